@@ -1,0 +1,158 @@
+//! A file-system root: `/` on the live machine, a folder for a recorded one. Everything this crate
+//! reads of the system goes through it, so that a recorded machine is a fixture.
+
+use std::path::{Component, Path, PathBuf};
+
+/// A folder that stands for `/`.
+#[derive(Debug, Clone)]
+pub struct Root {
+    base: PathBuf,
+}
+
+/// Symbolic links followed in one path before we call it a loop.
+const MAX_LINKS: usize = 40;
+
+impl Root {
+    /// The live machine.
+    pub fn live() -> Self {
+        Self { base: PathBuf::from("/") }
+    }
+
+    /// A recorded machine below `base`.
+    pub fn at(base: impl Into<PathBuf>) -> Self {
+        Self { base: base.into() }
+    }
+
+    /// Whether this is the running machine, so that system calls may be asked too.
+    pub fn is_live(&self) -> bool {
+        self.base == Path::new("/")
+    }
+
+    /// The real path of an absolute path of the recorded machine.
+    pub fn path(&self, path: &str) -> PathBuf {
+        self.base.join(path.trim_start_matches('/'))
+    }
+
+    /// A file's text without white space at its ends; `None` if it cannot be read. sysfs answers
+    /// with an error for what does not apply to a device, so absence is ordinary here.
+    pub fn text(&self, path: &str) -> Option<String> {
+        let bytes = std::fs::read(self.path(&self.resolve(path)?)).ok()?;
+        Some(String::from_utf8_lossy(&bytes).trim().to_owned())
+    }
+
+    /// A file that holds one value, parsed; hexadecimal values may carry `0x`.
+    pub fn value<T: std::str::FromStr>(&self, path: &str) -> Option<T> {
+        self.text(path)?.parse().ok()
+    }
+
+    /// A file that holds one hexadecimal number such as `0x10de`.
+    pub fn hex(&self, path: &str) -> Option<u32> {
+        let text = self.text(path)?;
+        u32::from_str_radix(text.strip_prefix("0x").unwrap_or(&text), 16).ok()
+    }
+
+    /// The names in a folder, sorted as people count (`node2` before `node10`); empty if there is
+    /// no such folder.
+    pub fn names(&self, folder: &str) -> Vec<String> {
+        let Some(folder) = self.resolve(folder) else { return Vec::new() };
+        let Ok(entries) = std::fs::read_dir(self.path(&folder)) else { return Vec::new() };
+        let mut names: Vec<String> =
+            entries.flatten().filter_map(|e| e.file_name().into_string().ok()).collect();
+        names.sort_by(|a, b| natural_key(a).cmp(&natural_key(b)).then(a.cmp(b)));
+        names
+    }
+
+    /// Whether there is such a file or folder.
+    pub fn exists(&self, path: &str) -> bool {
+        self.resolve(path).is_some_and(|p| self.path(&p).exists())
+    }
+
+    /// The path with every symbolic link followed inside this root, an absolute target counting
+    /// from the root. `None` if a part does not exist.
+    pub fn resolve(&self, path: &str) -> Option<String> {
+        let mut todo: Vec<String> = parts(Path::new(path)).into_iter().rev().collect();
+        let mut done: Vec<String> = Vec::new();
+        let mut links = 0;
+        while let Some(part) = todo.pop() {
+            if part == ".." {
+                done.pop();
+                continue;
+            }
+            let here = format!("/{}", done.iter().chain([&part]).cloned().collect::<Vec<_>>().join("/"));
+            let meta = std::fs::symlink_metadata(self.path(&here)).ok()?;
+            if !meta.file_type().is_symlink() {
+                done.push(part);
+                continue;
+            }
+            links += 1;
+            if links > MAX_LINKS {
+                return None;
+            }
+            let target = std::fs::read_link(self.path(&here)).ok()?;
+            if target.is_absolute() {
+                done.clear();
+            }
+            todo.extend(parts(&target).into_iter().rev());
+        }
+        Some(format!("/{}", done.join("/")))
+    }
+}
+
+fn parts(path: &Path) -> Vec<String> {
+    path.components()
+        .filter_map(|c| match c {
+            Component::Normal(part) => Some(part.to_string_lossy().into_owned()),
+            Component::ParentDir => Some("..".to_owned()),
+            _ => None,
+        })
+        .collect()
+}
+
+/// Splits a name into text and numbers, so that numbers compare as numbers.
+fn natural_key(name: &str) -> Vec<(String, u64)> {
+    let mut key = Vec::new();
+    let mut rest = name;
+    while !rest.is_empty() {
+        let text_end = rest.find(|c: char| c.is_ascii_digit()).unwrap_or(rest.len());
+        let (text, tail) = rest.split_at(text_end);
+        let digits_end = tail.find(|c: char| !c.is_ascii_digit()).unwrap_or(tail.len());
+        let (digits, after) = tail.split_at(digits_end);
+        key.push((text.to_owned(), digits.parse().unwrap_or(u64::MAX)));
+        rest = after;
+    }
+    key
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_stay_inside_the_root() {
+        let dir = std::env::temp_dir().join(format!("regatta-root-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&dir);
+        std::fs::create_dir_all(dir.join("sys/devices/pci0000:00/0000:00:01.0")).unwrap();
+        std::fs::create_dir_all(dir.join("sys/bus/pci/devices")).unwrap();
+        std::fs::write(dir.join("sys/devices/pci0000:00/0000:00:01.0/vendor"), "0x10de\n").unwrap();
+        let link = dir.join("sys/bus/pci/devices/0000:00:01.0");
+        std::os::unix::fs::symlink("../../../devices/pci0000:00/0000:00:01.0", &link).unwrap();
+        std::os::unix::fs::symlink("/sys/bus", dir.join("absolute")).unwrap();
+        std::os::unix::fs::symlink("loop", dir.join("loop")).unwrap();
+        let root = Root::at(&dir);
+        assert_eq!(root.hex("/sys/bus/pci/devices/0000:00:01.0/vendor"), Some(0x10de));
+        assert_eq!(
+            root.resolve("/absolute/pci/devices/0000:00:01.0").as_deref(),
+            Some("/sys/devices/pci0000:00/0000:00:01.0")
+        );
+        assert_eq!(root.text("/loop"), None);
+        assert_eq!(root.resolve("/../../etc/passwd"), None);
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn names_count_as_people_do() {
+        let mut names = ["node10", "node2", "card0", "a"].map(str::to_owned);
+        names.sort_by_key(|n| natural_key(n));
+        assert_eq!(names, ["a", "card0", "node2", "node10"]);
+    }
+}
