@@ -2,6 +2,10 @@
 //!
 //! Every source takes a [`Root`]: `/` on the live machine, a folder for a recorded one.
 
+pub mod allocation;
+mod env;
+pub mod nodefile;
 mod root;
 
+pub use env::Env;
 pub use root::Root;

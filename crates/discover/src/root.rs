@@ -78,7 +78,8 @@ impl Root {
                 done.pop();
                 continue;
             }
-            let here = format!("/{}", done.iter().chain([&part]).cloned().collect::<Vec<_>>().join("/"));
+            let here =
+                format!("/{}", done.iter().chain([&part]).cloned().collect::<Vec<_>>().join("/"));
             let meta = std::fs::symlink_metadata(self.path(&here)).ok()?;
             if !meta.file_type().is_symlink() {
                 done.push(part);

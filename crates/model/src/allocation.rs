@@ -4,6 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::Document;
 
+/// The name of a node that the launcher keeps to itself.
+pub const UNKNOWN_HOST: &str = "?";
+
 /// Who handed out the nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -96,11 +99,9 @@ pub struct Allocation {
     pub job_id: Option<String>,
     /// The scheduler's name for the cluster.
     pub cluster: Option<String>,
-    /// The nodes in the scheduler's order. Shorter than `node_count` when a launcher keeps the
-    /// names to itself.
+    /// The nodes in the scheduler's order. A node whose name the launcher keeps to itself is
+    /// called [`UNKNOWN_HOST`].
     pub nodes: Vec<AllocatedNode>,
-    /// How many nodes there are, if known.
-    pub node_count: Option<u32>,
     /// The order in which ranks are dealt to nodes.
     pub distribution: Distribution,
     /// Which rank this process is, if it is one.
@@ -118,7 +119,6 @@ impl Allocation {
             job_id: None,
             cluster: None,
             nodes: vec![AllocatedNode { host: host.to_owned(), ranks: None }],
-            node_count: Some(1),
             distribution: Distribution::Block,
             me: None,
             evidence: Vec::new(),
@@ -127,7 +127,7 @@ impl Allocation {
 
     /// Whether the names of all nodes are known.
     pub fn all_hosts_known(&self) -> bool {
-        self.node_count == Some(self.nodes.len() as u32)
+        self.nodes.iter().all(|n| n.host != UNKNOWN_HOST)
     }
 }
 

@@ -492,12 +492,8 @@ mod tests {
 
     #[test]
     fn contradictions_are_named() {
-        let core = |cpus: &str| Core {
-            cpus: cpus.parse().unwrap(),
-            package: 0,
-            numa: None,
-            l3: None,
-        };
+        let core =
+            |cpus: &str| Core { cpus: cpus.parse().unwrap(), package: 0, numa: None, l3: None };
         let machine = Machine { cores: vec![core("0-1"), core("1-2")], ..Machine::default() };
         assert_eq!(machine.fault().unwrap(), "CPU 1 is in two cores");
     }

@@ -1,0 +1,263 @@
+//! Which rank this process is, by whoever started it.
+
+use regatta_model::allocation::UNKNOWN_HOST;
+use regatta_model::{AllocatedNode, Allocation, Distribution, Launcher, RankId, Scheduler};
+
+use super::AllocationError;
+use super::read::Reader;
+
+/// What a launcher tells of one rank.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Started {
+    pub launcher: Launcher,
+    rank: u32,
+    size: u32,
+    local_rank: u32,
+    /// Not every launcher tells.
+    local_size: Option<u32>,
+    node: Option<u32>,
+    /// The variables of rank and size, for messages.
+    names: String,
+}
+
+/// Where one launcher writes what.
+struct Variables {
+    launcher: Launcher,
+    /// Set by nobody else.
+    mark: &'static str,
+    rank: &'static [&'static str],
+    size: &'static [&'static str],
+    local_rank: &'static [&'static str],
+    local_size: &'static [&'static str],
+    node: &'static [&'static str],
+}
+
+/// Innermost first: `mpirun` inside a Slurm job starts its helpers by `srun`, so a rank of it has
+/// Slurm's variables too, but they describe the helper.
+const LAUNCHERS: [Variables; 6] = [
+    Variables {
+        launcher: Launcher::Torch,
+        mark: "TORCHELASTIC_RUN_ID",
+        rank: &["RANK"],
+        size: &["WORLD_SIZE"],
+        local_rank: &["LOCAL_RANK"],
+        local_size: &["LOCAL_WORLD_SIZE"],
+        node: &["GROUP_RANK"],
+    },
+    Variables {
+        launcher: Launcher::OpenMpi,
+        mark: "OMPI_COMM_WORLD_RANK",
+        rank: &["OMPI_COMM_WORLD_RANK"],
+        size: &["OMPI_COMM_WORLD_SIZE"],
+        local_rank: &["OMPI_COMM_WORLD_LOCAL_RANK"],
+        local_size: &["OMPI_COMM_WORLD_LOCAL_SIZE"],
+        // OMPI_COMM_WORLD_NODE_RANK is not a node's index.
+        node: &[],
+    },
+    Variables {
+        launcher: Launcher::Pals,
+        mark: "PALS_RANKID",
+        rank: &["PALS_RANKID"],
+        size: &["PMI_SIZE"],
+        local_rank: &["PALS_LOCAL_RANKID", "PMI_LOCAL_RANK"],
+        local_size: &["PALS_LOCAL_SIZE", "PMI_LOCAL_SIZE"],
+        node: &["PALS_NODEID"],
+    },
+    Variables {
+        launcher: Launcher::Flux,
+        mark: "FLUX_TASK_RANK",
+        rank: &["FLUX_TASK_RANK"],
+        size: &["FLUX_JOB_SIZE"],
+        local_rank: &["FLUX_TASK_LOCAL_ID"],
+        local_size: &[],
+        node: &[],
+    },
+    Variables {
+        launcher: Launcher::Hydra,
+        mark: "MPI_LOCALRANKID",
+        rank: &["PMI_RANK"],
+        size: &["PMI_SIZE"],
+        local_rank: &["MPI_LOCALRANKID"],
+        local_size: &["MPI_LOCALNRANKS"],
+        node: &[],
+    },
+    Variables {
+        launcher: Launcher::Srun,
+        mark: "SLURM_STEP_ID",
+        rank: &["SLURM_PROCID"],
+        size: &["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"],
+        local_rank: &["SLURM_LOCALID"],
+        local_size: &[],
+        node: &["SLURM_NODEID"],
+    },
+];
+
+/// Launchers that tell too little to be recognised by a mark of their own.
+const PLAIN: [Variables; 2] = [
+    Variables {
+        launcher: Launcher::Hydra,
+        mark: "PMI_RANK",
+        rank: &["PMI_RANK"],
+        size: &["PMI_SIZE"],
+        local_rank: &["MPI_LOCALRANKID", "PMI_LOCAL_RANK"],
+        local_size: &["MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"],
+        node: &[],
+    },
+    Variables {
+        launcher: Launcher::Pmix,
+        mark: "PMIX_RANK",
+        rank: &["PMIX_RANK"],
+        size: &["PMIX_SIZE"],
+        local_rank: &["PMIX_LOCAL_RANK"],
+        local_size: &["PMIX_LOCAL_SIZE"],
+        node: &[],
+    },
+];
+
+/// Which rank this process was started as, if it was.
+pub(crate) fn started(reader: &Reader<'_>) -> Result<Option<Started>, AllocationError> {
+    let known = LAUNCHERS.iter().chain(&PLAIN).find(|v| reader.get(v.mark).is_some());
+    known.map(|variables| read(reader, variables)).transpose()
+}
+
+fn read(reader: &Reader<'_>, v: &Variables) -> Result<Started, AllocationError> {
+    let need = |names: &'static [&'static str]| {
+        reader.first_number(names)?.ok_or_else(|| AllocationError::Missing {
+            present: v.mark.to_owned(),
+            missing: names.join(" or "),
+            hint: "start the ranks with srun, mpiexec, flux run or regatta launch, and pass their \
+                   variables on into the container"
+                .to_owned(),
+        })
+    };
+    let (rank_name, rank) = need(v.rank)?;
+    let (size_name, size) = need(v.size)?;
+    let (local_name, local_rank) = need(v.local_rank)?;
+    let local_size = reader.first_number(v.local_size)?;
+    let started = Started {
+        launcher: v.launcher,
+        rank,
+        size,
+        local_rank,
+        local_size: local_size.map(|(_, n)| n),
+        node: reader.first_number(v.node)?.map(|(_, n)| n),
+        names: format!("{rank_name}={rank} and {size_name}={size}"),
+    };
+    if rank >= size {
+        return Err(contradiction(&started.names, "the rank is not below the size"));
+    }
+    if let Some((name, n)) = local_size
+        && (local_rank >= n || n > size)
+    {
+        let names = format!("{local_name}={local_rank}, {name}={n} and {size_name}={size}");
+        return Err(contradiction(&names, "the local rank and size do not fit"));
+    }
+    Ok(started)
+}
+
+fn contradiction(names: &str, what: &str) -> AllocationError {
+    AllocationError::Contradiction {
+        names: names.to_owned(),
+        what: what.to_owned(),
+        hint: "unset what is left over from another launcher".to_owned(),
+    }
+}
+
+/// The nodes of a job whose launcher names none: this host and, if there must be others, nodes of
+/// unknown name.
+pub(crate) fn without_nodes(started: &Started, host: &str) -> Result<Allocation, AllocationError> {
+    let local_size = started.local_size.unwrap_or(started.size).max(1);
+    if !started.size.is_multiple_of(local_size) {
+        return Err(AllocationError::Missing {
+            present: format!("{} with {local_size} ranks on this node", started.names),
+            missing: "a list of nodes".to_owned(),
+            hint: "the launcher does not tell the other nodes and their ranks: pass --hostfile"
+                .to_owned(),
+        });
+    }
+    let count = started.size / local_size;
+    let mine = started.node.unwrap_or(started.rank / local_size);
+    let node = |i| AllocatedNode {
+        host: if i == mine { host.to_owned() } else { UNKNOWN_HOST.to_owned() },
+        ranks: Some(local_size),
+    };
+    Ok(Allocation {
+        scheduler: Scheduler::None,
+        launcher: None,
+        job_id: None,
+        cluster: None,
+        nodes: (0..count).map(node).collect(),
+        distribution: Distribution::Block,
+        me: None,
+        evidence: Vec::new(),
+    })
+}
+
+/// Enters a rank into its allocation, and the launcher's counts where the scheduler had none.
+pub(crate) fn join(
+    allocation: &mut Allocation,
+    started: Started,
+    host: &str,
+) -> Result<(), AllocationError> {
+    let short = |name: &str| name.split('.').next().unwrap_or(name).to_owned();
+    let by_name = allocation.nodes.iter().position(|n| short(&n.host) == short(host));
+    let node = started.node.or(by_name.map(|i| i as u32));
+    let nodes = allocation.nodes.len() as u32;
+    if let Some(node) = node.filter(|&n| n >= nodes) {
+        let names = format!("{} on node {node}", started.names);
+        return Err(contradiction(&names, &format!("the allocation has {nodes} nodes")));
+    }
+    if started.launcher != Launcher::Srun {
+        recount(allocation, &started, node)?;
+    }
+    let told = node.and_then(|n| allocation.nodes.get(n as usize)?.ranks);
+    let local_size =
+        started.local_size.or(told).unwrap_or_else(|| started.size.div_ceil(nodes.max(1)));
+    if started.local_rank >= local_size {
+        let what = format!("local rank {} with {local_size} ranks on the node", started.local_rank);
+        return Err(contradiction(&started.names, &what));
+    }
+    allocation.launcher = Some(started.launcher);
+    allocation.me = Some(RankId {
+        rank: started.rank,
+        size: started.size,
+        local_rank: started.local_rank,
+        local_size,
+        node,
+    });
+    Ok(())
+}
+
+/// A launcher inside an allocation has its own counts; the scheduler's only say how many ranks it
+/// could have started. Equal nodes are assumed where this node's count allows it, the rest is
+/// spread.
+fn recount(
+    allocation: &mut Allocation,
+    started: &Started,
+    node: Option<u32>,
+) -> Result<(), AllocationError> {
+    let Some(local_size) = started.local_size else { return Ok(()) };
+    let nodes = allocation.nodes.len() as u32;
+    if nodes == 1 && local_size < started.size {
+        let what =
+            format!("only {local_size} ranks are on this node, and the allocation has one node");
+        return Err(contradiction(&started.names, &what));
+    }
+    let told: Option<u32> = allocation.nodes.iter().map(|n| n.ranks).sum();
+    let mine = node.and_then(|n| allocation.nodes[n as usize].ranks);
+    if told == Some(started.size) && mine == Some(local_size) {
+        return Ok(());
+    }
+    let used = started.size / local_size;
+    if started.size.is_multiple_of(local_size) && used <= nodes && node.is_none_or(|n| n < used) {
+        allocation.nodes.truncate(used as usize);
+        allocation.nodes.iter_mut().for_each(|n| n.ranks = Some(local_size));
+    } else if let Some(mine) = node {
+        let others = started.size - local_size;
+        let share = |i: u32| others / (nodes - 1) + u32::from(i < others % (nodes - 1));
+        let rest = (0..nodes).filter(|&n| n != mine);
+        rest.zip(0..).for_each(|(n, i)| allocation.nodes[n as usize].ranks = Some(share(i)));
+        allocation.nodes[mine as usize].ranks = Some(local_size);
+    }
+    Ok(())
+}

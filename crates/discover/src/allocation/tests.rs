@@ -1,0 +1,227 @@
+use regatta_model::{Allocation, Distribution, Launcher, Scheduler};
+
+use super::{AllocationError, Sources, detect};
+use crate::{Env, Root};
+
+fn on(host: &str, pairs: &[(&str, &str)]) -> Result<Allocation, AllocationError> {
+    let env: Env = pairs.iter().copied().collect();
+    let root = Root::at(env!("CARGO_MANIFEST_DIR")).path("tests/fixtures/nodefiles");
+    detect(&Sources {
+        env: &env,
+        root: &Root::at(root),
+        host,
+        hostfile: None,
+        flux_hosts: &|| Some("flux[1-2]".to_owned()),
+    })
+}
+
+fn message(pairs: &[(&str, &str)]) -> String {
+    on("n1", pairs).unwrap_err().to_string()
+}
+
+const STEP: [(&str, &str); 10] = [
+    ("SLURM_JOB_ID", "77"),
+    ("SLURM_CLUSTER_NAME", "lumi"),
+    ("SLURM_STEP_ID", "0"),
+    ("SLURM_STEP_NODELIST", "n[1-4]"),
+    ("SLURM_STEP_NUM_NODES", "4"),
+    ("SLURM_STEP_NUM_TASKS", "7"),
+    ("SLURM_STEP_TASKS_PER_NODE", "2(x3),1"),
+    ("SLURM_PROCID", "3"),
+    ("SLURM_LOCALID", "1"),
+    ("SLURM_NODEID", "1"),
+];
+
+fn step_with(name: &'static str, value: &'static str) -> Vec<(&'static str, &'static str)> {
+    let mut pairs: Vec<_> = STEP.iter().copied().filter(|(n, _)| *n != name).collect();
+    pairs.push((name, value));
+    pairs
+}
+
+#[test]
+fn nothing_set_is_this_machine() {
+    let alone = on("laptop", &[]).unwrap();
+    assert_eq!(alone, Allocation::alone("laptop"));
+}
+
+#[test]
+fn a_slurm_step() {
+    let a = on("n2", &STEP).unwrap();
+    assert_eq!((a.scheduler, a.launcher), (Scheduler::Slurm, Some(Launcher::Srun)));
+    let ranks: Vec<_> = a.nodes.iter().map(|n| (n.host.as_str(), n.ranks.unwrap())).collect();
+    assert_eq!(ranks, [("n1", 2), ("n2", 2), ("n3", 2), ("n4", 1)]);
+    let me = a.me.unwrap();
+    assert_eq!((me.rank, me.size, me.local_rank, me.local_size, me.node), (3, 7, 1, 2, Some(1)));
+    assert_eq!(a.cluster.as_deref(), Some("lumi"));
+    assert!(a.evidence.iter().any(|e| e.name == "SLURM_STEP_NODELIST"));
+}
+
+#[test]
+fn a_batch_script_is_no_rank() {
+    let a = on(
+        "n1",
+        &[
+            ("SLURM_JOB_ID", "77"),
+            ("SLURM_JOB_NODELIST", "n[1-2]"),
+            ("SLURM_NNODES", "2"),
+            ("SLURM_NTASKS", "16"),
+            ("SLURM_TASKS_PER_NODE", "8(x2)"),
+            ("SLURM_PROCID", "0"),
+            ("SLURM_LOCALID", "0"),
+            ("SLURM_DISTRIBUTION", "cyclic:block"),
+        ],
+    )
+    .unwrap();
+    assert_eq!(a.me, None);
+    assert_eq!(a.nodes[1].ranks, Some(8));
+    assert_eq!(a.distribution, Distribution::Cyclic);
+}
+
+#[test]
+fn cpus_are_not_mistaken_for_tasks() {
+    let a = on(
+        "n1",
+        &[
+            ("SLURM_JOB_ID", "77"),
+            ("SLURM_JOB_NODELIST", "n[1-2]"),
+            ("SLURM_TASKS_PER_NODE", "128(x2)"),
+        ],
+    )
+    .unwrap();
+    assert_eq!(a.nodes[0].ranks, None);
+}
+
+#[test]
+fn contradictions_name_both_variables() {
+    let four_and_two = message(&[
+        ("SLURM_JOB_ID", "1"),
+        ("SLURM_JOB_NODELIST", "n[1-4]"),
+        ("SLURM_NNODES", "2"),
+        ("SLURM_NTASKS", "16"),
+        ("SLURM_TASKS_PER_NODE", "8(x2)"),
+    ]);
+    assert!(
+        four_and_two.contains("SLURM_JOB_NODELIST=n[1-4] and SLURM_NNODES=2"),
+        "{four_and_two}"
+    );
+    let m = message(&step_with("SLURM_STEP_TASKS_PER_NODE", "8(x2)"));
+    assert!(m.contains("SLURM_STEP_NODELIST=n[1-4] and SLURM_STEP_TASKS_PER_NODE=8(x2)"), "{m}");
+    let m = message(&step_with("SLURM_STEP_NUM_TASKS", "8"));
+    assert!(m.contains("SLURM_STEP_NUM_TASKS=8") && m.contains("add up to 7"), "{m}");
+    let m = message(&step_with("SLURM_PROCID", "9"));
+    assert!(m.contains("SLURM_PROCID=9 and SLURM_STEP_NUM_TASKS=7"), "{m}");
+    let m = message(&step_with("SLURM_LOCALID", "2"));
+    assert!(m.contains("local rank 2 with 2 ranks"), "{m}");
+    let m = message(&step_with("SLURM_NODEID", "4"));
+    assert!(m.contains("4 nodes"), "{m}");
+    let m = message(&step_with("SLURM_STEP_NUM_TASKS", "many"));
+    assert!(m.contains("SLURM_STEP_NUM_TASKS=\"many\" is not a number"), "{m}");
+    let m = message(&step_with("SLURM_STEP_NODELIST", "n[1-"));
+    assert!(m.contains("SLURM_STEP_NODELIST: the bracket opened at byte 1"), "{m}");
+}
+
+#[test]
+fn missing_companions_are_named() {
+    assert!(message(&[("SLURM_JOB_ID", "1")]).contains("SLURM_JOB_NODELIST is not"));
+    assert!(message(&[("PBS_JOBID", "1.pbs")]).contains("PBS_NODEFILE is not"));
+    let m = message(&[("PBS_JOBID", "1.pbs"), ("PBS_NODEFILE", "/no/such/file")]);
+    assert!(m.contains("PBS_NODEFILE=/no/such/file: No such file"), "{m}");
+    let m = message(&[("OMPI_COMM_WORLD_RANK", "0")]);
+    assert!(m.contains("OMPI_COMM_WORLD_SIZE is not"), "{m}");
+    assert!(message(&[("PMIX_RANK", "0")]).contains("PMIX_SIZE is not"));
+}
+
+#[test]
+fn pals_under_pbs() {
+    let a = on(
+        "x2.hsn.cm",
+        &[
+            ("PBS_JOBID", "3061463.polaris-pbs-01.hsn.cm.polaris.alcf.anl.gov"),
+            ("PBS_NODEFILE", "/two-by-slot"),
+            ("PALS_RANKID", "5"),
+            ("PMI_RANK", "5"),
+            ("PMI_SIZE", "8"),
+            ("PALS_LOCAL_RANKID", "1"),
+            ("PALS_LOCAL_SIZE", "4"),
+        ],
+    )
+    .unwrap();
+    assert_eq!((a.scheduler, a.launcher), (Scheduler::Pbs, Some(Launcher::Pals)));
+    let me = a.me.unwrap();
+    assert_eq!((me.rank, me.size, me.local_rank, me.local_size, me.node), (5, 8, 1, 4, Some(1)));
+    assert!(a.nodes.iter().all(|n| n.ranks == Some(4)));
+}
+
+#[test]
+fn open_mpi_inside_slurm_counts_as_open_mpi() {
+    let mut pairs = STEP.to_vec();
+    pairs.extend([
+        ("SLURM_JOB_NODELIST", "n[1-4]"),
+        ("OMPI_COMM_WORLD_RANK", "15"),
+        ("OMPI_COMM_WORLD_SIZE", "16"),
+        ("OMPI_COMM_WORLD_LOCAL_RANK", "3"),
+        ("OMPI_COMM_WORLD_LOCAL_SIZE", "4"),
+    ]);
+    let a = on("n4", &pairs).unwrap();
+    assert_eq!(a.launcher, Some(Launcher::OpenMpi));
+    let me = a.me.unwrap();
+    assert_eq!((me.rank, me.size, me.node), (15, 16, Some(3)));
+    assert!(a.nodes.iter().all(|n| n.ranks == Some(4)));
+}
+
+#[test]
+fn hydra_tells_no_nodes_and_is_not_a_world_of_one() {
+    let pairs =
+        [("PMI_RANK", "2"), ("PMI_SIZE", "4"), ("MPI_LOCALRANKID", "0"), ("MPI_LOCALNRANKS", "2")];
+    let a = on("n9", &pairs).unwrap();
+    assert_eq!(a.me.unwrap().size, 4);
+    let hosts: Vec<_> = a.nodes.iter().map(|n| n.host.as_str()).collect();
+    assert_eq!(hosts, ["?", "n9"]);
+    assert!(!a.all_hosts_known());
+}
+
+#[test]
+fn uneven_launchers_in_an_allocation() {
+    let pairs = [
+        ("PBS_NODEFILE", "/three"),
+        ("OMPI_COMM_WORLD_RANK", "3"),
+        ("OMPI_COMM_WORLD_SIZE", "4"),
+        ("OMPI_COMM_WORLD_LOCAL_RANK", "0"),
+        ("OMPI_COMM_WORLD_LOCAL_SIZE", "1"),
+    ];
+    let a = on("c", &pairs).unwrap();
+    let ranks: Vec<_> = a.nodes.iter().map(|n| n.ranks.unwrap()).collect();
+    assert_eq!(ranks, [2, 1, 1]);
+    assert_eq!(a.me.unwrap().node, Some(2));
+}
+
+#[test]
+fn flux() {
+    let a = on(
+        "flux2",
+        &[
+            ("FLUX_JOB_ID", "ƒabc"),
+            ("FLUX_JOB_NNODES", "2"),
+            ("FLUX_JOB_SIZE", "8"),
+            ("FLUX_TASK_RANK", "6"),
+            ("FLUX_TASK_LOCAL_ID", "2"),
+        ],
+    )
+    .unwrap();
+    let me = a.me.unwrap();
+    assert_eq!((me.rank, me.local_rank, me.local_size, me.node), (6, 2, 4, Some(1)));
+    let m = message(&[("FLUX_JOB_ID", "1"), ("FLUX_JOB_NNODES", "3")]);
+    assert!(m.contains("FLUX_JOB_NNODES=3") && m.contains("2 hosts"), "{m}");
+}
+
+#[test]
+fn a_rank_elsewhere_in_a_one_node_allocation_is_refused() {
+    let m = message(&[
+        ("PBS_NODEFILE", "/one"),
+        ("PMI_RANK", "0"),
+        ("PMI_SIZE", "8"),
+        ("MPI_LOCALRANKID", "0"),
+        ("MPI_LOCALNRANKS", "4"),
+    ]);
+    assert!(m.contains("PMI_RANK=0 and PMI_SIZE=8") && m.contains("one node"), "{m}");
+}
