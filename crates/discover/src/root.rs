@@ -28,6 +28,14 @@ impl Root {
         self.base == Path::new("/")
     }
 
+    /// Where a description that was read here comes from.
+    pub(crate) fn describe(&self) -> String {
+        match self.is_live() {
+            true => "live".to_owned(),
+            false => format!("tree:{}", self.base.display()),
+        }
+    }
+
     /// The real path of an absolute path of the recorded machine.
     pub fn path(&self, path: &str) -> PathBuf {
         self.base.join(path.trim_start_matches('/'))

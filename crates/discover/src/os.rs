@@ -1,0 +1,99 @@
+//! Limits and surroundings: container, memlock, shared memory, huge pages, domains.
+
+use regatta_model::Os;
+use regatta_model::machine::HugePages;
+
+use crate::env::Env;
+use crate::root::Root;
+
+/// Reads them all.
+pub(crate) fn os(root: &Root, env: &Env, host: &str) -> Os {
+    let memlock = memlock(root);
+    Os {
+        kernel: root.text("/proc/sys/kernel/osrelease"),
+        domains: domains(root, host),
+        container: container(root, env),
+        memlock_bytes: memlock.flatten(),
+        memlock_known: memlock.is_some(),
+        shm_bytes: shm(root),
+        hugepages: hugepages(root),
+    }
+}
+
+/// The node's name: the kernel's, or the file a recorded tree has of it.
+pub(crate) fn host(root: &Root) -> String {
+    let files = ["/proc/sys/kernel/hostname", "/etc/hostname"];
+    files.iter().find_map(|f| root.text(f)).filter(|h| !h.is_empty()).unwrap_or_else(|| "localhost".to_owned())
+}
+
+fn domains(root: &Root, host: &str) -> Vec<String> {
+    let mut domains: Vec<String> = Vec::new();
+    let own = host.split_once('.').map(|(_, domain)| domain.to_owned());
+    let resolver = root.text("/etc/resolv.conf").unwrap_or_default();
+    let listed = resolver.lines().filter_map(|line| {
+        let mut words = line.split_whitespace();
+        matches!(words.next(), Some("search" | "domain")).then(|| words.map(str::to_owned).collect::<Vec<_>>())
+    });
+    for domain in own.into_iter().chain(listed.flatten()) {
+        let domain = domain.trim_matches('.').to_owned();
+        if !domain.is_empty() && !domains.contains(&domain) {
+            domains.push(domain);
+        }
+    }
+    domains
+}
+
+fn container(root: &Root, env: &Env) -> Option<String> {
+    let by_variable = [
+        ("APPTAINER_CONTAINER", "apptainer"),
+        ("SINGULARITY_CONTAINER", "singularity"),
+        ("SARUS_CONTAINER", "sarus"),
+        ("KUBERNETES_SERVICE_HOST", "kubernetes"),
+    ];
+    let by_file = [
+        ("/.singularity.d", "apptainer"),
+        ("/.dockerenv", "docker"),
+        ("/run/.containerenv", "podman"),
+    ];
+    by_variable
+        .iter()
+        .find(|(name, _)| env.has(name))
+        .or_else(|| by_file.iter().find(|(path, _)| root.exists(path)))
+        .map(|(_, runtime)| (*runtime).to_owned())
+        .or_else(|| env.get("container").map(str::to_owned))
+}
+
+/// Outer `None`: not known; inner: unlimited.
+fn memlock(root: &Root) -> Option<Option<u64>> {
+    let limits = root.text("/proc/self/limits")?;
+    let line = limits.lines().find_map(|l| l.strip_prefix("Max locked memory"))?;
+    match line.split_whitespace().next()? {
+        "unlimited" => Some(None),
+        bytes => bytes.parse().ok().map(Some),
+    }
+}
+
+fn shm(root: &Root) -> Option<u64> {
+    if root.is_live() {
+        let stat = rustix::fs::statvfs("/dev/shm").ok()?;
+        return stat.f_blocks.checked_mul(stat.f_frsize);
+    }
+    let mounts = root.text("/proc/self/mounts")?;
+    let line = mounts.lines().find(|l| l.split_whitespace().nth(1) == Some("/dev/shm"))?;
+    let options = line.split_whitespace().nth(3)?;
+    let size = options.split(',').find_map(|o| o.strip_prefix("size="))?;
+    size.strip_suffix('k')?.parse::<u64>().ok()?.checked_mul(1024)
+}
+
+fn hugepages(root: &Root) -> Vec<HugePages> {
+    const FOLDER: &str = "/sys/kernel/mm/hugepages";
+    let pages = |name: String| {
+        let kib: u64 = name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;
+        Some(HugePages {
+            page_bytes: kib.checked_mul(1024)?,
+            total: root.value(&format!("{FOLDER}/{name}/nr_hugepages"))?,
+            free: root.value(&format!("{FOLDER}/{name}/free_hugepages"))?,
+        })
+    };
+    root.names(FOLDER).into_iter().filter_map(pages).filter(|p| p.total > 0).collect()
+}

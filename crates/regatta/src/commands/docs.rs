@@ -1,0 +1,37 @@
+//! `regatta completions` and `regatta man`: from the same declaration as the flags.
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+use clap::CommandFactory;
+
+use crate::cli::Cli;
+
+/// Prints a completion script.
+pub fn completions(shell: clap_complete::Shell) -> Result<ExitCode> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "regatta", &mut script);
+    std::io::stdout().write_all(&script).context("standard output")?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints a manual page.
+pub fn man(page: Option<&str>) -> Result<ExitCode> {
+    let mut root = Cli::command();
+    root.build();
+    let command = match page {
+        None => root,
+        Some(name) => match root.find_subcommand(name) {
+            Some(found) => found.clone().name(format!("regatta-{name}")),
+            None => {
+                let names: Vec<&str> = root.get_subcommands().map(clap::Command::get_name).collect();
+                bail!("no command is called {name:?}; there are {}", names.join(", "));
+            }
+        },
+    };
+    let mut text = Vec::new();
+    clap_mangen::Man::new(command).render(&mut text)?;
+    std::io::stdout().write_all(&text).context("standard output")?;
+    Ok(ExitCode::SUCCESS)
+}

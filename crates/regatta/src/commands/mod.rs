@@ -1,0 +1,6 @@
+//! One file a command.
+
+pub mod check;
+pub mod docs;
+pub mod env;
+pub mod map;
