@@ -3,6 +3,8 @@
 //! Every source takes a [`Root`]: `/` on the live machine, a folder for a recorded one.
 
 #[cfg_attr(not(test), expect(dead_code, reason = "the machine scan calls it"))]
+mod gpu;
+#[cfg_attr(not(test), expect(dead_code, reason = "the machine scan calls it"))]
 mod nic;
 #[cfg_attr(not(test), expect(dead_code, reason = "the machine scan calls it"))]
 mod pci;
