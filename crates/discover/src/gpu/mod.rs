@@ -1,0 +1,186 @@
+//! GPUs of all vendors, in the order in which each vendor's runtime numbers them.
+
+mod amd;
+mod distance;
+mod intel;
+mod nvidia;
+mod nvml;
+#[cfg(test)]
+mod tests;
+
+use std::io::ErrorKind;
+
+use regatta_model::{CpuSet, Gpu, GpuLink, GpuVendor, Nic, NumaNode, Package, PciDevice};
+
+use crate::{Root, pci};
+use distance::{Spot, distance};
+
+/// What was found out about the node's GPUs.
+#[derive(Debug, Default)]
+pub(crate) struct GpuScan {
+    /// The GPUs, numbered from 0.
+    pub(crate) gpus: Vec<Gpu>,
+    /// The links between them.
+    pub(crate) links: Vec<GpuLink>,
+    /// The NVIDIA kernel driver's version.
+    pub(crate) nvidia_driver: Option<String>,
+    /// The newest CUDA that driver supports.
+    pub(crate) cuda_driver: Option<String>,
+    /// The amdgpu kernel driver's version.
+    pub(crate) amdgpu_driver: Option<String>,
+    /// What could not be read or used, and why.
+    pub(crate) notes: Vec<String>,
+}
+
+/// One vendor's GPUs, numbered from 0, and what to say about them.
+#[derive(Debug, Default)]
+struct Found {
+    gpus: Vec<Gpu>,
+    links: Vec<GpuLink>,
+    notes: Vec<String>,
+}
+
+/// Finds the GPUs and how far each NIC is from each.
+pub(crate) fn gpus(
+    root: &Root,
+    devices: &[PciDevice],
+    nics: &[Nic],
+    nodes: &[NumaNode],
+    packages: &[Package],
+) -> GpuScan {
+    let mut scan = GpuScan::default();
+    let nvidia = nvidia::scan(root, devices);
+    scan.nvidia_driver = nvidia.driver;
+    scan.cuda_driver = nvidia.cuda;
+    scan.add(nvidia.found);
+    let amd = amd::scan(root, devices);
+    scan.amdgpu_driver = root.text("/sys/module/amdgpu/version");
+    scan.add(amd);
+    scan.add(intel::scan(root, devices));
+    scan.notes.extend(unusable(root, devices, &scan.gpus));
+    for gpu in &mut scan.gpus {
+        // Firmware can name a node that the kernel does not show, for example inside a guest.
+        gpu.numa = gpu.numa.filter(|n| nodes.iter().any(|node| node.id == *n));
+        gpu.nic_distance = nic_distances(gpu, devices, nics, nodes, packages);
+    }
+    scan
+}
+
+impl GpuScan {
+    /// Appends a vendor's GPUs. A node has one vendor's as a rule; with two, the second vendor's
+    /// numbers move up, since a number must name one GPU of the node.
+    fn add(&mut self, found: Found) {
+        let first = self.gpus.len() as u32;
+        let first_card = self.gpus.iter().map(|g| g.card + 1).max().unwrap_or(0);
+        if let (Some(before), Some(gpu)) = (self.gpus.last(), found.gpus.first()) {
+            self.notes.push(format!(
+                "there are GPUs of two vendors: {} ({:?}) is GPU 0 for its own runtime and GPU \
+                 {first} here, after those of {:?}",
+                gpu.name, gpu.vendor, before.vendor
+            ));
+        }
+        self.gpus.extend(found.gpus.into_iter().map(|g| Gpu {
+            index: g.index + first,
+            card: g.card + first_card,
+            ..g
+        }));
+        let move_up = |l: GpuLink| GpuLink { a: l.a + first, b: l.b + first, ..l };
+        self.links.extend(found.links.into_iter().map(move_up));
+        self.notes.extend(found.notes);
+    }
+}
+
+fn nic_distances(
+    gpu: &Gpu,
+    devices: &[PciDevice],
+    nics: &[Nic],
+    nodes: &[NumaNode],
+    packages: &[Package],
+) -> Vec<regatta_model::Distance> {
+    let spot = |address: &Option<String>, numa| Spot {
+        device: address.as_deref().and_then(|a| pci::find(devices, a)),
+        numa,
+    };
+    let here = spot(&gpu.pci, gpu.numa);
+    nics.iter().map(|nic| distance(here, spot(&nic.pci, nic.numa), nodes, packages)).collect()
+}
+
+/// A note for each GPU on the PCI bus that no driver of its vendor serves: it cannot be used, so
+/// it is not listed, but somebody will look for it.
+fn unusable(root: &Root, devices: &[PciDevice], gpus: &[Gpu]) -> Vec<String> {
+    let listed = |d: &&PciDevice| gpus.iter().any(|g| g.pci.as_deref() == Some(&d.address));
+    let mut notes = Vec::new();
+    for device in devices.iter().filter(|d| !listed(d)) {
+        let Some((vendor, drivers)) = vendor_of(device) else { continue };
+        let driver = pci::driver(root, &device.address);
+        if driver.as_deref().is_some_and(|d| drivers.contains(&d)) {
+            continue;
+        }
+        let state = match driver {
+            Some(other) => format!("bound to the driver {other}"),
+            None => "bound to no driver".to_owned(),
+        };
+        notes.push(format!(
+            "the {vendor} GPU at {} is {state}, so it cannot be used; it needs {}",
+            device.address,
+            drivers.join(" or ")
+        ));
+    }
+    notes
+}
+
+/// The vendor of a GPU and the drivers that make it usable.
+fn vendor_of(device: &PciDevice) -> Option<(&'static str, &'static [&'static str])> {
+    match device.vendor {
+        nvidia::VENDOR if nvidia::is_gpu(device) => Some(("NVIDIA", &["nvidia"])),
+        amd::VENDOR if amd::is_gpu(device) => Some(("AMD", &["amdgpu"])),
+        intel::VENDOR if intel::is_gpu(device) => Some(("Intel", &["i915", "xe"])),
+        _ => None,
+    }
+}
+
+/// A GPU with what its PCI device says.
+fn gpu_at(
+    root: &Root,
+    devices: &[PciDevice],
+    vendor: GpuVendor,
+    index: usize,
+    address: Option<&str>,
+) -> Gpu {
+    let device = address.and_then(|a| pci::find(devices, a));
+    Gpu {
+        index: index as u32,
+        vendor,
+        name: String::new(),
+        pci: address.map(str::to_owned),
+        numa: device.and_then(|d| d.numa),
+        cpus: address.map_or_else(CpuSet::new, |a| pci::local_cpulist(root, a)),
+        memory_bytes: None,
+        card: index as u32,
+        part: None,
+        uuid: None,
+        device_file: None,
+        accessible: None,
+        mig: false,
+        nic_distance: Vec::new(),
+    }
+}
+
+/// The render node of a PCI device: `/dev/dri/renderD128`.
+fn render_node(root: &Root, address: &str) -> Option<String> {
+    let names = root.names(&format!("{}/drm", pci::folder(address)));
+    names.iter().find(|n| n.starts_with("renderD")).map(|n| format!("/dev/dri/{n}"))
+}
+
+/// Whether this process may use a device file; `None` on a recorded machine and where there is no
+/// such file. Opening is the only sure test: a device cgroup refuses what the mode bits allow.
+fn may_open(root: &Root, file: &str) -> Option<bool> {
+    if !root.is_live() {
+        return None;
+    }
+    match std::fs::OpenOptions::new().read(true).write(true).open(root.path(file)) {
+        Ok(_) => Some(true),
+        Err(e) if e.kind() == ErrorKind::NotFound => None,
+        Err(_) => Some(false),
+    }
+}

@@ -1,0 +1,167 @@
+//! The PCI tree from sysfs.
+
+use regatta_model::{CpuSet, PciDevice};
+
+use crate::Root;
+
+const DEVICES: &str = "/sys/bus/pci/devices";
+
+/// Domain, bus, device and function of `0000:c1:00.0`. Addresses must be compared by these: as
+/// text, a domain of five digits sorts wrongly.
+pub(crate) type Key = (u32, u8, u8, u8);
+
+/// Every PCI device and bridge, in bus order.
+pub(crate) fn devices(root: &Root) -> Vec<PciDevice> {
+    let mut found: Vec<PciDevice> =
+        root.names(DEVICES).iter().filter_map(|address| device(root, address)).collect();
+    found.sort_by_key(|d| key(&d.address));
+    found
+}
+
+fn device(root: &Root, address: &str) -> Option<PciDevice> {
+    key(address)?;
+    let folder = folder(address);
+    Some(PciDevice {
+        address: address.to_owned(),
+        path: bridges(&root.resolve(&folder)?),
+        class: root.hex(&format!("{folder}/class"))?,
+        vendor: u16::try_from(root.hex(&format!("{folder}/vendor"))?).ok()?,
+        device: u16::try_from(root.hex(&format!("{folder}/device"))?).ok()?,
+        numa: root.value::<i64>(&format!("{folder}/numa_node")).and_then(|n| u32::try_from(n).ok()),
+    })
+}
+
+/// The sysfs folder of a device.
+pub(crate) fn folder(address: &str) -> String {
+    format!("{DEVICES}/{address}")
+}
+
+/// The device at this address.
+pub(crate) fn find<'a>(devices: &'a [PciDevice], address: &str) -> Option<&'a PciDevice> {
+    devices.iter().find(|d| d.address == address)
+}
+
+/// The CPUs the system calls local to a device; empty when it does not say.
+pub(crate) fn local_cpulist(root: &Root, address: &str) -> CpuSet {
+    let text = root.text(&format!("{}/local_cpulist", folder(address)));
+    text.and_then(|t| t.parse().ok()).unwrap_or_default()
+}
+
+/// The name of the driver bound to a device.
+pub(crate) fn driver(root: &Root, address: &str) -> Option<String> {
+    last_part(&root.resolve(&format!("{}/driver", folder(address)))?)
+}
+
+/// The PCI device a sysfs folder belongs to: the innermost address in its real path, since a
+/// virtio or USB device is a folder below the PCI device it hangs on.
+pub(crate) fn address_of(root: &Root, folder: &str) -> Option<String> {
+    let path = root.resolve(folder)?;
+    path.rsplit('/').find(|part| key(part).is_some()).map(str::to_owned)
+}
+
+/// Reads `0000:c1:00.0`.
+pub(crate) fn key(address: &str) -> Option<Key> {
+    let (rest, function) = address.split_once('.')?;
+    let mut parts = rest.split(':');
+    let (domain, bus, device) = (parts.next()?, parts.next()?, parts.next()?);
+    let widths = domain.len() >= 4 && bus.len() == 2 && device.len() == 2 && function.len() == 1;
+    if parts.next().is_some() || !widths {
+        return None;
+    }
+    let byte = |text: &str| u8::from_str_radix(text, 16).ok();
+    Some((u32::from_str_radix(domain, 16).ok()?, byte(bus)?, byte(device)?, byte(function)?))
+}
+
+/// Writes an address from its numbers.
+pub(crate) fn address(domain: u32, bus: u32, device: u32, function: u32) -> String {
+    format!("{domain:04x}:{bus:02x}:{device:02x}.{function:x}")
+}
+
+/// The host bridge and the bridges above a device, from its real path. On Arm servers and in
+/// Hyper-V guests the host bridge is not directly below `/sys/devices`.
+fn bridges(path: &str) -> Vec<String> {
+    let parts: Vec<&str> = path.split('/').collect();
+    let above = &parts[..parts.len().saturating_sub(1)];
+    let is_bridge = |part: &&str| is_host_bridge(part) || key(part).is_some();
+    above
+        .iter()
+        .copied()
+        .skip_while(|part| !is_host_bridge(part))
+        .filter(is_bridge)
+        .map(str::to_owned)
+        .collect()
+}
+
+fn is_host_bridge(part: &str) -> bool {
+    let Some((domain, bus)) = part.strip_prefix("pci").and_then(|p| p.split_once(':')) else {
+        return false;
+    };
+    let hex = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_hexdigit());
+    hex(domain) && hex(bus)
+}
+
+/// The last part of a path.
+pub(crate) fn last_part(path: &str) -> Option<String> {
+    path.rsplit('/').next().filter(|part| !part.is_empty()).map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::testing::{Pci, Tree};
+
+    #[test]
+    fn the_tree_is_read_in_bus_order() {
+        let tree = Tree::new();
+        tree.pci(Pci::new("pci10000:e0/10000:e0:06.0/10000:e1:00.0", 0x010802, 0x8086, 1));
+        tree.pci(
+            Pci::new("pci0000:c0/0000:c0:01.1/0000:c1:00.0", 0x038000, 0x1002, 0x7408).numa(3),
+        );
+        tree.pci(Pci::new("pci0000:00/0000:00:02.0", 0x030000, 0x8086, 0x46a6));
+        tree.file("/sys/bus/pci/devices/0000:c1:00.0/local_cpulist", "48-63,112-127\n");
+        tree.file("/sys/bus/pci/devices/nonsense/class", "0x030000");
+
+        let found = devices(&tree.root());
+        let addresses: Vec<&str> = found.iter().map(|d| d.address.as_str()).collect();
+        assert_eq!(addresses, ["0000:00:02.0", "0000:c1:00.0", "10000:e1:00.0"]);
+        assert_eq!(
+            found[1],
+            PciDevice {
+                address: "0000:c1:00.0".to_owned(),
+                path: vec!["pci0000:c0".to_owned(), "0000:c0:01.1".to_owned()],
+                class: 0x038000,
+                vendor: 0x1002,
+                device: 0x7408,
+                numa: Some(3),
+            }
+        );
+        assert_eq!(found[0].numa, None, "-1 is no node");
+        assert_eq!(local_cpulist(&tree.root(), "0000:c1:00.0").to_string(), "48-63,112-127");
+        assert!(local_cpulist(&tree.root(), "0000:00:02.0").is_empty());
+    }
+
+    #[test]
+    fn host_bridges_are_found_below_platform_folders() {
+        let path = "/sys/devices/LNXSYSTM:00/VMBUS:00/47505500/pci0001:00/0001:00:00.0";
+        assert_eq!(bridges(path), ["pci0001:00"]);
+        let path = "/sys/devices/pci0009:00/0009:00:00.0/0009:01:00.0";
+        assert_eq!(bridges(path), ["pci0009:00", "0009:00:00.0"]);
+        assert!(bridges("/sys/bus/pci/devices/0000:01:00.0").is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn addresses_survive(domain in 0u32..0x20000, bus in 0u8.., device in 0u8..32, f in 0u8..8) {
+            let text = address(domain, bus.into(), device.into(), f.into());
+            prop_assert_eq!(key(&text), Some((domain, bus, device, f)));
+        }
+
+        #[test]
+        fn any_text_is_refused_or_read(text in ".*") {
+            let _ = key(&text);
+            let _ = bridges(&text);
+        }
+    }
+}

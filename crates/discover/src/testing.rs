@@ -1,0 +1,140 @@
+//! Writes sysfs trees into temporary folders, so that tests can make up machines.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::Root;
+
+/// A made-up machine's files, removed when it goes out of scope.
+pub(crate) struct Tree {
+    base: PathBuf,
+}
+
+impl Tree {
+    pub(crate) fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let base =
+            std::env::temp_dir().join(format!("regatta-tree-{}-{number}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&base);
+        std::fs::create_dir_all(&base).unwrap();
+        Self { base }
+    }
+
+    pub(crate) fn root(&self) -> Root {
+        Root::at(&self.base)
+    }
+
+    /// The real path of a path of the machine, through the links written so far.
+    fn real(&self, path: &str) -> PathBuf {
+        let (mut known, mut rest) = (path.trim_matches('/'), Vec::new());
+        while !known.is_empty() {
+            if let Some(found) = self.root().resolve(known) {
+                return rest.iter().rev().fold(self.root().path(&found), |p, part| p.join(part));
+            }
+            let (front, last) = known.rsplit_once('/').unwrap_or(("", known));
+            rest.push(last);
+            known = front;
+        }
+        self.root().path(path)
+    }
+
+    /// Writes a file and the folders above it.
+    pub(crate) fn file(&self, path: &str, text: &str) {
+        let path = self.real(path);
+        std::fs::create_dir_all(path.parent().unwrap_or(Path::new("/"))).unwrap();
+        std::fs::write(path, text).unwrap();
+    }
+
+    pub(crate) fn folder(&self, path: &str) {
+        std::fs::create_dir_all(self.real(path)).unwrap();
+    }
+
+    /// Writes a symbolic link whose target counts from the machine's root.
+    pub(crate) fn link(&self, path: &str, target: &str) {
+        let path = self.real(path);
+        std::fs::create_dir_all(path.parent().unwrap_or(Path::new("/"))).unwrap();
+        std::os::unix::fs::symlink(target, path).unwrap();
+    }
+
+    /// Writes a PCI device as the kernel shows it.
+    pub(crate) fn pci(&self, device: Pci) {
+        let folder = format!("/sys/devices/{}", device.path);
+        let address = device.path.rsplit('/').next().unwrap();
+        self.file(&format!("{folder}/class"), &format!("{:#08x}\n", device.class));
+        self.file(&format!("{folder}/vendor"), &format!("{:#06x}\n", device.vendor));
+        self.file(&format!("{folder}/device"), &format!("{:#06x}\n", device.device));
+        self.file(&format!("{folder}/numa_node"), &format!("{}\n", device.numa));
+        if let Some(driver) = device.driver {
+            self.folder(&format!("/sys/bus/pci/drivers/{driver}"));
+            self.link(&format!("{folder}/driver"), &format!("/sys/bus/pci/drivers/{driver}"));
+        }
+        self.link(&format!("/sys/bus/pci/devices/{address}"), &folder);
+    }
+
+    /// Writes a network device below a PCI device, or a virtual one.
+    pub(crate) fn net(&self, name: &str, pci: Option<&str>, files: &[(&str, &str)]) {
+        let folder = match pci {
+            Some(address) => format!("/sys/bus/pci/devices/{address}/net/{name}"),
+            None => format!("/sys/devices/virtual/net/{name}"),
+        };
+        self.folder(&folder);
+        for (file, text) in files {
+            self.file(&format!("{folder}/{file}"), text);
+        }
+        if let Some(address) = pci {
+            self.link(&format!("{folder}/device"), &format!("/sys/bus/pci/devices/{address}"));
+        }
+        self.link(&format!("/sys/class/net/{name}"), &folder);
+    }
+
+    /// Writes an RDMA device with one port.
+    pub(crate) fn rdma(&self, name: &str, pci: &str, layer: &str, state: &str, rate: &str) {
+        let folder = format!("/sys/bus/pci/devices/{pci}/infiniband/{name}");
+        self.file(&format!("{folder}/ports/1/link_layer"), layer);
+        self.file(&format!("{folder}/ports/1/state"), state);
+        self.file(&format!("{folder}/ports/1/rate"), rate);
+        self.link(&format!("{folder}/device"), &format!("/sys/bus/pci/devices/{pci}"));
+        self.link(&format!("/sys/class/infiniband/{name}"), &folder);
+    }
+
+    /// Writes a DRM card with its render node below a PCI device.
+    pub(crate) fn drm(&self, number: u32, pci: &str) {
+        let folder = format!("/sys/bus/pci/devices/{pci}/drm");
+        self.folder(&format!("{folder}/card{number}"));
+        self.folder(&format!("{folder}/renderD{}", 128 + number));
+        self.link(&format!("{folder}/card{number}/device"), &format!("/sys/bus/pci/devices/{pci}"));
+        self.link(&format!("/sys/class/drm/card{number}"), &format!("{folder}/card{number}"));
+    }
+}
+
+impl Drop for Tree {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.base);
+    }
+}
+
+/// A PCI device to write.
+pub(crate) struct Pci {
+    path: String,
+    class: u32,
+    vendor: u16,
+    device: u16,
+    numa: i32,
+    driver: Option<&'static str>,
+}
+
+impl Pci {
+    /// `path` is what follows `/sys/devices/`: host bridge, bridges, the device itself.
+    pub(crate) fn new(path: &str, class: u32, vendor: u16, device: u16) -> Self {
+        Self { path: path.to_owned(), class, vendor, device, numa: -1, driver: None }
+    }
+
+    pub(crate) fn numa(self, numa: i32) -> Self {
+        Self { numa, ..self }
+    }
+
+    pub(crate) fn driver(self, driver: &'static str) -> Self {
+        Self { driver: Some(driver), ..self }
+    }
+}
