@@ -46,7 +46,8 @@ fn model(root: &Root) -> Option<String> {
         let line = text.lines().find(|l| l.split(':').next().is_some_and(|k| k.trim() == key))?;
         Some(line.split_once(':')?.1.trim().to_owned())
     };
-    value("model name").or_else(|| value("CPU implementer").map(|i| arm_name(&i, value("CPU part"))))
+    value("model name")
+        .or_else(|| value("CPU implementer").map(|i| arm_name(&i, value("CPU part"))))
 }
 
 /// Arm kernels print numbers; these are the processors of today's machines.
@@ -221,6 +222,8 @@ pub fn live_affinity() -> Option<CpuSet> {
     if result < 0 {
         return None;
     }
-    let bits = |(i, word): (usize, u64)| (0..64).filter(move |b| word & (1 << b) != 0).map(move |b| i * 64 + b);
+    let bits = |(i, word): (usize, u64)| {
+        (0..64).filter(move |b| word & (1 << b) != 0).map(move |b| i * 64 + b)
+    };
     Some(words.into_iter().enumerate().flat_map(bits).collect())
 }

@@ -20,7 +20,9 @@ pub enum LoadError {
         source: std::io::Error,
     },
     /// It is none of the three kinds.
-    #[error("{path} is neither a file of `regatta map --dump`, nor hwloc 2 XML, nor a folder with sys/devices/system/cpu in it")]
+    #[error(
+        "{path} is neither a file of `regatta map --dump`, nor hwloc 2 XML, nor a folder with sys/devices/system/cpu in it"
+    )]
     UnknownKind {
         /// The file.
         path: String,
@@ -87,11 +89,12 @@ pub fn load(path: &Path) -> Result<Machine, LoadError> {
     let bytes = std::fs::read(path).map_err(|source| LoadError::Io { path: shown(), source })?;
     let text = String::from_utf8_lossy(&bytes);
     match text.trim_start().chars().next() {
-        Some('{') => document::from_json(&text)
-            .map_err(|source| LoadError::Dump { path: shown(), source }),
+        Some('{') => {
+            document::from_json(&text).map_err(|source| LoadError::Dump { path: shown(), source })
+        }
         Some('<') => {
-            let mut machine = hwloc::parse(&text)
-                .map_err(|source| LoadError::Hwloc { path: shown(), source })?;
+            let mut machine =
+                hwloc::parse(&text).map_err(|source| LoadError::Hwloc { path: shown(), source })?;
             machine.source = format!("hwloc:{}", shown());
             Ok(machine)
         }

@@ -23,7 +23,11 @@ pub(crate) fn os(root: &Root, env: &Env, host: &str) -> Os {
 /// The node's name: the kernel's, or the file a recorded tree has of it.
 pub(crate) fn host(root: &Root) -> String {
     let files = ["/proc/sys/kernel/hostname", "/etc/hostname"];
-    files.iter().find_map(|f| root.text(f)).filter(|h| !h.is_empty()).unwrap_or_else(|| "localhost".to_owned())
+    files
+        .iter()
+        .find_map(|f| root.text(f))
+        .filter(|h| !h.is_empty())
+        .unwrap_or_else(|| "localhost".to_owned())
 }
 
 fn domains(root: &Root, host: &str) -> Vec<String> {
@@ -32,7 +36,8 @@ fn domains(root: &Root, host: &str) -> Vec<String> {
     let resolver = root.text("/etc/resolv.conf").unwrap_or_default();
     let listed = resolver.lines().filter_map(|line| {
         let mut words = line.split_whitespace();
-        matches!(words.next(), Some("search" | "domain")).then(|| words.map(str::to_owned).collect::<Vec<_>>())
+        matches!(words.next(), Some("search" | "domain"))
+            .then(|| words.map(str::to_owned).collect::<Vec<_>>())
     });
     for domain in own.into_iter().chain(listed.flatten()) {
         let domain = domain.trim_matches('.').to_owned();

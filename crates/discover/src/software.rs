@@ -37,9 +37,16 @@ fn folders(env: &Env) -> Vec<String> {
             folders.push(format!("{site}/torch/lib"));
         }
     }
-    let system = ["/opt/cray/libfabric/default/lib64", "/opt/amazon/efa/lib", "/usr/local/lib", "/usr/lib64"];
+    let system = [
+        "/opt/cray/libfabric/default/lib64",
+        "/opt/amazon/efa/lib",
+        "/usr/local/lib",
+        "/usr/lib64",
+    ];
     folders.extend(system.map(str::to_owned));
-    folders.extend(["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib"].map(str::to_owned));
+    folders.extend(
+        ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib"].map(str::to_owned),
+    );
     folders.retain(|f| f.starts_with('/'));
     folders
 }
@@ -57,9 +64,14 @@ fn library(
     let paths = folders.iter().flat_map(|f| candidates.iter().map(move |c| format!("{f}/{c}")));
     let found = paths.into_iter().find_map(|path| root.resolve(&path));
     let Some(real) = found else {
-        return if root.is_live() { open(PathBuf::from(&candidates[0])).and_then(|l| ask(&l)) } else { None };
+        return if root.is_live() {
+            open(PathBuf::from(&candidates[0])).and_then(|l| ask(&l))
+        } else {
+            None
+        };
     };
-    let asked = if root.is_live() { open(PathBuf::from(&real)).and_then(|l| ask(&l)) } else { None };
+    let asked =
+        if root.is_live() { open(PathBuf::from(&real)).and_then(|l| ask(&l)) } else { None };
     asked.or_else(|| {
         let version = real.rsplit('/').next()?.strip_prefix(name)?.strip_prefix('.')?;
         version.contains('.').then(|| version.to_owned())
@@ -75,7 +87,8 @@ fn open(path: PathBuf) -> Option<libloading::Library> {
 fn nccl_version(library: &libloading::Library) -> Option<String> {
     type GetVersion = unsafe extern "C" fn(*mut i32) -> i32;
     // SAFETY: NCCL and RCCL document this symbol with this signature in every version.
-    let get: libloading::Symbol<'_, GetVersion> = unsafe { library.get(b"ncclGetVersion\0") }.ok()?;
+    let get: libloading::Symbol<'_, GetVersion> =
+        unsafe { library.get(b"ncclGetVersion\0") }.ok()?;
     let mut code = 0;
     // SAFETY: the argument points to an int that lives through the call.
     let result = unsafe { get(&mut code) };

@@ -21,8 +21,16 @@ macro_rules! systems {
 }
 
 systems!(
-    "lumi-g", "frontier", "perlmutter", "polaris", "aurora", "alps", "jupiter",
-    "marenostrum5-acc", "el-capitan", "dgx-h100",
+    "lumi-g",
+    "frontier",
+    "perlmutter",
+    "polaris",
+    "aurora",
+    "alps",
+    "jupiter",
+    "marenostrum5-acc",
+    "el-capitan",
+    "dgx-h100",
 );
 
 /// Why there is no such machine.
@@ -35,7 +43,9 @@ pub enum SystemError {
         name: String,
     },
     /// A made-up machine that cannot be.
-    #[error("{name:?} is not cpu:SxNxC with 1 to 8 sockets, 1 to 16 NUMA nodes a socket and 1 to 512 cores a NUMA node, as in cpu:2x4x8")]
+    #[error(
+        "{name:?} is not cpu:SxNxC with 1 to 8 sockets, 1 to 16 NUMA nodes a socket and 1 to 512 cores a NUMA node, as in cpu:2x4x8"
+    )]
     BadShape {
         /// What was asked for.
         name: String,
@@ -197,11 +207,18 @@ fn build(d: Description) -> Machine {
         source: format!("system:{}", d.name),
         system: Some(d.name.clone()),
         cpu_model: Some(d.cpu.clone()),
-        packages: (0..d.packages).map(|id| Package { id, cpus: cpus(id * per_package, per_package) }).collect(),
+        packages: (0..d.packages)
+            .map(|id| Package { id, cpus: cpus(id * per_package, per_package) })
+            .collect(),
         cores: cores.collect(),
         l3: l3.collect(),
         usable: Usable { online: cpus(0, total), ..Usable::default() },
-        gpus: d.gpu.iter().enumerate().map(|(i, g)| gpu(i, g, &d, &cpus(g.numa * per_numa, per_numa))).collect(),
+        gpus: d
+            .gpu
+            .iter()
+            .enumerate()
+            .map(|(i, g)| gpu(i, g, &d, &cpus(g.numa * per_numa, per_numa)))
+            .collect(),
         nics: d.nic.iter().map(nic).collect(),
         gpu_links: d.link.iter().map(link).collect(),
         numa: numa.chain(memory_nodes).collect(),

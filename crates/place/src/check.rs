@@ -50,16 +50,31 @@ pub struct Difference {
     pub why: String,
 }
 
-fn difference(what: &str, planned: impl ToString, actual: impl ToString, why: impl Into<String>) -> Difference {
+fn difference(
+    what: &str,
+    planned: impl ToString,
+    actual: impl ToString,
+    why: impl Into<String>,
+) -> Difference {
     let (planned, actual) = (planned.to_string(), actual.to_string());
     Difference { what: what.to_owned(), planned, actual, why: why.into() }
 }
 
 /// What differs for the rank `local_rank` of a layout; empty if all is as planned.
-pub fn compare(machine: &Machine, layout: &Layout, local_rank: u32, actual: &Actual) -> Vec<Difference> {
+pub fn compare(
+    machine: &Machine,
+    layout: &Layout,
+    local_rank: u32,
+    actual: &Actual,
+) -> Vec<Difference> {
     let Some(plan) = layout.ranks.get(local_rank as usize) else {
         let planned = format!("{} ranks on the node", layout.ranks.len());
-        return vec![difference("rank", planned, format!("local rank {local_rank}"), "the launcher started another number of ranks: pass the same --ranks-per-node")];
+        return vec![difference(
+            "rank",
+            planned,
+            format!("local rank {local_rank}"),
+            "the launcher started another number of ranks: pass the same --ranks-per-node",
+        )];
     };
     let mut found = Vec::new();
     found.extend(cpus(machine, layout, plan, actual));
@@ -70,11 +85,17 @@ pub fn compare(machine: &Machine, layout: &Layout, local_rank: u32, actual: &Act
     found
 }
 
-fn cpus(machine: &Machine, layout: &Layout, plan: &PlacedRank, actual: &Actual) -> Option<Difference> {
+fn cpus(
+    machine: &Machine,
+    layout: &Layout,
+    plan: &PlacedRank,
+    actual: &Actual,
+) -> Option<Difference> {
     if actual.cpus == plan.cpus {
         return None;
     }
-    let other = layout.ranks.iter().find(|r| r.local_rank != plan.local_rank && r.cpus == actual.cpus);
+    let other =
+        layout.ranks.iter().find(|r| r.local_rank != plan.local_rank && r.cpus == actual.cpus);
     let why = if let Some(other) = other {
         format!(
             "these are local rank {}'s cores: the launcher dealt them in core order, not in the order of the GPUs; bind as `regatta map --format` prints",
@@ -85,7 +106,8 @@ fn cpus(machine: &Machine, layout: &Layout, plan: &PlacedRank, actual: &Actual) 
     } else if actual.cpus.is_subset(&plan.cpus) {
         "the launcher gave fewer CPUs: with Slurm, export SRUN_CPUS_PER_TASK or pass --cpus-per-task to srun; since 22.05 it does not take over sbatch's".to_owned()
     } else if plan.cpus.is_subset(&actual.cpus) {
-        "the launcher gave more CPUs than the rank's share: bind as `regatta map --format` prints".to_owned()
+        "the launcher gave more CPUs than the rank's share: bind as `regatta map --format` prints"
+            .to_owned()
     } else if !actual.cpus.intersects(&plan.cpus) {
         "none of them is near the rank's GPU: bind as `regatta map --format` prints".to_owned()
     } else {
@@ -164,7 +186,10 @@ fn gpus(machine: &Machine, plan: &PlacedRank, actual: &Actual) -> Option<Differe
     }
     let denied: Vec<u32> =
         machine.gpus.iter().filter(|g| g.accessible == Some(false)).map(|g| g.index).collect();
-    let why = if !denied.is_empty() && plan.gpus.iter().all(|g| !denied.contains(g)) && seen.len() <= plan.gpus.len() {
+    let why = if !denied.is_empty()
+        && plan.gpus.iter().all(|g| !denied.contains(g))
+        && seen.len() <= plan.gpus.len()
+    {
         format!("{CGROUP}; it cannot open GPU {}", list(&denied))
     } else if let Some(missing) = plan.gpus.iter().find(|g| !seen.contains(g)) {
         format!("the rank does not see its GPU {missing}{}", blame(actual))
@@ -190,21 +215,33 @@ fn interface(machine: &Machine, plan: &PlacedRank, actual: &Actual) -> Option<Di
     let nic = plan.nic.as_deref()?;
     let found = machine.nics.iter().find(|n| n.name == nic);
     if found.is_none_or(|n| n.state == regatta_model::LinkState::Down) {
-        return Some(difference("nic", nic, "missing or down", "the link is down, or the container does not show it"));
+        return Some(difference(
+            "nic",
+            nic,
+            "missing or down",
+            "the link is down, or the container does not show it",
+        ));
     }
     let Some(value) = &actual.socket_ifname else {
-        let others: Vec<&str> =
-            machine.nics.iter().filter(|n| !machine.fabric().contains(n) && !n.addresses.is_empty()).map(|n| n.name.as_str()).collect();
-        let risky = machine.fabric().iter().any(|n| n.kind != regatta_model::NicKind::Virtual) && !others.is_empty();
+        let others: Vec<&str> = machine
+            .nics
+            .iter()
+            .filter(|n| !machine.fabric().contains(n) && !n.addresses.is_empty())
+            .map(|n| n.name.as_str())
+            .collect();
+        let risky = machine.fabric().iter().any(|n| n.kind != regatta_model::NicKind::Virtual)
+            && !others.is_empty();
         return risky.then(|| {
-            let why = format!("NCCL may choose {}: set it as `regatta env` prints", others.join(", "));
+            let why =
+                format!("NCCL may choose {}: set it as `regatta env` prints", others.join(", "));
             difference("nic", nic, "NCCL_SOCKET_IFNAME is not set", why)
         });
     };
     if selects(value, nic) {
         return None;
     }
-    let why = "NCCL's bootstrap and fall-back would use another network: set it as `regatta env` prints";
+    let why =
+        "NCCL's bootstrap and fall-back would use another network: set it as `regatta env` prints";
     Some(difference("nic", nic, format!("NCCL_SOCKET_IFNAME={value}"), why))
 }
 

@@ -115,9 +115,21 @@ impl World<'_> {
             Framework::Deepspeed => {
                 let mut lines = self.torch();
                 lines.extend([
-                    EnvLine::new("LOCAL_SIZE", self.local_size(), "ranks on this node, as DeepSpeed's launcher says it"),
-                    EnvLine::new("CROSS_RANK", self.node, "this node's number, as DeepSpeed's launcher says it"),
-                    EnvLine::new("CROSS_SIZE", self.nodes(), "nodes, as DeepSpeed's launcher says it"),
+                    EnvLine::new(
+                        "LOCAL_SIZE",
+                        self.local_size(),
+                        "ranks on this node, as DeepSpeed's launcher says it",
+                    ),
+                    EnvLine::new(
+                        "CROSS_RANK",
+                        self.node,
+                        "this node's number, as DeepSpeed's launcher says it",
+                    ),
+                    EnvLine::new(
+                        "CROSS_SIZE",
+                        self.nodes(),
+                        "nodes, as DeepSpeed's launcher says it",
+                    ),
                 ]);
                 lines
             }
@@ -138,7 +150,11 @@ impl World<'_> {
         [
             EnvLine::new("RANK", self.context.rank, "this rank's number in the job"),
             EnvLine::new("WORLD_SIZE", self.context.placement.ranks, "ranks in the job"),
-            EnvLine::new("LOCAL_RANK", self.rank.local_rank, "this rank's number on its node, and its device's"),
+            EnvLine::new(
+                "LOCAL_RANK",
+                self.rank.local_rank,
+                "this rank's number on its node, and its device's",
+            ),
             EnvLine::new("LOCAL_WORLD_SIZE", self.local_size(), "ranks on this node"),
         ]
     }
@@ -166,7 +182,11 @@ impl World<'_> {
             EnvLine::new("HOROVOD_HOSTNAME", &self.placed_node.host, "this node"),
             EnvLine::new("HOROVOD_RANK", self.context.rank, "this rank's number in the job"),
             EnvLine::new("HOROVOD_SIZE", self.context.placement.ranks, "ranks in the job"),
-            EnvLine::new("HOROVOD_LOCAL_RANK", self.rank.local_rank, "this rank's number on its node"),
+            EnvLine::new(
+                "HOROVOD_LOCAL_RANK",
+                self.rank.local_rank,
+                "this rank's number on its node",
+            ),
             EnvLine::new("HOROVOD_LOCAL_SIZE", self.local_size(), "ranks on this node"),
             EnvLine::new("HOROVOD_CROSS_RANK", self.node, "this node's number"),
             EnvLine::new("HOROVOD_CROSS_SIZE", self.nodes(), "nodes in the job"),
@@ -175,8 +195,14 @@ impl World<'_> {
             EnvLine::new("HOROVOD_GLOO_RENDEZVOUS_ADDR", &meet.address, &meet.address_why),
             EnvLine::new("HOROVOD_GLOO_RENDEZVOUS_PORT", meet.port, &meet.port_why),
         ];
-        if let Some(nic) = self.rank.nic.as_deref().or_else(|| first_interface(self.context.machine)) {
-            lines.push(EnvLine::new("HOROVOD_GLOO_IFACE", nic, "the interface nearest to the rank"));
+        if let Some(nic) =
+            self.rank.nic.as_deref().or_else(|| first_interface(self.context.machine))
+        {
+            lines.push(EnvLine::new(
+                "HOROVOD_GLOO_IFACE",
+                nic,
+                "the interface nearest to the rank",
+            ));
         }
         lines
     }
@@ -225,10 +251,13 @@ fn first_interface(machine: &Machine) -> Option<&str> {
 }
 
 fn visibility(machine: &Machine, rank: &PlacedRank) -> Vec<EnvLine> {
-    let Some(vendor) = machine.gpus.first().map(|g| g.vendor).filter(|_| !rank.gpus.is_empty()) else {
+    let Some(vendor) = machine.gpus.first().map(|g| g.vendor).filter(|_| !rank.gpus.is_empty())
+    else {
         return Vec::new();
     };
-    let join = |ids: &mut dyn Iterator<Item = u32>| ids.map(|i| i.to_string()).collect::<Vec<_>>().join(",");
+    let join = |ids: &mut dyn Iterator<Item = u32>| {
+        ids.map(|i| i.to_string()).collect::<Vec<_>>().join(",")
+    };
     let all = join(&mut (0..machine.gpus.len() as u32));
     let own = join(&mut rank.gpus.iter().copied());
     let all_why = "all GPUs of the node, so that ranks can copy between them directly";
@@ -239,7 +268,11 @@ fn visibility(machine: &Machine, rank: &PlacedRank) -> Vec<EnvLine> {
     };
     match vendor {
         GpuVendor::Nvidia => vec![
-            EnvLine::new("CUDA_DEVICE_ORDER", "PCI_BUS_ID", "CUDA numbers GPUs as the driver does, also when they differ"),
+            EnvLine::new(
+                "CUDA_DEVICE_ORDER",
+                "PCI_BUS_ID",
+                "CUDA numbers GPUs as the driver does, also when they differ",
+            ),
             EnvLine::new("CUDA_VISIBLE_DEVICES", shown, why),
         ],
         // HIP's variable hides GPUs from the program only: the layer below still reaches all of
@@ -272,12 +305,20 @@ fn network(machine: &Machine, framework: Framework) -> Vec<EnvLine> {
     lines
 }
 
-fn caches(machine: &Machine, framework: Framework, (folder, where_why): (&str, &str)) -> Vec<EnvLine> {
+fn caches(
+    machine: &Machine,
+    framework: Framework,
+    (folder, where_why): (&str, &str),
+) -> Vec<EnvLine> {
     let amd = machine.gpus.iter().any(|g| g.vendor == GpuVendor::Amd);
     let torch = !matches!(framework, Framework::Jax);
     let mut lines = Vec::new();
     let mut add = |variable: &str, name: &str, why: &str| {
-        lines.push(EnvLine::new(variable, format!("{folder}/{name}"), &format!("{why}; {where_why}")));
+        lines.push(EnvLine::new(
+            variable,
+            format!("{folder}/{name}"),
+            &format!("{why}; {where_why}"),
+        ));
     };
     if amd {
         let why = "MIOpen's SQLite databases lock up on parallel file systems";
@@ -286,8 +327,16 @@ fn caches(machine: &Machine, framework: Framework, (folder, where_why): (&str, &
     }
     if torch {
         add("TRITON_CACHE_DIR", "triton", "ranks of all nodes would compile into one folder");
-        add("TORCH_EXTENSIONS_DIR", "torch-extensions", "ranks of all nodes would wait for one lock");
-        add("TORCHINDUCTOR_CACHE_DIR", "inductor", "ranks of all nodes would compile into one folder");
+        add(
+            "TORCH_EXTENSIONS_DIR",
+            "torch-extensions",
+            "ranks of all nodes would wait for one lock",
+        );
+        add(
+            "TORCHINDUCTOR_CACHE_DIR",
+            "inductor",
+            "ranks of all nodes would compile into one folder",
+        );
         add("HF_DATASETS_CACHE", "hf-datasets", "Arrow caches are locked and memory-mapped");
         add("HF_MODULES_CACHE", "hf-modules", "model code is copied there by every rank");
     }

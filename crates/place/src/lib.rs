@@ -1,12 +1,16 @@
 //! Pure decisions: from machine, allocation and job to a placement, an environment and the binding
 //! options of a launcher, each with its reason. No I/O.
 
+pub mod check;
 mod cores;
 mod counts;
 mod devices;
+pub mod environment;
 mod layout;
 mod nic;
+pub mod rendezvous;
 mod split;
+pub mod visible;
 
 use std::collections::HashMap;
 

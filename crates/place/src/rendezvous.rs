@@ -39,14 +39,18 @@ pub fn master_address(
             Some((nic, v4.or(nic.addresses.first())?.address))
         });
         if let Some((nic, address)) = own {
-            return Ok((address.to_string(), format!("rank 0 is on this node; its address on {}", nic.name)));
+            return Ok((
+                address.to_string(),
+                format!("rank 0 is on this node; its address on {}", nic.name),
+            ));
         }
     }
     for candidate in candidates {
         for address in &candidate.addresses {
             let nic = fabric.iter().find(|n| n.addresses.iter().any(|a| a.reaches(*address)));
             if let Some(nic) = nic {
-                let why = format!("{} of rank 0's node, on the network of {}", candidate.name, nic.name);
+                let why =
+                    format!("{} of rank 0's node, on the network of {}", candidate.name, nic.name);
                 return Ok((address.to_string(), why));
             }
         }
@@ -56,7 +60,10 @@ pub fn master_address(
         let tried: Vec<&str> = candidates.iter().map(|c| c.name.as_str()).collect();
         return Err(RendezvousError::NoAddress { tried: tried.join(", ") });
     };
-    let why = format!("{} of rank 0's node; NOT on the network of any fabric interface of this node", candidate.name);
+    let why = format!(
+        "{} of rank 0's node; NOT on the network of any fabric interface of this node",
+        candidate.name
+    );
     Ok((address.to_string(), why))
 }
 
@@ -67,7 +74,9 @@ const PORTS: std::ops::Range<u16> = 20_000..32_000;
 /// share: a hash of the job's name.
 pub fn port(job: &str) -> u16 {
     // FNV-1a: the same on every machine and in every version of this program.
-    let hash = job.bytes().fold(0xcbf2_9ce4_8422_2325u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
+    let hash = job
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
     PORTS.start + (hash % u64::from(PORTS.end - PORTS.start)) as u16
 }
 
@@ -124,7 +133,8 @@ mod tests {
     #[test]
     fn ports_are_stable_and_differ_between_jobs() {
         assert_eq!(port("lumi/1234.0"), port("lumi/1234.0"));
-        let ports: std::collections::HashSet<u16> = (0..100).map(|i| port(&format!("job/{i}"))).collect();
+        let ports: std::collections::HashSet<u16> =
+            (0..100).map(|i| port(&format!("job/{i}"))).collect();
         assert!(ports.len() > 95, "{}", ports.len());
         assert!(ports.iter().all(|p| PORTS.contains(p)));
     }
