@@ -1,1 +1,6 @@
+//! The `regatta` command.
+
+#[allow(dead_code)]
+mod draw;
+
 fn main() {}
