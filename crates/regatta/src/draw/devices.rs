@@ -1,0 +1,86 @@
+//! The devices and ranks of a scene, in words.
+
+use regatta_model::{Gpu, Layout, LinkState, MemoryPolicy, Nic, NicKind, PlacedRank, units};
+
+use super::scene::{Devices, GpuView, NicView, RankView};
+use super::text::{number_list, plural, printable, short_gpu_name, short_pci};
+
+/// Interfaces without a rank that are shown in full at one place; more of them say nothing.
+const UNUSED_NICS_SHOWN: usize = 4;
+
+impl Devices {
+    /// Adds an interface: those with ranks first, and of those without only some in full.
+    pub fn add_nic(&mut self, nic: NicView, is_virtual: bool) {
+        let unused = self.nics.iter().filter(|n| n.ranks.is_empty()).count();
+        if !nic.ranks.is_empty() {
+            self.nics.insert(self.nics.len() - unused, nic);
+        } else if is_virtual || unused >= UNUSED_NICS_SHOWN {
+            self.folded_nics.push(nic.name);
+        } else {
+            self.nics.push(nic);
+        }
+    }
+}
+
+/// A GPU with its ranks.
+pub fn gpu(gpu: &Gpu, layout: &Layout) -> GpuView {
+    let name = printable(&gpu.name);
+    GpuView {
+        index: gpu.index,
+        name: short_gpu_name(&name, gpu.memory_bytes.is_some()).to_owned(),
+        memory: gpu.memory_bytes.map(units::bytes),
+        pci: gpu.pci.as_deref().map(|p| short_pci(&printable(p)).to_owned()),
+        ranks: ranks(layout, |r| r.gpus.contains(&gpu.index)),
+    }
+}
+
+/// An interface with its ranks.
+pub fn nic(nic: &Nic, layout: &Layout) -> NicView {
+    NicView {
+        name: printable(&nic.name),
+        kind: match nic.kind {
+            NicKind::Slingshot => "Slingshot",
+            NicKind::InfiniBand => "InfiniBand",
+            NicKind::Roce => "RoCE",
+            NicKind::Ethernet => "Ethernet",
+            NicKind::Virtual => "virtual",
+        },
+        speed: nic.speed_mbit.map(units::megabits_per_second),
+        state: match nic.state {
+            LinkState::Up => "up",
+            LinkState::Down => "DOWN",
+            LinkState::Unknown => "state unknown",
+        },
+        ranks: ranks(layout, |r| r.nic.as_ref() == Some(&nic.name)),
+    }
+}
+
+fn ranks(layout: &Layout, has: impl Fn(&PlacedRank) -> bool) -> Vec<u32> {
+    layout.ranks.iter().filter(|r| has(r)).map(|r| r.local_rank).collect()
+}
+
+/// A rank's share of the node and the reasons for it.
+pub fn rank(rank: &PlacedRank) -> RankView {
+    let mut share = Vec::new();
+    if !rank.gpus.is_empty() {
+        share.push(format!("GPU {}", number_list(&rank.gpus)));
+    }
+    if !rank.cpus.is_empty() {
+        share.push(format!("CPUs {}", rank.cpus));
+    }
+    share.extend(rank.nic.as_deref().map(printable));
+    share.push(plural(rank.omp_num_threads as usize, "thread"));
+    match &rank.memory {
+        MemoryPolicy::Prefer(nodes) => share.push(format!("memory NUMA {}", number_list(nodes))),
+        MemoryPolicy::Bind(nodes) => share.push(format!("memory NUMA {} only", number_list(nodes))),
+        MemoryPolicy::System => {}
+    }
+    let why = &rank.reasons;
+    let reasons = [&why.gpu, &why.cpus, &why.memory, &why.nic, &why.threads];
+    RankView {
+        local_rank: rank.local_rank,
+        share,
+        cpu_reason: (!why.cpus.is_empty()).then(|| printable(&why.cpus)),
+        reasons: reasons.into_iter().filter(|r| !r.is_empty()).map(|r| printable(r)).collect(),
+    }
+}
