@@ -1,0 +1,163 @@
+//! `regatta env`: the environment of a rank.
+
+use std::io::IsTerminal;
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use regatta_model::allocation::UNKNOWN_HOST;
+use regatta_place::environment::{EnvLine, Framework, RankContext, Rendezvous, environment};
+use regatta_place::profile::Situation;
+use regatta_place::rendezvous::{self, Candidate};
+
+use crate::cli::{EnvArgs, FAINT};
+use crate::plan::Plan;
+use crate::shell::quote;
+use crate::system;
+
+/// Runs the command.
+pub fn run(args: &EnvArgs) -> Result<ExitCode> {
+    let plan = Plan::gather(&args.source, &args.job)?;
+    let rank = args.rank.or(plan.allocation.me.map(|me| me.rank)).unwrap_or(0);
+    let framework: Framework = args.framework.into();
+    let Some((_, node, _)) = plan.placement.find(rank) else {
+        bail!("the job has ranks 0 to {}, not {rank}", plan.placement.ranks.saturating_sub(1));
+    };
+    let machine = plan.machine(node);
+    let (cache, cache_why) = cache_folder(&plan);
+    let lines = environment(&RankContext {
+        placement: &plan.placement,
+        rank,
+        machine,
+        framework,
+        rendezvous: &meet(args, &plan, rank)?,
+        cache: (&cache, &cache_why),
+        settings: &settings(&plan, framework),
+    });
+    let mut lines = lines.unwrap_or_default();
+    lines.retain(|l| !args.without.contains(&l.variable));
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&lines)?);
+    } else {
+        anstream::print!("{}", script(&lines, std::io::stdout().is_terminal()));
+    }
+    for warning in plan.placement.warnings.iter().filter(|w| w.code == "gpu-cgroup") {
+        anstream::eprintln!("note: {}: {}", warning.what, warning.hint);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn settings(plan: &Plan, framework: Framework) -> Vec<EnvLine> {
+    let nodes = plan.placement.nodes.len() as u32;
+    let situation = Situation::of(&plan.machines[0], nodes, Some(framework.name()));
+    let line = |s: regatta_place::profile::Setting| EnvLine {
+        variable: s.variable,
+        value: s.value,
+        why: format!("{} ({})", s.why.trim_end_matches('.'), s.from_profile),
+    };
+    plan.site.profile.settings(&situation).into_iter().map(line).collect()
+}
+
+/// A folder on the node itself: the site's, else TMPDIR, else /tmp; one for each user and job.
+fn cache_folder(plan: &Plan) -> (String, String) {
+    let live = plan.machines[0].source == "live";
+    let of_site = plan.site.profile.node_local.expanded(plan.env.all());
+    let site = of_site.into_iter().find(|d| !live || Path::new(d).is_dir());
+    let temporary = plan.env.get("TMPDIR").unwrap_or("/tmp");
+    let (base, why) = match site {
+        Some(dir) => (dir, "the site's node-local folder"),
+        None => (temporary.to_owned(), "node-local"),
+    };
+    let job = plan.allocation.job_id.as_deref().unwrap_or("local");
+    let safe = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' };
+    let name: String = format!("regatta-{}-{job}", system::user(&plan.env)).chars().map(safe).collect();
+    (format!("{}/{name}", base.trim_end_matches('/')), why.to_owned())
+}
+
+fn meet(args: &EnvArgs, plan: &Plan, rank: u32) -> Result<Rendezvous> {
+    let (address, address_why) = match &args.master_addr {
+        Some(address) => (address.clone(), "given by --master-addr".to_owned()),
+        None => master(plan)?,
+    };
+    let (port, port_why) = match args.master_port {
+        Some(port) => (port, "given by --master-port".to_owned()),
+        None => port(plan, rank)?,
+    };
+    Ok(Rendezvous { address, address_why, port, port_why })
+}
+
+/// Where rank 0 listens. On one node no network is needed.
+fn master(plan: &Plan) -> Result<(String, String)> {
+    if plan.placement.nodes.len() == 1 {
+        return Ok(("127.0.0.1".to_owned(), "the job has one node".to_owned()));
+    }
+    let Some((node, placed, _)) = plan.placement.find(0) else { bail!("the job has no rank 0") };
+    let here = plan.this_node() == Some(node);
+    if placed.host == UNKNOWN_HOST {
+        bail!(
+            "the launcher does not tell the name of rank 0's node; pass --hostfile with the job's \
+             nodes, or --master-addr"
+        );
+    }
+    let suffixes = plan.site.profile.fabric.host_suffix.iter().map(String::as_str);
+    let candidates: Vec<Candidate> = suffixes
+        .chain([""])
+        .map(|suffix| with_suffix(&placed.host, suffix))
+        .map(|name| Candidate { addresses: system::resolve(&name), name })
+        .collect();
+    Ok(rendezvous::master_address(&plan.machines[0], here, &candidates)?)
+}
+
+/// `node1.site` and `i` make `node1i.site`.
+fn with_suffix(host: &str, suffix: &str) -> String {
+    match host.split_once('.') {
+        Some((short, domain)) if host.parse::<std::net::IpAddr>().is_err() => {
+            format!("{short}{suffix}.{domain}")
+        }
+        _ => format!("{host}{suffix}"),
+    }
+}
+
+/// A port every rank finds by itself. Only rank 0 looks whether it is free: for the others of its
+/// node it may rightly be taken, by rank 0.
+fn port(plan: &Plan, rank: u32) -> Result<(u16, String)> {
+    let env = &plan.env;
+    let job = match &plan.allocation.job_id {
+        Some(id) => {
+            let step = ["SLURM_STEP_ID", "PMIX_NAMESPACE", "PALS_APID"].iter().find_map(|v| env.get(v));
+            format!("{}/{id}.{}", plan.allocation.cluster.as_deref().unwrap_or_default(), step.unwrap_or_default())
+        }
+        None => {
+            let folder = std::env::current_dir().unwrap_or_default();
+            format!("{}@{}", system::user(env), folder.display())
+        }
+    };
+    let port = rendezvous::port(&job);
+    let here = plan.allocation.me.is_some() || plan.allocation.job_id.is_none();
+    let live = plan.machines[0].source == "live";
+    if rank == 0 && here && live && !system::port_is_free(port) {
+        bail!(
+            "port {port}, derived from this job, is taken on {}: another program listens there; \
+             pass --master-port with a free one to every rank",
+            plan.machines[0].host
+        );
+    }
+    let of = if plan.allocation.job_id.is_some() { "the job" } else { "user and folder" };
+    let free = if rank == 0 && here && live { ", and free" } else { "" };
+    Ok((port, format!("derived from {of}{free}")))
+}
+
+/// For people comments; for a shell the same as `: 'why';`, since `eval $(regatta env)` without
+/// quotes joins all lines, and a comment would then swallow the rest.
+fn script(lines: &[EnvLine], terminal: bool) -> String {
+    let command = |l: &EnvLine| match &l.value {
+        Some(value) => format!("export {}={}", l.variable, quote(value)),
+        None => format!("unset {}", l.variable),
+    };
+    let width = lines.iter().map(|l| command(l).len()).max().unwrap_or(0).min(48);
+    let line = |l: &EnvLine| match terminal {
+        true => format!("{:<width$}  {FAINT}# {}{FAINT:#}\n", command(l), l.why),
+        false => format!("{}; : {};\n", command(l), quote(&l.why)),
+    };
+    lines.iter().map(line).collect()
+}

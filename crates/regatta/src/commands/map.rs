@@ -1,0 +1,254 @@
+//! `regatta map`: the machine, and where each rank belongs.
+
+use std::io::{IsTerminal, Write};
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use regatta_model::{Layout, Machine, PlacedNode, Placement, Software, document, hostlist, units};
+use regatta_place::binding;
+use serde::Serialize;
+
+use crate::cli::{FAINT, HEADING, MapArgs, WARNING};
+use crate::draw::{self, TerminalOptions};
+use crate::plan::Plan;
+use crate::table::table;
+
+/// Runs the command.
+pub fn run(args: &MapArgs) -> Result<ExitCode> {
+    let plan = Plan::gather(&args.source, &args.job)?;
+    if args.check {
+        return super::check::run(args, &plan);
+    }
+    if let Some(path) = &args.dump {
+        write_out(path, &document::to_json(&plan.machines[0])?)?;
+    }
+    if let Some(path) = &args.svg {
+        let (machine, layout) = first(&plan);
+        let title = format!("{} with {} ranks", machine.host, layout.ranks.len());
+        write_out(path, &draw::svg(machine, layout, &title))?;
+    }
+    if let Some(launcher) = args.format {
+        let (text, warnings) = binding::options(&plan.placement, launcher.into());
+        anstream::print!("{text}");
+        warnings.iter().for_each(|w| warn(&w.what, &w.hint));
+    } else if args.json {
+        print(&json(&plan)?)?;
+    } else if args.dump.is_none() && args.svg.is_none() {
+        print(&text(&plan, args.why))?;
+        plan.placement.warnings.iter().for_each(|w| warn(&w.what, &w.hint));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Writes a file whole or not at all; `-` is standard output.
+fn write_out(path: &Path, text: &str) -> Result<()> {
+    if path == Path::new("-") {
+        return print(text);
+    }
+    let shown = path.display().to_string();
+    let mut part = path.as_os_str().to_owned();
+    part.push(".part");
+    let part = Path::new(&part);
+    let write = || -> std::io::Result<()> {
+        let mut file = std::fs::File::create(part)?;
+        file.write_all(text.as_bytes())?;
+        file.sync_all()?;
+        std::fs::rename(part, path)
+    };
+    write().inspect_err(|_| drop(std::fs::remove_file(part))).with_context(|| shown)
+}
+
+fn print(text: &str) -> Result<()> {
+    let mut out = anstream::stdout().lock();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).context("standard output")
+}
+
+fn warn(what: &str, hint: &str) {
+    anstream::eprintln!("{WARNING}note:{WARNING:#} {what}\n      {FAINT}{hint}{FAINT:#}");
+}
+
+#[derive(Serialize)]
+struct Json<'a> {
+    machines: &'a [Machine],
+    allocation: &'a regatta_model::Allocation,
+    site: Site<'a>,
+    job: &'a regatta_model::Job,
+    placement: &'a Placement,
+}
+
+#[derive(Serialize)]
+struct Site<'a> {
+    profile: &'a str,
+    why: &'a str,
+}
+
+fn json(plan: &Plan) -> Result<String> {
+    let whole = Json {
+        machines: &plan.machines,
+        allocation: &plan.allocation,
+        site: Site { profile: &plan.site.profile.name, why: &plan.site.why },
+        job: &plan.job,
+        placement: &plan.placement,
+    };
+    let mut text = serde_json::to_string(&whole)?;
+    text.push('\n');
+    Ok(text)
+}
+
+/// The machine and layout of the first node.
+fn first(plan: &Plan) -> (&Machine, &Layout) {
+    let layout = &plan.placement.layouts[0];
+    let node = plan.placement.nodes.iter().find(|n| n.layout == 0);
+    (node.map_or(&plan.machines[0], |n| plan.machine(n)), layout)
+}
+
+fn text(plan: &Plan, why: bool) -> String {
+    let color = anstream::AutoStream::choice(&std::io::stdout()) != anstream::ColorChoice::Never;
+    let mut lines = summary(plan);
+    for (i, layout) in plan.placement.layouts.iter().enumerate() {
+        let nodes: Vec<&PlacedNode> =
+            plan.placement.nodes.iter().filter(|n| n.layout as usize == i).collect();
+        let Some(node) = nodes.first() else { continue };
+        let options = TerminalOptions { width: width(), color, unicode: unicode() };
+        lines.push(String::new());
+        lines.push(draw::terminal(plan.machine(node), layout, options).trim_end().to_owned());
+        lines.push(String::new());
+        if plan.placement.nodes.len() > 1 {
+            let hosts: Vec<&str> = nodes.iter().map(|n| n.host.as_str()).collect();
+            let count = nodes.len();
+            lines.push(format!("{HEADING}{count} nodes alike:{HEADING:#} {}", hostlist::compress(&hosts)));
+        }
+        lines.extend(rank_table(layout, &nodes));
+        if why {
+            lines.extend(reasons(layout));
+        }
+    }
+    lines.join("\n") + "\n"
+}
+
+fn unicode() -> bool {
+    let locale = ["LC_ALL", "LC_CTYPE", "LANG"].iter().find_map(|v| std::env::var(v).ok().filter(|s| !s.is_empty()));
+    // An unset locale in a container says nothing; a set one that is not UTF-8 does.
+    locale.is_none_or(|l| l.to_ascii_lowercase().replace('-', "").contains("utf8") || !std::io::stdout().is_terminal())
+}
+
+fn width() -> usize {
+    let columns = std::env::var("COLUMNS").ok().and_then(|c| c.parse().ok());
+    let terminal = rustix::termios::tcgetwinsize(std::io::stdout()).ok().map(|w| usize::from(w.ws_col));
+    columns.or(terminal.filter(|&w| w > 0)).unwrap_or(100).clamp(40, 240)
+}
+
+fn summary(plan: &Plan) -> Vec<String> {
+    let machine = &plan.machines[0];
+    let mut rows: Vec<(&str, String)> = Vec::new();
+    rows.push(("site", format!("{} ({})", plan.site.profile.name, plan.site.why)));
+    rows.push(("job", job_line(plan)));
+    rows.extend(software_line(&machine.software).map(|s| ("software", s)));
+    rows.extend(limits_line(machine).map(|s| ("limits", s)));
+    rows.extend(machine.notes.iter().map(|n| ("note", n.clone())));
+    rows.into_iter().map(|(name, text)| format!("{HEADING}{name:<9}{HEADING:#}{text}")).collect()
+}
+
+fn job_line(plan: &Plan) -> String {
+    let allocation = &plan.allocation;
+    let scheduler = match (allocation.scheduler, &allocation.job_id) {
+        (regatta_model::Scheduler::None, _) => "no scheduler".to_owned(),
+        (scheduler, Some(id)) => format!("{scheduler:?} job {id}"),
+        (scheduler, None) => format!("{scheduler:?}"),
+    };
+    let me = match (allocation.me, allocation.launcher) {
+        (Some(me), Some(launcher)) => format!("; this is rank {}, started by {launcher:?}", me.rank),
+        _ => String::new(),
+    };
+    let nodes = plan.placement.nodes.len();
+    format!(
+        "{} on {}, {scheduler}{me}",
+        count(plan.placement.ranks as usize, "rank"),
+        count(nodes, "node")
+    )
+}
+
+fn count(n: usize, noun: &str) -> String {
+    format!("{n} {noun}{}", if n == 1 { "" } else { "s" })
+}
+
+fn software_line(software: &Software) -> Option<String> {
+    let parts = [
+        ("NVIDIA driver", &software.nvidia_driver),
+        ("CUDA up to", &software.cuda_driver),
+        ("amdgpu", &software.amdgpu_driver),
+        ("ROCm", &software.rocm),
+        ("NCCL", &software.nccl),
+        ("RCCL", &software.rccl),
+        ("libfabric", &software.libfabric),
+        ("network plug-in", &software.net_plugin),
+    ];
+    let found: Vec<String> =
+        parts.iter().filter_map(|(name, v)| Some(format!("{name} {}", v.as_ref()?))).collect();
+    (!found.is_empty()).then(|| found.join(", "))
+}
+
+fn limits_line(machine: &Machine) -> Option<String> {
+    let os = &machine.os;
+    let mut parts = Vec::new();
+    parts.extend(os.container.as_ref().map(|c| format!("inside {c}")));
+    if os.memlock_known {
+        parts.push(format!("memlock {}", os.memlock_bytes.map_or("unlimited".to_owned(), units::bytes)));
+    }
+    parts.extend(os.shm_bytes.map(|b| format!("/dev/shm {}", units::bytes(b))));
+    let pages = |p: &regatta_model::machine::HugePages| {
+        format!("{} huge pages of {}", p.total, units::bytes(p.page_bytes))
+    };
+    parts.extend(os.hugepages.iter().map(pages));
+    (!parts.is_empty()).then(|| parts.join(", "))
+}
+
+fn rank_table(layout: &Layout, nodes: &[&PlacedNode]) -> Vec<String> {
+    let row = |rank: &regatta_model::PlacedRank| {
+        let gpus = rank.gpus.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+        let numa = rank.numa.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+        vec![
+            ranks_of(nodes, rank.local_rank),
+            rank.local_rank.to_string(),
+            if gpus.is_empty() { "-".to_owned() } else { gpus },
+            rank.cpus.to_string(),
+            rank.mask.clone(),
+            numa,
+            rank.nic.clone().unwrap_or_else(|| "-".to_owned()),
+            rank.omp_num_threads.to_string(),
+        ]
+    };
+    let rows: Vec<Vec<String>> = layout.ranks.iter().map(row).collect();
+    let header = ["rank", "local", "gpu", "cpus", "mask", "numa", "nic", "threads"];
+    let mut lines = table(&header, &rows);
+    lines[0] = format!("{HEADING}{}{HEADING:#}", lines[0]);
+    lines
+}
+
+/// The job-wide numbers of one local rank on nodes of one layout: `0,8,16,…`.
+fn ranks_of(nodes: &[&PlacedNode], local: u32) -> String {
+    let numbers: Vec<String> =
+        nodes.iter().filter_map(|n| n.ranks.get(local as usize)).map(u32::to_string).collect();
+    match numbers.len() {
+        0..=3 => numbers.join(","),
+        n => format!("{},{},..,{}", numbers[0], numbers[1], numbers[n - 1]),
+    }
+}
+
+fn reasons(layout: &Layout) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for rank in &layout.ranks {
+        let why = &rank.reasons;
+        lines.push(format!("{HEADING}local rank {}{HEADING:#}", rank.local_rank));
+        let rows = [
+            ("gpu", &why.gpu),
+            ("cpus", &why.cpus),
+            ("memory", &why.memory),
+            ("nic", &why.nic),
+            ("threads", &why.threads),
+        ];
+        lines.extend(rows.iter().map(|(name, text)| format!("  {name:<8}{text}")));
+    }
+    lines
+}

@@ -1,0 +1,149 @@
+//! Gathers what `map` and `env` decide on: machines, allocation, site and job; and places the job.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use regatta_discover::allocation::{self, Sources};
+use regatta_discover::{Env, Root, systems};
+use regatta_model::{
+    AllocatedNode, Allocation, Job, Machine, PlacedNode, Placement, Scheduler,
+};
+use regatta_place::profile::{Facts, Profile, Profiles, Recognition};
+use regatta_place::visible;
+
+use crate::options::{JobArgs, SourceArgs};
+use crate::system;
+
+/// A job on its machines.
+pub struct Plan {
+    /// The environment it was gathered in.
+    pub env: Env,
+    /// The machines as found; the first stands for every host that no other describes.
+    pub machines: Vec<Machine>,
+    /// The nodes and ranks.
+    pub allocation: Allocation,
+    /// The site's profile, and why this one.
+    pub site: Recognition,
+    /// What the user asked for, completed by the site.
+    pub job: Job,
+    /// Where the ranks go.
+    pub placement: Placement,
+}
+
+impl Plan {
+    /// Gathers and places.
+    pub fn gather(source: &SourceArgs, job: &JobArgs) -> Result<Self> {
+        let env = Env::of_process();
+        let machines = machines(source, &env)?;
+        let allocation = allocation(source, &machines, &env)?;
+        let site = site(source, &machines[0], &allocation, &env)?;
+        let place = &site.profile.place;
+        let job = job.job(place.reserve.as_ref(), place.smt);
+        let bases = machines.iter().map(|m| for_planning(m, &allocation)).collect::<Vec<_>>();
+        let mut placement = regatta_place::place(&bases, &allocation, &job)?;
+        placement.warnings.extend(visible::gpu_cgroup_warning(&machines[0], &allocation));
+        Ok(Self { env, machines, allocation, site, job, placement })
+    }
+
+    /// The machine a node is.
+    pub fn machine(&self, node: &PlacedNode) -> &Machine {
+        let short = |host: &str| host.split('.').next().unwrap_or(host).to_owned();
+        let named = self.machines.iter().find(|m| short(&m.host) == short(&node.host));
+        named.unwrap_or(&self.machines[0])
+    }
+
+    /// The node this process runs on, if it is one of the job's.
+    pub fn this_node(&self) -> Option<usize> {
+        if let Some(node) = self.allocation.me.and_then(|me| me.node) {
+            return Some(node as usize);
+        }
+        let host = &self.machines[0].host;
+        self.placement.nodes.iter().position(|n| n.host == *host)
+    }
+}
+
+fn machines(source: &SourceArgs, env: &Env) -> Result<Vec<Machine>> {
+    if let Some(name) = &source.system {
+        return Ok(vec![systems::system(name)?]);
+    }
+    if source.machines.is_empty() {
+        return Ok(vec![regatta_discover::discover(&Root::live(), env)]);
+    }
+    let load = |path: &std::path::PathBuf| regatta_discover::load(path).map_err(Into::into);
+    source.machines.iter().map(load).collect()
+}
+
+fn allocation(source: &SourceArgs, machines: &[Machine], env: &Env) -> Result<Allocation> {
+    let live = source.system.is_none() && source.machines.is_empty();
+    let own_name = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let hostfile = source.hostfile.as_deref().map(Path::to_string_lossy);
+    let mut allocation = allocation::detect(&Sources {
+        env,
+        root: &Root::live(),
+        host: if live { &machines[0].host } else { &own_name },
+        hostfile: hostfile.as_deref(),
+        flux_hosts: &system::flux_hosts,
+    })?;
+    let planned = allocation.scheduler == Scheduler::None && allocation.me.is_none();
+    if planned {
+        allocation.nodes = made_up_nodes(machines, source.nodes.unwrap_or(1));
+    } else if let Some(wanted) = source.nodes {
+        let given = allocation.nodes.len() as u32;
+        if wanted == 0 || wanted > given {
+            bail!("--nodes {wanted}, but the allocation has {given}");
+        }
+        allocation.nodes.truncate(wanted as usize);
+    }
+    Ok(allocation)
+}
+
+/// Nodes to plan with outside of any allocation: the machines described, then made-up ones.
+fn made_up_nodes(machines: &[Machine], wanted: u32) -> Vec<AllocatedNode> {
+    let wanted = (wanted.max(1) as usize).max(machines.len());
+    let made_up = |i: usize| match machines.get(i) {
+        Some(machine) if machines.len() > 1 || wanted == 1 => machine.host.clone(),
+        _ => format!("node{}", i + 1),
+    };
+    (0..wanted).map(|i| AllocatedNode { host: made_up(i), ranks: None }).collect()
+}
+
+fn site(
+    source: &SourceArgs,
+    machine: &Machine,
+    allocation: &Allocation,
+    env: &Env,
+) -> Result<Recognition> {
+    let mut profiles = Profiles::builtin()?;
+    for path in &source.profile_file {
+        let shown = path.display().to_string();
+        let text = std::fs::read_to_string(path).with_context(|| shown.clone())?;
+        profiles = profiles.with_file(&shown, &text)?;
+    }
+    let named = |name: &str, why: &str| -> Result<Recognition> {
+        let profile: Profile = profiles.named(name)?.clone();
+        Ok(Recognition { profile, why: why.to_owned() })
+    };
+    if let Some(name) = &source.profile {
+        return named(name, "asked for by --profile");
+    }
+    if let Some(name) = machine.system.as_ref().filter(|n| profiles.names().any(|p| p == n.as_str())) {
+        return named(name, "the profile of the built-in system");
+    }
+    let live = source.machines.is_empty();
+    Ok(profiles.recognise(&Facts {
+        cluster: allocation.cluster.clone(),
+        domains: Vec::new(),
+        env: if live { env.all().clone() } else { Default::default() },
+        machine,
+    }))
+}
+
+/// A rank that a launcher bound already must plan with what its node's ranks have together, and a
+/// recorded binding is another process's.
+fn for_planning(machine: &Machine, allocation: &Allocation) -> Machine {
+    let mut machine = machine.clone();
+    if machine.source != "live" || allocation.me.is_some() {
+        machine.usable.affinity = None;
+    }
+    machine
+}
