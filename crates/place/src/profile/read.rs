@@ -1,0 +1,334 @@
+//! Profiles from TOML. Errors name the file, the line and, for an unknown key, the nearest known.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::marker::PhantomData;
+
+use regatta_model::Reserve;
+use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer, StrDeserializer};
+use serde::de::{
+    Deserialize, DeserializeOwned, Deserializer, Error, MapAccess, SeqAccess, Visitor,
+};
+
+use super::condition::{Constraint, PluginWish, When};
+use super::nearest::hint;
+use super::{Profile, ProfileError, Rule};
+
+/// A file with several profiles.
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Several {
+    profile: Vec<Profile>,
+}
+
+/// Reads a file with one profile.
+pub(super) fn profile(file: &str, text: &str) -> Result<Profile, ProfileError> {
+    let mut profile: Profile = parse(file, text)?;
+    sign(&mut profile);
+    Ok(profile)
+}
+
+/// Reads a file with one profile, or with several under `[[profile]]`.
+pub(super) fn profiles(file: &str, text: &str) -> Result<Vec<Profile>, ProfileError> {
+    let table: toml::Table = parse(file, text)?;
+    if !table.contains_key("profile") {
+        return Ok(vec![profile(file, text)?]);
+    }
+    let mut profiles = parse::<Several>(file, text)?.profile;
+    profiles.iter_mut().for_each(sign);
+    for (i, profile) in profiles.iter().enumerate() {
+        if profiles[..i].iter().any(|other| other.name == profile.name) {
+            let profile = profile.name.clone();
+            return Err(ProfileError::Twice { file: file.to_owned(), profile });
+        }
+    }
+    Ok(profiles)
+}
+
+/// Writes the profile's name on its rules, so that it is still known after they are inherited.
+fn sign(profile: &mut Profile) {
+    for rule in &mut profile.rules {
+        rule.from.clone_from(&profile.name);
+    }
+}
+
+fn parse<T: DeserializeOwned>(file: &str, text: &str) -> Result<T, ProfileError> {
+    toml::from_str(text).map_err(|error| {
+        let start = error.span().map_or(0, |span| span.start.min(text.len()));
+        let line = 1 + text.as_bytes()[..start].iter().filter(|&&b| b == b'\n').count();
+        let message = plain(error.message());
+        ProfileError::Text { file: file.to_owned(), line, message }
+    })
+}
+
+/// serde says ``unknown field `vlaue`, expected one of `variable`, `value` ``; a user wants to know
+/// which of them was meant. A message of another form is passed on as it is.
+fn plain(message: &str) -> String {
+    let mut quoted = message.split('`').skip(1).step_by(2);
+    match (message.starts_with("unknown field"), quoted.next()) {
+        (true, Some(unknown)) => format!("unknown key {unknown:?}; {}", hint(unknown, quoted)),
+        _ => message.trim_end().replace('\n', " "),
+    }
+}
+
+/// A setting as it is written.
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RawRule {
+    variable: String,
+    #[serde(default)]
+    value: Option<Scalar>,
+    #[serde(default)]
+    unset: bool,
+    why: String,
+    #[serde(default)]
+    when: When,
+}
+
+impl TryFrom<RawRule> for Rule {
+    type Error = String;
+
+    fn try_from(raw: RawRule) -> Result<Self, String> {
+        let RawRule { variable, value, unset, why, when } = raw;
+        let letter = |c: char| c.is_ascii_alphabetic() || c == '_';
+        if !variable.starts_with(letter)
+            || !variable.chars().all(|c| letter(c) || c.is_ascii_digit())
+        {
+            return Err(format!("{variable:?} cannot be the name of an environment variable"));
+        }
+        let value = value.map(|scalar| scalar.0);
+        if value.is_some() == unset {
+            return Err(format!("{variable} needs either a value or unset = true"));
+        }
+        if value.as_ref().is_some_and(|v| v.contains(['\0', '\n'])) {
+            return Err(format!("the value of {variable} must be one line"));
+        }
+        if why.trim().is_empty() {
+            return Err(format!("{variable} needs a reason: why = \"…\""));
+        }
+        Ok(Rule { variable, value, why, when, from: String::new() })
+    }
+}
+
+/// A text, or a number that is meant as one.
+struct Scalar(String);
+
+impl<'de> Deserialize<'de> for Scalar {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct ScalarVisitor;
+        impl Visitor<'_> for ScalarVisitor {
+            type Value = Scalar;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a text or a whole number")
+            }
+            fn visit_str<E: Error>(self, text: &str) -> Result<Scalar, E> {
+                Ok(Scalar(text.to_owned()))
+            }
+            fn visit_i64<E: Error>(self, number: i64) -> Result<Scalar, E> {
+                Ok(Scalar(number.to_string()))
+            }
+        }
+        deserializer.deserialize_any(ScalarVisitor)
+    }
+}
+
+impl<'de> Deserialize<'de> for Constraint {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Scalar::deserialize(deserializer)?.0.parse().map_err(D::Error::custom)
+    }
+}
+
+/// A name that can be typed on a command line.
+pub(super) fn name<'de, D: Deserializer<'de>>(d: D) -> Result<String, D::Error> {
+    let name = String::deserialize(d)?;
+    let good = !name.is_empty() && !name.contains(|c: char| c.is_whitespace() || c.is_control());
+    if good { Ok(name) } else { Err(D::Error::custom("a profile's name is one word")) }
+}
+
+/// `true`, `false`, or a version.
+pub(super) fn plugin<'de, D: Deserializer<'de>>(d: D) -> Result<Option<PluginWish>, D::Error> {
+    struct PluginVisitor;
+    impl Visitor<'_> for PluginVisitor {
+        type Value = PluginWish;
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("true, false or a comparison of versions")
+        }
+        fn visit_bool<E: Error>(self, found: bool) -> Result<PluginWish, E> {
+            Ok(PluginWish::Found(found))
+        }
+        fn visit_str<E: Error>(self, text: &str) -> Result<PluginWish, E> {
+            text.parse().map(PluginWish::Version).map_err(E::custom)
+        }
+    }
+    d.deserialize_any(PluginVisitor).map(Some)
+}
+
+/// `first-of-l3`, `none` or a list of CPUs.
+pub(super) fn reserve<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Reserve>, D::Error> {
+    let text = String::deserialize(d)?;
+    let reserve = match text.as_str() {
+        "none" => Reserve::None,
+        "first-of-l3" => Reserve::FirstOfL3,
+        list => Reserve::Cpus(list.parse().map_err(|error| {
+            D::Error::custom(format!("reserve is \"first-of-l3\", \"none\" or a CPU list: {error}"))
+        })?),
+    };
+    Ok(Some(reserve))
+}
+
+/// One value, or a list of them.
+pub(super) fn one_or_more<'de, D, T>(deserializer: D) -> Result<Vec<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    struct OneOrMore<T>(PhantomData<T>);
+    impl<'de, T: Deserialize<'de>> Visitor<'de> for OneOrMore<T> {
+        type Value = Vec<T>;
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a text or a list of texts")
+        }
+        fn visit_str<E: Error>(self, text: &str) -> Result<Vec<T>, E> {
+            Ok(vec![T::deserialize(StrDeserializer::new(text))?])
+        }
+        fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Vec<T>, A::Error> {
+            Vec::deserialize(SeqAccessDeserializer::new(list))
+        }
+    }
+    deserializer.deserialize_any(OneOrMore(PhantomData))
+}
+
+/// Names, each with one value or a list of them.
+pub(super) fn value_lists<'de, D>(
+    deserializer: D,
+) -> Result<BTreeMap<String, Vec<String>>, D::Error>
+where
+    D: Deserializer<'de>,
+{
+    #[derive(serde::Deserialize)]
+    struct Values(#[serde(deserialize_with = "one_or_more")] Vec<String>);
+    struct ListsVisitor;
+    impl<'de> Visitor<'de> for ListsVisitor {
+        type Value = BTreeMap<String, Values>;
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a table of variables and their values")
+        }
+        fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
+            BTreeMap::deserialize(MapAccessDeserializer::new(map))
+        }
+    }
+    let lists = deserializer.deserialize_map(ListsVisitor)?;
+    Ok(lists.into_iter().map(|(name, values)| (name, values.0)).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use regatta_model::{GpuVendor, NicKind, SmtUse};
+
+    fn error(text: &str) -> String {
+        profiles("my.toml", text).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn all_keys_are_read() {
+        let text = r#"
+            name = "mine"
+            title = "My cluster"
+            extends = "slingshot"
+            without = ["NCCL_NET"]
+            [match]
+            cluster = ["mine"]
+            domain = ["*.mine.org"]
+            env = { HOST_KIND = "a", OTHER = ["b", "c"] }
+            hardware = { cpu = "EPYC", gpu = "mi250x", vendor = "amd", gpus = 8, nic = "slingshot" }
+            [place]
+            reserve = "0,52"
+            smt = "one"
+            [fabric]
+            interfaces = "hsn"
+            host_suffix = "i"
+            [node_local]
+            dirs = ["/tmp"]
+        "#;
+        let p = profile("my.toml", text).unwrap();
+        assert_eq!((p.title.as_str(), p.extends.as_deref()), ("My cluster", Some("slingshot")));
+        assert_eq!(p.matches.env["HOST_KIND"], ["a"]);
+        assert_eq!(p.matches.env["OTHER"], ["b", "c"]);
+        assert_eq!(p.matches.hardware.vendor, Some(GpuVendor::Amd));
+        assert_eq!(p.matches.hardware.nic, Some(NicKind::Slingshot));
+        assert_eq!(p.place.reserve, Some(Reserve::Cpus("0,52".parse().unwrap())));
+        assert_eq!(p.place.smt, Some(SmtUse::One));
+        assert_eq!(p.fabric.host_suffix, ["i"]);
+    }
+
+    #[test]
+    fn an_unknown_key_names_line_and_nearest() {
+        let text = "name = \"a\"\n\n[[set]]\nvariable = \"A\"\nvlaue = \"1\"\nwhy = \"So.\"\n";
+        assert_eq!(error(text), "my.toml:5: unknown key \"vlaue\"; did you mean value?");
+        let text = "name = \"a\"\n[match]\nclusters = [\"b\"]\n";
+        assert_eq!(error(text), "my.toml:3: unknown key \"clusters\"; did you mean cluster?");
+        let text = "name = \"a\"\n[match]\nhardware = { colour = 1 }\n";
+        assert_eq!(
+            error(text),
+            "my.toml:3: unknown key \"colour\"; known are cpu, gpu, vendor, gpus, nic"
+        );
+        let text = "[[profile]]\nname = \"a\"\n[[profile.set]]\nvariable = \"A\"\nvalue = 1\nwhy = \"So.\"\nwhen = { rcom = \"6\" }\n";
+        assert_eq!(error(text), "my.toml:7: unknown key \"rcom\"; did you mean rocm?");
+    }
+
+    #[test]
+    fn other_mistakes_name_their_line() {
+        let starts = |text: &str, start: &str| {
+            let error = error(text);
+            assert!(error.starts_with(start), "{error}");
+        };
+        starts("name = \"a\"\nextends = 3\n", "my.toml:2: invalid type: integer `3`");
+        starts("name = \"two words\"\n", "my.toml:1: a profile's name is one word");
+        starts("title = \"a\"\n", "my.toml:1: missing field `name`");
+        starts("name = \"a\"\n[place]\nreserve = \"x\"\n", "my.toml:3: reserve is");
+        starts("name = \"a\"\nname = \"b\"\n", "my.toml:2: duplicate key");
+        starts("name = [\n", "my.toml:");
+        let rule = |body: &str| format!("name = \"a\"\n\n[[set]]\nvariable = \"A\"\n{body}");
+        starts(&rule("why = \"So.\"\n"), "my.toml:3: A needs either a value or unset = true");
+        starts(&rule("value = \"1\"\nunset = true\nwhy = \"So.\"\n"), "my.toml:3: A needs either");
+        starts(&rule("value = 1\nwhy = \" \"\n"), "my.toml:3: A needs a reason");
+        starts(
+            &rule("value = 1\nwhy = \"So.\"\nwhen = { nodes = \"many\" }\n"),
+            "my.toml:7: \"many\" is no comparison of versions",
+        );
+        let text = "name = \"a\"\n[[set]]\nvariable = \"A=B\"\nvalue = 1\nwhy = \"So.\"\n";
+        starts(text, "my.toml:2: \"A=B\" cannot be the name");
+    }
+
+    #[test]
+    fn two_profiles_need_two_names() {
+        let text = "[[profile]]\nname = \"a\"\n[[profile]]\nname = \"a\"\n";
+        assert_eq!(error(text), "my.toml: there are two profiles \"a\"; remove one or rename it");
+    }
+
+    proptest! {
+        #[test]
+        fn random_texts_never_panic(text in "\\PC{0,200}") {
+            let _ = profiles("my.toml", &text);
+        }
+
+        #[test]
+        fn random_toml_never_panics(
+            lines in proptest::collection::vec(
+                prop_oneof![
+                    "(name|title|extends|without|set|value|why|when|match|profile) = \\PC{0,20}",
+                    "\\[{1,2}(match|place|fabric|set|profile|profile.set)\\]{1,2}",
+                    "(variable|value|why|reserve|smt|cluster|env) = (\"\\PC{0,9}\"|\\[\\]|\\{\\}|1|true)",
+                    Just("name = \"a\"".to_owned()),
+                ],
+                0..12,
+            )
+        ) {
+            if let Err(error) = profiles("my.toml", &lines.join("\n")) {
+                prop_assert!(error.to_string().starts_with("my.toml"), "{}", error);
+            }
+        }
+    }
+}
