@@ -1,6 +1,7 @@
 //! Pure decisions: from machine, allocation and job to a placement, an environment and the binding
 //! options of a launcher, each with its reason. No I/O.
 
+pub mod binding;
 pub mod check;
 mod cores;
 mod counts;
@@ -8,6 +9,7 @@ mod devices;
 pub mod environment;
 mod layout;
 mod nic;
+pub mod profile;
 pub mod rendezvous;
 mod split;
 pub mod visible;

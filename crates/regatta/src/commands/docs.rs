@@ -23,7 +23,7 @@ pub fn man(page: Option<&str>) -> Result<ExitCode> {
     let command = match page {
         None => root,
         Some(name) => match root.find_subcommand(name) {
-            Some(found) => found.clone().name(format!("regatta-{name}")),
+            Some(found) => found.clone(),
             None => {
                 let names: Vec<&str> = root.get_subcommands().map(clap::Command::get_name).collect();
                 bail!("no command is called {name:?}; there are {}", names.join(", "));
