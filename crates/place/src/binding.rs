@@ -1,7 +1,9 @@
 //! A placement in the words of the launchers: the options that make each bind the ranks as
 //! planned.
 
-use regatta_model::{CpuSet, Layout, MemoryPolicy, PlacedNode, PlacedRank, Placement, Warning, hostlist};
+use regatta_model::{
+    CpuSet, Layout, MemoryPolicy, PlacedNode, PlacedRank, Placement, Warning, hostlist,
+};
 
 /// The launchers whose options are known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -150,7 +152,8 @@ impl Group<'_> {
     }
 
     fn mpich(&self) -> String {
-        let cpus = |r: &PlacedRank| r.cpus.iter().map(|c| c.to_string()).collect::<Vec<_>>().join("+");
+        let cpus =
+            |r: &PlacedRank| r.cpus.iter().map(|c| c.to_string()).collect::<Vec<_>>().join("+");
         let mut words = vec![
             format!("-n {}", self.ranks()),
             format!("-ppn {}", self.layout.ranks.len()),
@@ -168,12 +171,16 @@ impl Group<'_> {
 fn rankfile(placement: &Placement) -> String {
     let mut lines = vec![
         "# Open MPI rank file; save it as FILE and start with".to_owned(),
-        format!("#   mpirun -n {} --mca rmaps_rank_file_physical 1 --rankfile FILE ...", placement.ranks),
+        format!(
+            "#   mpirun -n {} --mca rmaps_rank_file_physical 1 --rankfile FILE ...",
+            placement.ranks
+        ),
     ];
     let mut ranks: Vec<(u32, &str, &PlacedRank)> = Vec::new();
     for node in &placement.nodes {
         let Some(layout) = placement.layouts.get(node.layout as usize) else { continue };
-        ranks.extend(node.ranks.iter().zip(&layout.ranks).map(|(&n, r)| (n, node.host.as_str(), r)));
+        ranks
+            .extend(node.ranks.iter().zip(&layout.ranks).map(|(&n, r)| (n, node.host.as_str(), r)));
     }
     ranks.sort_by_key(|(number, ..)| *number);
     lines.extend(ranks.iter().map(|(n, host, rank)| format!("rank {n}={host} slot={}", rank.cpus)));

@@ -108,7 +108,9 @@ fn parse_reserve(text: &str) -> Result<Reserve, String> {
         list => match list.parse::<CpuSet>() {
             Ok(cpus) if !cpus.is_empty() => Ok(Reserve::Cpus(cpus)),
             Ok(_) => Err("write first-of-l3, none, or a list of CPUs like 0,52".to_owned()),
-            Err(error) => Err(format!("{error}; write first-of-l3, none, or a list of CPUs like 0,52")),
+            Err(error) => {
+                Err(format!("{error}; write first-of-l3, none, or a list of CPUs like 0,52"))
+            }
         },
     }
 }

@@ -5,9 +5,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use regatta_discover::allocation::{self, Sources};
 use regatta_discover::{Env, Root, systems};
-use regatta_model::{
-    AllocatedNode, Allocation, Job, Machine, PlacedNode, Placement, Scheduler,
-};
+use regatta_model::{AllocatedNode, Allocation, Job, Machine, PlacedNode, Placement, Scheduler};
 use regatta_place::profile::{Facts, Profile, Profiles, Recognition};
 use regatta_place::visible;
 
@@ -126,7 +124,9 @@ fn site(
     if let Some(name) = &source.profile {
         return named(name, "asked for by --profile");
     }
-    if let Some(name) = machine.system.as_ref().filter(|n| profiles.names().any(|p| p == n.as_str())) {
+    if let Some(name) =
+        machine.system.as_ref().filter(|n| profiles.names().any(|p| p == n.as_str()))
+    {
         return named(name, "the profile of the built-in system");
     }
     let live = source.machines.is_empty();

@@ -56,7 +56,8 @@ pub fn port_is_free(port: u16) -> bool {
 
 /// The hosts of the Flux job this process is in.
 pub fn flux_hosts() -> Option<String> {
-    let output = Command::new("flux").args(["hostlist", "local"]).stdin(Stdio::null()).output().ok()?;
+    let output =
+        Command::new("flux").args(["hostlist", "local"]).stdin(Stdio::null()).output().ok()?;
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 

@@ -37,7 +37,14 @@ pub fn run(args: &MapArgs, plan: &Plan) -> Result<ExitCode> {
     differences.extend(cgroup(plan));
     let ok = differences.is_empty();
     if args.json {
-        let report = Report { host: &host, rank, local_rank, ok, actual: &actual, differences: &differences };
+        let report = Report {
+            host: &host,
+            rank,
+            local_rank,
+            ok,
+            actual: &actual,
+            differences: &differences,
+        };
         println!("{}", serde_json::to_string(&report)?);
     } else {
         print(&host, rank, &actual, &differences);
@@ -86,7 +93,10 @@ fn cgroup(plan: &Plan) -> Option<Difference> {
 fn print(host: &str, rank: u32, actual: &Actual, differences: &[Difference]) {
     let mut text = String::new();
     if differences.is_empty() {
-        text.push_str(&format!("{GOOD}ok{GOOD:#}    {host} rank {rank}: cpus {} as planned\n", actual.cpus));
+        text.push_str(&format!(
+            "{GOOD}ok{GOOD:#}    {host} rank {rank}: cpus {} as planned\n",
+            actual.cpus
+        ));
     }
     for d in differences {
         text.push_str(&format!(

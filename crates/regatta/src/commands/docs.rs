@@ -25,7 +25,8 @@ pub fn man(page: Option<&str>) -> Result<ExitCode> {
         Some(name) => match root.find_subcommand(name) {
             Some(found) => found.clone(),
             None => {
-                let names: Vec<&str> = root.get_subcommands().map(clap::Command::get_name).collect();
+                let names: Vec<&str> =
+                    root.get_subcommands().map(clap::Command::get_name).collect();
                 bail!("no command is called {name:?}; there are {}", names.join(", "));
             }
         },

@@ -70,7 +70,8 @@ fn cache_folder(plan: &Plan) -> (String, String) {
     };
     let job = plan.allocation.job_id.as_deref().unwrap_or("local");
     let safe = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' };
-    let name: String = format!("regatta-{}-{job}", system::user(&plan.env)).chars().map(safe).collect();
+    let name: String =
+        format!("regatta-{}-{job}", system::user(&plan.env)).chars().map(safe).collect();
     (format!("{}/{name}", base.trim_end_matches('/')), why.to_owned())
 }
 
@@ -124,8 +125,13 @@ fn port(plan: &Plan, rank: u32) -> Result<(u16, String)> {
     let env = &plan.env;
     let job = match &plan.allocation.job_id {
         Some(id) => {
-            let step = ["SLURM_STEP_ID", "PMIX_NAMESPACE", "PALS_APID"].iter().find_map(|v| env.get(v));
-            format!("{}/{id}.{}", plan.allocation.cluster.as_deref().unwrap_or_default(), step.unwrap_or_default())
+            let step =
+                ["SLURM_STEP_ID", "PMIX_NAMESPACE", "PALS_APID"].iter().find_map(|v| env.get(v));
+            format!(
+                "{}/{id}.{}",
+                plan.allocation.cluster.as_deref().unwrap_or_default(),
+                step.unwrap_or_default()
+            )
         }
         None => {
             let folder = std::env::current_dir().unwrap_or_default();

@@ -117,7 +117,10 @@ fn text(plan: &Plan, why: bool) -> String {
         if plan.placement.nodes.len() > 1 {
             let hosts: Vec<&str> = nodes.iter().map(|n| n.host.as_str()).collect();
             let count = nodes.len();
-            lines.push(format!("{HEADING}{count} nodes alike:{HEADING:#} {}", hostlist::compress(&hosts)));
+            lines.push(format!(
+                "{HEADING}{count} nodes alike:{HEADING:#} {}",
+                hostlist::compress(&hosts)
+            ));
         }
         lines.extend(rank_table(layout, &nodes));
         if why {
@@ -128,14 +131,19 @@ fn text(plan: &Plan, why: bool) -> String {
 }
 
 fn unicode() -> bool {
-    let locale = ["LC_ALL", "LC_CTYPE", "LANG"].iter().find_map(|v| std::env::var(v).ok().filter(|s| !s.is_empty()));
+    let locale = ["LC_ALL", "LC_CTYPE", "LANG"]
+        .iter()
+        .find_map(|v| std::env::var(v).ok().filter(|s| !s.is_empty()));
     // An unset locale in a container says nothing; a set one that is not UTF-8 does.
-    locale.is_none_or(|l| l.to_ascii_lowercase().replace('-', "").contains("utf8") || !std::io::stdout().is_terminal())
+    locale.is_none_or(|l| {
+        l.to_ascii_lowercase().replace('-', "").contains("utf8") || !std::io::stdout().is_terminal()
+    })
 }
 
 fn width() -> usize {
     let columns = std::env::var("COLUMNS").ok().and_then(|c| c.parse().ok());
-    let terminal = rustix::termios::tcgetwinsize(std::io::stdout()).ok().map(|w| usize::from(w.ws_col));
+    let terminal =
+        rustix::termios::tcgetwinsize(std::io::stdout()).ok().map(|w| usize::from(w.ws_col));
     columns.or(terminal.filter(|&w| w > 0)).unwrap_or(100).clamp(40, 240)
 }
 
@@ -158,7 +166,9 @@ fn job_line(plan: &Plan) -> String {
         (scheduler, None) => format!("{scheduler:?}"),
     };
     let me = match (allocation.me, allocation.launcher) {
-        (Some(me), Some(launcher)) => format!("; this is rank {}, started by {launcher:?}", me.rank),
+        (Some(me), Some(launcher)) => {
+            format!("; this is rank {}, started by {launcher:?}", me.rank)
+        }
         _ => String::new(),
     };
     let nodes = plan.placement.nodes.len();
@@ -194,7 +204,10 @@ fn limits_line(machine: &Machine) -> Option<String> {
     let mut parts = Vec::new();
     parts.extend(os.container.as_ref().map(|c| format!("inside {c}")));
     if os.memlock_known {
-        parts.push(format!("memlock {}", os.memlock_bytes.map_or("unlimited".to_owned(), units::bytes)));
+        parts.push(format!(
+            "memlock {}",
+            os.memlock_bytes.map_or("unlimited".to_owned(), units::bytes)
+        ));
     }
     parts.extend(os.shm_bytes.map(|b| format!("/dev/shm {}", units::bytes(b))));
     let pages = |p: &regatta_model::machine::HugePages| {
