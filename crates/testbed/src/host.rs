@@ -1,0 +1,121 @@
+//! One host: the namespaces, and the process that holds them.
+
+use crate::base::Base;
+use crate::cgroup;
+use crate::error::{TestbedError, io};
+use crate::run::{succeed, wait_until};
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// The time a host's processes have to end.
+const END: Duration = Duration::from_secs(10);
+/// Every host's own `/tmp` covers what the machine has there.
+const COVERED: &str = "/tmp";
+
+/// A process that holds namespaces open. It ends when `stdin` closes.
+#[derive(Debug)]
+pub(crate) struct Host {
+    pub(crate) name: String,
+    holder: Child,
+    stdin: Option<ChildStdin>,
+}
+
+impl Host {
+    /// A network namespace with a bridge in it, to which the hosts are joined.
+    pub(crate) fn switch() -> Result<Self, TestbedError> {
+        let script = "set -e; ip link set lo up; ip link add br0 type bridge; ip link set br0 up; \
+                      echo up; read -r _ || :";
+        let mut command = Command::new("unshare");
+        command.args(["--net", "--fork", "--kill-child", "bash", "-c", script]);
+        hold("switch", &mut command)
+    }
+
+    /// A whole host, not yet joined to a switch. It shows `shared` folders where the machine does.
+    pub(crate) fn start(name: &str, base: &Base, shared: &[PathBuf]) -> Result<Self, TestbedError> {
+        cgroup::create(&base.name, name)?;
+        let mut command = Command::new("unshare");
+        command.args(["--net", "--uts", "--mount", "--ipc", "--pid", "--fork", "--kill-child"]);
+        command.args(["--mount-proc", "--propagation", "private"]);
+        command.args(["bash", "-c", include_str!("host.sh"), "host", name]).arg(&base.path);
+        command.arg(format!("{}/{name}", base.name)).arg(cgroup::controllers().join(" "));
+        command.args(shared.iter().filter(|p| p.starts_with(COVERED) && *p != Path::new(COVERED)));
+        hold(name, &mut command)
+    }
+
+    /// Joins the host to a switch, under an address of a /24 network.
+    pub(crate) fn join(&self, switch: &Host, address: &str) -> Result<(), TestbedError> {
+        let port = format!("sw-{}", self.name);
+        let holder = self.holder.id().to_string();
+        let on_switch = |args: &[&str]| {
+            let mut command = Command::new("nsenter");
+            command.args(["--net", "--target", &switch.holder.id().to_string(), "ip"]);
+            succeed(command.args(args))
+        };
+        let peer = ["peer", "name", "eth0", "netns", &holder];
+        on_switch(&[&["link", "add", &port, "type", "veth"][..], &peer].concat())?;
+        on_switch(&["link", "set", &port, "master", "br0", "up"])?;
+        succeed(self.enter().args(["ip", "address", "add", address, "dev", "eth0"]))?;
+        succeed(self.enter().args(["ip", "link", "set", "eth0", "up"]))?;
+        Ok(())
+    }
+
+    /// A command whose further arguments run in the host.
+    pub(crate) fn enter(&self) -> Command {
+        let holder = self.holder.id();
+        let mut command = Command::new("nsenter");
+        command.args(["--target", &holder.to_string(), "--net", "--uts", "--mount", "--ipc"]);
+        // The holder is the parent of the host's first process, so not in its PID namespace.
+        command.arg(format!("--pid=/proc/{holder}/ns/pid_for_children")).arg("--");
+        command.stdin(Stdio::null());
+        command
+    }
+
+    /// The machine's number for the process whose death ends the host.
+    pub(crate) fn holder(&self) -> u32 {
+        self.holder.id()
+    }
+
+    /// Lets the host end; [`Host::drop`] waits until it has.
+    pub(crate) fn release(&mut self) {
+        self.stdin = None;
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        self.release();
+        if wait_until(&mut self.holder, Instant::now() + END).is_none() {
+            // The holder's death kills the host's first process.
+            let _ = self.holder.kill();
+            let _ = self.holder.wait();
+        }
+    }
+}
+
+/// Starts a holder and waits until it says that its namespaces are set up.
+fn hold(name: &str, command: &mut Command) -> Result<Host, TestbedError> {
+    // A group of its own: an interrupt from the keyboard must not end hosts before their cluster.
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+    let mut holder = command.spawn().map_err(|source| TestbedError::Start {
+        command: format!("unshare for host {name}"),
+        source,
+    })?;
+    let stdin = holder.stdin.take();
+    let (stdout, stderr) = (holder.stdout.take(), holder.stderr.take());
+    let host = Host { name: name.to_owned(), holder, stdin };
+    let mut said = String::new();
+    if let Some(stdout) = stdout {
+        BufReader::new(stdout).read_line(&mut said).map_err(io("read the answer of host", name))?;
+    }
+    if said.trim() == "up" {
+        return Ok(host);
+    }
+    let mut complaint = String::new();
+    if let Some(mut stderr) = stderr {
+        stderr.read_to_string(&mut complaint).map_err(io("read the answer of host", name))?;
+    }
+    Err(TestbedError::HostFailed { name: name.to_owned(), stderr: complaint.trim().to_owned() })
+}

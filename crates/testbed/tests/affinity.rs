@@ -1,0 +1,82 @@
+//! A node that claims 128 CPUs binds tasks as a real one would.
+
+#![allow(clippy::unwrap_used, reason = "a test's own functions may panic as it may")]
+
+use regatta_testbed::{Cluster, cluster_or_skip, run};
+use std::process::Command;
+
+/// LUMI's eight masks, in the order of the local ranks.
+const MASKS: [&str; 8] = [
+    "fe000000000000",
+    "fe00000000000000",
+    "fe0000",
+    "fe000000",
+    "fe",
+    "fe00",
+    "fe00000000",
+    "fe0000000000",
+];
+/// 64 cores in eight groups of one L3 cache, four NUMA nodes; thread 2 of core i is CPU 64 + i.
+const LUMI: &str = "pack:1 numa:4 l3:2 core:8 pu:2(indexes=2*64:1*2)";
+
+/// A hwloc file of a LUMI node, or `None` where hwloc is not installed.
+fn lumi_xml(file: &std::path::Path) -> Option<()> {
+    let mut lstopo = Command::new("lstopo-no-graphics");
+    let made = run(lstopo.args(["-i", LUMI, "--of", "xml", "--force"]).arg(file));
+    let missing = match made {
+        Ok(output) if output.status.success() => vec![],
+        _ => vec!["no program lstopo-no-graphics (Debian package hwloc-nox)".to_owned()],
+    };
+    regatta_testbed::or_skip(&missing)
+}
+
+fn lumi_node(test: &str) -> Option<Cluster> {
+    let file = std::env::temp_dir().join(format!("{test}-{}.xml", std::process::id()));
+    lumi_xml(&file)?;
+    let slurm = "Sockets=1 CoresPerSocket=64 ThreadsPerCore=2";
+    let builder = Cluster::builder().nodes(1).topology(&file, 128, slurm).fake_affinity(true);
+    let cluster = cluster_or_skip(&builder);
+    std::fs::remove_file(file).unwrap();
+    cluster
+}
+
+#[test]
+fn srun_binds_eight_tasks_as_on_lumi() {
+    let Some(cluster) = lumi_node("srun-binds") else { return };
+    let bind = format!("--cpu-bind=mask_cpu:{}", MASKS.join(","));
+    // One mask is read of the task itself, one of a child, which inherits it.
+    let script = "echo $SLURM_LOCALID $(taskset -p $$) $(sh -c 'taskset -p $$')";
+    let args = ["-N1", "-n8", "-c16", &bind, "sh", "-c", script];
+    let output = run(&mut cluster.login("srun", args)).unwrap();
+    assert!(output.status.success(), "{}", output.stderr);
+    let mut lines: Vec<&str> = output.stdout.lines().collect();
+    lines.sort_unstable();
+    assert_eq!(lines.len(), 8, "{}{}", output.stdout, output.stderr);
+    for (local, (line, mask)) in lines.iter().zip(MASKS).enumerate() {
+        let words: Vec<&str> = line.split(' ').collect();
+        assert_eq!(words[0], local.to_string());
+        let seen: Vec<&str> =
+            line.split("mask: ").skip(1).filter_map(|t| t.split(' ').next()).collect();
+        assert_eq!(seen, [mask, mask], "{line}");
+    }
+}
+
+#[test]
+fn libc_shows_the_claimed_cpus_and_the_kernel_the_real_ones() {
+    let Some(cluster) = lumi_node("libc-shows") else { return };
+    let shown = |script: &str| {
+        let output = run(&mut cluster.on("node1", "bash", ["-c", script]).unwrap()).unwrap();
+        assert!(output.status.success(), "{}", output.stderr);
+        output.stdout.trim().to_owned()
+    };
+    assert_eq!(shown("taskset -cp $$ | sed 's/.*: //'"), "0-127");
+    assert_eq!(shown("taskset -c 100-103,200 taskset -cp 1 | sed 's/.*: //'"), "0-127");
+    assert_eq!(shown("taskset -c 100-103 bash -c 'taskset -cp $$' | sed 's/.*: //'"), "100-103");
+    // As the kernel does, CPUs beyond the last are left out, but one must remain.
+    assert_eq!(shown("taskset -c 127-200 bash -c 'taskset -cp $$' | sed 's/.*: //'"), "127");
+    assert_eq!(shown("taskset -c 128 true 2>/dev/null || echo refused"), "refused");
+    let real = "taskset -c 100-103 grep Cpus_allowed_list /proc/self/status | cut -f2";
+    let online = std::fs::read_to_string("/proc/self/status").unwrap();
+    let online = online.lines().find_map(|l| l.strip_prefix("Cpus_allowed_list:\t")).unwrap();
+    assert_eq!(shown(real), online);
+}

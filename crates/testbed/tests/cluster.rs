@@ -1,0 +1,155 @@
+//! A whole cluster comes up, works, and leaves nothing behind.
+
+#![allow(clippy::unwrap_used, reason = "a test's own functions may panic as it may")]
+
+use regatta_testbed::{Cluster, TestbedError, cluster_or_skip, run, run_within};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+fn sorted(text: &str) -> Vec<&str> {
+    let mut lines: Vec<&str> = text.lines().collect();
+    lines.sort_unstable();
+    lines
+}
+
+/// Command lines of processes, and control groups, that mention `what`.
+fn traces(what: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+        let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        let line = String::from_utf8_lossy(&line).replace('\0', " ");
+        if line.contains(what) {
+            found.push(line);
+        }
+    }
+    for entry in std::fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten() {
+        let group = entry.path().join(what);
+        if group.exists() {
+            found.push(group.display().to_string());
+        }
+    }
+    found
+}
+
+#[test]
+fn four_nodes_work_and_leave_nothing_behind() {
+    let builder = Cluster::builder().nodes(4).gpus(4);
+    let Some(cluster) = cluster_or_skip(&builder) else { return };
+    let output = run(&mut cluster.login("srun", ["-N4", "hostname"])).unwrap();
+    assert!(output.status.success(), "{}", output.stderr);
+    assert_eq!(sorted(&output.stdout), ["node1", "node2", "node3", "node4"]);
+    let folder = cluster.shared().to_owned();
+    let name = folder.file_name().unwrap().to_str().unwrap().to_owned();
+    assert!(!traces(&name).is_empty(), "the search for traces finds nothing even in life");
+    let holders: Vec<u32> = cluster.nodes().iter().map(|n| cluster.holder(n).unwrap()).collect();
+    drop(cluster);
+    assert_eq!(traces(&name), [""; 0]);
+    assert!(!folder.exists());
+    assert!(holders.iter().all(|pid| !Path::new(&format!("/proc/{pid}")).exists()));
+}
+
+#[test]
+fn a_panic_leaves_nothing_behind() {
+    let builder = Cluster::builder().nodes(1).slurm(false);
+    let Some(cluster) = cluster_or_skip(&builder) else { return };
+    let folder = cluster.shared().to_owned();
+    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {
+        let _cluster = cluster;
+        panic!("as planned");
+    }));
+    assert!(outcome.is_err());
+    assert!(!folder.exists());
+    assert_eq!(traces(folder.file_name().unwrap().to_str().unwrap()), [""; 0]);
+}
+
+#[test]
+fn hosts_reach_each_other_and_share_only_what_they_should() {
+    let builder = Cluster::builder().nodes(2).slurm(false);
+    let (Some(one), Some(two)) = (cluster_or_skip(&builder), cluster_or_skip(&builder)) else {
+        return;
+    };
+    for cluster in [&one, &two] {
+        let script = "exec 3<>/dev/udp/node2/9 && getent hosts node2 && ls /sys/class/net && \
+                      echo private > /tmp/note && echo shared > note";
+        let output = run(&mut cluster.on("node1", "bash", ["-c", script]).unwrap()).unwrap();
+        assert!(output.status.success(), "{}", output.stderr);
+        assert!(output.stdout.contains("10.77.0.2") && output.stdout.contains("eth0"));
+        let script = "cat note; cat /tmp/note";
+        let output = run(&mut cluster.on("node2", "bash", ["-c", script]).unwrap()).unwrap();
+        assert_eq!(output.stdout, "shared\n");
+        assert!(!output.status.success());
+    }
+    let test = std::env::current_exe().unwrap();
+    let output = run(&mut one.on("node1", test, ["--list"]).unwrap()).unwrap();
+    assert!(output.stdout.contains("hosts_reach_each_other"), "{}", output.stderr);
+    let error = one.on("node9", "true", [""; 0]).unwrap_err();
+    assert_eq!(error.to_string(), "the cluster has no host \"node9\", only login, node1, node2");
+}
+
+#[test]
+fn a_command_that_hangs_is_killed_in_its_host() {
+    let builder = Cluster::builder().nodes(1).slurm(false);
+    let Some(cluster) = cluster_or_skip(&builder) else { return };
+    let mut sleep = cluster.on("node1", "sleep", ["4242"]).unwrap();
+    let error = run_within(&mut sleep, Duration::from_millis(200)).unwrap_err();
+    assert!(matches!(error, TestbedError::TimedOut { .. }), "{error}");
+    let left = "cd /proc; for p in [0-9]*; do [ -e $p ] && echo $p; done; true";
+    let mut look = cluster.on("node1", "bash", ["-c", left]).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(5);
+    // Only the first process and the one that looks: nothing hangs on, not even a zombie.
+    while run(&mut look).unwrap().stdout.lines().count() != 2 {
+        assert!(Instant::now() < deadline, "{}", run(&mut look).unwrap().stdout);
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn gpus_are_counted_from_zero_when_they_are_constrained() {
+    for (constrain, wanted) in [(true, ["0", "0"]), (false, ["0", "1"])] {
+        let builder = Cluster::builder().nodes(1).gpus(2).cpus(2).constrain_devices(constrain);
+        let Some(cluster) = cluster_or_skip(&builder) else { return };
+        let args = ["-n2", "--gpus-per-task=1", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES"];
+        let output = run(&mut cluster.login("srun", args)).unwrap();
+        assert_eq!(sorted(&output.stdout), wanted, "{}", output.stderr);
+    }
+}
+
+/// Not a test by itself: the one below runs it as a process of its own, to kill it.
+#[test]
+#[ignore = "run by a_killed_test_leaves_no_process"]
+fn brings_up_a_cluster_and_waits() {
+    let Some(cluster) = cluster_or_skip(&Cluster::builder().nodes(1)) else { return };
+    println!("folder {}", cluster.shared().display());
+    std::thread::sleep(Duration::from_secs(60));
+}
+
+#[test]
+fn a_killed_test_leaves_no_process() {
+    use std::io::BufRead;
+    let Some(()) = regatta_testbed::or_skip(&Cluster::missing()) else { return };
+    let mut child = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--ignored", "--exact", "brings_up_a_cluster_and_waits", "--nocapture"])
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = std::io::BufReader::new(child.stdout.take().unwrap()).lines();
+    let folder = lines
+        .map_while(Result::ok)
+        .find_map(|line| line.split_once("folder ").map(|(_, f)| f.to_owned()))
+        .unwrap();
+    let folder = Path::new(&folder);
+    let name = folder.file_name().unwrap().to_str().unwrap();
+    let processes = || traces(name).into_iter().filter(|t| !t.starts_with("/sys")).count();
+    assert!(processes() > 0 && folder.exists());
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while processes() > 0 && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(processes(), 0);
+    // The next start removes the rest, whether it is this one or another test's.
+    drop(Cluster::builder().nodes(1).slurm(false).up().unwrap());
+    assert!(!folder.exists());
+    assert_eq!(traces(name), [""; 0]);
+}

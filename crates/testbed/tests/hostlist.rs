@@ -1,0 +1,195 @@
+//! The model's host lists against Slurm's own, for thousands of random expressions.
+//!
+//! Left out is what Debian's Slurm 22.05 does differently from newer ones, which we follow: text
+//! after a bracket group (refused) and newlines (no separators). Left out too is what Slurm takes
+//! and we refuse, for no scheduler writes it: brackets that do not pair, signs and spaces before a
+//! number, a range without an end such as `1-`, and numbers beyond 64 bits.
+
+#![allow(clippy::unwrap_used, reason = "a test's own functions may panic as it may")]
+
+use regatta_model::hostlist::{compress, expand};
+use regatta_testbed::{or_skip, run};
+use std::path::PathBuf;
+use std::process::Command;
+
+const EXPRESSIONS: u32 = 3000;
+const LISTS: u32 = 300;
+/// Longer lists only cost time.
+const MAX_HOSTS: usize = 3000;
+/// Slurm lets the last group but one vary slowest, then the ones before it, from the right to the
+/// left, and the last one fastest. With two groups that is the natural order; with more, only the
+/// same hosts are asked for, in any order.
+const ORDERED_GROUPS: usize = 2;
+const SEED: u64 = 0x5eed_2205;
+
+/// Reproducible random numbers (the splitmix64 sequence).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+
+    fn pick<'a>(&mut self, of: &[&'a str]) -> &'a str {
+        of[self.below(of.len() as u64) as usize]
+    }
+
+    fn number(&mut self) -> String {
+        let number = match self.below(5) {
+            0 => self.below(10),
+            1 => self.below(100),
+            2 => 95 + self.below(10),
+            3 => 995 + self.below(10),
+            _ => self.below(3000),
+        };
+        let width = if self.below(3) == 0 { self.below(7) as usize } else { 0 };
+        format!("{number:0width$}")
+    }
+
+    fn range(&mut self, faulty: bool) -> String {
+        match self.below(100) {
+            0 if faulty => self
+                .pick(&["", "x", "1-2-3", "-1", "1x", "0x1", "1-x", "--", "5-3", "1 "])
+                .to_owned(),
+            1 if faulty => self.pick(&["0-65536", "7-65543", "0-99999"]).to_owned(),
+            0..40 => self.number(),
+            _ => {
+                let low = self.number();
+                let high = low.parse::<u64>().unwrap() + self.below(12);
+                let width = if self.below(4) == 0 { self.below(6) as usize } else { low.len() };
+                format!("{low}-{high:0width$}")
+            }
+        }
+    }
+
+    fn group(&mut self, faulty: bool) -> String {
+        let ranges: Vec<String> = (0..1 + self.below(3)).map(|_| self.range(faulty)).collect();
+        format!("[{}]", ranges.join(","))
+    }
+
+    fn name(&mut self) -> String {
+        let text = ["n", "nid", "a-b", "x.y", "r1", "N_", "", "rack07-", "é"];
+        let groups = [0, 0, 1, 1, 1, 1, 2, 2, 3][self.below(9) as usize];
+        if groups == 0 {
+            let name = format!("{}{}", self.pick(&["n", "login", "a-b", "x.y"]), self.number());
+            return if self.below(3) == 0 { format!("{name}s") } else { name };
+        }
+        // A fault in a group before the last two makes Slurm drop the name without a word.
+        let faulty = groups <= 2;
+        (0..groups).map(|_| format!("{}{}", self.pick(&text), self.group(faulty))).collect()
+    }
+
+    fn expression(&mut self) -> String {
+        let mut text = String::new();
+        for i in 0..1 + self.below(4) {
+            if i > 0 {
+                text += self.pick(&[",", ",", ",", " ", "\t", ",,", ", "]);
+            }
+            text += &self.name();
+        }
+        text + self.pick(&["", "", "", "", ",", " "])
+    }
+}
+
+/// Slurm, with the little configuration that `scontrol` wants; no daemon is asked.
+struct Scontrol {
+    conf: PathBuf,
+}
+
+impl Scontrol {
+    fn new(test: &str) -> Option<Self> {
+        let conf = std::env::temp_dir().join(format!("{test}-{}.conf", std::process::id()));
+        std::fs::write(&conf, "ClusterName=t\nSlurmctldHost=localhost\nNodeName=x\n").unwrap();
+        let scontrol = Self { conf };
+        let mut trial = Command::new("scontrol");
+        trial.args(["show", "hostnames", "n1"]).env("SLURM_CONF", &scontrol.conf);
+        let missing = match run(&mut trial) {
+            Ok(output) if output.status.success() => vec![],
+            _ => vec!["no program scontrol (Debian package slurm-client)".to_owned()],
+        };
+        or_skip(&missing)?;
+        Some(scontrol)
+    }
+
+    /// What Slurm makes of an expression; `None` if it refuses.
+    fn hostnames(&self, text: &str) -> Option<Vec<String>> {
+        let mut command = Command::new("scontrol");
+        command.args(["show", "hostnames", text]).env("SLURM_CONF", &self.conf);
+        let output = run(&mut command).unwrap();
+        assert!(output.status.success(), "{text:?}: {}", output.stderr);
+        let refused = format!("{}{}", output.stdout, output.stderr).contains("Invalid hostlist");
+        (!refused).then(|| output.stdout.lines().map(str::to_owned).collect())
+    }
+}
+
+impl Drop for Scontrol {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.conf);
+    }
+}
+
+/// The most bracket groups that one name of an expression has.
+fn groups_a_name(text: &str) -> usize {
+    let (mut most, mut here, mut inside) = (0, 0, false);
+    for c in text.chars() {
+        match c {
+            '[' => (here, inside) = (here + 1, true),
+            ']' => inside = false,
+            ',' | ' ' | '\t' if !inside => here = 0,
+            _ => {}
+        }
+        most = most.max(here);
+    }
+    most
+}
+
+#[test]
+fn expand_agrees_with_scontrol() {
+    let Some(scontrol) = Scontrol::new("expand-agrees") else { return };
+    let mut random = Random(SEED);
+    let mut refused = 0;
+    let mut differ = Vec::new();
+    for _ in 0..EXPRESSIONS {
+        let text = std::iter::repeat_with(|| random.expression())
+            .find(|text| expand(text).map_or(true, |hosts| hosts.len() <= MAX_HOSTS))
+            .unwrap();
+        let (mut ours, mut theirs) = (expand(&text), scontrol.hostnames(&text));
+        refused += u32::from(theirs.is_none());
+        if groups_a_name(&text) > ORDERED_GROUPS {
+            ours.iter_mut().for_each(|hosts| hosts.sort_unstable());
+            theirs.iter_mut().for_each(|hosts| hosts.sort_unstable());
+        }
+        if ours.as_ref().ok() != theirs.as_ref() {
+            differ.push(format!("{text:?}\n  ours   {ours:?}\n  theirs {theirs:?}"));
+        }
+    }
+    let some = differ.iter().take(5).cloned().collect::<Vec<_>>().join("\n");
+    assert!(differ.is_empty(), "{} of {EXPRESSIONS} differ, such as\n{some}", differ.len());
+    assert!((30..EXPRESSIONS / 2).contains(&refused), "{refused} refused: a lopsided sample");
+}
+
+#[test]
+fn scontrol_expands_what_compress_wrote() {
+    let Some(scontrol) = Scontrol::new("scontrol-expands") else { return };
+    let mut random = Random(SEED + 1);
+    let mut shortened = 0;
+    for _ in 0..LISTS {
+        let mut hosts = Vec::new();
+        while hosts.len() < 20 {
+            let expression = random.name();
+            let Ok(more) = expand(&expression) else { continue };
+            hosts.extend(more.into_iter().take(30));
+        }
+        let text = compress(&hosts);
+        shortened += u32::from(text.len() < hosts.join(",").len());
+        assert_eq!(scontrol.hostnames(&text).as_ref(), Some(&hosts), "{text:?}");
+    }
+    assert!(shortened > LISTS / 2, "only {shortened} lists became shorter");
+}
