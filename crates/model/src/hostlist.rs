@@ -1,7 +1,7 @@
 //! Slurm's host list expressions, expanded without `scontrol`, which no container has.
 //!
 //! `r[0-1]n[08-10],login` names seven hosts. Names are separated by commas or white space; a name
-//! may hold several bracket groups, which multiply out with the left one outermost; a range keeps
+//! may hold several bracket groups, which multiply out, the last one varying fastest; a range keeps
 //! the zeros of its low bound; order and duplicates are kept.
 
 /// The most hosts one bracket range may name: Slurm's own limit.
@@ -88,7 +88,7 @@ pub fn expand(text: &str) -> Result<Vec<String>, HostlistError> {
             let limit = MAX_HOSTS as u64;
             return Err(HostlistError::TooMany { text: text.to_owned(), at, limit });
         }
-        multiply(&pieces, &mut String::new(), &mut hosts);
+        multiply(&pieces, &mut hosts);
     }
     Ok(hosts)
 }
@@ -99,6 +99,16 @@ impl Piece {
             Piece::Text(_) => 1,
             Piece::Group(ranges) => ranges.iter().map(|r| (r.high - r.low) as usize + 1).sum(),
         }
+    }
+
+    /// The numbers of a group as they are written, in order.
+    fn spelled(&self) -> Option<Vec<String>> {
+        let Piece::Group(ranges) = self else { return None };
+        let spell = |r: &Range| {
+            let width = r.width;
+            (r.low..=r.high).map(move |n| format!("{n:0width$}")).collect::<Vec<_>>()
+        };
+        Some(ranges.iter().flat_map(spell).collect())
     }
 }
 
@@ -182,28 +192,33 @@ fn digits(text: &str) -> Option<u64> {
     all_digits.then(|| text.parse().ok()).flatten()
 }
 
-fn multiply(pieces: &[Piece], prefix: &mut String, hosts: &mut Vec<String>) {
-    let Some((first, rest)) = pieces.split_first() else {
-        hosts.push(prefix.clone());
-        return;
+/// Writes the hosts of one name. Slurm lets the last group vary fastest, then the groups before it
+/// from the first to the last: with two groups the left one is outermost, with three the middle one.
+fn multiply(pieces: &[Piece], hosts: &mut Vec<String>) {
+    let groups: Vec<Vec<String>> = pieces.iter().filter_map(Piece::spelled).collect();
+    let total: usize = groups.iter().map(Vec::len).product();
+    let fastest_first: Vec<usize> = match groups.len() {
+        0 => Vec::new(),
+        n => std::iter::once(n - 1).chain(0..n - 1).collect(),
     };
-    let length = prefix.len();
-    match first {
-        Piece::Text(text) => {
-            prefix.push_str(text);
-            multiply(rest, prefix, hosts);
+    let mut chosen = vec![0; groups.len()];
+    for index in 0..total {
+        let mut rest = index;
+        for &group in &fastest_first {
+            chosen[group] = rest % groups[group].len();
+            rest /= groups[group].len();
         }
-        Piece::Group(ranges) => {
-            for range in ranges {
-                for n in range.low..=range.high {
-                    prefix.push_str(&format!("{n:0width$}", width = range.width));
-                    multiply(rest, prefix, hosts);
-                    prefix.truncate(length);
-                }
-            }
-        }
+        let mut numbers = groups.iter().zip(&chosen).map(|(group, &at)| group[at].as_str());
+        hosts.push(
+            pieces
+                .iter()
+                .map(|piece| match piece {
+                    Piece::Text(text) => text.as_str(),
+                    Piece::Group(_) => numbers.next().unwrap_or_default(),
+                })
+                .collect(),
+        );
     }
-    prefix.truncate(length);
 }
 
 /// A short expression for hosts in this order: `expand(&compress(h)) == h` for any names that hold
@@ -285,6 +300,8 @@ mod tests {
     fn the_grammar_of_slurm() {
         assert_eq!(expanded("n[1-2],a b\tc"), "n1 n2 a b c");
         assert_eq!(expanded("r[0-1]n[0-2]"), "r0n0 r0n1 r0n2 r1n0 r1n1 r1n2");
+        let three = "n1m3o5 n1m3o6 n2m3o5 n2m3o6 n1m4o5 n1m4o6 n2m4o5 n2m4o6";
+        assert_eq!(expanded("n[1-2]m[3-4]o[5-6]"), three);
         assert_eq!(expanded("n[09-11]"), "n09 n10 n11");
         assert_eq!(expanded("n[1-005]"), "n1 n2 n3 n4 n5");
         assert_eq!(expanded("n[3,1-2,3]"), "n3 n1 n2 n3");

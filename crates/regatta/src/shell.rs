@@ -9,9 +9,17 @@ pub fn quote(value: &str) -> String {
     format!("'{}'", value.replace('\'', "'\\''"))
 }
 
+/// Quotes a sentence, with double quotes where that keeps its apostrophes readable.
+pub fn remark(text: &str) -> String {
+    match text.contains(['"', '$', '`', '\\', '!']) {
+        true => quote(text),
+        false => format!("\"{text}\""),
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::quote;
+    use super::{quote, remark};
 
     #[test]
     fn only_what_needs_it_is_quoted() {
@@ -21,5 +29,11 @@ mod tests {
         assert_eq!(quote("^LL128"), "'^LL128'");
         assert_eq!(quote(""), "''");
         assert_eq!(quote("$(reboot)"), "'$(reboot)'");
+    }
+
+    #[test]
+    fn remarks_stay_readable_and_harmless() {
+        assert_eq!(remark("the rank's"), "\"the rank's\"");
+        assert_eq!(remark("$(reboot)"), "'$(reboot)'");
     }
 }

@@ -42,14 +42,20 @@ pub(crate) fn given(
     };
     let hosts = hosts(reader, lists)?;
     check_count(reader, &hosts, counts)?;
-    let ranks = tasks_per_node(reader, &hosts, tasks, totals)?;
+    // Another launcher inside the job has its daemons started by srun, one a node: what Slurm says
+    // of tasks is theirs.
+    let by_slurm = in_step || started.is_none();
+    let ranks = match by_slurm {
+        true => tasks_per_node(reader, &hosts, tasks, totals)?,
+        false => vec![None; hosts.list.len()],
+    };
     let node = |(host, ranks)| AllocatedNode { host, ranks };
     Ok(Some(Given {
         scheduler: Scheduler::Slurm,
         job_id: Some(job_id.to_owned()),
         cluster: reader.get("SLURM_CLUSTER_NAME").map(str::to_owned),
         nodes: hosts.list.into_iter().zip(ranks).map(node).collect(),
-        distribution: distribution(reader),
+        distribution: if by_slurm { distribution(reader) } else { Distribution::Block },
     }))
 }
 

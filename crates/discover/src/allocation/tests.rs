@@ -225,3 +225,50 @@ fn a_rank_elsewhere_in_a_one_node_allocation_is_refused() {
     ]);
     assert!(m.contains("PMI_RANK=0 and PMI_SIZE=8") && m.contains("one node"), "{m}");
 }
+
+/// What a launcher told one rank of a job on two nodes with two ranks each.
+fn recorded(launcher: &str, rank: u32) -> Allocation {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../testbed/fixtures/env");
+    let text = std::fs::read_to_string(format!("{folder}/{launcher}-rank{rank}.env")).unwrap();
+    let mut env: Vec<(String, String)> = text
+        .lines()
+        .filter_map(|l| l.split_once('='))
+        .map(|(k, v)| (k.to_owned(), v.to_owned()))
+        .collect();
+    for (_, value) in env.iter_mut().filter(|(n, _)| n == "PBS_NODEFILE") {
+        "/pbs-nodefile".clone_into(value);
+    }
+    let env: Env = env.into_iter().collect();
+    let host = format!("node{}", rank / 2 + 1);
+    let root = Root::at(folder);
+    detect(&Sources { env: &env, root: &root, host: &host, hostfile: None, flux_hosts: &|| None })
+        .unwrap()
+}
+
+#[test]
+fn what_real_launchers_tell() {
+    let launchers = [
+        ("slurm-srun", Launcher::Srun, true),
+        ("slurm-pmi2", Launcher::Srun, true),
+        ("slurm-pmix", Launcher::Srun, true),
+        ("slurm-hydra", Launcher::Hydra, true),
+        ("slurm-openmpi", Launcher::OpenMpi, true),
+        ("mpich-hydra", Launcher::Hydra, false),
+        ("pbs-hydra", Launcher::Hydra, true),
+        ("openmpi", Launcher::OpenMpi, false),
+    ];
+    for (name, launcher, hosts_known) in launchers {
+        for rank in 0..4 {
+            let a = recorded(name, rank);
+            let me = a.me.unwrap();
+            assert_eq!(a.launcher, Some(launcher), "{name} {rank}");
+            let seen = (me.rank, me.size, me.local_rank, me.local_size, me.node);
+            assert_eq!(seen, (rank, 4, rank % 2, 2, Some(rank / 2)), "{name}");
+            assert_eq!(a.nodes.len(), 2, "{name} {rank}");
+            assert!(a.nodes.iter().all(|n| n.ranks == Some(2)), "{name} {rank}: {:?}", a.nodes);
+            assert_eq!(a.all_hosts_known(), hosts_known, "{name} {rank}");
+        }
+    }
+    let batch = recorded("slurm-batch", 0);
+    assert_eq!((batch.me, batch.nodes[0].ranks), (None, Some(2)));
+}

@@ -12,7 +12,7 @@ use regatta_place::rendezvous::{self, Candidate};
 
 use crate::cli::{EnvArgs, FAINT};
 use crate::plan::Plan;
-use crate::shell::quote;
+use crate::shell::{quote, remark};
 use crate::system;
 
 /// Runs the command.
@@ -163,7 +163,7 @@ fn script(lines: &[EnvLine], terminal: bool) -> String {
     let width = lines.iter().map(|l| command(l).len()).max().unwrap_or(0).min(48);
     let line = |l: &EnvLine| match terminal {
         true => format!("{:<width$}  {FAINT}# {}{FAINT:#}\n", command(l), l.why),
-        false => format!("{}; : {};\n", command(l), quote(&l.why)),
+        false => format!("{}; : {};\n", command(l), remark(&l.why)),
     };
     lines.iter().map(line).collect()
 }
