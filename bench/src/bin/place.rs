@@ -1,0 +1,54 @@
+//! 10,000 nodes with 8 GPUs each, placed and written as JSON on one core: once with equal nodes,
+//! as machines have them, once with every node described by itself.
+//!
+//! The peers: `scontrol show hostnames`, which scripts run for the list of hosts alone, and
+//! writing the same JSON from a ready tree of values.
+
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result};
+use regatta_benchmarks::{Times, measure, report};
+use regatta_model::{AllocatedNode, Allocation, Job, Machine, Reserve, SmtUse, document};
+
+const NODES: usize = 10_000;
+
+fn main() -> Result<()> {
+    let machine = regatta_discover::systems::system("lumi-g").context("lumi-g")?;
+    let mut allocation = Allocation::alone("node1");
+    allocation.nodes =
+        (1..=NODES).map(|i| AllocatedNode { host: format!("node{i}"), ranks: None }).collect();
+    let job = Job { reserve: Reserve::FirstOfL3, smt: SmtUse::One, ..Job::default() };
+
+    let work = || place(std::slice::from_ref(&machine), &allocation, &job);
+    let text = work()?;
+    println!("{NODES} nodes, {} ranks, {} bytes of JSON", NODES * machine.gpus.len(), text.len());
+    let ours = measure(work);
+    report("equal nodes", ours, scontrol().as_ref().map(|t| ("scontrol show hostnames", *t)))?;
+
+    let machines: Vec<Machine> =
+        (1..=NODES).map(|i| Machine { host: format!("node{i}"), ..machine.clone() }).collect();
+    let work = || place(&machines, &allocation, &job);
+    let text = work()?;
+    println!("{} bytes of JSON", text.len());
+    let tree: serde_json::Value = serde_json::from_str(&text)?;
+    let peer = measure(|| serde_json::to_string(&tree));
+    report("every node described", measure(work), Some(("writing the same JSON from a tree", peer)))
+}
+
+fn place(machines: &[Machine], allocation: &Allocation, job: &Job) -> Result<String> {
+    let placement = regatta_place::place(machines, allocation, job)?;
+    Ok(document::to_json_line(&placement)?)
+}
+
+/// Slurm's own expansion of as many hosts, if Slurm is here. It needs a configuration to exist.
+fn scontrol() -> Option<Times> {
+    let conf = std::env::temp_dir().join(format!("regatta-bench-{}.conf", std::process::id()));
+    std::fs::write(&conf, "ClusterName=bench\nSlurmctldHost=localhost\nNodeName=x\n").ok()?;
+    let mut command = Command::new("scontrol");
+    command.args(["show", "hostnames", &format!("node[1-{NODES}]")]);
+    command.env("SLURM_CONF", &conf).stdout(Stdio::null()).stderr(Stdio::null());
+    let works = command.status().is_ok_and(|s| s.success());
+    let times = works.then(|| measure(|| command.status()));
+    let _ = std::fs::remove_file(&conf);
+    times
+}

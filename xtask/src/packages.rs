@@ -1,0 +1,82 @@
+//! The system packages that tests use.
+
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+/// A C compiler for the affinity stand-in, and the schedulers, launchers and tools of the
+/// namespaced cluster.
+const PACKAGES: [&str; 12] = [
+    "gcc",
+    "libc6-dev",
+    "util-linux",
+    "iproute2",
+    "hwloc-nox",
+    "munge",
+    "slurmctld",
+    "slurmd",
+    "slurm-client",
+    "slurm-wlm-basic-plugins",
+    "mpich",
+    "openmpi-bin",
+];
+
+/// Installs what is missing, if this is root on Debian or Ubuntu. Returns whether everything is
+/// there: if not, the cluster tests skip themselves and say so.
+pub fn install() -> Result<bool> {
+    let missing: Vec<&str> = PACKAGES.into_iter().filter(|p| !is_installed(p)).collect();
+    if missing.is_empty() {
+        return Ok(is_root());
+    }
+    let list = missing.join(" ");
+    if !has_apt() {
+        println!(
+            "xtask: not Debian or Ubuntu: the multi-host tests need what these packages hold: {list}"
+        );
+        return Ok(false);
+    }
+    if !is_root() {
+        println!("xtask: not root: the multi-host tests are skipped. They need root and");
+        println!("       apt-get install --no-install-recommends {list}");
+        return Ok(false);
+    }
+    println!("xtask: installing {list}");
+    apt(&["update", "-q"])?;
+    let mut arguments = vec!["install", "-q", "-y", "--no-install-recommends"];
+    arguments.extend(missing);
+    apt(&arguments)?;
+    Ok(true)
+}
+
+fn is_installed(package: &str) -> bool {
+    let query = Command::new("dpkg-query")
+        .args(["-W", "-f", "${db:Status-Status}", package])
+        .stderr(Stdio::null())
+        .output();
+    query.is_ok_and(|output| output.stdout == b"installed")
+}
+
+fn has_apt() -> bool {
+    Command::new("apt-get")
+        .arg("--version")
+        .stdout(Stdio::null())
+        .status()
+        .is_ok_and(|s| s.success())
+}
+
+fn is_root() -> bool {
+    let output = Command::new("id").arg("-u").output();
+    output.is_ok_and(|o| o.stdout.trim_ascii() == b"0")
+}
+
+fn apt(arguments: &[&str]) -> Result<()> {
+    let status = Command::new("apt-get")
+        .args(arguments)
+        .env("DEBIAN_FRONTEND", "noninteractive")
+        .status()
+        .context("apt-get")?;
+    if !status.success() {
+        bail!("apt-get {} failed", arguments.join(" "));
+    }
+    Ok(())
+}

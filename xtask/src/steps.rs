@@ -1,0 +1,85 @@
+//! What is run, one after the other; the first failure ends it.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+
+/// The source as rustfmt writes it.
+pub fn format() -> Result<()> {
+    run("format", cargo().args(["fmt", "--all", "--check"]))
+}
+
+/// No warning, neither the compiler's nor clippy's.
+pub fn lint() -> Result<()> {
+    let mut clippy = cargo();
+    clippy.args(["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"]);
+    run("lint", &mut clippy)
+}
+
+/// All tests. On a complete machine a multi-host test that cannot run is a failure.
+pub fn tests(complete: bool) -> Result<()> {
+    let mut tests = cargo();
+    tests.args(["test", "--workspace"]);
+    if complete {
+        tests.env("REGATTA_REQUIRE_CLUSTER", "1");
+    }
+    run("tests", &mut tests)
+}
+
+/// The documentation, broken links being errors.
+pub fn docs() -> Result<()> {
+    let mut docs = cargo();
+    docs.args(["doc", "--quiet", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings");
+    run("documentation", &mut docs)
+}
+
+/// The benchmarks. Those of the binary need it built.
+pub fn bench() -> Result<()> {
+    run("build", cargo().args(["build", "--quiet", "--release", "--package", "regatta"]))?;
+    run(
+        "place",
+        cargo().args([
+            "run",
+            "--quiet",
+            "--release",
+            "--package",
+            "regatta-benchmarks",
+            "--bin",
+            "place",
+        ]),
+    )
+}
+
+/// Every fuzz target for ten minutes. The sanitizers need a nightly compiler, or a stable one that
+/// is told to allow them.
+pub fn fuzz() -> Result<()> {
+    let targets = std::fs::read_dir("fuzz/fuzz_targets").context("fuzz/fuzz_targets")?;
+    let mut names: Vec<String> = targets
+        .flatten()
+        .filter_map(|t| Some(Path::new(&t.file_name()).file_stem()?.to_str()?.to_owned()))
+        .collect();
+    names.sort();
+    for name in names {
+        let mut fuzz = cargo();
+        fuzz.args(["fuzz", "run", &name, "--", "-max_total_time=600"]).env("RUSTC_BOOTSTRAP", "1");
+        run(&format!("fuzz {name}"), &mut fuzz)?;
+    }
+    Ok(())
+}
+
+fn cargo() -> Command {
+    Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+}
+
+fn run(name: &str, command: &mut Command) -> Result<()> {
+    println!("xtask: {name}");
+    let start = Instant::now();
+    let status = command.status().with_context(|| format!("{command:?}"))?;
+    if !status.success() {
+        bail!("{name} failed");
+    }
+    println!("xtask: {name} done in {:.0} s", start.elapsed().as_secs_f64());
+    Ok(())
+}
