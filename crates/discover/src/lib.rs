@@ -2,6 +2,7 @@
 //!
 //! Every source takes a [`Root`]: `/` on the live machine, a folder for a recorded one.
 
+pub mod hwloc;
 mod root;
 
 pub use root::Root;
