@@ -4,8 +4,10 @@
 
 pub mod allocation;
 mod cpu;
+mod distance;
 mod env;
 mod gpu;
+pub mod hwloc;
 mod machine;
 mod nic;
 pub mod nodefile;

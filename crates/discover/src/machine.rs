@@ -6,7 +6,7 @@ use regatta_model::{DocumentError, Machine, document};
 
 use crate::env::Env;
 use crate::root::Root;
-use crate::{cpu, gpu, nic, os, pci, software};
+use crate::{cpu, gpu, hwloc, nic, os, pci, software};
 
 /// Why a machine file cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -34,6 +34,14 @@ pub enum LoadError {
         path: String,
         /// What is wrong.
         source: DocumentError,
+    },
+    /// An XML file that cannot be read.
+    #[error("{path}: {source}")]
+    Hwloc {
+        /// The file.
+        path: String,
+        /// What is wrong.
+        source: hwloc::HwlocError,
     },
 }
 
@@ -83,6 +91,12 @@ pub fn load(path: &Path) -> Result<Machine, LoadError> {
     match text.trim_start().chars().next() {
         Some('{') => {
             document::from_json(&text).map_err(|source| LoadError::Dump { path: shown(), source })
+        }
+        Some('<') => {
+            let mut machine =
+                hwloc::parse(&text).map_err(|source| LoadError::Hwloc { path: shown(), source })?;
+            machine.source = format!("hwloc:{}", shown());
+            Ok(machine)
         }
         _ => Err(LoadError::UnknownKind { path: shown() }),
     }

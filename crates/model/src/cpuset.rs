@@ -178,14 +178,15 @@ impl CpuSet {
     pub fn from_mask(text: &str) -> Result<Self, CpuSetError> {
         let trimmed = text.trim();
         let digits = trimmed.strip_prefix("0x").unwrap_or(trimmed);
+        let start = text.trim_end().len() - digits.len();
         let mut set = Self::new();
         let mut bit = 0;
-        for (at, c) in digits.char_indices().rev() {
+        for (at, c) in digits.char_indices().rev().map(|(at, c)| (start + at, c)) {
             if c == ',' {
                 continue;
             }
-            let not_hex = CpuSetError::NotHex { text: text.to_owned(), at };
-            let digit = c.to_digit(16).ok_or(not_hex)?;
+            let not_hex = || CpuSetError::NotHex { text: text.to_owned(), at };
+            let digit = c.to_digit(16).ok_or_else(not_hex)?;
             for offset in (0..4).filter(|o| digit & (1 << o) != 0) {
                 if bit + offset >= MAX_CPUS {
                     return Err(CpuSetError::TooLarge { text: text.to_owned(), at });
@@ -259,10 +260,9 @@ fn number(text: &str, digits: &str, at: usize) -> Result<usize, CpuSetError> {
     if digits.is_empty() || !digits.bytes().all(|b| b.is_ascii_digit()) {
         return Err(CpuSetError::NotANumber { text: text.to_owned(), at });
     }
-    let too_large = CpuSetError::TooLarge { text: text.to_owned(), at };
     match digits.parse::<usize>() {
         Ok(n) if n < MAX_CPUS => Ok(n),
-        _ => Err(too_large),
+        _ => Err(CpuSetError::TooLarge { text: text.to_owned(), at }),
     }
 }
 
@@ -328,6 +328,7 @@ mod tests {
         assert!(matches!("0-65536".parse::<CpuSet>(), Err(CpuSetError::TooLarge { at: 2, .. })));
         assert!(matches!("1,,2".parse::<CpuSet>(), Err(CpuSetError::NotANumber { at: 2, .. })));
         assert!(matches!(CpuSet::from_mask("fg"), Err(CpuSetError::NotHex { at: 1, .. })));
+        assert!(matches!(CpuSet::from_mask(" 0xfg\n"), Err(CpuSetError::NotHex { at: 4, .. })));
     }
 
     #[test]

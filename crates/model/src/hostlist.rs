@@ -4,10 +4,14 @@
 //! may hold several bracket groups, which multiply out, the last one varying fastest; a range keeps
 //! the zeros of its low bound; order and duplicates are kept.
 
+use std::fmt::Write as _;
+
 /// The most hosts one bracket range may name: Slurm's own limit.
 pub const MAX_RANGE: u64 = 65_536;
 /// The most hosts one expression may name, so that a few bytes cannot ask for all memory.
 pub const MAX_HOSTS: usize = 1 << 20;
+/// The most bytes all names of one expression may have together: a long name is multiplied too.
+pub const MAX_BYTES: usize = 1 << 27;
 
 /// Why an expression is no host list. `at` counts bytes from 0.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -48,7 +52,8 @@ pub enum HostlistError {
         /// Where it starts.
         at: usize,
     },
-    /// More hosts than [`MAX_RANGE`] in a range or [`MAX_HOSTS`] in all.
+    /// More hosts than [`MAX_RANGE`] in a range or [`MAX_HOSTS`] in all, or more text than
+    /// [`MAX_BYTES`].
     #[error("{text:?} names too many hosts at byte {at} (limit {limit})")]
     TooMany {
         /// The whole expression.
@@ -81,12 +86,21 @@ struct Range {
 /// ```
 pub fn expand(text: &str) -> Result<Vec<String>, HostlistError> {
     let mut hosts = Vec::new();
+    let mut bytes = 0usize;
     for (at, name) in names(text)? {
         let pieces = pieces(text, at, name)?;
+        let too_many = |limit: usize| HostlistError::TooMany {
+            text: text.to_owned(),
+            at,
+            limit: limit as u64,
+        };
         let count = pieces.iter().try_fold(1usize, |n, piece| n.checked_mul(piece.count()));
-        if count.is_none_or(|n| hosts.len() + n > MAX_HOSTS) {
-            let limit = MAX_HOSTS as u64;
-            return Err(HostlistError::TooMany { text: text.to_owned(), at, limit });
+        let count = count.filter(|n| hosts.len() + n <= MAX_HOSTS);
+        let count = count.ok_or_else(|| too_many(MAX_HOSTS))?;
+        let longest: usize = pieces.iter().map(Piece::longest).sum();
+        bytes = bytes.saturating_add(count.saturating_mul(longest));
+        if bytes > MAX_BYTES {
+            return Err(too_many(MAX_BYTES));
         }
         multiply(&pieces, &mut hosts);
     }
@@ -101,14 +115,15 @@ impl Piece {
         }
     }
 
-    /// The numbers of a group as they are written, in order.
-    fn spelled(&self) -> Option<Vec<String>> {
-        let Piece::Group(ranges) = self else { return None };
-        let spell = |r: &Range| {
-            let width = r.width;
-            (r.low..=r.high).map(move |n| format!("{n:0width$}")).collect::<Vec<_>>()
-        };
-        Some(ranges.iter().flat_map(spell).collect())
+    /// The most bytes it adds to a name.
+    fn longest(&self) -> usize {
+        let digits = |n: u64| n.checked_ilog10().unwrap_or(0) as usize + 1;
+        match self {
+            Piece::Text(text) => text.len(),
+            Piece::Group(ranges) => {
+                ranges.iter().map(|r| digits(r.high).max(r.width)).max().unwrap_or(0)
+            }
+        }
     }
 }
 
@@ -192,33 +207,60 @@ fn digits(text: &str) -> Option<u64> {
     all_digits.then(|| text.parse().ok()).flatten()
 }
 
-/// Writes the hosts of one name. Slurm lets the last group vary fastest, then the groups before it
-/// from the first to the last: with two groups the left one is outermost, with three the middle one.
+/// Counts through the groups like an odometer. Slurm lets the last group vary fastest, then the
+/// groups before it from the first on: with two groups the left one is outermost, with three the
+/// middle one. Not by recursion: a name may have more groups than the stack has room for.
 fn multiply(pieces: &[Piece], hosts: &mut Vec<String>) {
-    let groups: Vec<Vec<String>> = pieces.iter().filter_map(Piece::spelled).collect();
-    let total: usize = groups.iter().map(Vec::len).product();
-    let fastest_first: Vec<usize> = match groups.len() {
-        0 => Vec::new(),
-        n => std::iter::once(n - 1).chain(0..n - 1).collect(),
-    };
-    let mut chosen = vec![0; groups.len()];
-    for index in 0..total {
-        let mut rest = index;
-        for &group in &fastest_first {
-            chosen[group] = rest % groups[group].len();
-            rest /= groups[group].len();
+    let groups = pieces.iter().filter_map(|piece| match piece {
+        Piece::Text(_) => None,
+        Piece::Group(ranges) => ranges.first().map(|first| Wheel { ranges, at: 0, n: first.low }),
+    });
+    let mut wheels: Vec<Wheel<'_>> = groups.collect();
+    loop {
+        hosts.push(spell(pieces, &wheels));
+        let Some((last, others)) = wheels.split_last_mut() else { return };
+        if !last.advance() && !others.iter_mut().any(Wheel::advance) {
+            return;
         }
-        let mut numbers = groups.iter().zip(&chosen).map(|(group, &at)| group[at].as_str());
-        hosts.push(
-            pieces
-                .iter()
-                .map(|piece| match piece {
-                    Piece::Text(text) => text.as_str(),
-                    Piece::Group(_) => numbers.next().unwrap_or_default(),
-                })
-                .collect(),
-        );
     }
+}
+
+/// A bracket group and the number of it that is due.
+struct Wheel<'a> {
+    ranges: &'a [Range],
+    at: usize,
+    n: u64,
+}
+
+impl Wheel<'_> {
+    /// Goes on to the next number; back to the first, and `false`, after the last.
+    fn advance(&mut self) -> bool {
+        if self.n < self.ranges[self.at].high {
+            self.n += 1;
+            return true;
+        }
+        self.at = (self.at + 1) % self.ranges.len();
+        self.n = self.ranges[self.at].low;
+        self.at != 0
+    }
+}
+
+fn spell(pieces: &[Piece], wheels: &[Wheel<'_>]) -> String {
+    let mut name = String::new();
+    let mut wheels = wheels.iter();
+    for piece in pieces {
+        match piece {
+            Piece::Text(text) => name.push_str(text),
+            Piece::Group(_) => {
+                if let Some(wheel) = wheels.next() {
+                    let width = wheel.ranges[wheel.at].width;
+                    // Writing to a string cannot fail.
+                    let _ = write!(name, "{:0width$}", wheel.n);
+                }
+            }
+        }
+    }
+    name
 }
 
 /// A short expression for hosts in this order: `expand(&compress(h)) == h` for any names that hold
@@ -322,6 +364,20 @@ mod tests {
         assert!(matches!(expand("n[0-65536]"), Err(HostlistError::TooMany { at: 2, .. })));
         assert!(matches!(expand("n[0-9999][0-9999]"), Err(HostlistError::TooMany { at: 0, .. })));
         assert!(expand("n[99999999999999999999]").is_err());
+    }
+
+    #[test]
+    fn neither_many_groups_nor_long_names_exhaust_anything() {
+        let groups = "[1]".repeat(200_000);
+        assert_eq!(expand(&groups).unwrap(), ["1".repeat(200_000)]);
+        let long = format!("{}[0-65535]", "n".repeat(4000));
+        assert!(matches!(
+            expand(&long),
+            Err(HostlistError::TooMany { limit, .. }) if limit == MAX_BYTES as u64
+        ));
+        // A long expression for short names is fine.
+        let hosts = expand("n[0-99][0-9999]").unwrap();
+        assert_eq!(expand(&compress(&hosts)).unwrap(), hosts);
     }
 
     #[test]

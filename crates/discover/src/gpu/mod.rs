@@ -1,7 +1,6 @@
 //! GPUs of all vendors, in the order in which each vendor's runtime numbers them.
 
 mod amd;
-mod distance;
 mod intel;
 mod nvidia;
 mod nvml;
@@ -12,8 +11,7 @@ use std::io::ErrorKind;
 
 use regatta_model::{CpuSet, Gpu, GpuLink, GpuVendor, Nic, NumaNode, Package, PciDevice};
 
-use crate::{Root, pci};
-use distance::{Spot, distance};
+use crate::{Root, distance, pci};
 
 /// What was found out about the node's GPUs.
 #[derive(Debug, Default)]
@@ -61,7 +59,7 @@ pub(crate) fn gpus(
     for gpu in &mut scan.gpus {
         // Firmware can name a node that the kernel does not show, for example inside a guest.
         gpu.numa = gpu.numa.filter(|n| nodes.iter().any(|node| node.id == *n));
-        gpu.nic_distance = nic_distances(gpu, devices, nics, nodes, packages);
+        gpu.nic_distance = distance::to_nics(gpu, devices, nics, nodes, packages);
     }
     scan
 }
@@ -88,21 +86,6 @@ impl GpuScan {
         self.links.extend(found.links.into_iter().map(move_up));
         self.notes.extend(found.notes);
     }
-}
-
-fn nic_distances(
-    gpu: &Gpu,
-    devices: &[PciDevice],
-    nics: &[Nic],
-    nodes: &[NumaNode],
-    packages: &[Package],
-) -> Vec<regatta_model::Distance> {
-    let spot = |address: &Option<String>, numa| Spot {
-        device: address.as_deref().and_then(|a| pci::find(devices, a)),
-        numa,
-    };
-    let here = spot(&gpu.pci, gpu.numa);
-    nics.iter().map(|nic| distance(here, spot(&nic.pci, nic.numa), nodes, packages)).collect()
 }
 
 /// A note for each GPU on the PCI bus that no driver of its vendor serves: it cannot be used, so

@@ -1,24 +1,37 @@
 //! How far two devices are apart, from where they hang.
 
-use regatta_model::{Distance, NumaNode, Package, PciDevice};
+use regatta_model::{Distance, Gpu, Nic, NumaNode, Package, PciDevice};
+
+use crate::pci;
+
+/// How far each NIC is from a GPU.
+pub(crate) fn to_nics(
+    gpu: &Gpu,
+    devices: &[PciDevice],
+    nics: &[Nic],
+    nodes: &[NumaNode],
+    packages: &[Package],
+) -> Vec<Distance> {
+    let spot = |address: &Option<String>, numa| Spot {
+        device: address.as_deref().and_then(|a| pci::find(devices, a)),
+        numa,
+    };
+    let here = spot(&gpu.pci, gpu.numa);
+    nics.iter().map(|nic| distance(here, spot(&nic.pci, nic.numa), nodes, packages)).collect()
+}
 
 /// Where a device hangs, as far as the system says.
 #[derive(Clone, Copy)]
-pub(crate) struct Spot<'a> {
+struct Spot<'a> {
     /// Its PCI device.
-    pub(crate) device: Option<&'a PciDevice>,
+    device: Option<&'a PciDevice>,
     /// Its memory node.
-    pub(crate) numa: Option<u32>,
+    numa: Option<u32>,
 }
 
 /// The distance of two devices: by the PCI tree where they share a part of it, else by memory
 /// node and socket.
-pub(crate) fn distance(
-    a: Spot<'_>,
-    b: Spot<'_>,
-    nodes: &[NumaNode],
-    packages: &[Package],
-) -> Distance {
+fn distance(a: Spot<'_>, b: Spot<'_>, nodes: &[NumaNode], packages: &[Package]) -> Distance {
     by_tree(a.device, b.device).unwrap_or_else(|| by_memory(a.numa, b.numa, nodes, packages))
 }
 

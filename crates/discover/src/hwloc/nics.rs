@@ -1,0 +1,115 @@
+//! Network interfaces.
+
+use std::collections::BTreeMap;
+
+use regatta_model::{LinkState, Nic, NicKind};
+
+use super::error::HwlocError;
+use super::os_devices::{ByPci, OsDevice, Role, sort_key};
+use super::pci::{Device, Nears};
+use super::tree::Tree;
+
+/// More interfaces than any node has.
+const MAX_NICS: usize = 1024;
+/// PCI classes of InfiniBand adapters, today's and the first ones'.
+const INFINIBAND_CLASSES: [u32; 2] = [0x0207, 0x0c06];
+/// Lengths of hardware addresses.
+const INFINIBAND_ADDRESS_BYTES: usize = 20;
+const ETHERNET_ADDRESS_BYTES: usize = 6;
+
+/// The interfaces by name.
+pub(super) fn read(
+    tree: &Tree<'_>,
+    devices: &BTreeMap<usize, Device>,
+    by_pci: &ByPci<'_>,
+    nears: &mut Nears<'_>,
+) -> Result<Vec<Nic>, HwlocError> {
+    let mut found = Vec::new();
+    for (pci, os_devices) in by_pci {
+        let device = pci.and_then(|position| devices.get(&position));
+        for (network, fabric) in pairs(os_devices) {
+            let Some(named) = network.or(fabric) else { continue };
+            if found.len() == MAX_NICS {
+                let (at, what) = (named.object.place(), "network interfaces");
+                return Err(HwlocError::TooMany { at, what, limit: MAX_NICS });
+            }
+            let numa = match device {
+                Some(device) => device.near.numa,
+                None => nears.of(tree, named.position)?.numa,
+            };
+            let nic = Nic {
+                name: named.name.to_owned(),
+                kind: kind(device, network, fabric),
+                fabric_device: fabric.map(|f| f.name.to_owned()),
+                pci: device.map(|d| d.pci.address.clone()),
+                numa,
+                speed_mbit: None,
+                state: state(network, fabric),
+                addresses: Vec::new(),
+            };
+            found.push(nic);
+        }
+    }
+    found.sort_by(|a, b| sort_key(&a.name).cmp(&sort_key(&b.name)));
+    Ok(found)
+}
+
+type Pair<'d, 't> = (Option<&'d OsDevice<'t>>, Option<&'d OsDevice<'t>>);
+
+/// The network and RDMA devices of one adapter, side by side. One RDMA device may have several
+/// ports, each an interface; otherwise the first belongs to the first.
+fn pairs<'d, 't>(os_devices: &'d [OsDevice<'t>]) -> Vec<Pair<'d, 't>> {
+    let with = |role: Role| {
+        let mut all: Vec<_> = os_devices.iter().filter(|d| d.role == role).collect();
+        all.sort_by_key(|d| sort_key(d.name));
+        all
+    };
+    let (networks, fabrics) = (with(Role::Network), with(Role::Fabric));
+    if let [only] = fabrics.as_slice()
+        && !networks.is_empty()
+    {
+        return networks.into_iter().map(|network| (Some(network), Some(*only))).collect();
+    }
+    let most = networks.len().max(fabrics.len());
+    (0..most).map(|i| (networks.get(i).copied(), fabrics.get(i).copied())).collect()
+}
+
+fn kind(
+    device: Option<&Device>,
+    network: Option<&OsDevice<'_>>,
+    fabric: Option<&OsDevice<'_>>,
+) -> NicKind {
+    let either = |test: &dyn Fn(&OsDevice<'_>) -> bool| {
+        network.is_some_and(test) || fabric.is_some_and(test)
+    };
+    let class = device.map(|d| d.pci.class >> 8);
+    let slingshot = either(&|d| {
+        let named = d.name.starts_with("hsn") || d.name.starts_with("cxi");
+        named || d.object.text("subtype") == Some("Slingshot")
+    });
+    // A card of both kinds has InfiniBand's class, but each port its own kind of address.
+    let address = network.and_then(|n| n.object.info("Address"));
+    let infiniband = match address.map(|address| address.split(':').count()) {
+        Some(INFINIBAND_ADDRESS_BYTES) => true,
+        Some(ETHERNET_ADDRESS_BYTES) => false,
+        _ => class.is_some_and(|class| INFINIBAND_CLASSES.contains(&class)),
+    };
+    match () {
+        () if slingshot => NicKind::Slingshot,
+        () if infiniband => NicKind::InfiniBand,
+        () if fabric.is_some() => NicKind::Roce,
+        () if device.is_some() => NicKind::Ethernet,
+        () => NicKind::Virtual,
+    }
+}
+
+/// The state of the interface's port; only RDMA devices tell. 4 is active, 1 down, the others are
+/// on the way up.
+fn state(network: Option<&OsDevice<'_>>, fabric: Option<&OsDevice<'_>>) -> LinkState {
+    let port = network.and_then(|n| n.object.info("Port")).unwrap_or("1");
+    match fabric.and_then(|f| f.object.info(&format!("Port{port}State"))) {
+        Some("4") => LinkState::Up,
+        Some("1" | "2" | "3") => LinkState::Down,
+        _ => LinkState::Unknown,
+    }
+}

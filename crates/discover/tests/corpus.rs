@@ -1,0 +1,37 @@
+//! Replays the fuzz targets' corpora, so that an input that once mattered is tried on every run,
+//! without a fuzzer and its toolchain.
+
+#[path = "../../../fuzz/bodies.rs"]
+mod bodies;
+
+use std::path::{Path, PathBuf};
+
+fn inputs(target: &str) -> Vec<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target);
+    let entries =
+        std::fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+    let mut files: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+    files.sort();
+    assert!(!files.is_empty(), "{} holds no input", folder.display());
+    files
+}
+
+#[test]
+fn every_input_of_every_corpus_is_answered() {
+    for (target, _) in bodies::TARGETS {
+        for file in inputs(target) {
+            let data = std::fs::read(&file).unwrap();
+            let answer = std::panic::catch_unwind(|| bodies::run(target, &data));
+            assert!(answer.is_ok(), "{target} failed on {}", file.display());
+        }
+    }
+}
+
+#[test]
+fn every_corpus_has_a_target() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus");
+    for entry in std::fs::read_dir(folder).unwrap().flatten() {
+        let name = entry.file_name().into_string().unwrap();
+        assert!(bodies::TARGETS.iter().any(|(target, _)| *target == name), "{name} has no target");
+    }
+}
