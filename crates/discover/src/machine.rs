@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use regatta_model::{DocumentError, Machine, document};
+use regatta_model::{DocumentError, Machine, NumaNode, document};
 
 use crate::env::Env;
 use crate::root::Root;
@@ -50,8 +50,12 @@ pub fn discover(root: &Root, env: &Env) -> Machine {
     let host = os::host(root);
     let cpus = cpu::processors(root);
     let pci = pci::devices(root);
-    let nics = nic::nics(root, &pci);
-    let scan = gpu::gpus(root, &pci, &nics, &cpus.numa, &cpus.packages);
+    let mut nics = nic::nics(root, &pci);
+    let mut scan = gpu::gpus(root, &pci, &nics, &cpus.numa, &cpus.packages);
+    if let Some(only) = only_numa(&cpus.numa) {
+        scan.gpus.iter_mut().for_each(|g| g.numa = g.numa.or(Some(only)));
+        nics.iter_mut().filter(|n| n.pci.is_some()).for_each(|n| n.numa = n.numa.or(Some(only)));
+    }
     let mut software = software::software(root, env);
     software.nvidia_driver = scan.nvidia_driver;
     software.cuda_driver = scan.cuda_driver;
@@ -74,6 +78,14 @@ pub fn discover(root: &Root, env: &Env) -> Machine {
         software,
         notes: scan.notes,
     }
+}
+
+/// Where there is one memory node with cores every device is on it, also if the firmware of a
+/// virtual machine does not say so.
+fn only_numa(nodes: &[NumaNode]) -> Option<u32> {
+    let mut with_cores = nodes.iter().filter(|n| !n.cpus.is_empty());
+    let only = with_cores.next()?;
+    with_cores.next().is_none().then_some(only.id)
 }
 
 /// Reads a machine from a dump, an hwloc 2 XML file, or a recorded sysfs tree.

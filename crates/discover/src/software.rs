@@ -12,7 +12,7 @@ use crate::root::Root;
 
 /// Reads what can be found. Drivers are filled in by whoever scans the GPUs.
 pub(crate) fn software(root: &Root, env: &Env) -> Software {
-    let folders = folders(env);
+    let folders = folders(root, env);
     Software {
         rocm: rocm(root, env),
         nccl: library(root, &folders, "libnccl.so", 2, nccl_version),
@@ -23,13 +23,12 @@ pub(crate) fn software(root: &Root, env: &Env) -> Software {
     }
 }
 
-/// Where a job would look: the library path, ROCm, the active Python environment, the system.
-fn folders(env: &Env) -> Vec<String> {
+/// Where a job would look: the library path, then the Python environment, since PyTorch brings its
+/// own NCCL or RCCL and loads that before the system's, then ROCm and the system.
+fn folders(root: &Root, env: &Env) -> Vec<String> {
     let mut folders: Vec<String> =
         env.get("LD_LIBRARY_PATH").unwrap_or_default().split(':').map(str::to_owned).collect();
-    folders.extend(env.get("ROCM_PATH").map(|p| format!("{p}/lib")));
-    folders.push("/opt/rocm/lib".to_owned());
-    for base in ["VIRTUAL_ENV", "CONDA_PREFIX"].iter().filter_map(|v| env.get(v)) {
+    for base in python_environments(root, env) {
         folders.push(format!("{base}/lib"));
         for minor in 8..=20 {
             let site = format!("{base}/lib/python3.{minor}/site-packages");
@@ -37,6 +36,8 @@ fn folders(env: &Env) -> Vec<String> {
             folders.push(format!("{site}/torch/lib"));
         }
     }
+    folders.extend(env.get("ROCM_PATH").map(|p| format!("{p}/lib")));
+    folders.push("/opt/rocm/lib".to_owned());
     let system = [
         "/opt/cray/libfabric/default/lib64",
         "/opt/amazon/efa/lib",
@@ -49,6 +50,15 @@ fn folders(env: &Env) -> Vec<String> {
     );
     folders.retain(|f| f.starts_with('/'));
     folders
+}
+
+/// The active environment, else the one of the `python3` that a job would run.
+fn python_environments(root: &Root, env: &Env) -> Vec<String> {
+    let named = ["VIRTUAL_ENV", "CONDA_PREFIX"].iter().filter_map(|v| env.get(v));
+    let path = env.get("PATH").unwrap_or_default();
+    let python = path.split(':').find(|folder| root.exists(&format!("{folder}/python3")));
+    let base = python.and_then(|folder| folder.trim_end_matches('/').strip_suffix("/bin"));
+    named.chain(base).map(str::to_owned).collect()
 }
 
 /// A library's version: asked of the first file found, else read off its name

@@ -261,9 +261,12 @@ fn selects(value: &str, nic: &str) -> bool {
 
 fn threads(plan: &PlacedRank, actual: &Actual) -> Option<Difference> {
     let value = actual.omp_num_threads.as_ref()?;
-    (*value != plan.omp_num_threads.to_string()).then(|| {
-        difference("threads", plan.omp_num_threads, value, "OMP_NUM_THREADS is set to something else: more threads than cores slow each other down")
-    })
+    let why = match value.parse::<u32>() {
+        Ok(n) if n == plan.omp_num_threads => return None,
+        Ok(n) if n < plan.omp_num_threads => "OMP_NUM_THREADS leaves cores of the rank unused",
+        _ => "OMP_NUM_THREADS asks for more threads than cores: they slow each other down",
+    };
+    Some(difference("threads", plan.omp_num_threads, value, why))
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use regatta_model::{Job, Machine, Visibility, Warning};
 
 use crate::PlaceError;
+use crate::cores::plural;
 
 /// A rank's GPUs and why.
 pub(crate) struct Devices {
@@ -39,7 +40,8 @@ pub(crate) fn devices(
     let shared = |i: u32| Devices {
         gpus: vec![i % gpus],
         reason: format!(
-            "{ranks} ranks share {gpus} GPUs: local rank {i} takes device {i} mod {gpus} = {}",
+            "{ranks} ranks share {}: local rank {i} takes device {i} mod {gpus} = {}",
+            plural(gpus as usize, "GPU"),
             i % gpus
         ),
     };
@@ -61,7 +63,7 @@ pub(crate) fn sharing_warning(machine: &Machine, ranks: u32, job: &Job) -> Optio
     let shared = job.use_gpus && gpus > 0 && ranks > gpus;
     shared.then(|| Warning {
         code: "shared-gpus".to_owned(),
-        what: format!("{ranks} ranks share {gpus} GPUs on {}", machine.host),
+        what: format!("{ranks} ranks share {} on {}", plural(gpus as usize, "GPU"), machine.host),
         hint: "NCCL refuses two ranks on one GPU, and without MPS they take turns; \
                use at most one rank a GPU for training"
             .to_owned(),

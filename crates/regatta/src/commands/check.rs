@@ -54,8 +54,10 @@ pub fn run(args: &MapArgs, plan: &Plan) -> Result<ExitCode> {
 
 /// What this process really has, whatever machine the plan is for.
 fn actual(machine: &Machine, plan: &Plan) -> Actual {
+    // To CUDA an empty list is a list: no GPU at all.
+    let raw = |name: &str| plan.env.all().get(name).cloned();
     let variable = |name: &str| plan.env.get(name).map(str::to_owned);
-    let (gpus, gpu_variable) = visible::visible_gpus(machine, &variable);
+    let (gpus, gpu_variable) = visible::visible_gpus(machine, &raw);
     // A machine of another source says nothing of what this process can open.
     let live = machine.source == "live";
     Actual {
