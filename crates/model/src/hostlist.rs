@@ -263,6 +263,15 @@ fn spell(pieces: &[Piece], wheels: &[Wheel<'_>]) -> String {
     name
 }
 
+/// A host's name without its domain: schedulers and nodes spell the same host either way. An
+/// address has no domain.
+pub fn short(host: &str) -> &str {
+    match host.parse::<std::net::IpAddr>() {
+        Ok(_) => host,
+        Err(_) => host.split('.').next().unwrap_or(host),
+    }
+}
+
 /// A short expression for hosts in this order: `expand(&compress(h)) == h` for any names that hold
 /// no separator or bracket. Runs of one prefix and ascending numbers become ranges.
 pub fn compress<S: AsRef<str>>(hosts: &[S]) -> String {
@@ -350,6 +359,12 @@ mod tests {
         assert_eq!(expanded("a,,b,"), "a b");
         assert_eq!(expanded("n[1-2]-hsn0"), "n1-hsn0 n2-hsn0");
         assert_eq!(expanded(""), "");
+    }
+
+    #[test]
+    fn addresses_have_no_domain() {
+        assert_eq!(short("nid001.site.org"), "nid001");
+        assert_eq!(short("10.1.2.3"), "10.1.2.3");
     }
 
     #[test]

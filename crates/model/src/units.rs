@@ -1,4 +1,4 @@
-//! Figures for people: bytes in binary units, bandwidth in bits.
+//! Figures for people: bytes in binary units, bandwidth in bits, counts with their noun.
 
 /// `137438953472` as `128 GiB`; one decimal below ten units, none above.
 pub fn bytes(n: u64) -> String {
@@ -22,6 +22,11 @@ pub fn megabits_per_second(mbit: u64) -> String {
     }
 }
 
+/// `1 rank`, `2 ranks`.
+pub fn count(n: usize, noun: &str) -> String {
+    format!("{n} {noun}{}", if n == 1 { "" } else { "s" })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -35,5 +40,6 @@ mod tests {
         assert_eq!(megabits_per_second(200_000), "200 Gb/s");
         assert_eq!(megabits_per_second(2_500), "2.5 Gb/s");
         assert_eq!(megabits_per_second(100), "100 Mb/s");
+        assert_eq!((count(1, "rank"), count(2, "rank")), ("1 rank".into(), "2 ranks".into()));
     }
 }

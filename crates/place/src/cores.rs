@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use regatta_model::units::count;
 use regatta_model::{CpuSet, Job, Machine, Reserve, SmtUse};
 
 use crate::PlaceError;
@@ -152,7 +153,7 @@ fn equal_part(free: &[FreeCore], homes: &[Home]) -> usize {
 
 fn local_reason(home: &Home, ranks: usize, cores: usize, how: Cut) -> String {
     let place = spell(home);
-    let cores = plural(cores, "core");
+    let cores = count(cores, "core");
     match how {
         Cut::Whole => format!("{cores} of {place}, which no other rank needs"),
         Cut::WholeL3 => format!("{cores} of {place} in whole L3 groups; {ranks} ranks share it"),
@@ -163,10 +164,6 @@ fn local_reason(home: &Home, ranks: usize, cores: usize, how: Cut) -> String {
             format!("{cores} of {place}, consecutive; {ranks} ranks share it equally")
         }
     }
-}
-
-pub(crate) fn plural(n: usize, noun: &str) -> String {
-    format!("{n} {noun}{}", if n == 1 { "" } else { "s" })
 }
 
 fn spell(home: &Home) -> String {
@@ -217,11 +214,11 @@ fn spill(
         let reason = match oversubscribed {
             true => format!(
                 "{} shared with other ranks: there are more ranks than cores",
-                plural(cores.len(), "core")
+                count(cores.len(), "core")
             ),
             false => format!(
                 "{} nearest to {place}, which has no room for it",
-                plural(cores.len(), "core")
+                count(cores.len(), "core")
             ),
         };
         shares[rank] = Some(Share { cores, reason });

@@ -1,9 +1,9 @@
 //! Which local rank gets which GPU.
 
+use regatta_model::units::count;
 use regatta_model::{Job, Machine, Visibility, Warning};
 
 use crate::PlaceError;
-use crate::cores::plural;
 
 /// A rank's GPUs and why.
 pub(crate) struct Devices {
@@ -41,7 +41,7 @@ pub(crate) fn devices(
         gpus: vec![i % gpus],
         reason: format!(
             "{ranks} ranks share {}: local rank {i} takes device {i} mod {gpus} = {}",
-            plural(gpus as usize, "GPU"),
+            count(gpus as usize, "GPU"),
             i % gpus
         ),
     };
@@ -63,7 +63,7 @@ pub(crate) fn sharing_warning(machine: &Machine, ranks: u32, job: &Job) -> Optio
     let shared = job.use_gpus && gpus > 0 && ranks > gpus;
     shared.then(|| Warning {
         code: "shared-gpus".to_owned(),
-        what: format!("{ranks} ranks share {} on {}", plural(gpus as usize, "GPU"), machine.host),
+        what: format!("{ranks} ranks share {} on {}", count(gpus as usize, "GPU"), machine.host),
         hint: "NCCL refuses two ranks on one GPU, and without MPS they take turns; \
                use at most one rank a GPU for training"
             .to_owned(),

@@ -16,6 +16,7 @@ pub mod visible;
 
 use std::collections::HashMap;
 
+use regatta_model::hostlist::short;
 use regatta_model::{Allocation, Job, Machine, PlacedNode, Placement, Warning};
 
 pub use layout::layout;
@@ -133,14 +134,6 @@ pub fn place(
         });
     }
     Ok(placement)
-}
-
-/// A host's name without its domain: schedulers and nodes spell the same host either way.
-pub(crate) fn short(host: &str) -> &str {
-    match host.parse::<std::net::IpAddr>() {
-        Ok(_) => host,
-        Err(_) => host.split('.').next().unwrap_or(host),
-    }
 }
 
 /// The same warning from two layouts is said once.

@@ -5,6 +5,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use regatta_discover::allocation::{self, Sources};
 use regatta_discover::{Env, Root, systems};
+use regatta_model::hostlist::short;
 use regatta_model::{AllocatedNode, Allocation, Job, Machine, PlacedNode, Placement, Scheduler};
 use regatta_place::profile::{Facts, Profile, Profiles, Recognition};
 use regatta_place::visible;
@@ -45,7 +46,6 @@ impl Plan {
 
     /// The machine a node is.
     pub fn machine(&self, node: &PlacedNode) -> &Machine {
-        let short = |host: &str| host.split('.').next().unwrap_or(host).to_owned();
         let named = self.machines.iter().find(|m| short(&m.host) == short(&node.host));
         named.unwrap_or(&self.machines[0])
     }

@@ -1,6 +1,7 @@
 //! Which rank this process is, by whoever started it.
 
 use regatta_model::allocation::UNKNOWN_HOST;
+use regatta_model::hostlist::short;
 use regatta_model::{AllocatedNode, Allocation, Distribution, Launcher, RankId, Scheduler};
 
 use super::AllocationError;
@@ -199,7 +200,6 @@ pub(crate) fn join(
     started: Started,
     host: &str,
 ) -> Result<(), AllocationError> {
-    let short = |name: &str| name.split('.').next().unwrap_or(name).to_owned();
     let by_name = allocation.nodes.iter().position(|n| short(&n.host) == short(host));
     let node = started.node.or(by_name.map(|i| i as u32));
     let nodes = allocation.nodes.len() as u32;

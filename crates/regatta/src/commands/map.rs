@@ -174,13 +174,9 @@ fn job_line(plan: &Plan) -> String {
     let nodes = plan.placement.nodes.len();
     format!(
         "{} on {}, {scheduler}{me}",
-        count(plan.placement.ranks as usize, "rank"),
-        count(nodes, "node")
+        units::count(plan.placement.ranks as usize, "rank"),
+        units::count(nodes, "node")
     )
-}
-
-fn count(n: usize, noun: &str) -> String {
-    format!("{n} {noun}{}", if n == 1 { "" } else { "s" })
 }
 
 fn software_line(software: &Software) -> Option<String> {
