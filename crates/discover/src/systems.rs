@@ -2,8 +2,8 @@
 //! the machine, and made-up ones (`cpu:2x4x8`).
 
 use regatta_model::{
-    Core, CpuSet, Distance, Gpu, GpuLink, GpuVendor, L3Group, LinkKind, LinkState, Machine, Nic,
-    NicKind, NumaNode, Package, Usable,
+    Core, CpuSet, Distance, Gpu, GpuLink, GpuVendor, L3Group, LinkKind, Machine, Nic, NicKind,
+    NumaNode, Package, Usable,
 };
 use serde::Deserialize;
 
@@ -236,33 +236,22 @@ fn gpu(index: usize, line: &GpuLine, d: &Description, cpus: &CpuSet) -> Gpu {
         None => Distance::Unknown,
     };
     Gpu {
-        index: index as u32,
-        vendor: line.vendor,
-        name: line.name.clone(),
-        pci: None,
         numa: Some(line.numa),
         cpus: cpus.clone(),
         memory_bytes: line.memory_gib.map(|g| g * GIB),
         card: line.card,
         part: line.part,
-        uuid: None,
-        device_file: None,
-        accessible: None,
-        mig: false,
         nic_distance: d.nic.iter().enumerate().map(distance).collect(),
+        ..Gpu::new(index as u32, line.vendor, &line.name)
     }
 }
 
 fn nic(line: &NicLine) -> Nic {
     Nic {
-        name: line.name.clone(),
-        kind: line.kind,
         fabric_device: line.fabric.clone(),
-        pci: None,
         numa: line.numa,
         speed_mbit: Some(line.gbit * 1000),
-        state: LinkState::Up,
-        addresses: Vec::new(),
+        ..Nic::new(&line.name, line.kind)
     }
 }
 

@@ -195,6 +195,28 @@ pub struct Gpu {
     pub nic_distance: Vec<Distance>,
 }
 
+impl Gpu {
+    /// A GPU of which nothing else is known: a card of its own.
+    pub fn new(index: u32, vendor: GpuVendor, name: &str) -> Self {
+        Self {
+            index,
+            vendor,
+            name: name.to_owned(),
+            pci: None,
+            numa: None,
+            cpus: CpuSet::new(),
+            memory_bytes: None,
+            card: index,
+            part: None,
+            uuid: None,
+            device_file: None,
+            accessible: None,
+            mig: false,
+            nic_distance: Vec::new(),
+        }
+    }
+}
+
 /// How far two devices are apart, nearest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -310,6 +332,22 @@ pub struct Nic {
     /// Its addresses.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<NicAddress>,
+}
+
+impl Nic {
+    /// An interface that is up and of which nothing else is known.
+    pub fn new(name: &str, kind: NicKind) -> Self {
+        Self {
+            name: name.to_owned(),
+            kind,
+            fabric_device: None,
+            pci: None,
+            numa: None,
+            speed_mbit: None,
+            state: LinkState::Up,
+            addresses: Vec::new(),
+        }
+    }
 }
 
 /// An address and how many leading bits of it name the network.

@@ -84,18 +84,12 @@ pub fn port(job: &str) -> u16 {
 mod tests {
     use super::*;
     use regatta_model::machine::NicAddress;
-    use regatta_model::{LinkState, Nic, NicKind};
+    use regatta_model::{Nic, NicKind};
 
     fn nic(name: &str, kind: NicKind, address: &str, prefix: u8) -> Nic {
         Nic {
-            name: name.to_owned(),
-            kind,
-            fabric_device: None,
-            pci: None,
-            numa: None,
-            speed_mbit: None,
-            state: LinkState::Up,
             addresses: vec![NicAddress { address: address.parse().unwrap(), prefix }],
+            ..Nic::new(name, kind)
         }
     }
 

@@ -10,7 +10,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use proptest::prelude::*;
-use regatta_model::{Gpu, GpuVendor, LinkState, Machine, Nic, NicKind, Reserve};
+use regatta_model::{Gpu, GpuVendor, Machine, Nic, NicKind, Reserve};
 use regatta_place::profile::{Facts, PluginState, Profile, Profiles, Situation};
 
 fn builtin() -> Profiles {
@@ -141,32 +141,8 @@ fn built_in_profiles_are_well_made() {
 
 fn machine(gpu: Option<(GpuVendor, &str, u32)>, nic: Option<(NicKind, &str)>) -> Machine {
     let (vendor, name, count) = gpu.unwrap_or((GpuVendor::Amd, "", 0));
-    let gpus = (0..count).map(|index| Gpu {
-        index,
-        vendor,
-        name: name.to_owned(),
-        pci: None,
-        numa: None,
-        cpus: Default::default(),
-        memory_bytes: None,
-        card: index,
-        part: None,
-        uuid: None,
-        device_file: None,
-        accessible: None,
-        mig: false,
-        nic_distance: Vec::new(),
-    });
-    let nics = nic.into_iter().map(|(kind, name)| Nic {
-        name: name.to_owned(),
-        kind,
-        fabric_device: None,
-        pci: None,
-        numa: None,
-        speed_mbit: None,
-        state: LinkState::Up,
-        addresses: Vec::new(),
-    });
+    let gpus = (0..count).map(|index| Gpu::new(index, vendor, name));
+    let nics = nic.into_iter().map(|(kind, name)| Nic::new(name, kind));
     Machine {
         host: "nid001000".to_owned(),
         gpus: gpus.collect(),

@@ -132,20 +132,10 @@ fn gpu_at(
 ) -> Gpu {
     let device = address.and_then(|a| pci::find(devices, a));
     Gpu {
-        index: index as u32,
-        vendor,
-        name: String::new(),
         pci: address.map(str::to_owned),
         numa: device.and_then(|d| d.numa),
         cpus: address.map_or_else(CpuSet::new, |a| pci::local_cpulist(root, a)),
-        memory_bytes: None,
-        card: index as u32,
-        part: None,
-        uuid: None,
-        device_file: None,
-        accessible: None,
-        mig: false,
-        nic_distance: Vec::new(),
+        ..Gpu::new(index as u32, vendor, "")
     }
 }
 

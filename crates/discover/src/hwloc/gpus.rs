@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use regatta_model::{CpuSet, Gpu, GpuVendor};
+use regatta_model::{Gpu, GpuVendor};
 
 use super::error::HwlocError;
 use super::os_devices::{ByPci, OsDevice};
@@ -63,7 +63,11 @@ pub(super) fn read(
         let cards = sources.cards(&units, first_card);
         for (unit, (card, part)) in units.iter().zip(cards) {
             let index = found.len() as u32;
-            found.push(sources.gpu(unit, Gpu { index, card, part, ..blank(vendor) }, nears)?);
+            found.push(sources.gpu(
+                unit,
+                Gpu { card, part, ..Gpu::new(index, vendor, "") },
+                nears,
+            )?);
         }
     }
     Ok(found)
@@ -230,23 +234,4 @@ fn numbered<'t>(os_devices: &[OsDevice<'t>], runtime: &str) -> Vec<Unit<'t>> {
             shares_card: false,
         })
         .collect()
-}
-
-fn blank(vendor: GpuVendor) -> Gpu {
-    Gpu {
-        index: 0,
-        vendor,
-        name: String::new(),
-        pci: None,
-        numa: None,
-        cpus: CpuSet::new(),
-        memory_bytes: None,
-        card: 0,
-        part: None,
-        uuid: None,
-        device_file: None,
-        accessible: None,
-        mig: false,
-        nic_distance: Vec::new(),
-    }
 }

@@ -47,20 +47,11 @@ pub fn machine(host: &str, shape: Shape, node_gib: u64) -> Machine {
 pub fn add_gpu(machine: &mut Machine, name: &str, pci: &str, numa: Option<u32>, gib: u64) {
     let index = machine.gpus.len() as u32;
     machine.gpus.push(Gpu {
-        index,
-        vendor: GpuVendor::Nvidia,
-        name: name.to_owned(),
         pci: Some(pci.to_owned()),
         numa,
-        cpus: CpuSet::new(),
         memory_bytes: Some(gib << 30),
-        card: index,
-        part: None,
-        uuid: None,
-        device_file: None,
-        accessible: None,
-        mig: false,
         nic_distance: vec![Distance::Unknown; machine.nics.len()],
+        ..Gpu::new(index, GpuVendor::Nvidia, name)
     });
 }
 
