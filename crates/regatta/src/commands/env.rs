@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use regatta_model::allocation::UNKNOWN_HOST;
+use regatta_model::hostlist::short;
 use regatta_place::environment::{EnvLine, Framework, RankContext, Rendezvous, environment};
 use regatta_place::profile::Situation;
 use regatta_place::rendezvous::{self, Candidate};
@@ -109,13 +110,12 @@ fn master(plan: &Plan) -> Result<(String, String)> {
     Ok(rendezvous::master_address(&plan.machines[0], here, &candidates)?)
 }
 
-/// `node1.site` and `i` make `node1i.site`.
+/// `node1.site` and `i` make `node1i.site`; a suffix that is a domain replaces the name's own.
 fn with_suffix(host: &str, suffix: &str) -> String {
-    match host.split_once('.') {
-        Some((short, domain)) if host.parse::<std::net::IpAddr>().is_err() => {
-            format!("{short}{suffix}.{domain}")
-        }
-        _ => format!("{host}{suffix}"),
+    let name = short(host);
+    match host.strip_prefix(name) {
+        Some(domain) if !suffix.starts_with('.') => format!("{name}{suffix}{domain}"),
+        _ => format!("{name}{suffix}"),
     }
 }
 
@@ -166,4 +166,18 @@ fn script(lines: &[EnvLine], terminal: bool) -> String {
         false => format!("{}; : {};\n", command(l), remark(&l.why)),
     };
     lines.iter().map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::with_suffix;
+
+    #[test]
+    fn names_on_the_fabric() {
+        assert_eq!(with_suffix("jwb0001.juwels", "i"), "jwb0001i.juwels");
+        assert_eq!(with_suffix("nid001", "-hsn0"), "nid001-hsn0");
+        assert_eq!(with_suffix("x3005c0.cm.site", ".hsn.site"), "x3005c0.hsn.site");
+        assert_eq!(with_suffix("nid001.site", ""), "nid001.site");
+        assert_eq!(with_suffix("10.0.0.1", ""), "10.0.0.1");
+    }
 }
