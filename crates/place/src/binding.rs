@@ -172,7 +172,9 @@ fn rankfile(placement: &Placement) -> String {
     let mut lines = vec![
         "# Open MPI rank file; save it as FILE and start with".to_owned(),
         format!(
-            "#   mpirun -n {} --mca rmaps_rank_file_physical 1 --rankfile FILE ...",
+            // Without the first, a slot is a core with all its threads; without the second, CPUs are
+            // counted in the order of their cores.
+            "#   mpirun -n {} --use-hwthread-cpus --mca rmaps_rank_file_physical 1 --rankfile FILE ...",
             placement.ranks
         ),
     ];

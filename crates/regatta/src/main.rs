@@ -4,16 +4,19 @@ mod cli;
 mod commands;
 mod draw;
 mod options;
+mod output;
 mod plan;
 mod shell;
 mod system;
 mod table;
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Parser;
 
 use cli::{Cli, Command};
+use output::shown_on;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -27,10 +30,24 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            anstream::eprintln!("{}error:{} {error:#}", cli::ERROR, cli::ERROR.render_reset());
+            let style = cli::ERROR;
+            let line = format!("{style}error:{style:#} {}\n", sentence(&error));
+            // Nobody is left to tell if this fails too.
+            let _ = std::io::stderr().write_all(shown_on(&std::io::stderr(), line).as_bytes());
             ExitCode::FAILURE
         }
     }
+}
+
+/// An error and its causes, less those that the text before tells already.
+fn sentence(error: &anyhow::Error) -> String {
+    let mut text = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
 }
 
 /// Whoever read our output has had enough (`regatta map | head`): not a fault.

@@ -6,20 +6,35 @@
 // every host has for itself. A thread without a file has the mask of its process, a process that of
 // its parent, and the first process all CPUs.
 //
+// Memory policies are kept likewise, for nodes that do not exist: libnuma and others ask for them
+// through libc's syscall().
+//
 // Programs that make the system call without libc, and /proc/<pid>/status, show the real mask.
 #define _GNU_SOURCE
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #define FOLDER "/dev/shm/.regatta-affinity"
 #define GENERATIONS 64
+
+// What a thread has, each in a file of its own.
+#define CPUS ""
+#define MEMORY "-memory"
+
+struct memory {
+    int mode;
+    unsigned long nodes;
+};
 
 struct task {
     int parent;
@@ -58,67 +73,94 @@ static int look_up(int id, struct task *task) {
     return group && sscanf(group, "\nTgid: %d", &task->process) == 1 ? 0 : -1;
 }
 
-static void mask_path(char *path, size_t size, int id, const struct task *task) {
-    snprintf(path, size, FOLDER "/%d-%llu", id, task->start);
-}
-
-static int claimed_cpus(void) {
-    const char *text = getenv("REGATTA_TESTBED_CPUS");
+static int claimed(const char *variable) {
+    const char *text = getenv(variable);
     return text ? atoi(text) : 1;
 }
 
-static int load(int id, size_t size, cpu_set_t *mask) {
-    memset(mask, 0, size);
+static int claimed_cpus(void) {
+    return claimed("REGATTA_TESTBED_CPUS");
+}
+
+// Fills `what` with the thread's own, or what it inherited; 0 if there is none, -1 if there is no
+// such thread.
+static ssize_t load(int id, const char *kind, void *what, size_t size) {
     for (int i = 0; i < GENERATIONS && id > 0; i++) {
         struct task task;
         char path[128];
-        if (look_up(id, &task)) {
-            if (i == 0)
-                return ESRCH;
-            break;
-        }
-        mask_path(path, sizeof path, id, &task);
+        if (look_up(id, &task))
+            return i == 0 ? -1 : 0;
+        snprintf(path, sizeof path, FOLDER "/%d-%llu%s", id, task.start, kind);
         int file = open(path, O_RDONLY | O_CLOEXEC);
         if (file >= 0) {
-            ssize_t length = read(file, mask, size);
+            ssize_t length = read(file, what, size);
             close(file);
             if (length > 0)
-                return 0;
+                return length;
         }
         id = id == task.process ? task.parent : task.process;
     }
-    for (int cpu = 0; cpu < claimed_cpus(); cpu++)
-        CPU_SET_S(cpu, size, mask);
     return 0;
+}
+
+static int store(int id, const char *kind, const void *what, size_t size) {
+    struct task task;
+    char path[128];
+    if (look_up(id, &task))
+        return ESRCH;
+    mkdir(FOLDER, 01777);
+    snprintf(path, sizeof path, FOLDER "/%d-%llu%s", id, task.start, kind);
+    int file = open(path, O_CREAT | O_WRONLY | O_TRUNC | O_CLOEXEC, 0666);
+    if (file < 0)
+        return EPERM;
+    ssize_t written = write(file, what, size);
+    close(file);
+    return written == (ssize_t)size ? 0 : EPERM;
 }
 
 static int get_mask(int id, size_t size, cpu_set_t *mask) {
     if (size % sizeof(long) || size * 8 < (size_t)claimed_cpus())
         return EINVAL;
-    return load(id, size, mask);
+    memset(mask, 0, size);
+    ssize_t found = load(id, CPUS, mask, size);
+    if (found < 0)
+        return ESRCH;
+    for (int cpu = 0; found == 0 && cpu < claimed_cpus(); cpu++)
+        CPU_SET_S(cpu, size, mask);
+    return 0;
 }
 
 static int set_mask(int id, size_t size, const cpu_set_t *wanted) {
-    struct task task;
-    char path[128];
     cpu_set_t mask;
     CPU_ZERO(&mask);
     // As the kernel does: CPUs that do not exist are left out, and one at least must remain.
     for (int cpu = 0; cpu < claimed_cpus() && cpu < CPU_SETSIZE; cpu++)
         if (CPU_ISSET_S(cpu, size, wanted))
             CPU_SET(cpu, &mask);
-    if (CPU_COUNT(&mask) == 0)
-        return EINVAL;
-    if (look_up(id, &task))
-        return ESRCH;
-    mkdir(FOLDER, 01777);
-    mask_path(path, sizeof path, id, &task);
-    int file = open(path, O_CREAT | O_WRONLY | O_TRUNC | O_CLOEXEC, 0666);
-    if (file < 0)
-        return EPERM;
-    ssize_t written = write(file, &mask, sizeof mask);
-    close(file);
-    return written == sizeof mask ? 0 : EPERM;
+    return CPU_COUNT(&mask) == 0 ? EINVAL : store(id, CPUS, &mask, sizeof mask);
+}
+
+static int claimed_nodes(void) {
+    return claimed("REGATTA_TESTBED_NUMA");
+}
+
+static int set_memory(int mode, const unsigned long *mask, unsigned long bits) {
+    unsigned long all = (1ul << claimed_nodes()) - 1;
+    unsigned long wanted = mask && bits > 1 ? *mask : 0;
+    struct memory memory = {mode, wanted & all};
+    return wanted && !memory.nodes ? EINVAL : store(gettid(), MEMORY, &memory, sizeof memory);
+}
+
+static int get_memory(int *mode, unsigned long *mask, unsigned long bits) {
+    struct memory memory = {0, 0};
+    load(gettid(), MEMORY, &memory, sizeof memory);
+    if (mode)
+        *mode = memory.mode;
+    if (mask) {
+        memset(mask, 0, (bits + 63) / 64 * sizeof *mask);
+        *mask = memory.nodes;
+    }
+    return 0;
 }
 
 static int answer(int error) {
@@ -143,4 +185,27 @@ int pthread_getaffinity_np(pthread_t thread, size_t size, cpu_set_t *mask) {
 
 int pthread_setaffinity_np(pthread_t thread, size_t size, const cpu_set_t *mask) {
     return pthread_equal(thread, pthread_self()) ? set_mask(gettid(), size, mask) : ENOSYS;
+}
+
+// libnuma counts the nodes in /sys.
+int numa_max_node(void) {
+    return claimed_nodes() - 1;
+}
+
+long syscall(long number, ...) {
+    long a[6];
+    va_list more;
+    va_start(more, number);
+    for (int i = 0; i < 6; i++)
+        a[i] = va_arg(more, long);
+    va_end(more);
+    if (number == SYS_set_mempolicy)
+        return answer(set_memory((int)a[0], (const unsigned long *)a[1], a[2]));
+    // The other questions that this call answers are of addresses, not of threads.
+    if (number == SYS_get_mempolicy && a[4] == 0)
+        return answer(get_memory((int *)a[0], (unsigned long *)a[1], a[2]));
+    static long (*real)(long, ...);
+    if (!real)
+        real = (long (*)(long, ...))dlsym(RTLD_NEXT, "syscall");
+    return real(number, a[0], a[1], a[2], a[3], a[4], a[5]);
 }

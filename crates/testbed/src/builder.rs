@@ -88,8 +88,8 @@ impl ClusterBuilder {
         self
     }
 
-    /// Whether programs may bind themselves to, and see themselves on, CPUs that the machine does
-    /// not have. Only what asks libc is deceived: a program that makes the system call itself, and
+    /// Whether programs may bind themselves to, and see themselves on, CPUs and NUMA nodes that the
+    /// machine does not have. Only what asks libc is deceived: a program that makes the system call itself, and
     /// `/proc/self/status`, tell the truth.
     pub fn fake_affinity(mut self, yes: bool) -> Self {
         self.fake_affinity = yes;

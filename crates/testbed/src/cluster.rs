@@ -5,6 +5,7 @@ use crate::base::{Base, remove_stale};
 use crate::builder::ClusterBuilder;
 use crate::error::{TestbedError, io};
 use crate::host::Host;
+use crate::remote;
 use crate::slurm;
 use std::ffi::OsStr;
 use std::fs;
@@ -16,6 +17,7 @@ pub(crate) const NETWORK: &str = "10.77.0";
 /// The login host's last number.
 pub(crate) const LOGIN_NUMBER: u32 = 254;
 const LOGIN: &str = "login";
+const SLURM_CONF: &str = "slurm.conf";
 
 /// Hosts `login`, `node1`, `node2`, … on one machine. Dropping it ends all their processes and
 /// removes all their files.
@@ -26,9 +28,9 @@ pub struct Cluster {
     hosts: Vec<Host>,
     _switch: Host,
     names: Vec<String>,
-    slurm: bool,
     topology: Option<PathBuf>,
-    preload: Option<(PathBuf, u32)>,
+    /// What the environment of every command has beyond its own.
+    variables: Vec<String>,
     base: Base,
 }
 
@@ -52,15 +54,18 @@ impl Cluster {
         remove_stale();
         let base = Base::create()?;
         let names: Vec<String> = (1..=builder.nodes).map(|n| format!("node{n}")).collect();
-        base.write("hosts", hosts_file(&names))?;
+        base.write("etc-hosts", hosts_file(&names))?;
         let topology = match &builder.topology {
             Some(topology) => Some(copy_topology(&base, &topology.xml)?),
             None => None,
         };
-        let preload = match builder.fake_affinity {
-            true => Some((affinity::build(&base)?, builder.cpus)),
-            false => None,
-        };
+        let mut variables = Vec::new();
+        if builder.slurm {
+            variables.push(format!("SLURM_CONF={}", base.file(SLURM_CONF).display()));
+        }
+        if builder.fake_affinity {
+            variables.extend(affinity::build(&base, builder.cpus, topology.as_deref())?);
+        }
         if builder.slurm {
             slurm::configure(&base, builder)?;
         }
@@ -75,9 +80,9 @@ impl Cluster {
         let login = host(LOGIN, LOGIN_NUMBER)?;
         let hosts: Vec<Host> =
             names.iter().zip(1..).map(|(name, n)| host(name, n)).collect::<Result<_, _>>()?;
-        let slurm = builder.slurm;
-        let cluster = Self { login, hosts, _switch: switch, names, slurm, topology, preload, base };
-        if slurm {
+        remote::write(&base, &hosts, &variables, topology.as_deref())?;
+        let cluster = Self { login, hosts, _switch: switch, names, topology, variables, base };
+        if builder.slurm {
             slurm::start(&cluster)?;
         }
         Ok(cluster)
@@ -96,7 +101,7 @@ impl Cluster {
 
     /// Where Slurm's configuration is.
     pub fn slurm_conf(&self) -> PathBuf {
-        self.base.file("slurm.conf")
+        self.base.file(SLURM_CONF)
     }
 
     /// The hwloc file of the nodes, where every host sees it, if one was given.
@@ -130,6 +135,25 @@ impl Cluster {
         self.command(&self.login, program, args)
     }
 
+    /// What stands in for ssh: `ssh node1 hostname` runs a command on a node, in a new environment.
+    /// Only commands made by [`Cluster::launcher`] can use it.
+    pub fn ssh(&self) -> PathBuf {
+        self.base.file(remote::NAME)
+    }
+
+    /// A command that starts others by [`Cluster::ssh`], as `mpiexec` does: it has the name and the
+    /// network of the login host, and the files and processes of this machine.
+    pub fn launcher<P, I, A>(&self, program: P, args: I) -> Command
+    where
+        P: AsRef<OsStr>,
+        I: IntoIterator<Item = A>,
+        A: AsRef<OsStr>,
+    {
+        let mut command = self.login.enter_network();
+        command.arg(program).args(args).current_dir(&self.base.path);
+        command
+    }
+
     fn command<P, I, A>(&self, host: &Host, program: P, args: I) -> Command
     where
         P: AsRef<OsStr>,
@@ -139,14 +163,7 @@ impl Cluster {
         let mut command = host.enter();
         // `env` comes after `nsenter`, so that the library is loaded only inside the host.
         command.arg("env").arg("-C").arg(&self.base.path);
-        if self.slurm {
-            command.arg(format!("SLURM_CONF={}", self.slurm_conf().display()));
-        }
-        if let Some((library, cpus)) = &self.preload {
-            command.arg(format!("LD_PRELOAD={}", library.display()));
-            command.arg(format!("{}={cpus}", affinity::CPUS));
-        }
-        command.arg(program).args(args);
+        command.args(&self.variables).arg(program).args(args);
         command
     }
 

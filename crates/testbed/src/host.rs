@@ -73,6 +73,14 @@ impl Host {
         command
     }
 
+    /// A command whose further arguments run with the host's network and name, and else outside.
+    pub(crate) fn enter_network(&self) -> Command {
+        let mut command = Command::new("nsenter");
+        command.args(["--target", &self.holder.id().to_string(), "--net", "--uts", "--"]);
+        command.stdin(Stdio::null());
+        command
+    }
+
     /// The machine's number for the process whose death ends the host.
     pub(crate) fn holder(&self) -> u32 {
         self.holder.id()

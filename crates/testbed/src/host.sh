@@ -10,7 +10,7 @@ shift 4
 
 echo "$name" > /proc/sys/kernel/hostname
 ip link set lo up
-mount --bind "$base/hosts" /etc/hosts
+mount --bind "$base/etc-hosts" /etc/hosts
 mount -t tmpfs -o mode=1777 tmpfs /dev/shm
 mount -t tmpfs -o mode=1777 tmpfs "$base/local"
 

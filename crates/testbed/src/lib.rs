@@ -25,6 +25,7 @@ mod cgroup;
 mod cluster;
 mod error;
 mod host;
+mod remote;
 mod require;
 mod run;
 mod slurm;

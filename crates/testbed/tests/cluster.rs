@@ -87,6 +87,21 @@ fn hosts_reach_each_other_and_share_only_what_they_should() {
 }
 
 #[test]
+fn ssh_starts_commands_on_nodes_in_a_new_environment() {
+    let builder = Cluster::builder().nodes(2).slurm(false);
+    let Some(cluster) = cluster_or_skip(&builder) else { return };
+    let ssh = |words: &[&str]| {
+        let mut command = cluster.launcher(cluster.ssh(), words);
+        run(command.env("LEFT_BEHIND", "1")).unwrap()
+    };
+    let output = ssh(&["-x", "node2", "hostname; pwd;", "echo ${LEFT_BEHIND-none}"]);
+    let wanted = format!("node2\n{}\nnone\n", cluster.shared().display());
+    assert_eq!(output.stdout, wanted, "{}", output.stderr);
+    let output = ssh(&["node9", "hostname"]);
+    assert_eq!((output.status.code(), output.stderr.as_str()), (Some(255), "ssh: no host node9\n"));
+}
+
+#[test]
 fn a_command_that_hangs_is_killed_in_its_host() {
     let builder = Cluster::builder().nodes(1).slurm(false);
     let Some(cluster) = cluster_or_skip(&builder) else { return };

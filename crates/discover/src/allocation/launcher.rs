@@ -177,7 +177,15 @@ pub(crate) fn without_nodes(started: &Started, host: &str) -> Result<Allocation,
         });
     }
     let count = started.size / local_size;
-    let mine = started.node.unwrap_or(started.rank / local_size);
+    // A rank that both orders could give has the same local rank in both, and node 0 in both or in
+    // neither: it cannot take itself for a neighbour of rank 0.
+    let (rank, local_rank) = (started.rank, started.local_rank);
+    let (distribution, mine) = if rank % local_size == local_rank {
+        (Distribution::Block, rank / local_size)
+    } else {
+        (Distribution::Cyclic, rank % count)
+    };
+    let mine = started.node.unwrap_or(mine);
     let node = |i| AllocatedNode {
         host: if i == mine { host.to_owned() } else { UNKNOWN_HOST.to_owned() },
         ranks: Some(local_size),
@@ -188,7 +196,7 @@ pub(crate) fn without_nodes(started: &Started, host: &str) -> Result<Allocation,
         job_id: None,
         cluster: None,
         nodes: (0..count).map(node).collect(),
-        distribution: Distribution::Block,
+        distribution,
         me: None,
         evidence: Vec::new(),
     })
@@ -217,6 +225,7 @@ pub(crate) fn join(
         let what = format!("local rank {} with {local_size} ranks on the node", started.local_rank);
         return Err(contradiction(&started.names, &what));
     }
+    allocation.distribution = dealt(allocation, &started, node)?;
     allocation.launcher = Some(started.launcher);
     allocation.me = Some(RankId {
         rank: started.rank,
@@ -226,6 +235,41 @@ pub(crate) fn join(
         node,
     });
     Ok(())
+}
+
+/// In which order the launcher dealt the ranks to the nodes, as this one's place tells: most do not
+/// say.
+fn dealt(
+    allocation: &Allocation,
+    started: &Started,
+    node: Option<u32>,
+) -> Result<Distribution, AllocationError> {
+    let counts: Option<Vec<u32>> = allocation.nodes.iter().map(|n| n.ranks).collect();
+    let (Some(counts), Some(node)) = (counts, node) else { return Ok(allocation.distribution) };
+    let (before, local) = (&counts[..node as usize], started.local_rank);
+    let sum = |numbers: &mut dyn Iterator<Item = u32>| numbers.map(u64::from).sum::<u64>();
+    let fits = |distribution: &Distribution| {
+        let number = match distribution {
+            Distribution::Block => sum(&mut before.iter().copied()) + u64::from(local),
+            Distribution::Cyclic => {
+                let rounds = sum(&mut counts.iter().map(|&c| c.min(local)));
+                rounds + before.iter().filter(|&&c| c > local).count() as u64
+            }
+        };
+        number == u64::from(started.rank)
+    };
+    let orders = [allocation.distribution, Distribution::Block, Distribution::Cyclic];
+    orders.into_iter().find(fits).ok_or_else(|| AllocationError::Contradiction {
+        names: started.names.clone(),
+        what: format!(
+            "as local rank {local} on node {node} of {}, this is neither the order of filling one \
+             node after the other nor that of going round the nodes",
+            counts.len()
+        ),
+        hint: "start with srun --distribution=block, mpiexec -ppn or mpirun --map-by slot, and \
+               with the nodes in the order of --hostfile, if that is given"
+            .to_owned(),
+    })
 }
 
 /// A launcher inside an allocation has its own counts; the scheduler's only say how many ranks it

@@ -46,7 +46,7 @@ pub(crate) fn given(
     // of tasks is theirs.
     let by_slurm = in_step || started.is_none();
     let ranks = match by_slurm {
-        true => tasks_per_node(reader, &hosts, tasks, totals)?,
+        true => tasks_per_node(reader, &hosts, tasks, totals, in_step)?,
         false => vec![None; hosts.list.len()],
     };
     let node = |(host, ranks)| AllocatedNode { host, ranks };
@@ -108,6 +108,7 @@ fn tasks_per_node(
     hosts: &Hosts,
     names: &[&'static str],
     totals: &[&'static str],
+    in_step: bool,
 ) -> Result<Vec<Option<u32>>, AllocationError> {
     let total = reader.first_number(totals)?;
     let (Some((name, value)), Some((total_name, total))) = (reader.first(names), total) else {
@@ -125,6 +126,12 @@ fn tasks_per_node(
         });
     }
     let sum: u64 = tasks.iter().map(|&n| u64::from(n)).sum();
+    let nodes = tasks.len() as u64;
+    // A job's list holds the most a node may take, as `--ntasks-per-node` says, beside `--ntasks`;
+    // a step's holds what it has.
+    if !in_step && (nodes..sum).contains(&u64::from(total)) {
+        return Ok(fill(&tasks, total).into_iter().map(Some).collect());
+    }
     if sum != u64::from(total) {
         return Err(AllocationError::Contradiction {
             names: format!("{name}={value} and {total_name}={total}"),
@@ -133,6 +140,17 @@ fn tasks_per_node(
         });
     }
     Ok(tasks.into_iter().map(Some).collect())
+}
+
+/// How Slurm lays out tasks on nodes that could take more: one on each, the rest on the first ones.
+fn fill(most: &[u32], total: u32) -> Vec<u32> {
+    let mut left = total.saturating_sub(most.len() as u32);
+    let take = |&most: &u32| {
+        let more = most.saturating_sub(1).min(left);
+        left -= more;
+        1 + more
+    };
+    most.iter().map(take).collect()
 }
 
 /// Nodes that one task list may speak of.
@@ -163,7 +181,14 @@ fn distribution(reader: &Reader<'_>) -> Distribution {
 
 #[cfg(test)]
 mod tests {
-    use super::expand_tasks;
+    use super::{expand_tasks, fill};
+
+    #[test]
+    fn tasks_fill_the_first_nodes() {
+        assert_eq!(fill(&[2, 2], 3), [2, 1]);
+        assert_eq!(fill(&[4, 4, 4], 6), [4, 1, 1]);
+        assert_eq!(fill(&[4, 4, 4], 3), [1, 1, 1]);
+    }
 
     #[test]
     fn task_lists() {

@@ -226,6 +226,50 @@ fn a_rank_elsewhere_in_a_one_node_allocation_is_refused() {
     assert!(m.contains("PMI_RANK=0 and PMI_SIZE=8") && m.contains("one node"), "{m}");
 }
 
+/// `sbatch -N2 -n3 --ntasks-per-node=2`: the list says what would fit.
+#[test]
+fn a_batch_job_may_have_fewer_tasks_than_fit() {
+    let job = |total| {
+        let pairs = [
+            ("SLURM_JOB_ID", "77"),
+            ("SLURM_JOB_NODELIST", "n[1-2]"),
+            ("SLURM_NTASKS", total),
+            ("SLURM_TASKS_PER_NODE", "2(x2)"),
+        ];
+        on("n1", &pairs).map(|a| a.nodes.iter().map(|n| n.ranks.unwrap()).collect::<Vec<_>>())
+    };
+    assert_eq!(job("3").unwrap(), [2, 1]);
+    assert_eq!(job("2").unwrap(), [1, 1]);
+    assert!(job("5").is_err() && job("1").is_err());
+}
+
+fn hydra(rank: &'static str, local: &'static str) -> [(&'static str, &'static str); 4] {
+    [("PMI_RANK", rank), ("PMI_SIZE", "6"), ("MPI_LOCALRANKID", local), ("MPI_LOCALNRANKS", "2")]
+}
+
+#[test]
+fn the_order_of_dealing_is_told_by_the_local_rank() {
+    let hosts = |a: &Allocation| a.nodes.iter().map(|n| n.host.clone()).collect::<Vec<_>>();
+    let block = on("c", &hydra("3", "1")).unwrap();
+    assert_eq!((block.distribution, hosts(&block)), (Distribution::Block, own(["?", "c", "?"])));
+    // Round three nodes, rank 1 is the second node's first.
+    let round = on("c", &hydra("1", "0")).unwrap();
+    assert_eq!((round.distribution, hosts(&round)), (Distribution::Cyclic, own(["?", "c", "?"])));
+    assert_eq!(round.me.unwrap().node, Some(1));
+    let m = on("c", &hydra("5", "0")).unwrap_err().to_string();
+    assert!(m.contains("PMI_RANK=5 and PMI_SIZE=6") && m.contains("local rank 0"), "{m}");
+    // Slurm's plane distribution: two ranks to each node, then again.
+    let mut plane = STEP.to_vec();
+    plane.retain(|(n, _)| !n.starts_with("SLURM_STEP_TASKS") && !n.ends_with("NUM_TASKS"));
+    plane.extend([("SLURM_STEP_NUM_TASKS", "16"), ("SLURM_STEP_TASKS_PER_NODE", "4(x4)")]);
+    let m = message(&plane);
+    assert!(m.contains("--distribution=block"), "{m}");
+}
+
+fn own<const N: usize>(names: [&str; N]) -> Vec<String> {
+    names.map(str::to_owned).to_vec()
+}
+
 /// What a launcher told one rank of a job on two nodes with two ranks each.
 fn recorded(launcher: &str, rank: u32) -> Allocation {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../testbed/fixtures/env");
@@ -251,6 +295,8 @@ fn what_real_launchers_tell() {
         ("slurm-srun", Launcher::Srun, true),
         ("slurm-pmi2", Launcher::Srun, true),
         ("slurm-pmix", Launcher::Srun, true),
+        ("slurm-gpus-per-task", Launcher::Srun, true),
+        ("slurm-gpus-per-node", Launcher::Srun, true),
         ("slurm-hydra", Launcher::Hydra, true),
         ("slurm-openmpi", Launcher::OpenMpi, true),
         ("mpich-hydra", Launcher::Hydra, false),

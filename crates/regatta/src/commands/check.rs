@@ -1,14 +1,16 @@
 //! `regatta map --check`: does this rank have what the plan says?
 
+use std::io::Write;
 use std::process::ExitCode;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use regatta_model::Machine;
 use regatta_place::check::{self, Actual, Difference};
 use regatta_place::visible;
 use serde::Serialize;
 
 use crate::cli::{ERROR, FAINT, GOOD, MapArgs};
+use crate::output::shown_on;
 use crate::plan::Plan;
 use crate::system;
 
@@ -47,7 +49,7 @@ pub fn run(args: &MapArgs, plan: &Plan) -> Result<ExitCode> {
         };
         println!("{}", serde_json::to_string(&report)?);
     } else {
-        print(&host, rank, &actual, &differences);
+        print(&host, rank, &actual, &differences)?;
     }
     Ok(if ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -91,8 +93,8 @@ fn cgroup(plan: &Plan) -> Option<Difference> {
     })
 }
 
-/// One rank's lines are printed in one piece, since many ranks print at once.
-fn print(host: &str, rank: u32, actual: &Actual, differences: &[Difference]) {
+/// One rank's lines are written in one piece, since many ranks write at once.
+fn print(host: &str, rank: u32, actual: &Actual, differences: &[Difference]) -> Result<()> {
     let mut text = String::new();
     if differences.is_empty() {
         text.push_str(&format!(
@@ -106,5 +108,6 @@ fn print(host: &str, rank: u32, actual: &Actual, differences: &[Difference]) {
             d.what, d.planned, d.actual, d.why
         ));
     }
-    anstream::print!("{text}");
+    let text = shown_on(&std::io::stdout(), text);
+    std::io::stdout().write_all(text.as_bytes()).context("standard output")
 }

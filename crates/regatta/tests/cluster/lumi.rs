@@ -1,0 +1,165 @@
+//! Binding on nodes that look like LUMI's, by the options that `regatta map --format` prints.
+
+use regatta_model::CpuSet;
+use regatta_testbed::Cluster;
+
+use crate::support::{Bed, HYDRA, Job, OPEN_MPI, made_up_nodes, programs_or_skip};
+
+/// LUMI's eight masks, in the order of the local ranks.
+const MASKS: [&str; 8] = [
+    "fe000000000000",
+    "fe00000000000000",
+    "fe0000",
+    "fe000000",
+    "fe",
+    "fe00",
+    "fe00000000",
+    "fe0000000000",
+];
+/// Which eighth of the cores that is.
+const EIGHTHS: [usize; 8] = [6, 7, 2, 3, 0, 1, 4, 5];
+/// 64 cores in eight groups of one L3 cache, four NUMA nodes; thread 2 of core i is CPU 64 + i.
+const LUMI: &str = "pack:1 numa:4 l3:2 core:8 pu:2(indexes=2*64:1*2)";
+const SLURM: &str = "Sockets=1 CoresPerSocket=64 ThreadsPerCore=2";
+const CHECK: [&str; 5] = ["map", "--system", "lumi-g", "--check", "--json"];
+/// Slurm lets a step bind to any CPU of its nodes only in a job that has them all.
+const EXCLUSIVE: [&str; 2] = ["-N2", "--exclusive"];
+
+#[test]
+fn ranks_are_bound_as_on_lumi() {
+    let Some(()) = programs_or_skip(&[HYDRA, OPEN_MPI]) else { return };
+    let builder = Cluster::builder().nodes(2);
+    let Some(cluster) = made_up_nodes(LUMI, SLURM, 128, builder) else { return };
+    let bed = Bed::new(cluster);
+    srun_as_printed(&bed);
+    srun_linear(&bed);
+    srun_unbound(&bed);
+    srun_dealt_round(&bed);
+    mpich(&bed);
+    open_mpi(&bed);
+    pbs(&bed);
+}
+
+/// The options that the binary prints for a launcher, as a shell splits them.
+fn printed(bed: &Bed, launcher: &str) -> Vec<String> {
+    let text = bed.regatta(&["map", "--system", "lumi-g", "-N", "2", "--format", launcher]);
+    assert!(!text.contains(['\'', '"', '\\', '$']), "{text}");
+    text.split_whitespace().map(str::to_owned).collect()
+}
+
+fn words(of: &[String]) -> Vec<&str> {
+    of.iter().map(String::as_str).collect()
+}
+
+/// Asserts that all 16 ranks are bound as on LUMI, and that `--check` is content.
+fn assert_bound(job: Job) {
+    let job = job.good();
+    assert_eq!(job.ranks.len(), 16);
+    for rank in &job.ranks {
+        let report = rank.json();
+        let local = rank.number as usize % 8;
+        let host = if rank.number < 8 { "node1" } else { "node2" };
+        assert_eq!(rank.host, host);
+        assert_eq!((&report["host"], &report["rank"]), (&host.into(), &rank.number.into()));
+        assert_eq!(report["local_rank"], local);
+        assert_eq!(report["ok"], true, "{report}");
+        let cpus: CpuSet = report["actual"]["cpus"].as_str().unwrap().parse().unwrap();
+        assert_eq!(cpus.to_mask(), MASKS[local], "rank {}", rank.number);
+    }
+}
+
+fn srun_as_printed(bed: &Bed) {
+    let options = printed(bed, "srun");
+    let job = bed.srun(&EXCLUSIVE, &words(&options), &CHECK);
+    for rank in &job.ranks {
+        let node = [3, 3, 1, 1, 0, 0, 2, 2][rank.number as usize % 8].to_string();
+        assert_eq!(rank.json()["actual"]["memory"]["prefer"], node, "rank {}", rank.number);
+    }
+    assert_bound(job);
+}
+
+/// The cores split in their own order, as most scripts do: six of eight ranks are elsewhere.
+fn srun_linear(bed: &Bed) {
+    let masks: Vec<String> = (0..8).map(|i| format!("{:#x}", 0xfeu64 << (8 * i))).collect();
+    let bind = format!("--cpu-bind=mask_cpu:{}", masks.join(","));
+    let check = ["map", "--system", "lumi-g", "--check"];
+    let job = bed.srun(&EXCLUSIVE, &["--ntasks-per-node=8", &bind], &check);
+    assert_eq!(job.output.status.code(), Some(1));
+    assert_eq!(job.ranks.len(), 16);
+    for rank in &job.ranks {
+        let local = rank.number as usize % 8;
+        if EIGHTHS[local] == local {
+            let wanted = format!("ok    {} rank {}: ", rank.host, rank.number);
+            assert!(rank.text.starts_with(&wanted), "{}", rank.text);
+            continue;
+        }
+        let whose = EIGHTHS.iter().position(|&e| e == local).unwrap();
+        let (host, number, first) = (&rank.host, rank.number, 8 * EIGHTHS[local] + 1);
+        let is = 8 * local + 1;
+        let wanted = format!(
+            "wrong {host} rank {number}: cpus: planned {first}-{}, is {is}-{}",
+            first + 6,
+            is + 6
+        );
+        assert!(rank.text.starts_with(&wanted), "no {wanted:?} in {}", rank.text);
+        assert!(rank.text.contains(&format!("local rank {whose}'s cores")), "{}", rank.text);
+    }
+}
+
+fn srun_unbound(bed: &Bed) {
+    let job = bed.srun(&EXCLUSIVE, &["--ntasks-per-node=8", "--cpu-bind=none"], &CHECK);
+    assert_eq!(job.output.status.code(), Some(1));
+    for rank in &job.ranks {
+        let report = rank.json();
+        assert_eq!((&report["ok"], &report["actual"]["cpus"]), (&false.into(), &"0-127".into()));
+        let why = report["differences"][0]["why"].as_str().unwrap();
+        assert!(why.contains("the launcher bound nothing"), "{why}");
+    }
+    assert_eq!(job.ranks.len(), 16);
+}
+
+/// With another distribution, rank 1 is local rank 0 of node2, and must have its cores.
+fn srun_dealt_round(bed: &Bed) {
+    let mut options = printed(bed, "srun");
+    options.push("--distribution=cyclic".to_owned());
+    let job = bed.srun(&EXCLUSIVE, &words(&options), &CHECK).good();
+    assert_eq!(job.hosts()[..3], ["node1", "node2", "node1"]);
+    for rank in &job.ranks {
+        let cpus: CpuSet = rank.json()["actual"]["cpus"].as_str().unwrap().parse().unwrap();
+        assert_eq!(cpus.to_mask(), MASKS[rank.number as usize / 2]);
+    }
+}
+
+fn mpich(bed: &Bed) {
+    let hosts = bed.file("mpich-hosts", "node1\nnode2\n");
+    let check = [&CHECK[..], &["--hostfile", &hosts]].concat();
+    let options = printed(bed, "mpich");
+    let with_hosts = [&["-f", &hosts], &words(&options)[..]].concat();
+    assert_bound(bed.hydra(&[], &with_hosts, &check));
+    let job = bed.hydra(&[], &["-f", &hosts, "-n", "16", "-ppn", "8"], &check);
+    assert!(!job.output.status.success());
+    assert!(job.ranks.iter().all(|r| r.json()["ok"] == false), "{job:?}");
+}
+
+/// The binary prints a rank file, and in it the command that uses it.
+fn open_mpi(bed: &Bed) {
+    let text = bed.regatta(&["map", "--system", "lumi-g", "-N", "2", "--format", "openmpi"]);
+    let file = bed.file("rankfile", &text);
+    let command = text.lines().find_map(|l| l.strip_prefix("#   mpirun ")).unwrap();
+    let options: Vec<&str> = command
+        .split_whitespace()
+        .filter(|word| *word != "...")
+        .map(|word| if word == "FILE" { &file } else { word })
+        .collect();
+    let hosts = bed.file("openmpi-hosts", "node1 slots=8\nnode2 slots=8\n");
+    let check = [&CHECK[..], &["--hostfile", &hosts]].concat();
+    assert_bound(bed.open_mpi(&[&["--hostfile", &hosts], &options[..]].concat(), &check));
+}
+
+fn pbs(bed: &Bed) {
+    let file = bed.file("pbs-nodes", &("node1\n".repeat(8) + &"node2\n".repeat(8)));
+    let variables = [("PBS_JOBID", "12.server"), ("PBS_NODEFILE", file.as_str())];
+    let options = printed(bed, "mpich");
+    let with_pbs = [&["-rmk", "pbs"], &words(&options)[..]].concat();
+    assert_bound(bed.hydra(&variables, &with_pbs, &CHECK));
+}

@@ -1,0 +1,12 @@
+//! The binary on several hosts, under real launchers: does each rank read its place right, is it
+//! bound as planned, do all agree where to meet?
+//!
+//! One test for each kind of cluster, since bringing one up costs seconds.
+
+#![allow(clippy::unwrap_used, reason = "a test's own functions may panic as it may")]
+
+mod gpus;
+mod launchers;
+mod lumi;
+mod slurm;
+mod support;

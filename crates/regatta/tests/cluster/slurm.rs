@@ -1,0 +1,165 @@
+//! Slurm on this machine's own CPUs: steps, batch scripts and allocations without a step.
+
+use std::net::TcpListener;
+use std::time::Duration;
+
+use regatta_testbed::{Cluster, cluster_or_skip, run};
+use serde_json::Value;
+
+use crate::support::{Bed, REGATTA, assert_environment, assert_places};
+
+/// `node1` on the cluster's network.
+const NODE1: &str = "10.77.0.1";
+/// Named, for Slurm would take others while these still clean up after the job before.
+const NODES: &str = "-wnode1,node2";
+/// Tells [`listens_on_a_port`] which.
+const PORT: &str = "REGATTA_TEST_PORT";
+
+#[test]
+fn slurm_jobs_are_read_right() {
+    let Some(cluster) = cluster_or_skip(&Cluster::builder().nodes(3)) else { return };
+    let bed = Bed::new(cluster);
+    steps(&bed);
+    no_step(&bed);
+    launchers_inside(&bed);
+    meeting(&bed);
+    taken_port(&bed);
+    contradiction(&bed);
+}
+
+fn steps(bed: &Bed) {
+    let map = ["map", "--json"];
+    for options in
+        [&[NODES, "--ntasks-per-node=2"][..], &[NODES, "--ntasks-per-node=2", "--mpi=pmi2"]]
+    {
+        let job = bed.srun(&[], options, &map).good();
+        assert_eq!(job.hosts(), ["node1", "node1", "node2", "node2"]);
+        assert_places(&job, "srun");
+    }
+    let job = bed.srun(&[], &[NODES, "-n3"], &map).good();
+    assert_eq!(job.hosts(), ["node1", "node1", "node2"]);
+    assert_places(&job, "srun");
+    let job = bed.srun(&[], &[NODES, "-n3", "-mcyclic"], &map).good();
+    assert_eq!(job.hosts(), ["node1", "node2", "node1"]);
+    assert_places(&job, "srun");
+    // A step on some of the job's nodes.
+    let part = ["-w", "node2,node3", "-N2", "--ntasks-per-node=1"];
+    let job = bed.srun(&["-N3"], &part, &map).good();
+    assert_eq!(job.hosts(), ["node2", "node3"]);
+    assert_places(&job, "srun");
+}
+
+/// A batch script runs on the job's first node, a command of `salloc` on the login host; neither
+/// is a rank.
+fn no_step(bed: &Bed) {
+    let script = format!("scontrol show hostnames $SLURM_JOB_NODELIST; exec {REGATTA} map --json");
+    let script = bed.file("job.sh", &format!("#!/bin/sh\n{script}\n"));
+    let out = bed.cluster.shared().join("batch");
+    let job = ["-w", "node1,node3", "-n3", "--ntasks-per-node=2", "-o", out.to_str().unwrap()];
+    let output = run(bed.cluster.login("sbatch", ["--wait"]).args(job).arg(&script)).unwrap();
+    let batch = std::fs::read_to_string(&out).unwrap_or_default();
+    assert!(output.status.success(), "{output:?} {batch}");
+    assert_no_step(&batch, "node1", [2, 1]);
+    // Other than sbatch, salloc raises the number of tasks to what would fit.
+    let mut salloc = bed.cluster.login("salloc", &job[..4]);
+    let output = run(salloc.args(["sh", &script])).unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert_no_step(&output.stdout, "login", [2, 2]);
+}
+
+/// `text` holds what `scontrol show hostnames` printed, then the JSON.
+fn assert_no_step(text: &str, host: &str, ranks: [u64; 2]) {
+    let mut lines: Vec<&str> = text.lines().collect();
+    let json: Value = serde_json::from_str(lines.pop().unwrap()).unwrap();
+    let allocation = &json["allocation"];
+    assert_eq!(json["machines"][0]["host"], host);
+    assert_eq!((&allocation["me"], &allocation["launcher"]), (&Value::Null, &Value::Null));
+    assert_eq!(allocation["scheduler"], "slurm");
+    let nodes = allocation["nodes"].as_array().unwrap();
+    let named: Vec<&str> = nodes.iter().filter_map(|n| n["host"].as_str()).collect();
+    assert_eq!(named, lines);
+    assert_eq!(named, ["node1", "node3"]);
+    let counts: Vec<u64> = nodes.iter().filter_map(|n| n["ranks"].as_u64()).collect();
+    assert_eq!(counts, ranks);
+    assert_eq!(json["placement"]["ranks"], ranks[0] + ranks[1]);
+}
+
+/// Other launchers in a Slurm job start their helpers by `srun`: what Slurm says of tasks is not
+/// the rank's.
+fn launchers_inside(bed: &Bed) {
+    use crate::support::{HYDRA, OPEN_MPI, programs_or_skip};
+    let script = format!("{REGATTA} map --json > $0-${{PMI_RANK:-$OMPI_COMM_WORLD_RANK}}");
+    for (launcher, program) in [("hydra", HYDRA), ("openmpi", OPEN_MPI)] {
+        let Some(()) = programs_or_skip(&[program]) else { continue };
+        let out = bed.cluster.shared().join(launcher);
+        let mut salloc = bed.cluster.login("salloc", [NODES, "--ntasks-per-node=2", program.0]);
+        salloc.args(["sh", "-c", &script]).arg(&out);
+        let root = ["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"];
+        let output = run(salloc.envs(root.map(|name| (name, "1")))).unwrap();
+        assert!(output.status.success(), "{output:?}");
+        for (rank, host) in ["node1", "node1", "node2", "node2"].into_iter().enumerate() {
+            let text = std::fs::read_to_string(format!("{}-{rank}", out.display())).unwrap();
+            let json: Value = serde_json::from_str(&text).unwrap();
+            let me = serde_json::json!({
+                "rank": rank, "size": 4, "local_rank": rank % 2, "local_size": 2, "node": rank / 2,
+            });
+            assert_eq!(json["allocation"]["me"], me, "{launcher}");
+            assert_eq!(json["allocation"]["launcher"], launcher);
+            assert_eq!(json["machines"][0]["host"], host, "{launcher}");
+        }
+    }
+}
+
+fn meeting(bed: &Bed) {
+    let job = bed.srun(&[], &[NODES, "--ntasks-per-node=2"], &["env", "--json"]).good();
+    assert_environment(&job, NODE1);
+    let uneven = bed.srun(&[], &[NODES, "-n3", "-mcyclic"], &["env", "--json"]).good();
+    assert_environment(&uneven, NODE1);
+    let port = |job: &crate::support::Job| job.ranks[0].variables()["MASTER_PORT"].clone();
+    assert_ne!(port(&job), port(&uneven), "two jobs got one port");
+}
+
+/// Rank 0 takes its own port and asks again, in the same step, which gives the same port.
+fn taken_port(bed: &Bed) {
+    let test = std::env::current_exe().unwrap();
+    let script = format!(
+        "eval \"$({REGATTA} env)\"; echo port $MASTER_PORT
+         {PORT}=$MASTER_PORT {} --ignored --exact slurm::listens_on_a_port >/dev/null & other=$!
+         for i in $(seq 200); do [ -e listening ] && break; sleep 0.05; done
+         {REGATTA} env > /dev/null; status=$?; kill $other; exit $status",
+        test.display()
+    );
+    let output = run(&mut bed.cluster.login("srun", ["-wnode1", "sh", "-c", &script])).unwrap();
+    let port = output.stdout.split_once("port ").unwrap().1.lines().next().unwrap();
+    assert!(!output.status.success(), "{output:?}");
+    let wanted = format!("port {port}, derived from this job, is taken on node1");
+    assert!(output.stderr.contains(&wanted), "no {wanted:?} in {:?}", output.stderr);
+    assert!(output.stderr.contains("--master-port"), "{}", output.stderr);
+}
+
+/// Not a test by itself: holds a port until it is killed.
+#[test]
+#[ignore = "run by slurm_jobs_are_read_right"]
+fn listens_on_a_port() {
+    let Ok(port) = std::env::var(PORT) else { return };
+    let _listener = TcpListener::bind(("0.0.0.0", port.parse().unwrap())).unwrap();
+    std::fs::write("listening", "").unwrap();
+    std::thread::sleep(Duration::from_secs(30));
+}
+
+fn contradiction(bed: &Bed) {
+    let fails = |environment: &str| {
+        let script = format!("{environment}; {REGATTA} env");
+        let args = ["--quiet", NODES, "-n2", "sh", "-c", &script];
+        let output = run(&mut bed.cluster.login("salloc", args)).unwrap();
+        assert!(!output.status.success(), "{output:?}");
+        assert_eq!(output.stdout, "");
+        output.stderr
+    };
+    let error = fails("unset SLURM_JOB_NUM_NODES; export SLURM_NNODES=4");
+    assert!(error.contains("SLURM_JOB_NODELIST=node[1-2] and SLURM_NNODES=4"), "{error}");
+    let error = fails("export SLURM_JOB_NODELIST=node1 SLURM_NODELIST=node1");
+    assert!(error.contains("SLURM_JOB_NODELIST=node1 and SLURM_JOB_NUM_NODES=2"), "{error}");
+    let error = fails("export SLURM_NTASKS=16 SLURM_NPROCS=16");
+    assert!(error.contains("SLURM_TASKS_PER_NODE=1(x2) and SLURM_NTASKS=16"), "{error}");
+}
