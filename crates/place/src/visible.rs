@@ -48,27 +48,50 @@ fn choose(machine: &Machine, seen: &[u32], value: &str) -> Vec<u32> {
     value.split(',').map_while(pick).collect()
 }
 
-/// A rank that can open fewer GPUs than its node has ranks sits in a GPU cgroup of its own.
-pub fn gpu_cgroup_warning(machine: &Machine, allocation: &Allocation) -> Option<Warning> {
+/// Whether a GPU cgroup of its own hides GPUs from a rank. Two things tell: GPUs on the bus that
+/// the rank cannot open, and Slurm's word that it bound GPUs to tasks. The second alone is not
+/// enough: `closest` leaves all of them visible.
+pub fn gpu_cgroup_warning(
+    machine: &Machine,
+    allocation: &Allocation,
+    variable: &dyn Fn(&str) -> Option<String>,
+) -> Option<Warning> {
     let me = allocation.me.filter(|me| me.local_size > 1)?;
-    let open: Vec<_> = machine.gpus.iter().filter(|g| g.accessible != Some(false)).collect();
-    let vendor = machine.gpus.first()?.vendor;
-    let on_bus = machine.pci.iter().filter(|d| is_gpu(d.class, d.vendor, vendor)).count();
-    let mut cards: Vec<_> = open.iter().filter_map(|g| g.pci.as_ref()).collect();
-    cards.dedup();
-    let there = on_bus.max(machine.gpus.len());
-    let hidden = there.saturating_sub(if cards.is_empty() { open.len() } else { cards.len() });
-    (hidden > 0 && open.len() < me.local_size as usize).then(|| Warning {
+    let on_node = gpus_on_node(machine)?;
+    let open = machine.gpus.iter().filter(|g| g.accessible != Some(false)).count();
+    let (seen, _) = visible_gpus(machine, variable);
+    let (count, cause) = match bound_by_slurm(variable) {
+        Some(bound) if seen.len() < on_node => (seen.len(), format!(", for Slurm says {bound}")),
+        _ if open < on_node && open < me.local_size as usize => (open, String::new()),
+        _ => return None,
+    };
+    Some(Warning {
         code: "gpu-cgroup".to_owned(),
         what: format!(
-            "rank {} on {} can open {} of {there} GPUs while {} ranks run there",
-            me.rank,
-            machine.host,
-            open.len(),
-            me.local_size
+            "rank {} on {} can use {count} of {on_node} GPUs while {} ranks run there{cause}",
+            me.rank, machine.host, me.local_size
         ),
         hint: CGROUP.to_owned(),
     })
+}
+
+/// The GPUs of the node, hidden ones included: a device cgroup does not hide the PCI bus.
+fn gpus_on_node(machine: &Machine) -> Option<usize> {
+    let vendor = machine.gpus.first()?.vendor;
+    let on_bus = machine.pci.iter().filter(|d| is_gpu(d.class, d.vendor, vendor)).count();
+    let mut cards: Vec<_> = machine.gpus.iter().filter_map(|g| g.pci.as_ref()).collect();
+    cards.sort_unstable();
+    cards.dedup();
+    // A card may show as several devices; hidden cards count as one each.
+    Some(machine.gpus.len() + on_bus.saturating_sub(cards.len().max(1)))
+}
+
+/// What Slurm says of GPUs it bound to tasks: `gpu:per_task:1`, `gpu:verbose,mask_gpu:0x3,0xc`.
+fn bound_by_slurm(variable: &dyn Fn(&str) -> Option<String>) -> Option<String> {
+    let name = "SLURMD_TRES_BIND";
+    let value = variable(name)?;
+    let kinds = ["per_task", "single", "map_gpu", "mask_gpu", "map:", "mask:"];
+    kinds.iter().any(|kind| value.contains(kind)).then(|| format!("{name}={value}"))
 }
 
 fn is_gpu(class: u32, pci_vendor: u16, vendor: GpuVendor) -> bool {
@@ -78,4 +101,87 @@ fn is_gpu(class: u32, pci_vendor: u16, vendor: GpuVendor) -> bool {
         GpuVendor::Intel => 0x8086,
     };
     pci_vendor == id && matches!(class >> 8, 0x0300 | 0x0302 | 0x0380 | 0x1200)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use regatta_model::{Gpu, PciDevice, RankId};
+
+    /// A node with four GPUs on the bus, of which `open` can be opened and the first `listed` are
+    /// shown by the driver.
+    fn node(listed: u32, open: &[u32]) -> Machine {
+        let address = |i: u32| format!("0000:{i:02x}:00.0");
+        let pci = |i: u32| PciDevice {
+            address: address(i),
+            path: Vec::new(),
+            class: 0x030200,
+            vendor: 0x10de,
+            device: 0,
+            numa: None,
+        };
+        let gpu = |i: u32| Gpu {
+            pci: Some(address(i)),
+            accessible: Some(open.contains(&i)),
+            uuid: Some(format!("GPU-{i}")),
+            ..Gpu::new(i, GpuVendor::Nvidia, "A100")
+        };
+        let gpus = (0..listed).map(gpu).collect();
+        Machine {
+            host: "n1".to_owned(),
+            pci: (0..4).map(pci).collect(),
+            gpus,
+            ..Machine::default()
+        }
+    }
+
+    fn rank(local_rank: u32) -> Allocation {
+        let me = RankId { rank: local_rank, size: 4, local_rank, local_size: 4, node: Some(0) };
+        Allocation { me: Some(me), ..Allocation::alone("n1") }
+    }
+
+    fn variables(pairs: &[(&str, &str)]) -> impl Fn(&str) -> Option<String> {
+        let own: Vec<(String, String)> =
+            pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+        move |name| own.iter().find(|(k, _)| k == name).map(|(_, v)| v.clone())
+    }
+
+    #[test]
+    fn hidden_hardware_tells() {
+        let none = variables(&[]);
+        let denied = gpu_cgroup_warning(&node(4, &[2]), &rank(2), &none).unwrap();
+        assert!(denied.what.contains("rank 2 on n1 can use 1 of 4 GPUs"), "{}", denied.what);
+        assert!(gpu_cgroup_warning(&node(1, &[0]), &rank(2), &none).is_some(), "not listed at all");
+        assert_eq!(gpu_cgroup_warning(&node(4, &[0, 1, 2, 3]), &rank(2), &none), None);
+        let alone = Allocation::alone("n1");
+        assert_eq!(gpu_cgroup_warning(&node(4, &[2]), &alone, &none), None, "no rank of a job");
+    }
+
+    #[test]
+    fn slurm_tells() {
+        let all = node(4, &[0, 1, 2, 3]);
+        let told = |bind: &str, visible: &str| {
+            let env = variables(&[("SLURMD_TRES_BIND", bind), ("CUDA_VISIBLE_DEVICES", visible)]);
+            gpu_cgroup_warning(&all, &rank(1), &env)
+        };
+        let warning = told("gpu:per_task:1", "0").unwrap();
+        assert!(warning.what.contains("SLURMD_TRES_BIND=gpu:per_task:1"), "{}", warning.what);
+        assert!(told("gpu:verbose,mask_gpu:0x3,0xc", "0,1").is_some());
+        assert_eq!(told("gpu:closest", "0,1,2,3"), None);
+        assert_eq!(told("gpu:none", "0"), None, "restricted by the variable alone");
+    }
+
+    #[test]
+    fn the_runtime_rule_of_visible_devices() {
+        let seen = |value: &str| {
+            let env = variables(&[("CUDA_VISIBLE_DEVICES", value)]);
+            visible_gpus(&node(4, &[0, 1, 2, 3]), &env).0
+        };
+        assert_eq!(seen("2,0"), [2, 0]);
+        assert_eq!(seen("1,7,2"), [1], "up to the first that does not exist");
+        assert_eq!(seen("GPU-3"), [3]);
+        assert!(seen("").is_empty() && seen("-1").is_empty());
+        let second = variables(&[("CUDA_VISIBLE_DEVICES", "0")]);
+        assert_eq!(visible_gpus(&node(4, &[2, 3]), &second).0, [2], "numbers count what is open");
+    }
 }

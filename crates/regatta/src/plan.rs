@@ -40,7 +40,11 @@ impl Plan {
         let job = job.job(place.reserve.as_ref(), place.smt);
         let bases = machines.iter().map(|m| for_planning(m, &allocation)).collect::<Vec<_>>();
         let mut placement = regatta_place::place(&bases, &allocation, &job)?;
-        placement.warnings.extend(visible::gpu_cgroup_warning(&machines[0], &allocation));
+        placement.warnings.extend(visible::gpu_cgroup_warning(
+            &machines[0],
+            &allocation,
+            &|name| env.all().get(name).cloned(),
+        ));
         Ok(Self { env, machines, allocation, site, job, placement })
     }
 

@@ -84,7 +84,8 @@ fn elsewhere(plan: &Plan, planned: usize, rank: u32) -> Option<Difference> {
 }
 
 fn cgroup(plan: &Plan) -> Option<Difference> {
-    let warning = visible::gpu_cgroup_warning(&plan.machines[0], &plan.allocation)?;
+    let variable = |name: &str| plan.env.all().get(name).cloned();
+    let warning = visible::gpu_cgroup_warning(&plan.machines[0], &plan.allocation, &variable)?;
     Some(Difference {
         what: "gpu-cgroup".to_owned(),
         planned: "every rank can open every GPU of its node".to_owned(),

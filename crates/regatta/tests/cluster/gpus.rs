@@ -37,7 +37,6 @@ fn all_gpus_of_the_node_are_as_planned() {
 }
 
 #[test]
-#[ignore = "waits for the detection"]
 fn a_per_task_gpu_cgroup_is_named() {
     let Some(bed) = gpu_nodes() else { return };
     for gpus in [&["--gpus-per-task=1"][..], &["--gpus-per-node=4", "--gpu-bind=single:1"]] {
