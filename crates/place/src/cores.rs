@@ -196,11 +196,11 @@ fn spill(
         || (rest.len() / waiting.len()).min(equal_part(all, homes)).max(1),
         |n| n.max(1) as usize,
     );
-    if rest.len() < want * waiting.len() && !job.oversubscribe {
+    if rest.len() / want < waiting.len() && !job.oversubscribe {
         return Err(PlaceError::TooFewCores {
             host: machine.host.clone(),
             ranks: homes.len() as u32,
-            needed: (want * homes.len()) as u32,
+            needed: (want as u64).saturating_mul(homes.len() as u64),
             cores: all.len() as u32,
         });
     }
@@ -209,7 +209,7 @@ fn spill(
         let pool = if oversubscribed { all } else { &rest };
         let mut near: Vec<FreeCore> = pool.to_vec();
         near.sort_by_key(|c| (distance(machine, &homes[rank], c.numa), c.cpus.first()));
-        let start = if oversubscribed { turn * want % near.len().max(1) } else { 0 };
+        let start = if oversubscribed { turn.wrapping_mul(want) % near.len().max(1) } else { 0 };
         let cores: Vec<FreeCore> =
             near.iter().cycle().skip(start).take(want.min(near.len())).cloned().collect();
         rest.retain(|c| !cores.contains(c));

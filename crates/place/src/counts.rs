@@ -4,6 +4,10 @@ use regatta_model::{Allocation, Distribution, Job, Machine};
 
 use crate::PlaceError;
 
+/// More ranks than any job has: beyond it is a typing error, and the placement would not fit in
+/// memory.
+const MAX_RANKS: u64 = 16_000_000;
+
 /// The ranks a node takes when nobody says: one for each GPU (or group of GPUs), else one for each
 /// NUMA node that has usable cores.
 pub(crate) fn natural(machine: &Machine, job: &Job) -> u32 {
@@ -19,6 +23,21 @@ pub(crate) fn natural(machine: &Machine, job: &Job) -> u32 {
 /// The ranks of each node, in the order of the allocation's nodes. What the user asks for wins over
 /// what the allocation says, and that over `natural`.
 pub(crate) fn ranks_per_node(
+    allocation: &Allocation,
+    job: &Job,
+    natural: impl Fn(usize) -> u32,
+) -> Result<Vec<u32>, PlaceError> {
+    let counts = wanted(allocation, job, natural)?;
+    let total: u64 = counts.iter().map(|&n| u64::from(n)).sum();
+    if total > MAX_RANKS {
+        return Err(PlaceError::Counts(format!(
+            "{total} ranks are more than any job has; at most {MAX_RANKS} are placed"
+        )));
+    }
+    Ok(counts)
+}
+
+fn wanted(
     allocation: &Allocation,
     job: &Job,
     natural: impl Fn(usize) -> u32,

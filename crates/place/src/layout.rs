@@ -18,6 +18,15 @@ pub fn layout(
     if free.is_empty() {
         return Err(no_cores(machine, &reserved));
     }
+    // Said before anything is worked out for so many ranks.
+    if ranks as usize > free.len() && !job.oversubscribe {
+        return Err(PlaceError::TooFewCores {
+            host: machine.host.clone(),
+            ranks,
+            needed: u64::from(ranks) * u64::from(job.cores_per_rank.unwrap_or(1)),
+            cores: free.len() as u32,
+        });
+    }
     let every = free.iter().fold(CpuSet::new(), |all, c| all.union(&c.cpus));
 
     let devices = devices::devices(machine, ranks, job)?;
