@@ -27,10 +27,26 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            anstream::eprintln!("{}error:{} {error:#}", cli::ERROR, cli::ERROR.render_reset());
+            anstream::eprintln!(
+                "{}error:{} {}",
+                cli::ERROR,
+                cli::ERROR.render_reset(),
+                sentence(&error)
+            );
             ExitCode::FAILURE
         }
     }
+}
+
+/// The error and its causes in one line. Our own errors spell out their cause, which then must not
+/// be said again.
+fn sentence(error: &anyhow::Error) -> String {
+    let add = |text: String, cause: String| match text.contains(&cause) {
+        true => text,
+        false => format!("{text}: {cause}"),
+    };
+    let text = error.chain().skip(1).map(ToString::to_string).fold(error.to_string(), add);
+    text.lines().map(str::trim).collect::<Vec<_>>().join(" ")
 }
 
 /// Whoever read our output has had enough (`regatta map | head`): not a fault.
