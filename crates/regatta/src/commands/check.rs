@@ -45,9 +45,9 @@ pub fn run(args: &MapArgs, plan: &Plan) -> Result<ExitCode> {
             actual: &actual,
             differences: &differences,
         };
-        println!("{}", serde_json::to_string(&report)?);
+        super::map::print(&format!("{}\n", serde_json::to_string(&report)?))?;
     } else {
-        print(&host, rank, &actual, &differences);
+        super::map::print(&text(&host, rank, &actual, &differences))?;
     }
     Ok(if ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -89,8 +89,8 @@ fn cgroup(plan: &Plan) -> Option<Difference> {
     })
 }
 
-/// One rank's lines are printed in one piece, since many ranks print at once.
-fn print(host: &str, rank: u32, actual: &Actual, differences: &[Difference]) {
+/// One rank's lines, to be printed in one piece, since many ranks print at once.
+fn text(host: &str, rank: u32, actual: &Actual, differences: &[Difference]) -> String {
     let mut text = String::new();
     if differences.is_empty() {
         text.push_str(&format!(
@@ -104,5 +104,5 @@ fn print(host: &str, rank: u32, actual: &Actual, differences: &[Difference]) {
             d.what, d.planned, d.actual, d.why
         ));
     }
-    anstream::print!("{text}");
+    text
 }

@@ -10,6 +10,7 @@ use regatta_place::environment::{EnvLine, Framework, RankContext, Rendezvous, en
 use regatta_place::profile::Situation;
 use regatta_place::rendezvous::{self, Candidate};
 
+use super::map::print;
 use crate::cli::{EnvArgs, FAINT};
 use crate::plan::Plan;
 use crate::shell::{quote, remark};
@@ -37,9 +38,9 @@ pub fn run(args: &EnvArgs) -> Result<ExitCode> {
     let mut lines = lines.unwrap_or_default();
     lines.retain(|l| !args.without.contains(&l.variable));
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&lines)?);
+        print(&format!("{}\n", serde_json::to_string_pretty(&lines)?))?;
     } else {
-        anstream::print!("{}", script(&lines, std::io::stdout().is_terminal()));
+        print(&script(&lines, std::io::stdout().is_terminal()))?;
     }
     for warning in plan.placement.warnings.iter().filter(|w| w.code == "gpu-cgroup") {
         anstream::eprintln!("note: {}: {}", warning.what, warning.hint);

@@ -30,7 +30,7 @@ pub fn run(args: &MapArgs) -> Result<ExitCode> {
     }
     if let Some(launcher) = args.format {
         let (text, warnings) = binding::options(&plan.placement, launcher.into());
-        anstream::print!("{text}");
+        print(&text)?;
         warnings.iter().for_each(|w| warn(&w.what, &w.hint));
     } else if args.json {
         print(&json(&plan)?)?;
@@ -41,12 +41,19 @@ pub fn run(args: &MapArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Writes a file whole or not at all; `-` is standard output.
+/// Writes a file whole or not at all; `-` is standard output. What is no ordinary file, such as
+/// /dev/null or a pipe, is written to directly: renaming would put a file in its place.
 fn write_out(path: &Path, text: &str) -> Result<()> {
     if path == Path::new("-") {
         return print(text);
     }
     let shown = path.display().to_string();
+    if std::fs::metadata(path).is_ok_and(|m| !m.is_file()) {
+        return std::fs::write(path, text).with_context(|| shown);
+    }
+    // A link stays a link to the file behind it.
+    let real = std::fs::canonicalize(path);
+    let path = real.as_deref().unwrap_or(path);
     let mut part = path.as_os_str().to_owned();
     part.push(".part");
     let part = Path::new(&part);
@@ -59,7 +66,8 @@ fn write_out(path: &Path, text: &str) -> Result<()> {
     write().inspect_err(|_| drop(std::fs::remove_file(part))).with_context(|| shown)
 }
 
-fn print(text: &str) -> Result<()> {
+/// Prints, and tells a closed pipe or a full disk by its error.
+pub(super) fn print(text: &str) -> Result<()> {
     let mut out = anstream::stdout().lock();
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).context("standard output")
 }
