@@ -104,7 +104,12 @@ pub(crate) fn assign(
     let all = free.clone();
     let mut rest = free;
     let mut shares: Vec<Option<Share>> = vec![None; homes.len()];
-    for (home, ranks, most) in groups(&rest, homes) {
+    let groups = groups(&rest, homes);
+    // Ranks whose home is full or outside of the cpuset need a part of what the others have.
+    let room = |home: &Home| all.iter().filter(|c| home.contains(&c.numa)).count();
+    let crowded = groups.iter().any(|(home, ranks, _)| room(home) < ranks.len());
+    let fair = if crowded { equal_part(&all, homes) } else { usize::MAX };
+    for (home, ranks, most) in groups {
         let inside: Vec<FreeCore> =
             rest.iter().filter(|c| home.contains(&c.numa)).cloned().collect();
         let want = job.cores_per_rank.map_or(1, |n| n.max(1) as usize);
@@ -112,7 +117,7 @@ pub(crate) fn assign(
         if fitting == 0 {
             continue;
         }
-        let most = job.cores_per_rank.map_or(most, |n| n.max(1) as usize);
+        let most = job.cores_per_rank.map_or(most.min(fair), |n| n.max(1) as usize);
         let (cut, how) = split(&inside, fitting, most);
         for (&rank, cores) in ranks.iter().zip(cut).filter(|(_, cores)| cores.len() >= want) {
             rest.retain(|c| !cores.contains(c));
