@@ -4,6 +4,8 @@
 #![allow(dead_code, reason = "each test file uses its own part")]
 #![allow(clippy::unwrap_used, reason = "a test's own functions may panic as it may")]
 
+pub mod tree;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -148,12 +150,22 @@ impl Run {
 /// A folder of the test's own, removed when it goes out of scope.
 pub struct Folder(PathBuf);
 
+/// Memory where there is plenty: a recorded machine has thousands of files, and some disks take
+/// seconds for them.
+fn fast_storage() -> PathBuf {
+    const PLENTY: u64 = 1 << 30;
+    let memory = Path::new("/dev/shm");
+    let writable = rustix::fs::access(memory, rustix::fs::Access::WRITE_OK).is_ok();
+    let free = rustix::fs::statvfs(memory).map_or(0, |s| s.f_bavail.saturating_mul(s.f_frsize));
+    if writable && free > PLENTY { memory.to_owned() } else { std::env::temp_dir() }
+}
+
 impl Folder {
     pub fn new() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("regatta-test-{}-{number}", std::process::id());
-        let path = std::env::temp_dir().join(name);
+        let path = fast_storage().join(name);
         let _ = std::fs::remove_dir_all(&path);
         std::fs::create_dir_all(&path).unwrap();
         Folder(path)
