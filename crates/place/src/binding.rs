@@ -48,7 +48,7 @@ fn warnings(placement: &Placement, launcher: Launcher) -> Vec<Warning> {
         warnings.push(Warning {
             code: "srun-exclusive".to_owned(),
             what: "Slurm honours these masks only if the step has all CPUs of its nodes".to_owned(),
-            hint: "submit the job with --exclusive".to_owned(),
+            hint: "allocate with sbatch or salloc --exclusive, and run srun inside".to_owned(),
         });
     }
     if placement.layouts.len() > 1 {

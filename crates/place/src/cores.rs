@@ -105,7 +105,12 @@ pub(crate) fn assign(
     let all = free.clone();
     let mut rest = free;
     let mut shares: Vec<Option<Share>> = vec![None; homes.len()];
-    for (home, ranks, most) in groups(&rest, homes) {
+    let groups = groups(&rest, homes);
+    // Ranks whose home is full or outside of the cpuset need a part of what the others have.
+    let room = |home: &Home| all.iter().filter(|c| home.contains(&c.numa)).count();
+    let crowded = groups.iter().any(|(home, ranks, _)| room(home) < ranks.len());
+    let fair = if crowded { equal_part(&all, homes) } else { usize::MAX };
+    for (home, ranks, most) in groups {
         let inside: Vec<FreeCore> =
             rest.iter().filter(|c| home.contains(&c.numa)).cloned().collect();
         let want = job.cores_per_rank.map_or(1, |n| n.max(1) as usize);
@@ -113,7 +118,7 @@ pub(crate) fn assign(
         if fitting == 0 {
             continue;
         }
-        let most = job.cores_per_rank.map_or(most, |n| n.max(1) as usize);
+        let most = job.cores_per_rank.map_or(most.min(fair), |n| n.max(1) as usize);
         let (cut, how) = split(&inside, fitting, most);
         for (&rank, cores) in ranks.iter().zip(cut).filter(|(_, cores)| cores.len() >= want) {
             rest.retain(|c| !cores.contains(c));
@@ -193,11 +198,11 @@ fn spill(
         || (rest.len() / waiting.len()).min(equal_part(all, homes)).max(1),
         |n| n.max(1) as usize,
     );
-    if rest.len() < want * waiting.len() && !job.oversubscribe {
+    if rest.len() / want < waiting.len() && !job.oversubscribe {
         return Err(PlaceError::TooFewCores {
             host: machine.host.clone(),
             ranks: homes.len() as u32,
-            needed: (want * homes.len()) as u32,
+            needed: (want as u64).saturating_mul(homes.len() as u64),
             cores: all.len() as u32,
         });
     }
@@ -206,7 +211,7 @@ fn spill(
         let pool = if oversubscribed { all } else { &rest };
         let mut near: Vec<FreeCore> = pool.to_vec();
         near.sort_by_key(|c| (distance(machine, &homes[rank], c.numa), c.cpus.first()));
-        let start = if oversubscribed { turn * want % near.len().max(1) } else { 0 };
+        let start = if oversubscribed { turn.wrapping_mul(want) % near.len().max(1) } else { 0 };
         let cores: Vec<FreeCore> =
             near.iter().cycle().skip(start).take(want.min(near.len())).cloned().collect();
         rest.retain(|c| !cores.contains(c));

@@ -4,6 +4,12 @@ use regatta_model::{Allocation, Distribution, Job, Machine};
 
 use crate::PlaceError;
 
+/// More ranks than any job has: beyond it is a typing error, and the placement would not fit in
+/// memory.
+const MAX_RANKS: u64 = 16_000_000;
+/// More ranks than a node has processes to spare.
+const MAX_RANKS_PER_NODE: u32 = 8192;
+
 /// The ranks a node takes when nobody says: one for each GPU (or group of GPUs), else one for each
 /// NUMA node that has usable cores.
 pub(crate) fn natural(machine: &Machine, job: &Job) -> u32 {
@@ -19,6 +25,27 @@ pub(crate) fn natural(machine: &Machine, job: &Job) -> u32 {
 /// The ranks of each node, in the order of the allocation's nodes. What the user asks for wins over
 /// what the allocation says, and that over `natural`.
 pub(crate) fn ranks_per_node(
+    allocation: &Allocation,
+    job: &Job,
+    natural: impl Fn(usize) -> u32,
+) -> Result<Vec<u32>, PlaceError> {
+    let counts = wanted(allocation, job, natural)?;
+    let total: u64 = counts.iter().map(|&n| u64::from(n)).sum();
+    if total > MAX_RANKS {
+        return Err(PlaceError::Counts(format!(
+            "{total} ranks are more than any job has; at most {MAX_RANKS} are placed"
+        )));
+    }
+    if let Some(most) = counts.iter().max().filter(|&&n| n > MAX_RANKS_PER_NODE) {
+        return Err(PlaceError::Counts(format!(
+            "{most} ranks on one node are more than any node runs; at most {MAX_RANKS_PER_NODE} \
+             are placed"
+        )));
+    }
+    Ok(counts)
+}
+
+fn wanted(
     allocation: &Allocation,
     job: &Job,
     natural: impl Fn(usize) -> u32,

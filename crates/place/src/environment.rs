@@ -195,14 +195,9 @@ impl World<'_> {
             EnvLine::new("HOROVOD_GLOO_RENDEZVOUS_ADDR", &meet.address, &meet.address_why),
             EnvLine::new("HOROVOD_GLOO_RENDEZVOUS_PORT", meet.port, &meet.port_why),
         ];
-        if let Some(nic) =
-            self.rank.nic.as_deref().or_else(|| first_interface(self.context.machine))
-        {
-            lines.push(EnvLine::new(
-                "HOROVOD_GLOO_IFACE",
-                nic,
-                "the interface nearest to the rank",
-            ));
+        // The same for all ranks: interfaces of different rails may not reach each other.
+        if let Some(nic) = first_interface(self.context.machine) {
+            lines.push(EnvLine::new("HOROVOD_GLOO_IFACE", nic, "gloo's connections on the fabric"));
         }
         lines
     }

@@ -18,6 +18,15 @@ pub fn layout(
     if free.is_empty() {
         return Err(no_cores(machine, &reserved));
     }
+    // Said before anything is worked out for so many ranks.
+    if ranks as usize > free.len() && !job.oversubscribe {
+        return Err(PlaceError::TooFewCores {
+            host: machine.host.clone(),
+            ranks,
+            needed: u64::from(ranks) * u64::from(job.cores_per_rank.unwrap_or(1)),
+            cores: free.len() as u32,
+        });
+    }
     let every = free.iter().fold(CpuSet::new(), |all, c| all.union(&c.cpus));
 
     let devices = devices::devices(machine, ranks, job)?;
@@ -171,6 +180,16 @@ fn warnings(
             hint: "that NUMA node has too few free cores: widen the cpuset, reserve fewer cores, \
                    or lower --cores-per-rank"
                 .to_owned(),
+        });
+    }
+    if let Reserve::Cpus(cpus) = &job.reserve
+        && !cpus.is_subset(&layout.reserved)
+    {
+        let missing = cpus.difference(&layout.reserved);
+        warnings.push(Warning {
+            code: "no-such-cpu".to_owned(),
+            what: format!("{}: CPU {missing} is to be reserved, but there is none", machine.host),
+            hint: "check --reserve against the map".to_owned(),
         });
     }
     if job.reserve == Reserve::FirstOfL3 && machine.l3.is_empty() {

@@ -51,7 +51,7 @@ pub enum PlaceError {
         /// Ranks on it.
         ranks: u32,
         /// Cores they need together.
-        needed: u32,
+        needed: u64,
         /// Cores there are.
         cores: u32,
     },
@@ -59,7 +59,7 @@ pub enum PlaceError {
     #[error(
         "{host}: {ranks} ranks with {per_rank} GPUs each need {} GPUs and the node has {gpus}; \
          lower --gpus-per-rank or the ranks on a node",
-        ranks * per_rank
+        u64::from(*ranks) * u64::from(*per_rank)
     )]
     TooFewGpus {
         /// The node.

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anstyle::{AnsiColor, Style};
-use clap::builder::Styles;
+use clap::builder::{NonEmptyStringValueParser, Styles};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use regatta_place::binding::Launcher;
 use regatta_place::environment::Framework;
@@ -115,10 +115,10 @@ pub struct EnvArgs {
     #[arg(long, value_name = "RANK", help_heading = "Environment")]
     pub rank: Option<u32>,
     /// Where rank 0 listens; without it rank 0's address on the fabric
-    #[arg(long, value_name = "ADDRESS", help_heading = "Environment")]
+    #[arg(long, value_name = "ADDRESS", value_parser = NonEmptyStringValueParser::new(), help_heading = "Environment")]
     pub master_addr: Option<String>,
     /// The port rank 0 listens on; without it one derived from the job
-    #[arg(long, value_name = "PORT", help_heading = "Environment")]
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..), help_heading = "Environment")]
     pub master_port: Option<u16>,
     /// Leave out this variable (may be repeated), for instance NCCL_NET_GDR_LEVEL
     #[arg(long, value_name = "VARIABLE", help_heading = "Environment")]

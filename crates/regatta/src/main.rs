@@ -10,13 +10,11 @@ mod shell;
 mod system;
 mod table;
 
-use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Parser;
 
 use cli::{Cli, Command};
-use output::shown_on;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -31,23 +29,21 @@ fn main() -> ExitCode {
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             let style = cli::ERROR;
-            let line = format!("{style}error:{style:#} {}\n", sentence(&error));
-            // Nobody is left to tell if this fails too.
-            let _ = std::io::stderr().write_all(shown_on(&std::io::stderr(), line).as_bytes());
+            output::complain(&format!("{style}error:{style:#} {}\n", sentence(&error)));
             ExitCode::FAILURE
         }
     }
 }
 
-/// An error and its causes, less those that the text before tells already.
+/// The error and its causes in one line. Our own errors spell out their cause, which then must not
+/// be said again.
 fn sentence(error: &anyhow::Error) -> String {
-    let mut text = error.to_string();
-    for cause in error.chain().skip(1).map(ToString::to_string) {
-        if !text.contains(&cause) {
-            text = format!("{text}: {cause}");
-        }
-    }
-    text
+    let add = |text: String, cause: String| match text.contains(&cause) {
+        true => text,
+        false => format!("{text}: {cause}"),
+    };
+    let text = error.chain().skip(1).map(ToString::to_string).fold(error.to_string(), add);
+    text.lines().map(str::trim).collect::<Vec<_>>().join(" ")
 }
 
 /// Whoever read our output has had enough (`regatta map | head`): not a fault.

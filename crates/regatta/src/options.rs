@@ -5,6 +5,9 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use regatta_model::{CpuSet, Job, MemoryChoice, Reserve, SmtUse, Visibility};
 
+/// More nodes than any machine has: beyond it is a typing error.
+const MAX_NODES: i64 = 1_000_000;
+
 /// Where machine, allocation and site come from.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Machine")]
@@ -24,7 +27,7 @@ pub struct SourceArgs {
     #[arg(long, value_name = "FILE")]
     pub hostfile: Option<PathBuf>,
     /// Use this many nodes: the first ones of the allocation, or made-up ones outside of any
-    #[arg(short = 'N', long, value_name = "COUNT")]
+    #[arg(short = 'N', long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=MAX_NODES))]
     pub nodes: Option<u32>,
     /// Use this site profile instead of the one recognised
     #[arg(long, value_name = "NAME")]

@@ -65,9 +65,7 @@ pub enum AllocationError {
         hint: String,
     },
     /// A node file that cannot be opened.
-    #[error(
-        "{name}={path}: {source}; this process does not see the file the scheduler wrote: run on the job's first node, or bind the file into the container"
-    )]
+    #[error("{name}={path}: {source}; {hint}")]
     Nodefile {
         /// The variable or option.
         name: String,
@@ -75,6 +73,8 @@ pub enum AllocationError {
         path: String,
         /// Why.
         source: std::io::Error,
+        /// What to do.
+        hint: &'static str,
     },
     /// A node file that cannot be read.
     #[error("{name}={path}: {source}")]
@@ -175,7 +175,14 @@ fn read_nodefile(
     let own = || (name.to_owned(), path.to_owned());
     let text = std::fs::read_to_string(real).map_err(|source| {
         let (name, path) = own();
-        AllocationError::Nodefile { name, path, source }
+        let hint = match name.starts_with("--") {
+            true => "check the path",
+            false => {
+                "the scheduler wrote it on the job's first node only: run there, or bind the file \
+                 into the container"
+            }
+        };
+        AllocationError::Nodefile { name, path, source, hint }
     })?;
     let lines = nodefile::parse(&text).map_err(|source| {
         let (name, path) = own();

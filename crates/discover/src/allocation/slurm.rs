@@ -1,7 +1,7 @@
 //! Slurm: the job's or step's node list and task counts.
 
-use regatta_model::hostlist;
 use regatta_model::{AllocatedNode, Distribution, Launcher, Scheduler};
+use regatta_model::{hostlist, units};
 
 use super::launcher::Started;
 use super::read::Reader;
@@ -25,6 +25,9 @@ pub(crate) fn given(
         ));
     }
     let in_step = started.is_some_and(|s| s.launcher == Launcher::Srun);
+    // Another launcher inside the job has its daemons started by srun, one a node: what Slurm says
+    // of tasks is theirs.
+    let by_slurm = in_step || started.is_none();
     let (lists, counts, tasks, totals): (&[_], &[_], &[_], &[_]) = if in_step {
         (
             &["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"],
@@ -35,16 +38,17 @@ pub(crate) fn given(
     } else {
         (
             &["SLURM_JOB_NODELIST", "SLURM_NODELIST"],
-            &["SLURM_JOB_NUM_NODES", "SLURM_NNODES"],
+            if by_slurm {
+                &["SLURM_JOB_NUM_NODES", "SLURM_NNODES"]
+            } else {
+                &["SLURM_JOB_NUM_NODES"]
+            },
             &["SLURM_TASKS_PER_NODE"],
             &["SLURM_NTASKS", "SLURM_NPROCS"],
         )
     };
     let hosts = hosts(reader, lists)?;
     check_count(reader, &hosts, counts)?;
-    // Another launcher inside the job has its daemons started by srun, one a node: what Slurm says
-    // of tasks is theirs.
-    let by_slurm = in_step || started.is_none();
     let ranks = match by_slurm {
         true => tasks_per_node(reader, &hosts, tasks, totals, in_step)?,
         false => vec![None; hosts.list.len()],
@@ -90,15 +94,17 @@ fn check_count(
     hosts: &Hosts,
     names: &[&'static str],
 ) -> Result<(), AllocationError> {
-    let Some((name, count)) = reader.first_number(names)? else { return Ok(()) };
-    if count as usize == hosts.list.len() {
-        return Ok(());
+    for name in names {
+        let Some(count) = reader.number(name)? else { continue };
+        if count as usize != hosts.list.len() {
+            return Err(AllocationError::Contradiction {
+                names: format!("{}={} and {name}={count}", hosts.variable, hosts.value),
+                what: format!("the list names {}", units::count(hosts.list.len(), "host")),
+                hint: STALE.to_owned(),
+            });
+        }
     }
-    Err(AllocationError::Contradiction {
-        names: format!("{}={} and {name}={count}", hosts.variable, hosts.value),
-        what: format!("the list names {} hosts", hosts.list.len()),
-        hint: STALE.to_owned(),
-    })
+    Ok(())
 }
 
 /// The ranks of each host. `SLURM_TASKS_PER_NODE` of a job that asked for no number of tasks only

@@ -104,6 +104,13 @@ fn contradictions_name_both_variables() {
         four_and_two.contains("SLURM_JOB_NODELIST=n[1-4] and SLURM_NNODES=2"),
         "{four_and_two}"
     );
+    let two_counts = message(&[
+        ("SLURM_JOB_ID", "1"),
+        ("SLURM_JOB_NODELIST", "n[1-2]"),
+        ("SLURM_JOB_NUM_NODES", "2"),
+        ("SLURM_NNODES", "4"),
+    ]);
+    assert!(two_counts.contains("SLURM_NNODES=4"), "{two_counts}");
     let m = message(&step_with("SLURM_STEP_TASKS_PER_NODE", "8(x2)"));
     assert!(m.contains("SLURM_STEP_NODELIST=n[1-4] and SLURM_STEP_TASKS_PER_NODE=8(x2)"), "{m}");
     let m = message(&step_with("SLURM_STEP_NUM_TASKS", "8"));

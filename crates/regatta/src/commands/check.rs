@@ -1,16 +1,15 @@
 //! `regatta map --check`: does this rank have what the plan says?
 
-use std::io::Write;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use regatta_model::Machine;
 use regatta_place::check::{self, Actual, Difference};
 use regatta_place::visible;
 use serde::Serialize;
 
 use crate::cli::{ERROR, FAINT, GOOD, MapArgs};
-use crate::output::shown_on;
+use crate::output;
 use crate::plan::Plan;
 use crate::system;
 
@@ -47,9 +46,9 @@ pub fn run(args: &MapArgs, plan: &Plan) -> Result<ExitCode> {
             actual: &actual,
             differences: &differences,
         };
-        println!("{}", serde_json::to_string(&report)?);
+        output::print(&format!("{}\n", serde_json::to_string(&report)?))?;
     } else {
-        print(&host, rank, &actual, &differences)?;
+        output::print(&text(&host, rank, &actual, &differences))?;
     }
     Ok(if ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -94,8 +93,8 @@ fn cgroup(plan: &Plan) -> Option<Difference> {
     })
 }
 
-/// One rank's lines are written in one piece, since many ranks write at once.
-fn print(host: &str, rank: u32, actual: &Actual, differences: &[Difference]) -> Result<()> {
+/// One rank's lines, to be printed in one piece, since many ranks print at once.
+fn text(host: &str, rank: u32, actual: &Actual, differences: &[Difference]) -> String {
     let mut text = String::new();
     if differences.is_empty() {
         text.push_str(&format!(
@@ -109,6 +108,5 @@ fn print(host: &str, rank: u32, actual: &Actual, differences: &[Difference]) -> 
             d.what, d.planned, d.actual, d.why
         ));
     }
-    let text = shown_on(&std::io::stdout(), text);
-    std::io::stdout().write_all(text.as_bytes()).context("standard output")
+    text
 }

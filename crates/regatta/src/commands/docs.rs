@@ -32,7 +32,9 @@ pub fn man(page: Option<&str>) -> Result<ExitCode> {
         },
     };
     let mut text = Vec::new();
-    clap_mangen::Man::new(command).render(&mut text)?;
+    clap_mangen::Man::new(command)
+        .source(concat!("regatta ", env!("CARGO_PKG_VERSION")))
+        .render(&mut text)?;
     std::io::stdout().write_all(&text).context("standard output")?;
     Ok(ExitCode::SUCCESS)
 }

@@ -12,6 +12,7 @@ use regatta_place::profile::Situation;
 use regatta_place::rendezvous::{self, Candidate};
 
 use crate::cli::{EnvArgs, FAINT};
+use crate::output;
 use crate::plan::Plan;
 use crate::shell::{quote, remark};
 use crate::system;
@@ -36,14 +37,17 @@ pub fn run(args: &EnvArgs) -> Result<ExitCode> {
         settings: &settings(&plan, framework),
     });
     let mut lines = lines.unwrap_or_default();
+    for name in args.without.iter().filter(|n| !lines.iter().any(|l| l.variable == **n)) {
+        output::complain(&format!("note: --without {name}: it is not among the variables\n"));
+    }
     lines.retain(|l| !args.without.contains(&l.variable));
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&lines)?);
+        output::print(&format!("{}\n", serde_json::to_string_pretty(&lines)?))?;
     } else {
-        anstream::print!("{}", script(&lines, std::io::stdout().is_terminal()));
+        output::print(&script(&lines, std::io::stdout().is_terminal()))?;
     }
     for warning in plan.placement.warnings.iter().filter(|w| w.code == "gpu-cgroup") {
-        anstream::eprintln!("note: {}: {}", warning.what, warning.hint);
+        output::note(warning);
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -1,16 +1,17 @@
 //! `regatta map`: the machine, and where each rank belongs.
 
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::{Result, bail};
 use regatta_model::{Layout, Machine, PlacedNode, Placement, Software, document, hostlist, units};
 use regatta_place::binding;
 use serde::Serialize;
 
-use crate::cli::{FAINT, HEADING, MapArgs, WARNING};
+use crate::cli::{HEADING, MapArgs};
 use crate::draw::{self, TerminalOptions};
+use crate::output;
 use crate::plan::Plan;
 use crate::table::table;
 
@@ -20,52 +21,28 @@ pub fn run(args: &MapArgs) -> Result<ExitCode> {
     if args.check {
         return super::check::run(args, &plan);
     }
+    if [&args.dump, &args.svg].iter().all(|p| p.as_deref() == Some(Path::new("-"))) {
+        bail!("--dump and --svg cannot both go to standard output");
+    }
     if let Some(path) = &args.dump {
-        write_out(path, &document::to_json(&plan.machines[0])?)?;
+        output::write_file(path, &document::to_json(&plan.machines[0])?)?;
     }
     if let Some(path) = &args.svg {
         let (machine, layout) = first(&plan);
         let title = format!("{} with {} ranks", machine.host, layout.ranks.len());
-        write_out(path, &draw::svg(machine, layout, &title))?;
+        output::write_file(path, &draw::svg(machine, layout, &title))?;
     }
     if let Some(launcher) = args.format {
         let (text, warnings) = binding::options(&plan.placement, launcher.into());
-        anstream::print!("{text}");
-        warnings.iter().for_each(|w| warn(&w.what, &w.hint));
+        output::print(&text)?;
+        warnings.iter().for_each(output::note);
     } else if args.json {
-        print(&json(&plan)?)?;
+        output::print(&json(&plan)?)?;
     } else if args.dump.is_none() && args.svg.is_none() {
-        print(&text(&plan, args.why))?;
-        plan.placement.warnings.iter().for_each(|w| warn(&w.what, &w.hint));
+        output::print(&text(&plan, args.why))?;
+        plan.placement.warnings.iter().for_each(output::note);
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// Writes a file whole or not at all; `-` is standard output.
-fn write_out(path: &Path, text: &str) -> Result<()> {
-    if path == Path::new("-") {
-        return print(text);
-    }
-    let shown = path.display().to_string();
-    let mut part = path.as_os_str().to_owned();
-    part.push(".part");
-    let part = Path::new(&part);
-    let write = || -> std::io::Result<()> {
-        let mut file = std::fs::File::create(part)?;
-        file.write_all(text.as_bytes())?;
-        file.sync_all()?;
-        std::fs::rename(part, path)
-    };
-    write().inspect_err(|_| drop(std::fs::remove_file(part))).with_context(|| shown)
-}
-
-fn print(text: &str) -> Result<()> {
-    let mut out = anstream::stdout().lock();
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).context("standard output")
-}
-
-fn warn(what: &str, hint: &str) {
-    anstream::eprintln!("{WARNING}note:{WARNING:#} {what}\n      {FAINT}{hint}{FAINT:#}");
 }
 
 #[derive(Serialize)]

@@ -1,0 +1,277 @@
+//! The maps of the built-in systems: as published, as golden files, and through the options of the
+//! command line.
+//!
+//! The golden files are written anew with `REGATTA_BLESS=1 cargo test -p regatta --test systems`.
+
+#![allow(clippy::unwrap_used, reason = "a test's own functions may panic as it may")]
+
+mod support;
+
+use std::fmt::Write as _;
+
+use regatta_model::{MemoryPolicy, PlacedRank};
+use support::{Plan, SYSTEMS, golden, line, plan};
+
+/// What is published of each system: a line for each GPU in the runtime's order, with its NUMA
+/// node, the cores near it, the cores of its rank, their mask, and its NIC's fabric device. `?`
+/// stands for what no public source states.
+const PUBLISHED: [(&str, &str); 10] = [
+    ("lumi-g", MI250X),
+    ("frontier", MI250X),
+    (
+        "perlmutter",
+        "3 48-63,112-127 48-63,112-127 ffff000000000000ffff000000000000 cxi3
+         2 32-47,96-111  32-47,96-111  ffff000000000000ffff00000000     cxi2
+         1 16-31,80-95   16-31,80-95   ffff000000000000ffff0000         cxi1
+         0 0-15,64-79    0-15,64-79    ffff000000000000ffff             cxi0",
+    ),
+    (
+        "polaris",
+        "3 24-31,56-63 24-31,56-63 ff000000ff000000 ?
+         2 16-23,48-55 16-23,48-55 ff000000ff0000   cxi1
+         1 8-15,40-47  8-15,40-47  ff000000ff00     ?
+         0 0-7,32-39   0-7,32-39   ff000000ff       cxi0",
+    ),
+    (
+        "aurora",
+        "0 0-51,104-155   1-8    1fe                        ?
+         0 0-51,104-155   9-16   1fe00                      ?
+         0 0-51,104-155   17-24  1fe0000                    ?
+         0 0-51,104-155   25-32  1fe000000                  ?
+         0 0-51,104-155   33-40  1fe00000000                ?
+         0 0-51,104-155   41-48  1fe0000000000              ?
+         1 52-103,156-207 53-60  1fe0000000000000           ?
+         1 52-103,156-207 61-68  1fe000000000000000         ?
+         1 52-103,156-207 69-76  1fe00000000000000000       ?
+         1 52-103,156-207 77-84  1fe0000000000000000000     ?
+         1 52-103,156-207 85-92  1fe000000000000000000000   ?
+         1 52-103,156-207 93-100 1fe00000000000000000000000 ?",
+    ),
+    ("alps", GH200),
+    ("jupiter", GH200),
+    (
+        "marenostrum5-acc",
+        "0 0-39  0-19  fffff                ?
+         0 0-39  20-39 fffff00000           ?
+         1 40-79 40-59 fffff0000000000      ?
+         1 40-79 60-79 fffff000000000000000 ?",
+    ),
+    (
+        "el-capitan",
+        "0 0-23,96-119   0-23,96-119   ffffff000000000000000000ffffff                   ?
+         1 24-47,120-143 24-47,120-143 ffffff000000000000000000ffffff000000             ?
+         2 48-71,144-167 48-71,144-167 ffffff000000000000000000ffffff000000000000       ?
+         3 72-95,168-191 72-95,168-191 ffffff000000000000000000ffffff000000000000000000 ?",
+    ),
+    (
+        "dgx-h100",
+        "0 0-55,112-167   0-13,112-125   3fff0000000000000000000000003fff                         mlx5_0
+         0 0-55,112-167   14-27,126-139  fffc000000000000000000000000fffc000                      mlx5_3
+         0 0-55,112-167   28-41,140-153  3fff0000000000000000000000003fff0000000                  mlx5_4
+         0 0-55,112-167   42-55,154-167  fffc000000000000000000000000fffc0000000000               mlx5_5
+         1 56-111,168-223 56-69,168-181  3fff0000000000000000000000003fff00000000000000           mlx5_6
+         1 56-111,168-223 70-83,182-195  fffc000000000000000000000000fffc00000000000000000        mlx5_9
+         1 56-111,168-223 84-97,196-209  3fff0000000000000000000000003fff000000000000000000000    mlx5_10
+         1 56-111,168-223 98-111,210-223 fffc000000000000000000000000fffc000000000000000000000000 mlx5_11",
+    ),
+];
+
+const MI250X: &str = "3 48-63,112-127 49-55 fe000000000000   cxi0
+                      3 48-63,112-127 57-63 fe00000000000000 cxi0
+                      1 16-31,80-95   17-23 fe0000           cxi1
+                      1 16-31,80-95   25-31 fe000000         cxi1
+                      0 0-15,64-79    1-7   fe               cxi2
+                      0 0-15,64-79    9-15  fe00             cxi2
+                      2 32-47,96-111  33-39 fe00000000       cxi3
+                      2 32-47,96-111  41-47 fe0000000000     cxi3";
+
+const GH200: &str = "0 0-71    0-71    ffffffffffffffffff ?
+    1 72-143  72-143  ffffffffffffffffff000000000000000000 ?
+    2 144-215 144-215 ffffffffffffffffff000000000000000000000000000000000000 ?
+    3 216-287 216-287 ffffffffffffffffff000000000000000000000000000000000000000000000000000000 ?";
+
+#[test]
+fn every_system_has_its_published_map() {
+    assert_eq!(PUBLISHED.map(|(name, _)| name), SYSTEMS);
+    for (system, published) in PUBLISHED {
+        let plan = plan(&format!("--system {system}"));
+        let gpus = &plan.machine().gpus;
+        assert_eq!(gpus.len(), published.lines().count(), "{system}");
+        assert_eq!(plan.ranks().len(), gpus.len(), "{system}");
+        for (i, wanted) in published.lines().enumerate() {
+            let (gpu, rank) = (&gpus[i], &plan.ranks()[i]);
+            assert_eq!((gpu.index, rank.local_rank), (i as u32, i as u32), "{system}");
+            assert_eq!(rank.gpus, [i as u32], "{system}: local rank i has device i");
+            let got = [
+                gpu.numa.unwrap().to_string(),
+                gpu.cpus.to_string(),
+                rank.cpus.to_string(),
+                rank.mask.clone(),
+                plan.fabric_of(rank).unwrap().to_owned(),
+            ];
+            let wanted: Vec<&str> = wanted.split_whitespace().collect();
+            assert_eq!(wanted.len(), got.len(), "{system}");
+            let same = wanted.iter().zip(&got).all(|(w, g)| *w == "?" || w == g);
+            assert!(same, "{system} GPU {i}: published {wanted:?}, got {got:?}");
+        }
+    }
+}
+
+#[test]
+fn lumi_has_the_masks_of_its_guide() {
+    let masks = "fe000000000000,fe00000000000000,fe0000,fe000000,fe,fe00,fe00000000,fe0000000000";
+    for system in ["lumi-g", "frontier"] {
+        let plan = plan(&format!("--system {system}"));
+        let got: Vec<&str> = plan.ranks().iter().map(|r| r.mask.as_str()).collect();
+        assert_eq!(got.join(","), masks, "{system}");
+        let srun = line(&format!("map --system {system} --format srun")).ok();
+        let with_prefix = masks.split(',').map(|m| format!("0x{m}")).collect::<Vec<_>>().join(",");
+        assert!(srun.contains(&format!("--cpu-bind=mask_cpu:{with_prefix} ")), "{srun}");
+    }
+}
+
+/// A mask worked out digit by digit from a list such as `0-3,8`.
+fn mask_of(list: &str) -> String {
+    let mut digits = vec![0u32; 128];
+    for range in list.split(',') {
+        let (low, high) = range.split_once('-').unwrap_or((range, range));
+        let (low, high): (usize, usize) = (low.parse().unwrap(), high.parse().unwrap());
+        (low..=high).for_each(|cpu| digits[cpu / 4] |= 1 << (cpu % 4));
+    }
+    let text: String = digits.iter().rev().map(|d| char::from_digit(*d, 16).unwrap()).collect();
+    text.trim_start_matches('0').to_owned()
+}
+
+#[test]
+fn masks_and_lists_say_the_same() {
+    assert_eq!(mask_of("1-7"), "fe");
+    for system in SYSTEMS.iter().copied().chain(["cpu:2x4x8", "cpu:1x1x1"]) {
+        for rank in plan(&format!("--system {system}")).ranks() {
+            assert_eq!(rank.mask, mask_of(&rank.cpus.to_string()), "{system}");
+        }
+    }
+}
+
+#[test]
+fn nics_are_where_the_sites_say() {
+    // One NIC a module, and one a GPU.
+    for system in ["alps", "jupiter", "dgx-h100", "perlmutter"] {
+        let plan = plan(&format!("--system {system}"));
+        let mut nics: Vec<&str> = plan.ranks().iter().map(|r| r.nic.as_deref().unwrap()).collect();
+        nics.sort_unstable();
+        nics.dedup();
+        assert_eq!(nics.len(), plan.ranks().len(), "{system}: {nics:?}");
+    }
+    // Aurora has four on each socket.
+    let plan = plan("--system aurora");
+    for rank in plan.ranks() {
+        let number: u32 =
+            plan.fabric_of(rank).unwrap().strip_prefix("cxi").unwrap().parse().unwrap();
+        assert_eq!(number / 4, rank.numa[0], "socket of local rank {}", rank.local_rank);
+    }
+}
+
+#[test]
+fn the_memory_of_gh200_gpus_is_no_place_for_ranks() {
+    for system in ["alps", "jupiter"] {
+        let plan = plan(&format!("--system {system}"));
+        let bare: Vec<u32> =
+            plan.machine().numa.iter().filter(|n| n.cpus.is_empty()).map(|n| n.id).collect();
+        assert_eq!(bare, [4, 12, 20, 28], "{system}");
+        for (i, rank) in plan.ranks().iter().enumerate() {
+            assert_eq!(rank.memory, MemoryPolicy::Prefer(vec![i as u32]));
+        }
+    }
+}
+
+fn rank_line(rank: &PlacedRank) -> String {
+    let memory = serde_json::to_string(&rank.memory).unwrap();
+    let nic = rank.nic.as_deref().unwrap_or("-");
+    let why = &rank.reasons;
+    format!(
+        "rank {} gpus {:?} cpus {} mask {} numa {:?} memory {memory} nic {nic} threads {}\n  gpu: {}\n  cpus: \
+         {}\n  memory: {}\n  nic: {}\n  threads: {}\n",
+        rank.local_rank,
+        rank.gpus,
+        rank.cpus,
+        rank.mask,
+        rank.numa,
+        rank.omp_num_threads,
+        why.gpu,
+        why.cpus,
+        why.memory,
+        why.nic,
+        why.threads
+    )
+}
+
+/// Machine and placement in words, one line a GPU and one a rank with its reasons below.
+fn describe(plan: &Plan) -> String {
+    let mut text = String::new();
+    let machine = plan.machine();
+    for node in &machine.numa {
+        let gib = node.memory_bytes >> 30;
+        writeln!(text, "numa {} cpus [{}] memory {gib} GiB", node.id, node.cpus).unwrap();
+    }
+    for gpu in &machine.gpus {
+        let numa = gpu.numa.map_or("?".to_owned(), |n| n.to_string());
+        let near: Vec<String> = gpu
+            .nic_distance
+            .iter()
+            .zip(&machine.nics)
+            .map(|(d, nic)| format!("{} {d:?}", nic.name).to_lowercase())
+            .collect();
+        let part = gpu.part.map_or(String::new(), |p| format!(".{p}"));
+        let (name, cpus, near) = (&gpu.name, &gpu.cpus, near.join(", "));
+        let card = gpu.card;
+        writeln!(
+            text,
+            "gpu {} {name} card {card}{part} numa {numa} near {cpus} nics {near}",
+            gpu.index
+        )
+        .unwrap();
+    }
+    for layout in &plan.placement.layouts {
+        layout.ranks.iter().for_each(|rank| text.push_str(&rank_line(rank)));
+        writeln!(text, "reserved [{}] idle [{}]", layout.reserved, layout.idle).unwrap();
+    }
+    for warning in &plan.placement.warnings {
+        writeln!(text, "warning {}: {}; {}", warning.code, warning.what, warning.hint).unwrap();
+    }
+    text
+}
+
+#[test]
+fn golden_maps_and_launcher_options() {
+    for system in SYSTEMS {
+        let mut text = describe(&plan(&format!("--system {system}")));
+        for launcher in ["srun", "pals", "flux", "openmpi", "mpich"] {
+            let run = line(&format!("map --system {system} -N 2 --format {launcher}"));
+            write!(text, "\n# {launcher}, 2 nodes\n{}", run.err).unwrap();
+            text.push_str(&run.ok());
+        }
+        golden(&format!("system-{system}.txt"), &text);
+    }
+}
+
+#[test]
+fn the_table_and_the_drawing_show_the_same_plan() {
+    for system in SYSTEMS {
+        let text = line(&format!("map --system {system} --why")).ok();
+        for rank in plan(&format!("--system {system}")).ranks() {
+            let row = text.lines().find(|l| {
+                let words: Vec<&str> = l.split_whitespace().collect();
+                words.len() == 8 && words[0] == rank.local_rank.to_string()
+            });
+            let row = row.unwrap_or_else(|| panic!("{system}: no row for {}", rank.local_rank));
+            let words: Vec<&str> = row.split_whitespace().collect();
+            assert_eq!(words[3], rank.cpus.to_string(), "{system}");
+            assert_eq!(words[4], rank.mask, "{system}");
+            assert_eq!(words[6], rank.nic.as_deref().unwrap(), "{system}");
+            assert!(text.contains(&rank.reasons.cpus), "{system}");
+        }
+    }
+}
+
+#[path = "systems/options.rs"]
+mod options;
