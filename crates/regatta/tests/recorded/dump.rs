@@ -1,8 +1,10 @@
 //! Writing a machine to a file and reading it back.
 
+use std::process::Command;
+
 use regatta_model::document;
 
-use super::support::{Folder, Plan, line, plan, regatta};
+use super::support::{Folder, Plan, clean, line, plan, regatta};
 use super::{SYSTEMS, Tree, system};
 
 #[test]
@@ -119,11 +121,17 @@ fn a_dump_that_cannot_be_written_leaves_nothing_behind() {
 fn an_older_dump_stays_whole_or_is_replaced_whole() {
     let folder = Folder::new();
     let file = folder.write("node.json", "old");
-    let words = ["map", "--system", "polaris", "--dump", &file];
-    std::fs::create_dir(folder.path().join("node.json.part")).unwrap();
-    regatta(&words).sentence();
+    // Killed in the middle of writing, by a limit on the size of files.
+    let killed = clean(&mut Command::new("sh"))
+        .args(["-c", "ulimit -f 1; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_regatta")])
+        .args(["map", "--system", "polaris", "--dump", &file])
+        .status()
+        .unwrap();
+    assert!(!killed.success());
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "old");
-    std::fs::remove_dir(folder.path().join("node.json.part")).unwrap();
+    for name in folder.names().iter().filter(|n| n.ends_with(".part")) {
+        std::fs::remove_file(folder.path().join(name)).unwrap();
+    }
     // A link stays a link.
     let link = folder.file("latest.json");
     std::os::unix::fs::symlink("node.json", &link).unwrap();
