@@ -9,9 +9,9 @@ use std::fmt::Write as _;
 /// The most hosts one bracket range may name: Slurm's own limit.
 pub const MAX_RANGE: u64 = 65_536;
 /// The most hosts one expression may name, so that a few bytes cannot ask for all memory.
-pub const MAX_HOSTS: usize = 1 << 20;
+pub const MAX_HOSTS: usize = 1 << 17;
 /// The most bytes all names of one expression may have together: a long name is multiplied too.
-pub const MAX_BYTES: usize = 1 << 27;
+pub const MAX_BYTES: usize = 1 << 24;
 
 /// Why an expression is no host list. `at` counts bytes from 0.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
