@@ -159,6 +159,17 @@ fn warnings(
                 .to_owned(),
         });
     }
+    let cut: Vec<String> =
+        machine.gpus.iter().filter(|g| g.mig).map(|g| g.index.to_string()).collect();
+    if !cut.is_empty() && job.use_gpus {
+        warnings.push(Warning {
+            code: "mig".to_owned(),
+            what: format!("{}: GPU {} is cut into MIG instances", machine.host, cut.join(",")),
+            hint: "CUDA shows a process one instance, and NCCL none of the others: set \
+                   CUDA_VISIBLE_DEVICES to an instance yourself, or turn MIG off for training"
+                .to_owned(),
+        });
+    }
     let far = |(rank, wish): &(&PlacedRank, &Option<Vec<u32>>)| {
         wish.as_ref().is_some_and(|w| !rank.numa.iter().all(|n| w.contains(n)))
     };

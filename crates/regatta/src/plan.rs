@@ -6,7 +6,9 @@ use anyhow::{Context, Result, bail};
 use regatta_discover::allocation::{self, Sources};
 use regatta_discover::{Env, Root, systems};
 use regatta_model::hostlist::short;
-use regatta_model::{AllocatedNode, Allocation, Job, Machine, PlacedNode, Placement, Scheduler};
+use regatta_model::{
+    AllocatedNode, Allocation, Job, Machine, PlacedNode, Placement, Scheduler, Warning,
+};
 use regatta_place::profile::{Facts, Profile, Profiles, Recognition};
 use regatta_place::visible;
 
@@ -40,11 +42,10 @@ impl Plan {
         let job = job.job(place.reserve.as_ref(), place.smt);
         let bases = machines.iter().map(|m| for_planning(m, &allocation)).collect::<Vec<_>>();
         let mut placement = regatta_place::place(&bases, &allocation, &job)?;
-        placement.warnings.extend(visible::gpu_cgroup_warning(
-            &machines[0],
-            &allocation,
-            &|name| env.all().get(name).cloned(),
-        ));
+        let variable = |name: &str| env.all().get(name).cloned();
+        let cgroup = visible::gpu_cgroup_warning(&machines[0], &allocation, &variable);
+        placement.warnings.extend(cgroup);
+        placement.warnings.extend(stranger(&machines[0], &allocation, &env));
         Ok(Self { env, machines, allocation, site, job, placement })
     }
 
@@ -140,6 +141,24 @@ fn site(
         env: if live { env.all().clone() } else { Default::default() },
         machine,
     }))
+}
+
+/// A login node in an allocation is none of its nodes, and seldom like them. Slurm marks its own
+/// nodes, whatever they call themselves.
+fn stranger(machine: &Machine, allocation: &Allocation, env: &Env) -> Option<Warning> {
+    let listed = allocation.nodes.iter().any(|n| short(&n.host) == short(&machine.host));
+    let planning = allocation.scheduler == Scheduler::None || allocation.me.is_some();
+    if machine.source != "live" || planning || listed || env.has("SLURMD_NODENAME") {
+        return None;
+    }
+    Some(Warning {
+        code: "not-a-node".to_owned(),
+        what: format!(
+            "{} is none of the job's nodes, but the plan takes them to be like it",
+            machine.host
+        ),
+        hint: "run it on a node of the job, or describe one: --machine or --system".to_owned(),
+    })
 }
 
 /// A rank that a launcher bound already must plan with what its node's ranks have together, and a

@@ -7,6 +7,7 @@ mod nvml;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
 use std::io::ErrorKind;
 
 use regatta_model::{CpuSet, Gpu, GpuLink, GpuVendor, Nic, NumaNode, Package, PciDevice};
@@ -56,6 +57,7 @@ pub(crate) fn gpus(
     scan.add(amd);
     scan.add(intel::scan(root, devices));
     scan.notes.extend(unusable(root, devices, &scan.gpus));
+    scan.hide_denied();
     for gpu in &mut scan.gpus {
         // Firmware can name a node that the kernel does not show, for example inside a guest.
         gpu.numa = gpu.numa.filter(|n| nodes.iter().any(|node| node.id == *n));
@@ -65,6 +67,29 @@ pub(crate) fn gpus(
 }
 
 impl GpuScan {
+    /// Takes out what this process may not open, as under a device cgroup: the runtime does not
+    /// show it either, and numbers the rest from 0.
+    fn hide_denied(&mut self) {
+        let denied = |g: &&Gpu| g.accessible == Some(false);
+        let names: Vec<String> = self.gpus.iter().filter(denied).map(denied_name).collect();
+        if names.is_empty() {
+            return;
+        }
+        let open = self.gpus.iter().filter(|g| !denied(g)).map(|g| g.index);
+        let renumbered: BTreeMap<u32, u32> = open.zip(0..).collect();
+        self.gpus.retain(|g| renumbered.contains_key(&g.index));
+        self.gpus.iter_mut().for_each(|g| g.index = renumbered[&g.index]);
+        let moved = |l: &GpuLink| {
+            let (a, b) = (*renumbered.get(&l.a)?, *renumbered.get(&l.b)?);
+            Some(GpuLink { a, b, ..l.clone() })
+        };
+        self.links = self.links.iter().filter_map(moved).collect();
+        self.notes.push(format!(
+            "this process may not open {}, as under a device cgroup; they are left out",
+            names.join(", ")
+        ));
+    }
+
     /// Appends a vendor's GPUs. A node has one vendor's as a rule; with two, the second vendor's
     /// numbers move up, since a number must name one GPU of the node.
     fn add(&mut self, found: Found) {
@@ -86,6 +111,11 @@ impl GpuScan {
         self.links.extend(found.links.into_iter().map(move_up));
         self.notes.extend(found.notes);
     }
+}
+
+fn denied_name(gpu: &Gpu) -> String {
+    let place = gpu.device_file.as_ref().or(gpu.pci.as_ref());
+    format!("GPU {} ({})", gpu.index, place.map_or("unknown place", String::as_str))
 }
 
 /// A note for each GPU on the PCI bus that no driver of its vendor serves: it cannot be used, so

@@ -359,3 +359,28 @@ fn the_machine_of_this_test_can_be_read() {
     assert!(nics.iter().all(|n| n.name != "lo"));
     println!("{scan:#?}\n{nics:#?}");
 }
+
+#[test]
+fn what_may_not_be_opened_is_left_out_and_the_rest_renumbered() {
+    let gpu = |index: u32, open: bool| Gpu {
+        accessible: Some(open),
+        device_file: Some(format!("/dev/nvidia{index}")),
+        ..Gpu::new(index, GpuVendor::Nvidia, "A100")
+    };
+    let link =
+        |a, b| GpuLink { a, b, kind: LinkKind::NvLink, count: Some(4), megabytes_per_second: None };
+    let mut scan = GpuScan {
+        gpus: vec![gpu(0, false), gpu(1, true), gpu(2, false), gpu(3, true)],
+        links: vec![link(0, 1), link(1, 3), link(2, 3)],
+        ..GpuScan::default()
+    };
+    scan.hide_denied();
+    let left: Vec<_> = scan.gpus.iter().map(|g| (g.index, g.device_file.as_deref())).collect();
+    assert_eq!(left, [(0, Some("/dev/nvidia1")), (1, Some("/dev/nvidia3"))]);
+    assert_eq!(scan.links, [link(0, 1)]);
+    assert!(
+        scan.notes[0].contains("GPU 0 (/dev/nvidia0), GPU 2 (/dev/nvidia2)"),
+        "{:?}",
+        scan.notes
+    );
+}
