@@ -82,6 +82,9 @@ fn assert_no_step(text: &str, host: &str, ranks: [u64; 2]) {
     let counts: Vec<u64> = nodes.iter().filter_map(|n| n["ranks"].as_u64()).collect();
     assert_eq!(counts, ranks);
     assert_eq!(json["placement"]["ranks"], ranks[0] + ranks[1]);
+    let warnings = json["placement"]["warnings"].as_array().unwrap();
+    let stranger = warnings.iter().any(|w| w["code"] == "not-a-node");
+    assert_eq!(stranger, host == "login", "a login host is not like the nodes: {warnings:?}");
 }
 
 /// Other launchers in a Slurm job start their helpers by `srun`: what Slurm says of tasks is not
