@@ -8,6 +8,7 @@ pub mod hostlist;
 pub mod job;
 pub mod machine;
 pub mod placement;
+pub mod result;
 pub mod units;
 
 pub use allocation::{AllocatedNode, Allocation, Distribution, Launcher, RankId, Scheduler};

@@ -1,0 +1,101 @@
+//! The run folder: what a launch was and how it ended, for the stages after it.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use serde::Serialize;
+
+/// Why the run folder cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("run folder {path}: {source}; choose another with --run-dir")]
+pub struct FolderError {
+    path: String,
+    source: io::Error,
+}
+
+/// A run's folder.
+#[derive(Debug)]
+pub struct RunFolder {
+    path: PathBuf,
+    events: File,
+}
+
+impl RunFolder {
+    /// Makes the folder. One that holds a run already is refused: nothing is overwritten.
+    pub fn create(path: &Path) -> Result<Self, FolderError> {
+        let wrap = |source| FolderError { path: path.display().to_string(), source };
+        std::fs::create_dir_all(path.join("log")).map_err(wrap)?;
+        let events = OpenOptions::new().append(true).create_new(true).open(path.join("events.jsonl"));
+        Ok(Self { path: path.to_owned(), events: events.map_err(wrap)? })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Writes a file of it, whole or not at all.
+    pub fn write(&self, name: &str, text: &str) -> Result<(), FolderError> {
+        let path = self.path.join(name);
+        let part = self.path.join(format!("{name}.part"));
+        let write = || {
+            let mut file = File::create(&part)?;
+            file.write_all(text.as_bytes())?;
+            file.sync_all()?;
+            std::fs::rename(&part, &path)
+        };
+        write().map_err(|source| FolderError { path: path.display().to_string(), source })
+    }
+
+    /// Adds an event, one JSON line. A full disk must not end a run, so it is not an error.
+    pub fn event(&mut self, event: &impl Serialize) {
+        if let Ok(mut line) = serde_json::to_string(event) {
+            line.push('\n');
+            let _ = self.events.write_all(line.as_bytes());
+        }
+    }
+
+    /// The log file of one stream of a rank.
+    pub fn log(&self, rank: u32, stream: &str) -> Result<File, FolderError> {
+        let path = self.path.join(format!("log/rank-{rank}.{stream}"));
+        File::create(&path).map_err(|source| FolderError { path: path.display().to_string(), source })
+    }
+}
+
+/// A name for a run: its time in UTC and the process, `20261115-051200-4711`.
+pub fn run_id(now: SystemTime, pid: u32) -> String {
+    let since = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs();
+    let (year, month, day) = civil(since / 86_400);
+    let (hour, minute, second) = (since / 3600 % 24, since / 60 % 60, since % 60);
+    format!("{year:04}{month:02}{day:02}-{hour:02}{minute:02}{second:02}-{pid}")
+}
+
+/// The date of a day counted from 1970-01-01. Years are counted from March, so that the leap day
+/// is the last of the year.
+fn civil(days: u64) -> (u64, u64, u64) {
+    let shifted = days + 719_468;
+    let era = shifted / 146_097;
+    let day_of_era = shifted % 146_097;
+    let year_of_era =
+        (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
+    (year_of_era + era * 400 + u64::from(month <= 2), month, day)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates() {
+        let at = |secs: u64| run_id(SystemTime::UNIX_EPOCH + Duration::from_secs(secs), 7);
+        assert_eq!(at(0), "19700101-000000-7");
+        assert_eq!(at(951_782_400), "20000229-000000-7");
+        assert_eq!(at(1_794_719_520), "20261115-051200-7");
+    }
+}

@@ -1,0 +1,303 @@
+//! Runs a job's ranks on this node: starts them, carries their output, does what the supervisor
+//! says, and tells how it ended.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fs::File;
+use std::io::{Read, Write};
+use std::process::Child;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::time::{Duration, Instant};
+
+use regatta_model::result::{Ending, Failure, RunResult};
+use serde::Serialize;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
+use signal_hook::iterator::{Handle, Signals};
+
+use crate::folder::{FolderError, RunFolder};
+use crate::lines::{Folded, Folder, Splitter};
+use crate::process::{self, RankSpec, StartError};
+use crate::supervise::{Action, Input, Supervisor};
+use crate::watch::{OomWatch, doing};
+
+/// Why a job could not be run.
+#[derive(Debug, thiserror::Error)]
+pub enum JobError {
+    /// A rank could not be started.
+    #[error(transparent)]
+    Start(#[from] StartError),
+    /// The run folder could not be written.
+    #[error(transparent)]
+    Folder(#[from] FolderError),
+    /// Signals could not be caught.
+    #[error("signals cannot be caught: {0}")]
+    Signals(std::io::Error),
+}
+
+/// A job on this node.
+#[derive(Debug)]
+pub struct LocalJob {
+    /// This node.
+    pub host: String,
+    /// Its ranks.
+    pub ranks: Vec<RankSpec>,
+    /// How long ranks have to end when they are told to.
+    pub grace: Duration,
+}
+
+/// How long a line waits for the same line of other ranks.
+const FOLD: Duration = Duration::from_millis(100);
+/// How often time is looked at.
+const TICK: Duration = Duration::from_millis(50);
+/// How many last lines of a failed rank are kept.
+const TAIL: usize = 10;
+
+/// How long, after the last rank is over, its output may take to arrive.
+const DRAIN: Duration = Duration::from_secs(5);
+
+enum Event {
+    Line { rank: u32, error: bool, text: String },
+    /// A stream of a rank is at its end.
+    Closed,
+    Ended { rank: u32 },
+    Signal(i32),
+}
+
+/// What is written to the run's events.
+#[derive(Serialize)]
+#[serde(rename_all = "kebab-case", tag = "event")]
+enum Note {
+    Started { rank: u32, pid: u32 },
+    Ended { rank: u32, ending: Ending },
+    Signal { signal: i32 },
+    Told { signal: i32 },
+    Killed,
+}
+
+struct Driver<'a> {
+    job: &'a LocalJob,
+    folder: &'a mut RunFolder,
+    running: BTreeMap<u32, Child>,
+    tails: BTreeMap<u32, VecDeque<String>>,
+    supervisor: Supervisor,
+    oom: OomWatch,
+    /// Streams that are still open.
+    open: usize,
+    over: Option<Instant>,
+    others: BTreeMap<u32, String>,
+    start: Instant,
+}
+
+/// Runs the job to its end. `show` gets the lines for the terminal.
+pub fn run(
+    job: &LocalJob,
+    folder: &mut RunFolder,
+    show: &mut dyn FnMut(&Folded),
+) -> Result<RunResult, JobError> {
+    process::adopt_orphans();
+    let (sender, events) = sync_channel(1024);
+    let signals = catch_signals(&sender)?;
+    let mut driver = Driver {
+        supervisor: Supervisor::new(job.ranks.len() as u32, job.grace),
+        oom: OomWatch::start(),
+        running: BTreeMap::new(),
+        tails: BTreeMap::new(),
+        open: 0,
+        over: None,
+        others: BTreeMap::new(),
+        start: Instant::now(),
+        job,
+        folder,
+    };
+    let started = driver.start_ranks(&sender);
+    if started.is_ok() {
+        driver.watch(&events, show);
+    }
+    signals.close();
+    process::kill_descendants();
+    started?;
+    Ok(driver.result())
+}
+
+/// Sends each signal that concerns the job as an event.
+fn catch_signals(sender: &SyncSender<Event>) -> Result<Handle, JobError> {
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2])
+        .map_err(JobError::Signals)?;
+    let handle = signals.handle();
+    let sender = sender.clone();
+    std::thread::spawn(move || {
+        for signal in signals.forever() {
+            if sender.send(Event::Signal(signal)).is_err() {
+                return;
+            }
+        }
+    });
+    Ok(handle)
+}
+
+impl Driver<'_> {
+    /// Starts all ranks, from this thread: they are to die when it does.
+    fn start_ranks(&mut self, sender: &SyncSender<Event>) -> Result<(), JobError> {
+        for spec in &self.job.ranks {
+            let rank = spec.rank;
+            let logs = (self.folder.log(rank, "out")?, self.folder.log(rank, "err")?);
+            let mut child = spec.start()?;
+            let pid = child.id();
+            if let (Some(out), Some(err)) = (child.stdout.take(), child.stderr.take()) {
+                self.open += 2;
+                carry(out, logs.0, sender.clone(), rank, false);
+                carry(err, logs.1, sender.clone(), rank, true);
+            }
+            self.running.insert(rank, child);
+            self.folder.event(&Stamped::new(self.start, Note::Started { rank, pid }));
+            let sender = sender.clone();
+            std::thread::spawn(move || {
+                process::await_end(pid);
+                let _ = sender.send(Event::Ended { rank });
+            });
+        }
+        Ok(())
+    }
+
+    fn watch(&mut self, events: &Receiver<Event>, show: &mut dyn FnMut(&Folded)) {
+        let mut folder = Folder::new(FOLD);
+        while !self.is_done() {
+            match events.recv_timeout(TICK) {
+                Ok(Event::Line { rank, error, text }) => {
+                    self.keep(rank, &text);
+                    folder.push(rank, error, text, Instant::now());
+                }
+                Ok(Event::Closed) => self.open = self.open.saturating_sub(1),
+                Ok(Event::Ended { rank }) => self.ended(rank),
+                Ok(Event::Signal(signal)) => {
+                    self.note(Note::Signal { signal });
+                    self.handle(Input::Signal(signal));
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+            self.handle(Input::Tick);
+            folder.ready(Instant::now()).iter().for_each(&mut *show);
+        }
+        folder.finish().iter().for_each(&mut *show);
+    }
+
+    /// Over, and nothing more to come; or what is to come takes too long.
+    fn is_done(&self) -> bool {
+        self.over.is_some_and(|since| self.open == 0 || since.elapsed() > DRAIN)
+    }
+
+    fn keep(&mut self, rank: u32, text: &str) {
+        let tail = self.tails.entry(rank).or_default();
+        if tail.len() == TAIL {
+            tail.pop_front();
+        }
+        tail.push_back(text.to_owned());
+    }
+
+    /// A rank is over; its number stays taken until it is asked for its status here.
+    fn ended(&mut self, rank: u32) {
+        let Some(mut child) = self.running.remove(&rank) else { return };
+        let mut ending = child.wait().map_or(Ending::Exit(1), process::ending);
+        if ending == Ending::Signal(libc::SIGKILL) && self.oom.has_killed() {
+            ending = Ending::OutOfMemory;
+        }
+        if !ending.is_good() && self.supervisor.first_failure().is_none() {
+            self.others = self.running.iter().map(|(r, c)| (*r, doing(c.id()))).collect();
+        }
+        self.note(Note::Ended { rank, ending });
+        self.handle(Input::Ended(rank, ending));
+    }
+
+    fn handle(&mut self, input: Input) {
+        for action in self.supervisor.handle(input, Instant::now()) {
+            match action {
+                Action::SignalRanks(signal) => {
+                    self.note(Note::Told { signal });
+                    self.running.values().for_each(|c| process::signal_group(c.id(), signal));
+                }
+                Action::Kill => {
+                    if !self.running.is_empty() {
+                        self.note(Note::Killed);
+                    }
+                    process::kill_descendants();
+                }
+                Action::Finish => self.over = Some(Instant::now()),
+            }
+        }
+    }
+
+    fn note(&mut self, note: Note) {
+        self.folder.event(&Stamped::new(self.start, note));
+    }
+
+    fn result(self) -> RunResult {
+        let failure = self.supervisor.first_failure().map(|(rank, ending)| Failure {
+            rank,
+            host: self.job.host.clone(),
+            ending,
+            last_lines: self.tails.get(&rank).into_iter().flatten().cloned().collect(),
+            others: self.others.clone(),
+        });
+        let reason = match (&failure, self.supervisor.ended_by()) {
+            (Some(f), _) => format!("rank {} on {} failed first: {}", f.rank, f.host, f.ending),
+            (None, Some(signal)) => format!("ended by {}", Ending::Signal(signal)),
+            (None, None) => "all ranks ended well".to_owned(),
+        };
+        let words = self.job.ranks.first().map(|r| r.command.as_slice()).unwrap_or_default();
+        RunResult {
+            command: words.iter().map(|w| w.to_string_lossy().into_owned()).collect(),
+            ranks: self.job.ranks.len() as u32,
+            code: self.supervisor.code(),
+            reason,
+            failure,
+            endings: self.supervisor.endings().clone(),
+            seconds: self.start.elapsed().as_secs_f64(),
+        }
+    }
+}
+
+/// A note with the seconds since the start.
+#[derive(Serialize)]
+struct Stamped {
+    seconds: f64,
+    #[serde(flatten)]
+    note: Note,
+}
+
+impl Stamped {
+    fn new(start: Instant, note: Note) -> Self {
+        Self { seconds: start.elapsed().as_secs_f64(), note }
+    }
+}
+
+/// Carries one stream of a rank: to its log at once, so that nothing is lost whatever becomes of
+/// us, and line by line to the terminal.
+fn carry(
+    mut stream: impl Read + Send + 'static,
+    mut log: File,
+    sender: SyncSender<Event>,
+    rank: u32,
+    error: bool,
+) {
+    std::thread::spawn(move || {
+        let mut splitter = Splitter::default();
+        let mut buffer = vec![0; 64 * 1024];
+        loop {
+            let bytes = match stream.read(&mut buffer) {
+                Ok(0) => break,
+                Ok(n) => &buffer[..n],
+                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => continue,
+                Err(_) => break,
+            };
+            // A full disk must not stop the rank.
+            let _ = log.write_all(bytes);
+            for text in splitter.push(bytes) {
+                let _ = sender.send(Event::Line { rank, error, text });
+            }
+        }
+        if let Some(text) = splitter.finish() {
+            let _ = sender.send(Event::Line { rank, error, text });
+        }
+        let _ = sender.send(Event::Closed);
+    });
+}

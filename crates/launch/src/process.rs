@@ -1,0 +1,177 @@
+//! The processes of ranks: started bound, ended with everything they started.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitStatus, Stdio};
+
+use regatta_model::result::Ending;
+use regatta_place::environment::EnvLine;
+
+use crate::bind::{Binding, lead_group};
+
+/// What a rank runs, and with what.
+#[derive(Debug, Clone)]
+pub struct RankSpec {
+    /// Its number in the job.
+    pub rank: u32,
+    /// The program and its arguments, as the user gave them: no shell reads them.
+    pub command: Vec<OsString>,
+    /// Its environment, on top of ours.
+    pub env: Vec<EnvLine>,
+    /// What it is bound to.
+    pub binding: Binding,
+}
+
+/// Why a rank could not be started.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// There is nothing to run.
+    #[error("nothing to run: write the command after --")]
+    NoCommand,
+    /// It cannot be run.
+    #[error("rank {rank}: {program}: {source}; {hint}")]
+    Spawn {
+        /// The rank.
+        rank: u32,
+        /// The program.
+        program: String,
+        /// Why.
+        source: io::Error,
+        /// What to do.
+        hint: &'static str,
+    },
+}
+
+impl RankSpec {
+    /// The command, with environment and binding.
+    fn prepare(&self) -> Result<Command, StartError> {
+        let (program, args) = self.command.split_first().ok_or(StartError::NoCommand)?;
+        let mut command = Command::new(program);
+        command.args(args);
+        for line in &self.env {
+            match &line.value {
+                Some(value) => command.env(&line.variable, value),
+                None => command.env_remove(&line.variable),
+            };
+        }
+        Ok(command)
+    }
+
+    fn error(&self, source: io::Error) -> StartError {
+        let program = self.command.first().map(|p| p.to_string_lossy().into_owned());
+        let hint = match source.kind() {
+            io::ErrorKind::NotFound => "it is not in PATH on this node",
+            io::ErrorKind::PermissionDenied => "it may not be executed: chmod +x",
+            io::ErrorKind::InvalidInput => {
+                "the CPUs or memory of the plan are not allowed here: see regatta map --check"
+            }
+            _ => "see the reason before",
+        };
+        StartError::Spawn { rank: self.rank, program: program.unwrap_or_default(), source, hint }
+    }
+
+    /// Starts the rank in a process group of its own, its output piped to us.
+    pub fn start(&self) -> Result<Child, StartError> {
+        let mut command = self.prepare()?;
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let binding = self.binding.clone();
+        let parent = std::process::id();
+        // SAFETY: between fork and exec only system calls are made; what they read was allocated
+        // before.
+        unsafe {
+            command.pre_exec(move || {
+                lead_group(parent)?;
+                binding.apply()
+            });
+        }
+        command.spawn().map_err(|source| self.error(source))
+    }
+
+    /// Becomes the rank: binds this process and replaces it by the command. Returns only if that
+    /// fails.
+    pub fn become_it(&self) -> StartError {
+        match (self.prepare(), self.binding.apply()) {
+            (Ok(mut command), Ok(())) => self.error(command.exec()),
+            (Err(error), _) => error,
+            (_, Err(source)) => self.error(source),
+        }
+    }
+}
+
+/// Sends a signal to a rank's process group.
+pub fn signal_group(pid: u32, signal: i32) {
+    // SAFETY: a plain system call; a group that is gone is an error we do not care about.
+    unsafe { libc::kill(-(pid as libc::pid_t), signal) };
+}
+
+/// Adopts what ranks leave behind, so that it can be found and ended.
+pub fn adopt_orphans() {
+    // SAFETY: a plain system call on this process.
+    unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) };
+}
+
+/// Every process below this one: what ranks started, also what left their process group.
+pub fn descendants() -> Vec<u32> {
+    let mut parents: Vec<(u32, u32)> = Vec::new();
+    for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|n| n.parse().ok()) else { continue };
+        let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { continue };
+        parents.extend(parent_of(&stat).map(|parent| (pid, parent)));
+    }
+    let mut found = vec![std::process::id()];
+    let mut at = 0;
+    while at < found.len() {
+        let here = found[at];
+        found.extend(parents.iter().filter(|(_, parent)| *parent == here).map(|(pid, _)| *pid));
+        at += 1;
+    }
+    found.remove(0);
+    found
+}
+
+/// The parent in a stat line; the name before it may hold anything, so count from its end.
+fn parent_of(stat: &str) -> Option<u32> {
+    stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
+}
+
+/// Kills every process below this one.
+pub fn kill_descendants() {
+    for pid in descendants() {
+        // SAFETY: a plain system call; a process that is gone is an error we do not care about.
+        unsafe { libc::kill(pid as libc::pid_t, libc::SIGKILL) };
+    }
+}
+
+/// Waits until a child is over, but leaves its status to be asked for: until then nobody else gets
+/// its number.
+pub fn await_end(pid: u32) {
+    // SAFETY: an all-zero siginfo_t is a valid value, and waitid writes to no other place.
+    unsafe {
+        let mut info: libc::siginfo_t = std::mem::zeroed();
+        let options = libc::WEXITED | libc::WNOWAIT;
+        while libc::waitid(libc::P_PID, pid, &mut info, options) != 0
+            && io::Error::last_os_error().kind() == io::ErrorKind::Interrupted
+        {}
+    }
+}
+
+/// How a process ended, from its status.
+pub fn ending(status: ExitStatus) -> Ending {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => Ending::Exit(code),
+        (None, Some(signal)) => Ending::Signal(signal),
+        (None, None) => Ending::Exit(1),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_with_parentheses_do_not_confuse() {
+        assert_eq!(parent_of("12 (a) b (c)) S 7 12 12 0"), Some(7));
+        assert_eq!(parent_of("nonsense"), None);
+    }
+}

@@ -1,0 +1,237 @@
+//! Decides what becomes of a job: who failed first, when the others are told to end, when they are
+//! made to. No I/O; time is an argument.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use regatta_model::result::Ending;
+
+/// What happens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Input {
+    /// A rank ended.
+    Ended(u32, Ending),
+    /// The user or the scheduler sent a signal.
+    Signal(i32),
+    /// Time passed.
+    Tick,
+}
+
+/// What is to be done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Action {
+    /// Send this signal to every rank that runs.
+    SignalRanks(i32),
+    /// Kill every rank that runs with all it started.
+    Kill,
+    /// The job is over.
+    Finish,
+}
+
+/// Where the job stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Running,
+    /// Told to end at this time.
+    Ending(Instant),
+    /// Being killed.
+    Killing,
+    Over,
+}
+
+/// The state of a job.
+#[derive(Debug)]
+pub struct Supervisor {
+    grace: Duration,
+    phase: Phase,
+    running: u32,
+    endings: BTreeMap<u32, Ending>,
+    first_failure: Option<(u32, Ending)>,
+    signal: Option<i32>,
+}
+
+impl Supervisor {
+    /// A job of `ranks` ranks that all run. Ranks that are told to end have `grace` to do so.
+    pub fn new(ranks: u32, grace: Duration) -> Self {
+        Self {
+            grace,
+            phase: Phase::Running,
+            running: ranks,
+            endings: BTreeMap::new(),
+            first_failure: None,
+            signal: None,
+        }
+    }
+
+    /// Takes what happened and says what to do.
+    pub fn handle(&mut self, input: Input, now: Instant) -> Vec<Action> {
+        match input {
+            Input::Ended(rank, ending) => self.ended(rank, ending, now),
+            Input::Signal(signal) => self.signalled(signal, now),
+            Input::Tick => self.tick(now),
+        }
+    }
+
+    fn ended(&mut self, rank: u32, ending: Ending, now: Instant) -> Vec<Action> {
+        if self.endings.insert(rank, ending).is_some() || self.running == 0 {
+            return Vec::new();
+        }
+        self.running -= 1;
+        // What ends after it was told to is a consequence, not a cause.
+        if self.phase == Phase::Running && !ending.is_good() {
+            self.first_failure = Some((rank, ending));
+        }
+        if self.running == 0 {
+            self.phase = Phase::Over;
+            // What a rank started may outlive it.
+            return vec![Action::Kill, Action::Finish];
+        }
+        match (self.phase, self.first_failure) {
+            (Phase::Running, Some(_)) => self.end_ranks(libc::SIGTERM, now),
+            _ => Vec::new(),
+        }
+    }
+
+    /// The first signal is passed on, and the job ends when the ranks do; a second one kills.
+    /// Signals that do not ask for an end are only passed on.
+    fn signalled(&mut self, signal: i32, now: Instant) -> Vec<Action> {
+        let ends = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT].contains(&signal);
+        match self.phase {
+            Phase::Over => Vec::new(),
+            _ if !ends => vec![Action::SignalRanks(signal)],
+            Phase::Running => {
+                self.signal = Some(signal);
+                self.end_ranks(signal, now)
+            }
+            Phase::Ending(_) | Phase::Killing => {
+                self.phase = Phase::Killing;
+                vec![Action::Kill]
+            }
+        }
+    }
+
+    fn end_ranks(&mut self, signal: i32, now: Instant) -> Vec<Action> {
+        self.phase = Phase::Ending(now);
+        vec![Action::SignalRanks(signal)]
+    }
+
+    fn tick(&mut self, now: Instant) -> Vec<Action> {
+        match self.phase {
+            Phase::Ending(since) if now.saturating_duration_since(since) >= self.grace => {
+                self.phase = Phase::Killing;
+                vec![Action::Kill]
+            }
+            // A rank that was just being started may have missed it.
+            Phase::Killing => vec![Action::Kill],
+            _ => Vec::new(),
+        }
+    }
+
+    /// The rank that failed first, if one did before anything was told to end.
+    pub fn first_failure(&self) -> Option<(u32, Ending)> {
+        self.first_failure
+    }
+
+    /// The signal that ended the job, if one did.
+    pub fn ended_by(&self) -> Option<i32> {
+        self.signal
+    }
+
+    /// How each rank that is over ended.
+    pub fn endings(&self) -> &BTreeMap<u32, Ending> {
+        &self.endings
+    }
+
+    /// The job's exit code: the first failing rank's; else that of the signal that ended it, unless
+    /// every rank made a good end of it.
+    pub fn code(&self) -> u8 {
+        let good = self.running == 0 && self.endings.values().all(|e| e.is_good());
+        match (self.first_failure, self.signal) {
+            (Some((_, ending)), _) => ending.code(),
+            (None, Some(signal)) if !good => Ending::Signal(signal).code(),
+            _ => 0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const GRACE: Duration = Duration::from_secs(10);
+
+    fn job(ranks: u32) -> (Supervisor, Instant) {
+        (Supervisor::new(ranks, GRACE), Instant::now())
+    }
+
+    #[test]
+    fn all_good() {
+        let (mut job, now) = job(2);
+        assert!(job.handle(Input::Ended(1, Ending::Exit(0)), now).is_empty());
+        let last = job.handle(Input::Ended(0, Ending::Exit(0)), now);
+        assert_eq!(last, [Action::Kill, Action::Finish]);
+        assert_eq!((job.code(), job.first_failure()), (0, None));
+    }
+
+    #[test]
+    fn the_first_failure_counts_and_ends_the_others() {
+        let (mut job, now) = job(3);
+        let told = job.handle(Input::Ended(2, Ending::Exit(7)), now);
+        assert_eq!(told, [Action::SignalRanks(libc::SIGTERM)]);
+        assert!(job.handle(Input::Ended(0, Ending::Signal(15)), now).is_empty());
+        assert!(job.handle(Input::Tick, now + GRACE / 2).is_empty());
+        assert_eq!(job.handle(Input::Tick, now + GRACE), [Action::Kill]);
+        job.handle(Input::Ended(1, Ending::Signal(9)), now + GRACE);
+        assert_eq!((job.code(), job.first_failure()), (7, Some((2, Ending::Exit(7)))));
+    }
+
+    #[test]
+    fn a_second_signal_kills() {
+        let (mut job, now) = job(1);
+        assert_eq!(job.handle(Input::Signal(2), now), [Action::SignalRanks(2)]);
+        assert_eq!(job.handle(Input::Signal(2), now), [Action::Kill]);
+        job.handle(Input::Ended(0, Ending::Signal(9)), now);
+        assert_eq!((job.code(), job.ended_by(), job.first_failure()), (130, Some(2), None));
+    }
+
+    #[test]
+    fn ranks_that_save_and_end_well_on_a_signal_are_no_failure() {
+        let (mut job, now) = job(1);
+        job.handle(Input::Signal(libc::SIGTERM), now);
+        job.handle(Input::Ended(0, Ending::Exit(0)), now);
+        assert_eq!(job.code(), 0);
+    }
+
+    #[test]
+    fn other_signals_are_only_passed_on() {
+        let (mut job, now) = job(1);
+        let passed = job.handle(Input::Signal(libc::SIGUSR1), now);
+        assert_eq!(passed, [Action::SignalRanks(libc::SIGUSR1)]);
+        assert!(job.handle(Input::Tick, now + GRACE * 2).is_empty());
+    }
+
+    proptest! {
+        /// Whatever happens in whatever order, a job whose ranks all ended is over exactly once.
+        #[test]
+        fn every_job_finishes_once(
+            ranks in 1u32..6,
+            noise in proptest::collection::vec((0u8..4, 0u32..6), 0..30),
+        ) {
+            let (mut job, now) = job(ranks);
+            let mut finished = 0;
+            let ends = (0..ranks).map(|r| Input::Ended(r, Ending::Exit(0)));
+            let inputs = noise.into_iter().map(|(kind, n)| match kind {
+                0 => Input::Signal(libc::SIGTERM),
+                1 => Input::Signal(libc::SIGUSR2),
+                2 => Input::Ended(n % ranks, Ending::Exit(n as i32)),
+                _ => Input::Tick,
+            });
+            for (i, input) in inputs.chain(ends).enumerate() {
+                let actions = job.handle(input, now + Duration::from_secs(i as u64));
+                finished += actions.iter().filter(|a| **a == Action::Finish).count();
+            }
+            prop_assert_eq!(finished, 1);
+        }
+    }
+}
