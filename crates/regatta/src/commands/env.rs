@@ -4,7 +4,8 @@ use std::io::IsTerminal;
 use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
+use regatta_model::Launcher;
 use regatta_model::allocation::UNKNOWN_HOST;
 use regatta_model::hostlist::short;
 use regatta_place::environment::{EnvLine, Framework, RankContext, Rendezvous, environment};
@@ -81,15 +82,33 @@ fn cache_folder(plan: &Plan) -> (String, String) {
 }
 
 fn meet(args: &EnvArgs, plan: &Plan, rank: u32) -> Result<Rendezvous> {
-    let (address, address_why) = match &args.master_addr {
-        Some(address) => (address.clone(), "given by --master-addr".to_owned()),
-        None => master(plan)?,
+    let (told_address, told_port) = torchrun(plan)?;
+    let (address, address_why) = match (&args.master_addr, told_address) {
+        (Some(address), _) => (address.clone(), "given by --master-addr".to_owned()),
+        (None, Some(address)) => (address, TORCHRUN.to_owned()),
+        (None, None) => master(plan)?,
     };
-    let (port, port_why) = match args.master_port {
-        Some(port) => (port, "given by --master-port".to_owned()),
-        None => port(plan, rank)?,
+    let (port, port_why) = match (args.master_port, told_port) {
+        (Some(port), _) => (port, "given by --master-port".to_owned()),
+        (None, Some(port)) => (port, TORCHRUN.to_owned()),
+        (None, None) => port(plan, rank)?,
     };
     Ok(Rendezvous { address, address_why, port, port_why })
+}
+
+const TORCHRUN: &str = "as torchrun says, whose store listens there already";
+
+/// Where ranks of torchrun meet: at the store of its agent. None of them would listen elsewhere,
+/// and all would wait.
+fn torchrun(plan: &Plan) -> Result<(Option<String>, Option<u16>)> {
+    if plan.allocation.launcher != Some(Launcher::Torch) {
+        return Ok((None, None));
+    }
+    let port = plan.env.get("MASTER_PORT");
+    let number = port.map(|text| {
+        text.parse().with_context(|| format!("MASTER_PORT={text}, set by torchrun, is no port"))
+    });
+    Ok((plan.env.get("MASTER_ADDR").map(str::to_owned), number.transpose()?))
 }
 
 /// Where rank 0 listens. On one node no network is needed.
@@ -126,22 +145,14 @@ fn with_suffix(host: &str, suffix: &str) -> String {
 /// A port every rank finds by itself. Only rank 0 looks whether it is free: for the others of its
 /// node it may rightly be taken, by rank 0.
 fn port(plan: &Plan, rank: u32) -> Result<(u16, String)> {
-    let env = &plan.env;
     let job = match &plan.allocation.job_id {
-        Some(id) => {
-            let step =
-                ["SLURM_STEP_ID", "PMIX_NAMESPACE", "PALS_APID"].iter().find_map(|v| env.get(v));
-            format!(
-                "{}/{id}.{}",
-                plan.allocation.cluster.as_deref().unwrap_or_default(),
-                step.unwrap_or_default()
-            )
-        }
+        Some(id) => format!("{}/{id}", plan.allocation.cluster.as_deref().unwrap_or_default()),
         None => {
             let folder = std::env::current_dir().unwrap_or_default();
-            format!("{}@{}", system::user(env), folder.display())
+            format!("{}@{}", system::user(&plan.env), folder.display())
         }
     };
+    let job = format!("{job}.{}", step(plan).unwrap_or_default());
     let port = rendezvous::port(&job);
     let here = plan.allocation.me.is_some() || plan.allocation.job_id.is_none();
     let live = plan.machines[0].source == "live";
@@ -155,6 +166,18 @@ fn port(plan: &Plan, rank: u32) -> Result<(u16, String)> {
     let of = if plan.allocation.job_id.is_some() { "the job" } else { "user and folder" };
     let free = if rank == 0 && here && live { ", and free" } else { "" };
     Ok((port, format!("derived from {of}{free}")))
+}
+
+/// What the launcher calls this one of its starts. Only its own word is the same for all ranks:
+/// those that mpirun starts on another node of a Slurm job also have the step of its daemon there.
+fn step(plan: &Plan) -> Option<&str> {
+    let variable = match plan.allocation.launcher? {
+        Launcher::Srun => "SLURM_STEP_ID",
+        Launcher::OpenMpi | Launcher::Pmix => "PMIX_NAMESPACE",
+        Launcher::Pals => "PALS_APID",
+        Launcher::Torch | Launcher::Flux | Launcher::Hydra => return None,
+    };
+    plan.env.get(variable)
 }
 
 /// For people comments; for a shell the same as `: 'why';`, since `eval $(regatta env)` without

@@ -1,0 +1,66 @@
+//! What the environment of a job makes of plan and environment, where no cluster is needed.
+
+#![allow(clippy::unwrap_used, reason = "a test's own functions may panic as it may")]
+
+mod support;
+
+use support::{Run, command};
+
+/// Two nodes that are not this one.
+const JOB: [(&str, &str); 5] = [
+    ("SLURM_JOB_ID", "77"),
+    ("SLURM_JOB_NODELIST", "elsewhere[1-2]"),
+    ("SLURM_JOB_NUM_NODES", "2"),
+    ("SLURM_NTASKS", "2"),
+    ("SLURM_TASKS_PER_NODE", "1(x2)"),
+];
+
+fn run(words: &str, variables: &[&[(&str, &str)]]) -> Run {
+    let variables = variables.iter().copied().flatten().copied();
+    command().args(words.split_whitespace()).envs(variables).output().unwrap().into()
+}
+
+fn exported(run: Run, variable: &str) -> String {
+    let text = run.ok();
+    let start = format!("export {variable}=");
+    let line = text.lines().find_map(|l| l.strip_prefix(&start));
+    line.unwrap().split(';').next().unwrap().to_owned()
+}
+
+#[test]
+fn ranks_of_torchrun_meet_at_its_store() {
+    let torchrun = [
+        ("TORCHELASTIC_RUN_ID", "none"),
+        ("RANK", "1"),
+        ("WORLD_SIZE", "2"),
+        ("LOCAL_RANK", "0"),
+        ("LOCAL_WORLD_SIZE", "1"),
+        ("GROUP_RANK", "1"),
+        ("MASTER_ADDR", "elsewhere2-hsn0"),
+    ];
+    let port = [("MASTER_PORT", "34567")];
+    let run = |words: &str, port: &[(&str, &str)]| run(words, &[&JOB, &torchrun, port]);
+    assert_eq!(exported(run("env", &port), "MASTER_ADDR"), "elsewhere2-hsn0");
+    assert_eq!(exported(run("env", &port), "MASTER_PORT"), "34567");
+    assert_eq!(exported(run("env --master-port 1234", &port), "MASTER_PORT"), "1234");
+    let sentence = run("env", &[("MASTER_PORT", "http")]).sentence();
+    assert!(sentence.contains("MASTER_PORT=http, set by torchrun, is no port"), "{sentence}");
+}
+
+#[test]
+fn all_ranks_of_mpirun_in_a_slurm_job_find_one_port() {
+    let port = |rank: &str, start: &str, step: &[(&str, &str)]| {
+        let mpirun = [
+            ("OMPI_COMM_WORLD_RANK", rank),
+            ("OMPI_COMM_WORLD_SIZE", "2"),
+            ("OMPI_COMM_WORLD_LOCAL_RANK", "0"),
+            ("OMPI_COMM_WORLD_LOCAL_SIZE", "1"),
+            ("PMIX_NAMESPACE", start),
+        ];
+        exported(run("env --master-addr a", &[&JOB, &mpirun, step]), "MASTER_PORT")
+    };
+    // On its own node mpirun starts ranks itself, on others by a daemon that srun started.
+    let first = port("0", "4711", &[]);
+    assert_eq!(first, port("1", "4711", &[("SLURM_STEP_ID", "0"), ("SLURM_PROCID", "0")]));
+    assert_ne!(first, port("0", "4712", &[]), "the next mpirun of the job");
+}
