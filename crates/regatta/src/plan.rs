@@ -5,13 +5,19 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use regatta_discover::allocation::{self, Sources};
 use regatta_discover::{Env, Root, systems};
-use regatta_model::hostlist::short;
-use regatta_model::{AllocatedNode, Allocation, Job, Machine, PlacedNode, Placement, Scheduler};
+use regatta_model::allocation::UNKNOWN_HOST;
+use regatta_model::hostlist::{self, short};
+use regatta_model::{
+    AllocatedNode, Allocation, Job, Machine, PlacedNode, Placement, Scheduler, Warning,
+};
 use regatta_place::profile::{Facts, Profile, Profiles, Recognition};
 use regatta_place::visible;
 
 use crate::options::{JobArgs, SourceArgs};
 use crate::system;
+
+/// The warning that this machine stands in for others.
+pub const STAND_IN: &str = "stand-in";
 
 /// A job on its machines.
 pub struct Plan {
@@ -40,6 +46,7 @@ impl Plan {
         let job = job.job(place.reserve.as_ref(), place.smt);
         let bases = machines.iter().map(|m| for_planning(m, &allocation)).collect::<Vec<_>>();
         let mut placement = regatta_place::place(&bases, &allocation, &job)?;
+        placement.warnings.extend(stand_in(&machines[0], &allocation, &env));
         placement.warnings.extend(visible::gpu_cgroup_warning(
             &machines[0],
             &allocation,
@@ -59,8 +66,8 @@ impl Plan {
         if let Some(node) = self.allocation.me.and_then(|me| me.node) {
             return Some(node as usize);
         }
-        let host = &self.machines[0].host;
-        self.placement.nodes.iter().position(|n| n.host == *host)
+        let host = short(&self.machines[0].host);
+        self.placement.nodes.iter().position(|n| short(&n.host) == host)
     }
 }
 
@@ -150,4 +157,29 @@ fn for_planning(machine: &Machine, allocation: &Allocation) -> Machine {
         machine.usable.affinity = None;
     }
     machine
+}
+
+/// A plan made on a login node takes it for one of the job's nodes, since nothing else is known of
+/// them. A rank is on one of them, whatever they are called.
+fn stand_in(machine: &Machine, allocation: &Allocation, env: &Env) -> Option<Warning> {
+    let known = |host: &str| allocation.nodes.iter().any(|n| short(&n.host) == short(host));
+    let on_node = known(&machine.host)
+        || known(UNKNOWN_HOST)
+        || env.get("SLURMD_NODENAME").is_some_and(known)
+        || allocation.me.is_some();
+    if machine.source != "live" || on_node {
+        return None;
+    }
+    let hosts: Vec<&str> = allocation.nodes.iter().map(|n| n.host.as_str()).collect();
+    Some(Warning {
+        code: STAND_IN.to_owned(),
+        what: format!(
+            "{} is no node of the job: the plan takes {} to be like it",
+            machine.host,
+            hostlist::compress(&hosts)
+        ),
+        hint: "run this on a node of the job, or describe its nodes by --system, or by --machine \
+               with what `regatta map --dump` wrote there"
+            .to_owned(),
+    })
 }

@@ -64,3 +64,20 @@ fn all_ranks_of_mpirun_in_a_slurm_job_find_one_port() {
     assert_eq!(first, port("1", "4711", &[("SLURM_STEP_ID", "0"), ("SLURM_PROCID", "0")]));
     assert_ne!(first, port("0", "4712", &[]), "the next mpirun of the job");
 }
+
+#[test]
+fn a_login_node_does_not_pass_for_a_compute_node_unnoticed() {
+    let wanted = "is no node of the job: the plan takes elsewhere[1-2] to be like it";
+    for words in ["map", "map --format srun", "env --master-addr a"] {
+        let text = run(words, &[&JOB]).err;
+        assert!(text.contains(wanted), "{words}: {text}");
+    }
+    let quiet = |words: &str, more: &[(&str, &str)]| {
+        let text = run(words, &[&JOB, more]).err;
+        assert!(!text.contains("no node of the job"), "{words}: {text}");
+    };
+    quiet("map --system lumi-g", &[]);
+    quiet("map", &[("SLURMD_NODENAME", "elsewhere2")]);
+    let rank = [("SLURM_STEP_ID", "0"), ("SLURM_PROCID", "1"), ("SLURM_LOCALID", "0")];
+    quiet("map", &[&rank[..], &[("SLURM_NODEID", "1")]].concat());
+}

@@ -5,16 +5,16 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
-use regatta_model::Launcher;
 use regatta_model::allocation::UNKNOWN_HOST;
 use regatta_model::hostlist::short;
+use regatta_model::{Launcher, Warning};
 use regatta_place::environment::{EnvLine, Framework, RankContext, Rendezvous, environment};
 use regatta_place::profile::Situation;
 use regatta_place::rendezvous::{self, Candidate};
 
 use crate::cli::{EnvArgs, FAINT};
 use crate::output;
-use crate::plan::Plan;
+use crate::plan::{Plan, STAND_IN};
 use crate::shell::{quote, remark};
 use crate::system;
 
@@ -47,9 +47,8 @@ pub fn run(args: &EnvArgs) -> Result<ExitCode> {
     } else {
         output::print(&script(&lines, std::io::stdout().is_terminal()))?;
     }
-    for warning in plan.placement.warnings.iter().filter(|w| w.code == "gpu-cgroup") {
-        output::note(warning);
-    }
+    let of_ranks = |w: &&Warning| ["gpu-cgroup", STAND_IN].contains(&w.code.as_str());
+    plan.placement.warnings.iter().filter(of_ranks).for_each(output::note);
     Ok(ExitCode::SUCCESS)
 }
 
