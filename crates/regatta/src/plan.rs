@@ -167,7 +167,7 @@ fn stand_in(machine: &Machine, allocation: &Allocation, env: &Env) -> Option<War
         || known(UNKNOWN_HOST)
         || env.get("SLURMD_NODENAME").is_some_and(known)
         || allocation.me.is_some();
-    if machine.source != "live" || on_node {
+    if machine.source != "live" || on_node || allocation.scheduler == Scheduler::None {
         return None;
     }
     let hosts: Vec<&str> = allocation.nodes.iter().map(|n| n.host.as_str()).collect();

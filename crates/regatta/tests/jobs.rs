@@ -77,6 +77,8 @@ fn a_login_node_does_not_pass_for_a_compute_node_unnoticed() {
         assert!(!text.contains("no node of the job"), "{words}: {text}");
     };
     quiet("map --system lumi-g", &[]);
+    let made_up = support::line("map -N 2").err;
+    assert!(!made_up.contains("no node of the job"), "nodes that only the plan has: {made_up}");
     quiet("map", &[("SLURMD_NODENAME", "elsewhere2")]);
     let rank = [("SLURM_STEP_ID", "0"), ("SLURM_PROCID", "1"), ("SLURM_LOCALID", "0")];
     quiet("map", &[&rank[..], &[("SLURM_NODEID", "1")]].concat());
