@@ -12,7 +12,8 @@ use crate::{CpuSet, Document};
 pub struct Machine {
     /// The node's name.
     pub host: String,
-    /// Where the description comes from: `live`, `tree:DIR`, `hwloc:FILE`, `system:lumi-g`.
+    /// Where the description comes from: `live`, `dump:FILE`, `tree:DIR`, `hwloc:FILE`,
+    /// `system:lumi-g`.
     pub source: String,
     /// The built-in system this is, if it was asked for by name.
     pub system: Option<String>,
