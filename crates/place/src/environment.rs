@@ -4,6 +4,8 @@
 use regatta_model::{GpuVendor, Machine, PlacedNode, PlacedRank, Placement, Visibility};
 use serde::{Deserialize, Serialize};
 
+use crate::nic;
+
 /// Whose variables are wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -196,8 +198,12 @@ impl World<'_> {
             EnvLine::new("HOROVOD_GLOO_RENDEZVOUS_PORT", meet.port, &meet.port_why),
         ];
         // The same for all ranks: interfaces of different rails may not reach each other.
-        if let Some(nic) = first_interface(self.context.machine) {
-            lines.push(EnvLine::new("HOROVOD_GLOO_IFACE", nic, "gloo's connections on the fabric"));
+        if let Some(first) = first_interface(self.context.machine) {
+            lines.push(EnvLine::new(
+                "HOROVOD_GLOO_IFACE",
+                first,
+                "gloo's connections on the fabric",
+            ));
         }
         lines
     }
@@ -208,6 +214,8 @@ impl World<'_> {
             Visibility::Own => (0..self.rank.gpus.len()).map(|i| i.to_string()).collect::<Vec<_>>(),
             Visibility::All => self.rank.gpus.iter().map(u32::to_string).collect(),
         };
+        // Where IPv6 is all there is, IPv4 is not heard.
+        let any = if meet.address.contains(':') { "[::]" } else { "0.0.0.0" };
         let mut lines = self.ranks().to_vec();
         lines.extend([
             EnvLine::new(
@@ -218,7 +226,7 @@ impl World<'_> {
             EnvLine::new("JAX_COORDINATOR_PORT", meet.port, &meet.port_why),
             EnvLine::new(
                 "JAX_COORDINATOR_BIND_ADDRESS",
-                format!("0.0.0.0:{}", meet.port),
+                format!("{any}:{}", meet.port),
                 "the coordinator hears on every interface of its node",
             ),
         ]);
@@ -242,7 +250,7 @@ fn bracketed(address: &str) -> String {
 }
 
 fn first_interface(machine: &Machine) -> Option<&str> {
-    machine.fabric().first().map(|n| n.name.as_str())
+    nic::sockets(machine).first().map(|n| n.name.as_str())
 }
 
 fn visibility(machine: &Machine, rank: &PlacedRank) -> Vec<EnvLine> {
@@ -285,17 +293,22 @@ fn visibility(machine: &Machine, rank: &PlacedRank) -> Vec<EnvLine> {
 
 /// Keeps bootstrap and TCP traffic on the fabric, whatever the site says beyond that.
 fn network(machine: &Machine, framework: Framework) -> Vec<EnvLine> {
-    let names: Vec<&str> = machine
-        .fabric()
-        .iter()
-        .filter(|n| n.fabric_device.as_deref() != Some(n.name.as_str()))
-        .map(|n| n.name.as_str())
-        .collect();
+    let names: Vec<&str> = nic::sockets(machine).iter().map(|n| n.name.as_str()).collect();
     let Some(first) = names.first() else { return Vec::new() };
-    let why = "the fabric's interfaces, never the management network";
+    let on_fabric = machine.fabric().iter().any(|n| n.name == *first);
+    let (why, gloo) = match on_fabric {
+        true => (
+            "the fabric's interfaces, never the management network",
+            "gloo's connections on the fabric",
+        ),
+        false => (
+            "the fabric's interfaces have no IP address; these have one",
+            "gloo's connections: the fabric has no IP address",
+        ),
+    };
     let mut lines = vec![EnvLine::new("NCCL_SOCKET_IFNAME", format!("={}", names.join(",")), why)];
     if !matches!(framework, Framework::Jax | Framework::Horovod) {
-        lines.push(EnvLine::new("GLOO_SOCKET_IFNAME", first, "gloo's connections on the fabric"));
+        lines.push(EnvLine::new("GLOO_SOCKET_IFNAME", first, gloo));
     }
     lines
 }

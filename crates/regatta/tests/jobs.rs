@@ -83,3 +83,11 @@ fn a_login_node_does_not_pass_for_a_compute_node_unnoticed() {
     let rank = [("SLURM_STEP_ID", "0"), ("SLURM_PROCID", "1"), ("SLURM_LOCALID", "0")];
     quiet("map", &[&rank[..], &[("SLURM_NODEID", "1")]].concat());
 }
+
+#[test]
+fn the_coordinator_of_jax_hears_where_it_is_called() {
+    for (address, bind) in [("fd00::1", "'[::]:1234'"), ("10.0.0.1", "0.0.0.0:1234")] {
+        let words = format!("env --framework jax --master-port 1234 --master-addr {address}");
+        assert_eq!(exported(run(&words, &[]), "JAX_COORDINATOR_BIND_ADDRESS"), bind);
+    }
+}
