@@ -138,7 +138,9 @@ fn tasks_per_node(
 ) -> Result<Vec<Option<u32>>, AllocationError> {
     let total = reader.first_number(totals)?;
     let (Some((name, value)), Some((total_name, total))) = (reader.first(names), total) else {
-        return Ok(vec![None; hosts.list.len()]);
+        // Older versions leave the total out where a number a node was asked for.
+        let each = if in_step { None } else { reader.number("SLURM_NTASKS_PER_NODE")? };
+        return Ok(vec![each; hosts.list.len()]);
     };
     let tasks = expand_tasks(value).ok_or_else(|| AllocationError::TaskList {
         name: name.to_owned(),

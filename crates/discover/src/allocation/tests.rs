@@ -159,6 +159,21 @@ fn cpus_are_not_mistaken_for_tasks() {
 }
 
 #[test]
+fn tasks_a_node_are_enough() {
+    let a = on(
+        "n1",
+        &[
+            ("SLURM_JOB_ID", "77"),
+            ("SLURM_JOB_NODELIST", "n[1-2]"),
+            ("SLURM_NTASKS_PER_NODE", "4"),
+            ("SLURM_TASKS_PER_NODE", "4(x2)"),
+        ],
+    )
+    .unwrap();
+    assert_eq!((a.nodes[0].ranks, a.nodes[1].ranks), (Some(4), Some(4)));
+}
+
+#[test]
 fn contradictions_name_both_variables() {
     let four_and_two = message(&[
         ("SLURM_JOB_ID", "1"),
