@@ -15,6 +15,18 @@ const JOB: [(&str, &str); 5] = [
     ("SLURM_TASKS_PER_NODE", "1(x2)"),
 ];
 
+/// The second of its two ranks.
+const SECOND: [(&str, &str); 8] = [
+    ("SLURM_STEP_ID", "0"),
+    ("SLURM_STEP_NODELIST", "elsewhere[1-2]"),
+    ("SLURM_STEP_NUM_NODES", "2"),
+    ("SLURM_STEP_NUM_TASKS", "2"),
+    ("SLURM_STEP_TASKS_PER_NODE", "1(x2)"),
+    ("SLURM_PROCID", "1"),
+    ("SLURM_LOCALID", "0"),
+    ("SLURM_NODEID", "1"),
+];
+
 fn run(words: &str, variables: &[&[(&str, &str)]]) -> Run {
     let variables = variables.iter().copied().flatten().copied();
     command().args(words.split_whitespace()).envs(variables).output().unwrap().into()
@@ -80,8 +92,7 @@ fn a_login_node_does_not_pass_for_a_compute_node_unnoticed() {
     let made_up = support::line("map -N 2").err;
     assert!(!made_up.contains("no node of the job"), "nodes that only the plan has: {made_up}");
     quiet("map", &[("SLURMD_NODENAME", "elsewhere2")]);
-    let rank = [("SLURM_STEP_ID", "0"), ("SLURM_PROCID", "1"), ("SLURM_LOCALID", "0")];
-    quiet("map", &[&rank[..], &[("SLURM_NODEID", "1")]].concat());
+    quiet("map", &SECOND);
 }
 
 #[test]
@@ -90,4 +101,20 @@ fn the_coordinator_of_jax_hears_where_it_is_called() {
         let words = format!("env --framework jax --master-port 1234 --master-addr {address}");
         assert_eq!(exported(run(&words, &[]), "JAX_COORDINATOR_BIND_ADDRESS"), bind);
     }
+}
+
+#[test]
+fn a_rank_is_checked_against_its_own_kind_of_node() {
+    let folder = support::Folder::new();
+    let mut words = "map --check".to_owned();
+    for (host, system) in [("elsewhere1", "lumi-g"), ("elsewhere2", "dgx-h100")] {
+        let dump = support::line(&format!("map --system {system} --dump -")).ok();
+        let mut machine: serde_json::Value = serde_json::from_str(&dump).unwrap();
+        machine["host"] = host.into();
+        let file = folder.write(&format!("{host}.json"), &machine.to_string());
+        words.push_str(&format!(" --machine {file}"));
+    }
+    let out = run(&words, &[&JOB, &SECOND]).out;
+    assert!(out.contains("rank 1: cpus: planned 1-55,"), "{out}");
+    assert!(!out.contains("missing or down"), "the interface of the other kind: {out}");
 }

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 use regatta_model::allocation::UNKNOWN_HOST;
 use regatta_model::hostlist::short;
-use regatta_model::{Launcher, Warning};
+use regatta_model::{Launcher, Machine, Warning};
 use regatta_place::environment::{EnvLine, Framework, RankContext, Rendezvous, environment};
 use regatta_place::profile::Situation;
 use regatta_place::rendezvous::{self, Candidate};
@@ -35,7 +35,7 @@ pub fn run(args: &EnvArgs) -> Result<ExitCode> {
         framework,
         rendezvous: &meet(args, &plan, rank)?,
         cache: (&cache, &cache_why),
-        settings: &settings(&plan, framework),
+        settings: &settings(&plan, machine, framework),
     });
     let mut lines = lines.unwrap_or_default();
     for name in args.without.iter().filter(|n| !lines.iter().any(|l| l.variable == **n)) {
@@ -52,9 +52,9 @@ pub fn run(args: &EnvArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn settings(plan: &Plan, framework: Framework) -> Vec<EnvLine> {
+fn settings(plan: &Plan, machine: &Machine, framework: Framework) -> Vec<EnvLine> {
     let nodes = plan.placement.nodes.len() as u32;
-    let situation = Situation::of(&plan.machines[0], nodes, Some(framework.name()));
+    let situation = Situation::of(machine, nodes, Some(framework.name()));
     let line = |s: regatta_place::profile::Setting| EnvLine {
         variable: s.variable,
         value: s.value,
