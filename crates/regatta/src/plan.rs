@@ -46,6 +46,7 @@ impl Plan {
         let job = job.job(place.reserve.as_ref(), place.smt);
         let bases = machines.iter().map(|m| for_planning(m, &allocation)).collect::<Vec<_>>();
         let mut placement = regatta_place::place(&bases, &allocation, &job)?;
+        check_size(&placement, &allocation, &job)?;
         placement.warnings.extend(stand_in(&machines[0], &allocation, &env));
         placement.warnings.extend(visible::gpu_cgroup_warning(
             &machines[0],
@@ -147,6 +148,22 @@ fn site(
         env: if live { env.all().clone() } else { Default::default() },
         machine,
     }))
+}
+
+/// Ranks that wait for another number than were started wait for ever. Who asks for a number knows
+/// better than the launcher, for example of a later one.
+fn check_size(placement: &Placement, allocation: &Allocation, job: &Job) -> Result<()> {
+    let asked = job.ranks.is_some() || job.ranks_per_node.is_some();
+    match allocation.me {
+        Some(me) if !asked && me.size != placement.ranks => bail!(
+            "this is rank {} of {}, but the nodes of the job would have {}: the launcher does not \
+             tell how it dealt them; pass --ranks-per-node, or --hostfile with `host slots=4` lines",
+            me.rank,
+            me.size,
+            placement.ranks
+        ),
+        _ => Ok(()),
+    }
 }
 
 /// A rank that a launcher bound already must plan with what its node's ranks have together, and a

@@ -96,6 +96,18 @@ fn a_login_node_does_not_pass_for_a_compute_node_unnoticed() {
 }
 
 #[test]
+fn a_world_of_another_size_than_was_started_is_refused() {
+    let unknown = ["SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE"];
+    let known = SECOND.iter().copied().filter(|(name, _)| !unknown.contains(name));
+    let second: Vec<(&str, &str)> = known.collect();
+    let run = |words: &str| run(words, &[&JOB, &second]);
+    let sentence = run("env --system dgx-h100 --master-addr a").sentence();
+    assert!(sentence.contains("rank 1 of 2, but the nodes of the job would have 16"), "{sentence}");
+    let told = run("env --system dgx-h100 --master-addr a --ranks-per-node 1");
+    assert_eq!(exported(told, "WORLD_SIZE"), "2");
+}
+
+#[test]
 fn the_coordinator_of_jax_hears_where_it_is_called() {
     for (address, bind) in [("fd00::1", "'[::]:1234'"), ("10.0.0.1", "0.0.0.0:1234")] {
         let words = format!("env --framework jax --master-port 1234 --master-addr {address}");

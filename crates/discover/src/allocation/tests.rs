@@ -299,6 +299,15 @@ fn flux() {
     .unwrap();
     let me = a.me.unwrap();
     assert_eq!((me.rank, me.local_rank, me.local_size, me.node), (6, 2, 4, Some(1)));
+    let uneven = [
+        ("FLUX_JOB_ID", "1"),
+        ("FLUX_JOB_NNODES", "2"),
+        ("FLUX_JOB_SIZE", "3"),
+        ("FLUX_TASK_RANK", "2"),
+        ("FLUX_TASK_LOCAL_ID", "0"),
+    ];
+    let a = on("flux2", &uneven).unwrap();
+    assert_eq!((a.nodes[0].ranks, a.nodes[1].ranks), (Some(2), Some(1)));
     let m = message(&[("FLUX_JOB_ID", "1"), ("FLUX_JOB_NNODES", "3")]);
     assert!(m.contains("FLUX_JOB_NNODES=3") && m.contains("2 hosts"), "{m}");
 }
