@@ -82,6 +82,41 @@ pub fn gpu_cgroup_warning(
     })
 }
 
+/// GPUs that a plan hands out although they are hidden from the job: by a variable that a scheduler
+/// without device cgroups sets, or because they cannot be opened. One rank's own view is another
+/// matter.
+pub fn hidden_gpus_warning(
+    machine: &Machine,
+    allocation: &Allocation,
+    variable: &dyn Fn(&str) -> Option<String>,
+) -> Option<Warning> {
+    let (seen, cause) = visible_gpus(machine, variable);
+    let ranks = allocation.me.map_or(0, |me| me.local_size as usize);
+    if seen.len() == machine.gpus.len() || seen.len() < ranks {
+        return None;
+    }
+    let by = match cause {
+        Some((name, value)) => format!("{name}={value} leaves"),
+        None => "the permissions of the device files leave".to_owned(),
+    };
+    Some(Warning {
+        code: HIDDEN_GPUS.to_owned(),
+        what: format!(
+            "{by} this process {} of {} GPUs of {}, and the plan uses all of them",
+            seen.len(),
+            machine.gpus.len(),
+            machine.host
+        ),
+        hint:
+            "the others may be another job's: ask for whole nodes; if nobody else is here, unset \
+               the variable"
+                .to_owned(),
+    })
+}
+
+/// The code of [`hidden_gpus_warning`].
+pub const HIDDEN_GPUS: &str = "hidden-gpus";
+
 /// The GPUs of the node, hidden ones included: a device cgroup does not hide the PCI bus.
 fn gpus_on_node(machine: &Machine) -> Option<usize> {
     let vendor = machine.gpus.first()?.vendor;
@@ -162,6 +197,20 @@ mod tests {
         assert_eq!(gpu_cgroup_warning(&node(4, &[0, 1, 2, 3]), &rank(2), &none), None);
         let alone = Allocation::alone("n1");
         assert_eq!(gpu_cgroup_warning(&node(4, &[2]), &alone, &none), None, "no rank of a job");
+    }
+
+    #[test]
+    fn gpus_of_other_jobs_are_not_taken_silently() {
+        let all = node(4, &[0, 1, 2, 3]);
+        let alone = Allocation::alone("n1");
+        let two = variables(&[("CUDA_VISIBLE_DEVICES", "2,3")]);
+        let told = hidden_gpus_warning(&all, &alone, &two).unwrap();
+        let wanted = "CUDA_VISIBLE_DEVICES=2,3 leaves this process 2 of 4 GPUs of n1";
+        assert!(told.what.starts_with(wanted), "{}", told.what);
+        let none = variables(&[]);
+        assert_eq!(hidden_gpus_warning(&all, &alone, &none), None);
+        assert!(hidden_gpus_warning(&node(4, &[1]), &alone, &none).is_some(), "not to be opened");
+        assert_eq!(hidden_gpus_warning(&all, &rank(1), &two), None, "a rank's own view");
     }
 
     #[test]

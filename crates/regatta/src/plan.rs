@@ -48,11 +48,13 @@ impl Plan {
         let mut placement = regatta_place::place(&bases, &allocation, &job)?;
         check_size(&placement, &allocation, &job)?;
         placement.warnings.extend(stand_in(&machines[0], &allocation, &env));
-        placement.warnings.extend(visible::gpu_cgroup_warning(
-            &machines[0],
-            &allocation,
-            &|name| env.all().get(name).cloned(),
-        ));
+        let variable = |name: &str| env.all().get(name).cloned();
+        let machine = &machines[0];
+        placement.warnings.extend(visible::gpu_cgroup_warning(machine, &allocation, &variable));
+        if machine.source == "live" && job.use_gpus {
+            let hidden = visible::hidden_gpus_warning(machine, &allocation, &variable);
+            placement.warnings.extend(hidden);
+        }
         Ok(Self { env, machines, allocation, site, job, placement })
     }
 

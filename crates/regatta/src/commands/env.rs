@@ -11,6 +11,7 @@ use regatta_model::{Launcher, Machine, Warning};
 use regatta_place::environment::{EnvLine, Framework, RankContext, Rendezvous, environment};
 use regatta_place::profile::Situation;
 use regatta_place::rendezvous::{self, Candidate};
+use regatta_place::visible::HIDDEN_GPUS;
 
 use crate::cli::{EnvArgs, FAINT};
 use crate::output;
@@ -47,7 +48,7 @@ pub fn run(args: &EnvArgs) -> Result<ExitCode> {
     } else {
         output::print(&script(&lines, std::io::stdout().is_terminal()))?;
     }
-    let of_ranks = |w: &&Warning| ["gpu-cgroup", STAND_IN].contains(&w.code.as_str());
+    let of_ranks = |w: &&Warning| ["gpu-cgroup", HIDDEN_GPUS, STAND_IN].contains(&w.code.as_str());
     plan.placement.warnings.iter().filter(of_ranks).for_each(output::note);
     Ok(ExitCode::SUCCESS)
 }
