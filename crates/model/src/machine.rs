@@ -448,15 +448,26 @@ impl Machine {
     /// The interfaces of the best kind that is up: the fabric. Ethernet only if there is nothing
     /// better, and virtual ones only if there is nothing else.
     pub fn fabric(&self) -> Vec<&Nic> {
-        let up = || self.nics.iter().filter(|n| n.state != LinkState::Down);
-        let Some(best) = up().map(|n| n.kind).min() else { return Vec::new() };
-        up().filter(|n| n.kind == best).collect()
+        best_of(self.nics.iter().filter(|n| n.state != LinkState::Down).collect())
     }
 
     /// Threads of a core, at most.
     pub fn threads_per_core(&self) -> usize {
         self.cores.iter().map(|c| c.cpus.len()).max().unwrap_or(1)
     }
+}
+
+/// A link that much slower than the fastest of its kind is there for another purpose: a management
+/// network of Ethernet beside a fabric of Ethernet.
+const SLOW: u64 = 5;
+
+/// Those of the best kind, without the slow ones among them.
+pub fn best_of(mut nics: Vec<&Nic>) -> Vec<&Nic> {
+    let best = nics.iter().map(|n| n.kind).min();
+    nics.retain(|n| Some(n.kind) == best);
+    let fastest = nics.iter().filter_map(|n| n.speed_mbit).max().unwrap_or(0);
+    nics.retain(|n| n.speed_mbit.is_none_or(|own| own >= fastest / SLOW));
+    nics
 }
 
 /// More devices than any node has; a file that claims more is refused.

@@ -1,5 +1,6 @@
 //! Which NIC is nearest to a rank.
 
+use regatta_model::machine::best_of;
 use regatta_model::{Distance, LinkState, Machine, Nic, PlacedRank};
 
 /// Gives each rank the nearest interface of the fabric. Where several are equally near, ranks with
@@ -37,19 +38,18 @@ const INNER: [&str; 4] = ["docker", "virbr", "veth", "br-"];
 /// as InfiniBand without IP, or the ports of a bond, which leave it to the bond. Where no address
 /// is known at all, the fabric's.
 pub(crate) fn sockets(machine: &Machine) -> Vec<&Nic> {
-    let fabric = machine.fabric();
     let usable = |n: &&Nic| {
         n.state != LinkState::Down
             && !n.addresses.is_empty()
             && !INNER.iter().any(|inner| n.name.starts_with(inner))
     };
     let addressed: Vec<&Nic> = machine.nics.iter().filter(usable).collect();
-    let Some(best) = addressed.iter().map(|n| n.kind).min() else {
+    if addressed.is_empty() {
         // A device past the network stack is no interface to it.
         let has_interface = |n: &&Nic| n.fabric_device.as_deref() != Some(n.name.as_str());
-        return fabric.into_iter().filter(has_interface).collect();
-    };
-    addressed.into_iter().filter(|n| n.kind == best).collect()
+        return machine.fabric().into_iter().filter(has_interface).collect();
+    }
+    best_of(addressed)
 }
 
 fn reason(machine: &Machine, distance: Distance, choices: usize, all: usize) -> String {
@@ -128,5 +128,18 @@ mod tests {
             nic("docker0", NicKind::Virtual, "172.17.0.1"),
         ];
         assert_eq!(names(&bond), ["bond0"]);
+    }
+
+    #[test]
+    fn a_slow_link_is_no_fabric() {
+        let eth = |name: &str, gigabits: Option<u64>| Nic {
+            speed_mbit: gigabits.map(|g| g * 1000),
+            ..nic(name, NicKind::Ethernet, "10.0.0.1")
+        };
+        assert_eq!(names(&[eth("eno1", Some(1)), eth("ens3", Some(100))]), ["ens3"]);
+        let alike = [eth("ens3", Some(200)), eth("ens4", Some(100)), eth("ens5", None)];
+        assert_eq!(names(&alike), ["ens3", "ens4", "ens5"]);
+        let ib = Nic { speed_mbit: Some(40_000), ..nic("ib0", NicKind::InfiniBand, "10.1.0.1") };
+        assert_eq!(names(&[ib, eth("ens3", Some(400))]), ["ib0"], "the kind counts first");
     }
 }
