@@ -27,7 +27,7 @@ pub(crate) fn devices(
     if !job.use_gpus {
         return Ok(none("no GPU was asked for"));
     }
-    if gpus == 0 {
+    if gpus == 0 && each == 1 {
         return Ok(none("the node has no GPU"));
     }
     if ranks.saturating_mul(each) <= gpus {

@@ -32,7 +32,8 @@ pub fn layout(
     let devices = devices::devices(machine, ranks, job)?;
     let wishes: Vec<Option<Vec<u32>>> = devices.iter().map(|d| gpu_numa(machine, d)).collect();
     let homes = cores::homes(&free, &wishes);
-    let shares = cores::assign(machine, free, &homes, job)?;
+    let first: Vec<Option<u32>> = devices.iter().map(|d| d.gpus.first().copied()).collect();
+    let shares = cores::assign(machine, free, &homes, &first, job)?;
 
     let mut placed: Vec<PlacedRank> = devices
         .into_iter()
