@@ -146,7 +146,7 @@ fn read(reader: &Reader<'_>, v: &Variables) -> Result<Started, AllocationError> 
         reader.first_number(names)?.ok_or_else(|| AllocationError::Missing {
             present: v.mark.to_owned(),
             missing: names.join(" or "),
-            hint: "start the ranks with srun, mpiexec, flux run or regatta launch, and pass their \
+            hint: "start the ranks with srun, mpiexec or flux run, and pass their \
                    variables on into the container"
                 .to_owned(),
         })
