@@ -55,8 +55,11 @@ fn warnings(placement: &Placement, launcher: Launcher) -> Vec<Warning> {
         warnings.push(Warning {
             code: "uneven-nodes".to_owned(),
             what: format!("the nodes are of {} kinds: a line for each", placement.layouts.len()),
-            hint: "start them as parts of one job: with srun and mpiexec by a colon between them"
-                .to_owned(),
+            hint: match launcher {
+                Launcher::Flux => "flux run takes one line: give every node as many ranks",
+                _ => "start them as parts of one job, with a colon between the lines",
+            }
+            .to_owned(),
         });
     }
     warnings
