@@ -173,7 +173,7 @@ impl Group<'_> {
 /// Open MPI takes lists of CPUs for each rank only from a file.
 fn rankfile(placement: &Placement) -> String {
     let mut lines = vec![
-        "# Open MPI rank file; save it as FILE and start with".to_owned(),
+        "# Rank file for Open MPI 4; save it as FILE and start with".to_owned(),
         format!(
             // Without the first, a slot is a core with all its threads; without the second, CPUs are
             // counted in the order of their cores.

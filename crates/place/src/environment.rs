@@ -194,7 +194,11 @@ impl World<'_> {
             EnvLine::new("HOROVOD_CROSS_SIZE", self.nodes(), "nodes in the job"),
             EnvLine::new("HOROVOD_CONTROLLER", "gloo", "no MPI is needed to start"),
             EnvLine::new("HOROVOD_CPU_OPERATIONS", "gloo", "no MPI is needed on the host"),
-            EnvLine::new("HOROVOD_GLOO_RENDEZVOUS_ADDR", &meet.address, &meet.address_why),
+            EnvLine::new(
+                "HOROVOD_GLOO_RENDEZVOUS_ADDR",
+                &meet.address,
+                &format!("{}; the server that horovodrun starts listens there", meet.address_why),
+            ),
             EnvLine::new("HOROVOD_GLOO_RENDEZVOUS_PORT", meet.port, &meet.port_why),
         ];
         // The same for all ranks: interfaces of different rails may not reach each other.

@@ -94,7 +94,7 @@ const LAUNCHERS: [Variables; 6] = [
 ];
 
 /// Launchers that tell too little to be recognised by a mark of their own.
-const PLAIN: [Variables; 2] = [
+const PLAIN: [Variables; 3] = [
     Variables {
         launcher: Launcher::Hydra,
         mark: "PMI_RANK",
@@ -112,6 +112,17 @@ const PLAIN: [Variables; 2] = [
         local_rank: &["PMIX_LOCAL_RANK"],
         local_size: &["PMIX_LOCAL_SIZE"],
         node: &[],
+    },
+    // DeepSpeed's launcher. Last, because `eval "$(regatta env --framework deepspeed)"` leaves the
+    // same in a shell that starts other launchers.
+    Variables {
+        launcher: Launcher::Torch,
+        mark: "CROSS_RANK",
+        rank: &["RANK"],
+        size: &["WORLD_SIZE"],
+        local_rank: &["LOCAL_RANK"],
+        local_size: &["LOCAL_SIZE"],
+        node: &["CROSS_RANK"],
     },
 ];
 

@@ -285,6 +285,24 @@ fn uneven_launchers_in_an_allocation() {
 }
 
 #[test]
+fn deepspeed_starts_ranks_too() {
+    let pairs = [
+        ("RANK", "1"),
+        ("WORLD_SIZE", "4"),
+        ("LOCAL_RANK", "1"),
+        ("LOCAL_SIZE", "2"),
+        ("CROSS_RANK", "0"),
+        ("CROSS_SIZE", "2"),
+    ];
+    let a = on("n1", &pairs).unwrap();
+    let me = a.me.unwrap();
+    assert_eq!((a.launcher, me.rank, me.size, me.node), (Some(Launcher::Torch), 1, 4, Some(0)));
+    let mut inside = STEP.to_vec();
+    inside.extend(pairs);
+    assert_eq!(on("n2", &inside).unwrap().launcher, Some(Launcher::Srun), "left over in a shell");
+}
+
+#[test]
 fn flux() {
     let a = on(
         "flux2",
