@@ -160,7 +160,7 @@ fn usable(root: &Root, online: CpuSet) -> Usable {
     let cpus = cgroup.as_ref().and_then(|c| c.read(root, "cpus")).filter(narrower);
     let memory_nodes = cgroup.as_ref().and_then(|c| c.read(root, "mems"));
     let affinity = if root.is_live() { live_affinity() } else { recorded_affinity(root) };
-    Usable { affinity: affinity.filter(narrower), cgroup: cpus, memory_nodes, online }
+    Usable { affinity: affinity.filter(narrower), cgroup: cpus, memory_nodes, online, gpus: None }
 }
 
 /// Where this process's cpuset is mounted.

@@ -102,7 +102,14 @@ pub fn load(path: &Path) -> Result<Machine, LoadError> {
     let text = String::from_utf8_lossy(&bytes);
     match text.trim_start().chars().next() {
         Some('{') => {
-            document::from_json(&text).map_err(|source| LoadError::Dump { path: shown(), source })
+            let mut machine: Machine = document::from_json(&text)
+                .map_err(|source| LoadError::Dump { path: shown(), source })?;
+            // It was live where it was written; here nothing of it can be asked any more.
+            if machine.is_live() {
+                machine.source = format!("dump:{}", shown());
+                machine.usable.gpus = None;
+            }
+            Ok(machine)
         }
         Some('<') => {
             let mut machine =

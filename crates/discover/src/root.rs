@@ -31,7 +31,7 @@ impl Root {
     /// Where a description that was read here comes from.
     pub(crate) fn describe(&self) -> String {
         match self.is_live() {
-            true => "live".to_owned(),
+            true => regatta_model::machine::LIVE.to_owned(),
             false => format!("tree:{}", self.base.display()),
         }
     }

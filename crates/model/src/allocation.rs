@@ -39,7 +39,7 @@ pub enum Launcher {
     Hydra,
     /// Something else that speaks PMIx.
     Pmix,
-    /// `regatta launch` or torchrun: the framework's own variables.
+    /// torchrun or DeepSpeed's launcher: the framework's own variables.
     Torch,
 }
 

@@ -12,7 +12,8 @@ use crate::{CpuSet, Document};
 pub struct Machine {
     /// The node's name.
     pub host: String,
-    /// Where the description comes from: `live`, `tree:DIR`, `hwloc:FILE`, `system:lumi-g`.
+    /// Where the description comes from: `live`, `dump:FILE`, `tree:DIR`, `hwloc:FILE`,
+    /// `system:lumi-g`.
     pub source: String,
     /// The built-in system this is, if it was asked for by name.
     pub system: Option<String>,
@@ -103,6 +104,10 @@ pub struct Usable {
     pub affinity: Option<CpuSet>,
     /// Memory nodes the cgroup allows, if it restricts.
     pub memory_nodes: Option<CpuSet>,
+    /// The GPUs the job was left, in the order in which programs see them, if not all: a scheduler
+    /// without device cgroups says so by a variable.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gpus: Option<Vec<u32>>,
 }
 
 impl Usable {
@@ -447,9 +452,20 @@ impl Machine {
     /// The interfaces of the best kind that is up: the fabric. Ethernet only if there is nothing
     /// better, and virtual ones only if there is nothing else.
     pub fn fabric(&self) -> Vec<&Nic> {
-        let up = || self.nics.iter().filter(|n| n.state != LinkState::Down);
-        let Some(best) = up().map(|n| n.kind).min() else { return Vec::new() };
-        up().filter(|n| n.kind == best).collect()
+        best_of(self.nics.iter().filter(|n| n.state != LinkState::Down).collect())
+    }
+
+    /// Whether it was found by looking, just now.
+    pub fn is_live(&self) -> bool {
+        self.source == LIVE
+    }
+
+    /// The GPUs that a job's programs see, in their order: a program's device *i* is the *i*-th.
+    pub fn visible_gpus(&self) -> Vec<u32> {
+        match &self.usable.gpus {
+            Some(gpus) => gpus.clone(),
+            None => self.gpus.iter().map(|g| g.index).collect(),
+        }
     }
 
     /// Threads of a core, at most.
@@ -457,6 +473,22 @@ impl Machine {
         self.cores.iter().map(|c| c.cpus.len()).max().unwrap_or(1)
     }
 }
+
+/// A link that much slower than the fastest of its kind is there for another purpose: a management
+/// network of Ethernet beside a fabric of Ethernet.
+const SLOW: u64 = 5;
+
+/// Those of the best kind, without the slow ones among them.
+pub fn best_of(mut nics: Vec<&Nic>) -> Vec<&Nic> {
+    let best = nics.iter().map(|n| n.kind).min();
+    nics.retain(|n| Some(n.kind) == best);
+    let fastest = nics.iter().filter_map(|n| n.speed_mbit).max().unwrap_or(0);
+    nics.retain(|n| n.speed_mbit.is_none_or(|own| own >= fastest / SLOW));
+    nics
+}
+
+/// The source of a machine that was found by looking.
+pub const LIVE: &str = "live";
 
 /// More devices than any node has; a file that claims more is refused.
 const MAX_DEVICES: usize = 4096;
@@ -509,6 +541,9 @@ impl Machine {
             }
         }
         let count = self.gpus.len() as u32;
+        if let Some(gpu) = self.usable.gpus.iter().flatten().find(|g| **g >= count) {
+            return Some(format!("GPU {gpu} of {count} is said to be usable"));
+        }
         let bad = self.gpu_links.iter().find(|l| l.a >= l.b || l.b >= count)?;
         Some(format!("a link joins GPU {} and GPU {} of {count}", bad.a, bad.b))
     }

@@ -55,8 +55,11 @@ fn warnings(placement: &Placement, launcher: Launcher) -> Vec<Warning> {
         warnings.push(Warning {
             code: "uneven-nodes".to_owned(),
             what: format!("the nodes are of {} kinds: a line for each", placement.layouts.len()),
-            hint: "start them as parts of one job: with srun and mpiexec by a colon between them"
-                .to_owned(),
+            hint: match launcher {
+                Launcher::Flux => "flux run takes one line: give every node as many ranks",
+                _ => "start them as parts of one job, with a colon between the lines",
+            }
+            .to_owned(),
         });
     }
     warnings
@@ -170,7 +173,7 @@ impl Group<'_> {
 /// Open MPI takes lists of CPUs for each rank only from a file.
 fn rankfile(placement: &Placement) -> String {
     let mut lines = vec![
-        "# Open MPI rank file; save it as FILE and start with".to_owned(),
+        "# Rank file for Open MPI 4; save it as FILE and start with".to_owned(),
         format!(
             // Without the first, a slot is a core with all its threads; without the second, CPUs are
             // counted in the order of their cores.

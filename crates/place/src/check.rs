@@ -178,7 +178,7 @@ fn gpus(machine: &Machine, plan: &PlacedRank, actual: &Actual) -> Option<Differe
     let seen = actual.gpus.as_ref()?;
     let planned = match plan.visibility {
         regatta_model::Visibility::All if plan.gpus.is_empty() => return None,
-        regatta_model::Visibility::All => (0..machine.gpus.len() as u32).collect(),
+        regatta_model::Visibility::All => machine.visible_gpus(),
         regatta_model::Visibility::Own => plan.gpus.clone(),
     };
     if *seen == planned {
@@ -222,22 +222,25 @@ fn interface(machine: &Machine, plan: &PlacedRank, actual: &Actual) -> Option<Di
             "the link is down, or the container does not show it",
         ));
     }
+    let sockets = crate::nic::sockets(machine);
     let Some(value) = &actual.socket_ifname else {
         let others: Vec<&str> = machine
             .nics
             .iter()
-            .filter(|n| !machine.fabric().contains(n) && !n.addresses.is_empty())
+            .filter(|n| !sockets.contains(n) && !n.addresses.is_empty())
             .map(|n| n.name.as_str())
             .collect();
-        let risky = machine.fabric().iter().any(|n| n.kind != regatta_model::NicKind::Virtual)
-            && !others.is_empty();
+        let risky =
+            sockets.iter().any(|n| n.kind != regatta_model::NicKind::Virtual) && !others.is_empty();
         return risky.then(|| {
             let why =
                 format!("NCCL may choose {}: set it as `regatta env` prints", others.join(", "));
             difference("nic", nic, "NCCL_SOCKET_IFNAME is not set", why)
         });
     };
-    if selects(value, nic) {
+    // Without an IP address the nearest interface cannot be meant.
+    let by_ip = || sockets.iter().any(|n| selects(value, &n.name));
+    if selects(value, nic) || (!sockets.iter().any(|n| n.name == nic) && by_ip()) {
         return None;
     }
     let why =

@@ -93,19 +93,21 @@ fn deal(nodes: &[(Option<u32>, usize)], ranks: usize) -> Vec<Home> {
     homes.flat_map(|((node, _), n)| std::iter::repeat_n(vec![*node], n)).collect()
 }
 
-/// Hands out the cores. Ranks with one home share it; homes that overlap in part share so that no
+/// Hands out the cores. Ranks with one home share it, in the order of `devices`, so that ranks of
+/// one GPU are neighbours, and neighbours of the L3 group that may be nearest to it; homes that overlap in part share so that no
 /// rank takes more than an equal part of their union; ranks whose home has too few cores take the
 /// nearest free ones elsewhere.
 pub(crate) fn assign(
     machine: &Machine,
     free: Vec<FreeCore>,
     homes: &[Home],
+    devices: &[Option<u32>],
     job: &Job,
 ) -> Result<Vec<Share>, PlaceError> {
     let all = free.clone();
     let mut rest = free;
     let mut shares: Vec<Option<Share>> = vec![None; homes.len()];
-    let groups = groups(&rest, homes);
+    let groups = groups(&rest, homes, devices);
     // Ranks whose home is full or outside of the cpuset need a part of what the others have.
     let room = |home: &Home| all.iter().filter(|c| home.contains(&c.numa)).count();
     let crowded = groups.iter().any(|(home, ranks, _)| room(home) < ranks.len());
@@ -132,11 +134,16 @@ pub(crate) fn assign(
 
 /// The distinct homes with their ranks and the most cores a rank of it may take, narrow homes
 /// first, so that a rank with little choice is served before one with much.
-fn groups(free: &[FreeCore], homes: &[Home]) -> Vec<(Home, Vec<usize>, usize)> {
+fn groups(
+    free: &[FreeCore],
+    homes: &[Home],
+    devices: &[Option<u32>],
+) -> Vec<(Home, Vec<usize>, usize)> {
     let mut distinct: BTreeMap<&Home, Vec<usize>> = BTreeMap::new();
     for (rank, home) in homes.iter().enumerate() {
         distinct.entry(home).or_default().push(rank);
     }
+    distinct.values_mut().for_each(|ranks| ranks.sort_by_key(|&rank| devices[rank]));
     let mut groups: Vec<(Home, Vec<usize>, usize)> = distinct
         .iter()
         .map(|(home, ranks)| {

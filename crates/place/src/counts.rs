@@ -13,7 +13,7 @@ const MAX_RANKS_PER_NODE: u32 = 8192;
 /// The ranks a node takes when nobody says: one for each GPU (or group of GPUs), else one for each
 /// NUMA node that has usable cores.
 pub(crate) fn natural(machine: &Machine, job: &Job) -> u32 {
-    let gpus = machine.gpus.len() as u32;
+    let gpus = machine.visible_gpus().len() as u32;
     if job.use_gpus && gpus > 0 {
         return (gpus / job.gpus_per_rank.max(1)).max(1);
     }

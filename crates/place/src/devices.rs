@@ -18,7 +18,8 @@ pub(crate) fn devices(
     ranks: u32,
     job: &Job,
 ) -> Result<Vec<Devices>, PlaceError> {
-    let gpus = machine.gpus.len() as u32;
+    let visible = machine.visible_gpus();
+    let gpus = visible.len() as u32;
     let each = job.gpus_per_rank.max(1);
     let none = |reason: &str| {
         let reason = reason.to_owned();
@@ -27,18 +28,18 @@ pub(crate) fn devices(
     if !job.use_gpus {
         return Ok(none("no GPU was asked for"));
     }
-    if gpus == 0 {
+    if gpus == 0 && each == 1 {
         return Ok(none("the node has no GPU"));
     }
     if ranks.saturating_mul(each) <= gpus {
-        return Ok((0..ranks).map(|i| own(i, each)).collect());
+        return Ok((0..ranks).map(|i| own(&visible, i, each)).collect());
     }
     if each > 1 {
         let host = machine.host.clone();
         return Err(PlaceError::TooFewGpus { host, ranks, per_rank: each, gpus });
     }
     let shared = |i: u32| Devices {
-        gpus: vec![i % gpus],
+        gpus: vec![visible[(i % gpus) as usize]],
         reason: format!(
             "{ranks} ranks share {}: local rank {i} takes device {i} mod {gpus} = {}",
             count(gpus as usize, "GPU"),
@@ -48,8 +49,8 @@ pub(crate) fn devices(
     Ok((0..ranks).map(shared).collect())
 }
 
-fn own(i: u32, each: u32) -> Devices {
-    let gpus: Vec<u32> = (i * each..(i + 1) * each).collect();
+fn own(visible: &[u32], i: u32, each: u32) -> Devices {
+    let gpus = visible[(i * each) as usize..((i + 1) * each) as usize].to_vec();
     let reason = match each {
         1 => format!("local rank {i} takes device {i}: programs assume cuda:LOCAL_RANK"),
         _ => format!("{each} devices a rank, in the runtime's order"),
@@ -59,7 +60,7 @@ fn own(i: u32, each: u32) -> Devices {
 
 /// Several ranks on one GPU: it works, but not by itself well.
 pub(crate) fn sharing_warning(machine: &Machine, ranks: u32, job: &Job) -> Option<Warning> {
-    let gpus = machine.gpus.len() as u32;
+    let gpus = machine.visible_gpus().len() as u32;
     let shared = job.use_gpus && gpus > 0 && ranks > gpus;
     shared.then(|| Warning {
         code: "shared-gpus".to_owned(),
@@ -72,7 +73,7 @@ pub(crate) fn sharing_warning(machine: &Machine, ranks: u32, job: &Job) -> Optio
 
 /// What each way of showing GPUs to a rank breaks.
 pub(crate) fn visibility_warning(machine: &Machine, job: &Job) -> Option<Warning> {
-    if !job.use_gpus || machine.gpus.len() < 2 {
+    if !job.use_gpus || machine.visible_gpus().len() < 2 {
         return None;
     }
     let (what, hint) = match job.visibility {

@@ -4,6 +4,8 @@
 use regatta_model::{GpuVendor, Machine, PlacedNode, PlacedRank, Placement, Visibility};
 use serde::{Deserialize, Serialize};
 
+use crate::nic;
+
 /// Whose variables are wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -192,12 +194,20 @@ impl World<'_> {
             EnvLine::new("HOROVOD_CROSS_SIZE", self.nodes(), "nodes in the job"),
             EnvLine::new("HOROVOD_CONTROLLER", "gloo", "no MPI is needed to start"),
             EnvLine::new("HOROVOD_CPU_OPERATIONS", "gloo", "no MPI is needed on the host"),
-            EnvLine::new("HOROVOD_GLOO_RENDEZVOUS_ADDR", &meet.address, &meet.address_why),
+            EnvLine::new(
+                "HOROVOD_GLOO_RENDEZVOUS_ADDR",
+                &meet.address,
+                &format!("{}; the server that horovodrun starts listens there", meet.address_why),
+            ),
             EnvLine::new("HOROVOD_GLOO_RENDEZVOUS_PORT", meet.port, &meet.port_why),
         ];
         // The same for all ranks: interfaces of different rails may not reach each other.
-        if let Some(nic) = first_interface(self.context.machine) {
-            lines.push(EnvLine::new("HOROVOD_GLOO_IFACE", nic, "gloo's connections on the fabric"));
+        if let Some(first) = first_interface(self.context.machine) {
+            lines.push(EnvLine::new(
+                "HOROVOD_GLOO_IFACE",
+                first,
+                "gloo's connections on the fabric",
+            ));
         }
         lines
     }
@@ -206,8 +216,12 @@ impl World<'_> {
         let meet = self.context.rendezvous;
         let ids = match self.rank.visibility {
             Visibility::Own => (0..self.rank.gpus.len()).map(|i| i.to_string()).collect::<Vec<_>>(),
-            Visibility::All => self.rank.gpus.iter().map(u32::to_string).collect(),
+            Visibility::All => {
+                places(self.context.machine, self.rank).iter().map(u32::to_string).collect()
+            }
         };
+        // Where IPv6 is all there is, IPv4 is not heard.
+        let any = if meet.address.contains(':') { "[::]" } else { "0.0.0.0" };
         let mut lines = self.ranks().to_vec();
         lines.extend([
             EnvLine::new(
@@ -218,7 +232,7 @@ impl World<'_> {
             EnvLine::new("JAX_COORDINATOR_PORT", meet.port, &meet.port_why),
             EnvLine::new(
                 "JAX_COORDINATOR_BIND_ADDRESS",
-                format!("0.0.0.0:{}", meet.port),
+                format!("{any}:{}", meet.port),
                 "the coordinator hears on every interface of its node",
             ),
         ]);
@@ -242,7 +256,7 @@ fn bracketed(address: &str) -> String {
 }
 
 fn first_interface(machine: &Machine) -> Option<&str> {
-    machine.fabric().first().map(|n| n.name.as_str())
+    nic::sockets(machine).first().map(|n| n.name.as_str())
 }
 
 fn visibility(machine: &Machine, rank: &PlacedRank) -> Vec<EnvLine> {
@@ -253,13 +267,22 @@ fn visibility(machine: &Machine, rank: &PlacedRank) -> Vec<EnvLine> {
     let join = |ids: &mut dyn Iterator<Item = u32>| {
         ids.map(|i| i.to_string()).collect::<Vec<_>>().join(",")
     };
-    let all = join(&mut (0..machine.gpus.len() as u32));
+    let visible = machine.visible_gpus();
+    let all = join(&mut visible.iter().copied());
     let own = join(&mut rank.gpus.iter().copied());
-    let all_why = "all GPUs of the node, so that ranks can copy between them directly";
+    let all_why = match visible.len() == machine.gpus.len() {
+        true => "all GPUs of the node, so that ranks can copy between them directly",
+        false => "all GPUs that the job was left, so that ranks can copy between them directly",
+    };
     let own_why = "this rank's GPU only, as asked for";
     let (shown, why) = match rank.visibility {
         Visibility::All => (all.clone(), all_why),
         Visibility::Own => (own, own_why),
+    };
+    // HIP counts what ROCR_VISIBLE_DEVICES leaves.
+    let places = match rank.visibility {
+        Visibility::All => join(&mut (0..visible.len() as u32)),
+        Visibility::Own => join(&mut places(machine, rank).into_iter()),
     };
     match vendor {
         GpuVendor::Nvidia => vec![
@@ -274,7 +297,7 @@ fn visibility(machine: &Machine, rank: &PlacedRank) -> Vec<EnvLine> {
         // them, which ROCR_VISIBLE_DEVICES would prevent.
         GpuVendor::Amd => vec![
             EnvLine::new("ROCR_VISIBLE_DEVICES", all, all_why),
-            EnvLine::new("HIP_VISIBLE_DEVICES", shown, why),
+            EnvLine::new("HIP_VISIBLE_DEVICES", places, why),
         ],
         GpuVendor::Intel => vec![
             EnvLine::new("ZE_FLAT_DEVICE_HIERARCHY", "FLAT", "each tile is a device"),
@@ -283,19 +306,31 @@ fn visibility(machine: &Machine, rank: &PlacedRank) -> Vec<EnvLine> {
     }
 }
 
+/// What a program that sees all of the job's GPUs calls a rank's own.
+fn places(machine: &Machine, rank: &PlacedRank) -> Vec<u32> {
+    let visible = machine.visible_gpus();
+    let place = |gpu: &u32| visible.iter().position(|v| v == gpu).map(|i| i as u32);
+    rank.gpus.iter().filter_map(place).collect()
+}
+
 /// Keeps bootstrap and TCP traffic on the fabric, whatever the site says beyond that.
 fn network(machine: &Machine, framework: Framework) -> Vec<EnvLine> {
-    let names: Vec<&str> = machine
-        .fabric()
-        .iter()
-        .filter(|n| n.fabric_device.as_deref() != Some(n.name.as_str()))
-        .map(|n| n.name.as_str())
-        .collect();
+    let names: Vec<&str> = nic::sockets(machine).iter().map(|n| n.name.as_str()).collect();
     let Some(first) = names.first() else { return Vec::new() };
-    let why = "the fabric's interfaces, never the management network";
+    let on_fabric = machine.fabric().iter().any(|n| n.name == *first);
+    let (why, gloo) = match on_fabric {
+        true => (
+            "the fabric's interfaces, never the management network",
+            "gloo's connections on the fabric",
+        ),
+        false => (
+            "the fabric's interfaces have no IP address; these have one",
+            "gloo's connections: the fabric has no IP address",
+        ),
+    };
     let mut lines = vec![EnvLine::new("NCCL_SOCKET_IFNAME", format!("={}", names.join(",")), why)];
     if !matches!(framework, Framework::Jax | Framework::Horovod) {
-        lines.push(EnvLine::new("GLOO_SOCKET_IFNAME", first, "gloo's connections on the fabric"));
+        lines.push(EnvLine::new("GLOO_SOCKET_IFNAME", first, gloo));
     }
     lines
 }

@@ -32,7 +32,8 @@ pub fn layout(
     let devices = devices::devices(machine, ranks, job)?;
     let wishes: Vec<Option<Vec<u32>>> = devices.iter().map(|d| gpu_numa(machine, d)).collect();
     let homes = cores::homes(&free, &wishes);
-    let shares = cores::assign(machine, free, &homes, job)?;
+    let first: Vec<Option<u32>> = devices.iter().map(|d| d.gpus.first().copied()).collect();
+    let shares = cores::assign(machine, free, &homes, &first, job)?;
 
     let mut placed: Vec<PlacedRank> = devices
         .into_iter()
@@ -159,40 +160,8 @@ fn warnings(
                 .to_owned(),
         });
     }
-    let cut: Vec<String> =
-        machine.gpus.iter().filter(|g| g.mig).map(|g| g.index.to_string()).collect();
-    if !cut.is_empty() && job.use_gpus {
-        warnings.push(Warning {
-            code: "mig".to_owned(),
-            what: format!("{}: GPU {} is cut into MIG instances", machine.host, cut.join(",")),
-            hint: "CUDA shows a process one instance, and NCCL none of the others: set \
-                   CUDA_VISIBLE_DEVICES to an instance yourself, or turn MIG off for training"
-                .to_owned(),
-        });
-    }
-    let far = |(rank, wish): &(&PlacedRank, &Option<Vec<u32>>)| {
-        wish.as_ref().is_some_and(|w| !rank.numa.iter().all(|n| w.contains(n)))
-    };
-    let far: Vec<String> = layout
-        .ranks
-        .iter()
-        .zip(wishes)
-        .filter(far)
-        .map(|(rank, _)| rank.local_rank.to_string())
-        .collect();
-    if !far.is_empty() {
-        warnings.push(Warning {
-            code: "far-cores".to_owned(),
-            what: format!(
-                "{}: local ranks {} have cores that are not on their GPU's NUMA node",
-                machine.host,
-                far.join(",")
-            ),
-            hint: "that NUMA node has too few free cores: widen the cpuset, reserve fewer cores, \
-                   or lower --cores-per-rank"
-                .to_owned(),
-        });
-    }
+    warnings.extend(far_warning(machine, layout, wishes));
+    warnings.extend(guess_warning(machine, layout, wishes));
     if let Reserve::Cpus(cpus) = &job.reserve
         && !cpus.is_subset(&layout.reserved)
     {
@@ -211,4 +180,50 @@ fn warnings(
         });
     }
     warnings
+}
+
+fn far_warning(machine: &Machine, layout: &Layout, wishes: &[Option<Vec<u32>>]) -> Option<Warning> {
+    let far = ranks_where(layout, wishes, |rank, wish| {
+        wish.is_some_and(|w| !rank.numa.iter().all(|n| w.contains(n)))
+    })?;
+    Some(Warning {
+        code: "far-cores".to_owned(),
+        what: format!(
+            "{}: cores of local ranks {far} are not on their GPU's NUMA node",
+            machine.host
+        ),
+        hint: "that NUMA node has too few free cores: widen the cpuset, reserve fewer cores, or \
+               lower --cores-per-rank"
+            .to_owned(),
+    })
+}
+
+/// A virtual machine may keep to itself where its GPUs hang.
+fn guess_warning(
+    machine: &Machine,
+    layout: &Layout,
+    wishes: &[Option<Vec<u32>>],
+) -> Option<Warning> {
+    let guessed =
+        ranks_where(layout, wishes, |rank, wish| !rank.gpus.is_empty() && wish.is_none())?;
+    Some(Warning {
+        code: "unknown-numa".to_owned(),
+        what: format!(
+            "{}: nothing tells the NUMA node of the GPUs of local ranks {guessed}: their cores are \
+             a guess, in the order of the nodes",
+            machine.host
+        ),
+        hint: "measure it, or describe the machine by --machine with the right nodes".to_owned(),
+    })
+}
+
+/// The local ranks for which it holds, as a list; `None` if for none.
+fn ranks_where(
+    layout: &Layout,
+    wishes: &[Option<Vec<u32>>],
+    holds: impl Fn(&PlacedRank, Option<&Vec<u32>>) -> bool,
+) -> Option<String> {
+    let ranks = layout.ranks.iter().zip(wishes).filter(|(rank, wish)| holds(rank, wish.as_ref()));
+    let found: Vec<String> = ranks.map(|(rank, _)| rank.local_rank.to_string()).collect();
+    (!found.is_empty()).then(|| found.join(","))
 }

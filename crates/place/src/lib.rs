@@ -17,6 +17,7 @@ pub mod visible;
 use std::collections::HashMap;
 
 use regatta_model::hostlist::short;
+use regatta_model::units::count;
 use regatta_model::{Allocation, Job, Machine, PlacedNode, Placement, Warning};
 
 pub use layout::layout;
@@ -57,8 +58,9 @@ pub enum PlaceError {
     },
     /// More GPUs wanted than there are.
     #[error(
-        "{host}: {ranks} ranks with {per_rank} GPUs each need {} GPUs and the node has {gpus}; \
+        "{host}: {} with {per_rank} GPUs each need {} GPUs and the node has {gpus}; \
          lower --gpus-per-rank or the ranks on a node",
+        count(*ranks as usize, "rank"),
         u64::from(*ranks) * u64::from(*per_rank)
     )]
     TooFewGpus {

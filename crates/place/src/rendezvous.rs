@@ -4,6 +4,8 @@ use std::net::IpAddr;
 
 use regatta_model::Machine;
 
+use crate::nic::sockets;
+
 /// A name for rank 0's node and what it resolves to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Candidate {
@@ -26,13 +28,14 @@ pub enum RendezvousError {
 
 /// The address of rank 0's node on the fabric, and why. If this process runs there, it is the
 /// fabric interface's own address; else the first candidate that is on a network of one of this
-/// node's fabric interfaces; else the first candidate at all, which is said.
+/// node's fabric interfaces; else the first candidate at all, which is said. A fabric without IP
+/// is stood in for by the interfaces that have it.
 pub fn master_address(
     machine: &Machine,
     on_this_node: bool,
     candidates: &[Candidate],
 ) -> Result<(String, String), RendezvousError> {
-    let fabric = machine.fabric();
+    let fabric = sockets(machine);
     if on_this_node {
         let own = fabric.iter().find_map(|nic| {
             let v4 = nic.addresses.iter().find(|a| a.address.is_ipv4());
@@ -116,6 +119,19 @@ mod tests {
         assert!(why.contains("NOT on the network"), "{why}");
         let (address, _) = master_address(&lumi(), true, &names).unwrap();
         assert_eq!(address, "10.253.6.67");
+    }
+
+    #[test]
+    fn a_bond_has_the_address_of_its_ports() {
+        let mut eno1 = nic("eno1", NicKind::Ethernet, "10.0.0.1", 24);
+        let bond = Nic { name: "bond0".to_owned(), kind: NicKind::Virtual, ..eno1.clone() };
+        eno1.addresses.clear();
+        let machine = Machine { nics: vec![eno1, bond], ..Machine::default() };
+        // The name of a Debian host is one of its own, which others must not be told.
+        let (address, why) = master_address(&machine, true, &[candidate("n1", &[])]).unwrap();
+        assert_eq!((address.as_str(), why.contains("bond0")), ("10.0.0.1", true));
+        let (_, why) = master_address(&machine, false, &[candidate("n1", &["10.0.0.7"])]).unwrap();
+        assert!(why.contains("on the network of bond0"), "{why}");
     }
 
     #[test]

@@ -13,8 +13,9 @@ pub fn visible_gpus(
     let open = machine.gpus.iter().filter(|g| g.accessible != Some(false));
     let mut seen: Vec<u32> = open.map(|g| g.index).collect();
     let mut cause = None;
-    for &name in variables(machine) {
-        let Some(value) = variable(name) else { continue };
+    for names in variables(machine) {
+        let set = names.iter().find_map(|&name| Some((name, variable(name)?)));
+        let Some((name, value)) = set else { continue };
         let chosen = choose(machine, &seen, &value);
         if chosen.len() < seen.len() {
             cause = Some((name.to_owned(), value));
@@ -24,26 +25,32 @@ pub fn visible_gpus(
     (seen, cause)
 }
 
-/// Each narrows what the one before left.
-fn variables(machine: &Machine) -> &'static [&'static str] {
+/// Each group narrows what the one before left; in a group the first that is set counts.
+fn variables(machine: &Machine) -> &'static [&'static [&'static str]] {
     match machine.gpus.first().map(|g| g.vendor) {
-        Some(GpuVendor::Nvidia) => &["CUDA_VISIBLE_DEVICES"],
-        Some(GpuVendor::Amd) => &["ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"],
-        Some(GpuVendor::Intel) => &["ZE_AFFINITY_MASK"],
+        Some(GpuVendor::Nvidia) => &[&["CUDA_VISIBLE_DEVICES"]],
+        // HIP hears CUDA's variable too.
+        Some(GpuVendor::Amd) => {
+            &[&["ROCR_VISIBLE_DEVICES"], &["HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"]]
+        }
+        Some(GpuVendor::Intel) => &[&["ZE_AFFINITY_MASK"]],
         None => &[],
     }
 }
 
-/// The runtimes' rule: numbers or unique names, up to the first that does not exist.
+/// The runtimes' rule: numbers, unique names or tiles (`2.1`), up to the first that does not exist.
 fn choose(machine: &Machine, seen: &[u32], value: &str) -> Vec<u32> {
-    let pick = |item: &str| match item.trim().parse::<usize>() {
-        Ok(position) => seen.get(position).copied(),
-        Err(_) => {
-            let named = |g: &&regatta_model::Gpu| {
-                g.uuid.as_deref().is_some_and(|u| u.starts_with(item.trim()))
-            };
-            machine.gpus.iter().find(named).map(|g| g.index).filter(|_| !item.trim().is_empty())
+    let pick = |item: &str| {
+        let item = item.trim();
+        if let Ok(position) = item.parse::<usize>() {
+            return seen.get(position).copied();
         }
+        let tile = item.split_once('.').map(|(card, part)| (card.parse().ok(), part.parse().ok()));
+        let named = |g: &&regatta_model::Gpu| match tile {
+            Some((card, part)) => card == Some(g.card) && part == Some(g.part.unwrap_or(0)),
+            None => !item.is_empty() && g.uuid.as_deref().is_some_and(|u| u.starts_with(item)),
+        };
+        machine.gpus.iter().find(named).map(|g| g.index)
     };
     value.split(',').map_while(pick).collect()
 }
@@ -74,6 +81,46 @@ pub fn gpu_cgroup_warning(
         hint: CGROUP.to_owned(),
     })
 }
+
+/// The GPUs that a job was left of a live node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Left {
+    /// Their numbers, in the order in which programs see them.
+    pub gpus: Vec<u32>,
+    /// What to tell the user.
+    pub warning: Warning,
+}
+
+/// The GPUs that a variable leaves to a job: a scheduler without device cgroups sets it, and the
+/// others may be another job's. Fewer than the node has ranks are one rank's own view, which is
+/// another matter.
+pub fn left_to_job(
+    machine: &Machine,
+    allocation: &Allocation,
+    variable: &dyn Fn(&str) -> Option<String>,
+) -> Option<Left> {
+    let (gpus, cause) = visible_gpus(machine, variable);
+    let ranks = allocation.me.map_or(1, |me| me.local_size as usize);
+    let (name, value) = cause.filter(|_| machine.is_live() && gpus.len() >= ranks)?;
+    if bound_by_slurm(variable).is_some() {
+        return None;
+    }
+    let warning = Warning {
+        code: HIDDEN_GPUS.to_owned(),
+        what: format!(
+            "{name}={value} leaves this job {} of {} GPUs of {}: the plan uses those",
+            gpus.len(),
+            machine.gpus.len(),
+            machine.host
+        ),
+        hint: "the others may be another job's; if nobody else is here, unset the variable"
+            .to_owned(),
+    };
+    Some(Left { gpus, warning })
+}
+
+/// The code of the warning of [`left_to_job`].
+pub const HIDDEN_GPUS: &str = "hidden-gpus";
 
 /// The GPUs of the node, hidden ones included: a device cgroup does not hide the PCI bus.
 fn gpus_on_node(machine: &Machine) -> Option<usize> {
@@ -158,6 +205,24 @@ mod tests {
     }
 
     #[test]
+    fn gpus_of_other_jobs_are_left_alone() {
+        let live = Machine { source: "live".to_owned(), ..node(4, &[0, 1, 2, 3]) };
+        let alone = Allocation::alone("n1");
+        let two = variables(&[("CUDA_VISIBLE_DEVICES", "3,2")]);
+        let left = left_to_job(&live, &alone, &two).unwrap();
+        assert_eq!(left.gpus, [3, 2]);
+        let wanted = "CUDA_VISIBLE_DEVICES=3,2 leaves this job 2 of 4 GPUs of n1";
+        assert!(left.warning.what.starts_with(wanted), "{}", left.warning.what);
+        assert_eq!(left_to_job(&live, &alone, &variables(&[])), None);
+        assert_eq!(left_to_job(&live, &rank(1), &two), None, "a rank's own view");
+        let bound =
+            variables(&[("CUDA_VISIBLE_DEVICES", "0"), ("SLURMD_TRES_BIND", "gpu:single:1")]);
+        assert_eq!(left_to_job(&live, &alone, &bound), None, "a cgroup's view");
+        let elsewhere = node(4, &[0, 1, 2, 3]);
+        assert_eq!(left_to_job(&elsewhere, &alone, &two), None, "another machine's");
+    }
+
+    #[test]
     fn slurm_tells() {
         let all = node(4, &[0, 1, 2, 3]);
         let told = |bind: &str, visible: &str| {
@@ -183,5 +248,24 @@ mod tests {
         assert!(seen("").is_empty() && seen("-1").is_empty());
         let second = variables(&[("CUDA_VISIBLE_DEVICES", "0")]);
         assert_eq!(visible_gpus(&node(4, &[2, 3]), &second).0, [2], "numbers count what is open");
+    }
+
+    fn seen_by(vendor: GpuVendor, pairs: &[(&str, &str)]) -> Vec<u32> {
+        let mut machine = node(4, &[0, 1, 2, 3]);
+        let gpu = |g: Gpu| Gpu { vendor, card: g.index / 2, part: Some(g.index % 2), ..g };
+        machine.gpus = machine.gpus.into_iter().map(gpu).collect();
+        visible_gpus(&machine, &variables(pairs)).0
+    }
+
+    #[test]
+    fn other_vendors_have_rules_of_their_own() {
+        let hip = |pairs: &[(&str, &str)]| seen_by(GpuVendor::Amd, pairs);
+        assert_eq!(hip(&[("CUDA_VISIBLE_DEVICES", "1")]), [1]);
+        assert_eq!(hip(&[("CUDA_VISIBLE_DEVICES", "1"), ("HIP_VISIBLE_DEVICES", "0,2")]), [0, 2]);
+        let under = [("ROCR_VISIBLE_DEVICES", "2,3"), ("HIP_VISIBLE_DEVICES", "1")];
+        assert_eq!(hip(&under), [3], "numbers count what is left");
+        let tiles = |mask: &str| seen_by(GpuVendor::Intel, &[("ZE_AFFINITY_MASK", mask)]);
+        assert_eq!((tiles("1.1"), tiles("0.1,1.0"), tiles("3")), (vec![3], vec![1, 2], vec![3]));
+        assert!(tiles("7.0").is_empty() && tiles("1.").is_empty());
     }
 }

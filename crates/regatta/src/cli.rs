@@ -90,7 +90,7 @@ pub struct MapArgs {
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub svg: Option<PathBuf>,
     /// Print the options that make this launcher bind the ranks as planned
-    #[arg(long, value_name = "LAUNCHER", help_heading = "Output")]
+    #[arg(long, value_name = "LAUNCHER", conflicts_with = "json", help_heading = "Output")]
     pub format: Option<LauncherName>,
     /// In each rank: compare what it really has with the plan; exit 1 if they differ
     #[arg(long, conflicts_with_all = ["dump", "svg", "format"], help_heading = "Output")]

@@ -5,7 +5,8 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use regatta_discover::allocation::{self, Sources};
 use regatta_discover::{Env, Root, systems};
-use regatta_model::hostlist::short;
+use regatta_model::allocation::UNKNOWN_HOST;
+use regatta_model::hostlist::{self, short};
 use regatta_model::{
     AllocatedNode, Allocation, Job, Machine, PlacedNode, Placement, Scheduler, Warning,
 };
@@ -14,6 +15,9 @@ use regatta_place::visible;
 
 use crate::options::{JobArgs, SourceArgs};
 use crate::system;
+
+/// The warning that this machine stands in for others.
+pub const STAND_IN: &str = "stand-in";
 
 /// A job on its machines.
 pub struct Plan {
@@ -35,17 +39,21 @@ impl Plan {
     /// Gathers and places.
     pub fn gather(source: &SourceArgs, job: &JobArgs) -> Result<Self> {
         let env = Env::of_process();
-        let machines = machines(source, &env)?;
+        let mut machines = machines(source, &env)?;
         let allocation = allocation(source, &machines, &env)?;
+        let variable = |name: &str| env.all().get(name).cloned();
+        let left = visible::left_to_job(&machines[0], &allocation, &variable);
+        machines[0].usable.gpus = left.as_ref().map(|left| left.gpus.clone());
         let site = site(source, &machines[0], &allocation, &env)?;
         let place = &site.profile.place;
         let job = job.job(place.reserve.as_ref(), place.smt);
         let bases = machines.iter().map(|m| for_planning(m, &allocation)).collect::<Vec<_>>();
         let mut placement = regatta_place::place(&bases, &allocation, &job)?;
-        let variable = |name: &str| env.all().get(name).cloned();
+        check_size(&placement, &allocation, &job)?;
+        placement.warnings.extend(stand_in(&machines[0], &allocation, &env));
         let cgroup = visible::gpu_cgroup_warning(&machines[0], &allocation, &variable);
         placement.warnings.extend(cgroup);
-        placement.warnings.extend(stranger(&machines[0], &allocation, &env));
+        placement.warnings.extend(left.filter(|_| job.use_gpus).map(|left| left.warning));
         Ok(Self { env, machines, allocation, site, job, placement })
     }
 
@@ -60,8 +68,8 @@ impl Plan {
         if let Some(node) = self.allocation.me.and_then(|me| me.node) {
             return Some(node as usize);
         }
-        let host = &self.machines[0].host;
-        self.placement.nodes.iter().position(|n| n.host == *host)
+        let host = short(&self.machines[0].host);
+        self.placement.nodes.iter().position(|n| short(&n.host) == host)
     }
 }
 
@@ -143,30 +151,53 @@ fn site(
     }))
 }
 
-/// A login node in an allocation is none of its nodes, and seldom like them. Slurm marks its own
-/// nodes, whatever they call themselves.
-fn stranger(machine: &Machine, allocation: &Allocation, env: &Env) -> Option<Warning> {
-    let listed = allocation.nodes.iter().any(|n| short(&n.host) == short(&machine.host));
-    let planning = allocation.scheduler == Scheduler::None || allocation.me.is_some();
-    if machine.source != "live" || planning || listed || env.has("SLURMD_NODENAME") {
-        return None;
-    }
-    Some(Warning {
-        code: "not-a-node".to_owned(),
-        what: format!(
-            "{} is none of the job's nodes, but the plan takes them to be like it",
-            machine.host
+/// Ranks that wait for another number than were started wait for ever. Who asks for a number knows
+/// better than the launcher, for example of a later one.
+fn check_size(placement: &Placement, allocation: &Allocation, job: &Job) -> Result<()> {
+    let asked = job.ranks.is_some() || job.ranks_per_node.is_some();
+    match allocation.me {
+        Some(me) if !asked && me.size != placement.ranks => bail!(
+            "this is rank {} of {}, but the nodes of the job would have {}: the launcher does not \
+             tell how it dealt them; pass --ranks-per-node, or --hostfile with `host slots=4` lines",
+            me.rank,
+            me.size,
+            placement.ranks
         ),
-        hint: "run it on a node of the job, or describe one: --machine or --system".to_owned(),
-    })
+        _ => Ok(()),
+    }
 }
 
 /// A rank that a launcher bound already must plan with what its node's ranks have together, and a
 /// recorded binding is another process's.
 fn for_planning(machine: &Machine, allocation: &Allocation) -> Machine {
     let mut machine = machine.clone();
-    if machine.source != "live" || allocation.me.is_some() {
+    if !machine.is_live() || allocation.me.is_some() {
         machine.usable.affinity = None;
     }
     machine
+}
+
+/// A plan made on a login node takes it for one of the job's nodes, since nothing else is known of
+/// them. A rank is on one of them, whatever they are called.
+fn stand_in(machine: &Machine, allocation: &Allocation, env: &Env) -> Option<Warning> {
+    let known = |host: &str| allocation.nodes.iter().any(|n| short(&n.host) == short(host));
+    let on_node = known(&machine.host)
+        || known(UNKNOWN_HOST)
+        || env.get("SLURMD_NODENAME").is_some_and(known)
+        || allocation.me.is_some();
+    if !machine.is_live() || on_node || allocation.scheduler == Scheduler::None {
+        return None;
+    }
+    let hosts: Vec<&str> = allocation.nodes.iter().map(|n| n.host.as_str()).collect();
+    Some(Warning {
+        code: STAND_IN.to_owned(),
+        what: format!(
+            "{} is no node of the job: the plan takes {} to be like it",
+            machine.host,
+            hostlist::compress(&hosts)
+        ),
+        hint: "run this on a node of the job, or describe its nodes by --system, or by --machine \
+               with what `regatta map --dump` wrote there"
+            .to_owned(),
+    })
 }

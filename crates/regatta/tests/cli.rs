@@ -98,6 +98,7 @@ fn names_that_do_not_exist_are_answered_with_those_that_do() {
 fn options_that_exclude_each_other_are_refused() {
     assert!(line("map --system lumi-g --machine x").refused().contains("cannot be used with"));
     assert!(line("map --check --dump x").refused().contains("cannot be used with"));
+    assert!(line("map --json --format srun").refused().contains("cannot be used with"));
     assert_eq!(line("").code, Some(2));
 }
 

@@ -27,13 +27,18 @@ pub(crate) fn given(
         });
     }
     let size = reader.number("FLUX_JOB_SIZE")?;
-    let each =
-        size.filter(|s| (*s as usize).is_multiple_of(hosts.len())).map(|s| s / hosts.len() as u32);
+    // As even as it goes, the first nodes taking one more.
+    let nodes = hosts.len() as u32;
+    let ranks = |i: u32| size.map(|s| s / nodes + u32::from(i < s % nodes));
     Ok(Some(Given {
         scheduler: Scheduler::Flux,
         job_id: Some(job_id.to_owned()),
         cluster: None,
-        nodes: hosts.into_iter().map(|host| AllocatedNode { host, ranks: each }).collect(),
+        nodes: hosts
+            .into_iter()
+            .zip(0..)
+            .map(|(host, i)| AllocatedNode { host, ranks: ranks(i) })
+            .collect(),
         distribution: Distribution::Block,
     }))
 }

@@ -94,7 +94,7 @@ const LAUNCHERS: [Variables; 6] = [
 ];
 
 /// Launchers that tell too little to be recognised by a mark of their own.
-const PLAIN: [Variables; 2] = [
+const PLAIN: [Variables; 3] = [
     Variables {
         launcher: Launcher::Hydra,
         mark: "PMI_RANK",
@@ -113,11 +113,42 @@ const PLAIN: [Variables; 2] = [
         local_size: &["PMIX_LOCAL_SIZE"],
         node: &[],
     },
+    // DeepSpeed's launcher. Last, because `eval "$(regatta env --framework deepspeed)"` leaves the
+    // same in a shell that starts other launchers.
+    Variables {
+        launcher: Launcher::Torch,
+        mark: "CROSS_RANK",
+        rank: &["RANK"],
+        size: &["WORLD_SIZE"],
+        local_rank: &["LOCAL_RANK"],
+        local_size: &["LOCAL_SIZE"],
+        node: &["CROSS_RANK"],
+    },
 ];
+
+/// Slurm gives numbers from here on to steps that hold no ranks, but a job's script or the shell
+/// that `salloc` opens on the first node.
+const FIRST_STEP_WITHOUT_RANKS: u32 = 0xffff_fff0;
 
 /// Which rank this process was started as, if it was.
 pub(crate) fn started(reader: &Reader<'_>) -> Result<Option<Started>, AllocationError> {
-    let known = LAUNCHERS.iter().chain(&PLAIN).find(|v| reader.get(v.mark).is_some());
+    let step = reader.get("SLURM_STEP_ID");
+    let shell =
+        step.and_then(|s| s.parse().ok()).is_some_and(|s: u32| s >= FIRST_STEP_WITHOUT_RANKS);
+    // On HPE machines Slurm speaks to its tasks as PALS would, in some versions in part only.
+    let slurm_as_pals = step.is_some_and(|step| {
+        let job = reader.first(&["SLURM_JOB_ID", "SLURM_JOBID"]);
+        job.is_some_and(|(_, job)| reader.get("PALS_APID") == Some(&format!("{job}.{step}")))
+    });
+    let counts = |v: &&Variables| match v.launcher {
+        Launcher::Pals => !slurm_as_pals,
+        Launcher::Srun => !shell,
+        _ => true,
+    };
+    // What is left of such a shell are variables for the one task that it is to Slurm.
+    let plain = if shell { &[] } else { PLAIN.as_slice() };
+    let known = LAUNCHERS.iter().filter(counts).chain(plain);
+    let known = known.into_iter().find(|v| reader.get(v.mark).is_some());
     known.map(|variables| read(reader, variables)).transpose()
 }
 
@@ -126,7 +157,7 @@ fn read(reader: &Reader<'_>, v: &Variables) -> Result<Started, AllocationError> 
         reader.first_number(names)?.ok_or_else(|| AllocationError::Missing {
             present: v.mark.to_owned(),
             missing: names.join(" or "),
-            hint: "start the ranks with srun, mpiexec, flux run or regatta launch, and pass their \
+            hint: "start the ranks with srun, mpiexec or flux run, and pass their \
                    variables on into the container"
                 .to_owned(),
         })

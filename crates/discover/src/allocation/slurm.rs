@@ -1,5 +1,7 @@
 //! Slurm: the job's or step's node list and task counts.
 
+use std::collections::HashSet;
+
 use regatta_model::{AllocatedNode, Distribution, Launcher, Scheduler};
 use regatta_model::{hostlist, units};
 
@@ -49,6 +51,7 @@ pub(crate) fn given(
     };
     let hosts = hosts(reader, lists)?;
     check_count(reader, &hosts, counts)?;
+    check_step(reader, &hosts)?;
     let ranks = match by_slurm {
         true => tasks_per_node(reader, &hosts, tasks, totals, in_step)?,
         false => vec![None; hosts.list.len()],
@@ -107,6 +110,23 @@ fn check_count(
     Ok(())
 }
 
+/// A job that was submitted from inside another job's step inherits that step's variables.
+fn check_step(reader: &Reader<'_>, hosts: &Hosts) -> Result<(), AllocationError> {
+    if hosts.variable != "SLURM_STEP_NODELIST" || reader.get("SLURM_JOB_NODELIST").is_none() {
+        return Ok(());
+    }
+    let job = self::hosts(reader, &["SLURM_JOB_NODELIST"])?;
+    let known: HashSet<&String> = job.list.iter().collect();
+    match hosts.list.iter().find(|host| !known.contains(host)) {
+        None => Ok(()),
+        Some(stranger) => Err(AllocationError::Contradiction {
+            names: format!("{}={} and {}={}", hosts.variable, hosts.value, job.variable, job.value),
+            what: format!("{stranger} of the step is no node of the job"),
+            hint: STALE.to_owned(),
+        }),
+    }
+}
+
 /// The ranks of each host. `SLURM_TASKS_PER_NODE` of a job that asked for no number of tasks only
 /// says how many CPUs there are, so it counts only together with a total.
 fn tasks_per_node(
@@ -118,7 +138,9 @@ fn tasks_per_node(
 ) -> Result<Vec<Option<u32>>, AllocationError> {
     let total = reader.first_number(totals)?;
     let (Some((name, value)), Some((total_name, total))) = (reader.first(names), total) else {
-        return Ok(vec![None; hosts.list.len()]);
+        // Older versions leave the total out where a number a node was asked for.
+        let each = if in_step { None } else { reader.number("SLURM_NTASKS_PER_NODE")? };
+        return Ok(vec![each; hosts.list.len()]);
     };
     let tasks = expand_tasks(value).ok_or_else(|| AllocationError::TaskList {
         name: name.to_owned(),

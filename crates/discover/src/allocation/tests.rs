@@ -77,6 +77,73 @@ fn a_batch_script_is_no_rank() {
     assert_eq!(a.distribution, Distribution::Cyclic);
 }
 
+/// What a shell of `salloc` has where Slurm opens it on the job's first node.
+const SHELL: [(&str, &str); 16] = [
+    ("SLURM_JOB_ID", "77"),
+    ("SLURM_JOB_NODELIST", "n[1-4]"),
+    ("SLURM_JOB_NUM_NODES", "4"),
+    ("SLURM_NNODES", "4"),
+    ("SLURM_NTASKS", "32"),
+    ("SLURM_TASKS_PER_NODE", "8(x4)"),
+    ("SLURM_STEP_ID", "4294967290"),
+    ("SLURM_STEP_NODELIST", "n1"),
+    ("SLURM_STEP_NUM_NODES", "1"),
+    ("SLURM_STEP_NUM_TASKS", "1"),
+    ("SLURM_STEP_TASKS_PER_NODE", "1"),
+    ("SLURM_PROCID", "0"),
+    ("SLURM_LOCALID", "0"),
+    ("SLURM_NODEID", "0"),
+    ("PMIX_RANK", "0"),
+    ("PMI_RANK", "0"),
+];
+
+#[test]
+fn a_shell_of_salloc_is_no_rank() {
+    let a = on("n1", &SHELL).unwrap();
+    assert_eq!((a.me, a.launcher), (None, None));
+    assert_eq!((a.nodes.len(), a.nodes[3].ranks), (4, Some(8)));
+    // A launcher that is started there speaks for itself.
+    let mpirun = [
+        ("OMPI_COMM_WORLD_RANK", "9"),
+        ("OMPI_COMM_WORLD_SIZE", "16"),
+        ("OMPI_COMM_WORLD_LOCAL_RANK", "1"),
+        ("OMPI_COMM_WORLD_LOCAL_SIZE", "4"),
+    ];
+    let a = on("n3", &[SHELL.as_slice(), &mpirun].concat()).unwrap();
+    assert_eq!((a.launcher, a.me.unwrap().node), (Some(Launcher::OpenMpi), Some(2)));
+}
+
+#[test]
+fn slurm_on_hpe_machines_is_still_slurm() {
+    // Older versions leave the sizes out, newer ones write them.
+    let old = [("PALS_APID", "77.0"), ("PALS_RANKID", "3"), ("PALS_NODEID", "1")];
+    let new = [
+        ("PALS_LOCAL_RANKID", "1"),
+        ("PMI_RANK", "3"),
+        ("PMI_SIZE", "7"),
+        ("PMI_LOCAL_RANK", "1"),
+        ("PMI_LOCAL_SIZE", "2"),
+    ];
+    for pals in [old.to_vec(), [old.as_slice(), &new].concat()] {
+        let a = on("n2", &[STEP.as_slice(), &pals].concat()).unwrap();
+        assert_eq!(a.launcher, Some(Launcher::Srun), "{pals:?}");
+        assert_eq!(a.nodes[3].ranks, Some(1), "the step's own counts");
+    }
+    let shell = [SHELL.as_slice(), &[("PALS_APID", "77.4294967290"), ("PALS_RANKID", "0")]];
+    assert_eq!(on("n1", &shell.concat()).unwrap().me, None);
+}
+
+#[test]
+fn a_step_of_another_job_is_found_out() {
+    let mut stale = STEP.to_vec();
+    stale.push(("SLURM_JOB_NODELIST", "n[1-3],m7"));
+    let m = message(&stale);
+    assert!(m.contains("SLURM_STEP_NODELIST=n[1-4] and SLURM_JOB_NODELIST=n[1-3],m7"), "{m}");
+    assert!(m.contains("n4 of the step"), "{m}");
+    stale.push(("SLURM_JOB_NODELIST", "n[0-9]"));
+    assert!(on("n2", &stale).is_ok(), "a step on some of the job's nodes");
+}
+
 #[test]
 fn cpus_are_not_mistaken_for_tasks() {
     let a = on(
@@ -89,6 +156,21 @@ fn cpus_are_not_mistaken_for_tasks() {
     )
     .unwrap();
     assert_eq!(a.nodes[0].ranks, None);
+}
+
+#[test]
+fn tasks_a_node_are_enough() {
+    let a = on(
+        "n1",
+        &[
+            ("SLURM_JOB_ID", "77"),
+            ("SLURM_JOB_NODELIST", "n[1-2]"),
+            ("SLURM_NTASKS_PER_NODE", "4"),
+            ("SLURM_TASKS_PER_NODE", "4(x2)"),
+        ],
+    )
+    .unwrap();
+    assert_eq!((a.nodes[0].ranks, a.nodes[1].ranks), (Some(4), Some(4)));
 }
 
 #[test]
@@ -203,6 +285,24 @@ fn uneven_launchers_in_an_allocation() {
 }
 
 #[test]
+fn deepspeed_starts_ranks_too() {
+    let pairs = [
+        ("RANK", "1"),
+        ("WORLD_SIZE", "4"),
+        ("LOCAL_RANK", "1"),
+        ("LOCAL_SIZE", "2"),
+        ("CROSS_RANK", "0"),
+        ("CROSS_SIZE", "2"),
+    ];
+    let a = on("n1", &pairs).unwrap();
+    let me = a.me.unwrap();
+    assert_eq!((a.launcher, me.rank, me.size, me.node), (Some(Launcher::Torch), 1, 4, Some(0)));
+    let mut inside = STEP.to_vec();
+    inside.extend(pairs);
+    assert_eq!(on("n2", &inside).unwrap().launcher, Some(Launcher::Srun), "left over in a shell");
+}
+
+#[test]
 fn flux() {
     let a = on(
         "flux2",
@@ -217,6 +317,15 @@ fn flux() {
     .unwrap();
     let me = a.me.unwrap();
     assert_eq!((me.rank, me.local_rank, me.local_size, me.node), (6, 2, 4, Some(1)));
+    let uneven = [
+        ("FLUX_JOB_ID", "1"),
+        ("FLUX_JOB_NNODES", "2"),
+        ("FLUX_JOB_SIZE", "3"),
+        ("FLUX_TASK_RANK", "2"),
+        ("FLUX_TASK_LOCAL_ID", "0"),
+    ];
+    let a = on("flux2", &uneven).unwrap();
+    assert_eq!((a.nodes[0].ranks, a.nodes[1].ranks), (Some(2), Some(1)));
     let m = message(&[("FLUX_JOB_ID", "1"), ("FLUX_JOB_NNODES", "3")]);
     assert!(m.contains("FLUX_JOB_NNODES=3") && m.contains("2 hosts"), "{m}");
 }

@@ -64,7 +64,22 @@ fn from_nvml(root: &Root, devices: &[PciDevice], gpus: &[NvmlGpu]) -> Found {
             ..gpu_at(root, devices, GpuVendor::Nvidia, i, Some(&gpu.address))
         }
     });
-    Found { gpus: listed.collect(), links: nvml::links(gpus), notes: Vec::new() }
+    let notes = split(gpus).into_iter().collect();
+    Found { gpus: listed.collect(), links: nvml::links(gpus), notes }
+}
+
+/// Says which GPUs are split by MIG: CUDA shows a program one part of one of them, so the numbers
+/// of GPUs mean nothing to it.
+fn split(gpus: &[NvmlGpu]) -> Option<String> {
+    let split = gpus.iter().enumerate().filter(|(_, gpu)| gpu.mig);
+    let numbers: Vec<String> = split.map(|(i, _)| i.to_string()).collect();
+    (!numbers.is_empty()).then(|| {
+        format!(
+            "MIG splits GPU {}: a program sees one part only, which CUDA_VISIBLE_DEVICES must name \
+             by its UUID (nvidia-smi -L); the ranks here are placed on whole GPUs",
+            numbers.join(",")
+        )
+    })
 }
 
 /// Says which GPUs the driver has and NVML does not show, as a device cgroup brings about.
@@ -210,6 +225,22 @@ mod tests {
         let note = hidden(&all, &[]).unwrap();
         assert!(note.contains("0 of the node's 2") && note.contains("0000:03:00.0, 0000:41:00.0"));
         assert_eq!(hidden(&all[2..], &[]), None);
+    }
+
+    #[test]
+    fn split_gpus_are_named() {
+        let gpu = |bus: u32, mig| NvmlGpu {
+            address: format!("0000:{bus:02x}:00.0"),
+            name: "NVIDIA A100".to_owned(),
+            uuid: None,
+            memory_bytes: None,
+            minor: None,
+            mig,
+            remotes: Vec::new(),
+        };
+        let found = from_nvml(&Tree::new().root(), &[], &[gpu(1, false), gpu(2, true)]);
+        assert!(found.notes[0].starts_with("MIG splits GPU 1:"), "{:?}", found.notes);
+        assert!(from_nvml(&Tree::new().root(), &[], &[gpu(1, false)]).notes.is_empty());
     }
 
     #[test]

@@ -25,17 +25,17 @@ struct Report<'a> {
 
 /// Compares, reports and fails if anything differs.
 pub fn run(args: &MapArgs, plan: &Plan) -> Result<ExitCode> {
-    let machine = &plan.machines[0];
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let (rank, local_rank) = plan.allocation.me.map_or((0, 0), |me| (me.rank, me.local_rank));
     let Some((node, _, _)) = plan.placement.find(rank) else {
         bail!("{host}: this is rank {rank}, and the plan has {} ranks", plan.placement.ranks);
     };
+    let machine = plan.machine(&plan.placement.nodes[node]);
     let actual = actual(machine, plan);
     let layout = &plan.placement.layouts[plan.placement.nodes[node].layout as usize];
     let mut differences = check::compare(machine, layout, local_rank, &actual);
     differences.extend(elsewhere(plan, node, rank));
-    differences.extend(cgroup(plan));
+    differences.extend(cgroup(plan, machine));
     let ok = differences.is_empty();
     if args.json {
         let report = Report {
@@ -60,7 +60,7 @@ fn actual(machine: &Machine, plan: &Plan) -> Actual {
     let variable = |name: &str| plan.env.get(name).map(str::to_owned);
     let (gpus, gpu_variable) = visible::visible_gpus(machine, &raw);
     // A machine of another source says nothing of what this process can open.
-    let live = machine.source == "live";
+    let live = machine.is_live();
     Actual {
         cpus: regatta_discover::live_affinity().unwrap_or_default(),
         memory: system::memory_policy(),
@@ -82,9 +82,9 @@ fn elsewhere(plan: &Plan, planned: usize, rank: u32) -> Option<Difference> {
     })
 }
 
-fn cgroup(plan: &Plan) -> Option<Difference> {
+fn cgroup(plan: &Plan, machine: &Machine) -> Option<Difference> {
     let variable = |name: &str| plan.env.all().get(name).cloned();
-    let warning = visible::gpu_cgroup_warning(&plan.machines[0], &plan.allocation, &variable)?;
+    let warning = visible::gpu_cgroup_warning(machine, &plan.allocation, &variable)?;
     Some(Difference {
         what: "gpu-cgroup".to_owned(),
         planned: "every rank can open every GPU of its node".to_owned(),

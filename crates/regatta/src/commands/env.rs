@@ -4,16 +4,18 @@ use std::io::IsTerminal;
 use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use regatta_model::allocation::UNKNOWN_HOST;
 use regatta_model::hostlist::short;
+use regatta_model::{Launcher, Machine, Warning};
 use regatta_place::environment::{EnvLine, Framework, RankContext, Rendezvous, environment};
 use regatta_place::profile::Situation;
 use regatta_place::rendezvous::{self, Candidate};
+use regatta_place::visible::HIDDEN_GPUS;
 
 use crate::cli::{EnvArgs, FAINT};
 use crate::output;
-use crate::plan::Plan;
+use crate::plan::{Plan, STAND_IN};
 use crate::shell::{quote, remark};
 use crate::system;
 
@@ -34,7 +36,7 @@ pub fn run(args: &EnvArgs) -> Result<ExitCode> {
         framework,
         rendezvous: &meet(args, &plan, rank)?,
         cache: (&cache, &cache_why),
-        settings: &settings(&plan, framework),
+        settings: &settings(&plan, machine, framework),
     });
     let mut lines = lines.unwrap_or_default();
     for name in args.without.iter().filter(|n| !lines.iter().any(|l| l.variable == **n)) {
@@ -46,15 +48,14 @@ pub fn run(args: &EnvArgs) -> Result<ExitCode> {
     } else {
         output::print(&script(&lines, std::io::stdout().is_terminal()))?;
     }
-    for warning in plan.placement.warnings.iter().filter(|w| w.code == "gpu-cgroup") {
-        output::note(warning);
-    }
+    let of_ranks = |w: &&Warning| ["gpu-cgroup", HIDDEN_GPUS, STAND_IN].contains(&w.code.as_str());
+    plan.placement.warnings.iter().filter(of_ranks).for_each(output::note);
     Ok(ExitCode::SUCCESS)
 }
 
-fn settings(plan: &Plan, framework: Framework) -> Vec<EnvLine> {
+fn settings(plan: &Plan, machine: &Machine, framework: Framework) -> Vec<EnvLine> {
     let nodes = plan.placement.nodes.len() as u32;
-    let situation = Situation::of(&plan.machines[0], nodes, Some(framework.name()));
+    let situation = Situation::of(machine, nodes, Some(framework.name()));
     let line = |s: regatta_place::profile::Setting| EnvLine {
         variable: s.variable,
         value: s.value,
@@ -65,7 +66,7 @@ fn settings(plan: &Plan, framework: Framework) -> Vec<EnvLine> {
 
 /// A folder on the node itself: the site's, else TMPDIR, else /tmp; one for each user and job.
 fn cache_folder(plan: &Plan) -> (String, String) {
-    let live = plan.machines[0].source == "live";
+    let live = plan.machines[0].is_live();
     let of_site = plan.site.profile.node_local.expanded(plan.env.all());
     let site = of_site.into_iter().find(|d| !live || Path::new(d).is_dir());
     let temporary = plan.env.get("TMPDIR").unwrap_or("/tmp");
@@ -81,15 +82,33 @@ fn cache_folder(plan: &Plan) -> (String, String) {
 }
 
 fn meet(args: &EnvArgs, plan: &Plan, rank: u32) -> Result<Rendezvous> {
-    let (address, address_why) = match &args.master_addr {
-        Some(address) => (address.clone(), "given by --master-addr".to_owned()),
-        None => master(plan)?,
+    let (told_address, told_port) = torchrun(plan)?;
+    let (address, address_why) = match (&args.master_addr, told_address) {
+        (Some(address), _) => (address.clone(), "given by --master-addr".to_owned()),
+        (None, Some(address)) => (address, TORCHRUN.to_owned()),
+        (None, None) => master(plan)?,
     };
-    let (port, port_why) = match args.master_port {
-        Some(port) => (port, "given by --master-port".to_owned()),
-        None => port(plan, rank)?,
+    let (port, port_why) = match (args.master_port, told_port) {
+        (Some(port), _) => (port, "given by --master-port".to_owned()),
+        (None, Some(port)) => (port, TORCHRUN.to_owned()),
+        (None, None) => port(plan, rank)?,
     };
     Ok(Rendezvous { address, address_why, port, port_why })
+}
+
+const TORCHRUN: &str = "as torchrun says, whose store listens there already";
+
+/// Where ranks of torchrun meet: at the store of its agent. None of them would listen elsewhere,
+/// and all would wait.
+fn torchrun(plan: &Plan) -> Result<(Option<String>, Option<u16>)> {
+    if plan.allocation.launcher != Some(Launcher::Torch) {
+        return Ok((None, None));
+    }
+    let port = plan.env.get("MASTER_PORT");
+    let number = port.map(|text| {
+        text.parse().with_context(|| format!("MASTER_PORT={text}, set by torchrun, is no port"))
+    });
+    Ok((plan.env.get("MASTER_ADDR").map(str::to_owned), number.transpose()?))
 }
 
 /// Where rank 0 listens. On one node no network is needed.
@@ -126,25 +145,17 @@ fn with_suffix(host: &str, suffix: &str) -> String {
 /// A port every rank finds by itself. Only rank 0 looks whether it is free: for the others of its
 /// node it may rightly be taken, by rank 0.
 fn port(plan: &Plan, rank: u32) -> Result<(u16, String)> {
-    let env = &plan.env;
     let job = match &plan.allocation.job_id {
-        Some(id) => {
-            let step =
-                ["SLURM_STEP_ID", "PMIX_NAMESPACE", "PALS_APID"].iter().find_map(|v| env.get(v));
-            format!(
-                "{}/{id}.{}",
-                plan.allocation.cluster.as_deref().unwrap_or_default(),
-                step.unwrap_or_default()
-            )
-        }
+        Some(id) => format!("{}/{id}", plan.allocation.cluster.as_deref().unwrap_or_default()),
         None => {
             let folder = std::env::current_dir().unwrap_or_default();
-            format!("{}@{}", system::user(env), folder.display())
+            format!("{}@{}", system::user(&plan.env), folder.display())
         }
     };
+    let job = format!("{job}.{}", step(plan).unwrap_or_default());
     let port = rendezvous::port(&job);
     let here = plan.allocation.me.is_some() || plan.allocation.job_id.is_none();
-    let live = plan.machines[0].source == "live";
+    let live = plan.machines[0].is_live();
     if rank == 0 && here && live && !system::port_is_free(port) {
         bail!(
             "port {port}, derived from this job, is taken on {}: another program listens there; \
@@ -155,6 +166,18 @@ fn port(plan: &Plan, rank: u32) -> Result<(u16, String)> {
     let of = if plan.allocation.job_id.is_some() { "the job" } else { "user and folder" };
     let free = if rank == 0 && here && live { ", and free" } else { "" };
     Ok((port, format!("derived from {of}{free}")))
+}
+
+/// What the launcher calls this one of its starts. Only its own word is the same for all ranks:
+/// those that mpirun starts on another node of a Slurm job also have the step of its daemon there.
+fn step(plan: &Plan) -> Option<&str> {
+    let variable = match plan.allocation.launcher? {
+        Launcher::Srun => "SLURM_STEP_ID",
+        Launcher::OpenMpi | Launcher::Pmix => "PMIX_NAMESPACE",
+        Launcher::Pals => "PALS_APID",
+        Launcher::Torch | Launcher::Flux | Launcher::Hydra => return None,
+    };
+    plan.env.get(variable)
 }
 
 /// For people comments; for a shell the same as `: 'why';`, since `eval $(regatta env)` without

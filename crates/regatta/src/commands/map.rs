@@ -35,7 +35,10 @@ pub fn run(args: &MapArgs) -> Result<ExitCode> {
     if let Some(launcher) = args.format {
         let (text, warnings) = binding::options(&plan.placement, launcher.into());
         output::print(&text)?;
-        warnings.iter().for_each(output::note);
+        // What the launcher is told cannot be better than the plan. How GPUs are shown to ranks is
+        // no matter of binding.
+        let of_plan = plan.placement.warnings.iter().filter(|w| w.code != "visibility");
+        of_plan.chain(&warnings).for_each(output::note);
     } else if args.json {
         output::print(&json(&plan)?)?;
     } else if args.dump.is_none() && args.svg.is_none() {

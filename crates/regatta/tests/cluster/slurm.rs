@@ -22,6 +22,7 @@ fn slurm_jobs_are_read_right() {
     steps(&bed);
     no_step(&bed);
     launchers_inside(&bed);
+    one_port(&bed);
     meeting(&bed);
     taken_port(&bed);
     contradiction(&bed);
@@ -83,7 +84,7 @@ fn assert_no_step(text: &str, host: &str, ranks: [u64; 2]) {
     assert_eq!(counts, ranks);
     assert_eq!(json["placement"]["ranks"], ranks[0] + ranks[1]);
     let warnings = json["placement"]["warnings"].as_array().unwrap();
-    let stranger = warnings.iter().any(|w| w["code"] == "not-a-node");
+    let stranger = warnings.iter().any(|w| w["code"] == "stand-in");
     assert_eq!(stranger, host == "login", "a login host is not like the nodes: {warnings:?}");
 }
 
@@ -110,6 +111,30 @@ fn launchers_inside(bed: &Bed) {
             assert_eq!(json["allocation"]["launcher"], launcher);
             assert_eq!(json["machines"][0]["host"], host, "{launcher}");
         }
+    }
+}
+
+/// On the node of the batch script, mpirun starts its ranks itself, on the other by a step.
+fn one_port(bed: &Bed) {
+    use crate::support::{HYDRA, OPEN_MPI, programs_or_skip};
+    for program in [HYDRA, OPEN_MPI] {
+        let Some(()) = programs_or_skip(&[program]) else { continue };
+        let out = bed.cluster.shared().join(format!("{}-ports", program.0));
+        let rank = format!("{REGATTA} env --master-addr node1 | grep MASTER_PORT= | cut -d';' -f1");
+        let rank = bed.file("rank.sh", &format!("#!/bin/sh\n{rank}\n"));
+        let script = format!("#!/bin/sh\n{} -n 4 sh {rank}\n", program.0);
+        let script = bed.file("ports.sh", &script);
+        let mut sbatch =
+            bed.cluster.login("sbatch", ["--wait", NODES, "--ntasks-per-node=2", "-o"]);
+        let root = ["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"];
+        sbatch.arg(&out).arg(&script).envs(root.map(|name| (name, "1")));
+        let output = run(&mut sbatch).unwrap();
+        let text = std::fs::read_to_string(&out).unwrap_or_default();
+        assert!(output.status.success(), "{output:?} {text}");
+        let ports: Vec<&str> =
+            text.lines().filter(|l| l.starts_with("export MASTER_PORT=")).collect();
+        assert_eq!(ports.len(), 4, "{text}");
+        assert!(ports.iter().all(|port| *port == ports[0]), "{}: {ports:?}", program.0);
     }
 }
 

@@ -34,6 +34,18 @@ fn a_recorded_tree_and_its_dump_give_the_same_plan() {
     assert_eq!(loaded.machines, recorded.machines);
 }
 
+#[test]
+fn a_dump_is_not_bound_as_its_writer_was() {
+    let folder = Folder::new();
+    let mut machine = system("cpu:1x1x4");
+    machine.source = "live".to_owned();
+    machine.usable.affinity = Some("0".parse().unwrap());
+    let file = folder.write("bound.json", &document::to_json(&machine).unwrap());
+    let found = plan(&format!("--machine {file}"));
+    assert_eq!(found.machine().source, format!("dump:{file}"));
+    assert_eq!(found.cpus(), ["0-3"]);
+}
+
 /// A system under the name of a host, as a file.
 fn host_file(folder: &Folder, name: &str, host: &str) -> String {
     let mut machine = system(name);

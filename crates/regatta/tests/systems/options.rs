@@ -37,6 +37,29 @@ fn ranks_are_counted_as_asked() {
 }
 
 #[test]
+fn nodes_of_several_kinds_have_a_line_each() {
+    let shown =
+        |launcher: &str| line(&format!("map --system lumi-g -n 7 -N 2 --format {launcher}"));
+    for (launcher, parts) in [
+        ("srun", ["--nodes=1 --ntasks=4 ", "--nodelist=node1", "--ntasks=3 ", "--nodelist=node2"]),
+        ("pals", ["-n 4 --ppn 4 ", "--hosts node1", "-n 3 --ppn 3 ", "--hosts node2"]),
+        ("mpich", ["-n 4 -ppn 4 ", "-hosts node1", "-n 3 -ppn 3 ", "-hosts node2"]),
+        ("flux", ["-N 1 -n 4 ", "host:node1", "-N 1 -n 3 ", "host:node2"]),
+    ] {
+        let run = shown(launcher);
+        let way = if launcher == "flux" { "flux run takes one line" } else { "a colon between" };
+        assert!(run.err.contains(way), "{launcher}: {}", run.err);
+        let text = run.ok();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 2, "{text}");
+        for (i, part) in parts.iter().enumerate() {
+            assert!(lines[i / 2].contains(part), "{launcher}: no {part} in {}", lines[i / 2]);
+        }
+    }
+    assert_eq!(shown("openmpi").ok().lines().filter(|l| l.starts_with("rank ")).count(), 7);
+}
+
+#[test]
 fn reserved_cores_serve_no_rank() {
     let kept = plan("--system cpu:2x4x8 --reserve 0,8-9");
     assert_eq!(kept.cpus()[..3], ["1-7", "10-15", "16-23"]);
