@@ -43,9 +43,17 @@ impl Binding {
         }
         match self.set_memory_policy(self.mode) {
             // An older kernel knows one preferred node only: local memory is as near.
-            Err(error) if self.mode == PREFERRED_MANY && error.raw_os_error() == Some(libc::EINVAL) => Ok(()),
+            Err(error)
+                if self.mode == PREFERRED_MANY && error.raw_os_error() == Some(libc::EINVAL) =>
+            {
+                Ok(())
+            }
             // A container may forbid the call. A preference is not worth ending the job.
-            Err(error) if self.mode != libc::MPOL_BIND && error.raw_os_error() == Some(libc::EPERM) => Ok(()),
+            Err(error)
+                if self.mode != libc::MPOL_BIND && error.raw_os_error() == Some(libc::EPERM) =>
+            {
+                Ok(())
+            }
             other => other,
         }
     }

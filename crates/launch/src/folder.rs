@@ -27,7 +27,8 @@ impl RunFolder {
     pub fn create(path: &Path) -> Result<Self, FolderError> {
         let wrap = |source| FolderError { path: path.display().to_string(), source };
         std::fs::create_dir_all(path.join("log")).map_err(wrap)?;
-        let events = OpenOptions::new().append(true).create_new(true).open(path.join("events.jsonl"));
+        let events =
+            OpenOptions::new().append(true).create_new(true).open(path.join("events.jsonl"));
         Ok(Self { path: path.to_owned(), events: events.map_err(wrap)? })
     }
 
@@ -60,7 +61,8 @@ impl RunFolder {
     /// The log file of one stream of a rank.
     pub fn log(&self, rank: u32, stream: &str) -> Result<File, FolderError> {
         let path = self.path.join(format!("log/rank-{rank}.{stream}"));
-        File::create(&path).map_err(|source| FolderError { path: path.display().to_string(), source })
+        File::create(&path)
+            .map_err(|source| FolderError { path: path.display().to_string(), source })
     }
 }
 

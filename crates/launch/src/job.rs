@@ -55,10 +55,16 @@ const TAIL: usize = 10;
 const DRAIN: Duration = Duration::from_secs(5);
 
 enum Event {
-    Line { rank: u32, error: bool, text: String },
+    Line {
+        rank: u32,
+        error: bool,
+        text: String,
+    },
     /// A stream of a rank is at its end.
     Closed,
-    Ended { rank: u32 },
+    Ended {
+        rank: u32,
+    },
     Signal(i32),
 }
 

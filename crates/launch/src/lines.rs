@@ -1,6 +1,6 @@
 //! Turns what ranks write into lines, and folds the same line of many ranks into one.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 /// A line longer than this is cut: a program that never ends its line must not fill memory.
@@ -53,36 +53,56 @@ pub struct Folded {
 pub struct Folder {
     window: Duration,
     waiting: VecDeque<(Instant, Folded)>,
+    /// How many lines have left: a line's number is its place in `waiting` plus this.
+    gone: usize,
+    /// The number of each rank's last line.
+    last: HashMap<u32, usize>,
 }
+
+/// How far ahead the same line is looked for. Ranks that do the same write the same within a few
+/// lines; looking through all that waits would cost the square of a flood.
+const LOOK_AHEAD: usize = 64;
 
 impl Folder {
     /// Folds what comes within `window`.
     pub fn new(window: Duration) -> Self {
-        Self { window, waiting: VecDeque::new() }
+        Self { window, waiting: VecDeque::new(), gone: 0, last: HashMap::new() }
     }
 
     /// Takes a line in.
     pub fn push(&mut self, rank: u32, error: bool, text: String, now: Instant) {
-        // Joining an earlier line is allowed only if the rank has written nothing since.
-        let after_own = self.waiting.iter().rposition(|(_, l)| l.ranks.contains(&rank));
-        let from = after_own.map_or(0, |i| i + 1);
-        let same = self.waiting.iter_mut().skip(from).find(|(_, l)| l.error == error && l.text == text);
-        match same {
-            Some((_, line)) => line.ranks.push(rank),
-            None => self.waiting.push_back((now, Folded { text, error, ranks: vec![rank] })),
-        }
+        // Joining a line is allowed only after the last one the rank wrote.
+        let first = self.last.get(&rank).map_or(0, |&n| (n + 1).saturating_sub(self.gone));
+        let ahead = self.waiting.iter().enumerate().skip(first).take(LOOK_AHEAD);
+        let same = ahead.into_iter().find(|(_, (_, l))| l.error == error && l.text == text);
+        let at = match same.map(|(at, _)| at) {
+            Some(at) => {
+                self.waiting[at].1.ranks.push(rank);
+                at
+            }
+            None => {
+                self.waiting.push_back((now, Folded { text, error, ranks: vec![rank] }));
+                self.waiting.len() - 1
+            }
+        };
+        self.last.insert(rank, self.gone + at);
     }
 
     /// The lines whose time has come.
     pub fn ready(&mut self, now: Instant) -> Vec<Folded> {
         let due = |since: &Instant| now.saturating_duration_since(*since) >= self.window;
         let count = self.waiting.iter().take_while(|(since, _)| due(since)).count();
-        self.waiting.drain(..count).map(|(_, line)| line).collect()
+        self.leave(count)
     }
 
     /// All that is left.
     pub fn finish(&mut self) -> Vec<Folded> {
-        self.waiting.drain(..).map(|(_, line)| line).collect()
+        self.leave(self.waiting.len())
+    }
+
+    fn leave(&mut self, count: usize) -> Vec<Folded> {
+        self.gone += count;
+        self.waiting.drain(..count).map(|(_, line)| line).collect()
     }
 }
 
@@ -138,11 +158,14 @@ mod tests {
         #[test]
         fn each_rank_keeps_its_lines_in_order(writes in proptest::collection::vec((0u32..4, 0u8..3), 0..60)) {
             let now = Instant::now();
-            let mut folder = Folder::new(Duration::ZERO);
-            for (rank, text) in &writes {
-                folder.push(*rank, false, text.to_string(), now);
+            let mut folder = Folder::new(Duration::from_secs(3));
+            let mut out = Vec::new();
+            for (i, (rank, text)) in writes.iter().enumerate() {
+                let later = now + Duration::from_secs(i as u64);
+                folder.push(*rank, false, text.to_string(), later);
+                out.extend(folder.ready(later));
             }
-            let out = folder.finish();
+            out.extend(folder.finish());
             for rank in 0..4 {
                 let wrote: Vec<String> =
                     writes.iter().filter(|(r, _)| *r == rank).map(|(_, t)| t.to_string()).collect();

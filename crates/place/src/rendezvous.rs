@@ -83,6 +83,11 @@ pub fn port(job: &str) -> u16 {
     PORTS.start + (hash % u64::from(PORTS.end - PORTS.start)) as u16
 }
 
+/// The ports to try when `first` is taken: those after it, round to those before it.
+pub fn ports_from(first: u16) -> impl Iterator<Item = u16> {
+    (first.max(PORTS.start)..PORTS.end).chain(PORTS.start..first.min(PORTS.end))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,14 +1,14 @@
 //! The command line, declared once: parser, help, man page and completions all derive from it.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use anstyle::{AnsiColor, Style};
-use clap::builder::{NonEmptyStringValueParser, Styles};
+use clap::builder::Styles;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use regatta_place::binding::Launcher;
-use regatta_place::environment::Framework;
 
-use crate::options::{JobArgs, SourceArgs};
+use crate::options::{EnvChoices, JobArgs, SourceArgs};
 
 /// How errors are marked.
 pub const ERROR: Style = AnsiColor::Red.on_default().bold();
@@ -45,6 +45,9 @@ pub enum Command {
     /// Print the environment of a rank, each line with its reason
     #[command(after_long_help = ENV_EXAMPLES)]
     Env(EnvArgs),
+    /// Start a job's ranks on this node, each bound and with its environment, and see to their end
+    #[command(after_long_help = LAUNCH_EXAMPLES)]
+    Launch(LaunchArgs),
     /// Print a completion script for a shell
     Completions(CompletionArgs),
     /// Print the manual page of regatta, or of one of its commands
@@ -71,6 +74,14 @@ Examples:
   regatta env --framework jax --json
   regatta env --system lumi-g -N 16 --rank 127 --master-addr nid001 --master-port 29500
                                                 what the last rank of 128 would get";
+
+const LAUNCH_EXAMPLES: &str = "\
+Examples:
+  regatta launch -- python train.py             one rank a GPU (or NUMA node) of this machine
+  regatta launch -n 2 --dry-run -- ./train      what would be started, where and why
+  regatta launch --rank 0 -- python train.py    show rank 0's lines only; all are in the run folder
+  srun $(regatta map -N 2 --format srun) regatta launch -- python train.py
+                                                started once a rank: becomes that rank";
 
 /// `regatta map`.
 #[derive(Debug, Args)]
@@ -108,24 +119,44 @@ pub struct EnvArgs {
     #[command(flatten)]
     pub job: JobArgs,
 
-    /// Whose variables
-    #[arg(long, value_enum, default_value = "torch", help_heading = "Environment")]
-    pub framework: FrameworkName,
+    #[command(flatten)]
+    pub choices: EnvChoices,
     /// The rank to print for; without it this process's own, or 0
     #[arg(long, value_name = "RANK", help_heading = "Environment")]
     pub rank: Option<u32>,
-    /// Where rank 0 listens; without it rank 0's address on the fabric
-    #[arg(long, value_name = "ADDRESS", value_parser = NonEmptyStringValueParser::new(), help_heading = "Environment")]
-    pub master_addr: Option<String>,
-    /// The port rank 0 listens on; without it one derived from the job
-    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..), help_heading = "Environment")]
-    pub master_port: Option<u16>,
-    /// Leave out this variable (may be repeated), for instance NCCL_NET_GDR_LEVEL
-    #[arg(long, value_name = "VARIABLE", help_heading = "Environment")]
-    pub without: Vec<String>,
     /// Print the lines as JSON
     #[arg(long, help_heading = "Output")]
     pub json: bool,
+}
+
+/// `regatta launch`.
+#[derive(Debug, Args)]
+pub struct LaunchArgs {
+    #[command(flatten)]
+    pub source: SourceArgs,
+    #[command(flatten)]
+    pub job: JobArgs,
+    #[command(flatten)]
+    pub choices: EnvChoices,
+
+    /// Show what would be started where, with which environment and why, and start nothing
+    #[arg(long, help_heading = "Launch")]
+    pub dry_run: bool,
+    /// The run's folder; without it a new one below runs/
+    #[arg(long, value_name = "FOLDER", help_heading = "Launch")]
+    pub run_dir: Option<PathBuf>,
+    /// Show only the lines of this rank (may be repeated); the logs have all
+    #[arg(long = "rank", value_name = "RANK", help_heading = "Launch")]
+    pub show: Vec<u32>,
+    /// Write what is shown to FILE too
+    #[arg(long, value_name = "FILE", help_heading = "Launch")]
+    pub tee: Option<PathBuf>,
+    /// Seconds that ranks have to end when they are told to, before they are killed
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, help_heading = "Launch")]
+    pub grace: u64,
+    /// The command of every rank, run as it stands: no shell reads it
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub command: Vec<OsString>,
 }
 
 /// `regatta completions`.
@@ -165,33 +196,6 @@ impl From<LauncherName> for Launcher {
             LauncherName::Flux => Launcher::Flux,
             LauncherName::Openmpi => Launcher::OpenMpi,
             LauncherName::Mpich => Launcher::Mpich,
-        }
-    }
-}
-
-/// The frameworks that `env` knows.
-#[derive(Debug, Clone, Copy, ValueEnum)]
-pub enum FrameworkName {
-    /// PyTorch
-    Torch,
-    /// DeepSpeed
-    Deepspeed,
-    /// Hugging Face Accelerate
-    Accelerate,
-    /// Horovod with gloo
-    Horovod,
-    /// JAX
-    Jax,
-}
-
-impl From<FrameworkName> for Framework {
-    fn from(name: FrameworkName) -> Self {
-        match name {
-            FrameworkName::Torch => Framework::Torch,
-            FrameworkName::Deepspeed => Framework::Deepspeed,
-            FrameworkName::Accelerate => Framework::Accelerate,
-            FrameworkName::Horovod => Framework::Horovod,
-            FrameworkName::Jax => Framework::Jax,
         }
     }
 }

@@ -7,6 +7,7 @@ mod options;
 mod output;
 mod plan;
 mod shell;
+mod surroundings;
 mod system;
 mod table;
 
@@ -21,6 +22,7 @@ fn main() -> ExitCode {
     let result = match cli.command {
         Command::Map(args) => commands::map::run(&args),
         Command::Env(args) => commands::env::run(&args),
+        Command::Launch(args) => commands::launch::run(&args),
         Command::Completions(args) => commands::docs::completions(args.shell),
         Command::Man(args) => commands::docs::man(args.page.as_deref()),
     };

@@ -2,8 +2,10 @@
 
 use std::path::PathBuf;
 
+use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, ValueEnum};
 use regatta_model::{CpuSet, Job, MemoryChoice, Reserve, SmtUse, Visibility};
+use regatta_place::environment::Framework;
 
 /// More nodes than any machine has: beyond it is a typing error.
 const MAX_NODES: i64 = 1_000_000;
@@ -73,6 +75,51 @@ pub struct JobArgs {
     /// Where a rank's memory comes from
     #[arg(long, value_enum, value_name = "HOW", default_value = "prefer")]
     pub memory: MemoryName,
+}
+
+/// What a rank's environment is made for.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Environment")]
+pub struct EnvChoices {
+    /// Whose variables
+    #[arg(long, value_enum, default_value = "torch")]
+    pub framework: FrameworkName,
+    /// Where rank 0 listens; without it rank 0's address on the fabric
+    #[arg(long, value_name = "ADDRESS", value_parser = NonEmptyStringValueParser::new())]
+    pub master_addr: Option<String>,
+    /// The port rank 0 listens on; without it one derived from the job
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    pub master_port: Option<u16>,
+    /// Leave out this variable (may be repeated), for instance NCCL_NET_GDR_LEVEL
+    #[arg(long, value_name = "VARIABLE")]
+    pub without: Vec<String>,
+}
+
+/// The frameworks that `env` knows.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum FrameworkName {
+    /// PyTorch
+    Torch,
+    /// DeepSpeed
+    Deepspeed,
+    /// Hugging Face Accelerate
+    Accelerate,
+    /// Horovod with gloo
+    Horovod,
+    /// JAX
+    Jax,
+}
+
+impl From<FrameworkName> for Framework {
+    fn from(name: FrameworkName) -> Self {
+        match name {
+            FrameworkName::Torch => Framework::Torch,
+            FrameworkName::Deepspeed => Framework::Deepspeed,
+            FrameworkName::Accelerate => Framework::Accelerate,
+            FrameworkName::Horovod => Framework::Horovod,
+            FrameworkName::Jax => Framework::Jax,
+        }
+    }
 }
 
 /// `--smt`.

@@ -1,48 +1,24 @@
 //! `regatta env`: the environment of a rank.
 
 use std::io::IsTerminal;
-use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, bail};
-use regatta_model::allocation::UNKNOWN_HOST;
-use regatta_model::hostlist::short;
-use regatta_model::{Launcher, Machine, Warning};
-use regatta_place::environment::{EnvLine, Framework, RankContext, Rendezvous, environment};
-use regatta_place::profile::Situation;
-use regatta_place::rendezvous::{self, Candidate};
+use anyhow::Result;
+use regatta_model::Warning;
+use regatta_place::environment::EnvLine;
 use regatta_place::visible::HIDDEN_GPUS;
 
 use crate::cli::{EnvArgs, FAINT};
-use crate::output;
 use crate::plan::{Plan, STAND_IN};
 use crate::shell::{quote, remark};
-use crate::system;
+use crate::{output, surroundings};
 
 /// Runs the command.
 pub fn run(args: &EnvArgs) -> Result<ExitCode> {
     let plan = Plan::gather(&args.source, &args.job)?;
     let rank = args.rank.or(plan.allocation.me.map(|me| me.rank)).unwrap_or(0);
-    let framework: Framework = args.framework.into();
-    let Some((_, node, _)) = plan.placement.find(rank) else {
-        bail!("the job has ranks 0 to {}, not {rank}", plan.placement.ranks.saturating_sub(1));
-    };
-    let machine = plan.machine(node);
-    let (cache, cache_why) = cache_folder(&plan);
-    let lines = environment(&RankContext {
-        placement: &plan.placement,
-        rank,
-        machine,
-        framework,
-        rendezvous: &meet(args, &plan, rank)?,
-        cache: (&cache, &cache_why),
-        settings: &settings(&plan, machine, framework),
-    });
-    let mut lines = lines.unwrap_or_default();
-    for name in args.without.iter().filter(|n| !lines.iter().any(|l| l.variable == **n)) {
-        output::complain(&format!("note: --without {name}: it is not among the variables\n"));
-    }
-    lines.retain(|l| !args.without.contains(&l.variable));
+    let meet = surroundings::meet(&args.choices, &plan, rank)?;
+    let lines = surroundings::of_rank(&plan, &args.choices, &meet, rank)?;
     if args.json {
         output::print(&format!("{}\n", serde_json::to_string_pretty(&lines)?))?;
     } else {
@@ -51,133 +27,6 @@ pub fn run(args: &EnvArgs) -> Result<ExitCode> {
     let of_ranks = |w: &&Warning| ["gpu-cgroup", HIDDEN_GPUS, STAND_IN].contains(&w.code.as_str());
     plan.placement.warnings.iter().filter(of_ranks).for_each(output::note);
     Ok(ExitCode::SUCCESS)
-}
-
-fn settings(plan: &Plan, machine: &Machine, framework: Framework) -> Vec<EnvLine> {
-    let nodes = plan.placement.nodes.len() as u32;
-    let situation = Situation::of(machine, nodes, Some(framework.name()));
-    let line = |s: regatta_place::profile::Setting| EnvLine {
-        variable: s.variable,
-        value: s.value,
-        why: format!("{} ({})", s.why.trim_end_matches('.'), s.from_profile),
-    };
-    plan.site.profile.settings(&situation).into_iter().map(line).collect()
-}
-
-/// A folder on the node itself: the site's, else TMPDIR, else /tmp; one for each user and job.
-fn cache_folder(plan: &Plan) -> (String, String) {
-    let live = plan.machines[0].is_live();
-    let of_site = plan.site.profile.node_local.expanded(plan.env.all());
-    let site = of_site.into_iter().find(|d| !live || Path::new(d).is_dir());
-    let temporary = plan.env.get("TMPDIR").unwrap_or("/tmp");
-    let (base, why) = match site {
-        Some(dir) => (dir, "the site's node-local folder"),
-        None => (temporary.to_owned(), "node-local"),
-    };
-    let job = plan.allocation.job_id.as_deref().unwrap_or("local");
-    let safe = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' };
-    let name: String =
-        format!("regatta-{}-{job}", system::user(&plan.env)).chars().map(safe).collect();
-    (format!("{}/{name}", base.trim_end_matches('/')), why.to_owned())
-}
-
-fn meet(args: &EnvArgs, plan: &Plan, rank: u32) -> Result<Rendezvous> {
-    let (told_address, told_port) = torchrun(plan)?;
-    let (address, address_why) = match (&args.master_addr, told_address) {
-        (Some(address), _) => (address.clone(), "given by --master-addr".to_owned()),
-        (None, Some(address)) => (address, TORCHRUN.to_owned()),
-        (None, None) => master(plan)?,
-    };
-    let (port, port_why) = match (args.master_port, told_port) {
-        (Some(port), _) => (port, "given by --master-port".to_owned()),
-        (None, Some(port)) => (port, TORCHRUN.to_owned()),
-        (None, None) => port(plan, rank)?,
-    };
-    Ok(Rendezvous { address, address_why, port, port_why })
-}
-
-const TORCHRUN: &str = "as torchrun says, whose store listens there already";
-
-/// Where ranks of torchrun meet: at the store of its agent. None of them would listen elsewhere,
-/// and all would wait.
-fn torchrun(plan: &Plan) -> Result<(Option<String>, Option<u16>)> {
-    if plan.allocation.launcher != Some(Launcher::Torch) {
-        return Ok((None, None));
-    }
-    let port = plan.env.get("MASTER_PORT");
-    let number = port.map(|text| {
-        text.parse().with_context(|| format!("MASTER_PORT={text}, set by torchrun, is no port"))
-    });
-    Ok((plan.env.get("MASTER_ADDR").map(str::to_owned), number.transpose()?))
-}
-
-/// Where rank 0 listens. On one node no network is needed.
-fn master(plan: &Plan) -> Result<(String, String)> {
-    if plan.placement.nodes.len() == 1 {
-        return Ok(("127.0.0.1".to_owned(), "the job has one node".to_owned()));
-    }
-    let Some((node, placed, _)) = plan.placement.find(0) else { bail!("the job has no rank 0") };
-    let here = plan.this_node() == Some(node);
-    if placed.host == UNKNOWN_HOST {
-        bail!(
-            "the launcher does not tell the name of rank 0's node; pass --hostfile with the job's \
-             nodes, or --master-addr"
-        );
-    }
-    let suffixes = plan.site.profile.fabric.host_suffix.iter().map(String::as_str);
-    let candidates: Vec<Candidate> = suffixes
-        .chain([""])
-        .map(|suffix| with_suffix(&placed.host, suffix))
-        .map(|name| Candidate { addresses: system::resolve(&name), name })
-        .collect();
-    Ok(rendezvous::master_address(&plan.machines[0], here, &candidates)?)
-}
-
-/// `node1.site` and `i` make `node1i.site`; a suffix that is a domain replaces the name's own.
-fn with_suffix(host: &str, suffix: &str) -> String {
-    let name = short(host);
-    match host.strip_prefix(name) {
-        Some(domain) if !suffix.starts_with('.') => format!("{name}{suffix}{domain}"),
-        _ => format!("{name}{suffix}"),
-    }
-}
-
-/// A port every rank finds by itself. Only rank 0 looks whether it is free: for the others of its
-/// node it may rightly be taken, by rank 0.
-fn port(plan: &Plan, rank: u32) -> Result<(u16, String)> {
-    let job = match &plan.allocation.job_id {
-        Some(id) => format!("{}/{id}", plan.allocation.cluster.as_deref().unwrap_or_default()),
-        None => {
-            let folder = std::env::current_dir().unwrap_or_default();
-            format!("{}@{}", system::user(&plan.env), folder.display())
-        }
-    };
-    let job = format!("{job}.{}", step(plan).unwrap_or_default());
-    let port = rendezvous::port(&job);
-    let here = plan.allocation.me.is_some() || plan.allocation.job_id.is_none();
-    let live = plan.machines[0].is_live();
-    if rank == 0 && here && live && !system::port_is_free(port) {
-        bail!(
-            "port {port}, derived from this job, is taken on {}: another program listens there; \
-             pass --master-port with a free one to every rank",
-            plan.machines[0].host
-        );
-    }
-    let of = if plan.allocation.job_id.is_some() { "the job" } else { "user and folder" };
-    let free = if rank == 0 && here && live { ", and free" } else { "" };
-    Ok((port, format!("derived from {of}{free}")))
-}
-
-/// What the launcher calls this one of its starts. Only its own word is the same for all ranks:
-/// those that mpirun starts on another node of a Slurm job also have the step of its daemon there.
-fn step(plan: &Plan) -> Option<&str> {
-    let variable = match plan.allocation.launcher? {
-        Launcher::Srun => "SLURM_STEP_ID",
-        Launcher::OpenMpi | Launcher::Pmix => "PMIX_NAMESPACE",
-        Launcher::Pals => "PALS_APID",
-        Launcher::Torch | Launcher::Flux | Launcher::Hydra => return None,
-    };
-    plan.env.get(variable)
 }
 
 /// For people comments; for a shell the same as `: 'why';`, since `eval $(regatta env)` without
@@ -193,18 +42,4 @@ fn script(lines: &[EnvLine], terminal: bool) -> String {
         false => format!("{}; : {};\n", command(l), remark(&l.why)),
     };
     lines.iter().map(line).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::with_suffix;
-
-    #[test]
-    fn names_on_the_fabric() {
-        assert_eq!(with_suffix("jwb0001.juwels", "i"), "jwb0001i.juwels");
-        assert_eq!(with_suffix("nid001", "-hsn0"), "nid001-hsn0");
-        assert_eq!(with_suffix("x3005c0.cm.site", ".hsn.site"), "x3005c0.hsn.site");
-        assert_eq!(with_suffix("nid001.site", ""), "nid001.site");
-        assert_eq!(with_suffix("10.0.0.1", ""), "10.0.0.1");
-    }
 }

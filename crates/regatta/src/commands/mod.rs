@@ -3,4 +3,5 @@
 pub mod check;
 pub mod docs;
 pub mod env;
+pub mod launch;
 pub mod map;

@@ -1,0 +1,202 @@
+//! `regatta launch`: starts ranks, each bound and with its environment, and sees to their end.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Context, Result, bail};
+use regatta_launch::bind::Binding;
+use regatta_launch::folder::{RunFolder, run_id};
+use regatta_launch::job::{self, LocalJob};
+use regatta_launch::lines::Folded;
+use regatta_launch::process::RankSpec;
+use regatta_model::result::RunResult;
+use regatta_model::{CpuSet, document};
+use regatta_place::environment::EnvLine;
+use regatta_place::rendezvous;
+
+use crate::cli::{ERROR, FAINT, HEADING, LaunchArgs};
+use crate::plan::Plan;
+use crate::shell::quote;
+use crate::{output, surroundings, system};
+
+/// Runs the command.
+pub fn run(args: &LaunchArgs) -> Result<ExitCode> {
+    let plan = Plan::gather(&args.source, &args.job)?;
+    let live = plan.machines[0].is_live();
+    if !live && !args.dry_run {
+        bail!("--system and --machine describe another machine: use them with --dry-run");
+    }
+    match plan.allocation.me {
+        Some(me) if !args.dry_run => adopt(args, &plan, me.rank),
+        _ => start(args, &plan),
+    }
+}
+
+/// Started once a rank by somebody else: becomes that rank.
+fn adopt(args: &LaunchArgs, plan: &Plan, rank: u32) -> Result<ExitCode> {
+    let meet = surroundings::meet(&args.choices, plan, rank)?;
+    let env = surroundings::of_rank(plan, &args.choices, &meet, rank)?;
+    Err(spec(args, plan, rank, env)?.become_it().into())
+}
+
+fn start(args: &LaunchArgs, plan: &Plan) -> Result<ExitCode> {
+    let nodes = plan.placement.nodes.len();
+    if nodes > 1 && !args.dry_run {
+        bail!(
+            "the job has {nodes} nodes, and launch starts ranks on one so far: start it once a rank, \
+             as in `srun $(regatta map --format srun) regatta launch -- COMMAND`, or pass -N 1"
+        );
+    }
+    let specs = specs(args, plan)?;
+    if args.dry_run {
+        output::print(&described(plan, &specs))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let path = args.run_dir.clone().unwrap_or_else(default_folder);
+    let mut folder = RunFolder::create(&path)?;
+    record(&folder, plan, &specs)?;
+    let job = LocalJob {
+        host: plan.machines[0].host.clone(),
+        ranks: specs,
+        grace: Duration::from_secs(args.grace),
+    };
+    let mut screen = Screen::new(args, &job)?;
+    let result = job::run(&job, &mut folder, &mut |line| screen.show(line))?;
+    folder.write("result.json", &document::to_json(&result)?)?;
+    conclude(&result, &folder);
+    Ok(ExitCode::from(result.code))
+}
+
+fn default_folder() -> PathBuf {
+    PathBuf::from("runs").join(run_id(SystemTime::now(), std::process::id()))
+}
+
+/// All ranks with one meeting point. Nobody else has to find the port, so a taken one is passed
+/// over.
+fn specs(args: &LaunchArgs, plan: &Plan) -> Result<Vec<RankSpec>> {
+    // As a rank other than 0 would: whether the port is free is looked at here.
+    let mut meet = surroundings::meet(&args.choices, plan, 1)?;
+    if args.choices.master_port.is_none() {
+        let free = rendezvous::ports_from(meet.port).find(|&p| system::port_is_free(p));
+        meet.port = free.context("no port is free on this node: pass --master-port")?;
+        meet.port_why = "free on this node when the job started".to_owned();
+    }
+    let one =
+        |rank| spec(args, plan, rank, surroundings::of_rank(plan, &args.choices, &meet, rank)?);
+    (0..plan.placement.ranks).map(one).collect()
+}
+
+fn spec(args: &LaunchArgs, plan: &Plan, rank: u32, env: Vec<EnvLine>) -> Result<RankSpec> {
+    let Some((_, _, placed)) = plan.placement.find(rank) else {
+        bail!("this is rank {rank}, and the plan has {} ranks", plan.placement.ranks);
+    };
+    let binding = Binding::new(&placed.cpus, &placed.memory);
+    Ok(RankSpec { rank, command: args.command.clone(), env, binding })
+}
+
+/// What the stages after this one read.
+fn record(folder: &RunFolder, plan: &Plan, specs: &[RankSpec]) -> Result<()> {
+    folder.write("machine.json", &document::to_json(&plan.machines[0])?)?;
+    folder.write("placement.json", &document::to_json(&plan.placement)?)?;
+    let environment: BTreeMap<u32, &[EnvLine]> =
+        specs.iter().map(|s| (s.rank, s.env.as_slice())).collect();
+    folder.write("environment.json", &serde_json::to_string_pretty(&environment)?)?;
+    Ok(())
+}
+
+/// What would be started, rank by rank.
+fn described(plan: &Plan, specs: &[RankSpec]) -> String {
+    let mut text = String::new();
+    for spec in specs {
+        let Some((_, node, placed)) = plan.placement.find(spec.rank) else { continue };
+        let words: Vec<String> = spec.command.iter().map(|w| quote(&w.to_string_lossy())).collect();
+        text.push_str(&format!("{HEADING}rank {} on {}{HEADING:#}\n", spec.rank, node.host));
+        text.push_str(&format!("  runs     {}\n", words.join(" ")));
+        let line = |name: &str, what: &str, why: &str| {
+            format!("  {name:<8} {what}  {FAINT}{why}{FAINT:#}\n")
+        };
+        text.push_str(&line("cpus", &placed.cpus.to_string(), &placed.reasons.cpus));
+        text.push_str(&line("memory", &format!("{:?}", placed.memory), &placed.reasons.memory));
+        for env in &spec.env {
+            let value = env.value.as_deref().map_or("(unset)".to_owned(), quote);
+            text.push_str(&line("sets", &format!("{}={value}", env.variable), &env.why));
+        }
+    }
+    text
+}
+
+/// The terminal, and the file beside it.
+struct Screen {
+    host: String,
+    ranks: usize,
+    only: Vec<u32>,
+    tee: Option<File>,
+}
+
+impl Screen {
+    fn new(args: &LaunchArgs, job: &LocalJob) -> Result<Self> {
+        let open = |path: &PathBuf| File::create(path).with_context(|| path.display().to_string());
+        Ok(Self {
+            host: job.host.clone(),
+            ranks: job.ranks.len(),
+            only: args.show.clone(),
+            tee: args.tee.as_ref().map(open).transpose()?,
+        })
+    }
+
+    /// Shows a line with the host and the ranks that wrote it. A terminal that is gone must not end
+    /// the job: the logs have everything.
+    fn show(&mut self, line: &Folded) {
+        if !self.only.is_empty() && !line.ranks.iter().any(|r| self.only.contains(r)) {
+            return;
+        }
+        let who = match line.ranks.as_slice() {
+            [rank] => format!("{} {rank}", self.host),
+            all if all.len() == self.ranks => format!("{} all {}", self.host, self.ranks),
+            some => {
+                let set: CpuSet = some.iter().map(|&r| r as usize).collect();
+                format!("{} {set}", self.host)
+            }
+        };
+        let text = format!("{FAINT}[{who}]{FAINT:#} {}\n", line.text);
+        if let Some(tee) = &mut self.tee {
+            let _ = tee.write_all(format!("[{who}] {}\n", line.text).as_bytes());
+        }
+        match line.error {
+            true => output::complain(&text),
+            false => drop(output::print(&text)),
+        }
+    }
+}
+
+/// How it ended, for people: the first failure with its last lines and what the others did.
+fn conclude(result: &RunResult, folder: &RunFolder) {
+    let logs = folder.path().join("log");
+    let Some(failure) = &result.failure else {
+        if result.code != 0 {
+            output::complain(&format!(
+                "{ERROR}{}{ERROR:#}; logs: {}\n",
+                result.reason,
+                logs.display()
+            ));
+        }
+        return;
+    };
+    let mut text = format!("{ERROR}{}{ERROR:#}\n", result.reason);
+    for line in &failure.last_lines {
+        text.push_str(&format!("  | {line}\n"));
+    }
+    let mut doing: BTreeMap<&str, CpuSet> = BTreeMap::new();
+    for (rank, what) in &failure.others {
+        doing.entry(what).or_default().insert(*rank as usize);
+    }
+    for (what, ranks) in doing {
+        text.push_str(&format!("  rank {ranks} was {what}\n"));
+    }
+    text.push_str(&format!("  logs: {}\n", logs.display()));
+    output::complain(&text);
+}
