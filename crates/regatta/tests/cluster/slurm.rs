@@ -26,6 +26,24 @@ fn slurm_jobs_are_read_right() {
     meeting(&bed);
     taken_port(&bed);
     contradiction(&bed);
+    adopted(&bed);
+}
+
+/// `regatta launch` started once a rank becomes that rank, bound as planned.
+fn adopted(bed: &Bed) {
+    let script = "echo $RANK $WORLD_SIZE $LOCAL_RANK $MASTER_ADDR $MASTER_PORT; \
+                  grep Cpus_allowed_list /proc/self/status";
+    let options = [NODES, "--ntasks-per-node=2", "--cpu-bind=none"];
+    let job = bed.srun(&[], &options, &["launch", "--", "sh", "-c", script]).good();
+    let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    let port = words(&job.ranks[0].text)[4].clone();
+    for (rank, number) in job.ranks.iter().zip(0..) {
+        let local: u32 = number % 2;
+        let said = words(&rank.text);
+        let wanted = [&number.to_string(), "4", &local.to_string(), NODE1, &port];
+        assert_eq!(said[..5], wanted, "{}", rank.text);
+        assert_eq!(said[6], local.to_string(), "one of the node's two CPUs: {}", rank.text);
+    }
 }
 
 fn steps(bed: &Bed) {

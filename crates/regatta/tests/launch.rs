@@ -1,0 +1,249 @@
+//! Jobs on this machine: started, watched, ended.
+
+#![allow(clippy::unwrap_used, reason = "a test's own functions may panic as it may")]
+
+mod support;
+
+use std::collections::HashSet;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use regatta_model::document;
+use regatta_model::result::{Ending, RunResult};
+use support::{Folder, Run, command};
+
+/// A job of shell scripts, as many ranks as asked for on however few cores.
+fn job(folder: &Folder, options: &[&str], script: &str) -> Command {
+    let mut job = command();
+    job.current_dir(folder.path()).arg("launch").arg("--oversubscribe").args(options);
+    job.args(["--", "sh", "-c", script]);
+    job
+}
+
+fn ended(job: &mut Command) -> Run {
+    Run::from(job.output().unwrap())
+}
+
+fn result(folder: &Folder, run: &str) -> RunResult {
+    let text = std::fs::read_to_string(folder.path().join(run).join("result.json")).unwrap();
+    document::from_json(&text).unwrap()
+}
+
+fn log(folder: &Folder, run: &str, rank: u32, stream: &str) -> String {
+    let file = folder.path().join(run).join(format!("log/rank-{rank}.{stream}"));
+    std::fs::read_to_string(file).unwrap()
+}
+
+/// Waits until something holds; a job that hangs must not hang the tests.
+fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < Duration::from_secs(30), "still waiting for {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Whether a process lives; one that is over and waits to be asked does not.
+fn lives(pid: &str) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with('Z'))
+}
+
+fn signal(child: &Child, signal: i32) {
+    let pid = child.id().to_string();
+    assert!(Command::new("kill").args([&format!("-{signal}"), &pid]).status().unwrap().success());
+}
+
+#[test]
+fn every_rank_has_its_place_and_the_same_meeting_point() {
+    let folder = Folder::new();
+    let script = "echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $MASTER_ADDR $MASTER_PORT; \
+                  grep Cpus_allowed_list /proc/self/status";
+    let run = ended(&mut job(&folder, &["-n", "3", "--run-dir", "run"], script));
+    assert_eq!(run.code, Some(0), "{run:?}");
+    let placement = std::fs::read_to_string(folder.path().join("run/placement.json")).unwrap();
+    let placement: regatta_model::Placement = document::from_json(&placement).unwrap();
+    let mut ports = HashSet::new();
+    for rank in 0..3 {
+        let text = log(&folder, "run", rank, "out");
+        let words: Vec<&str> = text.split_whitespace().collect();
+        assert_eq!(words[..5], [&rank.to_string(), "3", &rank.to_string(), "3", "127.0.0.1"]);
+        ports.insert(words[5].to_owned());
+        let planned = placement.find(rank).unwrap().2.cpus.to_string();
+        assert_eq!(words[7], planned, "rank {rank} is bound as planned");
+    }
+    assert_eq!(ports.len(), 1);
+    let result = result(&folder, "run");
+    assert_eq!((result.code, result.ranks, result.endings.len()), (0, 3, 3));
+    for file in ["machine.json", "environment.json", "events.jsonl"] {
+        assert!(folder.path().join("run").join(file).exists(), "{file}");
+    }
+}
+
+#[test]
+fn the_command_is_run_as_it_stands() {
+    let folder = Folder::new();
+    let mut job = command();
+    job.current_dir(folder.path()).args(["launch", "--run-dir", "run", "-n", "1", "--"]);
+    let run = ended(job.args(["printf", "%s|", "a b", "$HOME", "*", "; reboot", "'"]));
+    assert_eq!(run.code, Some(0), "{run:?}");
+    assert_eq!(log(&folder, "run", 0, "out"), "a b|$HOME|*|; reboot|'|");
+    assert!(run.out.contains("a b|$HOME|*|; reboot|'|"), "a last line without an end is shown");
+}
+
+#[test]
+fn the_first_failure_is_the_one_reported() {
+    let folder = Folder::new();
+    let script = "if [ $RANK = 2 ]; then echo one; echo two >&2; exit 7; fi; exec sleep 600";
+    let run = ended(&mut job(&folder, &["-n", "3", "--run-dir", "run"], script));
+    assert_eq!(run.code, Some(7), "{run:?}");
+    assert!(run.err.contains("rank 2 on") && run.err.contains("exit code 7"), "{}", run.err);
+    assert!(run.err.contains("| two") && run.err.contains("run/log"), "{}", run.err);
+    let result = result(&folder, "run");
+    let failure = result.failure.unwrap();
+    assert_eq!((failure.rank, failure.ending), (2, Ending::Exit(7)));
+    assert_eq!(failure.others.len(), 2, "what the others did is told");
+    assert_eq!(result.endings[&0], Ending::Signal(15));
+}
+
+#[test]
+fn a_signal_of_a_rank_is_named() {
+    let folder = Folder::new();
+    let run = ended(&mut job(&folder, &["-n", "1"], "kill -SEGV $$"));
+    assert_eq!(run.code, Some(128 + 11));
+    assert!(run.err.contains("signal 11 (SEGV"), "{}", run.err);
+}
+
+#[test]
+fn ranks_that_do_not_listen_are_killed_with_all_they_started() {
+    let folder = Folder::new();
+    // A grandchild in a session of its own, out of reach of the rank's process group.
+    let script = "trap '' TERM; setsid sh -c 'echo $$ > pid; exec sleep 600' & \
+                  until [ -s pid ]; do sleep 0.1; done; \
+                  if [ $RANK = 0 ]; then exit 3; fi; while :; do sleep 1; done";
+    let run = ended(&mut job(&folder, &["-n", "2", "--grace", "1"], script));
+    assert_eq!(run.code, Some(3), "{run:?}");
+    let pid = std::fs::read_to_string(folder.path().join("pid")).unwrap();
+    until("the grandchild's end", || !lives(pid.trim()));
+}
+
+#[test]
+fn ranks_end_when_the_launcher_is_killed() {
+    let folder = Folder::new();
+    let mut child = job(&folder, &["-n", "1"], "echo $$ > pid; exec sleep 600")
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let pid = folder.path().join("pid");
+    let read = || std::fs::read_to_string(&pid).unwrap_or_default();
+    until("the rank", || read().ends_with('\n'));
+    signal(&child, 9);
+    child.wait().unwrap();
+    until("the rank's end", || !lives(read().trim()));
+}
+
+#[test]
+fn signals_reach_the_ranks_and_a_good_end_is_a_good_end() {
+    let folder = Folder::new();
+    let script = "trap 'echo saved; exit 0' TERM; trap 'echo noted' USR1; echo > ready$RANK; \
+                  while :; do sleep 0.05; done";
+    let mut child = job(&folder, &["-n", "2", "--run-dir", "run"], script)
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let ready = |rank: u32| folder.path().join(format!("ready{rank}")).exists();
+    until("the ranks", || ready(0) && ready(1));
+    signal(&child, 10);
+    until("the first signal", || log(&folder, "run", 0, "out").contains("noted"));
+    signal(&child, 15);
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    for rank in 0..2 {
+        assert!(log(&folder, "run", rank, "out").ends_with("saved\n"), "rank {rank}");
+    }
+    assert_eq!(result(&folder, "run").reason, "ended by signal 15 (TERM)");
+}
+
+#[test]
+fn much_output_is_carried_whole() {
+    let folder = Folder::new();
+    let script = "seq 40000; seq 40000 >&2; printf end";
+    let run = ended(&mut job(&folder, &["-n", "2", "--run-dir", "run", "--tee", "shown"], script));
+    assert_eq!(run.code, Some(0));
+    let numbers: String = (1..=40000).map(|n| format!("{n}\n")).collect();
+    for rank in 0..2 {
+        assert_eq!(log(&folder, "run", rank, "out"), format!("{numbers}end"));
+        assert_eq!(log(&folder, "run", rank, "err"), numbers);
+    }
+    let shown = std::fs::read_to_string(folder.path().join("shown")).unwrap();
+    let last = |text: &str| text.lines().filter(|l| l.ends_with(" end")).count();
+    assert!((1..=2).contains(&last(&shown)), "folded or not, it is there");
+}
+
+#[test]
+fn the_same_line_of_all_ranks_is_shown_once() {
+    let folder = Folder::new();
+    let run = ended(&mut job(&folder, &["-n", "4"], "echo hello; sleep 0.3; echo rank $RANK"));
+    assert_eq!(run.out.matches("hello").count(), 1, "{}", run.out);
+    assert!(run.out.contains(" all 4] hello"), "{}", run.out);
+    let run = ended(&mut job(&folder, &["-n", "4", "--rank", "2"], "echo rank $RANK"));
+    assert!(run.out.contains("rank 2") && run.out.lines().count() == 1, "{}", run.out);
+}
+
+#[test]
+fn jobs_side_by_side_do_not_meet() {
+    let folder = Folder::new();
+    // The first one's rank 0 listens, as a framework's would; bash is no server, so python is asked
+    // only where it is.
+    let server = "import os, socket, time; s = socket.socket(); s.bind(('', int(os.environ['MASTER_PORT']))); \
+                  s.listen(); open('up', 'w').write(os.environ['MASTER_PORT']); time.sleep(600)";
+    let mut first = command();
+    first.current_dir(folder.path()).args(["launch", "-n", "1", "--", "python3", "-c", server]);
+    let Ok(mut first) = first.stdout(Stdio::null()).stderr(Stdio::null()).spawn() else { return };
+    let up = folder.path().join("up");
+    until("the first job", || up.exists() || first.try_wait().unwrap().is_some());
+    if !up.exists() {
+        eprintln!("skipped: no python3 to listen on a port");
+        return;
+    }
+    until("its port", || !std::fs::read_to_string(&up).unwrap().is_empty());
+    let taken = std::fs::read_to_string(&up).unwrap();
+    let second = ended(&mut job(&folder, &["-n", "1"], "echo port $MASTER_PORT"));
+    assert!(second.out.contains("port ") && !second.out.contains(&taken), "{second:?} {taken}");
+    signal(&first, 15);
+    first.wait().unwrap();
+}
+
+#[test]
+fn what_cannot_be_started_is_said() {
+    let folder = Folder::new();
+    let mut missing = command();
+    missing.current_dir(folder.path()).args(["launch", "--", "no-such-program"]);
+    let sentence = ended(&mut missing).sentence();
+    assert!(sentence.contains("rank 0: no-such-program"), "{sentence}");
+    assert!(sentence.contains("PATH"), "{sentence}");
+
+    std::fs::create_dir_all(folder.path().join("run")).unwrap();
+    ended(&mut job(&folder, &["-n", "1", "--run-dir", "run"], "true"));
+    let again = ended(&mut job(&folder, &["-n", "1", "--run-dir", "run"], "true")).sentence();
+    assert!(again.contains("--run-dir"), "a run is not overwritten: {again}");
+
+    let mut elsewhere = command();
+    elsewhere.current_dir(folder.path()).args(["launch", "--system", "lumi-g", "--", "true"]);
+    assert!(ended(&mut elsewhere).sentence().contains("--dry-run"));
+    let mut nothing = command();
+    assert_ne!(ended(nothing.arg("launch")).code, Some(0));
+}
+
+#[test]
+fn a_dry_run_starts_nothing() {
+    let folder = Folder::new();
+    let mut dry = command();
+    dry.current_dir(folder.path());
+    dry.args(["launch", "--dry-run", "--system", "lumi-g", "-N", "2", "--master-addr", "n1"]);
+    let run = ended(dry.args(["--", "touch", "a file"]));
+    assert_eq!(run.code, Some(0), "{run:?}");
+    assert!(run.out.contains("rank 15 on node2") && run.out.contains("touch 'a file'"));
+    assert!(run.out.contains("cpus     41-47"), "{}", run.out);
+    assert!(!Path::new(&folder.file("a file")).exists() && folder.names().is_empty());
+}
