@@ -58,10 +58,15 @@ impl RunFolder {
         }
     }
 
-    /// The log file of one stream of a rank.
-    pub fn log(&self, rank: u32, stream: &str) -> Result<File, FolderError> {
-        let path = self.path.join(format!("log/rank-{rank}.{stream}"));
-        File::create(&path)
+    /// The log file of one stream of a rank. Each start anew has a folder of its own.
+    pub fn log(&self, attempt: u32, rank: u32, stream: &str) -> Result<File, FolderError> {
+        let folder = match attempt {
+            0 => self.path.join("log"),
+            n => self.path.join(format!("log/restart-{n}")),
+        };
+        let path = folder.join(format!("rank-{rank}.{stream}"));
+        std::fs::create_dir_all(&folder)
+            .and_then(|()| File::create(&path))
             .map_err(|source| FolderError { path: path.display().to_string(), source })
     }
 }

@@ -42,6 +42,8 @@ pub struct LocalJob {
     pub ranks: Vec<RankSpec>,
     /// How long ranks have to end when they are told to.
     pub grace: Duration,
+    /// How often the job was started before.
+    pub attempt: u32,
 }
 
 /// How long a line waits for the same line of other ranks.
@@ -145,7 +147,8 @@ impl Driver<'_> {
     fn start_ranks(&mut self, sender: &SyncSender<Event>) -> Result<(), JobError> {
         for spec in &self.job.ranks {
             let rank = spec.rank;
-            let logs = (self.folder.log(rank, "out")?, self.folder.log(rank, "err")?);
+            let log = |stream: &str| self.folder.log(self.job.attempt, rank, stream);
+            let logs = (log("out")?, log("err")?);
             let mut child = spec.start()?;
             let pid = child.id();
             if let (Some(out), Some(err)) = (child.stdout.take(), child.stderr.take()) {
@@ -254,6 +257,7 @@ impl Driver<'_> {
             command: words.iter().map(|w| w.to_string_lossy().into_owned()).collect(),
             ranks: self.job.ranks.len() as u32,
             code: self.supervisor.code(),
+            restarts: self.job.attempt,
             reason,
             failure,
             endings: self.supervisor.endings().clone(),

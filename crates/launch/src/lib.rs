@@ -9,3 +9,4 @@ pub mod lines;
 pub mod process;
 pub mod supervise;
 mod watch;
+pub mod wrap;

@@ -91,6 +91,8 @@ pub struct RunResult {
     pub ranks: u32,
     /// The exit code of the whole.
     pub code: u8,
+    /// How often all ranks were started anew after a failure.
+    pub restarts: u32,
     /// Why it ended, in a sentence.
     pub reason: String,
     /// The first failure, if there was one.

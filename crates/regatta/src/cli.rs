@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use anstyle::{AnsiColor, Style};
 use clap::builder::Styles;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use regatta_model::CpuSet;
 use regatta_place::binding::Launcher;
 
 use crate::options::{EnvChoices, JobArgs, SourceArgs};
@@ -80,6 +81,8 @@ Examples:
   regatta launch -- python train.py             one rank a GPU (or NUMA node) of this machine
   regatta launch -n 2 --dry-run -- ./train      what would be started, where and why
   regatta launch --rank 0 -- python train.py    show rank 0's lines only; all are in the run folder
+  regatta launch --wrap 'nsys profile -o {host}-{rank}' --wrap-ranks 0 -- python train.py
+                                                a tool around rank 0 only
   srun $(regatta map -N 2 --format srun) regatta launch -- python train.py
                                                 started once a rank: becomes that rank";
 
@@ -151,6 +154,16 @@ pub struct LaunchArgs {
     /// Write what is shown to FILE too
     #[arg(long, value_name = "FILE", help_heading = "Launch")]
     pub tee: Option<PathBuf>,
+    /// Start all ranks anew after a failure, at most this often
+    #[arg(long, value_name = "COUNT", default_value_t = 0, help_heading = "Launch")]
+    pub max_restarts: u32,
+    /// Put a tool before the command, as in 'rocprof --stats -o {host}-{rank}.csv'; {rank} and
+    /// {host} stand for the rank's
+    #[arg(long, value_name = "TOOL", help_heading = "Launch")]
+    pub wrap: Option<String>,
+    /// The ranks that --wrap is for, as in 0,4-7; without it all
+    #[arg(long, value_name = "RANKS", requires = "wrap", help_heading = "Launch")]
+    pub wrap_ranks: Option<CpuSet>,
     /// Seconds that ranks have to end when they are told to, before they are killed
     #[arg(long, value_name = "SECONDS", default_value_t = 30, help_heading = "Launch")]
     pub grace: u64,

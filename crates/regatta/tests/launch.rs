@@ -236,6 +236,35 @@ fn what_cannot_be_started_is_said() {
 }
 
 #[test]
+fn a_failed_job_is_started_anew() {
+    let folder = Folder::new();
+    let script = "echo try $TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS; \
+                  [ $TORCHELASTIC_RESTART_COUNT = 2 ] || exit 5";
+    let options = ["-n", "2", "--run-dir", "run", "--max-restarts", "3"];
+    let run = ended(&mut job(&folder, &options, script));
+    assert_eq!(run.code, Some(0), "{run:?}");
+    assert!(run.err.contains("starting all ranks anew, 2 of 3"), "{}", run.err);
+    assert_eq!(result(&folder, "run").restarts, 2);
+    let last = folder.path().join("run/log/restart-2/rank-1.out");
+    assert_eq!(std::fs::read_to_string(last).unwrap(), "try 2 of 3\n");
+
+    let options = ["-n", "1", "--max-restarts", "1"];
+    let run = ended(&mut job(&folder, &options, "exit 4"));
+    assert_eq!(run.code, Some(4), "the last failure counts");
+}
+
+#[test]
+fn a_tool_is_put_around_chosen_ranks() {
+    let folder = Folder::new();
+    let wrap = "env TOOL='for {rank}'";
+    let options = ["-n", "2", "--run-dir", "run", "--wrap", wrap, "--wrap-ranks", "1"];
+    let run = ended(&mut job(&folder, &options, "echo ${TOOL:-none}"));
+    assert_eq!(run.code, Some(0), "{run:?}");
+    assert_eq!(log(&folder, "run", 0, "out"), "none\n");
+    assert_eq!(log(&folder, "run", 1, "out"), "for 1\n");
+}
+
+#[test]
 fn a_dry_run_starts_nothing() {
     let folder = Folder::new();
     let mut dry = command();

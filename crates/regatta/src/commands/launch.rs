@@ -13,6 +13,7 @@ use regatta_launch::folder::{RunFolder, run_id};
 use regatta_launch::job::{self, LocalJob};
 use regatta_launch::lines::Folded;
 use regatta_launch::process::RankSpec;
+use regatta_launch::wrap::Wrap;
 use regatta_model::result::RunResult;
 use regatta_model::{CpuSet, document};
 use regatta_place::environment::EnvLine;
@@ -51,33 +52,34 @@ fn start(args: &LaunchArgs, plan: &Plan) -> Result<ExitCode> {
              as in `srun $(regatta map --format srun) regatta launch -- COMMAND`, or pass -N 1"
         );
     }
-    let specs = specs(args, plan)?;
+    let id = run_id(SystemTime::now(), std::process::id());
     if args.dry_run {
-        output::print(&described(plan, &specs))?;
+        output::print(&described(plan, &specs(args, plan, &id, 0)?))?;
         return Ok(ExitCode::SUCCESS);
     }
-    let path = args.run_dir.clone().unwrap_or_else(default_folder);
+    let path = args.run_dir.clone().unwrap_or_else(|| PathBuf::from("runs").join(&id));
     let mut folder = RunFolder::create(&path)?;
-    record(&folder, plan, &specs)?;
-    let job = LocalJob {
-        host: plan.machines[0].host.clone(),
-        ranks: specs,
-        grace: Duration::from_secs(args.grace),
-    };
-    let mut screen = Screen::new(args, &job)?;
-    let result = job::run(&job, &mut folder, &mut |line| screen.show(line))?;
-    folder.write("result.json", &document::to_json(&result)?)?;
-    conclude(&result, &folder);
-    Ok(ExitCode::from(result.code))
-}
-
-fn default_folder() -> PathBuf {
-    PathBuf::from("runs").join(run_id(SystemTime::now(), std::process::id()))
+    let mut screen = Screen::new(args, plan)?;
+    let mut attempt = 0;
+    loop {
+        let ranks = specs(args, plan, &id, attempt)?;
+        record(&folder, plan, &ranks)?;
+        let host = plan.machines[0].host.clone();
+        let job = LocalJob { host, ranks, grace: Duration::from_secs(args.grace), attempt };
+        let result = job::run(&job, &mut folder, &mut |line| screen.show(line))?;
+        folder.write("result.json", &document::to_json(&result)?)?;
+        conclude(&result, &folder);
+        if result.failure.is_none() || attempt == args.max_restarts {
+            return Ok(ExitCode::from(result.code));
+        }
+        attempt += 1;
+        output::complain(&format!("starting all ranks anew, {attempt} of {}\n", args.max_restarts));
+    }
 }
 
 /// All ranks with one meeting point. Nobody else has to find the port, so a taken one is passed
 /// over.
-fn specs(args: &LaunchArgs, plan: &Plan) -> Result<Vec<RankSpec>> {
+fn specs(args: &LaunchArgs, plan: &Plan, id: &str, attempt: u32) -> Result<Vec<RankSpec>> {
     // As a rank other than 0 would: whether the port is free is looked at here.
     let mut meet = surroundings::meet(&args.choices, plan, 1)?;
     if args.choices.master_port.is_none() {
@@ -85,8 +87,11 @@ fn specs(args: &LaunchArgs, plan: &Plan) -> Result<Vec<RankSpec>> {
         meet.port = free.context("no port is free on this node: pass --master-port")?;
         meet.port_why = "free on this node when the job started".to_owned();
     }
-    let one =
-        |rank| spec(args, plan, rank, surroundings::of_rank(plan, &args.choices, &meet, rank)?);
+    let one = |rank| {
+        let mut env = surroundings::of_rank(plan, &args.choices, &meet, rank)?;
+        env.extend(restart_lines(id, attempt, args.max_restarts));
+        spec(args, plan, rank, env)
+    };
     (0..plan.placement.ranks).map(one).collect()
 }
 
@@ -95,7 +100,31 @@ fn spec(args: &LaunchArgs, plan: &Plan, rank: u32, env: Vec<EnvLine>) -> Result<
         bail!("this is rank {rank}, and the plan has {} ranks", plan.placement.ranks);
     };
     let binding = Binding::new(&placed.cpus, &placed.memory);
-    Ok(RankSpec { rank, command: args.command.clone(), env, binding })
+    let command = match wrap(args)? {
+        Some(wrap) => wrap.around(rank, &plan.machines[0].host, &args.command),
+        None => args.command.clone(),
+    };
+    Ok(RankSpec { rank, command, env, binding })
+}
+
+fn wrap(args: &LaunchArgs) -> Result<Option<Wrap>> {
+    let Some(text) = &args.wrap else { return Ok(None) };
+    Ok(Some(Wrap::new(text, args.wrap_ranks.clone())?))
+}
+
+/// What tells a program that it was started anew, as torchrun does.
+fn restart_lines(id: &str, attempt: u32, most: u32) -> [EnvLine; 3] {
+    let line = |variable: &str, value: &str, why: &str| EnvLine {
+        variable: variable.to_owned(),
+        value: Some(value.to_owned()),
+        why: why.to_owned(),
+    };
+    let count = "how often all ranks were started anew";
+    [
+        line("TORCHELASTIC_RUN_ID", id, "this run"),
+        line("TORCHELASTIC_RESTART_COUNT", &attempt.to_string(), count),
+        line("TORCHELASTIC_MAX_RESTARTS", &most.to_string(), "how often they may be"),
+    ]
 }
 
 /// What the stages after this one read.
@@ -138,11 +167,11 @@ struct Screen {
 }
 
 impl Screen {
-    fn new(args: &LaunchArgs, job: &LocalJob) -> Result<Self> {
+    fn new(args: &LaunchArgs, plan: &Plan) -> Result<Self> {
         let open = |path: &PathBuf| File::create(path).with_context(|| path.display().to_string());
         Ok(Self {
-            host: job.host.clone(),
-            ranks: job.ranks.len(),
+            host: plan.machines[0].host.clone(),
+            ranks: plan.placement.ranks as usize,
             only: args.show.clone(),
             tee: args.tee.as_ref().map(open).transpose()?,
         })
