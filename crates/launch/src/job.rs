@@ -16,8 +16,8 @@ use signal_hook::iterator::{Handle, Signals};
 use crate::folder::{FolderError, RunFolder};
 use crate::lines::{Folded, Folder, Splitter};
 use crate::process::{self, RankSpec, StartError};
-use crate::supervise::{Action, Input, Supervisor};
-use crate::watch::{OomWatch, doing};
+use crate::supervise::{Action, Input, Limits, Supervisor};
+use crate::watch::{OomWatch, doing, ticks};
 
 /// Why a job could not be run.
 #[derive(Debug, thiserror::Error)]
@@ -40,8 +40,8 @@ pub struct LocalJob {
     pub host: String,
     /// Its ranks.
     pub ranks: Vec<RankSpec>,
-    /// How long ranks have to end when they are told to.
-    pub grace: Duration,
+    /// How long things may take.
+    pub limits: Limits,
     /// How often the job was started before.
     pub attempt: u32,
 }
@@ -53,6 +53,8 @@ const TICK: Duration = Duration::from_millis(50);
 /// How many last lines of a failed rank are kept.
 const TAIL: usize = 10;
 
+/// How often the ranks' progress is looked at.
+const LOOK: Duration = Duration::from_secs(1);
 /// How long, after the last rank is over, its output may take to arrive.
 const DRAIN: Duration = Duration::from_secs(5);
 
@@ -92,6 +94,9 @@ struct Driver<'a> {
     open: usize,
     over: Option<Instant>,
     others: BTreeMap<u32, String>,
+    hang: Option<BTreeMap<u32, String>>,
+    /// The ranks' time on processors when it was last looked at, and when that was.
+    computed: (u64, Instant),
     start: Instant,
 }
 
@@ -105,13 +110,15 @@ pub fn run(
     let (sender, events) = sync_channel(1024);
     let signals = catch_signals(&sender)?;
     let mut driver = Driver {
-        supervisor: Supervisor::new(job.ranks.len() as u32, job.grace),
+        supervisor: Supervisor::new(job.ranks.len() as u32, job.limits, Instant::now()),
         oom: OomWatch::start(),
         running: BTreeMap::new(),
         tails: BTreeMap::new(),
         open: 0,
         over: None,
         others: BTreeMap::new(),
+        hang: None,
+        computed: (0, Instant::now()),
         start: Instant::now(),
         job,
         folder,
@@ -173,6 +180,7 @@ impl Driver<'_> {
             match events.recv_timeout(TICK) {
                 Ok(Event::Line { rank, error, text }) => {
                     self.keep(rank, &text);
+                    self.handle(Input::Progress);
                     folder.push(rank, error, text, Instant::now());
                 }
                 Ok(Event::Closed) => self.open = self.open.saturating_sub(1),
@@ -184,10 +192,30 @@ impl Driver<'_> {
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
             }
+            self.look_for_progress();
             self.handle(Input::Tick);
             folder.ready(Instant::now()).iter().for_each(&mut *show);
         }
         folder.finish().iter().for_each(&mut *show);
+    }
+
+    /// Whether anything below us used a processor since the last look. It takes a walk through
+    /// /proc, so it is done only if somebody wants to know, and once a second.
+    fn look_for_progress(&mut self) {
+        let (before, when) = self.computed;
+        if self.job.limits.hang_after.is_none() || when.elapsed() < LOOK {
+            return;
+        }
+        let now = ticks(&process::descendants());
+        self.computed = (now, Instant::now());
+        if now != before {
+            self.handle(Input::Progress);
+        }
+    }
+
+    /// What each running rank is doing.
+    fn doing(&self) -> BTreeMap<u32, String> {
+        self.running.iter().map(|(rank, child)| (*rank, doing(child.id()))).collect()
     }
 
     /// Over, and nothing more to come; or what is to come takes too long.
@@ -211,7 +239,7 @@ impl Driver<'_> {
             ending = Ending::OutOfMemory;
         }
         if !ending.is_good() && self.supervisor.first_failure().is_none() {
-            self.others = self.running.iter().map(|(r, c)| (*r, doing(c.id()))).collect();
+            self.others = self.doing();
         }
         self.note(Note::Ended { rank, ending });
         self.handle(Input::Ended(rank, ending));
@@ -230,6 +258,7 @@ impl Driver<'_> {
                     }
                     process::kill_descendants();
                 }
+                Action::ReportHang => self.hang = Some(self.doing()),
                 Action::Finish => self.over = Some(Instant::now()),
             }
         }
@@ -247,7 +276,11 @@ impl Driver<'_> {
             last_lines: self.tails.get(&rank).into_iter().flatten().cloned().collect(),
             others: self.others.clone(),
         });
+        let quiet = self.job.limits.hang_after.unwrap_or_default().as_secs();
         let reason = match (&failure, self.supervisor.ended_by()) {
+            _ if self.supervisor.hung() => {
+                format!("no rank wrote anything or used a processor for {quiet} s")
+            }
             (Some(f), _) => format!("rank {} on {} failed first: {}", f.rank, f.host, f.ending),
             (None, Some(signal)) => format!("ended by {}", Ending::Signal(signal)),
             (None, None) => "all ranks ended well".to_owned(),
@@ -260,6 +293,7 @@ impl Driver<'_> {
             restarts: self.job.attempt,
             reason,
             failure,
+            hang: self.hang,
             endings: self.supervisor.endings().clone(),
             seconds: self.start.elapsed().as_secs_f64(),
         }

@@ -13,6 +13,8 @@ pub enum Input {
     Ended(u32, Ending),
     /// The user or the scheduler sent a signal.
     Signal(i32),
+    /// A rank wrote something, or used a processor.
+    Progress,
     /// Time passed.
     Tick,
 }
@@ -24,6 +26,8 @@ pub enum Action {
     SignalRanks(i32),
     /// Kill every rank that runs with all it started.
     Kill,
+    /// Look where each rank waits: nothing has happened for too long.
+    ReportHang,
     /// The job is over.
     Finish,
 }
@@ -39,11 +43,25 @@ enum Phase {
     Over,
 }
 
+/// How long things may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// How long ranks have to end when they are told to.
+    pub grace: Duration,
+    /// How long no rank may write anything or use a processor; `None`: for ever.
+    pub hang_after: Option<Duration>,
+}
+
+/// The exit code of a job that hung.
+const HUNG: u8 = 124;
+
 /// The state of a job.
 #[derive(Debug)]
 pub struct Supervisor {
-    grace: Duration,
+    limits: Limits,
     phase: Phase,
+    last_progress: Instant,
+    hung: bool,
     running: u32,
     endings: BTreeMap<u32, Ending>,
     first_failure: Option<(u32, Ending)>,
@@ -51,11 +69,13 @@ pub struct Supervisor {
 }
 
 impl Supervisor {
-    /// A job of `ranks` ranks that all run. Ranks that are told to end have `grace` to do so.
-    pub fn new(ranks: u32, grace: Duration) -> Self {
+    /// A job of `ranks` ranks that all run.
+    pub fn new(ranks: u32, limits: Limits, now: Instant) -> Self {
         Self {
-            grace,
+            limits,
             phase: Phase::Running,
+            last_progress: now,
+            hung: false,
             running: ranks,
             endings: BTreeMap::new(),
             first_failure: None,
@@ -68,6 +88,10 @@ impl Supervisor {
         match input {
             Input::Ended(rank, ending) => self.ended(rank, ending, now),
             Input::Signal(signal) => self.signalled(signal, now),
+            Input::Progress => {
+                self.last_progress = now;
+                Vec::new()
+            }
             Input::Tick => self.tick(now),
         }
     }
@@ -117,7 +141,13 @@ impl Supervisor {
 
     fn tick(&mut self, now: Instant) -> Vec<Action> {
         match self.phase {
-            Phase::Ending(since) if now.saturating_duration_since(since) >= self.grace => {
+            Phase::Running if self.is_hanging(now) => {
+                self.hung = true;
+                let mut actions = vec![Action::ReportHang];
+                actions.extend(self.end_ranks(libc::SIGTERM, now));
+                actions
+            }
+            Phase::Ending(since) if now.saturating_duration_since(since) >= self.limits.grace => {
                 self.phase = Phase::Killing;
                 vec![Action::Kill]
             }
@@ -125,6 +155,16 @@ impl Supervisor {
             Phase::Killing => vec![Action::Kill],
             _ => Vec::new(),
         }
+    }
+
+    fn is_hanging(&self, now: Instant) -> bool {
+        let quiet = now.saturating_duration_since(self.last_progress);
+        self.limits.hang_after.is_some_and(|limit| quiet >= limit)
+    }
+
+    /// Whether the job was ended because nothing happened any more.
+    pub fn hung(&self) -> bool {
+        self.hung
     }
 
     /// The rank that failed first, if one did before anything was told to end.
@@ -142,12 +182,13 @@ impl Supervisor {
         &self.endings
     }
 
-    /// The job's exit code: the first failing rank's; else that of the signal that ended it, unless
-    /// every rank made a good end of it.
+    /// The job's exit code: the first failing rank's; for a job that hung what `timeout` gives; else
+    /// that of the signal that ended it, unless every rank made a good end of it.
     pub fn code(&self) -> u8 {
         let good = self.running == 0 && self.endings.values().all(|e| e.is_good());
         match (self.first_failure, self.signal) {
             (Some((_, ending)), _) => ending.code(),
+            _ if self.hung => HUNG,
             (None, Some(signal)) if !good => Ending::Signal(signal).code(),
             _ => 0,
         }
@@ -162,7 +203,8 @@ mod tests {
     const GRACE: Duration = Duration::from_secs(10);
 
     fn job(ranks: u32) -> (Supervisor, Instant) {
-        (Supervisor::new(ranks, GRACE), Instant::now())
+        let now = Instant::now();
+        (Supervisor::new(ranks, Limits { grace: GRACE, hang_after: None }, now), now)
     }
 
     #[test]
@@ -201,6 +243,23 @@ mod tests {
         job.handle(Input::Signal(libc::SIGTERM), now);
         job.handle(Input::Ended(0, Ending::Exit(0)), now);
         assert_eq!(job.code(), 0);
+    }
+
+    #[test]
+    fn a_job_in_which_nothing_happens_is_ended() {
+        let now = Instant::now();
+        let limits = Limits { grace: GRACE, hang_after: Some(Duration::from_secs(60)) };
+        let mut job = Supervisor::new(2, limits, now);
+        let at = |seconds| now + Duration::from_secs(seconds);
+        assert!(job.handle(Input::Tick, at(59)).is_empty());
+        job.handle(Input::Progress, at(59));
+        assert!(job.handle(Input::Tick, at(118)).is_empty());
+        let actions = job.handle(Input::Tick, at(119));
+        assert_eq!(actions, [Action::ReportHang, Action::SignalRanks(libc::SIGTERM)]);
+        assert_eq!(job.handle(Input::Tick, at(129)), [Action::Kill]);
+        job.handle(Input::Ended(0, Ending::Signal(9)), at(129));
+        job.handle(Input::Ended(1, Ending::Signal(9)), at(129));
+        assert_eq!((job.code(), job.hung(), job.first_failure()), (124, true, None));
     }
 
     #[test]

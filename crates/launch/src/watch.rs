@@ -17,6 +17,18 @@ pub fn doing(pid: u32) -> String {
     }
 }
 
+/// The time on processors of some processes, in the kernel's ticks.
+pub fn ticks(pids: &[u32]) -> u64 {
+    let of = |pid: &u32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
+        let (user, system): (u64, u64) =
+            (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
+        Some(user + system)
+    };
+    pids.iter().filter_map(of).sum()
+}
+
 /// Counts the processes that the kernel killed in this cgroup because memory ran out.
 #[derive(Debug)]
 pub struct OomWatch {

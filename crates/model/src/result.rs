@@ -97,6 +97,9 @@ pub struct RunResult {
     pub reason: String,
     /// The first failure, if there was one.
     pub failure: Option<Failure>,
+    /// Where each rank waited, if the job was ended because nothing happened any more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hang: Option<BTreeMap<u32, String>>,
     /// How each rank ended.
     pub endings: BTreeMap<u32, Ending>,
     /// How long it took.

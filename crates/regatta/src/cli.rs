@@ -164,6 +164,9 @@ pub struct LaunchArgs {
     /// The ranks that --wrap is for, as in 0,4-7; without it all
     #[arg(long, value_name = "RANKS", requires = "wrap", help_heading = "Launch")]
     pub wrap_ranks: Option<CpuSet>,
+    /// Take it for a failure if for this many seconds no rank writes anything or uses a processor
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Launch")]
+    pub hang_after: Option<u64>,
     /// Seconds that ranks have to end when they are told to, before they are killed
     #[arg(long, value_name = "SECONDS", default_value_t = 30, help_heading = "Launch")]
     pub grace: u64,

@@ -13,6 +13,7 @@ use regatta_launch::folder::{RunFolder, run_id};
 use regatta_launch::job::{self, LocalJob};
 use regatta_launch::lines::Folded;
 use regatta_launch::process::RankSpec;
+use regatta_launch::supervise::Limits;
 use regatta_launch::wrap::Wrap;
 use regatta_model::result::RunResult;
 use regatta_model::{CpuSet, document};
@@ -65,15 +66,23 @@ fn start(args: &LaunchArgs, plan: &Plan) -> Result<ExitCode> {
         let ranks = specs(args, plan, &id, attempt)?;
         record(&folder, plan, &ranks)?;
         let host = plan.machines[0].host.clone();
-        let job = LocalJob { host, ranks, grace: Duration::from_secs(args.grace), attempt };
+        let job = LocalJob { host, ranks, limits: limits(args), attempt };
         let result = job::run(&job, &mut folder, &mut |line| screen.show(line))?;
         folder.write("result.json", &document::to_json(&result)?)?;
         conclude(&result, &folder);
-        if result.failure.is_none() || attempt == args.max_restarts {
+        let failed = result.failure.is_some() || result.hang.is_some();
+        if !failed || attempt == args.max_restarts {
             return Ok(ExitCode::from(result.code));
         }
         attempt += 1;
         output::complain(&format!("starting all ranks anew, {attempt} of {}\n", args.max_restarts));
+    }
+}
+
+fn limits(args: &LaunchArgs) -> Limits {
+    Limits {
+        grace: Duration::from_secs(args.grace),
+        hang_after: args.hang_after.map(Duration::from_secs),
     }
 }
 
@@ -202,30 +211,26 @@ impl Screen {
     }
 }
 
-/// How it ended, for people: the first failure with its last lines and what the others did.
+/// How it ended, for people: the first failure with its last lines, and what the others did.
 fn conclude(result: &RunResult, folder: &RunFolder) {
-    let logs = folder.path().join("log");
-    let Some(failure) = &result.failure else {
-        if result.code != 0 {
-            output::complain(&format!(
-                "{ERROR}{}{ERROR:#}; logs: {}\n",
-                result.reason,
-                logs.display()
-            ));
-        }
+    if result.code == 0 {
         return;
-    };
-    let mut text = format!("{ERROR}{}{ERROR:#}\n", result.reason);
-    for line in &failure.last_lines {
-        text.push_str(&format!("  | {line}\n"));
     }
+    let mut text = format!("{ERROR}{}{ERROR:#}\n", result.reason);
+    if let Some(failure) = &result.failure {
+        failure.last_lines.iter().for_each(|line| text.push_str(&format!("  | {line}\n")));
+        text.push_str(&states(&failure.others));
+    }
+    text.push_str(&result.hang.as_ref().map_or_else(String::new, states));
+    text.push_str(&format!("  logs: {}\n", folder.path().join("log").display()));
+    output::complain(&text);
+}
+
+/// What ranks were doing, those that did the same in one line.
+fn states(ranks: &BTreeMap<u32, String>) -> String {
     let mut doing: BTreeMap<&str, CpuSet> = BTreeMap::new();
-    for (rank, what) in &failure.others {
+    for (rank, what) in ranks {
         doing.entry(what).or_default().insert(*rank as usize);
     }
-    for (what, ranks) in doing {
-        text.push_str(&format!("  rank {ranks} was {what}\n"));
-    }
-    text.push_str(&format!("  logs: {}\n", logs.display()));
-    output::complain(&text);
+    doing.iter().map(|(what, ranks)| format!("  rank {ranks} was {what}\n")).collect()
 }
