@@ -12,7 +12,7 @@ use serde_json::Value;
 /// The binary under test.
 pub const REGATTA: &str = env!("CARGO_BIN_EXE_regatta");
 /// MPICH's and Open MPI's launchers, with the Debian packages that have them.
-pub const HYDRA: (&str, &str) = ("mpiexec.hydra", "hydra or mpich");
+pub const HYDRA: (&str, &str) = ("mpiexec.hydra", "mpich");
 pub const OPEN_MPI: (&str, &str) = ("mpirun", "openmpi-bin");
 /// What describes nodes that the machine is not.
 const LSTOPO: (&str, &str) = ("lstopo-no-graphics", "hwloc-nox");
