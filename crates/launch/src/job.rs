@@ -10,12 +10,11 @@ use std::time::{Duration, Instant};
 
 use regatta_model::result::{Ending, Failure, RunResult};
 use serde::Serialize;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
-use signal_hook::iterator::{Handle, Signals};
 
 use crate::folder::{FolderError, RunFolder};
 use crate::lines::{Folded, Folder, Splitter};
 use crate::process::{self, RankSpec, StartError};
+use crate::signals::Caught;
 use crate::supervise::{Action, Input, Limits, Supervisor};
 use crate::watch::{OomWatch, doing, ticks};
 
@@ -28,9 +27,6 @@ pub enum JobError {
     /// The run folder could not be written.
     #[error(transparent)]
     Folder(#[from] FolderError),
-    /// Signals could not be caught.
-    #[error("signals cannot be caught: {0}")]
-    Signals(std::io::Error),
 }
 
 /// A job on this node.
@@ -69,7 +65,6 @@ enum Event {
     Ended {
         rank: u32,
     },
-    Signal(i32),
 }
 
 /// What is written to the run's events.
@@ -100,15 +95,16 @@ struct Driver<'a> {
     start: Instant,
 }
 
-/// Runs the job to its end. `show` gets the lines for the terminal.
+/// Runs the job to its end. `signals` may hold some from before; `show` gets the lines for the
+/// terminal.
 pub fn run(
     job: &LocalJob,
     folder: &mut RunFolder,
+    signals: &mut Caught,
     show: &mut dyn FnMut(&Folded),
 ) -> Result<RunResult, JobError> {
     process::adopt_orphans();
     let (sender, events) = sync_channel(1024);
-    let signals = catch_signals(&sender)?;
     let mut driver = Driver {
         supervisor: Supervisor::new(job.ranks.len() as u32, job.limits, Instant::now()),
         oom: OomWatch::start(),
@@ -125,28 +121,11 @@ pub fn run(
     };
     let started = driver.start_ranks(&sender);
     if started.is_ok() {
-        driver.watch(&events, show);
+        driver.watch(&events, signals, show);
     }
-    signals.close();
     process::kill_descendants();
     started?;
     Ok(driver.result())
-}
-
-/// Sends each signal that concerns the job as an event.
-fn catch_signals(sender: &SyncSender<Event>) -> Result<Handle, JobError> {
-    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2])
-        .map_err(JobError::Signals)?;
-    let handle = signals.handle();
-    let sender = sender.clone();
-    std::thread::spawn(move || {
-        for signal in signals.forever() {
-            if sender.send(Event::Signal(signal)).is_err() {
-                return;
-            }
-        }
-    });
-    Ok(handle)
 }
 
 impl Driver<'_> {
@@ -174,7 +153,12 @@ impl Driver<'_> {
         Ok(())
     }
 
-    fn watch(&mut self, events: &Receiver<Event>, show: &mut dyn FnMut(&Folded)) {
+    fn watch(
+        &mut self,
+        events: &Receiver<Event>,
+        signals: &mut Caught,
+        show: &mut dyn FnMut(&Folded),
+    ) {
         let mut folder = Folder::new(FOLD);
         while !self.is_done() {
             match events.recv_timeout(TICK) {
@@ -185,12 +169,12 @@ impl Driver<'_> {
                 }
                 Ok(Event::Closed) => self.open = self.open.saturating_sub(1),
                 Ok(Event::Ended { rank }) => self.ended(rank),
-                Ok(Event::Signal(signal)) => {
-                    self.note(Note::Signal { signal });
-                    self.handle(Input::Signal(signal));
-                }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
+            }
+            for signal in signals.pending() {
+                self.note(Note::Signal { signal });
+                self.handle(Input::Signal(signal));
             }
             self.look_for_progress();
             self.handle(Input::Tick);

@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 
 use regatta_model::result::Ending;
 
+use crate::signals::asks_to_end;
+
 /// What happens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Input {
@@ -119,15 +121,16 @@ impl Supervisor {
     /// The first signal is passed on, and the job ends when the ranks do; a second one kills.
     /// Signals that do not ask for an end are only passed on.
     fn signalled(&mut self, signal: i32, now: Instant) -> Vec<Action> {
-        let ends = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT].contains(&signal);
         match self.phase {
             Phase::Over => Vec::new(),
-            _ if !ends => vec![Action::SignalRanks(signal)],
+            _ if !asks_to_end(signal) => vec![Action::SignalRanks(signal)],
             Phase::Running => {
                 self.signal = Some(signal);
                 self.end_ranks(signal, now)
             }
             Phase::Ending(_) | Phase::Killing => {
+                // After a failure it is the first one: the job is not to be started anew.
+                self.signal.get_or_insert(signal);
                 self.phase = Phase::Killing;
                 vec![Action::Kill]
             }
@@ -235,6 +238,15 @@ mod tests {
         assert_eq!(job.handle(Input::Signal(2), now), [Action::Kill]);
         job.handle(Input::Ended(0, Ending::Signal(9)), now);
         assert_eq!((job.code(), job.ended_by(), job.first_failure()), (130, Some(2), None));
+    }
+
+    #[test]
+    fn a_signal_after_a_failure_is_known_and_changes_no_code() {
+        let (mut job, now) = job(2);
+        job.handle(Input::Ended(1, Ending::Exit(7)), now);
+        assert_eq!(job.handle(Input::Signal(15), now), [Action::Kill]);
+        job.handle(Input::Ended(0, Ending::Signal(9)), now);
+        assert_eq!((job.code(), job.ended_by()), (7, Some(15)));
     }
 
     #[test]

@@ -165,6 +165,39 @@ fn signals_reach_the_ranks_and_a_good_end_is_a_good_end() {
 }
 
 #[test]
+fn a_signal_ends_the_job_also_after_a_failure() {
+    let folder = Folder::new();
+    let script = "trap '' TERM; [ $RANK = 1 ] && exit 3; echo > up; while :; do sleep 0.1; done";
+    let options = ["-n", "2", "--run-dir", "run", "--max-restarts", "2", "--grace", "60"];
+    let mut child = job(&folder, &options, script).stderr(Stdio::null()).spawn().unwrap();
+    let events = folder.path().join("run/events.jsonl");
+    let told = || std::fs::read_to_string(&events).unwrap_or_default().contains("\"told\"");
+    until("the failure", || told() && folder.path().join("up").exists());
+    signal(&child, 15);
+    assert_eq!(child.wait().unwrap().code(), Some(3));
+    assert_eq!(result(&folder, "run").restarts, 0, "nothing is started anew");
+}
+
+#[test]
+fn a_signal_that_is_to_be_ignored_stays_ignored() {
+    let folder = Folder::new();
+    // As nohup does; the shell hands it on to what it becomes.
+    let mut shell = Command::new("sh");
+    support::clean(&mut shell).current_dir(folder.path());
+    shell.args(["-c", "trap '' HUP; exec \"$@\"", "sh"]);
+    let script = "echo > up; until [ -e go ]; do sleep 0.05; done";
+    let launch = job(&folder, &["-n", "1", "--run-dir", "run"], script);
+    shell.arg(launch.get_program()).args(launch.get_args());
+    let mut child = shell.spawn().unwrap();
+    until("the rank", || folder.path().join("up").exists());
+    signal(&child, 1);
+    std::thread::sleep(Duration::from_millis(300));
+    std::fs::write(folder.path().join("go"), "").unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    assert_eq!(result(&folder, "run").reason, "all ranks ended well");
+}
+
+#[test]
 fn much_output_is_carried_whole() {
     let folder = Folder::new();
     let script = "seq 40000; seq 40000 >&2; printf end";
