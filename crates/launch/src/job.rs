@@ -176,6 +176,7 @@ impl Driver<'_> {
                 self.note(Note::Signal { signal });
                 self.handle(Input::Signal(signal));
             }
+            process::bury_orphans(|pid| self.running.values().any(|c| c.id() == pid));
             self.look_for_progress();
             self.handle(Input::Tick);
             folder.ready(Instant::now()).iter().for_each(&mut *show);

@@ -143,6 +143,25 @@ pub fn kill_descendants() {
     }
 }
 
+/// Takes leave of adopted processes that are over: nobody else asks for them, and each would keep
+/// its number until we end. Ranks are left alone. Only for the thread that starts ranks: another
+/// might take a rank just started for an orphan.
+pub fn bury_orphans(is_rank: impl Fn(u32) -> bool) {
+    // SAFETY: an all-zero siginfo_t is a valid value, and waitid writes to no other place.
+    unsafe {
+        let mut info: libc::siginfo_t = std::mem::zeroed();
+        let look = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+        // A rank that is over hides what is behind it, until it is asked for its status.
+        while libc::waitid(libc::P_ALL, 0, &mut info, look) == 0
+            && info.si_pid() > 0
+            && !is_rank(info.si_pid() as u32)
+        {
+            libc::waitpid(info.si_pid(), std::ptr::null_mut(), libc::WNOHANG);
+            info = std::mem::zeroed();
+        }
+    }
+}
+
 /// Waits until a child is over, but leaves its status to be asked for: until then nobody else gets
 /// its number.
 pub fn await_end(pid: u32) {

@@ -198,6 +198,15 @@ fn a_signal_that_is_to_be_ignored_stays_ignored() {
 }
 
 #[test]
+fn orphans_that_are_over_do_not_pile_up() {
+    let folder = Folder::new();
+    let script = "for i in 1 2 3 4 5 6 7 8; do (true &); done; sleep 1; \
+                  ps --ppid $PPID -o stat= | grep -c Z";
+    let run = ended(&mut job(&folder, &["-n", "1", "--run-dir", "run"], script));
+    assert_eq!(log(&folder, "run", 0, "out"), "0\n", "{run:?}");
+}
+
+#[test]
 fn much_output_is_carried_whole() {
     let folder = Folder::new();
     let script = "seq 40000; seq 40000 >&2; printf end";
