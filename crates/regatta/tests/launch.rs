@@ -265,6 +265,14 @@ fn jobs_side_by_side_do_not_meet() {
 }
 
 #[test]
+fn a_folder_that_cannot_be_written_does_not_hide_the_failure() {
+    let folder = Folder::new();
+    let run = ended(&mut job(&folder, &["-n", "1", "--run-dir", "run"], "rm -r run; exit 7"));
+    assert_eq!(run.code, Some(7), "{run:?}");
+    assert!(run.err.contains("exit code 7") && run.err.contains("result.json"), "{}", run.err);
+}
+
+#[test]
 fn what_cannot_be_started_is_said() {
     let folder = Folder::new();
     let mut missing = command();

@@ -21,7 +21,7 @@ use regatta_model::{CpuSet, document};
 use regatta_place::environment::EnvLine;
 use regatta_place::rendezvous;
 
-use crate::cli::{ERROR, FAINT, HEADING, LaunchArgs};
+use crate::cli::{ERROR, FAINT, HEADING, LaunchArgs, WARNING};
 use crate::plan::Plan;
 use crate::shell::quote;
 use crate::{output, surroundings, system};
@@ -70,8 +70,11 @@ fn start(args: &LaunchArgs, plan: &Plan) -> Result<ExitCode> {
         let host = plan.machines[0].host.clone();
         let job = LocalJob { host, ranks, limits: limits(args), attempt };
         let result = job::run(&job, &mut folder, &mut signals, &mut |line| screen.show(line))?;
-        folder.write("result.json", &document::to_json(&result)?)?;
         conclude(&result, &folder);
+        // A full disk may be what ended the job: it must not hide how.
+        if let Err(error) = folder.write("result.json", &document::to_json(&result)?) {
+            output::complain(&format!("{WARNING}note:{WARNING:#} {error}\n"));
+        }
         let failed = result.failure.is_some() || result.hang.is_some();
         if !failed || attempt == args.max_restarts || signals.asked_to_end() {
             return Ok(ExitCode::from(result.code));
