@@ -51,7 +51,10 @@ const TAIL: usize = 10;
 
 /// How often the ranks' progress is looked at.
 const LOOK: Duration = Duration::from_secs(1);
-/// How long, after the last rank is over, its output may take to arrive.
+/// How long, after the last rank is over, what it started may go on writing: `tee` of a shell's
+/// `exec > >(tee log)` has the last lines.
+const LINGER: Duration = Duration::from_secs(1);
+/// How long, after the last rank is over, its output may take to arrive, and the rest to die.
 const DRAIN: Duration = Duration::from_secs(5);
 
 enum Event {
@@ -123,7 +126,7 @@ pub fn run(
     if started.is_ok() {
         driver.watch(&events, signals, show);
     }
-    process::kill_descendants();
+    process::end_descendants(DRAIN);
     started?;
     Ok(driver.result())
 }
@@ -160,8 +163,11 @@ impl Driver<'_> {
         show: &mut dyn FnMut(&Folded),
     ) {
         let mut folder = Folder::new(FOLD);
-        while !self.is_done() {
-            match events.recv_timeout(TICK) {
+        let mut quiet = false;
+        while !self.is_done(quiet) {
+            let event = events.recv_timeout(TICK);
+            quiet = event.is_err();
+            match event {
                 Ok(Event::Line { rank, error, text }) => {
                     self.keep(rank, &text);
                     self.handle(Input::Progress);
@@ -179,6 +185,9 @@ impl Driver<'_> {
             process::bury_orphans(|pid| self.running.values().any(|c| c.id() == pid));
             self.look_for_progress();
             self.handle(Input::Tick);
+            if self.over.is_some_and(|since| since.elapsed() >= LINGER) {
+                process::kill_descendants();
+            }
             folder.ready(Instant::now()).iter().for_each(&mut *show);
         }
         folder.finish().iter().for_each(&mut *show);
@@ -203,9 +212,10 @@ impl Driver<'_> {
         self.running.iter().map(|(rank, child)| (*rank, doing(child.id()))).collect()
     }
 
-    /// Over, and nothing more to come; or what is to come takes too long.
-    fn is_done(&self) -> bool {
-        self.over.is_some_and(|since| self.open == 0 || since.elapsed() > DRAIN)
+    /// Over, and nothing more to come; or what is to come takes too long. While lines do come, it
+    /// is the terminal that is slow.
+    fn is_done(&self, quiet: bool) -> bool {
+        self.over.is_some_and(|since| self.open == 0 || (quiet && since.elapsed() > DRAIN))
     }
 
     fn keep(&mut self, rank: u32, text: &str) {

@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
 
 use regatta_model::result::Ending;
 use regatta_place::environment::EnvLine;
@@ -140,6 +141,20 @@ pub fn kill_descendants() {
     for pid in descendants() {
         // SAFETY: a plain system call; a process that is gone is an error we do not care about.
         unsafe { libc::kill(pid as libc::pid_t, libc::SIGKILL) };
+    }
+}
+
+/// Kills every process below this one until none is left, also those that were just being started
+/// and those that take their time to die; gives up after `limit`.
+pub fn end_descendants(limit: Duration) {
+    let start = Instant::now();
+    loop {
+        kill_descendants();
+        bury_orphans(|_| false);
+        if descendants().is_empty() || start.elapsed() >= limit {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(10));
     }
 }
 

@@ -30,7 +30,7 @@ pub enum Action {
     Kill,
     /// Look where each rank waits: nothing has happened for too long.
     ReportHang,
-    /// The job is over.
+    /// The job is over. What ranks started may outlive them.
     Finish,
 }
 
@@ -109,8 +109,7 @@ impl Supervisor {
         }
         if self.running == 0 {
             self.phase = Phase::Over;
-            // What a rank started may outlive it.
-            return vec![Action::Kill, Action::Finish];
+            return vec![Action::Finish];
         }
         match (self.phase, self.first_failure) {
             (Phase::Running, Some(_)) => self.end_ranks(libc::SIGTERM, now),
@@ -215,7 +214,7 @@ mod tests {
         let (mut job, now) = job(2);
         assert!(job.handle(Input::Ended(1, Ending::Exit(0)), now).is_empty());
         let last = job.handle(Input::Ended(0, Ending::Exit(0)), now);
-        assert_eq!(last, [Action::Kill, Action::Finish]);
+        assert_eq!(last, [Action::Finish]);
         assert_eq!((job.code(), job.first_failure()), (0, None));
     }
 

@@ -312,6 +312,28 @@ fn a_failed_job_is_started_anew() {
 }
 
 #[test]
+fn nothing_of_the_last_start_is_left_at_the_next() {
+    let folder = Folder::new();
+    let script = "if [ $TORCHELASTIC_RESTART_COUNT = 1 ]; then \
+                  for p in $(cat pids); do [ ! -e /proc/$p ] || exit 9; done; exit 0; fi; \
+                  for i in 1 2 3 4 5 6 7 8; do setsid sleep 600 >/dev/null 2>&1 & \
+                  echo $! >> pids; done; exit 5";
+    let run = ended(&mut job(&folder, &["-n", "1", "--max-restarts", "1"], script));
+    assert_eq!(run.code, Some(0), "{run:?}");
+}
+
+#[test]
+fn what_a_shell_pipes_its_output_through_may_finish() {
+    let folder = Folder::new();
+    let script = "{ sleep 0.3; echo last words; } & exit 4";
+    let run = ended(&mut job(&folder, &["-n", "1", "--run-dir", "run"], script));
+    assert_eq!((run.code, log(&folder, "run", 0, "out").as_str()), (Some(4), "last words\n"));
+    let start = Instant::now();
+    ended(&mut job(&folder, &["-n", "1"], "sleep 600 & exit 0"));
+    assert!(start.elapsed() < Duration::from_secs(5), "but not for ever");
+}
+
+#[test]
 fn a_hang_is_reported_with_where_ranks_wait() {
     let folder = Folder::new();
     let options = ["-n", "2", "--run-dir", "run", "--hang-after", "2", "--max-restarts", "1"];
