@@ -330,7 +330,7 @@ fn carry(
             };
             // A full disk must not stop the rank.
             let _ = log.write_all(bytes);
-            for text in splitter.push(bytes) {
+            for text in splitter.push(bytes, Instant::now()) {
                 let _ = sender.send(Event::Line { rank, error, text });
             }
         }
