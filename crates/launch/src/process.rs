@@ -62,6 +62,10 @@ impl RankSpec {
     fn error(&self, source: io::Error) -> StartError {
         let program = self.command.first().map(|p| p.to_string_lossy().into_owned());
         let hint = match source.kind() {
+            // A file that may not be executed is EACCES.
+            _ if source.raw_os_error() == Some(libc::EPERM) => {
+                "binding to CPUs or memory is forbidden here, as in some containers"
+            }
             io::ErrorKind::NotFound => "it is not in PATH on this node",
             io::ErrorKind::PermissionDenied => "it may not be executed: chmod +x",
             io::ErrorKind::InvalidInput => {
@@ -202,6 +206,14 @@ pub fn ending(status: ExitStatus) -> Ending {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_forbidden_binding_is_not_a_forbidden_program() {
+        let binding = Binding::new(&Default::default(), &regatta_model::MemoryPolicy::System);
+        let spec = RankSpec { rank: 0, command: vec!["x".into()], env: Vec::new(), binding };
+        let says = |code| spec.error(io::Error::from_raw_os_error(code)).to_string();
+        assert!(says(libc::EPERM).contains("binding") && says(libc::EACCES).contains("chmod"));
+    }
 
     #[test]
     fn names_with_parentheses_do_not_confuse() {
