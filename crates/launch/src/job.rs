@@ -14,7 +14,7 @@ use serde::Serialize;
 use crate::folder::{FolderError, RunFolder};
 use crate::lines::{Folded, Folder, Splitter};
 use crate::process::{self, RankSpec, StartError};
-use crate::signals::Caught;
+use crate::signals::{Caught, asks_to_end};
 use crate::supervise::{Action, Input, Limits, Supervisor};
 use crate::watch::{OomWatch, doing, ticks};
 
@@ -246,6 +246,12 @@ impl Driver<'_> {
                 Action::SignalRanks(signal) => {
                     self.note(Note::Told { signal });
                     self.running.values().for_each(|c| process::signal_group(c.id(), signal));
+                    // A rank that is stopped, for asking the terminal, hears of its end only so.
+                    if asks_to_end(signal) {
+                        self.running
+                            .values()
+                            .for_each(|c| process::signal_group(c.id(), libc::SIGCONT));
+                    }
                 }
                 Action::Kill => {
                     if !self.running.is_empty() {

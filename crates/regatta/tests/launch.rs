@@ -198,6 +198,16 @@ fn a_signal_that_is_to_be_ignored_stays_ignored() {
 }
 
 #[test]
+fn a_stopped_rank_hears_of_its_end() {
+    let folder = Folder::new();
+    let script = "if [ $RANK = 0 ]; then kill -STOP $$; sleep 60; fi; sleep 0.5; exit 3";
+    let start = Instant::now();
+    let run = ended(&mut job(&folder, &["-n", "2", "--grace", "20"], script));
+    assert_eq!(run.code, Some(3), "{run:?}");
+    assert!(start.elapsed() < Duration::from_secs(15), "{:?}", start.elapsed());
+}
+
+#[test]
 fn orphans_that_are_over_do_not_pile_up() {
     let folder = Folder::new();
     let script = "for i in 1 2 3 4 5 6 7 8; do (true &); done; sleep 1; \
