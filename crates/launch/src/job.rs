@@ -163,7 +163,7 @@ impl Driver<'_> {
         show: &mut dyn FnMut(&Folded),
     ) {
         let mut folder = Folder::new(FOLD);
-        let mut quiet = false;
+        let (mut quiet, mut linger) = (false, None);
         while !self.is_done(quiet) {
             let event = events.recv_timeout(TICK);
             quiet = event.is_err();
@@ -185,9 +185,12 @@ impl Driver<'_> {
             process::bury_orphans(|pid| self.running.values().any(|c| c.id() == pid));
             self.look_for_progress();
             self.handle(Input::Tick);
-            if self.over.is_some_and(|since| since.elapsed() >= LINGER) {
+            // Now and then: it takes a walk through /proc, and many lines may still come.
+            if linger.is_some_and(|since: Instant| since.elapsed() >= LINGER) {
                 process::kill_descendants();
+                linger = None;
             }
+            linger = linger.or(self.over.map(|_| Instant::now()));
             folder.ready(Instant::now()).iter().for_each(&mut *show);
         }
         folder.finish().iter().for_each(&mut *show);

@@ -341,6 +341,9 @@ fn what_a_shell_pipes_its_output_through_may_finish() {
     let start = Instant::now();
     ended(&mut job(&folder, &["-n", "1"], "sleep 600 & exit 0"));
     assert!(start.elapsed() < Duration::from_secs(5), "but not for ever");
+    let mut flood = job(&folder, &["-n", "1"], "yes & exit 0");
+    ended(flood.stdout(Stdio::null()));
+    assert!(start.elapsed() < Duration::from_secs(20), "nor if it never stops writing");
 }
 
 #[test]
