@@ -10,12 +10,11 @@ use std::time::{Duration, Instant};
 
 use regatta_model::result::{Ending, Failure, RunResult};
 use serde::Serialize;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
-use signal_hook::iterator::{Handle, Signals};
 
 use crate::folder::{FolderError, RunFolder};
 use crate::lines::{Folded, Folder, Splitter};
 use crate::process::{self, RankSpec, StartError};
+use crate::signals::{Caught, asks_to_end};
 use crate::supervise::{Action, Input, Limits, Supervisor};
 use crate::watch::{OomWatch, doing, ticks};
 
@@ -28,9 +27,6 @@ pub enum JobError {
     /// The run folder could not be written.
     #[error(transparent)]
     Folder(#[from] FolderError),
-    /// Signals could not be caught.
-    #[error("signals cannot be caught: {0}")]
-    Signals(std::io::Error),
 }
 
 /// A job on this node.
@@ -55,7 +51,10 @@ const TAIL: usize = 10;
 
 /// How often the ranks' progress is looked at.
 const LOOK: Duration = Duration::from_secs(1);
-/// How long, after the last rank is over, its output may take to arrive.
+/// How long, after the last rank is over, what it started may go on writing: `tee` of a shell's
+/// `exec > >(tee log)` has the last lines.
+const LINGER: Duration = Duration::from_secs(1);
+/// How long, after the last rank is over, its output may take to arrive, and the rest to die.
 const DRAIN: Duration = Duration::from_secs(5);
 
 enum Event {
@@ -69,7 +68,6 @@ enum Event {
     Ended {
         rank: u32,
     },
-    Signal(i32),
 }
 
 /// What is written to the run's events.
@@ -100,15 +98,16 @@ struct Driver<'a> {
     start: Instant,
 }
 
-/// Runs the job to its end. `show` gets the lines for the terminal.
+/// Runs the job to its end. `signals` may hold some from before; `show` gets the lines for the
+/// terminal.
 pub fn run(
     job: &LocalJob,
     folder: &mut RunFolder,
+    signals: &mut Caught,
     show: &mut dyn FnMut(&Folded),
 ) -> Result<RunResult, JobError> {
     process::adopt_orphans();
     let (sender, events) = sync_channel(1024);
-    let signals = catch_signals(&sender)?;
     let mut driver = Driver {
         supervisor: Supervisor::new(job.ranks.len() as u32, job.limits, Instant::now()),
         oom: OomWatch::start(),
@@ -125,28 +124,11 @@ pub fn run(
     };
     let started = driver.start_ranks(&sender);
     if started.is_ok() {
-        driver.watch(&events, show);
+        driver.watch(&events, signals, show);
     }
-    signals.close();
-    process::kill_descendants();
+    process::end_descendants(DRAIN);
     started?;
     Ok(driver.result())
-}
-
-/// Sends each signal that concerns the job as an event.
-fn catch_signals(sender: &SyncSender<Event>) -> Result<Handle, JobError> {
-    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2])
-        .map_err(JobError::Signals)?;
-    let handle = signals.handle();
-    let sender = sender.clone();
-    std::thread::spawn(move || {
-        for signal in signals.forever() {
-            if sender.send(Event::Signal(signal)).is_err() {
-                return;
-            }
-        }
-    });
-    Ok(handle)
 }
 
 impl Driver<'_> {
@@ -174,10 +156,18 @@ impl Driver<'_> {
         Ok(())
     }
 
-    fn watch(&mut self, events: &Receiver<Event>, show: &mut dyn FnMut(&Folded)) {
+    fn watch(
+        &mut self,
+        events: &Receiver<Event>,
+        signals: &mut Caught,
+        show: &mut dyn FnMut(&Folded),
+    ) {
         let mut folder = Folder::new(FOLD);
-        while !self.is_done() {
-            match events.recv_timeout(TICK) {
+        let (mut quiet, mut linger) = (false, None);
+        while !self.is_done(quiet) {
+            let event = events.recv_timeout(TICK);
+            quiet = event.is_err();
+            match event {
                 Ok(Event::Line { rank, error, text }) => {
                     self.keep(rank, &text);
                     self.handle(Input::Progress);
@@ -185,15 +175,22 @@ impl Driver<'_> {
                 }
                 Ok(Event::Closed) => self.open = self.open.saturating_sub(1),
                 Ok(Event::Ended { rank }) => self.ended(rank),
-                Ok(Event::Signal(signal)) => {
-                    self.note(Note::Signal { signal });
-                    self.handle(Input::Signal(signal));
-                }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
             }
+            for signal in signals.pending() {
+                self.note(Note::Signal { signal });
+                self.handle(Input::Signal(signal));
+            }
+            process::bury_orphans(|pid| self.running.values().any(|c| c.id() == pid));
             self.look_for_progress();
             self.handle(Input::Tick);
+            // Now and then: it takes a walk through /proc, and many lines may still come.
+            if linger.is_some_and(|since: Instant| since.elapsed() >= LINGER) {
+                process::kill_descendants();
+                linger = None;
+            }
+            linger = linger.or(self.over.map(|_| Instant::now()));
             folder.ready(Instant::now()).iter().for_each(&mut *show);
         }
         folder.finish().iter().for_each(&mut *show);
@@ -218,9 +215,10 @@ impl Driver<'_> {
         self.running.iter().map(|(rank, child)| (*rank, doing(child.id()))).collect()
     }
 
-    /// Over, and nothing more to come; or what is to come takes too long.
-    fn is_done(&self) -> bool {
-        self.over.is_some_and(|since| self.open == 0 || since.elapsed() > DRAIN)
+    /// Over, and nothing more to come; or what is to come takes too long. While lines do come, it
+    /// is the terminal that is slow.
+    fn is_done(&self, quiet: bool) -> bool {
+        self.over.is_some_and(|since| self.open == 0 || (quiet && since.elapsed() > DRAIN))
     }
 
     fn keep(&mut self, rank: u32, text: &str) {
@@ -251,6 +249,12 @@ impl Driver<'_> {
                 Action::SignalRanks(signal) => {
                     self.note(Note::Told { signal });
                     self.running.values().for_each(|c| process::signal_group(c.id(), signal));
+                    // A rank that is stopped, for asking the terminal, hears of its end only so.
+                    if asks_to_end(signal) {
+                        self.running
+                            .values()
+                            .for_each(|c| process::signal_group(c.id(), libc::SIGCONT));
+                    }
                 }
                 Action::Kill => {
                     if !self.running.is_empty() {
@@ -335,7 +339,7 @@ fn carry(
             };
             // A full disk must not stop the rank.
             let _ = log.write_all(bytes);
-            for text in splitter.push(bytes) {
+            for text in splitter.push(bytes, Instant::now()) {
                 let _ = sender.send(Event::Line { rank, error, text });
             }
         }

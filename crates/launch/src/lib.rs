@@ -7,6 +7,7 @@ pub mod folder;
 pub mod job;
 pub mod lines;
 pub mod process;
+pub mod signals;
 pub mod supervise;
 mod watch;
 pub mod wrap;

@@ -6,23 +6,40 @@ use std::time::{Duration, Instant};
 /// A line longer than this is cut: a program that never ends its line must not fill memory.
 const MAX_LINE: usize = 64 * 1024;
 
-/// Cuts a stream of bytes into lines.
+/// How often a line that is written over and over, as progress bars are, is shown.
+const REDRAWN: Duration = Duration::from_secs(1);
+
+/// Cuts a stream of bytes into lines. What a carriage return lets the next text write over is
+/// shown now and then, as a line of its own; of a whole line what a terminal would leave is shown.
 #[derive(Debug, Default)]
 pub struct Splitter {
     rest: Vec<u8>,
+    redrawn: Option<Instant>,
 }
 
 impl Splitter {
     /// The lines that end in `bytes`, without their ends.
-    pub fn push(&mut self, bytes: &[u8]) -> Vec<String> {
+    pub fn push(&mut self, bytes: &[u8], now: Instant) -> Vec<String> {
         let mut lines = Vec::new();
-        for piece in bytes.split_inclusive(|&b| b == b'\n') {
+        for piece in bytes.split_inclusive(|&b| b == b'\n' || b == b'\r') {
+            // Whether a return is one before a line's end is known only from what follows it.
+            if self.rest.ends_with(b"\r") && piece != b"\n" && piece != b"\r" {
+                lines.extend(self.written_over(now));
+            }
             self.rest.extend_from_slice(piece);
             if piece.ends_with(b"\n") || self.rest.len() >= MAX_LINE {
                 lines.extend(self.finish());
             }
         }
         lines
+    }
+
+    /// The line that is about to be written over, if it is time to show one.
+    fn written_over(&mut self, now: Instant) -> Option<String> {
+        let shown = self.redrawn.is_some_and(|t| now.saturating_duration_since(t) < REDRAWN);
+        let text = self.finish().filter(|text| !shown && !text.is_empty())?;
+        self.redrawn = Some(now);
+        Some(text)
     }
 
     /// What is left at the end of the stream: a last line without an end is a line too.
@@ -113,17 +130,30 @@ mod tests {
 
     #[test]
     fn the_last_line_is_never_lost() {
-        let mut splitter = Splitter::default();
-        assert_eq!(splitter.push(b"a\nb"), ["a"]);
-        assert_eq!(splitter.push(b"c\r\nd"), ["bc"]);
+        let (mut splitter, now) = (Splitter::default(), Instant::now());
+        assert_eq!(splitter.push(b"a\nb", now), ["a"]);
+        assert_eq!(splitter.push(b"c\r\nd", now), ["bc"]);
         assert_eq!(splitter.finish().as_deref(), Some("d"));
         assert_eq!(splitter.finish(), None);
     }
 
     #[test]
+    fn a_progress_bar_is_shown_now_and_then_and_at_its_end() {
+        let (mut splitter, now) = (Splitter::default(), Instant::now());
+        let at = |ms| now + Duration::from_millis(ms);
+        assert!(splitter.push(b"\r1%", at(0)).is_empty());
+        assert_eq!(splitter.push(b"\r2%", at(100)), ["1%"]);
+        assert!(splitter.push(b"\r3%\r4%\r", at(200)).is_empty());
+        assert_eq!(splitter.push(b"5%", at(1100)), ["4%"]);
+        assert_eq!(splitter.push(b"\r100%\r", at(1200)), [""; 0]);
+        assert_eq!(splitter.push(b"\nnext\r\r\n", at(1200)), ["100%", "next"]);
+        assert_eq!(splitter.push(b"\n", at(1200)), [""], "an empty line is one");
+    }
+
+    #[test]
     fn a_line_without_end_is_cut() {
         let mut splitter = Splitter::default();
-        let lines = splitter.push(&vec![b'x'; MAX_LINE * 2 + 1]);
+        let lines = splitter.push(&vec![b'x'; MAX_LINE * 2 + 1], Instant::now());
         assert_eq!(lines.iter().map(String::len).sum::<usize>(), MAX_LINE * 2 + 1);
     }
 
@@ -177,9 +207,9 @@ mod tests {
 
         #[test]
         fn nothing_is_lost_however_it_is_cut(text in "[a-c\n]{0,60}", cut in 1usize..7) {
-            let mut splitter = Splitter::default();
+            let (mut splitter, now) = (Splitter::default(), Instant::now());
             let mut lines: Vec<String> =
-                text.as_bytes().chunks(cut).flat_map(|c| splitter.push(c)).collect();
+                text.as_bytes().chunks(cut).flat_map(|c| splitter.push(c, now)).collect();
             lines.extend(splitter.finish());
             let whole: Vec<&str> = text.lines().collect();
             prop_assert_eq!(lines, whole);

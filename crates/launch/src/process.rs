@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
 
 use regatta_model::result::Ending;
 use regatta_place::environment::EnvLine;
@@ -61,6 +62,10 @@ impl RankSpec {
     fn error(&self, source: io::Error) -> StartError {
         let program = self.command.first().map(|p| p.to_string_lossy().into_owned());
         let hint = match source.kind() {
+            // A file that may not be executed is EACCES.
+            _ if source.raw_os_error() == Some(libc::EPERM) => {
+                "binding to CPUs or memory is forbidden here, as in some containers"
+            }
             io::ErrorKind::NotFound => "it is not in PATH on this node",
             io::ErrorKind::PermissionDenied => "it may not be executed: chmod +x",
             io::ErrorKind::InvalidInput => {
@@ -143,6 +148,39 @@ pub fn kill_descendants() {
     }
 }
 
+/// Kills every process below this one until none is left, also those that were just being started
+/// and those that take their time to die; gives up after `limit`.
+pub fn end_descendants(limit: Duration) {
+    let start = Instant::now();
+    loop {
+        kill_descendants();
+        bury_orphans(|_| false);
+        if descendants().is_empty() || start.elapsed() >= limit {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Takes leave of adopted processes that are over: nobody else asks for them, and each would keep
+/// its number until we end. Ranks are left alone. Only for the thread that starts ranks: another
+/// might take a rank just started for an orphan.
+pub fn bury_orphans(is_rank: impl Fn(u32) -> bool) {
+    // SAFETY: an all-zero siginfo_t is a valid value, and waitid writes to no other place.
+    unsafe {
+        let mut info: libc::siginfo_t = std::mem::zeroed();
+        let look = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+        // A rank that is over hides what is behind it, until it is asked for its status.
+        while libc::waitid(libc::P_ALL, 0, &mut info, look) == 0
+            && info.si_pid() > 0
+            && !is_rank(info.si_pid() as u32)
+        {
+            libc::waitpid(info.si_pid(), std::ptr::null_mut(), libc::WNOHANG);
+            info = std::mem::zeroed();
+        }
+    }
+}
+
 /// Waits until a child is over, but leaves its status to be asked for: until then nobody else gets
 /// its number.
 pub fn await_end(pid: u32) {
@@ -168,6 +206,14 @@ pub fn ending(status: ExitStatus) -> Ending {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_forbidden_binding_is_not_a_forbidden_program() {
+        let binding = Binding::new(&Default::default(), &regatta_model::MemoryPolicy::System);
+        let spec = RankSpec { rank: 0, command: vec!["x".into()], env: Vec::new(), binding };
+        let says = |code| spec.error(io::Error::from_raw_os_error(code)).to_string();
+        assert!(says(libc::EPERM).contains("binding") && says(libc::EACCES).contains("chmod"));
+    }
 
     #[test]
     fn names_with_parentheses_do_not_confuse() {

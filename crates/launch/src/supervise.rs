@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 
 use regatta_model::result::Ending;
 
+use crate::signals::asks_to_end;
+
 /// What happens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Input {
@@ -28,7 +30,7 @@ pub enum Action {
     Kill,
     /// Look where each rank waits: nothing has happened for too long.
     ReportHang,
-    /// The job is over.
+    /// The job is over. What ranks started may outlive them.
     Finish,
 }
 
@@ -107,8 +109,7 @@ impl Supervisor {
         }
         if self.running == 0 {
             self.phase = Phase::Over;
-            // What a rank started may outlive it.
-            return vec![Action::Kill, Action::Finish];
+            return vec![Action::Finish];
         }
         match (self.phase, self.first_failure) {
             (Phase::Running, Some(_)) => self.end_ranks(libc::SIGTERM, now),
@@ -119,15 +120,16 @@ impl Supervisor {
     /// The first signal is passed on, and the job ends when the ranks do; a second one kills.
     /// Signals that do not ask for an end are only passed on.
     fn signalled(&mut self, signal: i32, now: Instant) -> Vec<Action> {
-        let ends = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT].contains(&signal);
         match self.phase {
             Phase::Over => Vec::new(),
-            _ if !ends => vec![Action::SignalRanks(signal)],
+            _ if !asks_to_end(signal) => vec![Action::SignalRanks(signal)],
             Phase::Running => {
                 self.signal = Some(signal);
                 self.end_ranks(signal, now)
             }
             Phase::Ending(_) | Phase::Killing => {
+                // After a failure it is the first one: the job is not to be started anew.
+                self.signal.get_or_insert(signal);
                 self.phase = Phase::Killing;
                 vec![Action::Kill]
             }
@@ -212,7 +214,7 @@ mod tests {
         let (mut job, now) = job(2);
         assert!(job.handle(Input::Ended(1, Ending::Exit(0)), now).is_empty());
         let last = job.handle(Input::Ended(0, Ending::Exit(0)), now);
-        assert_eq!(last, [Action::Kill, Action::Finish]);
+        assert_eq!(last, [Action::Finish]);
         assert_eq!((job.code(), job.first_failure()), (0, None));
     }
 
@@ -235,6 +237,15 @@ mod tests {
         assert_eq!(job.handle(Input::Signal(2), now), [Action::Kill]);
         job.handle(Input::Ended(0, Ending::Signal(9)), now);
         assert_eq!((job.code(), job.ended_by(), job.first_failure()), (130, Some(2), None));
+    }
+
+    #[test]
+    fn a_signal_after_a_failure_is_known_and_changes_no_code() {
+        let (mut job, now) = job(2);
+        job.handle(Input::Ended(1, Ending::Exit(7)), now);
+        assert_eq!(job.handle(Input::Signal(15), now), [Action::Kill]);
+        job.handle(Input::Ended(0, Ending::Signal(9)), now);
+        assert_eq!((job.code(), job.ended_by()), (7, Some(15)));
     }
 
     #[test]

@@ -165,6 +165,58 @@ fn signals_reach_the_ranks_and_a_good_end_is_a_good_end() {
 }
 
 #[test]
+fn a_signal_ends_the_job_also_after_a_failure() {
+    let folder = Folder::new();
+    let script = "trap '' TERM; [ $RANK = 1 ] && exit 3; echo > up; while :; do sleep 0.1; done";
+    let options = ["-n", "2", "--run-dir", "run", "--max-restarts", "2", "--grace", "60"];
+    let mut child = job(&folder, &options, script).stderr(Stdio::null()).spawn().unwrap();
+    let events = folder.path().join("run/events.jsonl");
+    let told = || std::fs::read_to_string(&events).unwrap_or_default().contains("\"told\"");
+    until("the failure", || told() && folder.path().join("up").exists());
+    signal(&child, 15);
+    assert_eq!(child.wait().unwrap().code(), Some(3));
+    assert_eq!(result(&folder, "run").restarts, 0, "nothing is started anew");
+}
+
+#[test]
+fn a_signal_that_is_to_be_ignored_stays_ignored() {
+    let folder = Folder::new();
+    // As nohup does; the shell hands it on to what it becomes.
+    let mut shell = Command::new("sh");
+    support::clean(&mut shell).current_dir(folder.path());
+    shell.args(["-c", "trap '' HUP; exec \"$@\"", "sh"]);
+    let script = "echo > up; until [ -e go ]; do sleep 0.05; done";
+    let launch = job(&folder, &["-n", "1", "--run-dir", "run"], script);
+    shell.arg(launch.get_program()).args(launch.get_args());
+    let mut child = shell.spawn().unwrap();
+    until("the rank", || folder.path().join("up").exists());
+    signal(&child, 1);
+    std::thread::sleep(Duration::from_millis(300));
+    std::fs::write(folder.path().join("go"), "").unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    assert_eq!(result(&folder, "run").reason, "all ranks ended well");
+}
+
+#[test]
+fn a_stopped_rank_hears_of_its_end() {
+    let folder = Folder::new();
+    let script = "if [ $RANK = 0 ]; then kill -STOP $$; sleep 60; fi; sleep 0.5; exit 3";
+    let start = Instant::now();
+    let run = ended(&mut job(&folder, &["-n", "2", "--grace", "20"], script));
+    assert_eq!(run.code, Some(3), "{run:?}");
+    assert!(start.elapsed() < Duration::from_secs(15), "{:?}", start.elapsed());
+}
+
+#[test]
+fn orphans_that_are_over_do_not_pile_up() {
+    let folder = Folder::new();
+    let script = "for i in 1 2 3 4 5 6 7 8; do (true &); done; sleep 1; \
+                  ps --ppid $PPID -o stat= | grep -c Z";
+    let run = ended(&mut job(&folder, &["-n", "1", "--run-dir", "run"], script));
+    assert_eq!(log(&folder, "run", 0, "out"), "0\n", "{run:?}");
+}
+
+#[test]
 fn much_output_is_carried_whole() {
     let folder = Folder::new();
     let script = "seq 40000; seq 40000 >&2; printf end";
@@ -223,6 +275,14 @@ fn jobs_side_by_side_do_not_meet() {
 }
 
 #[test]
+fn a_folder_that_cannot_be_written_does_not_hide_the_failure() {
+    let folder = Folder::new();
+    let run = ended(&mut job(&folder, &["-n", "1", "--run-dir", "run"], "rm -r run; exit 7"));
+    assert_eq!(run.code, Some(7), "{run:?}");
+    assert!(run.err.contains("exit code 7") && run.err.contains("result.json"), "{}", run.err);
+}
+
+#[test]
 fn what_cannot_be_started_is_said() {
     let folder = Folder::new();
     let mut missing = command();
@@ -259,6 +319,31 @@ fn a_failed_job_is_started_anew() {
     let options = ["-n", "1", "--max-restarts", "1"];
     let run = ended(&mut job(&folder, &options, "exit 4"));
     assert_eq!(run.code, Some(4), "the last failure counts");
+}
+
+#[test]
+fn nothing_of_the_last_start_is_left_at_the_next() {
+    let folder = Folder::new();
+    let script = "if [ $TORCHELASTIC_RESTART_COUNT = 1 ]; then \
+                  for p in $(cat pids); do [ ! -e /proc/$p ] || exit 9; done; exit 0; fi; \
+                  for i in 1 2 3 4 5 6 7 8; do setsid sleep 600 >/dev/null 2>&1 & \
+                  echo $! >> pids; done; exit 5";
+    let run = ended(&mut job(&folder, &["-n", "1", "--max-restarts", "1"], script));
+    assert_eq!(run.code, Some(0), "{run:?}");
+}
+
+#[test]
+fn what_a_shell_pipes_its_output_through_may_finish() {
+    let folder = Folder::new();
+    let script = "{ sleep 0.3; echo last words; } & exit 4";
+    let run = ended(&mut job(&folder, &["-n", "1", "--run-dir", "run"], script));
+    assert_eq!((run.code, log(&folder, "run", 0, "out").as_str()), (Some(4), "last words\n"));
+    let start = Instant::now();
+    ended(&mut job(&folder, &["-n", "1"], "sleep 600 & exit 0"));
+    assert!(start.elapsed() < Duration::from_secs(5), "but not for ever");
+    let mut flood = job(&folder, &["-n", "1"], "yes & exit 0");
+    ended(flood.stdout(Stdio::null()));
+    assert!(start.elapsed() < Duration::from_secs(20), "nor if it never stops writing");
 }
 
 #[test]

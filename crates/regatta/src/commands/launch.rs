@@ -13,6 +13,7 @@ use regatta_launch::folder::{RunFolder, run_id};
 use regatta_launch::job::{self, LocalJob};
 use regatta_launch::lines::Folded;
 use regatta_launch::process::RankSpec;
+use regatta_launch::signals::Caught;
 use regatta_launch::supervise::Limits;
 use regatta_launch::wrap::Wrap;
 use regatta_model::result::RunResult;
@@ -20,7 +21,7 @@ use regatta_model::{CpuSet, document};
 use regatta_place::environment::EnvLine;
 use regatta_place::rendezvous;
 
-use crate::cli::{ERROR, FAINT, HEADING, LaunchArgs};
+use crate::cli::{ERROR, FAINT, HEADING, LaunchArgs, WARNING};
 use crate::plan::Plan;
 use crate::shell::quote;
 use crate::{output, surroundings, system};
@@ -61,17 +62,21 @@ fn start(args: &LaunchArgs, plan: &Plan) -> Result<ExitCode> {
     let path = args.run_dir.clone().unwrap_or_else(|| PathBuf::from("runs").join(&id));
     let mut folder = RunFolder::create(&path)?;
     let mut screen = Screen::new(args, plan)?;
+    let mut signals = Caught::new()?;
     let mut attempt = 0;
     loop {
         let ranks = specs(args, plan, &id, attempt)?;
         record(&folder, plan, &ranks)?;
         let host = plan.machines[0].host.clone();
         let job = LocalJob { host, ranks, limits: limits(args), attempt };
-        let result = job::run(&job, &mut folder, &mut |line| screen.show(line))?;
-        folder.write("result.json", &document::to_json(&result)?)?;
+        let result = job::run(&job, &mut folder, &mut signals, &mut |line| screen.show(line))?;
         conclude(&result, &folder);
+        // A full disk may be what ended the job: it must not hide how.
+        if let Err(error) = folder.write("result.json", &document::to_json(&result)?) {
+            output::complain(&format!("{WARNING}note:{WARNING:#} {error}\n"));
+        }
         let failed = result.failure.is_some() || result.hang.is_some();
-        if !failed || attempt == args.max_restarts {
+        if !failed || attempt == args.max_restarts || signals.asked_to_end() {
             return Ok(ExitCode::from(result.code));
         }
         attempt += 1;
