@@ -363,6 +363,33 @@ fn a_hang_is_reported_with_where_ranks_wait() {
 }
 
 #[test]
+fn a_terminal_that_takes_nothing_does_not_make_it_deaf() {
+    let folder = Folder::new();
+    // Nobody reads this pipe.
+    let mut child = job(&folder, &["-n", "1", "--run-dir", "run"], "exec yes")
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let log = folder.path().join("run/log/rank-0.out");
+    until("much output", || std::fs::metadata(&log).is_ok_and(|m| m.len() > 200_000));
+    signal(&child, 15);
+    until("its end", || child.try_wait().unwrap().is_some());
+    assert_eq!(result(&folder, "run").reason, "ended by signal 15 (TERM)");
+}
+
+#[test]
+fn ranks_of_a_batch_script_are_not_all_task_0() {
+    let folder = Folder::new();
+    let mut job =
+        job(&folder, &["-n", "2", "--run-dir", "run"], "echo $SLURM_PROCID $SLURM_NTASKS");
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
+    job.env("SLURM_JOB_ID", "5").env("SLURM_JOB_NODELIST", host.trim());
+    let run = ended(job.env("SLURM_PROCID", "0").env("SLURM_NTASKS", "1"));
+    assert_eq!(run.code, Some(0), "{run:?}");
+    assert_eq!(log(&folder, "run", 1, "out"), "1 2\n");
+}
+
+#[test]
 fn a_tool_is_put_around_chosen_ranks() {
     let folder = Folder::new();
     let wrap = "env TOOL='for {rank}'";

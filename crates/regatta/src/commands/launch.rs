@@ -1,8 +1,6 @@
 //! `regatta launch`: starts ranks, each bound and with its environment, and sees to their end.
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
@@ -11,7 +9,6 @@ use anyhow::{Context, Result, bail};
 use regatta_launch::bind::Binding;
 use regatta_launch::folder::{RunFolder, run_id};
 use regatta_launch::job::{self, LocalJob};
-use regatta_launch::lines::Folded;
 use regatta_launch::process::RankSpec;
 use regatta_launch::signals::Caught;
 use regatta_launch::supervise::Limits;
@@ -21,6 +18,7 @@ use regatta_model::{CpuSet, document};
 use regatta_place::environment::EnvLine;
 use regatta_place::rendezvous;
 
+use super::screen::Screen;
 use crate::cli::{ERROR, FAINT, HEADING, LaunchArgs, WARNING};
 use crate::plan::Plan;
 use crate::shell::quote;
@@ -61,7 +59,8 @@ fn start(args: &LaunchArgs, plan: &Plan) -> Result<ExitCode> {
     }
     let path = args.run_dir.clone().unwrap_or_else(|| PathBuf::from("runs").join(&id));
     let mut folder = RunFolder::create(&path)?;
-    let mut screen = Screen::new(args, plan)?;
+    let mut screen =
+        Screen::new(&plan.machines[0].host, plan.placement.ranks, &args.show, args.tee.as_deref())?;
     let mut signals = Caught::new()?;
     let mut attempt = 0;
     loop {
@@ -70,6 +69,7 @@ fn start(args: &LaunchArgs, plan: &Plan) -> Result<ExitCode> {
         let host = plan.machines[0].host.clone();
         let job = LocalJob { host, ranks, limits: limits(args), attempt };
         let result = job::run(&job, &mut folder, &mut signals, &mut |line| screen.show(line))?;
+        screen.settle();
         conclude(&result, &folder);
         // A full disk may be what ended the job: it must not hide how.
         if let Err(error) = folder.write("result.json", &document::to_json(&result)?) {
@@ -104,6 +104,7 @@ fn specs(args: &LaunchArgs, plan: &Plan, id: &str, attempt: u32) -> Result<Vec<R
     let one = |rank| {
         let mut env = surroundings::of_rank(plan, &args.choices, &meet, rank)?;
         env.extend(restart_lines(id, attempt, args.max_restarts));
+        env.extend(slurm_lines(plan, rank));
         spec(args, plan, rank, env)
     };
     (0..plan.placement.ranks).map(one).collect()
@@ -124,6 +125,24 @@ fn spec(args: &LaunchArgs, plan: &Plan, rank: u32, env: Vec<EnvLine>) -> Result<
 fn wrap(args: &LaunchArgs) -> Result<Option<Wrap>> {
     let Some(text) = &args.wrap else { return Ok(None) };
     Ok(Some(Wrap::new(text, args.wrap_ranks.clone())?))
+}
+
+/// A batch script is task 0 to Slurm, and so would be every rank it starts here, to programs that
+/// ask Slurm's variables.
+fn slurm_lines(plan: &Plan, rank: u32) -> Vec<EnvLine> {
+    let local = plan.placement.find(rank).map_or(0, |(_, _, placed)| placed.local_rank);
+    let own = [
+        ("SLURM_PROCID", rank),
+        ("SLURM_LOCALID", local),
+        ("SLURM_NTASKS", plan.placement.ranks),
+        ("SLURM_NPROCS", plan.placement.ranks),
+    ];
+    let line = |(variable, value): (&str, u32)| EnvLine {
+        variable: variable.to_owned(),
+        value: Some(value.to_string()),
+        why: "the script's own would make every rank task 0".to_owned(),
+    };
+    own.into_iter().filter(|(name, _)| plan.env.has(name)).map(line).collect()
 }
 
 /// What tells a program that it was started anew, as torchrun does.
@@ -170,50 +189,6 @@ fn described(plan: &Plan, specs: &[RankSpec]) -> String {
         }
     }
     text
-}
-
-/// The terminal, and the file beside it.
-struct Screen {
-    host: String,
-    ranks: usize,
-    only: Vec<u32>,
-    tee: Option<File>,
-}
-
-impl Screen {
-    fn new(args: &LaunchArgs, plan: &Plan) -> Result<Self> {
-        let open = |path: &PathBuf| File::create(path).with_context(|| path.display().to_string());
-        Ok(Self {
-            host: plan.machines[0].host.clone(),
-            ranks: plan.placement.ranks as usize,
-            only: args.show.clone(),
-            tee: args.tee.as_ref().map(open).transpose()?,
-        })
-    }
-
-    /// Shows a line with the host and the ranks that wrote it. A terminal that is gone must not end
-    /// the job: the logs have everything.
-    fn show(&mut self, line: &Folded) {
-        if !self.only.is_empty() && !line.ranks.iter().any(|r| self.only.contains(r)) {
-            return;
-        }
-        let who = match line.ranks.as_slice() {
-            [rank] => format!("{} {rank}", self.host),
-            all if all.len() == self.ranks => format!("{} all {}", self.host, self.ranks),
-            some => {
-                let set: CpuSet = some.iter().map(|&r| r as usize).collect();
-                format!("{} {set}", self.host)
-            }
-        };
-        let text = format!("{FAINT}[{who}]{FAINT:#} {}\n", line.text);
-        if let Some(tee) = &mut self.tee {
-            let _ = tee.write_all(format!("[{who}] {}\n", line.text).as_bytes());
-        }
-        match line.error {
-            true => output::complain(&text),
-            false => drop(output::print(&text)),
-        }
-    }
 }
 
 /// How it ended, for people: the first failure with its last lines, and what the others did.

@@ -5,3 +5,4 @@ pub mod docs;
 pub mod env;
 pub mod launch;
 pub mod map;
+mod screen;

@@ -1,0 +1,137 @@
+//! What ranks write, on the terminal. A terminal may stop (Ctrl-S, a pager, a pipe nobody reads);
+//! the job must then still hear its signals, so a thread of its own writes.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::Path;
+use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use regatta_launch::lines::Folded;
+use regatta_model::CpuSet;
+
+use crate::cli::FAINT;
+use crate::output;
+
+/// How long a terminal that takes nothing is waited for.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Lines that may wait for it.
+const QUEUE: usize = 4096;
+
+enum Order {
+    Line {
+        error: bool,
+        text: String,
+    },
+    /// Everything before this has been written.
+    Settle(SyncSender<()>),
+}
+
+/// The terminal, and the file beside it.
+pub struct Screen {
+    host: String,
+    ranks: u32,
+    only: Vec<u32>,
+    tee: Option<File>,
+    orders: SyncSender<Order>,
+    /// Whether the terminal took nothing for [`PATIENCE`].
+    stuck: bool,
+    dropped: u64,
+}
+
+impl Screen {
+    /// A screen that shows the lines of the ranks in `only`, or of all.
+    pub fn new(host: &str, ranks: u32, only: &[u32], tee: Option<&Path>) -> Result<Self> {
+        let open = |path: &Path| File::create(path).with_context(|| path.display().to_string());
+        let (orders, receiver) = sync_channel(QUEUE);
+        std::thread::Builder::new()
+            .name("screen".to_owned())
+            .spawn(move || {
+                for order in receiver {
+                    carry_out(order);
+                }
+            })
+            .context("a thread for the terminal")?;
+        Ok(Self {
+            host: host.to_owned(),
+            ranks,
+            only: only.to_vec(),
+            tee: tee.map(open).transpose()?,
+            orders,
+            stuck: false,
+            dropped: 0,
+        })
+    }
+
+    /// Shows a line with the host and the ranks that wrote it.
+    pub fn show(&mut self, line: &Folded) {
+        if !self.only.is_empty() && !line.ranks.iter().any(|r| self.only.contains(r)) {
+            return;
+        }
+        let who = self.who(&line.ranks);
+        if let Some(tee) = &mut self.tee {
+            let _ = tee.write_all(format!("[{who}] {}\n", line.text).as_bytes());
+        }
+        let text = format!("{FAINT}[{who}]{FAINT:#} {}\n", line.text);
+        if !self.order(Order::Line { error: line.error, text }) {
+            self.dropped += 1;
+        }
+    }
+
+    fn who(&self, ranks: &[u32]) -> String {
+        match ranks {
+            [rank] => format!("{} {rank}", self.host),
+            all if all.len() == self.ranks as usize => format!("{} all {}", self.host, self.ranks),
+            some => {
+                let set: CpuSet = some.iter().map(|&r| r as usize).collect();
+                format!("{} {set}", self.host)
+            }
+        }
+    }
+
+    /// Waits until what was shown is written, if the terminal takes it, and says what was not.
+    pub fn settle(&mut self) {
+        let (done, settled) = sync_channel(1);
+        if self.order(Order::Settle(done)) {
+            let _ = settled.recv_timeout(PATIENCE);
+        }
+        if self.dropped > 0 {
+            let lines = regatta_model::units::count(self.dropped as usize, "line");
+            output::complain(&format!(
+                "note: {lines} not shown: the terminal did not take them; the logs have all\n"
+            ));
+            self.dropped = 0;
+        }
+    }
+
+    /// Hands an order to the writer. A slow terminal holds the ranks back; one that takes nothing
+    /// at all does so only for a while, and then misses lines until it moves again.
+    fn order(&mut self, mut order: Order) -> bool {
+        let start = Instant::now();
+        loop {
+            order = match self.orders.try_send(order) {
+                Ok(()) => {
+                    self.stuck = false;
+                    return true;
+                }
+                Err(TrySendError::Disconnected(_)) => return false,
+                Err(TrySendError::Full(order)) => order,
+            };
+            if self.stuck || start.elapsed() >= PATIENCE {
+                self.stuck = true;
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// A terminal that is gone must not end the job: the logs have everything.
+fn carry_out(order: Order) {
+    match order {
+        Order::Line { error: true, text } => output::complain(&text),
+        Order::Line { error: false, text } => drop(output::print(&text)),
+        Order::Settle(done) => drop(done.send(())),
+    }
+}
