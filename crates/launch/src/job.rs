@@ -27,6 +27,11 @@ pub enum JobError {
     /// The run folder could not be written.
     #[error(transparent)]
     Folder(#[from] FolderError),
+    /// There is no thread left to carry a rank's output.
+    #[error(
+        "no thread for a rank's output: {0}; raise the limit on processes (ulimit -u), or start fewer ranks"
+    )]
+    Thread(std::io::Error),
 }
 
 /// A job on this node.
@@ -142,16 +147,16 @@ impl Driver<'_> {
             let pid = child.id();
             if let (Some(out), Some(err)) = (child.stdout.take(), child.stderr.take()) {
                 self.open += 2;
-                carry(out, logs.0, sender.clone(), rank, false);
-                carry(err, logs.1, sender.clone(), rank, true);
+                carry(out, logs.0, sender.clone(), rank, false)?;
+                carry(err, logs.1, sender.clone(), rank, true)?;
             }
             self.running.insert(rank, child);
             self.folder.event(&Stamped::new(self.start, Note::Started { rank, pid }));
             let sender = sender.clone();
-            std::thread::spawn(move || {
+            thread(move || {
                 process::await_end(pid);
                 let _ = sender.send(Event::Ended { rank });
-            });
+            })?;
         }
         Ok(())
     }
@@ -318,6 +323,11 @@ impl Stamped {
     }
 }
 
+/// A thread, or an error where the limit on processes leaves none.
+fn thread(work: impl FnOnce() + Send + 'static) -> Result<(), JobError> {
+    std::thread::Builder::new().spawn(work).map(drop).map_err(JobError::Thread)
+}
+
 /// Carries one stream of a rank: to its log at once, so that nothing is lost whatever becomes of
 /// us, and line by line to the terminal.
 fn carry(
@@ -326,8 +336,8 @@ fn carry(
     sender: SyncSender<Event>,
     rank: u32,
     error: bool,
-) {
-    std::thread::spawn(move || {
+) -> Result<(), JobError> {
+    thread(move || {
         let mut splitter = Splitter::default();
         let mut buffer = vec![0; 64 * 1024];
         loop {
@@ -347,5 +357,5 @@ fn carry(
             let _ = sender.send(Event::Line { rank, error, text });
         }
         let _ = sender.send(Event::Closed);
-    });
+    })
 }
