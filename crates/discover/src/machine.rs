@@ -12,7 +12,9 @@ use crate::{cpu, gpu, hwloc, nic, os, pci, software};
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// It cannot be opened.
-    #[error("{path}: {source}")]
+    #[error(
+        "{path}: {source}; a machine is a file of `regatta map --dump`, hwloc 2 XML, or a folder with a recorded /sys"
+    )]
     Io {
         /// The file.
         path: String,

@@ -25,6 +25,7 @@ mod cgroup;
 mod cluster;
 mod error;
 mod host;
+pub mod lumi;
 mod remote;
 mod require;
 mod run;

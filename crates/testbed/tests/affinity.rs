@@ -2,27 +2,14 @@
 
 #![allow(clippy::unwrap_used, reason = "a test's own functions may panic as it may")]
 
+use regatta_testbed::lumi::{HWLOC, MASKS};
 use regatta_testbed::{Cluster, cluster_or_skip, run};
 use std::process::Command;
-
-/// LUMI's eight masks, in the order of the local ranks.
-const MASKS: [&str; 8] = [
-    "fe000000000000",
-    "fe00000000000000",
-    "fe0000",
-    "fe000000",
-    "fe",
-    "fe00",
-    "fe00000000",
-    "fe0000000000",
-];
-/// 64 cores in eight groups of one L3 cache, four NUMA nodes; thread 2 of core i is CPU 64 + i.
-const LUMI: &str = "pack:1 numa:4 l3:2 core:8 pu:2(indexes=2*64:1*2)";
 
 /// A hwloc file of a LUMI node, or `None` where hwloc is not installed.
 fn lumi_xml(file: &std::path::Path) -> Option<()> {
     let mut lstopo = Command::new("lstopo-no-graphics");
-    let made = run(lstopo.args(["-i", LUMI, "--of", "xml", "--force"]).arg(file));
+    let made = run(lstopo.args(["-i", HWLOC, "--of", "xml", "--force"]).arg(file));
     let missing = match made {
         Ok(output) if output.status.success() => vec![],
         _ => vec!["no program lstopo-no-graphics (Debian package hwloc-nox)".to_owned()],

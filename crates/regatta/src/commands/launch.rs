@@ -194,6 +194,7 @@ fn described(plan: &Plan, specs: &[RankSpec]) -> String {
 /// How it ended, for people: the first failure with its last lines, and what the others did.
 fn conclude(result: &RunResult, folder: &RunFolder) {
     if result.code == 0 {
+        output::complain(&format!("{FAINT}run folder: {}{FAINT:#}\n", folder.path().display()));
         return;
     }
     let mut text = format!("{ERROR}{}{ERROR:#}\n", result.reason);

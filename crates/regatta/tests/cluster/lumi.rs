@@ -2,24 +2,12 @@
 
 use regatta_model::CpuSet;
 use regatta_testbed::Cluster;
+use regatta_testbed::lumi::{HWLOC, MASKS};
 
 use crate::support::{Bed, HYDRA, Job, OPEN_MPI, made_up_nodes, programs_or_skip};
 
-/// LUMI's eight masks, in the order of the local ranks.
-const MASKS: [&str; 8] = [
-    "fe000000000000",
-    "fe00000000000000",
-    "fe0000",
-    "fe000000",
-    "fe",
-    "fe00",
-    "fe00000000",
-    "fe0000000000",
-];
 /// Which eighth of the cores that is.
 const EIGHTHS: [usize; 8] = [6, 7, 2, 3, 0, 1, 4, 5];
-/// 64 cores in eight groups of one L3 cache, four NUMA nodes; thread 2 of core i is CPU 64 + i.
-const LUMI: &str = "pack:1 numa:4 l3:2 core:8 pu:2(indexes=2*64:1*2)";
 const SLURM: &str = "Sockets=1 CoresPerSocket=64 ThreadsPerCore=2";
 const CHECK: [&str; 5] = ["map", "--system", "lumi-g", "--check", "--json"];
 /// Slurm lets a step bind to any CPU of its nodes only in a job that has them all.
@@ -29,7 +17,7 @@ const EXCLUSIVE: [&str; 2] = ["-N2", "--exclusive"];
 fn ranks_are_bound_as_on_lumi() {
     let Some(()) = programs_or_skip(&[HYDRA, OPEN_MPI]) else { return };
     let builder = Cluster::builder().nodes(2);
-    let Some(cluster) = made_up_nodes(LUMI, SLURM, 128, builder) else { return };
+    let Some(cluster) = made_up_nodes(HWLOC, SLURM, 128, builder) else { return };
     let bed = Bed::new(cluster);
     srun_as_printed(&bed);
     srun_linear(&bed);
