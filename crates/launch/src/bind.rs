@@ -4,9 +4,10 @@
 use std::io;
 
 use regatta_model::{CpuSet, MemoryPolicy};
+use serde::{Deserialize, Serialize};
 
 /// What a rank is bound to, in the kernel's form.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Binding {
     cpus: Vec<u64>,
     mode: libc::c_int,

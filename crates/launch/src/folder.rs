@@ -1,5 +1,6 @@
 //! The run folder: what a launch was and how it ended, for the stages after it.
 
+use std::collections::HashSet;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -20,6 +21,8 @@ pub struct FolderError {
 pub struct RunFolder {
     path: PathBuf,
     events: File,
+    /// Logs that could not be written to, which was said.
+    cut: HashSet<String>,
 }
 
 impl RunFolder {
@@ -29,7 +32,7 @@ impl RunFolder {
         std::fs::create_dir_all(path.join("log")).map_err(wrap)?;
         let events =
             OpenOptions::new().append(true).create_new(true).open(path.join("events.jsonl"));
-        Ok(Self { path: path.to_owned(), events: events.map_err(wrap)? })
+        Ok(Self { path: path.to_owned(), events: events.map_err(wrap)?, cut: HashSet::new() })
     }
 
     /// Where it is.
@@ -58,16 +61,71 @@ impl RunFolder {
         }
     }
 
-    /// The log file of one stream of a rank. Each start anew has a folder of its own.
-    pub fn log(&self, attempt: u32, rank: u32, stream: &str) -> Result<File, FolderError> {
-        let folder = match attempt {
-            0 => self.path.join("log"),
-            n => self.path.join(format!("log/restart-{n}")),
+    /// Where the ranks' logs go.
+    pub fn logs(&self) -> LogFolder {
+        LogFolder { path: self.path.join("log") }
+    }
+}
+
+impl RunFolder {
+    /// Adds to the log of a rank on a node that does not see this folder. What to tell the user if
+    /// that fails, once for each log: a full disk must not end a run.
+    pub fn append_log(
+        &mut self,
+        attempt: u32,
+        rank: u32,
+        error: bool,
+        bytes: &[u8],
+    ) -> Option<String> {
+        let name = log_name(attempt, rank, error);
+        let path = self.path.join("log").join(&name);
+        let append = || -> io::Result<()> {
+            let open = || OpenOptions::new().append(true).create(true).open(&path);
+            let mut file = open().or_else(|_| {
+                std::fs::create_dir_all(path.parent().unwrap_or(&self.path))?;
+                open()
+            })?;
+            file.write_all(bytes)
         };
-        let path = folder.join(format!("rank-{rank}.{stream}"));
-        std::fs::create_dir_all(&folder)
+        let why = append().err()?;
+        let what = format!("the log {name} misses what the rank wrote: {why}");
+        self.cut.insert(name).then_some(what)
+    }
+}
+
+/// Where ranks' logs go.
+#[derive(Debug, Clone)]
+pub struct LogFolder {
+    path: PathBuf,
+}
+
+impl LogFolder {
+    /// The folder at a path.
+    pub fn at(path: PathBuf) -> Self {
+        Self { path }
+    }
+
+    /// Its path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// A new log file for one stream of a rank. Each start anew has a folder of its own.
+    pub fn file(&self, attempt: u32, rank: u32, error: bool) -> Result<File, FolderError> {
+        let path = self.path.join(log_name(attempt, rank, error));
+        let folder = path.parent().unwrap_or(&self.path);
+        std::fs::create_dir_all(folder)
             .and_then(|()| File::create(&path))
             .map_err(|source| FolderError { path: path.display().to_string(), source })
+    }
+}
+
+/// The name of a log in the folder of logs: `rank-0.out`, `restart-1/rank-0.err`.
+pub fn log_name(attempt: u32, rank: u32, error: bool) -> String {
+    let stream = if error { "err" } else { "out" };
+    match attempt {
+        0 => format!("rank-{rank}.{stream}"),
+        n => format!("restart-{n}/rank-{rank}.{stream}"),
     }
 }
 

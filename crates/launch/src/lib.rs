@@ -1,12 +1,17 @@
 //! Starts, watches and ends the ranks of a job.
 //!
-//! Decisions are in [`supervise`] and [`lines`], without I/O; [`job`] carries them out.
+//! Decisions are in [`supervise`] and [`lines`], without I/O; [`job`] carries them out, with a
+//! [`crew`] that runs the ranks: [`local`], on this node.
 
 pub mod bind;
+mod carry;
+pub mod crew;
 pub mod folder;
 pub mod job;
 pub mod lines;
+pub mod local;
 pub mod process;
+pub mod queue;
 pub mod signals;
 pub mod supervise;
 mod watch;

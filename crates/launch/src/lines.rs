@@ -3,6 +3,8 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
+
 /// A line longer than this is cut: a program that never ends its line must not fill memory.
 const MAX_LINE: usize = 64 * 1024;
 
@@ -54,7 +56,7 @@ impl Splitter {
 }
 
 /// A line and the ranks that wrote it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Folded {
     /// The line.
     pub text: String,
@@ -62,6 +64,13 @@ pub struct Folded {
     pub error: bool,
     /// The ranks, in the order in which they wrote it.
     pub ranks: Vec<u32>,
+}
+
+impl Folded {
+    /// A line of one rank.
+    pub fn of(rank: u32, error: bool, text: String) -> Self {
+        Self { text, error, ranks: vec![rank] }
+    }
 }
 
 /// Holds lines back for a moment and folds the same line of several ranks into one. The lines of
@@ -87,22 +96,19 @@ impl Folder {
     }
 
     /// Takes a line in.
-    pub fn push(&mut self, rank: u32, error: bool, text: String, now: Instant) {
-        // Joining a line is allowed only after the last one the rank wrote.
-        let first = self.last.get(&rank).map_or(0, |&n| (n + 1).saturating_sub(self.gone));
+    pub fn push(&mut self, line: Folded, now: Instant) {
+        // Joining a line is allowed only after the last one each of the ranks wrote.
+        let after = |rank| self.last.get(rank).map_or(0, |&n| (n + 1).saturating_sub(self.gone));
+        let first = line.ranks.iter().map(after).max().unwrap_or(0);
+        let same = |l: &Folded| l.error == line.error && l.text == line.text;
         let ahead = self.waiting.iter().enumerate().skip(first).take(LOOK_AHEAD);
-        let same = ahead.into_iter().find(|(_, (_, l))| l.error == error && l.text == text);
-        let at = match same.map(|(at, _)| at) {
-            Some(at) => {
-                self.waiting[at].1.ranks.push(rank);
-                at
-            }
-            None => {
-                self.waiting.push_back((now, Folded { text, error, ranks: vec![rank] }));
-                self.waiting.len() - 1
-            }
-        };
-        self.last.insert(rank, self.gone + at);
+        let at = ahead.into_iter().find(|(_, (_, l))| same(l)).map(|(at, _)| at);
+        let at = at.unwrap_or(self.waiting.len());
+        line.ranks.iter().for_each(|&rank| drop(self.last.insert(rank, self.gone + at)));
+        match self.waiting.get_mut(at) {
+            Some((_, waiting)) => waiting.ranks.extend(line.ranks),
+            None => self.waiting.push_back((now, line)),
+        }
     }
 
     /// The lines whose time has come.
@@ -166,8 +172,8 @@ mod tests {
         let now = Instant::now();
         let mut folder = Folder::new(Duration::from_millis(100));
         for rank in 0..3 {
-            folder.push(rank, false, "hello".to_owned(), now);
-            folder.push(rank, false, format!("rank {rank}"), now);
+            folder.push(Folded::of(rank, false, "hello".to_owned()), now);
+            folder.push(Folded::of(rank, false, format!("rank {rank}")), now);
         }
         assert!(folder.ready(now).is_empty());
         let lines = folded(&folder.ready(now + Duration::from_millis(100)));
@@ -179,8 +185,8 @@ mod tests {
     fn a_rank_that_repeats_itself_is_not_folded() {
         let now = Instant::now();
         let mut folder = Folder::new(Duration::ZERO);
-        folder.push(0, false, "x".to_owned(), now);
-        folder.push(0, false, "x".to_owned(), now);
+        folder.push(Folded::of(0, false, "x".to_owned()), now);
+        folder.push(Folded::of(0, false, "x".to_owned()), now);
         assert_eq!(folder.finish().len(), 2);
     }
 
@@ -192,7 +198,7 @@ mod tests {
             let mut out = Vec::new();
             for (i, (rank, text)) in writes.iter().enumerate() {
                 let later = now + Duration::from_secs(i as u64);
-                folder.push(*rank, false, text.to_string(), later);
+                folder.push(Folded::of(*rank, false, text.to_string()), later);
                 out.extend(folder.ready(later));
             }
             out.extend(folder.finish());

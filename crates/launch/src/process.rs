@@ -3,13 +3,15 @@
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use regatta_model::result::Ending;
-use regatta_place::environment::EnvLine;
-
 use crate::bind::{Binding, lead_group};
+
+/// A variable and its value; `None`: it is taken away.
+pub type Setting = (String, Option<String>);
 
 /// What a rank runs, and with what.
 #[derive(Debug, Clone)]
@@ -18,8 +20,14 @@ pub struct RankSpec {
     pub rank: u32,
     /// The program and its arguments, as the user gave them: no shell reads them.
     pub command: Vec<OsString>,
-    /// Its environment, on top of ours.
-    pub env: Vec<EnvLine>,
+    /// Where it runs; `None`: where we do.
+    pub folder: Option<PathBuf>,
+    /// The environment of whoever launched, if that is not ours.
+    pub base: Vec<(OsString, OsString)>,
+    /// What of our environment it does not get: variables that begin so.
+    pub without: Vec<String>,
+    /// Its environment, on top of that.
+    pub env: Vec<Setting>,
     /// What it is bound to.
     pub binding: Binding,
 }
@@ -49,11 +57,19 @@ impl RankSpec {
     fn prepare(&self) -> Result<Command, StartError> {
         let (program, args) = self.command.split_first().ok_or(StartError::NoCommand)?;
         let mut command = Command::new(program);
-        command.args(args);
-        for line in &self.env {
-            match &line.value {
-                Some(value) => command.env(&line.variable, value),
-                None => command.env_remove(&line.variable),
+        command.args(args).envs(self.base.iter().map(|(name, value)| (name, value)));
+        let begins = |name: &str| self.without.iter().any(|prefix| name.starts_with(prefix));
+        let unwanted = std::env::vars_os().map(|(name, _)| name);
+        for name in unwanted.filter(|name| begins(&name.to_string_lossy())) {
+            command.env_remove(name);
+        }
+        if let Some(folder) = &self.folder {
+            command.current_dir(folder);
+        }
+        for (variable, value) in &self.env {
+            match value {
+                Some(value) => command.env(variable, value),
+                None => command.env_remove(variable),
             };
         }
         Ok(command)
@@ -66,6 +82,9 @@ impl RankSpec {
             _ if source.raw_os_error() == Some(libc::EPERM) => {
                 "binding to CPUs or memory is forbidden here, as in some containers"
             }
+            io::ErrorKind::NotFound if self.lacks_folder() => {
+                "the folder it was launched in does not exist on this node"
+            }
             io::ErrorKind::NotFound => "it is not in PATH on this node",
             io::ErrorKind::PermissionDenied => "it may not be executed: chmod +x",
             io::ErrorKind::InvalidInput => {
@@ -74,6 +93,10 @@ impl RankSpec {
             _ => "see the reason before",
         };
         StartError::Spawn { rank: self.rank, program: program.unwrap_or_default(), source, hint }
+    }
+
+    fn lacks_folder(&self) -> bool {
+        self.folder.as_ref().is_some_and(|folder| !folder.is_dir())
     }
 
     /// Starts the rank in a process group of its own, its output piped to us.
@@ -210,7 +233,15 @@ mod tests {
     #[test]
     fn a_forbidden_binding_is_not_a_forbidden_program() {
         let binding = Binding::new(&Default::default(), &regatta_model::MemoryPolicy::System);
-        let spec = RankSpec { rank: 0, command: vec!["x".into()], env: Vec::new(), binding };
+        let spec = RankSpec {
+            rank: 0,
+            command: vec!["x".into()],
+            folder: None,
+            base: Vec::new(),
+            without: Vec::new(),
+            env: Vec::new(),
+            binding,
+        };
         let says = |code| spec.error(io::Error::from_raw_os_error(code)).to_string();
         assert!(says(libc::EPERM).contains("binding") && says(libc::EACCES).contains("chmod"));
     }

@@ -13,6 +13,8 @@ use crate::signals::asks_to_end;
 pub enum Input {
     /// A rank ended.
     Ended(u32, Ending),
+    /// The way to the node of this rank, and of others, broke: how they end is yet to be heard.
+    Broken(u32),
     /// The user or the scheduler sent a signal.
     Signal(i32),
     /// A rank wrote something, or used a processor.
@@ -28,8 +30,8 @@ pub enum Action {
     SignalRanks(i32),
     /// Kill every rank that runs with all it started.
     Kill,
-    /// Look where each rank waits: nothing has happened for too long.
-    ReportHang,
+    /// Look what each rank is doing: one failed, or nothing has happened for too long.
+    Look,
     /// The job is over. What ranks started may outlive them.
     Finish,
 }
@@ -89,6 +91,7 @@ impl Supervisor {
     pub fn handle(&mut self, input: Input, now: Instant) -> Vec<Action> {
         match input {
             Input::Ended(rank, ending) => self.ended(rank, ending, now),
+            Input::Broken(rank) => self.broken(rank, now),
             Input::Signal(signal) => self.signalled(signal, now),
             Input::Progress => {
                 self.last_progress = now;
@@ -112,9 +115,24 @@ impl Supervisor {
             return vec![Action::Finish];
         }
         match (self.phase, self.first_failure) {
-            (Phase::Running, Some(_)) => self.end_ranks(libc::SIGTERM, now),
+            (Phase::Running, Some(_)) => self.end_others(now),
             _ => Vec::new(),
         }
+    }
+
+    fn broken(&mut self, rank: u32, now: Instant) -> Vec<Action> {
+        if self.phase != Phase::Running {
+            return Vec::new();
+        }
+        self.first_failure = Some((rank, Ending::Lost));
+        self.end_others(now)
+    }
+
+    /// Something is wrong: sees what all are doing, and ends them.
+    fn end_others(&mut self, now: Instant) -> Vec<Action> {
+        let mut actions = vec![Action::Look];
+        actions.extend(self.end_ranks(libc::SIGTERM, now));
+        actions
     }
 
     /// The first signal is passed on, and the job ends when the ranks do; a second one kills.
@@ -145,9 +163,7 @@ impl Supervisor {
         match self.phase {
             Phase::Running if self.is_hanging(now) => {
                 self.hung = true;
-                let mut actions = vec![Action::ReportHang];
-                actions.extend(self.end_ranks(libc::SIGTERM, now));
-                actions
+                self.end_others(now)
             }
             Phase::Ending(since) if now.saturating_duration_since(since) >= self.limits.grace => {
                 self.phase = Phase::Killing;
@@ -222,7 +238,7 @@ mod tests {
     fn the_first_failure_counts_and_ends_the_others() {
         let (mut job, now) = job(3);
         let told = job.handle(Input::Ended(2, Ending::Exit(7)), now);
-        assert_eq!(told, [Action::SignalRanks(libc::SIGTERM)]);
+        assert_eq!(told, [Action::Look, Action::SignalRanks(libc::SIGTERM)]);
         assert!(job.handle(Input::Ended(0, Ending::Signal(15)), now).is_empty());
         assert!(job.handle(Input::Tick, now + GRACE / 2).is_empty());
         assert_eq!(job.handle(Input::Tick, now + GRACE), [Action::Kill]);
@@ -266,11 +282,23 @@ mod tests {
         job.handle(Input::Progress, at(59));
         assert!(job.handle(Input::Tick, at(118)).is_empty());
         let actions = job.handle(Input::Tick, at(119));
-        assert_eq!(actions, [Action::ReportHang, Action::SignalRanks(libc::SIGTERM)]);
+        assert_eq!(actions, [Action::Look, Action::SignalRanks(libc::SIGTERM)]);
         assert_eq!(job.handle(Input::Tick, at(129)), [Action::Kill]);
         job.handle(Input::Ended(0, Ending::Signal(9)), at(129));
         job.handle(Input::Ended(1, Ending::Signal(9)), at(129));
         assert_eq!((job.code(), job.hung(), job.first_failure()), (124, true, None));
+    }
+
+    #[test]
+    fn a_broken_way_to_a_node_is_a_failure_whatever_its_ranks_then_say() {
+        let (mut job, now) = job(3);
+        let told = job.handle(Input::Broken(1), now);
+        assert_eq!(told, [Action::Look, Action::SignalRanks(libc::SIGTERM)]);
+        assert!(job.handle(Input::Broken(2), now).is_empty());
+        job.handle(Input::Ended(0, Ending::Signal(15)), now);
+        job.handle(Input::Ended(1, Ending::Lost), now);
+        assert_eq!(job.handle(Input::Ended(2, Ending::Exit(0)), now), [Action::Finish]);
+        assert_eq!((job.code(), job.first_failure()), (137, Some((1, Ending::Lost))));
     }
 
     #[test]
@@ -286,7 +314,7 @@ mod tests {
         #[test]
         fn every_job_finishes_once(
             ranks in 1u32..6,
-            noise in proptest::collection::vec((0u8..4, 0u32..6), 0..30),
+            noise in proptest::collection::vec((0u8..5, 0u32..6), 0..30),
         ) {
             let (mut job, now) = job(ranks);
             let mut finished = 0;
@@ -295,6 +323,7 @@ mod tests {
                 0 => Input::Signal(libc::SIGTERM),
                 1 => Input::Signal(libc::SIGUSR2),
                 2 => Input::Ended(n % ranks, Ending::Exit(n as i32)),
+                3 => Input::Broken(n % ranks),
                 _ => Input::Tick,
             });
             for (i, input) in inputs.chain(ends).enumerate() {

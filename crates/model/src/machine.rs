@@ -460,6 +460,19 @@ impl Machine {
         self.source == LIVE
     }
 
+    /// The machine without what makes it this one and no other: machines that are alike get ranks
+    /// in the same way. Memory is counted in GiB, for no two nodes have the same to the byte.
+    pub fn kind(&self) -> Self {
+        const GIB: u64 = 1 << 30;
+        let mut kind = Self { host: String::new(), notes: Vec::new(), ..self.clone() };
+        kind.gpus.iter_mut().for_each(|gpu| gpu.uuid = None);
+        kind.nics.iter_mut().for_each(|nic| nic.addresses.clear());
+        kind.os.hugepages.iter_mut().for_each(|pages| pages.free = 0);
+        kind.os.shm_bytes = kind.os.shm_bytes.map(|bytes| bytes / GIB);
+        kind.numa.iter_mut().for_each(|node| node.memory_bytes /= GIB);
+        kind
+    }
+
     /// The GPUs that a job's programs see, in their order: a program's device *i* is the *i*-th.
     pub fn visible_gpus(&self) -> Vec<u32> {
         match &self.usable.gpus {

@@ -17,6 +17,8 @@ pub enum Ending {
     Signal(i32),
     /// Killed because its memory ran out.
     OutOfMemory,
+    /// Its node was lost, and the rank with it.
+    Lost,
 }
 
 /// The signal that kills.
@@ -33,7 +35,8 @@ impl Ending {
         match self {
             Ending::Exit(code) => u8::try_from(code).unwrap_or(1),
             Ending::Signal(signal) => 128u8.saturating_add(u8::try_from(signal).unwrap_or(0)),
-            Ending::OutOfMemory => 128 + SIGKILL,
+            // A lost node's ranks are killed, by its agent if by nobody else.
+            Ending::OutOfMemory | Ending::Lost => 128 + SIGKILL,
         }
     }
 }
@@ -44,6 +47,7 @@ impl fmt::Display for Ending {
             Ending::Exit(code) => write!(f, "exit code {code}"),
             Ending::Signal(signal) => write!(f, "signal {signal} ({})", signal_name(*signal)),
             Ending::OutOfMemory => f.write_str("killed for running out of memory"),
+            Ending::Lost => f.write_str("its node was lost"),
         }
     }
 }
@@ -100,6 +104,9 @@ pub struct RunResult {
     /// Where each rank waited, if the job was ended because nothing happened any more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hang: Option<BTreeMap<u32, String>>,
+    /// What else the user should know: nodes that were replaced, logs that are cut.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
     /// How each rank ended.
     pub endings: BTreeMap<u32, Ending>,
     /// How long it took.

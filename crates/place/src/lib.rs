@@ -88,17 +88,25 @@ pub fn place(
     allocation: &Allocation,
     job: &Job,
 ) -> Result<Placement, PlaceError> {
+    let by_host: HashMap<&str, usize> =
+        machines.iter().enumerate().map(|(i, m)| (short(&m.host), i)).collect();
+    place_on(machines, &|host| by_host.get(short(host)).copied().unwrap_or(0), allocation, job)
+}
+
+/// As [`place`], with a function that tells which of the machines a host is.
+pub fn place_on(
+    machines: &[Machine],
+    machine_of: &dyn Fn(&str) -> usize,
+    allocation: &Allocation,
+    job: &Job,
+) -> Result<Placement, PlaceError> {
     let first = machines.first().ok_or(PlaceError::NoMachine)?;
     if allocation.nodes.is_empty() {
         return Err(PlaceError::NoNodes);
     }
-    let by_host: HashMap<&str, usize> =
-        machines.iter().enumerate().map(|(i, m)| (short(&m.host), i)).collect();
-    let machine_of: Vec<usize> = allocation
-        .nodes
-        .iter()
-        .map(|node| by_host.get(short(&node.host)).copied().unwrap_or(0))
-        .collect();
+    let nodes = allocation.nodes.iter();
+    let machine_of: Vec<usize> =
+        nodes.map(|node| machine_of(&node.host).min(machines.len() - 1)).collect();
 
     let counts = counts::ranks_per_node(allocation, job, |node| {
         counts::natural(&machines[machine_of[node]], job)

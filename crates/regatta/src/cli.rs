@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use anstyle::{AnsiColor, Style};
 use clap::builder::Styles;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use regatta_launch::starter::Starter;
 use regatta_model::CpuSet;
 use regatta_place::binding::Launcher;
 
@@ -46,9 +47,12 @@ pub enum Command {
     /// Print the environment of a rank, each line with its reason
     #[command(after_long_help = ENV_EXAMPLES)]
     Env(EnvArgs),
-    /// Start a job's ranks on this node, each bound and with its environment, and see to their end
+    /// Start a job's ranks on its nodes, each bound and with its environment, and see to their end
     #[command(after_long_help = LAUNCH_EXAMPLES)]
     Launch(LaunchArgs),
+    /// Run the ranks of this node for a `regatta launch` elsewhere; started by it
+    #[command(hide = true)]
+    Agent(AgentArgs),
     /// Print a completion script for a shell
     Completions(CompletionArgs),
     /// Print the manual page of regatta, or of one of its commands
@@ -83,6 +87,12 @@ Examples:
   regatta launch --rank 0 -- python train.py    show rank 0's lines only; all are in the run folder
   regatta launch --wrap 'nsys profile -o {host}-{rank}' --wrap-ranks 0 -- python train.py
                                                 a tool around rank 0 only
+  salloc -N 16 regatta launch -- python train.py
+                                                in an allocation of Slurm, PBS or Flux: on its nodes
+  regatta launch --hostfile hosts -- python train.py
+                                                on these hosts, by ssh
+  regatta launch --spares 2 --max-restarts 5 -- python train.py
+                                                a node that fails is replaced by a spare one
   srun $(regatta map -N 2 --format srun) regatta launch -- python train.py
                                                 started once a rank: becomes that rank";
 
@@ -154,9 +164,17 @@ pub struct LaunchArgs {
     /// Write what is shown to FILE too
     #[arg(long, value_name = "FILE", help_heading = "Launch")]
     pub tee: Option<PathBuf>,
-    /// Start all ranks anew after a failure, at most this often
+    /// Start all ranks anew after a failure, at most this often; without it never, or as often as
+    /// nodes can be replaced or left out
+    #[arg(long, value_name = "COUNT", help_heading = "Launch")]
+    pub max_restarts: Option<u32>,
+    /// Keep the last nodes of the allocation as spares: one takes the place of a node that is lost,
+    /// or on which the job fails twice in a row
     #[arg(long, value_name = "COUNT", default_value_t = 0, help_heading = "Launch")]
-    pub max_restarts: u32,
+    pub spares: u32,
+    /// Go on with fewer nodes when one is lost and no spare is left, but not with fewer than this
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..), help_heading = "Launch")]
+    pub min_nodes: Option<u32>,
     /// Put a tool before the command, as in 'rocprof --stats -o {host}-{rank}.csv'; {rank} and
     /// {host} stand for the rank's
     #[arg(long, value_name = "TOOL", help_heading = "Launch")]
@@ -170,9 +188,76 @@ pub struct LaunchArgs {
     /// Seconds that ranks have to end when they are told to, before they are killed
     #[arg(long, value_name = "SECONDS", default_value_t = 30, help_heading = "Launch")]
     pub grace: u64,
+    /// What starts an agent on each node; without it what the scheduler has
+    #[arg(long, value_enum, value_name = "STARTER", help_heading = "Nodes")]
+    pub starter: Option<StarterName>,
+    /// The ssh program and its options, as in 'ssh -p 2222'
+    #[arg(long, value_name = "COMMAND", help_heading = "Nodes")]
+    pub ssh: Option<String>,
+    /// Where regatta is on the nodes, if not where it is here
+    #[arg(long, value_name = "PATH", help_heading = "Nodes")]
+    pub agent: Option<PathBuf>,
+    /// Seconds that agents have to start and connect
+    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..), help_heading = "Nodes")]
+    pub start_within: u64,
+    /// Seconds without a word after which a node is lost
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..), help_heading = "Nodes")]
+    pub lost_after: u64,
+    /// Agents that connect to one agent
+    #[arg(long, value_name = "COUNT", default_value_t = 32, hide = true, value_parser = clap::value_parser!(u32).range(1..))]
+    pub fan_out: u32,
     /// The command of every rank, run as it stands: no shell reads it
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
+}
+
+impl LaunchArgs {
+    /// How often the job may be started anew.
+    pub fn restarts(&self) -> u32 {
+        let replaced = self.spares + u32::from(self.min_nodes.is_some());
+        self.max_restarts.unwrap_or(replaced)
+    }
+}
+
+/// `regatta agent`.
+#[derive(Debug, Args)]
+pub struct AgentArgs {
+    /// What it must know to connect (`-`: standard input)
+    #[arg(long, value_name = "FILE")]
+    pub boot: PathBuf,
+    /// Which of the job's nodes this is
+    #[arg(long, value_name = "POSITION")]
+    pub node: Option<u32>,
+}
+
+/// What starts agents.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum StarterName {
+    /// One step of Slurm's srun
+    Srun,
+    /// HPE's PALS mpiexec
+    Pals,
+    /// MPICH's or Intel MPI's mpiexec
+    Hydra,
+    /// Open MPI's mpirun
+    Openmpi,
+    /// flux run
+    Flux,
+    /// ssh to each node
+    Ssh,
+}
+
+impl From<StarterName> for Starter {
+    fn from(name: StarterName) -> Self {
+        match name {
+            StarterName::Srun => Starter::Srun,
+            StarterName::Pals => Starter::Pals,
+            StarterName::Hydra => Starter::Hydra,
+            StarterName::Openmpi => Starter::OpenMpi,
+            StarterName::Flux => Starter::Flux,
+            StarterName::Ssh => Starter::Ssh,
+        }
+    }
 }
 
 /// `regatta completions`.

@@ -1,5 +1,6 @@
 //! Gathers what `map` and `env` decide on: machines, allocation, site and job; and places the job.
 
+use std::collections::HashMap;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
@@ -19,14 +20,96 @@ use crate::system;
 /// The warning that this machine stands in for others.
 pub const STAND_IN: &str = "stand-in";
 
-/// A job on its machines.
-pub struct Plan {
+/// What there is to plan with.
+#[derive(Clone)]
+pub struct Survey {
     /// The environment it was gathered in.
     pub env: Env,
     /// The machines as found; the first stands for every host that no other describes.
     pub machines: Vec<Machine>,
+    /// Which machine a host is, where its name alone does not tell: by its short name.
+    pub kinds: HashMap<String, usize>,
     /// The nodes and ranks.
     pub allocation: Allocation,
+}
+
+impl Survey {
+    /// Looks at what the options name, or at this machine.
+    pub fn take(source: &SourceArgs, spares: u32) -> Result<Self> {
+        let env = Env::of_process();
+        let machines = machines(source, &env)?;
+        let allocation = allocation(source, spares, &machines, &env)?;
+        Ok(Self { env, machines, kinds: HashMap::new(), allocation })
+    }
+
+    /// Which machine a host is.
+    fn kind(&self, host: &str) -> usize {
+        let named = || self.machines.iter().position(|m| short(&m.host) == short(host));
+        self.kinds.get(short(host)).copied().or_else(named).unwrap_or(0)
+    }
+
+    /// Whether the job's nodes described themselves, so that nothing has to be guessed from here.
+    pub fn is_of_nodes(&self) -> bool {
+        !self.kinds.is_empty()
+    }
+
+    /// The name of the node this process runs on, if it is one of the job's.
+    fn this_node(&self) -> Option<usize> {
+        if let Some(node) = self.allocation.me.and_then(|me| me.node) {
+            return Some(node as usize);
+        }
+        let own = self.env.get("SLURMD_NODENAME").unwrap_or(&self.machines[0].host);
+        self.allocation.nodes.iter().position(|n| short(&n.host) == short(own))
+    }
+
+    /// Whether ranks are to run elsewhere than on this machine.
+    pub fn is_elsewhere(&self) -> bool {
+        let nodes = self.allocation.nodes.len();
+        let here = self.allocation.scheduler == Scheduler::None || self.this_node().is_some();
+        nodes > 1 || !here
+    }
+
+    /// Places a job.
+    pub fn plan(self, source: &SourceArgs, job: &JobArgs) -> Result<Plan> {
+        let (site, job) = self.wishes(source, job)?;
+        self.place(site, job)
+    }
+
+    /// The site, and what the user asks for, completed by the site.
+    pub fn wishes(&self, source: &SourceArgs, job: &JobArgs) -> Result<(Recognition, Job)> {
+        let site = site(source, &self.machines[0], &self.allocation, &self.env)?;
+        let place = &site.profile.place;
+        let job = job.job(place.reserve.as_ref(), place.smt);
+        Ok((site, job))
+    }
+
+    /// Places a job of which all is known.
+    pub fn place(mut self, site: Recognition, job: Job) -> Result<Plan> {
+        let variable = |name: &str| self.env.all().get(name).cloned();
+        let left = match self.is_of_nodes() {
+            true => None,
+            false => visible::left_to_job(&self.machines[0], &self.allocation, &variable),
+        };
+        if let Some(left) = &left {
+            self.machines[0].usable.gpus = Some(left.gpus.clone());
+        }
+        let bases: Vec<Machine> =
+            self.machines.iter().map(|m| for_planning(m, &self.allocation)).collect();
+        let kind = |host: &str| self.kind(host);
+        let mut placement = regatta_place::place_on(&bases, &kind, &self.allocation, &job)?;
+        check_size(&placement, &self.allocation, &job)?;
+        placement.warnings.extend(self.stand_in());
+        let cgroup = visible::gpu_cgroup_warning(&self.machines[0], &self.allocation, &variable);
+        placement.warnings.extend(cgroup);
+        placement.warnings.extend(left.filter(|_| job.use_gpus).map(|left| left.warning));
+        Ok(Plan { survey: self, site, job, placement })
+    }
+}
+
+/// A job on its machines.
+pub struct Plan {
+    /// What it was planned with.
+    survey: Survey,
     /// The site's profile, and why this one.
     pub site: Recognition,
     /// What the user asked for, completed by the site.
@@ -35,32 +118,23 @@ pub struct Plan {
     pub placement: Placement,
 }
 
+impl std::ops::Deref for Plan {
+    type Target = Survey;
+
+    fn deref(&self) -> &Survey {
+        &self.survey
+    }
+}
+
 impl Plan {
     /// Gathers and places.
     pub fn gather(source: &SourceArgs, job: &JobArgs) -> Result<Self> {
-        let env = Env::of_process();
-        let mut machines = machines(source, &env)?;
-        let allocation = allocation(source, &machines, &env)?;
-        let variable = |name: &str| env.all().get(name).cloned();
-        let left = visible::left_to_job(&machines[0], &allocation, &variable);
-        machines[0].usable.gpus = left.as_ref().map(|left| left.gpus.clone());
-        let site = site(source, &machines[0], &allocation, &env)?;
-        let place = &site.profile.place;
-        let job = job.job(place.reserve.as_ref(), place.smt);
-        let bases = machines.iter().map(|m| for_planning(m, &allocation)).collect::<Vec<_>>();
-        let mut placement = regatta_place::place(&bases, &allocation, &job)?;
-        check_size(&placement, &allocation, &job)?;
-        placement.warnings.extend(stand_in(&machines[0], &allocation, &env));
-        let cgroup = visible::gpu_cgroup_warning(&machines[0], &allocation, &variable);
-        placement.warnings.extend(cgroup);
-        placement.warnings.extend(left.filter(|_| job.use_gpus).map(|left| left.warning));
-        Ok(Self { env, machines, allocation, site, job, placement })
+        Survey::take(source, 0)?.plan(source, job)
     }
 
     /// The machine a node is.
     pub fn machine(&self, node: &PlacedNode) -> &Machine {
-        let named = self.machines.iter().find(|m| short(&m.host) == short(&node.host));
-        named.unwrap_or(&self.machines[0])
+        &self.machines[self.survey.kind(&node.host)]
     }
 
     /// The node this process runs on, if it is one of the job's.
@@ -84,7 +158,12 @@ fn machines(source: &SourceArgs, env: &Env) -> Result<Vec<Machine>> {
     source.machines.iter().map(load).collect()
 }
 
-fn allocation(source: &SourceArgs, machines: &[Machine], env: &Env) -> Result<Allocation> {
+fn allocation(
+    source: &SourceArgs,
+    spares: u32,
+    machines: &[Machine],
+    env: &Env,
+) -> Result<Allocation> {
     let live = source.system.is_none() && source.machines.is_empty();
     let own_name = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let hostfile = source.hostfile.as_deref().map(Path::to_string_lossy);
@@ -99,11 +178,13 @@ fn allocation(source: &SourceArgs, machines: &[Machine], env: &Env) -> Result<Al
     if planned {
         allocation.nodes = made_up_nodes(machines, source.nodes.unwrap_or(1));
     } else if let Some(wanted) = source.nodes {
-        let given = allocation.nodes.len() as u32;
-        if wanted == 0 || wanted > given {
-            bail!("--nodes {wanted}, but the allocation has {given}");
+        let given = allocation.nodes.len();
+        let (wanted, spares) = (wanted as usize, spares as usize);
+        if wanted + spares > given {
+            let besides = if spares > 0 { format!(" and --spares {spares}") } else { String::new() };
+            bail!("--nodes {wanted}{besides}, but the allocation has {given}");
         }
-        allocation.nodes.truncate(wanted as usize);
+        allocation.nodes.truncate(wanted + spares);
     }
     Ok(allocation)
 }
@@ -177,27 +258,32 @@ fn for_planning(machine: &Machine, allocation: &Allocation) -> Machine {
     machine
 }
 
-/// A plan made on a login node takes it for one of the job's nodes, since nothing else is known of
-/// them. A rank is on one of them, whatever they are called.
-fn stand_in(machine: &Machine, allocation: &Allocation, env: &Env) -> Option<Warning> {
-    let known = |host: &str| allocation.nodes.iter().any(|n| short(&n.host) == short(host));
-    let on_node = known(&machine.host)
-        || known(UNKNOWN_HOST)
-        || env.get("SLURMD_NODENAME").is_some_and(known)
-        || allocation.me.is_some();
-    if !machine.is_live() || on_node || allocation.scheduler == Scheduler::None {
-        return None;
+impl Survey {
+    /// A plan made on a login node takes it for one of the job's nodes, since nothing else is known
+    /// of them. A rank is on one of them, whatever they are called.
+    fn stand_in(&self) -> Option<Warning> {
+        let Self { allocation, env, .. } = self;
+        let machine = &self.machines[0];
+        let known = |host: &str| allocation.nodes.iter().any(|n| short(&n.host) == short(host));
+        let on_node = known(&machine.host)
+            || known(UNKNOWN_HOST)
+            || env.get("SLURMD_NODENAME").is_some_and(known)
+            || allocation.me.is_some()
+            || self.is_of_nodes();
+        if !machine.is_live() || on_node || allocation.scheduler == Scheduler::None {
+            return None;
+        }
+        let hosts: Vec<&str> = allocation.nodes.iter().map(|n| n.host.as_str()).collect();
+        Some(Warning {
+            code: STAND_IN.to_owned(),
+            what: format!(
+                "{} is no node of the job: the plan takes {} to be like it",
+                machine.host,
+                hostlist::compress(&hosts)
+            ),
+            hint: "run this on a node of the job, or describe its nodes by --system, or by \
+                   --machine with what `regatta map --dump` wrote there"
+                .to_owned(),
+        })
     }
-    let hosts: Vec<&str> = allocation.nodes.iter().map(|n| n.host.as_str()).collect();
-    Some(Warning {
-        code: STAND_IN.to_owned(),
-        what: format!(
-            "{} is no node of the job: the plan takes {} to be like it",
-            machine.host,
-            hostlist::compress(&hosts)
-        ),
-        hint: "run this on a node of the job, or describe its nodes by --system, or by --machine \
-               with what `regatta map --dump` wrote there"
-            .to_owned(),
-    })
 }

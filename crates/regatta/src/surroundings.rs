@@ -59,7 +59,8 @@ fn settings(plan: &Plan, machine: &Machine, framework: Framework) -> Vec<EnvLine
 
 /// A folder on the node itself: the site's, else TMPDIR, else /tmp; one for each user and job.
 fn cache_folder(plan: &Plan) -> (String, String) {
-    let live = plan.machines[0].is_live();
+    // What the nodes of a job have cannot be seen from another.
+    let live = plan.machines[0].is_live() && !plan.is_of_nodes();
     let of_site = plan.site.profile.node_local.expanded(plan.env.all());
     let site = of_site.into_iter().find(|d| !live || Path::new(d).is_dir());
     let temporary = plan.env.get("TMPDIR").unwrap_or("/tmp");

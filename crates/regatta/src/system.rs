@@ -56,8 +56,21 @@ pub fn port_is_free(port: u16) -> bool {
 
 /// The hosts of the Flux job this process is in.
 pub fn flux_hosts() -> Option<String> {
-    let output =
-        Command::new("flux").args(["hostlist", "local"]).stdin(Stdio::null()).output().ok()?;
+    printed("flux", &["hostlist", "local"])
+}
+
+/// What the `mpiexec` in PATH says of itself.
+pub fn mpiexec_version() -> Option<String> {
+    printed("mpiexec", &["--version"])
+}
+
+/// What Slurm knows of a job.
+pub fn slurm_job(id: &str) -> Option<String> {
+    printed("scontrol", &["show", "job", "-d", id])
+}
+
+fn printed(program: &str, args: &[&str]) -> Option<String> {
+    let output = Command::new(program).args(args).stdin(Stdio::null()).output().ok()?;
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 

@@ -1,8 +1,8 @@
 //! One file a command.
 
+pub mod agent;
 pub mod check;
 pub mod docs;
 pub mod env;
 pub mod launch;
 pub mod map;
-mod screen;

@@ -9,13 +9,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use regatta_launch::lines::Folded;
-use regatta_model::CpuSet;
+use regatta_model::{CpuSet, hostlist};
 
 use crate::cli::FAINT;
 use crate::output;
 
 /// How long a terminal that takes nothing is waited for.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// A longer list of nodes is not spelled out before a line.
+const MOST_NAMES: usize = 40;
 /// Lines that may wait for it.
 const QUEUE: usize = 4096;
 
@@ -30,8 +32,8 @@ enum Order {
 
 /// The terminal, and the file beside it.
 pub struct Screen {
-    host: String,
-    ranks: u32,
+    /// The node of each rank.
+    hosts: Vec<String>,
     only: Vec<u32>,
     tee: Option<File>,
     orders: SyncSender<Order>,
@@ -42,7 +44,7 @@ pub struct Screen {
 
 impl Screen {
     /// A screen that shows the lines of the ranks in `only`, or of all.
-    pub fn new(host: &str, ranks: u32, only: &[u32], tee: Option<&Path>) -> Result<Self> {
+    pub fn new(only: &[u32], tee: Option<&Path>) -> Result<Self> {
         let open = |path: &Path| File::create(path).with_context(|| path.display().to_string());
         let (orders, receiver) = sync_channel(QUEUE);
         std::thread::Builder::new()
@@ -54,8 +56,7 @@ impl Screen {
             })
             .context("a thread for the terminal")?;
         Ok(Self {
-            host: host.to_owned(),
-            ranks,
+            hosts: Vec::new(),
             only: only.to_vec(),
             tee: tee.map(open).transpose()?,
             orders,
@@ -79,13 +80,29 @@ impl Screen {
         }
     }
 
+    /// From now on the ranks are on these nodes.
+    pub fn shows(&mut self, hosts: &[String]) {
+        self.hosts = hosts.to_vec();
+    }
+
     fn who(&self, ranks: &[u32]) -> String {
+        let host = |rank: u32| self.hosts.get(rank as usize).map_or("?", String::as_str);
+        let mut hosts: Vec<&str> = ranks.iter().map(|&r| host(r)).collect();
+        hosts.sort_unstable();
+        hosts.dedup();
+        let whose = match hosts.as_slice() {
+            [host] => (*host).to_owned(),
+            many => {
+                let list = hostlist::compress(many);
+                if list.len() <= MOST_NAMES { list } else { format!("{} nodes", many.len()) }
+            }
+        };
         match ranks {
-            [rank] => format!("{} {rank}", self.host),
-            all if all.len() == self.ranks as usize => format!("{} all {}", self.host, self.ranks),
+            [rank] => format!("{whose} {rank}"),
+            all if all.len() == self.hosts.len() => format!("{whose} all {}", all.len()),
             some => {
                 let set: CpuSet = some.iter().map(|&r| r as usize).collect();
-                format!("{} {set}", self.host)
+                format!("{whose} {set}")
             }
         }
     }

@@ -1,0 +1,154 @@
+//! `regatta launch`: starts ranks, each bound and with its environment, and sees to their end.
+
+mod here;
+mod raise;
+mod ranks;
+mod report;
+mod screen;
+mod there;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Result, bail};
+use regatta_launch::crew::Crew;
+use regatta_launch::folder::{RunFolder, run_id};
+use regatta_launch::job::{self, Job, Outcome};
+use regatta_launch::roster::Verdict;
+use regatta_launch::signals::Caught;
+use regatta_launch::supervise::Limits;
+use regatta_launch::warden;
+use regatta_model::document;
+
+use crate::cli::{LaunchArgs, WARNING};
+use crate::output;
+use crate::plan::Survey;
+use ranks::Planned;
+use screen::Screen;
+
+/// Where ranks run: on this machine, or on nodes with agents.
+trait Ground {
+    /// Plans a start of the job. The first is number 0.
+    fn plan(&mut self, attempt: u32) -> Result<Planned>;
+
+    /// Starts the ranks.
+    fn start(&mut self, planned: &Planned, attempt: u32) -> Result<&mut dyn Crew>;
+
+    /// Says on which nodes the job can be started anew.
+    fn judge(&mut self, outcome: &Outcome) -> Verdict;
+
+    /// The names of nodes.
+    fn hosts(&self) -> &[String];
+
+    /// The job is over.
+    fn end(self: Box<Self>);
+}
+
+/// Runs the command.
+pub fn run(args: &LaunchArgs) -> Result<ExitCode> {
+    let survey = Survey::take(&args.source, args.spares)?;
+    if !survey.machines[0].is_live() && !args.dry_run {
+        bail!("--system and --machine describe another machine: use them with --dry-run");
+    }
+    match survey.allocation.me {
+        Some(me) if !args.dry_run => adopt(args, survey, me.rank),
+        _ if args.dry_run => dry_run(args, survey),
+        _ => start(args, survey),
+    }
+}
+
+/// Started once a rank by somebody else: becomes that rank.
+fn adopt(args: &LaunchArgs, survey: Survey, rank: u32) -> Result<ExitCode> {
+    let plan = survey.plan(&args.source, &args.job)?;
+    Err(ranks::adopted(args, &plan, rank)?.become_it().into())
+}
+
+fn dry_run(args: &LaunchArgs, survey: Survey) -> Result<ExitCode> {
+    let id = run_id(SystemTime::now(), std::process::id());
+    let agents = match survey.is_elsewhere() && survey.machines[0].is_live() {
+        true => raise::described(args, &survey)?,
+        false => String::new(),
+    };
+    let planned = here::Here::new(args, survey, &id, None).plan(0)?;
+    planned.plan.placement.warnings.iter().for_each(output::note);
+    output::print(&format!("{agents}{}", report::described(&planned)))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Starts the ranks, and anew after failures, as often as may be.
+fn start(args: &LaunchArgs, survey: Survey) -> Result<ExitCode> {
+    warden::guard()?;
+    let id = run_id(SystemTime::now(), std::process::id());
+    let path = args.run_dir.clone().unwrap_or_else(|| PathBuf::from("runs").join(&id));
+    let mut folder = RunFolder::create(&path)?;
+    let mut signals = Caught::new()?;
+    let mut ground: Box<dyn Ground> = match survey.is_elsewhere() {
+        true => Box::new(there::There::up(args, survey, &id, &folder, &mut signals)?),
+        false => Box::new(here::Here::new(args, survey, &id, Some(folder.logs()))),
+    };
+    let code = attempts(args, ground.as_mut(), &mut folder, &mut signals);
+    ground.end();
+    code
+}
+
+fn attempts(
+    args: &LaunchArgs,
+    ground: &mut dyn Ground,
+    folder: &mut RunFolder,
+    signals: &mut Caught,
+) -> Result<ExitCode> {
+    let mut screen = Screen::new(&args.show, args.tee.as_deref())?;
+    let mut attempt = 0;
+    loop {
+        let planned = ground.plan(attempt)?;
+        report::record(folder, &planned)?;
+        screen.shows(&planned.hosts());
+        let outcome = one(args, ground, &planned, folder, signals, &mut screen, attempt)?;
+        screen.settle();
+        report::conclude(&outcome.result, folder);
+        // A full disk may be what ended the job: it must not hide how.
+        if let Err(error) = folder.write("result.json", &document::to_json(&outcome.result)?) {
+            output::complain(&format!("{WARNING}note:{WARNING:#} {error}\n"));
+        }
+        let failed = outcome.result.failure.is_some() || outcome.result.hang.is_some();
+        let code = ExitCode::from(outcome.result.code);
+        if !failed || attempt == args.restarts() || signals.asked_to_end() {
+            return Ok(code);
+        }
+        let verdict = ground.judge(&outcome);
+        report::verdict(&verdict, ground.hosts());
+        if matches!(verdict, Verdict::GiveUp(_)) {
+            return Ok(code);
+        }
+        attempt += 1;
+        output::complain(&format!("starting all ranks anew, {attempt} of {}\n", args.restarts()));
+    }
+}
+
+/// One start of all ranks, to its end.
+fn one(
+    args: &LaunchArgs,
+    ground: &mut dyn Ground,
+    planned: &Planned,
+    folder: &mut RunFolder,
+    signals: &mut Caught,
+    screen: &mut Screen,
+    attempt: u32,
+) -> Result<Outcome> {
+    let job = Job {
+        command: args.command.iter().map(|w| w.to_string_lossy().into_owned()).collect(),
+        hosts: planned.hosts(),
+        limits: limits(args),
+        attempt,
+    };
+    let crew = ground.start(planned, attempt)?;
+    Ok(job::run(&job, crew, folder, signals, &mut |line| screen.show(line)))
+}
+
+fn limits(args: &LaunchArgs) -> Limits {
+    Limits {
+        grace: Duration::from_secs(args.grace),
+        hang_after: args.hang_after.map(Duration::from_secs),
+    }
+}
