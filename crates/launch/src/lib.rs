@@ -1,12 +1,16 @@
 //! Starts, watches and ends the ranks of a job.
 //!
 //! Decisions are in [`supervise`] and [`lines`], without I/O; [`job`] carries them out.
+//! The nodes of a job speak over [`net`], which drives a [`link`] for each connection.
 
 pub mod bind;
 pub mod folder;
 pub mod job;
 pub mod lines;
+pub mod link;
+pub mod net;
 pub mod process;
+pub mod secret;
 pub mod signals;
 pub mod supervise;
 mod watch;
