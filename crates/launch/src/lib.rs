@@ -2,6 +2,8 @@
 //!
 //! Decisions are in [`supervise`] and [`lines`], without I/O; [`job`] carries them out, with a
 //! [`crew`] that runs the ranks: [`local`], on this node.
+//! Decisions are in [`supervise`] and [`lines`], without I/O; [`job`] carries them out.
+//! The nodes of a job speak over [`net`], which drives a [`link`] for each connection.
 
 pub mod bind;
 mod carry;
@@ -12,6 +14,9 @@ pub mod lines;
 pub mod local;
 pub mod process;
 pub mod queue;
+pub mod link;
+pub mod net;
+pub mod secret;
 pub mod signals;
 pub mod supervise;
 mod watch;
