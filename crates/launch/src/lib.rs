@@ -1,28 +1,29 @@
 //! Starts, watches and ends the ranks of a job.
 //!
 //! Decisions are in [`supervise`] and [`lines`], without I/O; [`job`] carries them out, with a
-//! [`crew`] that runs the ranks: [`local`], on this node.
-//! Decisions are in [`supervise`] and [`lines`], without I/O; [`job`] carries them out.
-//! The nodes of a job speak over [`net`], which drives a [`link`] for each connection.
+//! [`crew`] that runs the ranks: [`local`], on this node, or [`fleet`], on many.
 
 pub mod bind;
+mod caretaker;
 mod carry;
 pub mod crew;
-mod caretaker;
+pub mod fleet;
 pub mod folder;
 pub mod job;
 pub mod lines;
+pub mod link;
 pub mod local;
+pub mod net;
+pub mod port;
 pub mod process;
 pub mod queue;
-pub mod link;
-pub mod net;
-pub mod secret;
 pub mod roster;
+pub mod secret;
 pub mod signals;
 pub mod slurm;
 pub mod started;
 pub mod starter;
 pub mod supervise;
+pub mod warden;
 mod watch;
 pub mod wrap;
