@@ -59,10 +59,15 @@ fn sixteen_nodes_are_reached_and_no_daemon_is_left() {
     let Some(cluster) = cluster_or_skip(&builder) else { return };
     let output = run(&mut cluster.login("srun", ["-N16", "hostname"])).unwrap();
     assert_eq!(output.stdout.lines().count(), 16, "{}", output.stderr);
-    for node in cluster.nodes() {
-        let output = ssh(&cluster, &[node, "hostname"]);
-        assert_eq!(output.stdout.trim(), node, "{}", output.stderr);
-    }
+    std::thread::scope(|scope| {
+        for node in cluster.nodes() {
+            let cluster = &cluster;
+            scope.spawn(move || {
+                let output = ssh(cluster, &[node, "hostname"]);
+                assert_eq!(output.stdout.trim(), node, "{}", output.stderr);
+            });
+        }
+    });
     let config = cluster.shared().join("sshd").display().to_string();
     assert_eq!(mentioning(&config).len(), 16, "one daemon a node");
     let mut words = cluster.ssh_command();
