@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 
 /// A C compiler for the affinity stand-in, and the schedulers, launchers and tools of the
 /// namespaced cluster.
-const PACKAGES: [&str; 12] = [
+const PACKAGES: [&str; 14] = [
     "gcc",
     "libc6-dev",
     "util-linux",
@@ -19,6 +19,8 @@ const PACKAGES: [&str; 12] = [
     "slurm-wlm-basic-plugins",
     "mpich",
     "openmpi-bin",
+    "openssh-client",
+    "openssh-server",
 ];
 
 /// Installs what is missing, if this is root on Debian or Ubuntu. Returns whether everything is

@@ -38,18 +38,12 @@ pub fn docs() -> Result<()> {
 /// The benchmarks. Those of the binary need it built.
 pub fn bench() -> Result<()> {
     run("build", cargo().args(["build", "--quiet", "--release", "--package", "regatta"]))?;
-    run(
-        "place",
-        cargo().args([
-            "run",
-            "--quiet",
-            "--release",
-            "--package",
-            "regatta-benchmarks",
-            "--bin",
-            "place",
-        ]),
-    )
+    for name in ["place", "launch"] {
+        let mut bench = cargo();
+        bench.args(["run", "--quiet", "--release", "--package", "regatta-benchmarks"]);
+        run(name, bench.args(["--bin", name]))?;
+    }
+    Ok(())
 }
 
 /// Every fuzz target for ten minutes. The sanitizers need a nightly compiler, or a stable one that

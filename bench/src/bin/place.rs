@@ -23,7 +23,8 @@ fn main() -> Result<()> {
     let text = work()?;
     println!("{NODES} nodes, {} ranks, {} bytes of JSON", NODES * machine.gpus.len(), text.len());
     let ours = measure(work);
-    report("equal nodes", ours, scontrol().as_ref().map(|t| ("scontrol show hostnames", *t)))?;
+    let peer = scontrol().map(|times| ("scontrol show hostnames", times));
+    report("equal nodes", ours, peer.as_slice())?;
 
     let machines: Vec<Machine> =
         (1..=NODES).map(|i| Machine { host: format!("node{i}"), ..machine.clone() }).collect();
@@ -32,7 +33,7 @@ fn main() -> Result<()> {
     println!("{} bytes of JSON", text.len());
     let tree: serde_json::Value = serde_json::from_str(&text)?;
     let peer = measure(|| serde_json::to_string(&tree));
-    report("every node described", measure(work), Some(("writing the same JSON from a tree", peer)))
+    report("every node described", measure(work), &[("writing the same JSON from a tree", peer)])
 }
 
 fn place(machines: &[Machine], allocation: &Allocation, job: &Job) -> Result<String> {

@@ -26,6 +26,7 @@ pub struct ClusterBuilder {
     pub(crate) constrain_cores: bool,
     pub(crate) fake_affinity: bool,
     pub(crate) slurm: bool,
+    pub(crate) ssh: bool,
     pub(crate) shared: Vec<PathBuf>,
 }
 
@@ -42,6 +43,7 @@ impl Default for ClusterBuilder {
             constrain_cores: false,
             fake_affinity: false,
             slurm: true,
+            ssh: false,
             shared: target_folder().into_iter().collect(),
         }
     }
@@ -99,6 +101,13 @@ impl ClusterBuilder {
     /// Whether to run Slurm; without it there are only hosts and a network.
     pub fn slurm(mut self, yes: bool) -> Self {
         self.slurm = yes;
+        self
+    }
+
+    /// Whether to run an sshd on every node, which [`Cluster::ssh_command`] reaches from the login
+    /// host.
+    pub fn ssh(mut self, yes: bool) -> Self {
+        self.ssh = yes;
         self
     }
 

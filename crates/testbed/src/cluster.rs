@@ -7,6 +7,8 @@ use crate::error::{TestbedError, io};
 use crate::host::Host;
 use crate::remote;
 use crate::slurm;
+use crate::sshd;
+use crate::together::together;
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -26,7 +28,7 @@ pub struct Cluster {
     // Fields are dropped in this order: the folder goes when no process can write to it any more.
     login: Host,
     hosts: Vec<Host>,
-    _switch: Host,
+    switch: Host,
     names: Vec<String>,
     topology: Option<PathBuf>,
     /// What the environment of every command has beyond its own.
@@ -69,19 +71,17 @@ impl Cluster {
         if builder.slurm {
             slurm::configure(&base, builder)?;
         }
+        if builder.ssh {
+            sshd::configure(&base, NETWORK, &variables, topology.as_deref())?;
+        }
         let switch = Host::switch()?;
-        let mut shared = builder.shared.clone();
-        shared.push(base.path.clone());
-        let host = |name: &str, number: u32| {
-            let host = Host::start(name, &base, &shared)?;
-            host.join(&switch, &format!("{NETWORK}.{number}/24"))?;
-            Ok(host)
-        };
-        let login = host(LOGIN, LOGIN_NUMBER)?;
-        let hosts: Vec<Host> =
-            names.iter().zip(1..).map(|(name, n)| host(name, n)).collect::<Result<_, _>>()?;
+        let (login, hosts) = start_hosts(builder, &base, &switch, &names)?;
         remote::write(&base, &hosts, &variables, topology.as_deref())?;
-        let cluster = Self { login, hosts, _switch: switch, names, topology, variables, base };
+        let cluster = Self { login, hosts, switch, names, topology, variables, base };
+        if builder.ssh {
+            together(&cluster.hosts, |host| sshd::start(&cluster.base, host))?;
+            sshd::wait(&cluster.base, &cluster.hosts)?;
+        }
         if builder.slurm {
             slurm::start(&cluster)?;
         }
@@ -135,6 +135,13 @@ impl Cluster {
         self.command(&self.login, program, args)
     }
 
+    /// A real ssh and its options, to be followed by a node's name and a command; for the login host
+    /// of a cluster that was built with [`ClusterBuilder::ssh`].
+    pub fn ssh_command(&self) -> Vec<String> {
+        let config = sshd::client_config(&self.base).display().to_string();
+        vec!["ssh".to_owned(), "-F".to_owned(), config]
+    }
+
     /// What stands in for ssh: `ssh node1 hostname` runs a command on a node, in a new environment.
     /// Only commands made by [`Cluster::launcher`] can use it.
     pub fn ssh(&self) -> PathBuf {
@@ -167,7 +174,11 @@ impl Cluster {
         command
     }
 
-    fn find(&self, name: &str) -> Result<&Host, TestbedError> {
+    pub(crate) fn switch(&self) -> &Host {
+        &self.switch
+    }
+
+    pub(crate) fn find(&self, name: &str) -> Result<&Host, TestbedError> {
         let mut all = std::iter::once(&self.login).chain(&self.hosts);
         all.find(|h| h.name == name).ok_or_else(|| TestbedError::NoHost {
             name: name.to_owned(),
@@ -182,6 +193,26 @@ impl Drop for Cluster {
         self.login.release();
         self.hosts.iter_mut().for_each(Host::release);
     }
+}
+
+/// Starts all hosts at once and joins them to the switch.
+fn start_hosts(
+    builder: &ClusterBuilder,
+    base: &Base,
+    switch: &Host,
+    names: &[String],
+) -> Result<(Host, Vec<Host>), TestbedError> {
+    let mut shared = builder.shared.clone();
+    shared.push(base.path.clone());
+    let mut all = vec![(LOGIN, LOGIN_NUMBER)];
+    all.extend(names.iter().map(String::as_str).zip(1..));
+    let mut hosts = together(&all, |(name, number)| {
+        let host = Host::start(name, base, &shared)?;
+        host.join(switch, &format!("{NETWORK}.{number}/24"))?;
+        Ok(host)
+    })?;
+    let login = hosts.remove(0);
+    Ok((login, hosts))
 }
 
 fn hosts_file(names: &[String]) -> String {

@@ -78,6 +78,24 @@ pub enum TestbedError {
         /// The last lines of each log.
         logs: String,
     },
+    /// A node's sshd does not listen.
+    #[error("sshd of {name} did not listen after {seconds} s; its log:\n{log}")]
+    SshNotReady {
+        /// The node.
+        name: String,
+        /// The time it had.
+        seconds: u64,
+        /// What it logged.
+        log: String,
+    },
+    /// A host's processes outlive it.
+    #[error("host {name} was crashed, and has processes even {seconds} s later")]
+    StillAlive {
+        /// The host.
+        name: String,
+        /// The time they had.
+        seconds: u64,
+    },
 }
 
 /// Turns an I/O error into ours, which names the file.

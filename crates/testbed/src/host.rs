@@ -4,6 +4,7 @@ use crate::base::Base;
 use crate::cgroup;
 use crate::error::{TestbedError, io};
 use crate::run::{succeed, wait_until};
+use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -21,6 +22,9 @@ pub(crate) struct Host {
     pub(crate) name: String,
     holder: Child,
     stdin: Option<ChildStdin>,
+    /// What `/proc` calls the PID namespace; the switch has none. It is held open, so that a crash
+    /// does not make the name another host's.
+    processes: Option<(PathBuf, File)>,
 }
 
 impl Host {
@@ -42,24 +46,44 @@ impl Host {
         command.args(["bash", "-c", include_str!("host.sh"), "host", name]).arg(&base.path);
         command.arg(format!("{}/{name}", base.name)).arg(cgroup::controllers().join(" "));
         command.args(shared.iter().filter(|p| p.starts_with(COVERED) && *p != Path::new(COVERED)));
-        hold(name, &mut command)
+        let mut host = hold(name, &mut command)?;
+        let namespace = host.process_namespace();
+        let called = fs::read_link(&namespace).map_err(io("read", &namespace))?;
+        let open = File::open(&namespace).map_err(io("open", &namespace))?;
+        host.processes = Some((called, open));
+        Ok(host)
+    }
+
+    /// The holder is the parent of the host's first process, so not in its PID namespace.
+    fn process_namespace(&self) -> String {
+        format!("/proc/{}/ns/pid_for_children", self.holder.id())
     }
 
     /// Joins the host to a switch, under an address of a /24 network.
     pub(crate) fn join(&self, switch: &Host, address: &str) -> Result<(), TestbedError> {
-        let port = format!("sw-{}", self.name);
         let holder = self.holder.id().to_string();
-        let on_switch = |args: &[&str]| {
-            let mut command = Command::new("nsenter");
-            command.args(["--net", "--target", &switch.holder.id().to_string(), "ip"]);
-            succeed(command.args(args))
-        };
+        let port = ["link", "add", &self.port(), "up", "master", "br0", "type", "veth"];
         let peer = ["peer", "name", "eth0", "netns", &holder];
-        on_switch(&[&["link", "add", &port, "type", "veth"][..], &peer].concat())?;
-        on_switch(&["link", "set", &port, "master", "br0", "up"])?;
-        succeed(self.enter().args(["ip", "address", "add", address, "dev", "eth0"]))?;
-        succeed(self.enter().args(["ip", "link", "set", "eth0", "up"]))?;
-        Ok(())
+        switch.on_network(&[&port[..], &peer].concat())?;
+        self.on_network(&["address", "add", address, "dev", "eth0"])?;
+        self.on_network(&["link", "set", "eth0", "up"])
+    }
+
+    /// The name of its port on the switch.
+    pub(crate) fn port(&self) -> String {
+        format!("sw-{}", self.name)
+    }
+
+    /// Runs `ip` on the network of a host or switch.
+    pub(crate) fn on_network(&self, args: &[&str]) -> Result<(), TestbedError> {
+        let mut command = Command::new("nsenter");
+        command.args(["--net", "--target", &self.holder.id().to_string(), "ip"]);
+        succeed(command.args(args)).map(drop)
+    }
+
+    /// Whether this is, as `/proc` calls it, the host's PID namespace.
+    pub(crate) fn holds(&self, namespace: &Path) -> bool {
+        self.processes.as_ref().is_some_and(|(name, _)| name == namespace)
     }
 
     /// A command whose further arguments run in the host.
@@ -67,8 +91,7 @@ impl Host {
         let holder = self.holder.id();
         let mut command = Command::new("nsenter");
         command.args(["--target", &holder.to_string(), "--net", "--uts", "--mount", "--ipc"]);
-        // The holder is the parent of the host's first process, so not in its PID namespace.
-        command.arg(format!("--pid=/proc/{holder}/ns/pid_for_children")).arg("--");
+        command.arg(format!("--pid={}", self.process_namespace())).arg("--");
         command.stdin(Stdio::null());
         command
     }
@@ -113,7 +136,7 @@ fn hold(name: &str, command: &mut Command) -> Result<Host, TestbedError> {
     })?;
     let stdin = holder.stdin.take();
     let (stdout, stderr) = (holder.stdout.take(), holder.stderr.take());
-    let host = Host { name: name.to_owned(), holder, stdin };
+    let host = Host { name: name.to_owned(), holder, stdin, processes: None };
     let mut said = String::new();
     if let Some(stdout) = stdout {
         BufReader::new(stdout).read_line(&mut said).map_err(io("read the answer of host", name))?;

@@ -14,6 +14,9 @@
 //! assert!(run_within(&mut srun, Duration::from_secs(20)).unwrap().status.success());
 //! ```
 //!
+//! A cluster can be harmed as real ones are: [`Cluster::cut`], [`Cluster::crash`] and
+//! [`Cluster::small_disk`]; [`Cluster::processes`] and [`Cluster::listening`] tell what a job left.
+//!
 //! Nothing outlives the process that made a cluster: the first process of each host ends when its
 //! standard input closes, and the kernel then ends all the others. What a killed test leaves of
 //! files, the next cluster removes.
@@ -24,15 +27,20 @@ mod builder;
 mod cgroup;
 mod cluster;
 mod error;
+mod fault;
 mod host;
+mod inside;
 pub mod lumi;
 mod remote;
 mod require;
 mod run;
 mod slurm;
+mod sshd;
+mod together;
 
 pub use builder::ClusterBuilder;
 pub use cluster::Cluster;
 pub use error::TestbedError;
+pub use inside::Process;
 pub use require::{REQUIRE, cluster_or_skip, or_skip};
 pub use run::{Output, run, run_within};

@@ -25,6 +25,9 @@ const SLURM: [(&str, &str); 4] = [
     ("srun", "slurm-client"),
     ("munged", "munge"),
 ];
+/// What real logins need.
+const SSH: [(&str, &str); 3] =
+    [("sshd", "openssh-server"), ("ssh", "openssh-client"), ("ssh-keygen", "openssh-client")];
 /// What compiles the affinity library.
 const COMPILER: [(&str, &str); 1] = [("cc", "gcc libc6-dev")];
 /// Daemons are there, which an ordinary user's path leaves out.
@@ -35,6 +38,9 @@ pub(crate) fn missing(builder: &ClusterBuilder) -> Vec<String> {
     let mut programs = HOSTS.to_vec();
     if builder.slurm {
         programs.extend(SLURM);
+    }
+    if builder.ssh {
+        programs.extend(SSH);
     }
     if builder.fake_affinity {
         programs.extend(COMPILER);

@@ -5,6 +5,7 @@ use crate::builder::ClusterBuilder;
 use crate::cluster::Cluster;
 use crate::error::{TestbedError, io};
 use crate::run::{run_within, succeed};
+use crate::together::together;
 use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 use std::fs;
 use std::io::Read;
@@ -56,12 +57,11 @@ pub(crate) fn start(cluster: &Cluster) -> Result<(), TestbedError> {
         ],
     ))?;
     succeed(&mut cluster.login("slurmctld", [""; 0]))?;
-    for node in cluster.nodes() {
-        let mut words = Vec::new();
-        words.extend(cluster.topology().map(|xml| format!("HWLOC_XMLFILE={}", xml.display())));
-        words.push("slurmd".to_owned());
-        succeed(&mut cluster.on(node, "env", words)?)?;
-    }
+    let topology = cluster.topology().map(|xml| format!("HWLOC_XMLFILE={}", xml.display()));
+    together(cluster.nodes(), |node| {
+        let words = topology.iter().map(String::as_str).chain(["slurmd"]);
+        succeed(&mut cluster.on(node, "env", words)?)
+    })?;
     wait(cluster)
 }
 

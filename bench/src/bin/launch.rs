@@ -1,0 +1,134 @@
+//! What it costs to start a job: `regatta launch -n 2 -- true` on this machine, from the first
+//! process to the last one's end, beside the launchers it replaces.
+//!
+//! The binary is the one beside this program, so build both alike. torchrun is taken from `PATH`,
+//! or from the variable `REGATTA_BENCH_TORCHRUN`; what is not installed is named and left out.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use regatta_benchmarks::{Turn, report, take_turns};
+
+/// Rounds in all.
+const ROUNDS: usize = 60;
+/// torchrun takes seconds: it has its turn only so often.
+const SLOW: usize = 10;
+const TORCHRUN: &str = "REGATTA_BENCH_TORCHRUN";
+
+/// Another launcher, with the command that starts two ranks.
+struct Peer {
+    name: &'static str,
+    every: usize,
+    command: Command,
+}
+
+fn main() -> Result<()> {
+    let regatta = std::env::current_exe()?.with_file_name("regatta");
+    if !regatta.is_file() {
+        bail!("{}: not built; run `cargo xtask bench`", regatta.display());
+    }
+    let (mut peers, missing): (Vec<Peer>, Vec<&str>) = peers();
+    let runs = Runs::create()?;
+    let mut turns = vec![Turn { every: 1, work: Box::new(|| runs.time(&regatta)) }];
+    for peer in &mut peers {
+        let (every, command) = (peer.every, &mut peer.command);
+        turns.push(Turn { every, work: Box::new(move || time(command)) });
+    }
+    // Once for all, so that every file is in memory.
+    take_turns(&mut turns, 1)?;
+    let times = take_turns(&mut turns, ROUNDS)?;
+    drop(turns);
+    let (ours, theirs) = times.split_first().context("no run at all")?;
+    let named: Vec<_> = peers.iter().map(|p| p.name).zip(theirs.iter().copied()).collect();
+    report("start two ranks", *ours, &named)?;
+    for name in missing {
+        println!("  not installed: {name}");
+    }
+    Ok(())
+}
+
+/// Those that are installed, and the names of the others.
+fn peers() -> (Vec<Peer>, Vec<&'static str>) {
+    let all = [
+        ("mpiexec.hydra", 1, installed("mpiexec.hydra").map(|p| command(p, &["-n", "2", "true"]))),
+        ("mpirun of Open MPI", 1, open_mpi()),
+        ("torchrun", SLOW, torchrun()),
+    ];
+    let (mut peers, mut missing) = (Vec::new(), Vec::new());
+    for (name, every, command) in all {
+        match command {
+            Some(command) => peers.push(Peer { name, every, command }),
+            None => missing.push(name),
+        }
+    }
+    (peers, missing)
+}
+
+/// `mpirun` may be another MPI's, so it is asked.
+fn open_mpi() -> Option<Command> {
+    let is_it = |program: &PathBuf| {
+        let output = Command::new(program).arg("--version").output();
+        output.is_ok_and(|o| String::from_utf8_lossy(&o.stdout).contains("Open MPI"))
+    };
+    let program =
+        ["mpirun.openmpi", "mpirun"].into_iter().filter_map(installed).find(|p| is_it(p))?;
+    let mut command = command(program, &["--oversubscribe", "-n", "2", "true"]);
+    command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+    Some(command)
+}
+
+fn torchrun() -> Option<Command> {
+    let program =
+        std::env::var_os(TORCHRUN).map(PathBuf::from).or_else(|| installed("torchrun"))?;
+    Some(command(program, &["--nproc-per-node", "2", "--no-python", "true"]))
+}
+
+fn installed(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path).map(|folder| folder.join(name)).find(|file| file.is_file())
+}
+
+fn command(program: PathBuf, args: &[&str]) -> Command {
+    let mut command = Command::new(program);
+    command.args(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command
+}
+
+/// From the start of the first process to its end, which comes after its ranks'.
+fn time(command: &mut Command) -> Result<Duration> {
+    let start = Instant::now();
+    let status = command.status().with_context(|| format!("{command:?}"))?;
+    let time = start.elapsed();
+    if !status.success() {
+        bail!("{command:?} failed with {status}");
+    }
+    Ok(time)
+}
+
+/// A folder for run folders, which goes with this.
+struct Runs(PathBuf);
+
+impl Runs {
+    fn create() -> Result<Self> {
+        let path = std::env::temp_dir().join(format!("regatta-bench-{}", std::process::id()));
+        std::fs::create_dir(&path).with_context(|| path.display().to_string())?;
+        Ok(Self(path))
+    }
+
+    /// One launch, with a run folder as every launch has one.
+    fn time(&self, regatta: &Path) -> Result<Duration> {
+        let folder = self.0.join("run");
+        let mut command = command(regatta.to_owned(), &["launch", "-n", "2", "--run-dir"]);
+        let time = time(command.arg(&folder).args(["--", "true"]))?;
+        std::fs::remove_dir_all(&folder).with_context(|| folder.display().to_string())?;
+        Ok(time)
+    }
+}
+
+impl Drop for Runs {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}

@@ -1,0 +1,85 @@
+//! Real logins by ssh, from the login host to the nodes.
+
+#![allow(clippy::unwrap_used, reason = "a test's own functions may panic as it may")]
+
+use regatta_testbed::{Cluster, Output, cluster_or_skip, run};
+use std::time::{Duration, Instant};
+
+fn ssh(cluster: &Cluster, words: &[&str]) -> Output {
+    let mut all = cluster.ssh_command();
+    all.extend(words.iter().map(|&w| w.to_owned()));
+    let program = all.remove(0);
+    run(cluster.login(program, all).env("LEFT_BEHIND", "1")).unwrap()
+}
+
+#[test]
+fn a_login_runs_a_command_in_an_environment_of_its_own() {
+    let builder = Cluster::builder().nodes(2).slurm(false).ssh(true);
+    let Some(cluster) = cluster_or_skip(&builder) else { return };
+    let output = ssh(&cluster, &["node2", "hostname; echo ${LEFT_BEHIND-none}; exit 3"]);
+    assert_eq!((output.stdout.as_str(), output.stderr.as_str()), ("node2\nnone\n", ""));
+    assert_eq!(output.status.code(), Some(3));
+    let output = ssh(&cluster, &["10.77.0.1", "hostname"]);
+    assert_eq!(output.stdout, "node1\n", "{}", output.stderr);
+    let output = ssh(&cluster, &["node9", "hostname"]);
+    assert_eq!(output.status.code(), Some(255));
+}
+
+#[test]
+fn a_login_without_the_key_is_refused() {
+    let builder = Cluster::builder().nodes(1).slurm(false).ssh(true);
+    let Some(cluster) = cluster_or_skip(&builder) else { return };
+    let options = ["-F", "none", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no"];
+    let rest = ["-o", "UserKnownHostsFile=/dev/null", "-i", "/dev/null", "node1", "true"];
+    let output = run(&mut cluster.login("ssh", [&options[..], &rest].concat())).unwrap();
+    assert_eq!(output.status.code(), Some(255));
+    assert!(output.stderr.contains("Permission denied"), "{}", output.stderr);
+}
+
+#[test]
+fn a_login_sees_what_the_cluster_makes_up() {
+    let builder = Cluster::builder().nodes(1).cpus(77).fake_affinity(true).ssh(true);
+    let Some(cluster) = cluster_or_skip(&builder) else { return };
+    let output = ssh(&cluster, &["node1", "nproc; sinfo -h -o %D"]);
+    assert_eq!(output.stdout, "77\n1\n", "{}", output.stderr);
+}
+
+/// Command lines of this machine's processes that mention `what`.
+fn mentioning(what: &str) -> Vec<String> {
+    let lines = std::fs::read_dir("/proc").unwrap().flatten().map(|entry| {
+        let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        String::from_utf8_lossy(&line).replace('\0', " ")
+    });
+    lines.filter(|line| line.contains(what)).collect()
+}
+
+#[test]
+fn sixteen_nodes_are_reached_and_no_daemon_is_left() {
+    let builder = Cluster::builder().nodes(16).ssh(true);
+    let Some(cluster) = cluster_or_skip(&builder) else { return };
+    let output = run(&mut cluster.login("srun", ["-N16", "hostname"])).unwrap();
+    assert_eq!(output.stdout.lines().count(), 16, "{}", output.stderr);
+    std::thread::scope(|scope| {
+        for node in cluster.nodes() {
+            let cluster = &cluster;
+            scope.spawn(move || {
+                let output = ssh(cluster, &[node, "hostname"]);
+                assert_eq!(output.stdout.trim(), node, "{}", output.stderr);
+            });
+        }
+    });
+    let config = cluster.shared().join("sshd").display().to_string();
+    assert_eq!(mentioning(&config).len(), 16, "one daemon a node");
+    let mut words = cluster.ssh_command();
+    words.extend(["node1", "sleep 4242"].map(str::to_owned));
+    let program = words.remove(0);
+    let mut login = cluster.login(program, words).spawn().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while cluster.processes("node1").unwrap().is_empty() {
+        assert!(Instant::now() < deadline, "no sleep on node1");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    drop(cluster);
+    login.wait().unwrap();
+    assert_eq!(mentioning(&config), [""; 0]);
+}
