@@ -104,7 +104,7 @@ impl Folder {
         let ahead = self.waiting.iter().enumerate().skip(first).take(LOOK_AHEAD);
         let at = ahead.into_iter().find(|(_, (_, l))| same(l)).map(|(at, _)| at);
         let at = at.unwrap_or(self.waiting.len());
-        line.ranks.iter().for_each(|&rank| drop(self.last.insert(rank, self.gone + at)));
+        self.last.extend(line.ranks.iter().map(|&rank| (rank, self.gone + at)));
         match self.waiting.get_mut(at) {
             Some((_, waiting)) => waiting.ranks.extend(line.ranks),
             None => self.waiting.push_back((now, line)),

@@ -181,7 +181,8 @@ fn allocation(
         let given = allocation.nodes.len();
         let (wanted, spares) = (wanted as usize, spares as usize);
         if wanted + spares > given {
-            let besides = if spares > 0 { format!(" and --spares {spares}") } else { String::new() };
+            let besides =
+                if spares > 0 { format!(" and --spares {spares}") } else { String::new() };
             bail!("--nodes {wanted}{besides}, but the allocation has {given}");
         }
         allocation.nodes.truncate(wanted + spares);

@@ -118,7 +118,7 @@ impl Boot {
 
     /// The job's secret.
     pub fn secret(&self) -> Result<Secret, BootError> {
-        Secret::from_hex(&self.secret).ok_or(BootError::Fault("secret"))
+        Secret::from_hex(&self.secret).map_err(|_| BootError::Fault("secret"))
     }
 
     /// The nodes.

@@ -57,7 +57,8 @@ impl Fleet {
         }
         self.came = came;
         for refusal in self.net.refusals() {
-            self.events.push_back(Event::Note(refusal.to_string()));
+            let what = format!("refused a connection from {}: {}", refusal.peer, refusal.why);
+            self.events.push_back(Event::Note(what));
         }
         let outputs = self.roll.handle(Input::Tick, Instant::now());
         self.carry_out(outputs);

@@ -75,7 +75,14 @@ impl<C: Copy + Eq + Hash> Roll<C> {
             over: true,
         };
         let nodes = hosts.iter().map(node).collect();
-        Self { nodes, routes: Routes::default(), attempt: 0, running: false, open: BTreeSet::new(), rejoin }
+        Self {
+            nodes,
+            routes: Routes::default(),
+            attempt: 0,
+            running: false,
+            open: BTreeSet::new(),
+            rejoin,
+        }
     }
 
     /// Who has not introduced themselves, or is gone.
@@ -206,7 +213,9 @@ impl<C: Copy + Eq + Hash> Roll<C> {
         }
         let name = |n: u32| self.nodes.get(n as usize).map_or("?", |n| n.host.as_str());
         let (blamed, what) = match through {
-            Some(other) => (other, format!("{} lost its connection to {}", name(node), name(other))),
+            Some(other) => {
+                (other, format!("{} lost its connection to {}", name(node), name(other)))
+            }
             None => (node, format!("{} lost its connection to the coordinator", name(node))),
         };
         self.broken(blamed, node, format!("{what}: {why}"), out);

@@ -61,8 +61,9 @@ impl<C: Copy + Eq + Hash> Routes<C> {
     /// A connection ended: what it alone led to.
     pub fn closed(&mut self, conn: C) -> Option<Cut> {
         let node = self.owner.remove(&conn)?;
-        let behind: Vec<u32> = self.to.iter().filter(|(_, c)| **c == conn).map(|(n, _)| *n).collect();
-        behind.iter().for_each(|n| drop(self.to.remove(n)));
+        let behind: Vec<u32> =
+            self.to.iter().filter(|(_, c)| **c == conn).map(|(n, _)| *n).collect();
+        self.to.retain(|_, c| *c != conn);
         let below = behind.iter().copied().filter(|n| *n != node).collect();
         let node = behind.contains(&node).then_some(node);
         (!behind.is_empty()).then_some(Cut { node, below })

@@ -75,6 +75,19 @@ impl Net {
         Ok(())
     }
 
+    /// Closes all connections, each once what is queued on it is sent, and waits for that, but not
+    /// longer than `limit`.
+    pub fn finish(&mut self, limit: Duration) -> io::Result<()> {
+        let all: Vec<ConnId> = self.conns.keys().copied().collect();
+        all.into_iter().for_each(|id| self.close(id));
+        let (start, mut events) = (Instant::now(), Vec::new());
+        while self.closing() > 0 && start.elapsed() < limit {
+            self.poll(limit.saturating_sub(start.elapsed()), &mut events)?;
+            events.clear();
+        }
+        Ok(())
+    }
+
     fn longest_wait(&self, timeout: Duration, now: Instant) -> Duration {
         let rested = self.accept_after.map_or(Duration::ZERO, |after| after.duration_since(now));
         let accept = if self.to_accept.is_empty() { Duration::MAX } else { rested };

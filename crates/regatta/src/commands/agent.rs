@@ -53,9 +53,8 @@ fn read(path: &std::path::Path) -> Result<String> {
     if path == std::path::Path::new("-") {
         std::io::stdin().lock().take(MOST).read_to_string(&mut text).context("standard input")?;
     } else {
-        let hint = || {
-            format!("{}: the run folder must be on a file system of all nodes", path.display())
-        };
+        let hint =
+            || format!("{}: the run folder must be on a file system of all nodes", path.display());
         let file = std::fs::File::open(path).with_context(hint)?;
         file.take(MOST).read_to_string(&mut text).with_context(hint)?;
     }

@@ -149,7 +149,9 @@ fn invocations(
     let own = std::env::current_exe().context("the path of this program")?;
     let program = args.agent.as_deref().unwrap_or(&own);
     let ssh: Vec<String> = match &args.ssh {
-        Some(text) => shlex::split(text).with_context(|| format!("--ssh {text}: a quote is open"))?,
+        Some(text) => {
+            shlex::split(text).with_context(|| format!("--ssh {text}: a quote is open"))?
+        }
         None => Vec::new(),
     };
     let job = survey.env.get("SLURM_JOB_ID").filter(|_| starter == Starter::Srun);

@@ -43,10 +43,11 @@ impl Planned {
         let every = |line: &&EnvLine| {
             counts[&(line.variable.as_str(), line.value.as_deref())] == self.ranks.len()
         };
-        let own = |r: &'_ PlannedRank| r.lines.iter().filter(|l| !every(l)).collect();
+        let ranks = self.ranks.iter();
+        let own = ranks.map(|r| (r.spec.rank, r.lines.iter().filter(|l| !every(l)).collect()));
         Environment {
             common: self.ranks.first().into_iter().flat_map(|r| &r.lines).filter(every).collect(),
-            ranks: self.ranks.iter().map(|r| (r.spec.rank, own(r))).collect(),
+            ranks: own.collect(),
         }
     }
 }

@@ -25,7 +25,7 @@ use super::raise::{self, Passing, Raised};
 use super::ranks::{Planned, planned};
 use crate::cli::LaunchArgs;
 use crate::plan::{Plan, Survey};
-use crate::{surroundings, system};
+use crate::system;
 
 /// How long agents have to end when the job is over.
 const LEAVE: Duration = Duration::from_secs(5);
@@ -82,7 +82,8 @@ impl<'a> There<'a> {
         let spares = self.roster.spares().iter();
         for &node in self.roster.active().iter().chain(spares) {
             let host = &self.hosts[node];
-            let machine = self.machine(node).with_context(|| format!("what {host} says of itself"))?;
+            let machine =
+                self.machine(node).with_context(|| format!("what {host} says of itself"))?;
             let key = serde_json::to_string(&machine.kind())?;
             let kind = *known.entry(key).or_insert_with(|| {
                 machines.push(machine);
@@ -198,8 +199,16 @@ fn base(starter: Starter) -> Vec<(OsString, OsString)> {
 fn without(starter: Starter) -> Vec<String> {
     let prefixes: &[&str] = match starter {
         Starter::Pals | Starter::Hydra | Starter::OpenMpi => &[
-            "PMI_", "PMIX_", "OMPI_", "PRTE_", "HYDI_", "MPI_LOCAL", "MPIR_CVAR_", "PALS_RANKID",
-            "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE",
+            "PMI_",
+            "PMIX_",
+            "OMPI_",
+            "PRTE_",
+            "HYDI_",
+            "MPI_LOCAL",
+            "MPIR_CVAR_",
+            "PALS_RANKID",
+            "PALS_LOCAL_RANKID",
+            "PALS_LOCAL_SIZE",
         ],
         Starter::Flux => &["FLUX_TASK_", "PMI_"],
         Starter::Srun | Starter::Ssh => &[],
