@@ -8,5 +8,6 @@
 mod gpus;
 mod launchers;
 mod lumi;
+mod nodes;
 mod slurm;
 mod support;
