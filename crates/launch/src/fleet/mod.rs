@@ -10,4 +10,6 @@ pub mod member;
 pub mod message;
 pub mod roll;
 mod routes;
+#[cfg(test)]
+mod storm;
 pub mod tree;
