@@ -9,4 +9,5 @@ mod gpus;
 mod launchers;
 mod lumi;
 mod slurm;
+mod starters;
 mod support;
