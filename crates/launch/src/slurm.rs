@@ -1,37 +1,69 @@
 //! What a Slurm step has to ask for to have all that the job has on a node. No I/O.
 
+use std::collections::HashMap;
+
 use regatta_model::hostlist;
 
-/// The generic resources (GPUs, mostly) that a step should ask for on each of `hosts` to have all
-/// of the job's there, from what `scontrol show job -d JOBID` prints; `None` where it gets them
-/// without asking.
+/// The generic resources, GPUs mostly, that steps ask for.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Gres {
+    /// What a step gets without asking is all.
+    #[default]
+    Inherited,
+    /// The same on each node: `gpu:4`.
+    Same(String),
+    /// The job has other numbers on other nodes; for each host what it has there. One step cannot
+    /// ask for that, and Slurm refuses a number by node that not all nodes of the job have.
+    Each(Vec<Option<String>>),
+}
+
+/// What to ask for on `hosts` to have all that the job has there, from what
+/// `scontrol show job -d JOBID` prints.
 ///
 /// A step takes over the job's request in the job's own terms: `--gpus-per-task=2` is two for the
 /// one agent, not two for each of the job's tasks, and `--gpus=8` is spread over the nodes anew,
 /// though the job's are where they are. Of nodes that the job has whole (`--exclusive`) a step gets
 /// no GPU at all unless it asks. Only what was asked for by node comes out right.
-pub fn whole_gres(scontrol: &str, hosts: &[String]) -> Vec<Option<String>> {
-    let words = || scontrol.split_whitespace();
-    let asked = |way: &str| words().any(|word| word.starts_with(way));
-    let by_node = asked("TresPerNode=");
+pub fn whole_gres(scontrol: &str, hosts: &[String]) -> Gres {
+    let asked = |way: &str| scontrol.split_whitespace().any(|word| word.starts_with(way));
     let otherwise = ["TresPerTask=", "TresPerJob=", "TresPerSocket="].into_iter().any(asked);
-    if by_node && !otherwise {
-        return vec![None; hosts.len()];
+    if asked("TresPerNode=") && !otherwise {
+        return Gres::Inherited;
     }
-    let mut all = vec![None; hosts.len()];
+    let mut of_node: HashMap<String, Option<String>> = HashMap::new();
     for line in scontrol.lines() {
         let value = |key: &str| line.split_whitespace().find_map(|word| word.strip_prefix(key));
         let (Some(nodes), Some(gres)) = (value("Nodes="), value("GRES=")) else { continue };
-        let (Ok(nodes), Some(gres)) = (hostlist::expand(nodes), request(gres)) else { continue };
-        let nodes: std::collections::HashSet<&str> =
-            nodes.iter().map(|node| hostlist::short(node)).collect();
-        for (host, slot) in hosts.iter().zip(&mut all) {
-            if nodes.contains(hostlist::short(host)) {
-                *slot = Some(gres.clone());
-            }
+        for node in hostlist::expand(nodes).unwrap_or_default() {
+            of_node.insert(hostlist::short(&node).to_owned(), request(gres));
         }
     }
-    all
+    let mut all = of_node.values();
+    match all.next() {
+        Some(first) if all.all(|gres| gres == first) => {
+            first.clone().map_or(Gres::Inherited, Gres::Same)
+        }
+        None => Gres::Inherited,
+        Some(_) => {
+            let of = |host: &String| of_node.get(hostlist::short(host)).cloned().flatten();
+            Gres::Each(hosts.iter().map(of).collect())
+        }
+    }
+}
+
+/// A request for one node in the terms that Slurm grants on uneven ones: GPUs for the whole step.
+pub(crate) fn alone(gres: &str) -> Vec<String> {
+    let (mut gpus, mut others) = (Vec::new(), Vec::new());
+    for item in gres.split(',') {
+        match item.strip_prefix("gpu:") {
+            Some(gpu) => gpus.push(gpu),
+            None => others.push(item),
+        }
+    }
+    let ask = |option: &str, items: Vec<&str>| {
+        (!items.is_empty()).then(|| format!("{option}={}", items.join(",")))
+    };
+    ask("--gpus", gpus).into_iter().chain(ask("--gres", others)).collect()
 }
 
 /// A request for what is listed as `gpu:a100:4(IDX:0-3),nvme:1`: the same without the parentheses,
@@ -65,25 +97,26 @@ mod tests {
     fn what_is_asked_for_by_task_or_job_is_asked_for_by_node() {
         let job = "JobId=1 JobName=x\n   JOB_GRES=gpu:8\n\
                    \x20    Nodes=node[1-2] CPU_IDs=0-1 Mem=0 GRES=gpu:4(IDX:0-3)\n   TresPerTask=gres:gpu:2\n";
-        let four = Some("gpu:4".to_owned());
-        assert_eq!(whole_gres(job, &hosts("node[1-2]")), [four.clone(), four.clone()]);
-        assert_eq!(whole_gres(job, &hosts("node2.site,other")), [four, None]);
+        assert_eq!(whole_gres(job, &hosts("node[1-2]")), Gres::Same("gpu:4".to_owned()));
     }
 
     #[test]
     fn uneven_nodes_are_told_apart() {
         let job = "   JOB_GRES=gpu:3\n     Nodes=node1 CPU_IDs=0-1 Mem=0 GRES=gpu:2(IDX:0-1)\n\
                    \x20    Nodes=node2 CPU_IDs=0-1 Mem=0 GRES=gpu:1(IDX:0)\n   TresPerJob=gres:gpu:3\n";
-        let found = whole_gres(job, &hosts("node[1-2]"));
-        assert_eq!(found, [Some("gpu:2".to_owned()), Some("gpu:1".to_owned())]);
+        let found = whole_gres(job, &hosts("node2,node1.site,other"));
+        let each = [Some("gpu:1".to_owned()), Some("gpu:2".to_owned()), None];
+        assert_eq!(found, Gres::Each(each.to_vec()));
+        assert_eq!(alone("gpu:a100:2,nvme:1,gpu:1"), ["--gpus=a100:2,1", "--gres=nvme:1"]);
     }
 
     #[test]
     fn what_was_asked_for_by_node_is_left_to_slurm() {
         let job = "Nodes=n1 CPU_IDs=0-1 Mem=0 GRES=gpu:4(IDX:0-3)\nTresPerNode=gres:gpu:4\n";
-        assert_eq!(whole_gres(job, &hosts("n1")), [None]);
-        assert_eq!(whole_gres("Nodes=n1 CPU_IDs=0-1 Mem=0 GRES=\n", &hosts("n1")), [None]);
-        assert_eq!(whole_gres("", &hosts("n1")), [None]);
+        let none = "Nodes=n1 CPU_IDs=0-1 Mem=0 GRES=\n";
+        for job in [job, none, ""] {
+            assert_eq!(whole_gres(job, &hosts("n1")), Gres::Inherited);
+        }
     }
 
     #[test]
@@ -99,8 +132,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_gives_one_answer_a_host(text in "(Nodes=|GRES=|gpu:|n[0-9]|[ ,()\\[\\]\n-]|Tres){0,20}") {
-            prop_assert_eq!(whole_gres(&text, &hosts("n[0-3]")).len(), 4);
+        fn each_host_has_its_answer(text in "(Nodes=|GRES=|gpu:|n[0-9]|[ ,()\\[\\]\n-]|Tres){0,20}") {
+            if let Gres::Each(each) = whole_gres(&text, &hosts("n[0-3]")) {
+                prop_assert_eq!(each.len(), 4);
+            }
         }
     }
 }

@@ -11,6 +11,8 @@ use std::path::{Path, PathBuf};
 
 use regatta_model::{Scheduler, hostlist};
 
+use crate::slurm::{self, Gres};
+
 /// What starts the agents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Starter {
@@ -40,8 +42,8 @@ pub struct Agents<'a> {
     pub boot_file: Option<&'a Path>,
     /// The ssh program with its options; none: `ssh`.
     pub ssh: &'a [String],
-    /// What [`crate::slurm::whole_gres`] found for each host; none: what Slurm gives by itself.
-    pub gres: &'a [Option<String>],
+    /// What Slurm has to be asked for, see [`whole_gres`](crate::slurm::whole_gres).
+    pub gres: &'a Gres,
 }
 
 /// One command to run.
@@ -200,32 +202,31 @@ const NARROWING: [&str; 24] = [
     "SLURM_LABELIO",
 ];
 
-/// One step. Where nodes differ in what the job has on them, one for each run of equal nodes, for a
-/// step asks for the same on all of its nodes.
+/// One step; one a node where the job has other numbers of GPUs on other nodes.
 ///
 /// Slurm numbers the tasks in its own order of nodes, whatever the order of the list: an agent is
 /// known by `SLURMD_NODENAME`.
 fn srun(agents: &Agents<'_>, command: &[OsString]) -> Vec<Invocation> {
-    let gres = |node: usize| agents.gres.get(node).and_then(Option::as_deref);
-    let mut runs: Vec<Range<usize>> = Vec::new();
-    for node in 0..agents.hosts.len() {
-        match runs.last_mut() {
-            Some(run) if gres(run.start) == gres(node) => run.end = node + 1,
-            _ => runs.push(node..node + 1),
+    let step = |nodes: Range<usize>, gres: Vec<String>| {
+        let options = srun_options(&agents.hosts[nodes.clone()]).into_iter().chain(gres);
+        let args = options.map(OsString::from).chain(command.iter().cloned());
+        Invocation {
+            unset: NARROWING.map(str::to_owned).to_vec(),
+            takes_boot: true,
+            ..Invocation::new("srun", args, nodes)
+        }
+    };
+    let all = 0..agents.hosts.len();
+    match agents.gres {
+        Gres::Inherited => vec![step(all, Vec::new())],
+        Gres::Same(gres) => vec![step(all, vec![format!("--gres={gres}")])],
+        Gres::Each(each) => {
+            // Where the job has none, its own request must not be taken over either.
+            let of = |node: usize| each.get(node).and_then(Option::as_deref).unwrap_or("none");
+            let asks = |node| slurm::alone(of(node));
+            all.map(|node| step(node..node + 1, asks(node))).collect()
         }
     }
-    runs.into_iter()
-        .map(|run| {
-            let mut args = srun_options(&agents.hosts[run.clone()]);
-            args.extend(gres(run.start).map(|gres| format!("--gres={gres}")));
-            let args = args.into_iter().map(OsString::from).chain(command.iter().cloned());
-            Invocation {
-                unset: NARROWING.map(str::to_owned).to_vec(),
-                takes_boot: true,
-                ..Invocation::new("srun", args, run)
-            }
-        })
-        .collect()
 }
 
 fn srun_options(hosts: &[String]) -> Vec<String> {

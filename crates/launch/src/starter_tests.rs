@@ -1,7 +1,13 @@
 use super::*;
 
 fn agents<'a>(hosts: &'a [String], boot_file: Option<&'a Path>) -> Agents<'a> {
-    Agents { hosts, program: Path::new("/opt/my tools/regatta"), boot_file, ssh: &[], gres: &[] }
+    Agents {
+        hosts,
+        program: Path::new("/opt/my tools/regatta"),
+        boot_file,
+        ssh: &[],
+        gres: &Gres::Inherited,
+    }
 }
 
 fn hosts(text: &str) -> Vec<String> {
@@ -39,20 +45,24 @@ fn srun() {
 }
 
 #[test]
-fn nodes_with_other_gpus_are_other_steps() {
-    let hosts = hosts("n[1-5]");
-    let gres = ["gpu:4", "gpu:4", "gpu:2", "", "gpu:4"];
-    let gres = gres.map(|g| Some(g.to_owned()).filter(|g| !g.is_empty()));
-    let all = Starter::Srun.invocations(&Agents { gres: &gres, ..agents(&hosts, None) }).unwrap();
-    let asked = |i: &Invocation| words(i).into_iter().find(|w| w.starts_with("--gres"));
-    let found: Vec<_> = all.iter().map(|i| (i.hosts.clone(), asked(i))).collect();
-    let ask = |g: &str| Some(format!("--gres={g}"));
-    assert_eq!(
-        found,
-        [(0..2, ask("gpu:4")), (2..3, ask("gpu:2")), (3..4, None), (4..5, ask("gpu:4"))]
-    );
-    assert!(words(&all[0]).contains(&"--nodelist=n[1-2]".to_owned()));
-    assert!(words(&all[0]).contains(&"--ntasks=2".to_owned()));
+fn uneven_nodes_are_steps_of_their_own() {
+    let hosts = hosts("n[1-3]");
+    let asked = |gres: &Gres| -> Vec<(Range<usize>, Vec<String>)> {
+        let all = Starter::Srun.invocations(&Agents { gres, ..agents(&hosts, None) }).unwrap();
+        let ask = |w: &String| w.starts_with("--gres") || w.starts_with("--gpus");
+        all.iter().map(|i| (i.hosts.clone(), words(i).into_iter().filter(ask).collect())).collect()
+    };
+    let same = Gres::Same("gpu:4".to_owned());
+    assert_eq!(asked(&same), [(0..3, vec!["--gres=gpu:4".to_owned()])]);
+    let each = Gres::Each(vec![Some("gpu:2".to_owned()), None, Some("gpu:a100:1".to_owned())]);
+    let wanted = [
+        (0..1, vec!["--gpus=2".to_owned()]),
+        (1..2, vec!["--gres=none".to_owned()]),
+        (2..3, vec!["--gpus=a100:1".to_owned()]),
+    ];
+    assert_eq!(asked(&each), wanted);
+    let all = Starter::Srun.invocations(&Agents { gres: &each, ..agents(&hosts, None) }).unwrap();
+    assert!(words(&all[2]).contains(&"--nodelist=n3".to_owned()));
 }
 
 #[test]

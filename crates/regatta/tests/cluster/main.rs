@@ -10,4 +10,5 @@ mod launchers;
 mod lumi;
 mod nodes;
 mod slurm;
+mod starters;
 mod support;

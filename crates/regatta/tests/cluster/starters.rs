@@ -1,0 +1,287 @@
+//! The commands that start agents, under real launchers, with a script for an agent: exactly one on
+//! each host, with all that the job has there, and the boot document.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use regatta_launch::slurm::whole_gres;
+use regatta_launch::started::{Started, output_of};
+use regatta_launch::starter::{Agents, Invocation, Starter};
+use regatta_model::{CpuSet, hostlist};
+use regatta_testbed::{Cluster, cluster_or_skip, run};
+
+use crate::support::{HYDRA, OPEN_MPI, programs_or_skip};
+
+/// Tell [`starts_agents`] what to do.
+const STARTER: &str = "REGATTA_TEST_STARTER";
+const HOSTS: &str = "REGATTA_TEST_HOSTS";
+const SSH: &str = "REGATTA_TEST_SSH";
+/// The folder of the agent's script, and of what agents write.
+const FOLDER: &str = "REGATTA_TEST_FOLDER";
+/// What only the boot document holds.
+const SECRET: &str = "a secret of many words";
+/// The time for agents to start and end.
+const LIMIT: Duration = Duration::from_secs(40);
+
+/// What an agent does: it writes down what it is given. Where there is a file `deadly`, the one on
+/// node1 dies at once; the others outlive it. Where there is a file `stay`, all stay.
+const AGENT: &str = r#"#!/bin/sh
+folder=${0%/*}
+me=$folder/agent-$(hostname)-$$
+case $3 in -) boot=$(cat);; *) boot=$(cat "$3");; esac
+if [ -e "$folder/deadly" ]; then
+    [ "$(hostname)" = node1 ] && { : > "$folder/dead"; kill -9 $$; }
+    while [ ! -e "$folder/dead" ]; do sleep 0.05; done
+    sleep 1
+fi
+{
+    echo "boot $boot"
+    echo "words $*"
+    echo "cpus $(grep Cpus_allowed_list: /proc/self/status | cut -f2)"
+    echo "gpus $CUDA_VISIBLE_DEVICES"
+} > "$me.part"
+mv "$me.part" "$me"
+if [ -e "$folder/stay" ]; then exec sleep 600; fi
+"#;
+
+/// Not a test by itself: what a coordinator does, from the start of agents to their end.
+#[test]
+#[ignore = "run by the tests of this file"]
+fn starts_agents() {
+    let Ok(folder) = std::env::var(FOLDER).map(PathBuf::from) else { return };
+    let var = |name: &str| std::env::var(name).unwrap_or_default();
+    let starter = match var(STARTER).as_str() {
+        "srun" => Starter::Srun,
+        "hydra" => Starter::Hydra,
+        "openmpi" => Starter::OpenMpi,
+        "ssh" => Starter::Ssh,
+        other => panic!("no starter {other}"),
+    };
+    let hosts = hostlist::expand(&var(HOSTS)).unwrap();
+    let job = var("SLURM_JOB_ID");
+    let scontrol = output_of("scontrol", &["show", "job", "-d", &job], LIMIT).unwrap_or_default();
+    let boot_file = folder.join("boot");
+    let agents = Agents {
+        hosts: &hosts,
+        program: &folder.join("agent"),
+        boot_file: (!starter.boots_by_stdin()).then_some(&boot_file),
+        ssh: &[var(SSH)],
+        gres: &whole_gres(&scontrol, &hosts),
+    };
+    let mut all = starter.invocations(&agents).unwrap();
+    all.iter_mut().for_each(here);
+    let count = all.len();
+    let mut started = Started::spawn(all, SECRET, &hosts).unwrap();
+    if folder.join("stay").exists() {
+        wait(|| agent_files(&folder).len() == hosts.len());
+        return started.end(Duration::from_secs(10));
+    }
+    let mut ended = Vec::new();
+    wait(|| {
+        ended.extend(started.ended());
+        ended.len() == count
+    });
+    let said: Vec<_> = (0..hosts.len()).map(|host| started.said(host)).collect();
+    std::fs::write(folder.join("said"), format!("{ended:?} {said:?}")).unwrap();
+}
+
+/// `mpiexec` is one of several on this machine.
+fn here(invocation: &mut Invocation) {
+    let name = |(name, _): (&str, &str)| name.to_owned().into();
+    if invocation.program == "mpiexec" {
+        let hydra = invocation.args.iter().any(|a| a == "-ppn");
+        invocation.program = name(if hydra { HYDRA } else { OPEN_MPI });
+    }
+}
+
+fn wait(mut done: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < LIMIT, "it never came");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// The files that agents have written, whole.
+fn agent_files(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().path());
+    let name = |path: &PathBuf| path.file_name().unwrap().to_str().unwrap().to_owned();
+    let written =
+        |path: &PathBuf| name(path).starts_with("agent-") && !name(path).contains(".part");
+    let mut files: Vec<PathBuf> = entries.filter(written).collect();
+    files.sort();
+    files
+}
+
+/// What one agent wrote.
+#[derive(Debug)]
+struct Agent {
+    host: String,
+    pid: String,
+    text: String,
+}
+
+impl Agent {
+    fn read(file: &Path) -> Self {
+        let name = file.file_name().unwrap().to_str().unwrap();
+        let [_, host, pid] = name.split('-').collect::<Vec<_>>()[..] else { panic!("{name}") };
+        let text = std::fs::read_to_string(file).unwrap();
+        Self { host: host.to_owned(), pid: pid.to_owned(), text }
+    }
+
+    fn line(&self, key: &str) -> &str {
+        let found = self.text.lines().find_map(|line| line.strip_prefix(key));
+        found.unwrap_or_else(|| panic!("no {key} in {self:?}")).trim()
+    }
+
+    fn cpus(&self) -> usize {
+        self.line("cpus").parse::<CpuSet>().unwrap().iter().count()
+    }
+
+    fn gpus(&self) -> usize {
+        self.line("gpus").split(',').filter(|gpu| !gpu.is_empty()).count()
+    }
+}
+
+/// A folder for one start of agents, with what is to be found there.
+fn folder(cluster: &Cluster, name: &str, files: &[&str]) -> PathBuf {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = cluster.shared().join(name);
+    std::fs::create_dir(&folder).unwrap();
+    let agent = folder.join("agent");
+    std::fs::write(&agent, AGENT).unwrap();
+    std::fs::set_permissions(&agent, std::fs::Permissions::from_mode(0o755)).unwrap();
+    std::fs::write(folder.join("boot"), SECRET).unwrap();
+    files.iter().for_each(|file| std::fs::write(folder.join(file), "").unwrap());
+    folder
+}
+
+/// Runs the coordinator by `command`, whose further words it is, and reads what agents wrote.
+fn agents(command: &mut Command, starter: &str, hosts: &str, folder: &Path) -> Vec<Agent> {
+    command.arg(std::env::current_exe().unwrap());
+    command.args(["--ignored", "--exact", "starters::starts_agents"]);
+    command.env(STARTER, starter).env(HOSTS, hosts).env(FOLDER, folder);
+    let output = run(command).unwrap();
+    let said = std::fs::read_to_string(folder.join("said")).unwrap_or_default();
+    assert!(output.status.success(), "{output:?} {said}");
+    let found: Vec<Agent> = agent_files(folder).iter().map(|file| Agent::read(file)).collect();
+    for agent in &found {
+        assert_eq!(agent.line("boot"), SECRET, "{starter}: {said}");
+    }
+    found
+}
+
+fn hosts_of(agents: &[Agent]) -> Vec<&str> {
+    agents.iter().map(|a| a.host.as_str()).collect()
+}
+
+/// Variables, as jobs and site profiles set them, that would narrow a step or lead it astray.
+const HOSTILE: [&str; 15] = [
+    "SRUN_CPUS_PER_TASK=1",
+    "SLURM_CPUS_PER_TASK=1",
+    "SLURM_EXACT=1",
+    "SLURM_HINT=nomultithread",
+    "SLURM_DISTRIBUTION=arbitrary",
+    "SLURM_HOSTFILE=/nonexistent",
+    "SLURM_CPU_BIND=map_cpu:0",
+    "SLURM_GPU_BIND=single:1",
+    "SLURM_NTASKS_PER_GPU=1",
+    "SLURM_NTASKS_PER_NODE=2",
+    "SLURM_KILL_BAD_EXIT=1",
+    "SLURM_EXPORT_ENV=NONE",
+    "SLURM_STDINMODE=none",
+    "SLURM_STDOUTMODE=/nonexistent/file",
+    "SLURM_MPI_TYPE=nonexistent",
+];
+
+#[test]
+fn srun_starts_one_agent_a_node_with_all_of_it() {
+    let builder = Cluster::builder().nodes(2).gpus(4).constrain_devices(true).constrain_cores(true);
+    let Some(cluster) = cluster_or_skip(&builder) else { return };
+    let cpus = std::thread::available_parallelism().unwrap().get();
+    let half = format!("--cpus-per-task={}", cpus.div_ceil(2));
+    let pair = cpus.div_ceil(2) * (cpus.min(2));
+    let two = if cpus < 2 { "--ntasks-per-node=1" } else { "--ntasks-per-node=2" };
+    let each = if cpus < 2 { "--gpus-per-task=4" } else { "--gpus-per-task=2" };
+    let whole = format!("--cpus-per-task={cpus}");
+    // The job's options; on each node the CPUs and GPUs it then has.
+    let jobs: [(&[&str], usize, [usize; 2]); 7] = [
+        (&[two, &half, "--gpus-per-node=4"], pair, [4, 4]),
+        (&[two, &half, each], pair, [4, 4]),
+        (&["--ntasks-per-node=1", &whole, "--gpus=8"], cpus, [4, 4]),
+        (&["--ntasks-per-node=1", &whole, "--gpus=3"], cpus, [2, 1]),
+        (&["--ntasks-per-node=1", &whole, "--gres=gpu:3", "--mem-per-cpu=100"], cpus, [3, 3]),
+        (&["--exclusive"], cpus, [4, 4]),
+        (&["--ntasks-per-node=1", "--cpus-per-task=1"], 1, [0, 0]),
+    ];
+    for (number, (job, cpus, gpus)) in jobs.iter().enumerate() {
+        for (how, variables) in [("plain", &[][..]), ("hostile", &HOSTILE)] {
+            let folder = folder(&cluster, &format!("{how}-{number}"), &[]);
+            let mut salloc = cluster.login("salloc", ["--quiet", "-wnode[1-2]", "-N2"]);
+            salloc.args(*job).arg("env").args(variables);
+            let found = agents(&mut salloc, "srun", "node[1-2]", &folder);
+            let said = std::fs::read_to_string(folder.join("said")).unwrap();
+            assert_eq!(hosts_of(&found), ["node1", "node2"], "{job:?} {how} {said}");
+            for (agent, gpus) in found.iter().zip(gpus) {
+                assert_eq!(agent.line("words"), "agent --boot -");
+                assert_eq!((agent.cpus(), agent.gpus()), (*cpus, *gpus), "{job:?} {how} {agent:?}");
+            }
+        }
+    }
+    survive(&cluster, |name| {
+        let mut salloc = cluster.login("salloc", ["--quiet", "-wnode[1-2]", "-N2", "--exclusive"]);
+        agents(&mut salloc, "srun", "node[1-2]", &folder(&cluster, name, &["deadly"]))
+    });
+    ends(&cluster);
+}
+
+/// An agent that is killed does not end the others.
+fn survive(cluster: &Cluster, start: impl Fn(&str) -> Vec<Agent>) {
+    let name = format!("deadly-{}", std::fs::read_dir(cluster.shared()).unwrap().count());
+    assert_eq!(hosts_of(&start(&name)), ["node2"]);
+}
+
+/// A step that is told to end leaves no agent.
+fn ends(cluster: &Cluster) {
+    let folder = folder(cluster, "stay", &["stay"]);
+    let mut salloc = cluster.login("salloc", ["--quiet", "-wnode[1-2]", "-N2", "--exclusive"]);
+    let found = agents(&mut salloc, "srun", "node[1-2]", &folder);
+    assert_eq!(hosts_of(&found), ["node1", "node2"]);
+    for agent in &found {
+        let gone = || {
+            let mut look = cluster.on(&agent.host, "kill", ["-0", &agent.pid]).unwrap();
+            !run(&mut look).unwrap().status.success()
+        };
+        wait(gone);
+    }
+}
+
+#[test]
+fn other_launchers_start_one_agent_a_node_unbound() {
+    let Some(()) = programs_or_skip(&[HYDRA, OPEN_MPI]) else { return };
+    let Some(cluster) = cluster_or_skip(&Cluster::builder().nodes(3).slurm(false)) else { return };
+    let cpus = std::thread::available_parallelism().unwrap().get();
+    let start = |starter: &str, hosts: &str, folder: &Path| {
+        let ssh = cluster.ssh();
+        let mut command = cluster.launcher("env", [""; 0]);
+        command.env("HYDRA_LAUNCHER", "ssh").env("HYDRA_LAUNCHER_EXEC", &ssh);
+        command.env("OMPI_MCA_plm_rsh_agent", &ssh).env(SSH, &ssh);
+        // It refuses to be run by root without both.
+        let root = ["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"];
+        command.envs(root.map(|name| (name, "1")));
+        agents(&mut command, starter, hosts, folder)
+    };
+    for starter in ["hydra", "openmpi", "ssh"] {
+        let folder_of = |files: &[&str], name: &str| folder(&cluster, name, files);
+        let found = start(starter, "node[3,1]", &folder_of(&[], &format!("by-{starter}")));
+        assert_eq!(hosts_of(&found), ["node1", "node3"], "{starter}");
+        for agent in &found {
+            assert_eq!(agent.cpus(), cpus, "{starter} {agent:?}");
+        }
+        if starter == "ssh" {
+            assert!(found[0].line("words").ends_with("--node 1"), "{found:?}");
+        }
+        survive(&cluster, |name| start(starter, "node[1-2]", &folder_of(&["deadly"], name)));
+    }
+}
