@@ -1,9 +1,11 @@
 //! What an agent does: joins the tree, starts and ends its node's ranks, passes on what is said
 //! above and below it, and ends its ranks by itself when nobody above is left. No I/O.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
 use std::time::{Duration, Instant};
+
+use regatta_model::result::Ending;
 
 use super::message::{Down, Hello, Told, Up, Work};
 use super::routes::Routes;
@@ -88,8 +90,11 @@ pub const WINDOW: u64 = 512 * 1024;
 /// What is known of the ranks of the last start.
 #[derive(Debug, Default)]
 struct Ranks {
-    attempt: u32,
+    /// Which start it was; `None`: there was none.
+    attempt: Option<u32>,
     running: bool,
+    /// How those that are over ended.
+    endings: BTreeMap<u32, Ending>,
     /// What was told of them, to be told again if it was lost.
     told: Vec<Told>,
     /// When they are killed.
@@ -226,10 +231,13 @@ impl<C: Copy + Eq + Hash> Member<C> {
     fn from_above(&mut self, down: Down, now: Instant, out: &mut Vec<Output<C>>) {
         match down {
             Down::Start { node, work } if node == self.hello.node => {
-                self.ranks = Ranks { attempt: work.attempt, running: true, ..Ranks::default() };
+                let attempt = Some(work.attempt);
+                self.ranks = Ranks { attempt, running: true, ..Ranks::default() };
                 out.push(Output::Start(work));
             }
-            Down::Again { node, hello } if node == self.hello.node => self.say_again(hello, out),
+            Down::Again { node, hello, attempt } if node == self.hello.node => {
+                self.say_again(hello, attempt, out);
+            }
             Down::Start { node, .. } | Down::Again { node, .. } => {
                 out.extend(self.routes.to(node).map(|conn| Output::Down(conn, down)));
             }
@@ -258,12 +266,18 @@ impl<C: Copy + Eq + Hash> Member<C> {
         out.push(Output::Ranks(order));
     }
 
-    fn say_again(&mut self, hello: bool, out: &mut Vec<Output<C>>) {
+    fn say_again(&mut self, hello: bool, attempt: u32, out: &mut Vec<Output<C>>) {
         if hello {
             self.say(Up::Hello(self.hello.clone()), out);
         }
-        for what in self.ranks.told.clone() {
-            self.tell(what, out);
+        if self.ranks.attempt == Some(attempt) {
+            for what in self.ranks.told.clone() {
+                self.tell(what, out);
+            }
+        } else {
+            // The order to start was lost: there are no ranks of it to wait for.
+            let what = Told::Over(BTreeMap::new());
+            self.say(Up::Told { node: self.hello.node, attempt, what }, out);
         }
     }
 
@@ -293,7 +307,10 @@ impl<C: Copy + Eq + Hash> Member<C> {
             Event::Note(note) => return self.say(Up::Note(note), out),
             Event::Started { rank, pid } => Told::Started { rank, pid },
             Event::Unstarted { rank, why } => Told::Unstarted { rank, why },
-            Event::Ended(rank, ending) => Told::Ended(rank, ending),
+            Event::Ended(rank, ending) => {
+                self.ranks.endings.insert(rank, ending);
+                Told::Ended(rank, ending)
+            }
             Event::Tail(rank, lines) => Told::Tail(rank, lines),
             Event::Doing(what) => Told::Doing(what),
             Event::Over => {
@@ -301,7 +318,7 @@ impl<C: Copy + Eq + Hash> Member<C> {
                 self.ranks.kill_at = None;
                 // What was written before the end is to be read before it.
                 self.say_lines(true, now, out);
-                Told::Over
+                Told::Over(std::mem::take(&mut self.ranks.endings))
             }
             Event::Signal(_) | Event::Broken { .. } | Event::Lost { .. } => return,
         };
@@ -360,7 +377,7 @@ impl<C: Copy + Eq + Hash> Member<C> {
     }
 
     fn tell(&mut self, what: Told, out: &mut Vec<Output<C>>) {
-        let attempt = self.ranks.attempt;
+        let attempt = self.ranks.attempt.unwrap_or_default();
         self.say(Up::Told { node: self.hello.node, attempt, what }, out);
     }
 

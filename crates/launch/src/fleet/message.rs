@@ -98,8 +98,9 @@ pub enum Told {
     Tail(u32, Vec<String>),
     /// What ranks are doing.
     Doing(BTreeMap<u32, String>),
-    /// All ranks of the node are over, and all they wrote is on its way.
-    Over,
+    /// All ranks of the node are over, and all they wrote is on its way: how each ended, for what
+    /// was said of it before may be lost.
+    Over(BTreeMap<u32, Ending>),
 }
 
 /// From the coordinator towards agents.
@@ -120,6 +121,8 @@ pub enum Down {
         node: u32,
         /// Whether also who you are.
         hello: bool,
+        /// The start of the job it is about.
+        attempt: u32,
     },
     /// This many bytes of what you sent have been taken; to a neighbour only.
     Taken(u64),

@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 use std::hash::Hash;
 use std::time::{Duration, Instant};
 
+use regatta_model::result::Ending;
+
 use super::message::{Down, Hello, Told, Up, Work};
 use super::routes::Routes;
 use crate::crew::{Event, Order};
@@ -46,6 +48,8 @@ struct Node {
     hello: Option<Hello>,
     /// Its ranks in this start.
     ranks: Vec<u32>,
+    /// Those whose end has been heard of.
+    ended: BTreeSet<u32>,
     /// Whether they are over.
     over: bool,
 }
@@ -72,6 +76,7 @@ impl<C: Copy + Eq + Hash> Roll<C> {
             state: State::Unheard,
             hello: None,
             ranks: Vec::new(),
+            ended: BTreeSet::new(),
             over: true,
         };
         let nodes = hosts.iter().map(node).collect();
@@ -103,6 +108,7 @@ impl<C: Copy + Eq + Hash> Roll<C> {
         self.running = true;
         for (i, node) in self.nodes.iter_mut().enumerate() {
             (node.ranks, node.over) = (Vec::new(), true);
+            node.ended.clear();
             if !matches!(node.state, State::Silent(_)) {
                 self.open.remove(&(i as u32));
             }
@@ -207,7 +213,7 @@ impl<C: Copy + Eq + Hash> Roll<C> {
         }
         let (hello, over) = (entry.hello.is_none(), entry.over);
         self.reckon(node);
-        out.push(Output::Down(conn, Down::Again { node, hello }));
+        out.push(Output::Down(conn, Down::Again { node, hello, attempt: self.attempt }));
         if over {
             return;
         }
@@ -266,13 +272,22 @@ impl<C: Copy + Eq + Hash> Roll<C> {
         let event = match what {
             Told::Started { rank, pid } => Event::Started { rank, pid },
             Told::Unstarted { rank, why } => {
+                entry.ended.insert(rank);
                 Event::Unstarted { rank, why: format!("{}: {why}", entry.host) }
             }
-            Told::Ended(rank, ending) => Event::Ended(rank, ending),
+            Told::Ended(rank, ending) => match entry.ended.insert(rank) {
+                true => Event::Ended(rank, ending),
+                false => return,
+            },
             Told::Tail(rank, lines) => Event::Tail(rank, lines),
             Told::Doing(what) => Event::Doing(what),
-            Told::Over => {
+            Told::Over(endings) => {
                 entry.over = true;
+                let unheard = endings.into_iter().filter(|(rank, _)| entry.ended.insert(*rank));
+                out.extend(unheard.map(|(rank, end)| Output::Event(Event::Ended(rank, end))));
+                // Those that never were: the order to start them was lost.
+                let never = entry.ranks.iter().filter(|rank| entry.ended.insert(**rank));
+                out.extend(never.map(|&rank| Output::Event(Event::Ended(rank, Ending::Lost))));
                 return self.reckon(node);
             }
         };

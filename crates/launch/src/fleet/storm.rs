@@ -21,6 +21,9 @@ use crate::supervise::{self, Action, Limits, Supervisor};
 type Conn = u32;
 const GRACE: Duration = Duration::from_secs(10);
 const REJOIN: Duration = Duration::from_secs(5);
+/// Each looks for another way up when the one above it has given up: one after the other, in the
+/// worst case all of them in a row.
+const LEAVE: Duration = Duration::from_secs(100);
 
 /// A generator of numbers that is the same for the same seed.
 struct Dice(u64);
@@ -192,7 +195,7 @@ impl World {
             member::Output::Ranks(order) => self.order(node, order),
             member::Output::Leave => {
                 self.sites[node as usize].left = true;
-                self.end_site(node);
+                self.end_site(node, true);
             }
         }
     }
@@ -256,9 +259,10 @@ impl World {
         }
     }
 
-    /// Breaks a connection; what is on its way is lost, or some of it.
-    fn snap(&mut self, conn: Conn) {
+    /// Breaks a connection; what is on its way is lost, or some of it, unless it is closed in order.
+    fn snap(&mut self, conn: Conn, orderly: bool) {
         let kept = (self.dice.roll(3), self.dice.roll(3));
+        let kept = if orderly { (usize::MAX, usize::MAX) } else { kept };
         let Some(wire) = self.wires.get_mut(&conn) else { return };
         for (queue, kept) in [(&mut wire.up, kept.0), (&mut wire.down, kept.1)] {
             if !matches!(queue.back(), Some(Parcel::Closed)) {
@@ -277,14 +281,14 @@ impl World {
     }
 
     /// An agent is no more, and nothing of its ranks.
-    fn end_site(&mut self, node: u32) {
+    fn end_site(&mut self, node: u32, orderly: bool) {
         let site = &mut self.sites[node as usize];
         site.member = None;
         for rank in std::mem::take(&mut site.ranks.running) {
             self.truth.insert(rank, Ending::Signal(9));
         }
         for conn in self.wires_of(End::Node(node)) {
-            self.snap(conn);
+            self.snap(conn, orderly);
         }
     }
 
@@ -367,10 +371,10 @@ impl World {
         let node = self.dice.roll(self.sites.len()) as u32;
         self.harmed = true;
         match self.dice.roll(6) {
-            0 => self.end_site(node),
+            0 => self.end_site(node, false),
             1 => {
                 self.sites[node as usize].cut = true;
-                self.wires_of(End::Node(node)).into_iter().for_each(|c| self.snap(c));
+                self.wires_of(End::Node(node)).into_iter().for_each(|c| self.snap(c, false));
             }
             2 => self.sites[node as usize].cut = false,
             3 => {
@@ -381,7 +385,7 @@ impl World {
                 let conns = self.wires_of(End::Node(node));
                 if !conns.is_empty() {
                     let conn = conns[self.dice.roll(conns.len())];
-                    self.snap(conn);
+                    self.snap(conn, false);
                 }
             }
         }
@@ -461,8 +465,8 @@ proptest! {
         // The coordinator's process ends after it.
         world.until(Duration::from_millis(500), World::quiet);
         world.root = None;
-        world.wires_of(End::Root).into_iter().for_each(|c| world.snap(c));
-        prop_assert!(world.until(Duration::from_secs(60), World::quiet), "somebody stays");
+        world.wires_of(End::Root).into_iter().for_each(|c| world.snap(c, false));
+        prop_assert!(world.until(LEAVE, World::quiet), "somebody stays");
         prop_assert_eq!(world.overs, 1);
     }
 
@@ -476,8 +480,8 @@ proptest! {
             world.step();
         }
         world.root = None;
-        world.wires_of(End::Root).into_iter().for_each(|c| world.snap(c));
-        prop_assert!(world.until(Duration::from_secs(90), World::quiet), "somebody stays");
+        world.wires_of(End::Root).into_iter().for_each(|c| world.snap(c, false));
+        prop_assert!(world.until(LEAVE, World::quiet), "somebody stays");
         prop_assert!(world.sites.iter().all(|s| s.left));
     }
 }
