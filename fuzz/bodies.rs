@@ -1,23 +1,45 @@
 //! What each fuzz target does with its input. The targets and the replay test both include this
 //! file, so that a corpus means the same to both.
 
+use std::time::{Duration, Instant};
+
 use regatta_discover::nodefile;
+use regatta_launch::link::{Link, LinkError, Role, Step, Timing};
+use regatta_launch::secret::Secret;
 use regatta_model::document::{Document, from_json, to_json, to_json_line};
 use regatta_model::{Allocation, CpuSet, Machine, Placement, hostlist};
 
-type Body = fn(&str);
+/// What a target does with an input.
+#[derive(Clone, Copy)]
+pub enum Body {
+    /// What is no text is no input: the reader takes `&str`.
+    Text(fn(&str)),
+    /// Any bytes are input.
+    Bytes(fn(&[u8])),
+}
 
 /// The targets by name; each has a folder of this name in the corpus.
-pub const TARGETS: [(&str, Body); 5] =
-    [("hostlist", hosts), ("cpuset", cpus), ("nodefile", nodes), ("xml", xml), ("json", json)];
+pub const TARGETS: [(&str, Body); 6] = [
+    ("hostlist", Body::Text(hosts)),
+    ("cpuset", Body::Text(cpus)),
+    ("nodefile", Body::Text(nodes)),
+    ("xml", Body::Text(xml)),
+    ("json", Body::Text(json)),
+    ("link", Body::Bytes(link)),
+];
 
-/// Runs one target on one input. What is no text is no input: the readers take `&str`.
+/// Runs one target on one input.
 pub fn run(target: &str, data: &[u8]) {
     let Some((_, body)) = TARGETS.iter().find(|(name, _)| *name == target) else {
         panic!("there is no fuzz target {target:?}");
     };
-    if let Ok(text) = std::str::from_utf8(data) {
-        body(text);
+    match body {
+        Body::Bytes(body) => body(data),
+        Body::Text(body) => {
+            if let Ok(text) = std::str::from_utf8(data) {
+                body(text);
+            }
+        }
     }
 }
 
@@ -106,4 +128,55 @@ fn survives<T: Document + PartialEq + std::fmt::Debug>(body: &T) {
             Err(error) => panic!("read, but cannot be written: {error}"),
         }
     }
+}
+
+/// A listener's link takes foreign bytes, before an honest handshake or after one. The first byte
+/// says which, and into chunks of what length the others are cut.
+fn link(data: &[u8]) {
+    let Some((&first, bytes)) = data.split_first() else { return };
+    let (honest, chunk) = (first >= 128, usize::from(first % 128) + 1);
+    let now = Instant::now();
+    let (steps, error) = hear(honest, bytes, bytes.len().max(1), now);
+    let in_chunks = hear(honest, bytes, chunk, now);
+    assert_eq!((&steps, &error), (&in_chunks.0, &in_chunks.1), "the cutting matters");
+    if let Some(error) = error {
+        sentence(&error, "");
+    }
+    assert!(honest || steps.is_empty(), "a stranger was let in");
+    let length = |step: &Step| if let Step::Frame(payload) = step { 4 + payload.len() } else { 0 };
+    assert!(steps.iter().map(length).sum::<usize>() <= bytes.len());
+}
+
+/// What a listener makes of foreign bytes that come in chunks.
+fn hear(honest: bool, bytes: &[u8], chunk: usize, now: Instant) -> (Vec<Step>, Option<LinkError>) {
+    let second = Duration::from_secs(1);
+    let timing = Timing { handshake: second, beat: second, lost_after: 2 * second };
+    // A new secret each time, so that no input can hold a proof.
+    let Ok(secret) = Secret::generate() else { return (Vec::new(), None) };
+    let mut listener = Link::new(Role::Listener, &secret, [1; 32], timing, now);
+    let mut steps = Vec::new();
+    if honest {
+        let mut caller = Link::new(Role::Caller, &secret, [2; 32], timing, now);
+        shake_hands(&mut caller, &mut listener, now);
+    }
+    for chunk in bytes.chunks(chunk) {
+        if let Err(error) = listener.receive(chunk, now, &mut steps) {
+            return (steps, Some(error));
+        }
+    }
+    assert!(listener.tick(now + second / 2).is_ok());
+    assert_eq!(listener.is_ready(), honest);
+    (steps, None)
+}
+
+fn shake_hands(caller: &mut Link, listener: &mut Link, now: Instant) {
+    while !listener.is_ready() {
+        pass_on(caller, listener, now);
+        pass_on(listener, caller, now);
+    }
+}
+
+fn pass_on(from: &mut Link, to: &mut Link, now: Instant) {
+    assert!(to.receive(from.pending(), now, &mut Vec::new()).is_ok());
+    from.sent(from.pending().len());
 }

@@ -8,20 +8,9 @@ mod support;
 
 use std::collections::HashMap;
 use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
 
-use support::{PATIENT, Side, World, secret, until};
-
-/// Sets how many files this process may open, as far as it may; returns how many it is.
-fn allow_files(wanted: u64) -> u64 {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: both calls use `limit` alone.
-    unsafe {
-        assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit), 0);
-        limit.rlim_cur = wanted.min(limit.rlim_max);
-        assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &limit), 0);
-    }
-    limit.rlim_cur
-}
+use support::{PATIENT, Side, World, allow_files, secret, until};
 
 /// One net has many listeners with one port, and both ends of every connection, as when many agents
 /// are imitated in one process.
@@ -69,10 +58,12 @@ fn without_files_it_goes_on(free: usize) {
     let used = std::fs::read_dir("/proc/self/fd").unwrap().count();
     allow_files((used + free) as u64);
     let mut friend = Side::new(secret('a'), PATIENT);
+    let start = Instant::now();
     until("no file is left, and strangers have to go", || {
         world.check_honest();
         world.refused() > 2
     });
+    assert!(start.elapsed() >= Duration::from_millis(200), "it rests in between");
     drop(callers);
     friend.net.connect(world.address);
     until("a friend comes in after all", || {

@@ -5,45 +5,77 @@
 #[path = "wire/support.rs"]
 mod support;
 
-use std::net::TcpListener;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use regatta_launch::link::{LONGEST, LinkError, Timing};
+use regatta_launch::link::{LONGEST, Link, LinkError, Role, Step, Timing};
 use regatta_launch::net::Why;
 use support::{PATIENT, Side, World, secret, until};
 
-#[test]
-fn all_that_came_before_the_end_is_told() {
-    let mut world = World::new(PATIENT);
-    let mut friend = Side::new(secret('a'), PATIENT);
-    let call = friend.net.connect(world.address);
-    for n in 0..1000u32 {
-        friend.net.send(call, &n.to_be_bytes());
-    }
-    until("it is ready", || {
-        friend.turn();
+/// A friend by hand, ready; the test reads and writes its socket.
+fn by_hand(world: &mut World) -> (Link, TcpStream) {
+    let now = Instant::now();
+    let mut link = Link::new(Role::Caller, &secret('a'), [7; 32], PATIENT, now);
+    let mut stream = TcpStream::connect(world.address).unwrap();
+    pass_on(&mut link, &mut stream);
+    let (mut answer, mut steps) = ([0; 74], Vec::new());
+    stream.set_nonblocking(true).unwrap();
+    until("it is answered", || {
         world.turn();
-        !friend.ready.is_empty()
+        matches!(stream.peek(&mut answer), Ok(74))
     });
-    // Also when it does not read what it is sent, so that its end is a reset.
+    stream.set_nonblocking(false).unwrap();
+    stream.read_exact(&mut answer).unwrap();
+    link.receive(&answer, now, &mut steps).unwrap();
+    assert_eq!(steps, [Step::Ready]);
+    pass_on(&mut link, &mut stream);
     until("the server knows it", || {
         world.turn();
         world.server.ready.len() == 2
     });
-    world.server.net.send(world.server.ready[1].0, b"unread");
-    world.turn();
-    drop(friend);
+    (link, stream)
+}
+
+fn pass_on(link: &mut Link, stream: &mut TcpStream) {
+    stream.write_all(link.pending()).unwrap();
+    link.sent(link.pending().len());
+}
+
+/// A friend sends many frames and is gone before they are read.
+fn frames_before_the_end(unread: bool) {
+    let mut world = World::new(PATIENT);
+    let (mut link, mut stream) = by_hand(&mut world);
+    let conn = world.server.ready[1].0;
+    if unread {
+        assert!(world.server.net.send(conn, b"never read"));
+        world.turn();
+    }
+    for n in 0..1000u32 {
+        link.send(&n.to_be_bytes());
+    }
+    pass_on(&mut link, &mut stream);
+    drop(stream);
+    // The server writes before it reads.
+    assert!(world.server.net.send(conn, b"to nobody"));
     until("the end is told", || {
         world.turn();
         !world.server.closed.is_empty()
     });
-    let (gone, why) = &world.server.closed[0];
-    assert!(matches!(why, Why::Ended), "{why}");
-    let frames = world.server.frames.iter().filter(|(conn, _)| conn == gone);
-    let numbers: Vec<&[u8]> = frames.map(|(_, payload)| &payload[..]).collect();
-    assert_eq!(numbers.len(), 1000);
-    assert!(numbers.iter().zip(0u32..).all(|(got, n)| *got == n.to_be_bytes()));
+    assert!(matches!(world.server.closed[..], [(gone, Why::Ended)] if gone == conn));
+    let numbers: Vec<_> = (0..1000u32).map(|n| (conn, n.to_be_bytes().to_vec())).collect();
+    assert_eq!(world.server.frames, numbers);
     world.check_honest();
+}
+
+#[test]
+fn all_that_came_before_an_orderly_end_is_told() {
+    frames_before_the_end(false);
+}
+
+#[test]
+fn all_that_came_before_a_reset_is_told() {
+    frames_before_the_end(true);
 }
 
 #[test]
