@@ -54,6 +54,7 @@ struct Wire {
     upper: End,
     up: VecDeque<Parcel>,
     down: VecDeque<Parcel>,
+    broken: bool,
 }
 
 /// The ranks of a node, as they really are.
@@ -245,7 +246,8 @@ impl World {
             return self.tell(node, member::Input::CallFailed);
         }
         self.next += 1;
-        let wire = Wire { lower: node, upper, up: VecDeque::new(), down: VecDeque::new() };
+        let wire =
+            Wire { lower: node, upper, up: VecDeque::new(), down: VecDeque::new(), broken: false };
         self.wires.insert(self.next, wire);
         self.tell(node, member::Input::Joined(self.next));
     }
@@ -254,7 +256,7 @@ impl World {
         let Some(wire) = self.wires.get_mut(&conn) else { return };
         let queue = if up { &mut wire.up } else { &mut wire.down };
         // What is sent into a connection that broke arrives nowhere.
-        if !matches!(queue.back(), Some(Parcel::Closed)) {
+        if !wire.broken {
             queue.push_back(Parcel::Bytes(bytes));
         }
     }
@@ -264,11 +266,12 @@ impl World {
         let kept = (self.dice.roll(3), self.dice.roll(3));
         let kept = if orderly { (usize::MAX, usize::MAX) } else { kept };
         let Some(wire) = self.wires.get_mut(&conn) else { return };
+        if std::mem::replace(&mut wire.broken, true) {
+            return;
+        }
         for (queue, kept) in [(&mut wire.up, kept.0), (&mut wire.down, kept.1)] {
-            if !matches!(queue.back(), Some(Parcel::Closed)) {
-                queue.truncate(kept);
-                queue.push_back(Parcel::Closed);
-            }
+            queue.truncate(kept);
+            queue.push_back(Parcel::Closed);
         }
     }
 
