@@ -51,7 +51,7 @@ enum Note<'a> {
     Killed,
     Broken { why: &'a str },
     Lost { ranks: &'a [u32] },
-    Note { what: &'a str },
+    Remark { what: &'a str },
 }
 
 /// A note with the seconds since the start.
@@ -193,7 +193,7 @@ impl Driver<'_> {
     }
 
     fn remark(&mut self, what: String) {
-        self.note(Note::Note { what: &what });
+        self.note(Note::Remark { what: &what });
         self.notes.push(what);
     }
 

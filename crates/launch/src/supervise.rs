@@ -65,6 +65,8 @@ pub struct Supervisor {
     limits: Limits,
     phase: Phase,
     last_progress: Instant,
+    /// Whether the user stopped the ranks.
+    stopped: bool,
     hung: bool,
     running: u32,
     endings: BTreeMap<u32, Ending>,
@@ -79,6 +81,7 @@ impl Supervisor {
             limits,
             phase: Phase::Running,
             last_progress: now,
+            stopped: false,
             hung: false,
             running: ranks,
             endings: BTreeMap::new(),
@@ -140,7 +143,14 @@ impl Supervisor {
     fn signalled(&mut self, signal: i32, now: Instant) -> Vec<Action> {
         match self.phase {
             Phase::Over => Vec::new(),
-            _ if !asks_to_end(signal) => vec![Action::SignalRanks(signal)],
+            _ if !asks_to_end(signal) => {
+                match signal {
+                    libc::SIGTSTP => self.stopped = true,
+                    libc::SIGCONT => (self.stopped, self.last_progress) = (false, now),
+                    _ => {}
+                }
+                vec![Action::SignalRanks(signal)]
+            }
             Phase::Running => {
                 self.signal = Some(signal);
                 self.end_ranks(signal, now)
@@ -177,7 +187,7 @@ impl Supervisor {
 
     fn is_hanging(&self, now: Instant) -> bool {
         let quiet = now.saturating_duration_since(self.last_progress);
-        self.limits.hang_after.is_some_and(|limit| quiet >= limit)
+        !self.stopped && self.limits.hang_after.is_some_and(|limit| quiet >= limit)
     }
 
     /// Whether the job was ended because nothing happened any more.
@@ -287,6 +297,19 @@ mod tests {
         job.handle(Input::Ended(0, Ending::Signal(9)), at(129));
         job.handle(Input::Ended(1, Ending::Signal(9)), at(129));
         assert_eq!((job.code(), job.hung(), job.first_failure()), (124, true, None));
+    }
+
+    #[test]
+    fn a_job_that_the_user_stopped_does_not_hang() {
+        let now = Instant::now();
+        let limits = Limits { grace: GRACE, hang_after: Some(Duration::from_secs(60)) };
+        let mut job = Supervisor::new(1, limits, now);
+        let at = |seconds| now + Duration::from_secs(seconds);
+        job.handle(Input::Signal(libc::SIGTSTP), at(10));
+        assert!(job.handle(Input::Tick, at(1000)).is_empty());
+        job.handle(Input::Signal(libc::SIGCONT), at(1000));
+        assert!(job.handle(Input::Tick, at(1059)).is_empty());
+        assert!(!job.handle(Input::Tick, at(1060)).is_empty());
     }
 
     #[test]

@@ -49,7 +49,7 @@ pub enum Command {
     Env(EnvArgs),
     /// Start a job's ranks on its nodes, each bound and with its environment, and see to their end
     #[command(after_long_help = LAUNCH_EXAMPLES)]
-    Launch(LaunchArgs),
+    Launch(Box<LaunchArgs>),
     /// Run the ranks of this node for a `regatta launch` elsewhere; started by it
     #[command(hide = true)]
     Agent(AgentArgs),

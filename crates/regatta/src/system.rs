@@ -1,8 +1,9 @@
 //! Questions to the running kernel that only the binary asks: memory policy, names, ports.
 
 use std::net::{IpAddr, ToSocketAddrs};
-use std::process::{Command, Stdio};
+use std::time::Duration;
 
+use regatta_launch::started;
 use regatta_model::CpuSet;
 use regatta_place::check::ActualMemory;
 
@@ -69,9 +70,11 @@ pub fn slurm_job(id: &str) -> Option<String> {
     printed("scontrol", &["show", "job", "-d", id])
 }
 
+/// A scheduler that does not answer must not hold us up for ever.
+const ANSWER: Duration = Duration::from_secs(10);
+
 fn printed(program: &str, args: &[&str]) -> Option<String> {
-    let output = Command::new(program).args(args).stdin(Stdio::null()).output().ok()?;
-    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    started::output_of(program, args, ANSWER).map(|text| text.trim().to_owned())
 }
 
 /// This user's name, for folders that no two users should share.

@@ -23,6 +23,16 @@ pub enum AgentError {
     /// It does not know enough.
     #[error(transparent)]
     Boot(#[from] BootError),
+    /// Nobody answered.
+    #[error(
+        "nobody answered at {tried} for {seconds} s: is the coordinator reached by TCP from here?"
+    )]
+    Alone {
+        /// Where it was tried last.
+        tried: String,
+        /// For how long.
+        seconds: u64,
+    },
     /// The network cannot be used.
     #[error("the network cannot be used: {0}")]
     Net(#[from] io::Error),
@@ -102,7 +112,12 @@ impl Agent<'_> {
             self.handle(Input::Tick);
         }
         self.net.finish(self.boot.times().timing().beat)?;
-        Ok(())
+        if self.member.has_joined() {
+            return Ok(());
+        }
+        let tried: Vec<String> = self.boot.root.iter().map(ToString::to_string).collect();
+        let seconds = self.boot.times().join.as_secs();
+        Err(AgentError::Alone { tried: tried.join(", "), seconds })
     }
 
     fn of_ranks(&mut self) {

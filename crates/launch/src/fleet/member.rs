@@ -151,8 +151,8 @@ impl<C: Copy + Eq + Hash> Member<C> {
         match input {
             Input::Joined(conn) => self.joined(conn, &mut out),
             Input::CallFailed => self.call_failed(now),
-            Input::Up(conn, up) => self.from_below(conn, up, now, &mut out),
-            Input::Down(down) => self.from_above(down, now, &mut out),
+            Input::Up(conn, up) => self.heard_below(conn, up, now, &mut out),
+            Input::Down(down) => self.heard_above(down, now, &mut out),
             Input::Closed(conn, why) => self.closed(conn, why, now, &mut out),
             Input::Ranks(event) => self.of_ranks(event, now, &mut out),
             Input::Caught(signal) => self.caught(signal, now, &mut out),
@@ -164,6 +164,11 @@ impl<C: Copy + Eq + Hash> Member<C> {
     /// Whether what our ranks write has to wait.
     pub fn is_full(&self) -> bool {
         matches!(self.upward, Upward::Joined(_)) && self.sent >= WINDOW
+    }
+
+    /// Whether there ever was somebody above.
+    pub fn has_joined(&self) -> bool {
+        self.broke.is_some() || self.above().is_some()
     }
 
     /// The connection to the one above.
@@ -211,7 +216,7 @@ impl<C: Copy + Eq + Hash> Member<C> {
         self.ancestors[at]
     }
 
-    fn from_below(&mut self, conn: C, up: Up, now: Instant, out: &mut Vec<Output<C>>) {
+    fn heard_below(&mut self, conn: C, up: Up, now: Instant, out: &mut Vec<Output<C>>) {
         *self.owed.entry(conn).or_default() += up.weight();
         match &up {
             Up::Hello(Hello { node, .. }) | Up::Back { node, .. } => self.routes.heard(conn, *node),
@@ -228,7 +233,7 @@ impl<C: Copy + Eq + Hash> Member<C> {
         self.settle_debts(out);
     }
 
-    fn from_above(&mut self, down: Down, now: Instant, out: &mut Vec<Output<C>>) {
+    fn heard_above(&mut self, down: Down, now: Instant, out: &mut Vec<Output<C>>) {
         match down {
             Down::Start { node, work } if node == self.hello.node => {
                 let attempt = Some(work.attempt);

@@ -1,5 +1,6 @@
 //! Has agents started on the job's nodes, and waits until they have connected.
 
+use std::collections::BTreeSet;
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -14,7 +15,7 @@ use regatta_launch::folder::RunFolder;
 use regatta_launch::roster::{Roster, Verdict};
 use regatta_launch::secret::Secret;
 use regatta_launch::signals::Caught;
-use regatta_launch::slurm;
+use regatta_launch::slurm::{self, Gres};
 use regatta_launch::started::Started;
 use regatta_launch::starter::{Agents, Invocation, Starter};
 use regatta_model::hostlist;
@@ -37,6 +38,8 @@ pub struct Raised {
     pub hosts: Vec<String>,
     pub roster: Roster,
     pub starter: Starter,
+    /// Variables that the starter was not to see, so that agents have not, either.
+    pub unset: BTreeSet<String>,
     pub fleet: Fleet,
     pub started: Started,
     /// By this file agents know the run folder.
@@ -106,6 +109,9 @@ pub fn agents(
     };
     let file_path = file.as_ref().map(|f| f.0.as_path());
     let invocations = invocations(args, starter, survey, &hosts, file_path)?;
+    let unset = invocations.iter().flat_map(|i| i.unset.clone()).collect();
+    let written = invocations.iter().filter_map(|i| i.hostfile.as_ref());
+    let _written: Vec<Passing> = written.map(|(path, _)| Passing(path.clone())).collect();
     let mut started = Started::spawn(invocations, &boot, &hosts)?;
     let waited = wait(&mut fleet, &mut started, &hosts, times.join, signals);
     let settled = waited.and_then(|()| settle(&fleet, &started, &mut roster, &hosts, times.join));
@@ -114,7 +120,7 @@ pub fn agents(
         started.end(Duration::from_secs(1));
         return Err(error);
     }
-    Ok(Raised { hosts, roster, starter, fleet, started, marker })
+    Ok(Raised { hosts, roster, starter, unset, fleet, started, marker })
 }
 
 fn times(args: &LaunchArgs) -> Times {
@@ -155,10 +161,8 @@ fn invocations(
         None => Vec::new(),
     };
     let job = survey.env.get("SLURM_JOB_ID").filter(|_| starter == Starter::Srun);
-    let gres = match job.and_then(system::slurm_job) {
-        Some(job) => slurm::whole_gres(&job, hosts),
-        None => vec![None; hosts.len()],
-    };
+    let job = job.and_then(system::slurm_job);
+    let gres = job.map_or(Gres::Inherited, |job| slurm::whole_gres(&job, hosts));
     let agents = Agents { hosts, program, boot_file, ssh: &ssh, gres: &gres };
     Ok(starter.invocations(&agents)?)
 }

@@ -1,6 +1,6 @@
 //! Ranks on other nodes, each with an agent that runs them.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsString;
 use std::time::Duration;
 
@@ -39,6 +39,7 @@ pub struct There<'a> {
     hosts: Vec<String>,
     roster: Roster,
     starter: Starter,
+    unset: BTreeSet<String>,
     fleet: Fleet,
     started: Started,
     /// Kept while agents may look for it.
@@ -57,7 +58,7 @@ impl<'a> There<'a> {
         folder: &RunFolder,
         signals: &mut Caught,
     ) -> Result<Self> {
-        let Raised { hosts, roster, starter, fleet, started, marker } =
+        let Raised { hosts, roster, starter, unset, fleet, started, marker } =
             raise::agents(args, &survey, run, folder, signals)?;
         let mut there = Self {
             args,
@@ -67,6 +68,7 @@ impl<'a> There<'a> {
             hosts,
             roster,
             starter,
+            unset,
             fleet,
             started,
             _marker: marker,
@@ -162,7 +164,7 @@ impl<'a> There<'a> {
                 attempt,
                 command: self.args.command.clone(),
                 folder: folder.clone(),
-                base: base(self.starter),
+                base: base(self.starter, &self.unset),
                 without: without(self.starter),
                 common: common.clone(),
                 progress: self.args.hang_after.is_some(),
@@ -177,21 +179,21 @@ impl<'a> There<'a> {
     }
 }
 
-/// What a rank takes from the environment of whoever launches: nothing where the starter carries it
-/// all to the agents; with ssh all but what belongs to the host or the login there.
-fn base(starter: Starter) -> Vec<(OsString, OsString)> {
+/// What a rank takes from the environment of whoever launches: where the starter carries it to the
+/// agents only what it was not to see itself; with ssh all but what belongs to the host or the
+/// login there.
+fn base(starter: Starter, unset: &BTreeSet<String>) -> Vec<(OsString, OsString)> {
     const OWN: [&str; 13] = [
         "HOME", "HOST", "HOSTNAME", "LOGNAME", "MAIL", "OLDPWD", "PWD", "SHELL", "SHLVL", "TERM",
         "TMPDIR", "USER", "_",
     ];
     const OWN_PREFIXES: [&str; 4] = ["SSH_", "XDG_", "DBUS_", "DISPLAY"];
     let own = |name: &str| OWN.contains(&name) || OWN_PREFIXES.iter().any(|p| name.starts_with(p));
-    match starter {
-        Starter::Ssh => {
-            std::env::vars_os().filter(|(name, _)| !own(&name.to_string_lossy())).collect()
-        }
-        _ => Vec::new(),
-    }
+    let taken = |name: &str| match starter {
+        Starter::Ssh => !own(name),
+        _ => unset.contains(name),
+    };
+    std::env::vars_os().filter(|(name, _)| taken(&name.to_string_lossy())).collect()
 }
 
 /// What an agent has from its starter that would mislead its ranks: they are no ranks of the MPI
