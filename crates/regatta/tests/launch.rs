@@ -6,54 +6,13 @@ mod support;
 
 use std::collections::HashSet;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use regatta_model::result::{Ending, RunResult};
+use regatta_model::result::Ending;
 use regatta_model::{CpuSet, document};
-use support::{Folder, Run, command};
-
-/// A job of shell scripts, as many ranks as asked for on however few cores.
-fn job(folder: &Folder, options: &[&str], script: &str) -> Command {
-    let mut job = command();
-    job.current_dir(folder.path()).arg("launch").arg("--oversubscribe").args(options);
-    job.args(["--", "sh", "-c", script]);
-    job
-}
-
-fn ended(job: &mut Command) -> Run {
-    Run::from(job.output().unwrap())
-}
-
-fn result(folder: &Folder, run: &str) -> RunResult {
-    let text = std::fs::read_to_string(folder.path().join(run).join("result.json")).unwrap();
-    document::from_json(&text).unwrap()
-}
-
-fn log(folder: &Folder, run: &str, rank: u32, stream: &str) -> String {
-    let file = folder.path().join(run).join(format!("log/rank-{rank}.{stream}"));
-    std::fs::read_to_string(file).unwrap()
-}
-
-/// Waits until something holds; a job that hangs must not hang the tests.
-fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !holds() {
-        assert!(start.elapsed() < Duration::from_secs(30), "still waiting for {what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
-/// Whether a process lives; one that is over and waits to be asked does not.
-fn lives(pid: &str) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with('Z'))
-}
-
-fn signal(child: &Child, signal: i32) {
-    let pid = child.id().to_string();
-    assert!(Command::new("kill").args([&format!("-{signal}"), &pid]).status().unwrap().success());
-}
+use support::job::{ended, job, lives, log, result, signal, until};
+use support::{Folder, command};
 
 #[test]
 fn every_rank_has_its_place_and_the_same_meeting_point() {
@@ -167,7 +126,9 @@ fn signals_reach_the_ranks_and_a_good_end_is_a_good_end() {
 #[test]
 fn a_signal_ends_the_job_also_after_a_failure() {
     let folder = Folder::new();
-    let script = "trap '' TERM; [ $RANK = 1 ] && exit 3; echo > up; while :; do sleep 0.1; done";
+    // Rank 1 fails when rank 0 does not listen to TERM any more.
+    let script = "trap '' TERM; if [ $RANK = 1 ]; then until [ -e up ]; do sleep 0.02; done; \
+                  exit 3; fi; echo > up; while :; do sleep 0.1; done";
     let options = ["-n", "2", "--run-dir", "run", "--max-restarts", "2", "--grace", "60"];
     let mut child = job(&folder, &options, script).stderr(Stdio::null()).spawn().unwrap();
     let events = folder.path().join("run/events.jsonl");
