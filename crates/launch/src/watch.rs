@@ -29,7 +29,8 @@ pub fn ticks(pids: &[u32]) -> u64 {
     pids.iter().filter_map(of).sum()
 }
 
-/// Counts the processes that the kernel killed in this cgroup because memory ran out.
+/// Counts the processes that the kernel killed because memory ran out: those of this cgroup, or
+/// where it does not count, those of this machine.
 #[derive(Debug)]
 pub struct OomWatch {
     file: Option<PathBuf>,
@@ -53,24 +54,50 @@ impl OomWatch {
     }
 }
 
-/// The file that counts: `memory.events` (v2) or `memory.oom_control` (v1) of this process's group.
+/// The file that counts for this process.
 fn counter() -> Option<PathBuf> {
-    let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
-    let files = groups.lines().filter_map(|line| {
+    let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    counters(&groups).into_iter().map(PathBuf::from).find(|file| read_count(file).is_some())
+}
+
+/// The files that may count, the closest first: `memory.events` (v2, with the groups below) or
+/// `memory.oom_control` (v1, of the group alone; but it is the killed process's own group that
+/// counts, whichever group above was full). A container may see its group as the root.
+fn counters(groups: &str) -> Vec<String> {
+    let of_line = |line: &str| {
         let mut parts = line.splitn(3, ':').skip(1);
-        let (controllers, place) = (parts.next()?, parts.next()?);
-        match controllers {
-            "" => Some(format!("/sys/fs/cgroup{place}/memory.events")),
+        let (controllers, place) = (parts.next()?, parts.next()?.trim_end_matches('/'));
+        let (mount, file) = match controllers {
+            "" => ("/sys/fs/cgroup", "memory.events"),
             c if c.split(',').any(|c| c == "memory") => {
-                Some(format!("/sys/fs/cgroup/memory{place}/memory.oom_control"))
+                ("/sys/fs/cgroup/memory", "memory.oom_control")
             }
-            _ => None,
-        }
-    });
-    files.map(PathBuf::from).find(|file| file.exists())
+            _ => return None,
+        };
+        Some([format!("{mount}{place}/{file}"), format!("{mount}/{file}")])
+    };
+    let mut files: Vec<String> = groups.lines().filter_map(of_line).flatten().collect();
+    files.push("/proc/vmstat".to_owned());
+    files
 }
 
 fn read_count(file: &PathBuf) -> Option<u64> {
     let text = std::fs::read_to_string(file).ok()?;
     text.lines().find_map(|l| l.strip_prefix("oom_kill "))?.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn either_version_of_cgroups_counts() {
+        let one = counters("9:name=systemd:/\n4:cpu,memory:/slurm/job_7/task_0\n0::/\n");
+        assert_eq!(one[0], "/sys/fs/cgroup/memory/slurm/job_7/task_0/memory.oom_control");
+        assert_eq!(one[1], "/sys/fs/cgroup/memory/memory.oom_control");
+        let two = counters("0::/system.slice/slurmstepd.scope/job_7/step_0\n");
+        let group = "/sys/fs/cgroup/system.slice/slurmstepd.scope/job_7/step_0";
+        assert_eq!(two[0], format!("{group}/memory.events"));
+        assert_eq!(counters("nonsense\n"), ["/proc/vmstat"]);
+    }
 }
