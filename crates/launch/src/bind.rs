@@ -5,6 +5,8 @@ use std::io;
 
 use regatta_model::{CpuSet, MemoryPolicy};
 
+use crate::signals;
+
 /// What a rank is bound to, in the kernel's form.
 #[derive(Debug, Clone)]
 pub struct Binding {
@@ -85,6 +87,7 @@ fn words(bits: impl Iterator<Item = usize>) -> Vec<u64> {
 /// Makes the calling process the head of its own group, to be signalled with all it starts, and
 /// have it killed if its parent dies. Safe between fork and exec.
 pub fn lead_group(parent: u32) -> io::Result<()> {
+    signals::may_stop();
     // SAFETY: plain system calls on the calling process.
     unsafe {
         if libc::setpgid(0, 0) != 0 || libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {

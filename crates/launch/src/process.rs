@@ -10,6 +10,7 @@ use regatta_model::result::Ending;
 use regatta_place::environment::EnvLine;
 
 use crate::bind::{Binding, lead_group};
+use crate::warden;
 
 /// What a rank runs, and with what.
 #[derive(Debug, Clone)]
@@ -104,8 +105,10 @@ impl RankSpec {
     }
 }
 
-/// Sends a signal to a rank's process group.
+/// Sends a signal to a rank's process group. Ctrl-Z becomes a stop that nobody can refuse: the
+/// kernel does not stop a group for a terminal that has no shell to continue it.
 pub fn signal_group(pid: u32, signal: i32) {
+    let signal = if signal == libc::SIGTSTP { libc::SIGSTOP } else { signal };
     // SAFETY: a plain system call; a group that is gone is an error we do not care about.
     unsafe { libc::kill(-(pid as libc::pid_t), signal) };
 }
@@ -149,16 +152,26 @@ pub fn kill_descendants() {
 }
 
 /// Kills every process below this one until none is left, also those that were just being started
-/// and those that take their time to die; gives up after `limit`.
+/// and those that take their time to die; gives up after `limit`. Where nothing is left it costs
+/// nothing.
 pub fn end_descendants(limit: Duration) {
     let start = Instant::now();
-    loop {
+    let mut pause = Duration::from_millis(1);
+    bury_orphans(|_| false);
+    while has_children() && start.elapsed() < limit {
         kill_descendants();
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(50));
         bury_orphans(|_| false);
-        if descendants().is_empty() || start.elapsed() >= limit {
-            return;
-        }
-        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Whether anything is below this process: what has lost its parent was adopted.
+fn has_children() -> bool {
+    // SAFETY: an all-zero siginfo_t is a valid value, and waitid writes to no other place.
+    unsafe {
+        let mut info: libc::siginfo_t = std::mem::zeroed();
+        libc::waitid(libc::P_ALL, 0, &mut info, libc::WEXITED | libc::WNOHANG | libc::WNOWAIT) == 0
     }
 }
 
@@ -182,7 +195,8 @@ pub fn bury_orphans(is_rank: impl Fn(u32) -> bool) {
 }
 
 /// Waits until a child is over, but leaves its status to be asked for: until then nobody else gets
-/// its number.
+/// its number. Does not return for a child that we kill because our warden is gone: nobody is to
+/// take that for the child's failure.
 pub fn await_end(pid: u32) {
     // SAFETY: an all-zero siginfo_t is a valid value, and waitid writes to no other place.
     unsafe {
@@ -191,6 +205,9 @@ pub fn await_end(pid: u32) {
         while libc::waitid(libc::P_PID, pid, &mut info, options) != 0
             && io::Error::last_os_error().kind() == io::ErrorKind::Interrupted
         {}
+    }
+    while warden::is_gone() {
+        std::thread::park();
     }
 }
 

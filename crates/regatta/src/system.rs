@@ -1,6 +1,6 @@
 //! Questions to the running kernel that only the binary asks: memory policy, names, ports.
 
-use std::net::{IpAddr, TcpListener, ToSocketAddrs};
+use std::net::{IpAddr, ToSocketAddrs};
 use std::process::{Command, Stdio};
 
 use regatta_model::CpuSet;
@@ -51,7 +51,7 @@ pub fn resolve(name: &str) -> Vec<IpAddr> {
 
 /// Whether a server could listen on the port on every interface.
 pub fn port_is_free(port: u16) -> bool {
-    TcpListener::bind(("0.0.0.0", port)).is_ok()
+    regatta_launch::port::is_free(port)
 }
 
 /// The hosts of the Flux job this process is in.

@@ -9,9 +9,11 @@ use anyhow::{Context, Result, bail};
 use regatta_launch::bind::Binding;
 use regatta_launch::folder::{RunFolder, run_id};
 use regatta_launch::job::{self, LocalJob};
+use regatta_launch::port::{self, Reserved};
 use regatta_launch::process::RankSpec;
 use regatta_launch::signals::Caught;
 use regatta_launch::supervise::Limits;
+use regatta_launch::warden;
 use regatta_launch::wrap::Wrap;
 use regatta_model::result::RunResult;
 use regatta_model::{CpuSet, document};
@@ -22,7 +24,7 @@ use super::screen::Screen;
 use crate::cli::{ERROR, FAINT, HEADING, LaunchArgs, WARNING};
 use crate::plan::Plan;
 use crate::shell::quote;
-use crate::{output, surroundings, system};
+use crate::{output, surroundings};
 
 /// Runs the command.
 pub fn run(args: &LaunchArgs) -> Result<ExitCode> {
@@ -54,9 +56,10 @@ fn start(args: &LaunchArgs, plan: &Plan) -> Result<ExitCode> {
     }
     let id = run_id(SystemTime::now(), std::process::id());
     if args.dry_run {
-        output::print(&described(plan, &specs(args, plan, &id, 0)?))?;
+        output::print(&described(plan, &specs(args, plan, &id, 0)?.0))?;
         return Ok(ExitCode::SUCCESS);
     }
+    warden::guard()?;
     let path = args.run_dir.clone().unwrap_or_else(|| PathBuf::from("runs").join(&id));
     let mut folder = RunFolder::create(&path)?;
     let mut screen =
@@ -64,7 +67,8 @@ fn start(args: &LaunchArgs, plan: &Plan) -> Result<ExitCode> {
     let mut signals = Caught::new()?;
     let mut attempt = 0;
     loop {
-        let ranks = specs(args, plan, &id, attempt)?;
+        // The port is kept until all ranks are over.
+        let (ranks, _port) = specs(args, plan, &id, attempt)?;
         record(&folder, plan, &ranks)?;
         let host = plan.machines[0].host.clone();
         let job = LocalJob { host, ranks, limits: limits(args), attempt };
@@ -92,14 +96,22 @@ fn limits(args: &LaunchArgs) -> Limits {
 }
 
 /// All ranks with one meeting point. Nobody else has to find the port, so a taken one is passed
-/// over.
-fn specs(args: &LaunchArgs, plan: &Plan, id: &str, attempt: u32) -> Result<Vec<RankSpec>> {
+/// over, and the one found is kept.
+fn specs(
+    args: &LaunchArgs,
+    plan: &Plan,
+    id: &str,
+    attempt: u32,
+) -> Result<(Vec<RankSpec>, Option<Reserved>)> {
     // As a rank other than 0 would: whether the port is free is looked at here.
     let mut meet = surroundings::meet(&args.choices, plan, 1)?;
+    let mut kept = None;
     if args.choices.master_port.is_none() {
-        let free = rendezvous::ports_from(meet.port).find(|&p| system::port_is_free(p));
-        meet.port = free.context("no port is free on this node: pass --master-port")?;
+        let free = port::reserve(rendezvous::ports_from(meet.port))
+            .context("no port is free on this node: pass --master-port")?;
+        meet.port = free.port();
         meet.port_why = "free on this node when the job started".to_owned();
+        kept = Some(free);
     }
     let one = |rank| {
         let mut env = surroundings::of_rank(plan, &args.choices, &meet, rank)?;
@@ -107,7 +119,8 @@ fn specs(args: &LaunchArgs, plan: &Plan, id: &str, attempt: u32) -> Result<Vec<R
         env.extend(slurm_lines(plan, rank));
         spec(args, plan, rank, env)
     };
-    (0..plan.placement.ranks).map(one).collect()
+    let ranks: Result<Vec<RankSpec>> = (0..plan.placement.ranks).map(one).collect();
+    Ok((ranks?, kept))
 }
 
 fn spec(args: &LaunchArgs, plan: &Plan, rank: u32, env: Vec<EnvLine>) -> Result<RankSpec> {
