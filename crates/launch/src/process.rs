@@ -7,9 +7,10 @@ use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use regatta_model::result::Ending;
+
 use crate::bind::{Binding, lead_group};
 use crate::warden;
-use regatta_model::result::Ending;
 
 /// A variable and its value; `None`: it is taken away.
 pub type Setting = (String, Option<String>);

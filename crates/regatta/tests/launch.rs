@@ -126,7 +126,9 @@ fn signals_reach_the_ranks_and_a_good_end_is_a_good_end() {
 #[test]
 fn a_signal_ends_the_job_also_after_a_failure() {
     let folder = Folder::new();
-    let script = "trap '' TERM; [ $RANK = 1 ] && exit 3; echo > up; while :; do sleep 0.1; done";
+    // Rank 1 fails when rank 0 does not listen to TERM any more.
+    let script = "trap '' TERM; if [ $RANK = 1 ]; then until [ -e up ]; do sleep 0.02; done; \
+                  exit 3; fi; echo > up; while :; do sleep 0.1; done";
     let options = ["-n", "2", "--run-dir", "run", "--max-restarts", "2", "--grace", "60"];
     let mut child = job(&folder, &options, script).stderr(Stdio::null()).spawn().unwrap();
     let events = folder.path().join("run/events.jsonl");

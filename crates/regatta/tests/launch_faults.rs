@@ -5,6 +5,7 @@
 mod support;
 
 use std::io::Write;
+use std::ops::{Deref, DerefMut};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -26,9 +27,33 @@ const COUNTING: &str = "echo $$ > pid; while :; do echo >> count; sleep 0.02; do
 const TSTP: i32 = 20;
 const CONT: i32 = 18;
 
+/// A process that does not outlive a test which failed.
+struct Started(Child);
+
+impl Deref for Started {
+    type Target = Child;
+
+    fn deref(&self) -> &Child {
+        &self.0
+    }
+}
+
+impl DerefMut for Started {
+    fn deref_mut(&mut self) -> &mut Child {
+        &mut self.0
+    }
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// Starts a job whose words on the terminal nobody wants.
-fn start(job: &mut Command) -> Child {
-    job.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+fn start(job: &mut Command) -> Started {
+    Started(job.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
 }
 
 /// A job that gets INT even if whoever tests ignores it, in a process group as a shell makes one.
@@ -71,7 +96,7 @@ fn count(folder: &Folder) -> u64 {
     std::fs::metadata(folder.path().join("count")).map_or(0, |m| m.len())
 }
 
-fn stubborn(folder: &Folder) -> Child {
+fn stubborn(folder: &Folder) -> Started {
     let child = start(&mut job(folder, &["-n", "2", "--run-dir", "run"], STUBBORN));
     let up = |rank: u32| folder.path().join(format!("up{rank}")).exists();
     until("the ranks and their daemons", || up(0) && up(1));
@@ -135,7 +160,16 @@ fn comes_once(name: &str, number: i32, send: impl Fn(&Child)) {
 
 #[test]
 fn a_signal_to_the_foreground_comes_once() {
-    comes_once("INT", 2, |child| kill(&["-INT", "--", &format!("-{}", child.id())]));
+    comes_once("INT", 2, |child| {
+        let worker = worker(child);
+        let group = Command::new("ps").args(["-o", "pgid=", "-p", &worker]).output().unwrap();
+        assert_eq!(
+            String::from_utf8(group.stdout).unwrap().trim(),
+            worker,
+            "not in the foreground"
+        );
+        kill(&["-INT", "--", &format!("-{}", child.id())]);
+    });
 }
 
 #[test]
@@ -211,8 +245,7 @@ fn a_job_at_a_terminal_writes_and_hears_ctrl_c() {
     let line = format!("stty tostop; exec {program} launch -n 1 --run-dir run -- sh {rank}");
     let mut script = Command::new("script");
     script.current_dir(folder.path()).args(["-qec", &line, "typed"]);
-    let mut child =
-        in_foreground(&script).stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    let mut child = start(in_foreground(&script).stdin(Stdio::piped()));
     let shown = || std::fs::read_to_string(folder.path().join("typed")).unwrap_or_default();
     until("what the rank writes", || folder.path().join("run/log/rank-0.out").exists());
     until("the rank", || log(&folder, "run", 0, "out").contains("ready"));
@@ -229,7 +262,7 @@ fn jobs_side_by_side_get_ports_of_their_own_before_anybody_listens() {
     let script = "echo $MASTER_PORT; echo > up-$MASTER_PORT; until [ -e go ]; do sleep 0.05; done";
     let runs = ["first", "second", "third"];
     let launch = |run: &&str| start(&mut job(&folder, &["-n", "1", "--run-dir", run], script));
-    let mut children: Vec<Child> = runs.iter().map(launch).collect();
+    let mut children: Vec<Started> = runs.iter().map(launch).collect();
     let up = || folder.names().iter().filter(|n| n.starts_with("up-")).count();
     until("three ports", || {
         up() == 3 || children.iter_mut().any(|c| c.try_wait().unwrap().is_some())
