@@ -122,7 +122,7 @@ const KINDS: [fn(&mut Case, &mut Random); 22] = [
     },
     |c, r| {
         (c.nodes, c.each) = (2, r.within(1, 2));
-        c.traits = vec![Trait::Writes { mib: 16 }];
+        c.traits = vec![Trait::Writes { mib: 8 }];
     },
     |c, r| {
         let rank = c.rank(r);

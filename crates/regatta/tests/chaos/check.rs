@@ -1,5 +1,6 @@
 //! Whether a job ended as it must: the report, the exit code, what is left of it, the logs.
 
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -39,11 +40,12 @@ pub fn nothing_left(cluster: &Cluster) -> Result<(), String> {
 
 fn report(cluster: &Cluster, case: &Case, run_dir: &Path, out: &Output) -> Result<(), String> {
     let code = out.status.code();
+    let killed = code.or_else(|| out.status.signal().map(|s| 128 + s)) == Some(128 + libc::SIGKILL);
     let text = read(cluster, case, &run_dir.join("result.json"));
     let result: Option<RunResult> = text.and_then(|text| document::from_json(&text).ok());
     let names = |node: u32| out.stderr.contains(cluster.nodes()[node as usize].as_str());
     match (case.verdict(), &result) {
-        (Verdict::Silent, _) if code != Some(0) => Ok(()),
+        (Verdict::Silent, None) if killed => Ok(()),
         (Verdict::NotStarted(blame), None) if code == Some(1) && names(blame.node) => Ok(()),
         (Verdict::NotStarted(blame), Some(result)) => failed(cluster, case, &[blame], result, out),
         (Verdict::Failed(blames), Some(result)) => failed(cluster, case, &blames, result, out),

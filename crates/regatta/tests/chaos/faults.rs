@@ -8,16 +8,16 @@ use std::time::{Duration, Instant};
 
 use regatta_testbed::{Cluster, Output, cluster_or_skip, run, run_within};
 
-use crate::REGATTA;
 use crate::case::{By, Case, Fault, KIND_COUNT, Trait, When};
 use crate::check::check;
 use crate::harm::{harm, until};
+use crate::launch;
 use crate::script::{self, greeting};
 
 /// As many nodes as a case has at most.
 const NODES: u32 = 8;
 /// Cases at a time.
-const LANES: usize = 3;
+const LANES: usize = 4;
 /// What no job takes.
 const LIMIT: Duration = Duration::from_secs(90);
 
@@ -122,38 +122,35 @@ fn clean_up(cluster: &Cluster, case: &Case, folder: &Path) {
 
 /// The command that a user would give.
 fn job(cluster: &Cluster, case: &Case, folder: &Path) -> Command {
-    let names = &cluster.nodes()[..case.nodes as usize];
     let mut words: Vec<String> = Vec::new();
     if case.by == By::Srun {
         let nodes = format!("--nodelist=node[1-{}]", case.nodes);
         words.extend(["salloc", "--quiet", "--exclusive", &nodes].map(str::to_owned));
+        // It takes a command that was killed for a good one; a shell does not.
+        words.extend(["sh", "-c", "\"$@\"; exit $?", "sh"].map(str::to_owned));
     }
-    words.extend([REGATTA, "launch", "--oversubscribe"].map(str::to_owned));
-    if case.by == By::Ssh {
-        let hostfile = folder.join("hosts");
-        std::fs::write(&hostfile, names.join("\n") + "\n").unwrap();
-        let ssh = cluster.ssh_command().join(" ");
-        words.extend(["--hostfile".to_owned(), text(&hostfile), "--ssh".to_owned(), ssh]);
+    match case.by {
+        By::Srun => words.extend(launch::words(folder)),
+        By::Ssh => words.extend(launch::words_by_ssh(cluster, case.nodes as usize, folder)),
     }
     let grace = if case.when == When::Ending { 4 } else { 1 };
+    // Only where nobody tells of a loss it takes time to see it; a busy machine must not be taken
+    // for a dead one.
+    let lost_after = if case.spoils() { 3 } else { 30 };
     let within = if case.when == When::Starting { 6 } else { 60 };
     for (option, value) in [
         ("--ranks-per-node", case.each),
         ("--fan-out", case.fan_out),
-        ("--lost-after", 2),
+        ("--lost-after", lost_after),
         ("--grace", grace),
         ("--start-within", within),
     ] {
         words.extend([option.to_owned(), value.to_string()]);
     }
-    words.extend(["--run-dir".to_owned(), text(&folder.join("run")), "--".to_owned()]);
+    words.push("--".to_owned());
     words.extend(script::COMMAND.map(str::to_owned));
-    words.push(text(folder));
+    words.push(launch::text(folder));
     cluster.login(&words[0], &words[1..])
-}
-
-fn text(path: &Path) -> String {
-    path.to_str().unwrap().to_owned()
 }
 
 /// What happens to the job, until its end is certain.

@@ -10,8 +10,12 @@ mod case;
 mod check;
 mod faults;
 mod harm;
+mod junk;
+mod launch;
 mod random;
+mod restarts;
 mod script;
+mod secret;
 
 /// The binary under test.
 pub const REGATTA: &str = env!("CARGO_BIN_EXE_regatta");
