@@ -5,13 +5,18 @@ mod steps;
 
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 
 const HELP: &str = "\
 cargo xtask test    install what the tests need (Debian or Ubuntu, as root), then check formatting,
                     lints, all tests and the documentation
 cargo xtask fuzz    run every fuzz target for ten minutes (needs cargo-fuzz)
-cargo xtask bench   run the benchmarks and print their ratios";
+cargo xtask bench   run the benchmarks and print their ratios
+cargo xtask chaos [--cases N] [--seed S]
+                    harm N jobs on a cluster, as the seeds from S on say, and see how they end";
+
+/// Cases of `cargo xtask chaos`.
+const HUNDREDS: u64 = 300;
 
 fn main() -> ExitCode {
     let task = std::env::args().nth(1).unwrap_or_default();
@@ -19,6 +24,7 @@ fn main() -> ExitCode {
         "test" => test(),
         "fuzz" => steps::fuzz(),
         "bench" => steps::bench(),
+        "chaos" => chaos(),
         _ => {
             eprintln!("{HELP}");
             return ExitCode::FAILURE;
@@ -31,6 +37,21 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// What the options say, or else some hundreds of cases that were never seen before.
+fn chaos() -> Result<()> {
+    let (mut cases, mut seed) = (HUNDREDS, steps::new_seed());
+    let mut words = std::env::args().skip(2);
+    while let Some(option) = words.next() {
+        let value = words.next().and_then(|text| text.parse().ok());
+        match (option.as_str(), value) {
+            ("--cases", Some(value)) => cases = value,
+            ("--seed", Some(value)) => seed = value,
+            _ => bail!("{option}: the options are --cases N and --seed S"),
+        }
+    }
+    steps::chaos(cases, seed)
 }
 
 fn test() -> Result<()> {

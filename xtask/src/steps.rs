@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::process::Command;
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use anyhow::{Context, Result, bail};
 
@@ -44,6 +44,21 @@ pub fn bench() -> Result<()> {
         run(name, bench.args(["--bin", name]))?;
     }
     Ok(())
+}
+
+/// Harms jobs on a cluster. What fails tells its seed, with which it can be done again.
+pub fn chaos(cases: u64, seed: u64) -> Result<()> {
+    println!("xtask: {cases} cases from seed {seed}");
+    let mut chaos = cargo();
+    chaos.args(["test", "--package", "regatta", "--test", "chaos", "--", "--nocapture"]);
+    chaos.arg("every_fault").env("REGATTA_REQUIRE_CLUSTER", "1");
+    chaos.env("REGATTA_CHAOS_CASES", cases.to_string());
+    run("chaos", chaos.env("REGATTA_CHAOS_SEED", seed.to_string()))
+}
+
+/// A seed that was not used before: the time.
+pub fn new_seed() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(1, |since| since.as_secs())
 }
 
 /// Every fuzz target for ten minutes. The sanitizers need a nightly compiler, or a stable one that

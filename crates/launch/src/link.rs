@@ -160,6 +160,15 @@ impl Link {
         self.unless_failed(|link| link.look_at_clock(now))
     }
 
+    /// Queues a sign of life if one is due. What waits to be sent is one already.
+    pub fn beat(&mut self, now: Instant) {
+        let due = now.saturating_duration_since(self.last_beat) >= self.timing.beat;
+        if due && self.is_ready() && self.failed.is_none() && self.out.bytes().is_empty() {
+            frames::write_beat(&mut self.out);
+            self.last_beat = now;
+        }
+    }
+
     /// Whether the handshake is through.
     pub fn is_ready(&self) -> bool {
         matches!(self.stage, Stage::Ready(_))
@@ -207,11 +216,7 @@ impl Link {
         if silence >= self.timing.lost_after {
             return Err(LinkError::Silent { seconds: silence.as_secs() });
         }
-        // What waits to be sent is a sign of life already.
-        if now.duration_since(self.last_beat) >= self.timing.beat && self.out.bytes().is_empty() {
-            frames::write_beat(&mut self.out);
-            self.last_beat = now;
-        }
+        self.beat(now);
         Ok(())
     }
 }

@@ -110,6 +110,7 @@ pub struct Net {
     /// No files were left: nothing is accepted before this time.
     accept_after: Option<Instant>,
     next_tick: Instant,
+    next_beat: Instant,
     buffer: Box<[u8]>,
     steps: Vec<Step>,
 }
@@ -135,6 +136,7 @@ impl Net {
             to_accept: BTreeSet::new(),
             accept_after: None,
             next_tick: Instant::now(),
+            next_beat: Instant::now(),
             buffer: vec![0; 64 << 10].into(),
             steps: Vec::new(),
         })

@@ -119,8 +119,10 @@ impl Fleet {
 
 impl Crew for Fleet {
     fn next(&mut self, timeout: Duration) -> Option<Event> {
-        if self.events.is_empty() {
-            self.poll(timeout);
+        match self.events.is_empty() {
+            true => self.poll(timeout),
+            // No more is taken in before this is done, but orders and signs of life go out.
+            false => self.net.send_only(),
         }
         self.events.pop_front()
     }

@@ -225,6 +225,22 @@ fn a_side_that_only_sends_is_heard() {
 }
 
 #[test]
+fn one_that_hears_nothing_for_long_can_still_show_that_it_lives() {
+    let start = Instant::now();
+    let (mut busy, mut listener) = ready_pair(start);
+    for second in 0..60 {
+        let now = start + Duration::from_secs(second);
+        busy.beat(now);
+        give(&mut listener, &take(&mut busy), now).unwrap();
+        listener.tick(now).unwrap();
+    }
+    let (mut early, _) = pair(start);
+    take(&mut early);
+    early.beat(start + TIMING.beat);
+    assert!(early.pending().is_empty(), "no beat before the handshake is through");
+}
+
+#[test]
 fn beats_do_not_pile_up_when_nothing_is_taken() {
     let start = Instant::now();
     let (mut caller, _) = ready_pair(start);

@@ -74,6 +74,12 @@ impl Conn {
         }
     }
 
+    /// Whether something waits to be written, could be, and is not yet going to be.
+    pub(super) fn has_to_be_listed(&self) -> bool {
+        let could_be = self.phase == Phase::Open && !self.blocked && !self.listed;
+        could_be && !self.link.pending().is_empty()
+    }
+
     /// Accepted, and the other side has not yet proved itself.
     pub(super) fn is_stranger(&self) -> bool {
         self.listener.is_some() && !self.link.is_ready()

@@ -75,6 +75,23 @@ impl Net {
         Ok(())
     }
 
+    /// Sends what is queued and signs of life, and takes nothing in: for one who has yet to do with
+    /// what came before, and must not be taken for dead meanwhile.
+    pub fn send_only(&mut self) {
+        let now = Instant::now();
+        if now >= self.next_beat {
+            self.next_beat = now + (self.timing.beat / 4).clamp(TICKS.0, TICKS.1);
+            for (&id, conn) in self.conns.iter_mut().filter(|(_, c)| c.phase == Phase::Open) {
+                conn.link.beat(now);
+                if conn.has_to_be_listed() {
+                    conn.listed = true;
+                    self.to_flush.push(id);
+                }
+            }
+        }
+        self.flush_listed();
+    }
+
     /// Closes all connections, each once what is queued on it is sent, and waits for that, but not
     /// longer than `limit`.
     pub fn finish(&mut self, limit: Duration) -> io::Result<()> {
@@ -250,11 +267,7 @@ impl Net {
             };
             if let Some(why) = why {
                 over.push((id, why));
-            } else if conn.phase == Phase::Open
-                && !conn.blocked
-                && !conn.listed
-                && !conn.link.pending().is_empty()
-            {
+            } else if conn.has_to_be_listed() {
                 conn.listed = true;
                 self.to_flush.push(id);
             }

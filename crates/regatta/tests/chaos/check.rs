@@ -1,0 +1,177 @@
+//! Whether a job ended as it must: the report, the exit code, what is left of it, the logs.
+
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::time::Duration;
+
+use regatta_model::document;
+use regatta_model::result::{Ending, RunResult};
+use regatta_testbed::{Cluster, Output, run};
+
+use crate::case::{Blame, Case, Fault, Trait, Verdict, When};
+use crate::harm::until;
+use crate::script::{LINE, bytes, greeting, last_words};
+
+/// All of it; the first thing that is wrong.
+pub fn check(cluster: &Cluster, case: &Case, run_dir: &Path, out: &Output) -> Result<(), String> {
+    nothing_left(cluster)?;
+    report(cluster, case, run_dir, out)?;
+    logs(case, run_dir)
+}
+
+/// No process on any host, and no port held.
+pub fn nothing_left(cluster: &Cluster) -> Result<(), String> {
+    let mut left = Vec::new();
+    let gone = until("the end of all processes", || {
+        left.clear();
+        for host in cluster.nodes().iter().map(String::as_str).chain(["login"]) {
+            let processes = cluster.processes(host).unwrap();
+            left.extend(processes.into_iter().map(|p| format!("{host}: {}", p.command)));
+            let ports = cluster.listening(host).unwrap();
+            left.extend(ports.into_iter().map(|p| format!("{host}: port {p}")));
+        }
+        left.is_empty().then_some(()).or_else(|| {
+            std::thread::sleep(Duration::from_millis(50));
+            None
+        })
+    });
+    gone.map_err(|why| format!("{why}: {left:?}"))
+}
+
+fn report(cluster: &Cluster, case: &Case, run_dir: &Path, out: &Output) -> Result<(), String> {
+    let code = out.status.code();
+    let killed = code.or_else(|| out.status.signal().map(|s| 128 + s)) == Some(128 + libc::SIGKILL);
+    let text = read(cluster, case, &run_dir.join("result.json"));
+    let result: Option<RunResult> = text.and_then(|text| document::from_json(&text).ok());
+    let names = |node: u32| out.stderr.contains(cluster.nodes()[node as usize].as_str());
+    match (case.verdict(), &result) {
+        (Verdict::Silent, None) if killed => Ok(()),
+        (Verdict::NotStarted(blame), None) if code == Some(1) && names(blame.node) => Ok(()),
+        (Verdict::NotStarted(blame), Some(result)) => failed(cluster, case, &[blame], result, out),
+        (Verdict::Failed(blames), Some(result)) => failed(cluster, case, &blames, result, out),
+        (Verdict::Good, result) if code == Some(0) => good(case, result.as_ref(), out),
+        (Verdict::Signalled(signal), Some(result)) => {
+            let wanted = Ending::Signal(signal).code();
+            let right = result.code == wanted && code == Some(wanted.into());
+            let right = right && result.failure.is_none() && result.reason.contains("TERM");
+            right.then_some(()).ok_or_else(|| format!("code {code:?}, {result:?}"))
+        }
+        (verdict, _) => Err(format!("code {code:?} where {verdict:?}; result {result:?}")),
+    }
+}
+
+/// A file as the login host sees it.
+fn read(cluster: &Cluster, case: &Case, path: &Path) -> Option<String> {
+    match case.has(|t| matches!(t, Trait::SmallDisk { .. })) {
+        false => std::fs::read_to_string(path).ok(),
+        true => Some(run(&mut cluster.login("cat", [path])).unwrap().stdout),
+    }
+}
+
+/// The right first failure, in the result, on the terminal and as exit code.
+fn failed(
+    cluster: &Cluster,
+    case: &Case,
+    blames: &[Blame],
+    result: &RunResult,
+    out: &Output,
+) -> Result<(), String> {
+    let wrong = |what: &str| Err(format!("{what}; result {result:?}"));
+    let Some(failure) = &result.failure else { return wrong("no failure is told") };
+    let host = |node: u32| cluster.nodes()[node as usize].as_str();
+    let right = |b: &&Blame| {
+        let ranks = b.rank.map_or(b.node * case.each..(b.node + 1) * case.each, |r| r..r + 1);
+        failure.host == host(b.node) && ranks.contains(&failure.rank) && failure.ending == b.ending
+    };
+    let Some(blame) = blames.iter().find(right) else {
+        return wrong(&format!("not one of {blames:?} is told"));
+    };
+    let code = blame.ending.code();
+    if result.code != code || out.status.code() != Some(code.into()) {
+        return wrong(&format!("code {:?}, and not {code}", out.status.code()));
+    }
+    if !out.stderr.contains(&result.reason) || !result.reason.contains(host(blame.node)) {
+        return wrong("the reason does not name the node, or is not told on standard error");
+    }
+    if result.endings.len() != case.ranks() as usize {
+        return wrong("not every rank's end is told");
+    }
+    Ok(())
+}
+
+/// All ended well, and it is said what could not be kept.
+fn good(case: &Case, result: Option<&RunResult>, out: &Output) -> Result<(), String> {
+    let small = case.has(|t| matches!(t, Trait::SmallDisk { .. }));
+    for special in &case.traits {
+        let said = match special {
+            Trait::FullLog { rank } => format!("rank-{rank}.out misses"),
+            Trait::SmallDisk { .. } => ".out misses".to_owned(),
+            _ => continue,
+        };
+        if !out.stderr.contains(&said) {
+            return Err(format!("it is not said that {said}"));
+        }
+    }
+    match result {
+        Some(r)
+            if r.code == 0 && r.failure.is_none() && r.endings.values().all(|e| e.is_good()) =>
+        {
+            Ok(())
+        }
+        // It did not fit, which is said, too.
+        None if small && out.stderr.contains("result.json") => Ok(()),
+        other => Err(format!("no good end: {other:?}")),
+    }
+}
+
+/// What every rank wrote is in its log.
+fn logs(case: &Case, run_dir: &Path) -> Result<(), String> {
+    if case.when == When::Starting || case.has(|t| matches!(t, Trait::SmallDisk { .. })) {
+        return Ok(());
+    }
+    for rank in (0..case.ranks()).filter(|&r| !case.has(|t| *t == Trait::FullLog { rank: r })) {
+        let (out, err) = wrote(case, rank);
+        let log = |stream| std::fs::read(run_dir.join(format!("log/rank-{rank}.{stream}")));
+        let (found_out, found_err) =
+            (log("out").unwrap_or_default(), log("err").unwrap_or_default());
+        if found_err != err.as_bytes() || !out.iter().any(|out| found_out == out.as_bytes()) {
+            let (n, text) = (found_out.len(), String::from_utf8_lossy(&found_out));
+            return Err(format!("the log of rank {rank} has {n} bytes: {:.300}", text));
+        }
+    }
+    Ok(())
+}
+
+/// What a rank's logs may hold at the end.
+fn wrote(case: &Case, rank: u32) -> (Vec<String>, String) {
+    let (mut out, err) = greeting(rank);
+    for special in &case.traits {
+        if let Trait::Writes { mib } = special {
+            let line = format!("{LINE}\n");
+            out += &line.repeat(bytes(*mib) / line.len());
+        }
+    }
+    let ended = out.clone() + &last_words(rank);
+    // Whoever is told to end, is; except on a node that is gone, or when nobody is left to tell.
+    let told = case.ends_well();
+    let untold = case.faults.iter().any(|f| matches!(f, Fault::Coordinator { .. } | Fault::Term))
+        || case.is_lost(case.node_of(rank))
+        || case.has(|t| matches!(t, Trait::Stubborn { .. }))
+        || case.faults.iter().any(
+            |f| matches!(*f, Fault::Exits { rank: r, .. } | Fault::Killed { rank: r } if r == rank),
+        );
+    match (told, untold) {
+        (true, _) => (vec![ended], err),
+        (_, true) => (vec![out, ended], err),
+        _ if plain(case) => (vec![out], err),
+        _ => (vec![ended], err),
+    }
+}
+
+/// Whether ranks have nothing to say at their end.
+fn plain(case: &Case) -> bool {
+    use crate::case::Half::Both;
+    case.faults
+        .iter()
+        .any(|f| matches!(f, Fault::Agent { half: Both, .. } | Fault::Coordinator { half: Both }))
+}

@@ -1,0 +1,104 @@
+//! The job's secret is seen by nobody: not in a process list, a log or a file of the run folder.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use regatta_testbed::{Cluster, Output, cluster_or_skip, run_within};
+
+use crate::REGATTA;
+use crate::check::nothing_left;
+use crate::harm::until;
+use crate::launch::{folder, text, words_by_ssh};
+
+/// Stands in for the agent: keeps the boot document, and waits before it becomes the real one.
+const AGENT: &str = "#!/bin/sh
+cat > FOLDER/boot-$$
+mv FOLDER/boot-$$ FOLDER/boot
+until [ -e FOLDER/start ]; do sleep 0.1; done
+exec REGATTA \"$@\" < FOLDER/boot
+";
+const RANKS: &str = "echo hello; : > $0/at-$RANK; until [ -e $0/go ]; do sleep 0.1; done";
+
+#[test]
+fn the_secret_is_nowhere_to_be_read() {
+    let builder = Cluster::builder().nodes(3).cpus(2).slurm(false).ssh(true);
+    let Some(cluster) = cluster_or_skip(&builder) else { return };
+    let folder = folder(&cluster, "secret");
+    let agent = folder.join("agent");
+    let script = AGENT.replace("FOLDER", &text(&folder)).replace("REGATTA", REGATTA);
+    std::fs::write(&agent, script).unwrap();
+    std::fs::set_permissions(&agent, PermissionsExt::from_mode(0o755)).unwrap();
+    let mut words = words_by_ssh(&cluster, 3, &folder);
+    words.extend(["--fan-out", "2", "--agent", &text(&agent), "--"].map(str::to_owned));
+    words.extend(["sh", "-c", RANKS, &text(&folder)].map(str::to_owned));
+    let mut command = cluster.login(&words[0], &words[1..]);
+    let (out, secret) = std::thread::scope(|scope| {
+        let job = scope.spawn(|| run_within(&mut command, Duration::from_secs(90)).unwrap());
+        let secret = watched(&cluster, &folder);
+        (job.join().unwrap(), secret)
+    });
+    let secret = secret.unwrap();
+    assert_eq!(out.status.code(), Some(0), "{}", out.stderr);
+    assert!(!shows(&out, &secret), "{out:?}");
+    assert_eq!(files_with(&folder.join("run"), &secret), [PathBuf::new(); 0]);
+    nothing_left(&cluster).unwrap();
+}
+
+fn shows(out: &Output, secret: &str) -> bool {
+    out.stdout.contains(secret) || out.stderr.contains(secret)
+}
+
+/// Looks while the agents start and while the ranks run.
+fn watched(cluster: &Cluster, folder: &Path) -> Result<String, String> {
+    let boot = folder.join("boot");
+    let text = until("the boot document", || std::fs::read_to_string(&boot).ok())?;
+    let secret = serde_json::from_str::<serde_json::Value>(&text).unwrap()["secret"].clone();
+    let secret = secret.as_str().unwrap().to_owned();
+    assert_eq!(secret.len(), 64);
+    unseen(cluster, folder, &secret)?;
+    std::fs::write(folder.join("start"), "").unwrap();
+    for rank in 0..3 {
+        let at = folder.join(format!("at-{rank}"));
+        until("the ranks", || at.exists().then_some(()))?;
+    }
+    unseen(cluster, folder, &secret)?;
+    std::fs::write(folder.join("go"), "").unwrap();
+    Ok(secret)
+}
+
+fn unseen(cluster: &Cluster, folder: &Path, secret: &str) -> Result<(), String> {
+    let files = files_with(&folder.join("run"), secret);
+    if !files.is_empty() {
+        return Err(format!("the secret is in {files:?}"));
+    }
+    let mut seen = 0;
+    for host in cluster.nodes().iter().map(String::as_str).chain(["login"]) {
+        for process in cluster.processes(host).unwrap() {
+            for name in ["cmdline", "environ"] {
+                // One that is over by now shows nothing.
+                let path = format!("/proc/{}/{name}", process.pid);
+                let bytes = std::fs::read(path).unwrap_or_default();
+                seen += 1;
+                if String::from_utf8_lossy(&bytes).contains(secret) {
+                    return Err(format!("the secret is in {name} of {}", process.command));
+                }
+            }
+        }
+    }
+    if seen > 8 { Ok(()) } else { Err(format!("{seen} processes were looked at")) }
+}
+
+/// The files below a folder that hold the secret.
+fn files_with(folder: &Path, secret: &str) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder).unwrap().flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            found.extend(files_with(&path, secret));
+        } else if std::fs::read(&path).is_ok_and(|b| String::from_utf8_lossy(&b).contains(secret)) {
+            found.push(path);
+        }
+    }
+    found
+}
