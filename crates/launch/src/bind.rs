@@ -8,8 +8,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::signals;
 
-use crate::signals;
-
 /// What a rank is bound to, in the kernel's form.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Binding {
