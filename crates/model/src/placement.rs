@@ -110,11 +110,17 @@ pub struct Warning {
 impl Placement {
     /// The node, its position and the local rank of a rank of the job.
     pub fn find(&self, rank: u32) -> Option<(usize, &PlacedNode, &PlacedRank)> {
-        self.nodes.iter().enumerate().find_map(|(i, node)| {
-            let local = node.ranks.iter().position(|&r| r == rank)?;
-            let placed = self.layouts.get(node.layout as usize)?.ranks.get(local)?;
-            Some((i, node, placed))
-        })
+        // Where each node has the numbers after the last one's, it is the last that begins before.
+        let behind = self.nodes.partition_point(|n| n.ranks.first().is_some_and(|&f| f <= rank));
+        let likely = behind.checked_sub(1).and_then(|i| self.on(i, rank));
+        likely.or_else(|| (0..self.nodes.len()).find_map(|i| self.on(i, rank)))
+    }
+
+    fn on(&self, position: usize, rank: u32) -> Option<(usize, &PlacedNode, &PlacedRank)> {
+        let node = self.nodes.get(position)?;
+        let local = node.ranks.iter().position(|&r| r == rank)?;
+        let placed = self.layouts.get(node.layout as usize)?.ranks.get(local)?;
+        Some((position, node, placed))
     }
 }
 

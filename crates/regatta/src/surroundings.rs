@@ -23,6 +23,17 @@ pub fn of_rank(
     meet: &Rendezvous,
     rank: u32,
 ) -> Result<Vec<EnvLine>> {
+    let mut lines = all_of_rank(plan, choices, meet, rank)?;
+    lines.retain(|l| !choices.without.contains(&l.variable));
+    Ok(lines)
+}
+
+fn all_of_rank(
+    plan: &Plan,
+    choices: &EnvChoices,
+    meet: &Rendezvous,
+    rank: u32,
+) -> Result<Vec<EnvLine>> {
     let framework: Framework = choices.framework.into();
     let Some((_, node, _)) = plan.placement.find(rank) else {
         bail!("the job has ranks 0 to {}, not {rank}", plan.placement.ranks.saturating_sub(1));
@@ -38,12 +49,16 @@ pub fn of_rank(
         cache: (&cache, &cache_why),
         settings: &settings(plan, machine, framework),
     });
-    let mut lines = lines.unwrap_or_default();
+    Ok(lines.unwrap_or_default())
+}
+
+/// Tells once what the user wants left out and is not there.
+pub fn note_unknown(plan: &Plan, choices: &EnvChoices, meet: &Rendezvous) -> Result<()> {
+    let lines = all_of_rank(plan, choices, meet, 0)?;
     for name in choices.without.iter().filter(|n| !lines.iter().any(|l| l.variable == **n)) {
         output::complain(&format!("note: --without {name}: it is not among the variables\n"));
     }
-    lines.retain(|l| !choices.without.contains(&l.variable));
-    Ok(lines)
+    Ok(())
 }
 
 fn settings(plan: &Plan, machine: &Machine, framework: Framework) -> Vec<EnvLine> {

@@ -19,6 +19,7 @@ pub fn run(args: &EnvArgs) -> Result<ExitCode> {
     let rank = args.rank.or(plan.allocation.me.map(|me| me.rank)).unwrap_or(0);
     let meet = surroundings::meet(&args.choices, &plan, rank)?;
     let lines = surroundings::of_rank(&plan, &args.choices, &meet, rank)?;
+    surroundings::note_unknown(&plan, &args.choices, &meet)?;
     if args.json {
         output::print(&format!("{}\n", serde_json::to_string_pretty(&lines)?))?;
     } else {

@@ -39,7 +39,7 @@ impl Bed {
         let bed = Self { cluster, bin };
         let ssh = bed.cluster.ssh_command();
         bed.script("ssh-here", &format!("exec {} \"$@\"", ssh.join(" ")));
-        bed.file("nodes", &bed.cluster.nodes().join("\n"));
+        bed.file("nodes", &(bed.cluster.nodes().join("\n") + "\n"));
         bed.script("flux", FLUX);
         bed
     }
@@ -115,12 +115,17 @@ impl Bed {
 const FLUX: &str = r#"
 folder=${0%/*}
 if [ "$1 $2" = "hostlist local" ]; then paste -sd, "$folder/../nodes"; exit; fi
-while :; do case $1 in run|-*) [ "$1" = -o ] && shift; shift;; *) break;; esac; done
+while :; do case $1 in
+    --nodes=*) nodes=${1#*=}; shift;;
+    run|-*) [ "$1" = -o ] && shift; shift;;
+    *) break;;
+esac; done
 n=0
+head -n "$nodes" "$folder/../nodes" > "$folder/flux-nodes"
 while read -r host; do
     "$folder/ssh-here" -n "$host" FLUX_JOB_ID=f1 FLUX_TASK_RANK=$n CARRIED="'$CARRIED'" "$*" &
     n=$((n + 1))
-done < "$folder/../nodes"
+done < "$folder/flux-nodes"
 wait
 "#;
 
@@ -129,14 +134,14 @@ fn read<D: document::Document>(run: &Path, name: &str) -> D {
 }
 
 /// Every rank is what the placement says, and all agree where to meet.
-fn assert_right(run: &Path, nodes: usize, each: usize) {
+fn assert_right(way: &str, run: &Path, nodes: usize, each: usize) {
     let placement: Placement = read(run, "placement.json");
     assert_eq!((placement.nodes.len(), placement.ranks as usize), (nodes, nodes * each));
     let mut meeting = std::collections::HashSet::new();
     for rank in 0..placement.ranks {
         let (node, placed, own) = placement.find(rank).unwrap();
         let text = std::fs::read_to_string(run.join(format!("log/rank-{rank}.out"))).unwrap();
-        assert!(text.ends_with("over the wire []\n"), "{text}");
+        assert!(text.ends_with("over the wire []\n"), "{way}: {text}");
         let words: Vec<&str> = text.split_whitespace().collect();
         let expected = [rank as usize, nodes * each, own.local_rank as usize, each, node];
         assert_eq!(words[..5], expected.map(|n| n.to_string()), "{text}");
@@ -176,7 +181,7 @@ fn the_same_job_whoever_starts_it() {
     for (way, ..) in bed.ways() {
         let options = ["--ranks-per-node", "2", "--oversubscribe", "--fan-out", "3"];
         let folder = bed.launch(way, &format!("run-{way}"), &options, &["sh", "-c", TELL]);
-        assert_right(&folder, NODES, EACH);
+        assert_right(way, &folder, NODES, EACH);
         for host in bed.cluster.nodes() {
             assert_eq!(bed.cluster.processes(host).unwrap(), [], "{way}: left on {host}");
         }

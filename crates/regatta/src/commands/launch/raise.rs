@@ -243,8 +243,10 @@ fn settle(
         return Ok(());
     }
     let verdict = roster.missing(&absent, "its agent never connected");
-    report::verdict(&verdict, hosts);
-    let Verdict::GiveUp(_) = verdict else { return Ok(()) };
+    let Verdict::GiveUp(_) = verdict else {
+        report::verdict(&verdict, hosts);
+        return Ok(());
+    };
     let names: Vec<&str> = absent.iter().map(|&n| hosts[n].as_str()).collect();
     let mut said: Vec<String> = absent.iter().flat_map(|&n| started.said(n)).collect();
     said.dedup();

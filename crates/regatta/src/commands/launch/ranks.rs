@@ -70,10 +70,13 @@ pub fn planned(
 ) -> Result<Planned> {
     let mut ranks = Vec::with_capacity(plan.placement.ranks as usize);
     let wrap = wrap(args)?;
+    surroundings::note_unknown(&plan, &args.choices, &meet)?;
+    let counts: Vec<usize> = plan.placement.nodes.iter().map(|n| n.ranks.len()).collect();
+    let each = per_node(&counts);
     for rank in 0..plan.placement.ranks {
         let mut lines = surroundings::of_rank(&plan, &args.choices, &meet, rank)?;
         lines.extend(restart_lines(run, attempt, args.restarts()));
-        lines.extend(slurm_lines(&plan, rank));
+        lines.extend(slurm_lines(&plan, &each, rank));
         ranks.push(one(args, &plan, wrap.as_ref(), rank, lines)?);
     }
     Ok(Planned { plan, ranks })
@@ -120,11 +123,9 @@ fn wrap(args: &LaunchArgs) -> Result<Option<Wrap>> {
 
 /// A batch script is task 0 to Slurm, and an agent is a task of its own: their ranks would be the
 /// same, to programs that ask Slurm's variables.
-fn slurm_lines(plan: &Plan, rank: u32) -> Vec<EnvLine> {
+fn slurm_lines(plan: &Plan, each: &str, rank: u32) -> Vec<EnvLine> {
     let Some((node, placed, own)) = plan.placement.find(rank) else { return Vec::new() };
-    let nodes = &plan.placement.nodes;
-    let counts: Vec<usize> = nodes.iter().map(|n| n.ranks.len()).collect();
-    let (ranks, each) = (plan.placement.ranks.to_string(), per_node(&counts));
+    let ranks = plan.placement.ranks.to_string();
     let values = [
         ("SLURM_PROCID", rank.to_string()),
         ("SLURM_LOCALID", own.local_rank.to_string()),
@@ -132,9 +133,9 @@ fn slurm_lines(plan: &Plan, rank: u32) -> Vec<EnvLine> {
         ("SLURM_NTASKS", ranks.clone()),
         ("SLURM_NPROCS", ranks.clone()),
         ("SLURM_NTASKS_PER_NODE", placed.ranks.len().to_string()),
-        ("SLURM_TASKS_PER_NODE", each.clone()),
+        ("SLURM_TASKS_PER_NODE", each.to_owned()),
         ("SLURM_STEP_NUM_TASKS", ranks),
-        ("SLURM_STEP_TASKS_PER_NODE", each),
+        ("SLURM_STEP_TASKS_PER_NODE", each.to_owned()),
     ];
     // An agent's step has variables that the one who launches has not.
     let agents = plan.is_of_nodes() && plan.env.has("SLURM_JOB_ID");

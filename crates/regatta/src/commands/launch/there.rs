@@ -180,8 +180,8 @@ impl<'a> There<'a> {
 }
 
 /// What a rank takes from the environment of whoever launches: where the starter carries it to the
-/// agents only what it was not to see itself; with ssh all but what belongs to the host or the
-/// login there.
+/// agents only what it was not to see itself; with ssh, which Open MPI uses too, all but what
+/// belongs to the host or the login there.
 fn base(starter: Starter, unset: &BTreeSet<String>) -> Vec<(OsString, OsString)> {
     const OWN: [&str; 13] = [
         "HOME", "HOST", "HOSTNAME", "LOGNAME", "MAIL", "OLDPWD", "PWD", "SHELL", "SHLVL", "TERM",
@@ -190,7 +190,7 @@ fn base(starter: Starter, unset: &BTreeSet<String>) -> Vec<(OsString, OsString)>
     const OWN_PREFIXES: [&str; 4] = ["SSH_", "XDG_", "DBUS_", "DISPLAY"];
     let own = |name: &str| OWN.contains(&name) || OWN_PREFIXES.iter().any(|p| name.starts_with(p));
     let taken = |name: &str| match starter {
-        Starter::Ssh => !own(name),
+        Starter::Ssh | Starter::OpenMpi => !own(name),
         _ => unset.contains(name),
     };
     std::env::vars_os().filter(|(name, _)| taken(&name.to_string_lossy())).collect()
