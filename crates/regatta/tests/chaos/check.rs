@@ -96,7 +96,11 @@ fn failed(
     if result.endings.len() != case.ranks() as usize {
         return wrong("not every rank's end is told");
     }
-    Ok(())
+    let unharmed = |rank: &u32| !case.is_lost(case.node_of(*rank));
+    match result.endings.iter().find(|(r, e)| unharmed(r) && **e == Ending::Lost) {
+        Some((rank, _)) => wrong(&format!("rank {rank} is said to be lost, and is on a good node")),
+        None => Ok(()),
+    }
 }
 
 /// All ended well, and it is said what could not be kept.
