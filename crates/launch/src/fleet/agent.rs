@@ -53,9 +53,16 @@ struct Agent<'a> {
     crew: Option<LocalCrew>,
     notify: Notify,
     /// The call that is made, and the addresses to try after it.
-    calling: Option<ConnId>,
+    calling: Option<Call>,
     untried: VecDeque<SocketAddr>,
     left: bool,
+}
+
+/// A call that nobody has answered yet.
+struct Call {
+    conn: ConnId,
+    address: SocketAddr,
+    since: Instant,
 }
 
 /// Works as the agent of a node until the job is over or nobody is left to work for.
@@ -105,6 +112,7 @@ impl Agent<'_> {
             for event in events.drain(..) {
                 self.of_net(event);
             }
+            self.give_up_call();
             self.of_ranks();
             for signal in signals.pending() {
                 self.handle(Input::Caught(signal));
@@ -137,7 +145,7 @@ impl Agent<'_> {
             }
             NetEvent::Ready { .. } => {}
             NetEvent::Frame { conn, payload } => self.frame(conn, &payload),
-            NetEvent::Closed { conn, .. } if self.calling == Some(conn) => self.try_next(),
+            NetEvent::Closed { conn, .. } if self.is_calling(conn) => self.try_next(),
             NetEvent::Closed { conn, why } => self.handle(Input::Closed(conn, why.to_string())),
         }
     }
@@ -195,11 +203,28 @@ impl Agent<'_> {
         self.boot.ports.iter().flat_map(at).collect()
     }
 
+    fn is_calling(&self, conn: ConnId) -> bool {
+        self.calling.as_ref().is_some_and(|call| call.conn == conn)
+    }
+
     fn try_next(&mut self) {
-        self.calling = self.untried.pop_front().map(|address| self.net.connect(address));
+        self.calling = self.untried.pop_front().map(|address| Call {
+            conn: self.net.connect(address),
+            address,
+            since: Instant::now(),
+        });
         if self.calling.is_none() {
             self.handle(Input::CallFailed);
         }
+    }
+
+    /// One who does not answer at one port does not at another: the host is gone.
+    fn give_up_call(&mut self) {
+        let limit = self.member.call_limit();
+        let Some(call) = self.calling.take_if(|call| call.since.elapsed() >= limit) else { return };
+        self.net.abort(call.conn);
+        self.untried.retain(|address| address.ip() != call.address.ip());
+        self.try_next();
     }
 
     fn start(&mut self, work: &Work) {

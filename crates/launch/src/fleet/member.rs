@@ -209,11 +209,20 @@ impl<C: Copy + Eq + Hash> Member<C> {
     }
 
     /// Whom to call next: at first the one directly above, who may take a while to start; then
-    /// all above in turn.
+    /// all above in turn. Who is gone is called last: the others are more likely to answer.
     fn next_above(&self, since: Instant, calls: u32, now: Instant) -> Above {
-        let patient = self.broke.is_none() && now.saturating_duration_since(since) < CLIMB_AFTER;
-        let at = if patient { 0 } else { calls as usize % self.ancestors.len() };
-        self.ancestors[at]
+        let first = match &self.broke {
+            None if now.saturating_duration_since(since) < CLIMB_AFTER => return self.ancestors[0],
+            None => 0,
+            Some((gone, _)) => self.ancestors.iter().position(|a| a == gone).map_or(0, |at| at + 1),
+        };
+        self.ancestors[(first + calls as usize) % self.ancestors.len()]
+    }
+
+    /// How long one call may take, of the few that there is time for. A host that is gone does not
+    /// refuse it.
+    pub fn call_limit(&self) -> Duration {
+        if self.broke.is_some() { self.patience.rejoin / 4 } else { CLIMB_AFTER / 2 }
     }
 
     fn heard_below(&mut self, conn: C, up: Up, now: Instant, out: &mut Vec<Output<C>>) {
@@ -408,3 +417,7 @@ impl<C: Copy + Eq + Hash> Member<C> {
         out.extend(owed.map(|(&c, bytes)| Output::Down(c, Down::Taken(std::mem::take(bytes)))));
     }
 }
+
+#[cfg(test)]
+#[path = "member_tests.rs"]
+mod tests;

@@ -4,8 +4,8 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::time::Duration;
 
-use regatta_model::document;
 use regatta_model::result::{Ending, RunResult};
+use regatta_model::{document, hostlist};
 use regatta_testbed::{Cluster, Output, run};
 
 use crate::case::{Blame, Case, Fault, Trait, Verdict, When};
@@ -43,7 +43,7 @@ fn report(cluster: &Cluster, case: &Case, run_dir: &Path, out: &Output) -> Resul
     let killed = code.or_else(|| out.status.signal().map(|s| 128 + s)) == Some(128 + libc::SIGKILL);
     let text = read(cluster, case, &run_dir.join("result.json"));
     let result: Option<RunResult> = text.and_then(|text| document::from_json(&text).ok());
-    let names = |node: u32| out.stderr.contains(cluster.nodes()[node as usize].as_str());
+    let names = |node: u32| names(&out.stderr, &cluster.nodes()[node as usize]);
     match (case.verdict(), &result) {
         (Verdict::Silent, None) if killed => Ok(()),
         (Verdict::NotStarted(blame), None) if code == Some(1) && names(blame.node) => Ok(()),
@@ -58,6 +58,14 @@ fn report(cluster: &Cluster, case: &Case, run_dir: &Path, out: &Output) -> Resul
         }
         (verdict, _) => Err(format!("code {code:?} where {verdict:?}; result {result:?}")),
     }
+}
+
+/// Whether a text names a host, perhaps in a list such as `node[2,5]`.
+fn names(text: &str, host: &str) -> bool {
+    let words = text.split_whitespace().map(|word| word.trim_end_matches([';', ':', ',']));
+    words
+        .filter_map(|word| hostlist::expand(word).ok())
+        .any(|hosts| hosts.iter().any(|h| h == host))
 }
 
 /// A file as the login host sees it.
@@ -96,7 +104,11 @@ fn failed(
     if result.endings.len() != case.ranks() as usize {
         return wrong("not every rank's end is told");
     }
-    Ok(())
+    let unharmed = |rank: &u32| !case.is_lost(case.node_of(*rank));
+    match result.endings.iter().find(|(r, e)| unharmed(r) && **e == Ending::Lost) {
+        Some((rank, _)) => wrong(&format!("rank {rank} is said to be lost, and is on a good node")),
+        None => Ok(()),
+    }
 }
 
 /// All ended well, and it is said what could not be kept.

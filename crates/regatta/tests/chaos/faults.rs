@@ -137,7 +137,8 @@ fn job(cluster: &Cluster, case: &Case, folder: &Path) -> Command {
     // Only where nobody tells of a loss it takes time to see it; a busy machine must not be taken
     // for a dead one.
     let lost_after = if case.spoils() { 3 } else { 30 };
-    let within = if case.when == When::Starting { 6 } else { 60 };
+    // Those below an agent that never comes look for another after ten seconds.
+    let within = if case.when == When::Starting { 13 } else { 60 };
     for (option, value) in [
         ("--ranks-per-node", case.each),
         ("--fan-out", case.fan_out),

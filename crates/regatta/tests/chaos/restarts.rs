@@ -57,7 +57,12 @@ fn begun(folder: &Path, ranks: u32) {
 fn all_ranks_start_anew_on_the_same_nodes() {
     let Some(cluster) = cluster(2) else { return };
     let folder = folder(&cluster, "same");
-    let script = format!("{TELL} [ $RANK != 1 ] || [ $TORCHELASTIC_RESTART_COUNT = 2 ]");
+    // The one that fails waits until the other has told.
+    let script = format!(
+        "{TELL} : > told-$TORCHELASTIC_RESTART_COUNT-$RANK; [ $RANK = 1 ] || exit 0; \
+         until [ -e told-$TORCHELASTIC_RESTART_COUNT-0 ]; do sleep 0.1; done; \
+         [ $TORCHELASTIC_RESTART_COUNT = 2 ]"
+    );
     let options: &[&str] = &["--max-restarts", "3", "--ranks-per-node", "1"];
     let out = ended(&cluster, (2, options), (&folder, &script), || {});
     assert_eq!(out.status.code(), Some(0), "{}", out.stderr);

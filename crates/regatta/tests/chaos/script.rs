@@ -29,7 +29,12 @@ const DAEMONS: &str = "\
 setsid sh -c 'trap \"\" TERM HUP INT; while :; do sleep 600; done' &
 (setsid sh -c 'trap \"\" TERM HUP INT; while :; do sleep 600; done' >/dev/null 2>&1 &)
 ";
-const WAIT: &str = "trap 'echo last words of $RANK; exit 0' TERM\n: > at-$RANK\nsleep 600 & wait\n";
+/// Says its last words once, however often it is told to end.
+const WAIT: &str = "\
+trap 'trap \"\" TERM; echo last words of $RANK; exit 0' TERM
+: > at-$RANK
+sleep 600 & wait
+";
 /// Has no process below it: nobody could find that if both halves of its agent are killed.
 const PLAIN: &str = ": > at-$RANK\nexec sleep 600\n";
 const STUBBORN: &str =

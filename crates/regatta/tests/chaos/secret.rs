@@ -41,7 +41,7 @@ fn the_secret_is_nowhere_to_be_read() {
     let secret = secret.unwrap();
     assert_eq!(out.status.code(), Some(0), "{}", out.stderr);
     assert!(!shows(&out, &secret), "{out:?}");
-    assert_eq!(files_with(&folder.join("run"), &secret), [PathBuf::new(); 0]);
+    assert_eq!(files_with(&folder.join("run"), &secret), Vec::<PathBuf>::new());
     nothing_left(&cluster).unwrap();
 }
 
