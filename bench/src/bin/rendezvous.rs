@@ -131,7 +131,7 @@ fn work(node: u32) -> Work {
 
 /// What an agent says of its machine.
 fn machine() -> Result<String> {
-    Ok(document::to_json(&regatta_discover::systems::system("lumi-g")?)?)
+    Ok(document::to_json_line(&regatta_discover::systems::system("lumi-g")?)?)
 }
 
 /// The processes of agents.
