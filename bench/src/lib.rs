@@ -2,6 +2,8 @@
 //! the ratio is what a change must not worsen. Each result is kept as soon as it is there, and the
 //! next run shows it beside its own.
 
+pub mod flock;
+
 use std::hint::black_box;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -21,7 +23,7 @@ pub struct Times {
 
 impl Times {
     /// Of at least one run.
-    fn of(mut times: Vec<Duration>) -> Self {
+    pub fn of(mut times: Vec<Duration>) -> Self {
         times.sort_unstable();
         let at = |quarter: usize| times[(times.len() - 1) * quarter / 4];
         Self { low: at(1), median: at(2), high: at(3) }

@@ -44,7 +44,7 @@ impl Root {
     /// A file's text without white space at its ends; `None` if it cannot be read. sysfs answers
     /// with an error for what does not apply to a device, so absence is ordinary here.
     pub fn text(&self, path: &str) -> Option<String> {
-        let bytes = std::fs::read(self.path(&self.resolve(path)?)).ok()?;
+        let bytes = std::fs::read(self.follow(path)?).ok()?;
         Some(String::from_utf8_lossy(&bytes).trim().to_owned())
     }
 
@@ -62,8 +62,8 @@ impl Root {
     /// The names in a folder, sorted as people count (`node2` before `node10`); empty if there is
     /// no such folder.
     pub fn names(&self, folder: &str) -> Vec<String> {
-        let Some(folder) = self.resolve(folder) else { return Vec::new() };
-        let Ok(entries) = std::fs::read_dir(self.path(&folder)) else { return Vec::new() };
+        let Some(folder) = self.follow(folder) else { return Vec::new() };
+        let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
         let mut names: Vec<String> =
             entries.flatten().filter_map(|e| e.file_name().into_string().ok()).collect();
         names.sort_by(|a, b| natural_key(a).cmp(&natural_key(b)).then(a.cmp(b)));
@@ -72,12 +72,25 @@ impl Root {
 
     /// Whether there is such a file or folder.
     pub fn exists(&self, path: &str) -> bool {
-        self.resolve(path).is_some_and(|p| self.path(&p).exists())
+        self.follow(path).is_some_and(|p| p.exists())
+    }
+
+    /// A path to open. On the live machine the kernel follows links; in a recorded tree it would
+    /// lead out of it.
+    fn follow(&self, path: &str) -> Option<PathBuf> {
+        match self.is_live() {
+            true => Some(self.path(path)),
+            false => self.resolve(path).map(|p| self.path(&p)),
+        }
     }
 
     /// The path with every symbolic link followed inside this root, an absolute target counting
     /// from the root. `None` if a part does not exist.
     pub fn resolve(&self, path: &str) -> Option<String> {
+        if self.is_live() {
+            let real = std::fs::canonicalize(self.path(path)).ok()?;
+            return Some(real.to_string_lossy().into_owned());
+        }
         let mut todo: Vec<String> = parts(Path::new(path)).into_iter().rev().collect();
         let mut done: Vec<String> = Vec::new();
         let mut links = 0;

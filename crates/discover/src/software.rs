@@ -1,9 +1,7 @@
-//! Versions of the communication libraries a job here would load.
+//! Versions of the communication libraries a job here would load, read off the files around them.
 //!
-//! On the live machine a library is opened the way NCCL's user would, and asked; in a recorded
-//! tree only its file name can tell.
-
-use std::path::PathBuf;
+//! None is opened: opening one runs its code. libfabric brings PSM2 along in some distributions,
+//! which measures the clock for a fifth of a second, takes over signals and binds the thread.
 
 use regatta_model::Software;
 
@@ -13,15 +11,19 @@ use crate::root::Root;
 /// Reads what can be found. Drivers are filled in by whoever scans the GPUs.
 pub(crate) fn software(root: &Root, env: &Env) -> Software {
     let folders = folders(root, env);
+    let library = |name: &str| library(root, &folders, name);
     Software {
         rocm: rocm(root, env),
-        nccl: library(root, &folders, "libnccl.so", 2, nccl_version),
-        rccl: library(root, &folders, "librccl.so", 1, nccl_version),
-        libfabric: library(root, &folders, "libfabric.so", 1, libfabric_version),
+        nccl: library("libnccl.so.2").and_then(|file| nccl(root, &file)),
+        rccl: library("librccl.so.1").and_then(|file| rccl(root, &file)),
+        libfabric: library("libfabric.so.1").and_then(|file| libfabric(root, &file)),
         net_plugin: net_plugin(root, env, &folders),
         ..Software::default()
     }
 }
+
+/// Where NVIDIA's Python package has NCCL, below the folder of packages.
+const PYTHON_NCCL: &str = "/nvidia/nccl/lib";
 
 /// Where a job would look: the library path, then the Python environment, since PyTorch brings its
 /// own NCCL or RCCL and loads that before the system's, then ROCm and the system.
@@ -30,9 +32,10 @@ fn folders(root: &Root, env: &Env) -> Vec<String> {
         env.get("LD_LIBRARY_PATH").unwrap_or_default().split(':').map(str::to_owned).collect();
     for base in python_environments(root, env) {
         folders.push(format!("{base}/lib"));
-        for minor in 8..=20 {
-            let site = format!("{base}/lib/python3.{minor}/site-packages");
-            folders.push(format!("{site}/nvidia/nccl/lib"));
+        for python in root.names(&format!("{base}/lib")).iter().filter(|n| n.starts_with("python3"))
+        {
+            let site = format!("{base}/lib/{python}/site-packages");
+            folders.push(format!("{site}{PYTHON_NCCL}"));
             folders.push(format!("{site}/torch/lib"));
         }
     }
@@ -48,7 +51,7 @@ fn folders(root: &Root, env: &Env) -> Vec<String> {
     folders.extend(
         ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib"].map(str::to_owned),
     );
-    folders.retain(|f| f.starts_with('/'));
+    folders.retain(|f| f.starts_with('/') && root.exists(f));
     folders
 }
 
@@ -61,65 +64,39 @@ fn python_environments(root: &Root, env: &Env) -> Vec<String> {
     named.chain(base).map(str::to_owned).collect()
 }
 
-/// A library's version: asked of the first file found, else read off its name
-/// (`libnccl.so.2` is a link to `libnccl.so.2.28.9`).
-fn library(
-    root: &Root,
-    folders: &[String],
-    name: &str,
-    major: u32,
-    ask: fn(&libloading::Library) -> Option<String>,
-) -> Option<String> {
-    let candidates = [format!("{name}.{major}"), name.to_owned()];
-    let paths = folders.iter().flat_map(|f| candidates.iter().map(move |c| format!("{f}/{c}")));
-    let found = paths.into_iter().find_map(|path| root.resolve(&path));
-    let Some(real) = found else {
-        return if root.is_live() {
-            open(PathBuf::from(&candidates[0])).and_then(|l| ask(&l))
-        } else {
-            None
-        };
-    };
-    let asked =
-        if root.is_live() { open(PathBuf::from(&real)).and_then(|l| ask(&l)) } else { None };
-    asked.or_else(|| {
-        let version = real.rsplit('/').next()?.strip_prefix(name)?.strip_prefix('.')?;
-        version.contains('.').then(|| version.to_owned())
+/// The file that a program would load: the first with that name, or without its number.
+fn library(root: &Root, folders: &[String], name: &str) -> Option<String> {
+    let bare = name.trim_end_matches(|c: char| c == '.' || c.is_ascii_digit());
+    let paths = folders.iter().flat_map(|f| [format!("{f}/{name}"), format!("{f}/{bare}")]);
+    root.resolve(&paths.into_iter().find(|path| root.exists(path))?)
+}
+
+/// NCCL's file is named after its version, or is in a Python package whose notes are.
+fn nccl(root: &Root, file: &str) -> Option<String> {
+    let (folder, name) = file.rsplit_once('/')?;
+    if let Some(version) = name.strip_prefix("libnccl.so.").filter(|v| v.contains('.')) {
+        return Some(version.to_owned());
+    }
+    let notes = root.names(folder.strip_suffix(PYTHON_NCCL)?);
+    notes.iter().find_map(|name| {
+        let rest = name.strip_prefix("nvidia_nccl_")?.strip_suffix(".dist-info")?;
+        Some(rest.split_once('-')?.1.to_owned())
     })
 }
 
-fn open(path: PathBuf) -> Option<libloading::Library> {
-    // SAFETY: NCCL, RCCL and libfabric do nothing in their constructors but set up their own
-    // state; every program that trains here loads the same file.
-    unsafe { libloading::Library::new(path) }.ok()
+/// RCCL's file is named after ROCm's version; what CMake finds it by has its own.
+fn rccl(root: &Root, file: &str) -> Option<String> {
+    let folder = file.rsplit_once('/')?.0;
+    let text = root.text(&format!("{folder}/cmake/rccl/rccl-config-version.cmake"))?;
+    let line = text.lines().find_map(|l| l.trim().strip_prefix("set(PACKAGE_VERSION"))?;
+    line.split('"').nth(1).map(str::to_owned)
 }
 
-fn nccl_version(library: &libloading::Library) -> Option<String> {
-    type GetVersion = unsafe extern "C" fn(*mut i32) -> i32;
-    // SAFETY: NCCL and RCCL document this symbol with this signature in every version.
-    let get: libloading::Symbol<'_, GetVersion> =
-        unsafe { library.get(b"ncclGetVersion\0") }.ok()?;
-    let mut code = 0;
-    // SAFETY: the argument points to an int that lives through the call.
-    let result = unsafe { get(&mut code) };
-    (result == 0).then(|| nccl_code(code))
-}
-
-/// 22809 is 2.28.9; up to 2.8 a version had three digits: 2708 is 2.7.8.
-fn nccl_code(code: i32) -> String {
-    match code {
-        c if c >= 10_000 => format!("{}.{}.{}", c / 10_000, c / 100 % 100, c % 100),
-        c => format!("{}.{}.{}", c / 1000, c / 100 % 10, c % 100),
-    }
-}
-
-fn libfabric_version(library: &libloading::Library) -> Option<String> {
-    type Version = unsafe extern "C" fn() -> u32;
-    // SAFETY: libfabric documents this symbol with this signature in every version.
-    let get: libloading::Symbol<'_, Version> = unsafe { library.get(b"fi_version\0") }.ok()?;
-    // SAFETY: it takes nothing and only returns a constant.
-    let code = unsafe { get() };
-    Some(format!("{}.{}", code >> 16, code & 0xffff))
+/// The numbers in the name of libfabric's file count interfaces; pkg-config's file has the version.
+fn libfabric(root: &Root, file: &str) -> Option<String> {
+    let folder = file.rsplit_once('/')?.0;
+    let text = root.text(&format!("{folder}/pkgconfig/libfabric.pc"))?;
+    text.lines().find_map(|l| l.strip_prefix("Version:")).map(|v| v.trim().to_owned())
 }
 
 fn rocm(root: &Root, env: &Env) -> Option<String> {
@@ -140,11 +117,45 @@ fn net_plugin(root: &Root, env: &Env, folders: &[String]) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::Tree;
+
+    fn found(tree: &Tree, env: &[(&str, &str)]) -> Software {
+        software(&tree.root(), &env.iter().copied().collect())
+    }
 
     #[test]
-    fn nccl_codes() {
-        assert_eq!(nccl_code(22809), "2.28.9");
-        assert_eq!(nccl_code(22000), "2.20.0");
-        assert_eq!(nccl_code(2708), "2.7.8");
+    fn versions_are_read_off_files() {
+        let tree = Tree::new();
+        tree.file("/usr/lib64/libnccl.so.2.28.9", "");
+        tree.link("/usr/lib64/libnccl.so.2", "/usr/lib64/libnccl.so.2.28.9");
+        tree.file("/opt/rocm-6.2.0/lib/librccl.so.1.0.60200", "");
+        tree.link("/opt/rocm-6.2.0/lib/librccl.so.1", "librccl.so.1.0.60200");
+        tree.link("/opt/rocm", "/opt/rocm-6.2.0");
+        assert_eq!(found(&tree, &[]).rccl, None, "1.0.60200 is ROCm's");
+        tree.file(
+            "/opt/rocm/lib/cmake/rccl/rccl-config-version.cmake",
+            "# written by CMake\nset(PACKAGE_VERSION \"2.20.5\")\n",
+        );
+        tree.file("/usr/lib64/libfabric.so.1.20.0", "");
+        tree.link("/usr/lib64/libfabric.so.1", "/usr/lib64/libfabric.so.1.20.0");
+        assert_eq!(found(&tree, &[]).libfabric, None, "1.20.0 counts interfaces");
+        tree.file("/usr/lib64/pkgconfig/libfabric.pc", "Name: libfabric\nVersion: 1.17.0\n");
+        let software = found(&tree, &[]);
+        let versions = [software.nccl, software.rccl, software.libfabric];
+        assert_eq!(versions.map(Option::unwrap), ["2.28.9", "2.20.5", "1.17.0"]);
+    }
+
+    #[test]
+    fn nccl_of_the_python_environment_comes_before_the_systems() {
+        let tree = Tree::new();
+        tree.file("/usr/lib64/libnccl.so.2.19.3", "");
+        tree.link("/usr/lib64/libnccl.so.2", "/usr/lib64/libnccl.so.2.19.3");
+        let site = "/home/ann/env/lib/python3.11/site-packages";
+        tree.file(&format!("{site}/nvidia/nccl/lib/libnccl.so.2"), "");
+        let env = [("VIRTUAL_ENV", "/home/ann/env")];
+        assert_eq!(found(&tree, &env).nccl, None, "the system's is not what a job would load");
+        tree.folder(&format!("{site}/nvidia_nccl_cu13-2.30.7.dist-info"));
+        assert_eq!(found(&tree, &env).nccl.as_deref(), Some("2.30.7"));
+        assert_eq!(found(&tree, &[]).nccl.as_deref(), Some("2.19.3"));
     }
 }

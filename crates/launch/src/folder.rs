@@ -42,12 +42,26 @@ impl RunFolder {
 
     /// Writes a file of it, whole or not at all.
     pub fn write(&self, name: &str, text: &str) -> Result<(), FolderError> {
+        self.write_then(name, text, |_| Ok(()))
+    }
+
+    /// The same, and waits until it is on the disk: it is there also after a crash of the machine.
+    pub fn write_safely(&self, name: &str, text: &str) -> Result<(), FolderError> {
+        self.write_then(name, text, File::sync_all)
+    }
+
+    fn write_then(
+        &self,
+        name: &str,
+        text: &str,
+        then: impl Fn(&File) -> io::Result<()>,
+    ) -> Result<(), FolderError> {
         let path = self.path.join(name);
         let part = self.path.join(format!("{name}.part"));
         let write = || {
             let mut file = File::create(&part)?;
             file.write_all(text.as_bytes())?;
-            file.sync_all()?;
+            then(&file)?;
             std::fs::rename(&part, &path)
         };
         write().map_err(|source| FolderError { path: path.display().to_string(), source })
@@ -114,8 +128,9 @@ impl LogFolder {
     pub fn file(&self, attempt: u32, rank: u32, error: bool) -> Result<File, FolderError> {
         let path = self.path.join(log_name(attempt, rank, error));
         let folder = path.parent().unwrap_or(&self.path);
-        std::fs::create_dir_all(folder)
-            .and_then(|()| File::create(&path))
+        let create = || File::create(&path);
+        create()
+            .or_else(|_| std::fs::create_dir_all(folder).and_then(|()| create()))
             .map_err(|source| FolderError { path: path.display().to_string(), source })
     }
 }

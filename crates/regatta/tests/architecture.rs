@@ -13,7 +13,7 @@ const MAY_USE: [(&str, &[&str]); 8] = [
     ("crates/launch", &["model", "discover", "place"]),
     ("crates/testbed", &[]),
     ("crates/regatta", &["model", "discover", "place", "launch"]),
-    ("bench", &["model", "discover", "place"]),
+    ("bench", &["model", "discover", "place", "launch"]),
     ("xtask", &[]),
 ];
 

@@ -25,10 +25,16 @@ pub(super) fn is_gpu(device: &PciDevice) -> bool {
     device.vendor == VENDOR && matches!(device.class >> 8, 0x0300 | 0x0302)
 }
 
+/// Whether it is worth to open NVML. A sandbox may hide the PCI bus, and Windows' Linux has none.
+fn may_have_gpus(root: &Root, devices: &[PciDevice]) -> bool {
+    let signs = [PROC, "/dev/nvidiactl", "/dev/dxg"];
+    devices.iter().any(is_gpu) || signs.iter().any(|file| root.exists(file))
+}
+
 pub(super) fn scan(root: &Root, devices: &[PciDevice]) -> Nvidia {
     let known = known_to_driver(root, devices);
     let driver = driver_version(root);
-    if !root.is_live() {
+    if !root.is_live() || !may_have_gpus(root, devices) {
         return Nvidia { found: from_driver(root, devices, &known), driver, cuda: None };
     }
     match nvml::read(devices) {

@@ -40,7 +40,7 @@ pub fn run(args: &AgentArgs) -> Result<ExitCode> {
     let kept = port::reserve(rendezvous::ports_from(rendezvous::port(&boot.run)).skip(8));
     let hello = Hello {
         node,
-        machine: document::to_json(&machine)?,
+        machine: document::to_json_line(&machine)?,
         port: kept.as_ref().map(|kept| kept.port()),
     };
     agent::run(&boot, hello, &system::resolve, &mut signals)

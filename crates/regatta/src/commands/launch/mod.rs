@@ -108,7 +108,8 @@ fn attempts(
         screen.settle();
         report::conclude(&outcome.result, folder);
         // A full disk may be what ended the job: it must not hide how.
-        if let Err(error) = folder.write("result.json", &document::to_json(&outcome.result)?) {
+        if let Err(error) = folder.write_safely("result.json", &document::to_json(&outcome.result)?)
+        {
             output::complain(&format!("{WARNING}note:{WARNING:#} {error}\n"));
         }
         let failed = outcome.result.failure.is_some() || outcome.result.hang.is_some();
