@@ -30,7 +30,7 @@ fn main() -> Result<()> {
         bail!("{}: not built; run `cargo xtask bench`", regatta.display());
     }
     let (mut peers, missing): (Vec<Peer>, Vec<&str>) = peers();
-    let mut runs = Runs::create()?;
+    let runs = Runs::create()?;
     let mut turns = vec![Turn { every: 1, work: Box::new(|| runs.time(&regatta)) }];
     for peer in &mut peers {
         let (every, command) = (peer.every, &mut peer.command);
@@ -107,31 +107,28 @@ fn time(command: &mut Command) -> Result<Duration> {
     Ok(time)
 }
 
-/// A folder for run folders, which goes with this. None goes before: ext4 looks long for a place
-/// for a new file where many were just removed.
-struct Runs {
-    folder: PathBuf,
-    count: usize,
-}
+/// A folder for run folders, which goes with this.
+struct Runs(PathBuf);
 
 impl Runs {
     fn create() -> Result<Self> {
         let path = std::env::temp_dir().join(format!("regatta-bench-{}", std::process::id()));
         std::fs::create_dir(&path).with_context(|| path.display().to_string())?;
-        Ok(Self { folder: path, count: 0 })
+        Ok(Self(path))
     }
 
     /// One launch, with a run folder as every launch has one.
-    fn time(&mut self, regatta: &Path) -> Result<Duration> {
-        self.count += 1;
-        let folder = self.folder.join(self.count.to_string());
+    fn time(&self, regatta: &Path) -> Result<Duration> {
+        let folder = self.0.join("run");
         let mut command = command(regatta.to_owned(), &["launch", "-n", "2", "--run-dir"]);
-        time(command.arg(&folder).args(["--", "true"]))
+        let time = time(command.arg(&folder).args(["--", "true"]))?;
+        std::fs::remove_dir_all(&folder).with_context(|| folder.display().to_string())?;
+        Ok(time)
     }
 }
 
 impl Drop for Runs {
     fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.folder);
+        let _ = std::fs::remove_dir_all(&self.0);
     }
 }
