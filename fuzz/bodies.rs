@@ -4,6 +4,10 @@
 use std::time::{Duration, Instant};
 
 use regatta_discover::nodefile;
+use regatta_launch::fleet::member::{self, Member, Patience};
+use regatta_launch::fleet::message::{Down, Hello, Up, decode};
+use regatta_launch::fleet::roll::{self, Roll};
+use regatta_launch::fleet::tree::Tree;
 use regatta_launch::link::{Link, LinkError, Role, Step, Timing};
 use regatta_launch::secret::Secret;
 use regatta_model::document::{Document, from_json, to_json, to_json_line};
@@ -19,13 +23,14 @@ pub enum Body {
 }
 
 /// The targets by name; each has a folder of this name in the corpus.
-pub const TARGETS: [(&str, Body); 6] = [
+pub const TARGETS: [(&str, Body); 7] = [
     ("hostlist", Body::Text(hosts)),
     ("cpuset", Body::Text(cpus)),
     ("nodefile", Body::Text(nodes)),
     ("xml", Body::Text(xml)),
     ("json", Body::Text(json)),
     ("link", Body::Bytes(link)),
+    ("message", Body::Bytes(message)),
 ];
 
 /// Runs one target on one input.
@@ -41,6 +46,35 @@ pub fn run(target: &str, data: &[u8]) {
             }
         }
     }
+}
+
+/// Whatever an agent or a coordinator is told, by one that knows the secret, it goes on.
+fn message(data: &[u8]) {
+    let mut now = Instant::now();
+    let hosts: Vec<String> = (0..4).map(|n| format!("n{n}")).collect();
+    let hello = Hello { node: 0, machine: String::new(), port: None };
+    let (grace, join) = (Duration::from_secs(10), Duration::from_secs(60));
+    let patience = Patience { grace, join, rejoin: grace };
+    let mut member = Member::new(hello, Tree { nodes: 4, fan_out: 2 }, patience, now);
+    let mut roll = Roll::new(&hosts, grace);
+    member.handle(member::Input::Joined(0u8), now);
+    let mut rest = data;
+    while let Some((&length, more)) = rest.split_first() {
+        let (part, more) = more.split_at(more.len().min(length as usize));
+        rest = more;
+        if let Ok(up) = decode::<Up>(part) {
+            roll.handle(roll::Input::Up(1, up.clone()), now);
+            member.handle(member::Input::Up(1, up), now);
+        }
+        if let Ok(down) = decode::<Down>(part) {
+            member.handle(member::Input::Down(down), now);
+        }
+        now += Duration::from_secs(1);
+        roll.handle(roll::Input::Tick, now);
+        member.handle(member::Input::Tick, now);
+    }
+    roll.handle(roll::Input::Closed(1, String::new()), now);
+    member.handle(member::Input::Closed(1, String::new()), now);
 }
 
 /// An error is one sentence of bearable length for any input.

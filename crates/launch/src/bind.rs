@@ -85,13 +85,14 @@ fn words(bits: impl Iterator<Item = usize>) -> Vec<u64> {
     words
 }
 
-/// Makes the calling process the head of its own group, to be signalled with all it starts, and
-/// have it killed if its parent dies. Safe between fork and exec.
-pub fn lead_group(parent: u32) -> io::Result<()> {
+/// Makes the calling process the head of a session of its own, to be signalled with all it starts
+/// and without a terminal it could wait for, and has it killed if its parent dies. Safe between
+/// fork and exec.
+pub fn lead_session(parent: u32) -> io::Result<()> {
     signals::may_stop();
     // SAFETY: plain system calls on the calling process.
     unsafe {
-        if libc::setpgid(0, 0) != 0 || libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
+        if libc::setsid() < 0 || libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
             return Err(io::Error::last_os_error());
         }
         // The parent may have died before the request.

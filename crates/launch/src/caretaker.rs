@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{OFlags, fcntl_setfl};
 
-use crate::bind::lead_group;
+use crate::bind::lead_session;
 use crate::lines::Splitter;
 use crate::process::signal_group;
 use crate::started::{StartedError, State, Tell, lock, memory_file, spawn_error};
@@ -136,7 +136,7 @@ impl Caretaker {
         command.stdout(writer.try_clone()?).stderr(writer);
         let parent = std::process::id();
         // SAFETY: between fork and exec only system calls are made.
-        unsafe { command.pre_exec(move || lead_group(parent)) };
+        unsafe { command.pre_exec(move || lead_session(parent)) };
         // Under the lock, so that it is either signalled or not yet begun.
         let mut state = lock(&self.state);
         if state.kill_at.is_some() {

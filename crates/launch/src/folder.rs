@@ -35,6 +35,18 @@ impl RunFolder {
         Ok(Self { path: path.to_owned(), events: events.map_err(wrap)?, cut: HashSet::new() })
     }
 
+    /// Takes back a folder in which nothing ran, so that its name can be used again. What has
+    /// something to tell stays, and the folder with it.
+    pub fn abandon(self) {
+        let logs = std::fs::read_dir(self.path.join("log")).into_iter().flatten().flatten();
+        let empty = logs.filter(|log| log.metadata().is_ok_and(|m| m.len() == 0));
+        let files = ["events.jsonl", "machine.json", "placement.json", "environment.json"];
+        let files = files.iter().map(|name| self.path.join(name));
+        files.chain(empty.map(|log| log.path())).for_each(|f| drop(std::fs::remove_file(f)));
+        let _ = std::fs::remove_dir(self.path.join("log"));
+        let _ = std::fs::remove_dir(&self.path);
+    }
+
     /// Where it is.
     pub fn path(&self) -> &Path {
         &self.path

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use regatta_model::result::Ending;
 
-use crate::bind::{Binding, lead_group};
+use crate::bind::{Binding, lead_session};
 use crate::warden;
 
 /// A variable and its value; `None`: it is taken away.
@@ -111,7 +111,7 @@ impl RankSpec {
         // before.
         unsafe {
             command.pre_exec(move || {
-                lead_group(parent)?;
+                lead_session(parent)?;
                 binding.apply()
             });
         }

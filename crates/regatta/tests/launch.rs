@@ -373,3 +373,29 @@ fn a_dry_run_starts_nothing() {
     assert!(run.out.contains("cpus     41-47"), "{}", run.out);
     assert!(!Path::new(&folder.file("a file")).exists() && folder.names().is_empty());
 }
+
+#[test]
+fn a_folder_in_which_nothing_ran_can_be_used_again() {
+    let folder = Folder::new();
+    let mut job = command();
+    job.current_dir(folder.path()).args(["launch", "-n", "1", "--run-dir", "run", "--"]);
+    let run = ended(job.arg("no-such-program"));
+    assert_eq!(run.code, Some(1), "{run:?}");
+    assert!(!folder.path().join("run").exists());
+    let run = ended(&mut support::job::job(&folder, &["-n", "1", "--run-dir", "run"], "true"));
+    assert_eq!(run.code, Some(0), "{run:?}");
+}
+
+#[test]
+fn a_rank_has_no_terminal_to_wait_for() {
+    let folder = Folder::new();
+    let line = format!(
+        "{} launch -n 1 --run-dir run -- sh -c 'read x < /dev/tty || echo none'",
+        env!("CARGO_BIN_EXE_regatta")
+    );
+    let mut script = Command::new("script");
+    script.current_dir(folder.path()).args(["-qec", &line, "typed"]).stdin(Stdio::null());
+    let Ok(out) = script.output() else { return eprintln!("skipped: no `script`") };
+    assert!(out.status.success(), "{out:?}");
+    assert_eq!(log(&folder, "run", 0, "out"), "none\n");
+}

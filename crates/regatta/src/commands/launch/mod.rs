@@ -82,12 +82,25 @@ fn start(args: &LaunchArgs, survey: Survey) -> Result<ExitCode> {
     let id = run_id(SystemTime::now(), std::process::id());
     let path = args.run_dir.clone().unwrap_or_else(|| PathBuf::from("runs").join(&id));
     let mut folder = RunFolder::create(&path)?;
+    let ended = in_folder(args, survey, &id, &mut folder);
+    if ended.is_err() {
+        folder.abandon();
+    }
+    ended
+}
+
+fn in_folder(
+    args: &LaunchArgs,
+    survey: Survey,
+    id: &str,
+    folder: &mut RunFolder,
+) -> Result<ExitCode> {
     let mut signals = Caught::new()?;
     let mut ground: Box<dyn Ground> = match survey.is_elsewhere() {
-        true => Box::new(there::There::up(args, survey, &id, &folder, &mut signals)?),
-        false => Box::new(here::Here::new(args, survey, &id, Some(folder.logs()))),
+        true => Box::new(there::There::up(args, survey, id, folder, &mut signals)?),
+        false => Box::new(here::Here::new(args, survey, id, Some(folder.logs()))),
     };
-    let code = attempts(args, ground.as_mut(), &mut folder, &mut signals);
+    let code = attempts(args, ground.as_mut(), folder, &mut signals);
     ground.end();
     code
 }
