@@ -8,10 +8,10 @@ use regatta_launch::fleet::member::{self, Member, Patience};
 use regatta_launch::fleet::message::{Down, Hello, Up, decode};
 use regatta_launch::fleet::roll::{self, Roll};
 use regatta_launch::fleet::tree::Tree;
-use regatta_launch::link::{Link, LinkError, Role, Step, Timing};
-use regatta_launch::secret::Secret;
 use regatta_model::document::{Document, from_json, to_json, to_json_line};
 use regatta_model::{Allocation, CpuSet, Machine, Placement, hostlist};
+use regatta_wire::link::{Link, LinkError, Role, Step, Timing};
+use regatta_wire::secret::Secret;
 
 /// What a target does with an input.
 #[derive(Clone, Copy)]

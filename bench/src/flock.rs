@@ -13,8 +13,8 @@ use regatta_launch::fleet::member::{Input, Member, Output, Patience};
 use regatta_launch::fleet::message::{Hello, decode, encode};
 use regatta_launch::fleet::tree::{Above, Tree};
 use regatta_launch::net::{ConnId, ListenerId, Net, NetEvent};
-use regatta_launch::secret::Secret;
 use regatta_model::result::Ending;
+use regatta_wire::secret::Secret;
 
 /// How often all agents look at the clock. Real ones do so at least as often.
 const TICK: Duration = Duration::from_millis(20);

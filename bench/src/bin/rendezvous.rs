@@ -19,8 +19,8 @@ use regatta_launch::fleet::boot::Times;
 use regatta_launch::fleet::coordinator::Fleet;
 use regatta_launch::fleet::message::{RankWork, Work};
 use regatta_launch::fleet::tree::Tree;
-use regatta_launch::secret::Secret;
 use regatta_model::{MemoryPolicy, document};
+use regatta_wire::secret::Secret;
 
 const AGENTS: u32 = 10_000;
 /// As `regatta launch` has it.

@@ -1,5 +1,5 @@
 //! Many links in one thread: opens and accepts connections, and carries the frames of those whose
-//! other side proved that it is of this job. What a link makes of its bytes is in [`crate::link`].
+//! other side proved that it is of this job. What a link makes of its bytes is in [`regatta_wire::link`].
 //!
 //! Strangers may do to a listener what they like. Each holds a file and a handshake's buffer for a
 //! limited time, and the oldest of too many has to go.
@@ -18,11 +18,11 @@ use std::time::{Duration, Instant};
 use mio::net::TcpStream;
 use mio::{Events, Interest, Poll, Token};
 
-use crate::link::{Link, LinkError, Role, Step, Timing};
-use crate::secret::{self, Secret};
 use conn::{Conn, Phase};
 use listener::Listener;
 use refusals::Refusals;
+use regatta_wire::link::{Link, LinkError, Role, Step, Timing};
+use regatta_wire::secret::{self, Secret};
 
 pub use refusals::Refusal;
 pub use waker::Waker;
@@ -163,7 +163,7 @@ impl Net {
     }
 
     /// Queues a payload, also before the connection is ready; the next [`Self::poll`] sends it.
-    /// False: the connection is gone, or the payload longer than [`crate::link::LONGEST`].
+    /// False: the connection is gone, or the payload longer than [`regatta_wire::link::LONGEST`].
     pub fn send(&mut self, id: ConnId, payload: &[u8]) -> bool {
         let Some(conn) = self.conns.get_mut(&id) else { return false };
         if matches!(conn.phase, Phase::Closing(_)) || !conn.link.send(payload) {

@@ -16,8 +16,8 @@ use regatta_launch::fleet::boot::Times;
 use regatta_launch::fleet::coordinator::Fleet;
 use regatta_launch::fleet::message::{RankWork, Work};
 use regatta_launch::fleet::tree::Tree;
-use regatta_launch::secret::Secret;
 use regatta_model::MemoryPolicy;
+use regatta_wire::secret::Secret;
 
 const AGENTS: u32 = 300;
 const FAN_OUT: u32 = 8;

@@ -9,8 +9,8 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::time::Duration;
 
-use regatta_launch::link::{LinkError, Timing};
 use regatta_launch::net::Why;
+use regatta_wire::link::{LinkError, Timing};
 use support::{PATIENT, Side, World, allow_files, secret, until};
 
 const MAGIC: &[u8] = b"REGATTA\n";

@@ -9,8 +9,8 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use regatta_launch::link::{LONGEST, Link, LinkError, Role, Step, Timing};
 use regatta_launch::net::Why;
+use regatta_wire::link::{LONGEST, Link, LinkError, Role, Step, Timing};
 use support::{PATIENT, Side, World, secret, until};
 
 /// A friend by hand, ready; the test reads and writes its socket.

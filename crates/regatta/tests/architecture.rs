@@ -6,14 +6,16 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// What each crate may use of ours, outside of tests.
-const MAY_USE: [(&str, &[&str]); 8] = [
+const MAY_USE: [(&str, &[&str]); 10] = [
     ("crates/model", &[]),
     ("crates/discover", &["model"]),
     ("crates/place", &["model"]),
-    ("crates/launch", &["model", "discover", "place"]),
+    ("crates/wire", &[]),
+    ("crates/launch", &["model", "discover", "place", "wire"]),
+    ("crates/comm", &["model", "wire"]),
     ("crates/testbed", &[]),
-    ("crates/regatta", &["model", "discover", "place", "launch"]),
-    ("bench", &["model", "discover", "place", "launch"]),
+    ("crates/regatta", &["model", "discover", "place", "wire", "launch", "comm"]),
+    ("bench", &["model", "discover", "place", "wire", "launch", "comm"]),
     ("xtask", &[]),
 ];
 

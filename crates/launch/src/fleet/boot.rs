@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use super::member::Patience;
 use super::tree::Tree;
-use crate::link::Timing;
-use crate::secret::Secret;
+use regatta_wire::link::Timing;
+use regatta_wire::secret::Secret;
 
 /// The boot document. It holds the job's secret: it goes over a pipe, or into a file of mode 0600.
 #[derive(Debug, Serialize, Deserialize)]

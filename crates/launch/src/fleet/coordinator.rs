@@ -10,7 +10,7 @@ use super::message::{Hello, Up, Work, decode, encode};
 use super::roll::{Input, Output, Roll};
 use crate::crew::{Crew, Event, Order};
 use crate::net::{ConnId, Net, NetEvent};
-use crate::secret::Secret;
+use regatta_wire::secret::Secret;
 
 /// How long a kill is waited for before it is ordered again.
 const KILL_AGAIN: Duration = Duration::from_secs(1);

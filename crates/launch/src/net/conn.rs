@@ -7,7 +7,7 @@ use std::time::Instant;
 use mio::net::TcpStream;
 
 use super::ListenerId;
-use crate::link::{Link, LinkError, Step};
+use regatta_wire::link::{Link, LinkError, Step};
 
 /// How often one connection is read before the others have their turn.
 const READS_IN_TURN: usize = 16;

@@ -10,7 +10,7 @@ use mio::event::Event;
 use super::conn::{Phase, Turn};
 use super::refusals::Reason;
 use super::{BATCH, ConnId, FLUSH, ListenerId, Net, NetEvent, WAKE, Why};
-use crate::link::{LinkError, Step, Timing};
+use regatta_wire::link::{LinkError, Step, Timing};
 
 /// How many one listener accepts before the others have their turn.
 const ACCEPTS_IN_TURN: usize = 64;

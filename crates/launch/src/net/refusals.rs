@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::mem::Discriminant;
 use std::net::{IpAddr, Ipv4Addr};
 
-use crate::link::LinkError;
+use regatta_wire::link::LinkError;
 
 /// Strangers and reasons that are kept apart; any more are counted together.
 const KEPT: usize = 1000;

@@ -4,9 +4,9 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use regatta_launch::link::Timing;
 use regatta_launch::net::{ConnId, ListenerId, Net, NetEvent, Why};
-use regatta_launch::secret::Secret;
+use regatta_wire::link::Timing;
+use regatta_wire::secret::Secret;
 
 /// Nothing times out, however slow the machine is.
 pub const PATIENT: Timing = Timing {

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use regatta_launch::fleet::boot::{Boot, Times};
-use regatta_launch::secret::Secret;
 use regatta_testbed::{Cluster, cluster_or_skip, run, run_within};
+use regatta_wire::secret::Secret;
 
 use crate::REGATTA;
 use crate::check::nothing_left;

@@ -13,7 +13,6 @@ use regatta_launch::fleet::boot::{Boot, Times};
 use regatta_launch::fleet::coordinator::Fleet;
 use regatta_launch::folder::RunFolder;
 use regatta_launch::roster::{Roster, Verdict};
-use regatta_launch::secret::Secret;
 use regatta_launch::signals::Caught;
 use regatta_launch::slurm::{self, Gres};
 use regatta_launch::started::Started;
@@ -21,6 +20,7 @@ use regatta_launch::starter::{Agents, Invocation, Starter};
 use regatta_model::hostlist;
 use regatta_model::units::count;
 use regatta_place::rendezvous;
+use regatta_wire::secret::Secret;
 
 use super::report;
 use crate::cli::{FAINT, LaunchArgs};

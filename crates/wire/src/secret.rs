@@ -58,7 +58,7 @@ impl Drop for Secret {
 }
 
 /// Bytes that nobody can guess.
-pub(crate) fn random() -> io::Result<[u8; 32]> {
+pub fn random() -> io::Result<[u8; 32]> {
     let mut bytes = [0; 32];
     loop {
         // SAFETY: the kernel writes at most `len` bytes to the array, which lives on.

@@ -1,0 +1,208 @@
+//! Makes a [`Comm`] of an [`Engine`]: calls are done in the order in which they were made, by the
+//! caller, or behind its back by a thread of the communicator.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use crate::buffer::Buffer;
+use crate::comm::Finish;
+use crate::error::Peer;
+use crate::{Call, Comm, CommError, OwnedCall, Pending};
+
+/// Tells an engine from another thread to give up what it does.
+pub type Abort = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// Does one collective after the other.
+pub trait Engine: Send {
+    /// This rank.
+    fn rank(&self) -> u32;
+
+    /// All ranks, in their order.
+    fn peers(&self) -> Vec<Peer>;
+
+    /// Does one collective.
+    fn run(&mut self, call: Call<'_>) -> Result<(), CommError>;
+
+    /// Does several at once.
+    fn run_group(&mut self, calls: Vec<Call<'_>>) -> Result<(), CommError> {
+        calls.into_iter().try_for_each(|call| self.run(call))
+    }
+
+    /// An engine for the ranks of the same colour, as [`Comm::split`].
+    fn split(
+        &mut self,
+        colour: Option<u32>,
+        key: i64,
+    ) -> Result<Option<Box<dyn Engine>>, CommError>;
+
+    /// Memory that it likes best.
+    fn buffer(&self, bytes: usize) -> Buffer {
+        Buffer::zeroed(bytes)
+    }
+
+    /// How to make it give up.
+    fn abort(&self) -> Abort;
+}
+
+/// A communicator on top of an engine.
+pub struct Background {
+    rank: u32,
+    peers: Vec<Peer>,
+    abort: Abort,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    engine: Mutex<Box<dyn Engine>>,
+    line: Mutex<Line>,
+    moved: Condvar,
+}
+
+/// Who is served, and in what order.
+#[derive(Default)]
+struct Line {
+    /// The number of the next to come.
+    next: u64,
+    /// The number that is served.
+    serving: u64,
+    /// What is done in the background, each with its number.
+    queue: VecDeque<(u64, OwnedCall, Finish)>,
+    /// Whether there is a thread for it.
+    threaded: bool,
+    closed: bool,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    /// Waits for one's turn, has it, and lets the next one come.
+    fn in_turn<R>(&self, number: u64, work: impl FnOnce(&mut dyn Engine) -> R) -> R {
+        let mut line = lock(&self.line);
+        while line.serving != number {
+            line = self.moved.wait(line).unwrap_or_else(PoisonError::into_inner);
+        }
+        drop(line);
+        let done = work(lock(&self.engine).as_mut());
+        lock(&self.line).serving += 1;
+        self.moved.notify_all();
+        done
+    }
+
+    fn number(&self) -> u64 {
+        let mut line = lock(&self.line);
+        line.next += 1;
+        line.next - 1
+    }
+
+    /// Does what is queued until the communicator is closed.
+    fn work(&self) {
+        loop {
+            let mut line = lock(&self.line);
+            let (number, mut call, finish) = loop {
+                if let Some(job) = line.queue.pop_front() {
+                    break job;
+                }
+                if line.closed {
+                    return;
+                }
+                line = self.moved.wait(line).unwrap_or_else(PoisonError::into_inner);
+            };
+            drop(line);
+            let done = self.in_turn(number, |engine| engine.run(call.as_call()));
+            finish(done.map(|()| call));
+        }
+    }
+}
+
+impl Background {
+    /// A communicator.
+    pub fn new(engine: Box<dyn Engine>) -> Self {
+        Self {
+            rank: engine.rank(),
+            peers: engine.peers(),
+            abort: engine.abort(),
+            shared: Arc::new(Shared {
+                engine: Mutex::new(engine),
+                line: Mutex::new(Line::default()),
+                moved: Condvar::new(),
+            }),
+        }
+    }
+
+    fn in_turn<R>(&self, work: impl FnOnce(&mut dyn Engine) -> R) -> R {
+        self.shared.in_turn(self.shared.number(), work)
+    }
+}
+
+impl Comm for Background {
+    fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    fn size(&self) -> u32 {
+        self.peers.len() as u32
+    }
+
+    fn peer(&self, rank: u32) -> Peer {
+        let unknown = || Peer { rank, host: "?".to_owned() };
+        self.peers.get(rank as usize).cloned().unwrap_or_else(unknown)
+    }
+
+    fn run(&self, call: Call<'_>) -> Result<(), CommError> {
+        call.check(self.rank, self.size())?;
+        self.in_turn(|engine| engine.run(call))
+    }
+
+    fn run_group(&self, calls: Vec<Call<'_>>) -> Result<(), CommError> {
+        calls.iter().try_for_each(|call| call.check(self.rank, self.size()))?;
+        self.in_turn(|engine| engine.run_group(calls))
+    }
+
+    fn start(&self, mut call: OwnedCall) -> Pending {
+        let (pending, finish) = Pending::new();
+        if let Err(error) = call.as_call().check(self.rank, self.size()) {
+            finish(Err(error));
+            return pending;
+        }
+        let mut line = lock(&self.shared.line);
+        if !line.threaded {
+            let shared = self.shared.clone();
+            let thread = std::thread::Builder::new().name("collectives".to_owned());
+            if let Err(error) = thread.spawn(move || shared.work()) {
+                let what = "a thread for collectives".to_owned();
+                finish(Err(CommError::System { what, why: error.to_string() }));
+                return pending;
+            }
+            line.threaded = true;
+        }
+        let number = line.next;
+        line.next += 1;
+        line.queue.push_back((number, call, finish));
+        drop(line);
+        self.shared.moved.notify_all();
+        pending
+    }
+
+    fn split(&self, colour: Option<u32>, key: i64) -> Result<Option<Box<dyn Comm>>, CommError> {
+        let engine = self.in_turn(|engine| engine.split(colour, key))?;
+        Ok(engine.map(|engine| Box::new(Self::new(engine)) as Box<dyn Comm>))
+    }
+
+    fn buffer(&self, bytes: usize) -> Buffer {
+        lock(&self.shared.engine).buffer(bytes)
+    }
+
+    fn abort(&self, why: &str) {
+        (self.abort)(why);
+    }
+}
+
+/// What is queued is still done; nobody waits for it here.
+impl Drop for Background {
+    fn drop(&mut self) {
+        lock(&self.shared.line).closed = true;
+        self.shared.moved.notify_all();
+    }
+}

@@ -1,0 +1,111 @@
+//! The one trait: what every way to connect ranks can do.
+
+use std::sync::mpsc::{Receiver, sync_channel};
+
+use crate::buffer::Buffer;
+use crate::call::{Call, OwnedCall};
+use crate::error::Peer;
+use crate::{CommError, Counts};
+
+/// Ranks that are connected.
+///
+/// All ranks call the same, in the same order. A call ends on every rank, well or with an error, in
+/// bounded time; after an error the communicator is only good to be dropped.
+pub trait Comm: Send + Sync {
+    /// This rank.
+    fn rank(&self) -> u32;
+
+    /// How many ranks there are.
+    fn size(&self) -> u32;
+
+    /// A rank and where it is.
+    fn peer(&self, rank: u32) -> Peer;
+
+    /// Does one collective, and returns when this rank's part in it is over.
+    fn run(&self, call: Call<'_>) -> Result<(), CommError>;
+
+    /// Does several at once, as if they were called one after the other.
+    fn run_group(&self, calls: Vec<Call<'_>>) -> Result<(), CommError> {
+        calls.into_iter().try_for_each(|call| self.run(call))
+    }
+
+    /// Begins one that goes on while the caller does something else. They are done in the order of
+    /// their beginnings, and so are those that [`Comm::run`] does.
+    fn start(&self, call: OwnedCall) -> Pending;
+
+    /// A new communicator for the ranks that give the same colour, ordered by key, then by rank
+    /// here. All ranks take part; `None` is in none.
+    fn split(&self, colour: Option<u32>, key: i64) -> Result<Option<Box<dyn Comm>>, CommError>;
+
+    /// Memory that this communicator likes best: what lies there may need one copy less.
+    fn buffer(&self, bytes: usize) -> Buffer {
+        Buffer::zeroed(bytes)
+    }
+
+    /// Gives up, so that no other rank waits for this one.
+    fn abort(&self, why: &str);
+}
+
+/// A collective that goes on.
+#[must_use = "the result is known, and the buffers are back, when it was waited for"]
+#[derive(Debug)]
+pub struct Pending {
+    result: Receiver<Result<OwnedCall, CommError>>,
+}
+
+/// How a [`Pending`] is told of its end.
+pub type Finish = Box<dyn FnOnce(Result<OwnedCall, CommError>) + Send>;
+
+impl Pending {
+    /// One that ends when the function is called.
+    pub fn new() -> (Self, Finish) {
+        let (sender, result) = sync_channel(1);
+        // Whoever does not wait does not want to know.
+        let finish = move |ended| drop(sender.send(ended));
+        (Self { result }, Box::new(finish))
+    }
+
+    /// Waits for the end, and gives the buffers back.
+    pub fn wait(self) -> Result<OwnedCall, CommError> {
+        let gone = || CommError::System {
+            what: "a collective in the background".to_owned(),
+            why: "the communicator is gone".to_owned(),
+        };
+        self.result.recv().unwrap_or_else(|_| Err(gone()))
+    }
+}
+
+/// In which order the ranks of each colour stand after a split: rank, colour and key of all in, the
+/// old ranks of `colour` out.
+pub fn order(all: &[(Option<u32>, i64)], colour: u32) -> Vec<u32> {
+    let same = all.iter().enumerate().filter(|(_, (c, _))| *c == Some(colour));
+    let mut ranks: Vec<(i64, u32)> = same.map(|(rank, (_, key))| (*key, rank as u32)).collect();
+    ranks.sort_unstable();
+    ranks.into_iter().map(|(_, rank)| rank).collect()
+}
+
+impl Counts<'_> {
+    /// The same, with numbers of its own.
+    pub fn into_owned(self) -> Counts<'static> {
+        match self {
+            Counts::Equal(count) => Counts::Equal(count),
+            Counts::Each(counts) => Counts::Each(counts.into_owned().into()),
+            Counts::Exchange { send, receive } => Counts::Exchange {
+                send: send.into_owned().into(),
+                receive: receive.into_owned().into(),
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_split_orders_by_key_then_rank() {
+        let all = [(Some(1), 5), (Some(0), 0), (Some(1), -2), (None, 0), (Some(1), 5)];
+        assert_eq!(order(&all, 1), [2, 0, 4]);
+        assert_eq!(order(&all, 0), [1]);
+    }
+}

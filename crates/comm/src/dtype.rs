@@ -1,0 +1,136 @@
+//! What elements a buffer has.
+
+use half::{bf16, f16};
+
+/// A type of elements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum DType {
+    /// Half precision.
+    F16,
+    /// Brain float.
+    Bf16,
+    /// Single precision.
+    F32,
+    /// Double precision.
+    F64,
+    /// Signed, 8 bits.
+    I8,
+    /// Signed, 16 bits.
+    I16,
+    /// Signed, 32 bits.
+    I32,
+    /// Signed, 64 bits.
+    I64,
+    /// Unsigned, 8 bits.
+    U8,
+}
+
+impl DType {
+    /// All of them.
+    pub const ALL: [Self; 9] = [
+        Self::F16,
+        Self::Bf16,
+        Self::F32,
+        Self::F64,
+        Self::I8,
+        Self::I16,
+        Self::I32,
+        Self::I64,
+        Self::U8,
+    ];
+
+    /// Bytes of one element.
+    pub fn size(self) -> usize {
+        match self {
+            Self::I8 | Self::U8 => 1,
+            Self::F16 | Self::Bf16 | Self::I16 => 2,
+            Self::F32 | Self::I32 => 4,
+            Self::F64 | Self::I64 => 8,
+        }
+    }
+
+    /// Its short name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+            Self::F32 => "f32",
+            Self::F64 => "f64",
+            Self::I8 => "i8",
+            Self::I16 => "i16",
+            Self::I32 => "i32",
+            Self::I64 => "i64",
+            Self::U8 => "u8",
+        }
+    }
+}
+
+impl std::fmt::Display for DType {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// A type that collectives can carry: any bytes of its size are a value of it, and it has no bytes
+/// that are none of its value. Sealed, for unsafe code relies on that.
+pub trait Element: sealed::Sealed + Copy + Send + Sync + std::fmt::Debug + 'static {
+    /// Its name at run time.
+    const DTYPE: DType;
+}
+
+macro_rules! elements {
+    ($($type:ty => $name:ident),*) => {$(
+        impl sealed::Sealed for $type {}
+        impl Element for $type {
+            const DTYPE: DType = DType::$name;
+        }
+        const _: () = assert!(size_of::<$type>() <= 8);
+    )*};
+}
+
+elements!(f16 => F16, bf16 => Bf16, f32 => F32, f64 => F64, i8 => I8, i16 => I16, i32 => I32, i64 => I64, u8 => U8);
+
+/// The bytes of elements.
+pub fn bytes_of<T: Element>(elements: &[T]) -> &[u8] {
+    // SAFETY: an Element has no padding, and bytes may lie anywhere.
+    unsafe { std::slice::from_raw_parts(elements.as_ptr().cast(), size_of_val(elements)) }
+}
+
+/// The bytes of elements, to be written.
+pub fn bytes_of_mut<T: Element>(elements: &mut [T]) -> &mut [u8] {
+    // SAFETY: an Element has no padding, bytes may lie anywhere, and any bytes are an Element.
+    unsafe { std::slice::from_raw_parts_mut(elements.as_mut_ptr().cast(), size_of_val(elements)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_those_of_the_types() {
+        fn check<T: Element>() {
+            assert_eq!(T::DTYPE.size(), size_of::<T>(), "{}", T::DTYPE);
+        }
+        check::<f16>();
+        check::<bf16>();
+        check::<f32>();
+        check::<f64>();
+        check::<i8>();
+        check::<i16>();
+        check::<i32>();
+        check::<i64>();
+        check::<u8>();
+    }
+
+    #[test]
+    fn bytes_are_the_elements() {
+        let mut numbers = [1.0f32, -2.0];
+        bytes_of_mut(&mut numbers)[7] ^= 0x80;
+        assert_eq!(numbers, [1.0, 2.0]);
+        assert_eq!(bytes_of(&numbers)[..4], 1.0f32.to_ne_bytes());
+    }
+}

@@ -1,0 +1,102 @@
+//! What can go wrong between ranks.
+
+use crate::Signature;
+
+/// A rank and where it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Peer {
+    /// Its number in the communicator.
+    pub rank: u32,
+    /// Its node.
+    pub host: String,
+}
+
+impl std::fmt::Display for Peer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "rank {} on {}", self.rank, self.host)
+    }
+}
+
+/// Why a collective failed. After any of these but [`CommError::Shape`] the communicator is of no
+/// more use: close it, and build another.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CommError {
+    /// The buffers do not fit the call. Nothing was sent.
+    #[error("{call}: {what}")]
+    Shape {
+        /// Which collective.
+        call: &'static str,
+        /// What does not fit.
+        what: String,
+    },
+    /// A rank is gone.
+    #[error("{peer} is gone ({why}) during {call}")]
+    Lost {
+        /// Which.
+        peer: Peer,
+        /// How it is known.
+        why: String,
+        /// What was being done.
+        call: String,
+    },
+    /// Ranks called different things.
+    #[error(
+        "ranks disagree in call {sequence} of this communicator: {ours_by} called {ours}, {theirs_by} \
+         called {theirs}; all ranks must call the same, in the same order"
+    )]
+    Disagree {
+        /// The how-manieth call of the communicator it is.
+        sequence: u64,
+        /// This rank.
+        ours_by: Peer,
+        /// What it called.
+        ours: Box<Signature>,
+        /// The other.
+        theirs_by: Peer,
+        /// What that called.
+        theirs: Box<Signature>,
+    },
+    /// Ranks did not come in time.
+    #[error("{call}: after {seconds} s nothing came from {}", list(.missing))]
+    Late {
+        /// What was being done.
+        call: String,
+        /// How long was waited.
+        seconds: u64,
+        /// Who did not come.
+        missing: Vec<Peer>,
+    },
+    /// Another rank gave up.
+    #[error("{by} gave up: {why}")]
+    Aborted {
+        /// Who.
+        by: Peer,
+        /// Why.
+        why: String,
+    },
+    /// Ranks could not be connected.
+    #[error("ranks cannot be connected: {what}; {hint}")]
+    Join {
+        /// What is so.
+        what: String,
+        /// What to do.
+        hint: String,
+    },
+    /// The system did not do what was asked.
+    #[error("{what}: {why}")]
+    System {
+        /// What was asked.
+        what: String,
+        /// Its answer.
+        why: String,
+    },
+}
+
+fn list(peers: &[Peer]) -> String {
+    const SHOWN: usize = 8;
+    let mut names: Vec<String> = peers.iter().take(SHOWN).map(ToString::to_string).collect();
+    if peers.len() > SHOWN {
+        names.push(format!("{} more", peers.len() - SHOWN));
+    }
+    names.join(", ")
+}

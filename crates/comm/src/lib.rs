@@ -1,0 +1,24 @@
+//! Collectives between the ranks of a job: fast, honest, and they never hang.
+//!
+//! [`Comm`] is the one trait, over [`Call`]s, which say what is to be done in bytes; what people
+//! call, with slices of numbers, is [`Collectives`], which every `Comm` has.
+
+pub mod background;
+pub mod buffer;
+pub mod call;
+pub mod collectives;
+pub mod comm;
+pub mod dtype;
+pub mod error;
+pub mod fake;
+pub mod op;
+pub mod reference;
+pub mod schedule;
+
+pub use buffer::Buffer;
+pub use call::{Call, Counts, Kind, OwnedCall, Signature};
+pub use collectives::Collectives;
+pub use comm::{Comm, Pending};
+pub use dtype::{DType, Element};
+pub use error::CommError;
+pub use op::ReduceOp;

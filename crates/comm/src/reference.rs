@@ -1,0 +1,186 @@
+//! What collectives should give, worked out the plain way from all ranks' inputs: what fast ones
+//! are held against, and what the [`crate::fake`] gives.
+
+use half::{bf16, f16};
+
+use crate::{Counts, DType, Kind, ReduceOp};
+
+/// What each rank gets, from what each gave. `inputs` are what the table at [`crate::Call`] says;
+/// of a broadcast, the root's is what all get. Counts of each rank's own (all-to-all) are in
+/// `exchange[rank]`, what goes to each rank.
+pub fn outputs(
+    kind: Kind,
+    dtype: DType,
+    op: ReduceOp,
+    root: usize,
+    counts: &Counts<'_>,
+    inputs: &[Vec<u8>],
+) -> Vec<Vec<u8>> {
+    let ranks = inputs.len();
+    let size = dtype.size();
+    let part = |all: &[u8], rank: usize| {
+        let start = counts.offset(rank) * size;
+        all[start..start + counts.of(rank) * size].to_vec()
+    };
+    let only = |root: usize, bytes: Vec<u8>| {
+        let mut all = vec![Vec::new(); ranks];
+        all[root] = bytes;
+        all
+    };
+    match kind {
+        Kind::AllReduce => vec![reduced(dtype, op, inputs); ranks],
+        Kind::Reduce => only(root, reduced(dtype, op, inputs)),
+        Kind::Broadcast => vec![inputs[root].clone(); ranks],
+        Kind::AllGather => vec![inputs.concat(); ranks],
+        Kind::Gather => only(root, inputs.concat()),
+        Kind::ReduceScatter => {
+            let all = reduced(dtype, op, inputs);
+            (0..ranks).map(|rank| part(&all, rank)).collect()
+        }
+        Kind::Scatter => (0..ranks).map(|rank| part(&inputs[root], rank)).collect(),
+        Kind::AllToAll => {
+            let from = |rank| (0..ranks).flat_map(|r| part(&inputs[r], rank)).collect();
+            (0..ranks).map(from).collect()
+        }
+        Kind::Barrier | Kind::Send | Kind::Receive => vec![Vec::new(); ranks],
+    }
+}
+
+/// All-to-all with counts of each rank's own: `send[r]` is what rank `r` sends to each.
+pub fn exchanged(dtype: DType, send: &[Vec<usize>], inputs: &[Vec<u8>]) -> Vec<Vec<u8>> {
+    let size = dtype.size();
+    let part = |from: usize, to: usize| {
+        let start = send[from][..to].iter().sum::<usize>() * size;
+        &inputs[from][start..start + send[from][to] * size]
+    };
+    let got = |to| (0..inputs.len()).flat_map(|from| part(from, to).to_vec()).collect();
+    (0..inputs.len()).map(got).collect()
+}
+
+/// The reduction of all inputs, in the order of ranks.
+fn reduced(dtype: DType, op: ReduceOp, inputs: &[Vec<u8>]) -> Vec<u8> {
+    match dtype {
+        DType::F16 => floats(
+            op,
+            inputs,
+            |b| f16::from_ne_bytes(b).to_f64(),
+            |v| f16::from_f64(v).to_ne_bytes(),
+        ),
+        DType::Bf16 => floats(
+            op,
+            inputs,
+            |b| bf16::from_ne_bytes(b).to_f64(),
+            |v| bf16::from_f64(v).to_ne_bytes(),
+        ),
+        DType::F32 => {
+            floats(op, inputs, |b| f64::from(f32::from_ne_bytes(b)), |v| (v as f32).to_ne_bytes())
+        }
+        DType::F64 => floats(op, inputs, f64::from_ne_bytes, f64::to_ne_bytes),
+        DType::I8 => {
+            integers(op, inputs, |b| i64::from(i8::from_ne_bytes(b)), |v| (v as i8).to_ne_bytes())
+        }
+        DType::I16 => {
+            integers(op, inputs, |b| i64::from(i16::from_ne_bytes(b)), |v| (v as i16).to_ne_bytes())
+        }
+        DType::I32 => {
+            integers(op, inputs, |b| i64::from(i32::from_ne_bytes(b)), |v| (v as i32).to_ne_bytes())
+        }
+        DType::I64 => integers(op, inputs, i64::from_ne_bytes, i64::to_ne_bytes),
+        DType::U8 => {
+            integers(op, inputs, |b| i64::from(u8::from_ne_bytes(b)), |v| (v as u8).to_ne_bytes())
+        }
+    }
+}
+
+fn floats<const N: usize>(
+    op: ReduceOp,
+    inputs: &[Vec<u8>],
+    read: impl Fn([u8; N]) -> f64,
+    write: impl Fn(f64) -> [u8; N],
+) -> Vec<u8> {
+    // Rounded after each step, as the fast ones do; min and max of what is not a number are not.
+    let two = |a: f64, b: f64| match op {
+        ReduceOp::Sum | ReduceOp::Average => a + b,
+        ReduceOp::Product => a * b,
+        ReduceOp::Min | ReduceOp::Max if a.is_nan() || b.is_nan() => f64::NAN,
+        ReduceOp::Min => a.min(b),
+        ReduceOp::Max => a.max(b),
+    };
+    let ranks = inputs.len() as f64;
+    each(inputs, |values: &mut dyn Iterator<Item = [u8; N]>| {
+        let all = values.map(|v| read(v)).reduce(|a, b| read(write(two(a, b)))).unwrap_or(0.0);
+        write(if op == ReduceOp::Average { all / ranks } else { all })
+    })
+}
+
+fn integers<const N: usize>(
+    op: ReduceOp,
+    inputs: &[Vec<u8>],
+    read: impl Fn([u8; N]) -> i64,
+    write: impl Fn(i64) -> [u8; N],
+) -> Vec<u8> {
+    let two = |a: i64, b: i64| match op {
+        ReduceOp::Sum | ReduceOp::Average => a.wrapping_add(b),
+        ReduceOp::Product => a.wrapping_mul(b),
+        ReduceOp::Min => a.min(b),
+        ReduceOp::Max => a.max(b),
+    };
+    let ranks = inputs.len() as i64;
+    each(inputs, |values: &mut dyn Iterator<Item = [u8; N]>| {
+        let all = values.map(|v| read(v)).reduce(|a, b| read(write(two(a, b)))).unwrap_or(0);
+        write(if op == ReduceOp::Average { all / ranks } else { all })
+    })
+}
+
+/// Has a function make one element of the elements that all inputs have in one place.
+fn each<const N: usize>(
+    inputs: &[Vec<u8>],
+    one: impl Fn(&mut dyn Iterator<Item = [u8; N]>) -> [u8; N],
+) -> Vec<u8> {
+    let count = inputs.iter().map(|i| i.len() / N).min().unwrap_or(0);
+    let element = |at: usize, input: &Vec<u8>| {
+        let mut bytes = [0; N];
+        bytes.copy_from_slice(&input[at * N..(at + 1) * N]);
+        bytes
+    };
+    (0..count).flat_map(|at| one(&mut inputs.iter().map(|i| element(at, i)))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dtype::bytes_of;
+
+    fn of<T: crate::Element>(rows: &[&[T]]) -> Vec<Vec<u8>> {
+        rows.iter().map(|r| bytes_of(r).to_vec()).collect()
+    }
+
+    #[test]
+    fn by_hand() {
+        let inputs = of(&[&[1i32, 5], &[2, -7], &[4, 0]]);
+        let all =
+            |kind, op, count| outputs(kind, DType::I32, op, 1, &Counts::Equal(count), &inputs);
+        assert_eq!(all(Kind::AllReduce, ReduceOp::Sum, 2)[2], bytes_of(&[7i32, -2]));
+        assert_eq!(all(Kind::AllReduce, ReduceOp::Average, 2)[0], bytes_of(&[2i32, 0]));
+        assert_eq!(all(Kind::Reduce, ReduceOp::Max, 2)[1], bytes_of(&[4i32, 5]));
+        assert!(all(Kind::Reduce, ReduceOp::Max, 2)[0].is_empty());
+        assert_eq!(all(Kind::Broadcast, ReduceOp::Sum, 2)[0], bytes_of(&[2i32, -7]));
+        assert_eq!(all(Kind::AllGather, ReduceOp::Sum, 2)[1], bytes_of(&[1i32, 5, 2, -7, 4, 0]));
+        let uneven = Counts::Each(vec![0, 2, 0].into());
+        let parts = outputs(Kind::ReduceScatter, DType::I32, ReduceOp::Min, 0, &uneven, &inputs);
+        assert_eq!(parts, [vec![], bytes_of(&[1i32, -7]).to_vec(), vec![]]);
+        let square = of(&[&[1u8, 2], &[3, 4]]);
+        let turned =
+            outputs(Kind::AllToAll, DType::U8, ReduceOp::Sum, 0, &Counts::Equal(1), &square);
+        assert_eq!(turned, [[1, 3], [2, 4]]);
+        let send = [vec![2, 0], vec![1, 1]];
+        assert_eq!(exchanged(DType::U8, &send, &square), [vec![1, 2, 3], vec![4]]);
+    }
+
+    #[test]
+    fn what_is_not_a_number_stays_so() {
+        let inputs = of(&[&[f32::NAN], &[1.0]]);
+        let least = reduced(DType::F32, ReduceOp::Min, &inputs);
+        assert!(f32::from_ne_bytes(least.try_into().unwrap()).is_nan());
+    }
+}
