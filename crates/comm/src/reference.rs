@@ -108,7 +108,7 @@ fn floats<const N: usize>(
     };
     let ranks = inputs.len() as f64;
     each(inputs, |values: &mut dyn Iterator<Item = [u8; N]>| {
-        let all = values.map(|v| read(v)).reduce(|a, b| read(write(two(a, b)))).unwrap_or(0.0);
+        let all = values.map(&read).reduce(|a, b| read(write(two(a, b)))).unwrap_or(0.0);
         write(if op == ReduceOp::Average { all / ranks } else { all })
     })
 }
@@ -127,7 +127,7 @@ fn integers<const N: usize>(
     };
     let ranks = inputs.len() as i64;
     each(inputs, |values: &mut dyn Iterator<Item = [u8; N]>| {
-        let all = values.map(|v| read(v)).reduce(|a, b| read(write(two(a, b)))).unwrap_or(0);
+        let all = values.map(&read).reduce(|a, b| read(write(two(a, b)))).unwrap_or(0);
         write(if op == ReduceOp::Average { all / ranks } else { all })
     })
 }
