@@ -39,6 +39,8 @@ pub struct Outcome {
 const FOLD: Duration = Duration::from_millis(100);
 /// How often time and signals are looked at.
 const TICK: Duration = Duration::from_millis(50);
+/// How often signals are looked at where much happens: each look asks the kernel.
+const LOOK: Duration = Duration::from_millis(5);
 
 /// What is written to the run's events.
 #[derive(Serialize)]
@@ -110,15 +112,16 @@ pub fn run(
 
 impl Driver<'_> {
     fn watch(&mut self, signals: &mut Caught, show: &mut dyn FnMut(&Folded)) {
+        let mut looked: Option<Instant> = None;
         loop {
             let event = self.crew.next(TICK);
             let over = event == Some(Event::Over);
             if let Some(event) = event {
                 self.hear(event);
             }
-            for signal in signals.pending() {
-                self.note(Note::Signal { signal });
-                self.handle(Input::Signal(signal));
+            if over || looked.is_none_or(|at| at.elapsed() >= LOOK) {
+                self.hear_signals(signals);
+                looked = Some(Instant::now());
             }
             self.handle(Input::Tick);
             if over {
@@ -127,6 +130,13 @@ impl Driver<'_> {
             self.lines.ready(Instant::now()).iter().for_each(&mut *show);
         }
         self.lines.finish().iter().for_each(show);
+    }
+
+    fn hear_signals(&mut self, signals: &mut Caught) {
+        for signal in signals.pending() {
+            self.note(Note::Signal { signal });
+            self.handle(Input::Signal(signal));
+        }
     }
 
     fn hear(&mut self, event: Event) {
