@@ -40,6 +40,11 @@ pub fn harm(cluster: &Cluster, case: &Case, fault: Fault, folder: &Path) -> Resu
         Fault::Coordinator { half } => kill(cluster, "login", "launch", half, 9)?,
         Fault::Term => kill(cluster, "login", "launch", Half::Warden, 15)?,
         Fault::Cut { node } => cluster.cut(&host(node)).unwrap(),
+        Fault::Flap { node, ms } => {
+            cluster.cut(&host(node)).unwrap();
+            std::thread::sleep(Duration::from_millis(ms.into()));
+            cluster.mend(&host(node)).unwrap();
+        }
         Fault::Crash { node } => cluster.crash(&host(node)).unwrap(),
     }
     Ok(())
