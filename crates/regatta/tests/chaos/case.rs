@@ -207,10 +207,11 @@ fn two_at_once(c: &mut Case, r: &mut Random) {
 
 fn while_ending(c: &mut Case, r: &mut Random) {
     c.when = When::Ending;
-    // Those of the last node, and of the one that is harmed, are still there.
+    // On the node that is harmed a rank is still there, with a process below it, which nobody finds
+    // if both halves of the agent are killed.
     let node = r.within(1, c.nodes - 1);
     let second = match r.within(0, 3) {
-        0 => Fault::Agent { node, half: c.half(r) },
+        0 => Fault::Agent { node, half: r.pick(&[Half::Worker, Half::Warden]) },
         1 => Fault::Coordinator { half: c.half(r) },
         2 => Fault::Cut { node },
         _ => Fault::Crash { node },

@@ -76,7 +76,9 @@ fn keeps_its_secret(cluster: &Cluster, folder: &Path, command: &mut Command, fil
         let job = scope.spawn(|| run_within(command, Duration::from_secs(90)).unwrap());
         let secret = watched(cluster, folder, files);
         // Also after a failure the job is to end.
-        ["start", "go"].map(|name| std::fs::write(folder.join(name), "").unwrap());
+        for name in ["start", "go"] {
+            std::fs::write(folder.join(name), "").unwrap();
+        }
         (job.join().unwrap(), secret)
     });
     let secret = secret.unwrap_or_else(|why| panic!("{why}: {out:?}"));
