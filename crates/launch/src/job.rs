@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::crew::{Crew, Event, Order};
 use crate::folder::RunFolder;
 use crate::lines::{Folded, Folder};
-use crate::signals::Caught;
+use crate::signals::{Caught, Scattered};
 use crate::supervise::{Action, Input, Limits, Supervisor};
 
 /// One start of a job.
@@ -76,8 +76,8 @@ struct Driver<'a> {
     /// What is known of the first failure beyond the rank's end.
     why: Option<String>,
     notes: Vec<String>,
-    /// Whether a signal came to the nodes: the scheduler sends it to each of them.
-    signalled: bool,
+    /// What came to the nodes.
+    scattered: Scattered,
     killing: bool,
     start: Instant,
 }
@@ -99,7 +99,7 @@ pub fn run(
         lost: Vec::new(),
         why: None,
         notes: Vec::new(),
-        signalled: false,
+        scattered: Scattered::default(),
         killing: false,
         start: Instant::now(),
         job,
@@ -168,7 +168,7 @@ impl Driver<'_> {
 
     /// Each node may be sent the same signal: it counts once.
     fn signalled(&mut self, signal: i32) {
-        if !std::mem::replace(&mut self.signalled, true) {
+        if self.scattered.is_new(signal, Instant::now()) {
             self.note(Note::Signal { signal });
             self.handle(Input::Signal(signal));
         }
