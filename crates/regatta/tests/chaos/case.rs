@@ -50,7 +50,10 @@ pub enum Fault {
     Crash {
         node: u32,
     },
+    /// The launcher is told to end.
     Term,
+    /// Slurm is told to end the job.
+    Cancel,
 }
 
 /// When it does.
@@ -107,8 +110,10 @@ pub enum Verdict {
     Failed(Vec<Blame>),
     /// Before its ranks ran, or because of this.
     NotStarted(Blame),
-    /// By this signal.
-    Signalled(i32),
+    /// By TERM.
+    Signalled,
+    /// By whatever signals Slurm sends to whom; ranks that then end well are no failure.
+    Cancelled,
     /// Without a word: the one who would tell is dead.
     Silent,
 }
@@ -123,7 +128,7 @@ pub struct Blame {
 }
 
 /// The kinds of cases; consecutive seeds go through all of them.
-const KINDS: [fn(&mut Case, &mut Random); 26] = [
+const KINDS: [fn(&mut Case, &mut Random); 27] = [
     |c, r| c.traits = vec![Trait::Daemons { rank: c.rank(r) }],
     |c, r| c.faults = vec![Fault::Killed { rank: c.rank(r) }],
     |c, r| c.faults = vec![c.exit(r)],
@@ -180,6 +185,11 @@ const KINDS: [fn(&mut Case, &mut Random); 26] = [
     while_ending,
     |c, r| {
         c.faults = vec![Fault::Term];
+        c.traits = vec![Trait::Daemons { rank: c.rank(r) }];
+    },
+    |c, r| {
+        c.by = By::Srun;
+        c.faults = vec![Fault::Cancel];
         c.traits = vec![Trait::Daemons { rank: c.rank(r) }];
     },
 ];
@@ -286,7 +296,8 @@ impl Case {
         match (self.when, self.faults.as_slice()) {
             _ if harmed => Verdict::Silent,
             _ if self.ends_well() => Verdict::Good,
-            (_, [Fault::Term]) => Verdict::Signalled(libc::SIGTERM),
+            (_, [Fault::Term]) => Verdict::Signalled,
+            (_, [Fault::Cancel]) => Verdict::Cancelled,
             (When::Starting, [fault, ..]) => Verdict::NotStarted(self.blame(*fault)),
             (When::Ending, [fault, ..]) => Verdict::Failed(vec![self.blame(*fault)]),
             (_, all) => Verdict::Failed(all.iter().map(|f| self.blame(*f)).collect()),
@@ -302,7 +313,9 @@ impl Case {
             | Fault::Cut { node }
             | Fault::Flap { node, .. }
             | Fault::Crash { node } => Blame { node, rank: None, ending: Ending::Lost },
-            Fault::Coordinator { .. } | Fault::Term => unreachable!("nobody is to blame"),
+            Fault::Coordinator { .. } | Fault::Term | Fault::Cancel => {
+                unreachable!("nobody is to blame")
+            }
         }
     }
 

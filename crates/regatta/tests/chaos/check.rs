@@ -53,8 +53,9 @@ fn report(cluster: &Cluster, case: &Case, run_dir: &Path, out: &Output) -> Resul
         (Verdict::NotStarted(blame), Some(result)) => failed(cluster, case, &[blame], result, out),
         (Verdict::Failed(blames), Some(result)) => failed(cluster, case, &blames, result, out),
         (Verdict::Good, result) if code == Some(0) => good(case, result.as_ref(), out),
-        (Verdict::Signalled(signal), Some(result)) => {
-            let wanted = Ending::Signal(signal).code();
+        (Verdict::Cancelled, Some(result)) if result.failure.is_none() => Ok(()),
+        (Verdict::Signalled, Some(result)) => {
+            let wanted = Ending::Signal(libc::SIGTERM).code();
             let right = result.code == wanted && code == Some(wanted.into());
             let right = right && result.failure.is_none() && result.reason.contains("TERM");
             right.then_some(()).ok_or_else(|| format!("code {code:?}, {result:?}"))
