@@ -50,8 +50,10 @@ pub fn bench() -> Result<()> {
 pub fn chaos(cases: u64, seed: u64) -> Result<()> {
     println!("xtask: {cases} cases from seed {seed}");
     let mut chaos = cargo();
-    chaos.args(["test", "--package", "regatta", "--test", "chaos", "--", "--nocapture"]);
-    chaos.arg("every_fault").env("REGATTA_REQUIRE_CLUSTER", "1");
+    // As users run it: a rank writes a gibibyte.
+    chaos.args(["test", "--release", "--package", "regatta", "--test", "chaos"]);
+    chaos.args(["--", "--nocapture", "every_fault"]).env("REGATTA_REQUIRE_CLUSTER", "1");
+    chaos.env("REGATTA_CHAOS_MIB", "1024");
     chaos.env("REGATTA_CHAOS_CASES", cases.to_string());
     run("chaos", chaos.env("REGATTA_CHAOS_SEED", seed.to_string()))
 }

@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::crew::{Crew, Event, Order};
 use crate::folder::RunFolder;
 use crate::lines::{Folded, Folder};
-use crate::signals::Caught;
+use crate::signals::{Caught, Scattered};
 use crate::supervise::{Action, Input, Limits, Supervisor};
 
 /// One start of a job.
@@ -39,6 +39,11 @@ pub struct Outcome {
 const FOLD: Duration = Duration::from_millis(100);
 /// How often time and signals are looked at.
 const TICK: Duration = Duration::from_millis(50);
+/// How many lines are shown at a time: a flood of them must not keep us from hearing what happens,
+/// nor the nodes from hearing that we live.
+const SHOWN: usize = 256;
+/// How often signals are looked at where much happens: each look asks the kernel.
+const LOOK: Duration = Duration::from_millis(5);
 
 /// What is written to the run's events.
 #[derive(Serialize)]
@@ -74,8 +79,8 @@ struct Driver<'a> {
     /// What is known of the first failure beyond the rank's end.
     why: Option<String>,
     notes: Vec<String>,
-    /// Whether a signal came to the nodes: the scheduler sends it to each of them.
-    signalled: bool,
+    /// What came to the nodes.
+    scattered: Scattered,
     killing: bool,
     start: Instant,
 }
@@ -97,7 +102,7 @@ pub fn run(
         lost: Vec::new(),
         why: None,
         notes: Vec::new(),
-        signalled: false,
+        scattered: Scattered::default(),
         killing: false,
         start: Instant::now(),
         job,
@@ -110,23 +115,31 @@ pub fn run(
 
 impl Driver<'_> {
     fn watch(&mut self, signals: &mut Caught, show: &mut dyn FnMut(&Folded)) {
+        let mut looked: Option<Instant> = None;
         loop {
             let event = self.crew.next(TICK);
             let over = event == Some(Event::Over);
             if let Some(event) = event {
                 self.hear(event);
             }
-            for signal in signals.pending() {
-                self.note(Note::Signal { signal });
-                self.handle(Input::Signal(signal));
+            if over || looked.is_none_or(|at| at.elapsed() >= LOOK) {
+                self.hear_signals(signals);
+                looked = Some(Instant::now());
             }
             self.handle(Input::Tick);
             if over {
                 break;
             }
-            self.lines.ready(Instant::now()).iter().for_each(&mut *show);
+            self.lines.some_ready(Instant::now(), SHOWN).iter().for_each(&mut *show);
         }
         self.lines.finish().iter().for_each(show);
+    }
+
+    fn hear_signals(&mut self, signals: &mut Caught) {
+        for signal in signals.pending() {
+            self.note(Note::Signal { signal });
+            self.handle(Input::Signal(signal));
+        }
     }
 
     fn hear(&mut self, event: Event) {
@@ -158,7 +171,7 @@ impl Driver<'_> {
 
     /// Each node may be sent the same signal: it counts once.
     fn signalled(&mut self, signal: i32) {
-        if !std::mem::replace(&mut self.signalled, true) {
+        if self.scattered.is_new(signal, Instant::now()) {
             self.note(Note::Signal { signal });
             self.handle(Input::Signal(signal));
         }

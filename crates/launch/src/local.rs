@@ -36,6 +36,8 @@ pub enum CrewError {
 const TAIL: usize = 10;
 /// How often the ranks' progress is looked at.
 const LOOK: Duration = Duration::from_secs(1);
+/// How often leave is taken of orphans that are over.
+const BURY: Duration = Duration::from_millis(20);
 /// How long, after the last rank is over, what it started may go on writing: `tee` of a shell's
 /// `exec > >(tee log)` has the last lines.
 const LINGER: Duration = Duration::from_secs(1);
@@ -71,6 +73,8 @@ pub struct LocalCrew {
     /// When the last rank was over, and when that was last acted upon.
     over: Option<Instant>,
     swept: Option<Instant>,
+    /// When leave was last taken of orphans.
+    buried: Instant,
     done: bool,
 }
 
@@ -91,6 +95,7 @@ impl LocalCrew {
             computed: (0, Instant::now()),
             over: specs.is_empty().then(Instant::now),
             swept: None,
+            buried: Instant::now(),
             done: false,
         };
         for spec in specs {
@@ -206,7 +211,10 @@ impl LocalCrew {
         if self.done {
             return;
         }
-        process::bury_orphans(|pid| self.running.values().any(|c| c.id() == pid));
+        if self.buried.elapsed() >= BURY {
+            process::bury_orphans(|pid| self.running.values().any(|c| c.id() == pid));
+            self.buried = Instant::now();
+        }
         self.look_for_progress();
         // Now and then: it takes a walk through /proc, and many lines may still come.
         let since = self.swept.or(self.over);

@@ -61,8 +61,13 @@ impl<N, O> Queue<N, O> {
             inside = self.taken.wait(inside).unwrap_or_else(PoisonError::into_inner);
         }
         inside.output.push_back(output);
+        // Whoever takes it knows of what was there already: a call to the kernel for each line
+        // would cost more than the line.
+        let first = inside.output.len() == 1;
         drop(inside);
-        self.told();
+        if first {
+            self.told();
+        }
     }
 
     /// Waits until there is something to take.
@@ -80,9 +85,13 @@ impl<N, O> Queue<N, O> {
 
     /// The oldest output.
     pub fn output(&self) -> Option<O> {
-        let output = self.lock().output.pop_front();
-        if output.is_some() {
-            self.taken.notify_one();
+        let mut inside = self.lock();
+        let output = inside.output.pop_front();
+        // It was full before it is half full again, so whoever waits is told.
+        let room = output.is_some() && inside.output.len() == MOST / 2;
+        drop(inside);
+        if room {
+            self.taken.notify_all();
         }
         output
     }

@@ -107,13 +107,14 @@ fn listen(net: &mut Net, ports: &[u16]) {
 impl Agent<'_> {
     fn work(&mut self, signals: &mut Caught) -> Result<(), AgentError> {
         let mut events = Vec::new();
+        let mut more = false;
         while !self.left {
-            self.net.poll(TICK, &mut events)?;
+            self.net.poll(if more { Duration::ZERO } else { TICK }, &mut events)?;
             for event in events.drain(..) {
                 self.of_net(event);
             }
             self.give_up_call();
-            self.of_ranks();
+            more = self.of_ranks();
             for signal in signals.pending() {
                 self.handle(Input::Caught(signal));
             }
@@ -128,13 +129,16 @@ impl Agent<'_> {
         Err(AgentError::Alone { tried: tried.join(", "), seconds })
     }
 
-    fn of_ranks(&mut self) {
-        // Not for ever: what comes over the network is to be heard, too.
+    /// Hears what happened to ranks; whether there may be more of it. Not for ever: what comes over
+    /// the network is to be heard, too.
+    fn of_ranks(&mut self) -> bool {
         for _ in 0..1024 {
             let held = self.member.is_full();
-            let Some(event) = self.crew.as_mut().and_then(|crew| crew.poll(held)) else { break };
+            let event = self.crew.as_mut().and_then(|crew| crew.poll(held));
+            let Some(event) = event else { return false };
             self.handle(Input::Ranks(event));
         }
+        true
     }
 
     fn of_net(&mut self, event: NetEvent) {

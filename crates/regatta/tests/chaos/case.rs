@@ -4,6 +4,7 @@ use std::fmt;
 
 use regatta_model::result::Ending;
 
+use crate::number;
 use crate::random::Random;
 
 /// What starts the agents.
@@ -24,13 +25,35 @@ pub enum Half {
 /// What befalls a job. Nodes are counted from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    Killed { rank: u32 },
-    Exits { rank: u32, code: i32 },
-    Agent { node: u32, half: Half },
-    Coordinator { half: Half },
-    Cut { node: u32 },
-    Crash { node: u32 },
+    Killed {
+        rank: u32,
+    },
+    Exits {
+        rank: u32,
+        code: i32,
+    },
+    Agent {
+        node: u32,
+        half: Half,
+    },
+    Coordinator {
+        half: Half,
+    },
+    Cut {
+        node: u32,
+    },
+    /// The cable is put back after so many milliseconds.
+    Flap {
+        node: u32,
+        ms: u32,
+    },
+    Crash {
+        node: u32,
+    },
+    /// The launcher is told to end.
     Term,
+    /// Slurm is told to end the job.
+    Cancel,
 }
 
 /// When it does.
@@ -51,8 +74,10 @@ pub enum Trait {
     Stubborn { rank: u32 },
     /// A rank starts daemons in sessions of their own, one of which holds its output open.
     Daemons { rank: u32 },
-    /// Every rank writes this much.
+    /// Every rank writes this much before it is where a fault may hit it.
     Writes { mib: u32 },
+    /// A rank writes this much before it ends.
+    Pours { rank: u32, mib: u32 },
     /// No byte fits into a rank's log.
     FullLog { rank: u32 },
     /// The disk with the run folder, which only the coordinator sees, takes this much.
@@ -74,6 +99,9 @@ pub struct Case {
     pub pause: u32,
 }
 
+/// Seconds after which a node is lost that nobody tells of; more than a busy machine makes one wait.
+pub const LOST_AFTER: u32 = 3;
+
 /// How a job must end.
 #[derive(Debug)]
 pub enum Verdict {
@@ -82,8 +110,10 @@ pub enum Verdict {
     Failed(Vec<Blame>),
     /// Before its ranks ran, or because of this.
     NotStarted(Blame),
-    /// By this signal.
-    Signalled(i32),
+    /// By TERM.
+    Signalled,
+    /// By whatever signals Slurm sends to whom; ranks that then end well are no failure.
+    Cancelled,
     /// Without a word: the one who would tell is dead.
     Silent,
 }
@@ -98,7 +128,7 @@ pub struct Blame {
 }
 
 /// The kinds of cases; consecutive seeds go through all of them.
-const KINDS: [fn(&mut Case, &mut Random); 22] = [
+const KINDS: [fn(&mut Case, &mut Random); 27] = [
     |c, r| c.traits = vec![Trait::Daemons { rank: c.rank(r) }],
     |c, r| c.faults = vec![Fault::Killed { rank: c.rank(r) }],
     |c, r| c.faults = vec![c.exit(r)],
@@ -114,6 +144,11 @@ const KINDS: [fn(&mut Case, &mut Random); 22] = [
         c.faults = vec![Fault::Cut { node: r.within(0, c.nodes / 2 - 2) }];
     },
     |c, r| c.faults = vec![Fault::Crash { node: c.node(r) }],
+    |c, r| c.faults = vec![Fault::Flap { node: c.node(r), ms: 300 }],
+    |c, r| {
+        let ms = LOST_AFTER * 1000 + r.within(500, 4000);
+        c.faults = vec![Fault::Flap { node: c.node(r), ms }];
+    },
     |c, r| c.traits = vec![Trait::FullLog { rank: c.rank(r) }],
     |c, _| c.traits = vec![Trait::SmallDisk { kib: 256 }, Trait::Writes { mib: 1 }],
     |c, r| {
@@ -121,13 +156,22 @@ const KINDS: [fn(&mut Case, &mut Random); 22] = [
         c.traits = vec![c.stubborn(0)];
     },
     |c, r| {
-        (c.nodes, c.each) = (2, r.within(1, 2));
-        c.traits = vec![Trait::Writes { mib: 8 }];
+        c.nodes = r.within(2, 3);
+        c.traits = vec![Trait::Pours { rank: c.rank(r), mib: flood() }];
     },
     |c, r| {
         let rank = c.rank(r);
         c.faults = vec![Fault::Killed { rank }];
         c.traits = vec![Trait::Daemons { rank: c.rank(r) }, Trait::Daemons { rank }];
+    },
+    |c, r| {
+        let node = c.node(r);
+        c.faults = vec![Fault::Agent { node, half: r.pick(&[Half::Worker, Half::Warden]) }];
+        c.traits = vec![Trait::Daemons { rank: node * c.each }];
+    },
+    |c, r| {
+        c.faults = vec![Fault::Coordinator { half: r.pick(&[Half::Worker, Half::Warden]) }];
+        c.traits = vec![Trait::Daemons { rank: c.rank(r) }];
     },
     two_at_once,
     |c, r| {
@@ -143,10 +187,20 @@ const KINDS: [fn(&mut Case, &mut Random); 22] = [
         c.faults = vec![Fault::Term];
         c.traits = vec![Trait::Daemons { rank: c.rank(r) }];
     },
+    |c, r| {
+        c.by = By::Srun;
+        c.faults = vec![Fault::Cancel];
+        c.traits = vec![Trait::Daemons { rank: c.rank(r) }];
+    },
 ];
 
 /// How many kinds of cases there are.
 pub const KIND_COUNT: u64 = KINDS.len() as u64;
+
+/// How much a rank writes that writes much.
+fn flood() -> u32 {
+    number("REGATTA_CHAOS_MIB", 16) as u32
+}
 
 fn two_at_once(c: &mut Case, r: &mut Random) {
     c.nodes = r.within(3, 8);
@@ -163,10 +217,11 @@ fn two_at_once(c: &mut Case, r: &mut Random) {
 
 fn while_ending(c: &mut Case, r: &mut Random) {
     c.when = When::Ending;
-    // Those of the last node, and of the one that is harmed, are still there.
+    // On the node that is harmed a rank is still there, with a process below it, which nobody finds
+    // if both halves of the agent are killed.
     let node = r.within(1, c.nodes - 1);
     let second = match r.within(0, 3) {
-        0 => Fault::Agent { node, half: c.half(r) },
+        0 => Fault::Agent { node, half: r.pick(&[Half::Worker, Half::Warden]) },
         1 => Fault::Coordinator { half: c.half(r) },
         2 => Fault::Cut { node },
         _ => Fault::Crash { node },
@@ -226,9 +281,9 @@ impl Case {
         rank / self.each
     }
 
-    /// Whether the job is to end by itself, without a fault.
+    /// Whether nothing befalls the job that it does not survive.
     pub fn ends_well(&self) -> bool {
-        self.faults.is_empty()
+        self.faults.iter().all(|f| matches!(f, Fault::Flap { .. }) && !f.is_a_loss())
     }
 
     pub fn has(&self, what: impl Fn(&Trait) -> bool) -> bool {
@@ -240,11 +295,12 @@ impl Case {
         let harmed = self.faults.iter().any(|f| matches!(f, Fault::Coordinator { .. }));
         match (self.when, self.faults.as_slice()) {
             _ if harmed => Verdict::Silent,
-            (_, []) => Verdict::Good,
-            (_, [Fault::Term]) => Verdict::Signalled(libc::SIGTERM),
+            _ if self.ends_well() => Verdict::Good,
+            (_, [Fault::Term]) => Verdict::Signalled,
+            (_, [Fault::Cancel]) => Verdict::Cancelled,
             (When::Starting, [fault, ..]) => Verdict::NotStarted(self.blame(*fault)),
             (When::Ending, [fault, ..]) => Verdict::Failed(vec![self.blame(*fault)]),
-            (When::Running, all) => Verdict::Failed(all.iter().map(|f| self.blame(*f)).collect()),
+            (_, all) => Verdict::Failed(all.iter().map(|f| self.blame(*f)).collect()),
         }
     }
 
@@ -253,29 +309,42 @@ impl Case {
         match fault {
             Fault::Killed { rank: r } => rank(r, Ending::Signal(libc::SIGKILL)),
             Fault::Exits { rank: r, code } => rank(r, Ending::Exit(code)),
-            Fault::Agent { node, .. } | Fault::Cut { node } | Fault::Crash { node } => {
-                Blame { node, rank: None, ending: Ending::Lost }
+            Fault::Agent { node, .. }
+            | Fault::Cut { node }
+            | Fault::Flap { node, .. }
+            | Fault::Crash { node } => Blame { node, rank: None, ending: Ending::Lost },
+            Fault::Coordinator { .. } | Fault::Term | Fault::Cancel => {
+                unreachable!("nobody is to blame")
             }
-            Fault::Coordinator { .. } | Fault::Term => unreachable!("nobody is to blame"),
         }
     }
 
-    /// The nodes whose ranks may end without a word.
+    /// Whether the ranks of a node may end without a word.
     pub fn is_lost(&self, at: u32) -> bool {
         self.faults.iter().any(|f| match *f {
-            Fault::Agent { node, .. } | Fault::Cut { node } | Fault::Crash { node } => node == at,
+            Fault::Agent { node, .. } => node == at,
+            Fault::Cut { node } | Fault::Crash { node } | Fault::Flap { node, .. } => {
+                f.is_a_loss() && node == at
+            }
             _ => false,
         })
     }
 
-    /// Whether the cluster can serve another case after this one.
+    /// Whether a node falls silent. Slurm takes its time to find such a node good again, so the
+    /// cluster serves no other case.
     pub fn spoils(&self) -> bool {
-        self.faults.iter().any(|f| match f {
-            Fault::Crash { .. } => true,
-            // Slurm takes its time to find such a node good again.
-            Fault::Cut { .. } => true,
+        self.faults.iter().any(Fault::is_a_loss)
+    }
+}
+
+impl Fault {
+    /// Whether nothing is heard of a node for so long that it counts as lost.
+    fn is_a_loss(&self) -> bool {
+        match self {
+            Fault::Crash { .. } | Fault::Cut { .. } => true,
+            Fault::Flap { ms, .. } => *ms >= LOST_AFTER * 1000,
             _ => false,
-        })
+        }
     }
 }
 

@@ -1,7 +1,10 @@
 //! Whether a job ended as it must: the report, the exit code, what is left of it, the logs.
 
+use std::fs::File;
+use std::io::{BufReader, Read};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 use regatta_model::result::{Ending, RunResult};
@@ -10,7 +13,7 @@ use regatta_testbed::{Cluster, Output, run};
 
 use crate::case::{Blame, Case, Fault, Trait, Verdict, When};
 use crate::harm::until;
-use crate::script::{LINE, bytes, greeting, last_words};
+use crate::script::{LINE, greeting, last_words, lines};
 
 /// All of it; the first thing that is wrong.
 pub fn check(cluster: &Cluster, case: &Case, run_dir: &Path, out: &Output) -> Result<(), String> {
@@ -50,8 +53,9 @@ fn report(cluster: &Cluster, case: &Case, run_dir: &Path, out: &Output) -> Resul
         (Verdict::NotStarted(blame), Some(result)) => failed(cluster, case, &[blame], result, out),
         (Verdict::Failed(blames), Some(result)) => failed(cluster, case, &blames, result, out),
         (Verdict::Good, result) if code == Some(0) => good(case, result.as_ref(), out),
-        (Verdict::Signalled(signal), Some(result)) => {
-            let wanted = Ending::Signal(signal).code();
+        (Verdict::Cancelled, Some(result)) if result.failure.is_none() => Ok(()),
+        (Verdict::Signalled, Some(result)) => {
+            let wanted = Ending::Signal(libc::SIGTERM).code();
             let right = result.code == wanted && code == Some(wanted.into());
             let right = right && result.failure.is_none() && result.reason.contains("TERM");
             right.then_some(()).ok_or_else(|| format!("code {code:?}, {result:?}"))
@@ -142,42 +146,68 @@ fn logs(case: &Case, run_dir: &Path) -> Result<(), String> {
         return Ok(());
     }
     for rank in (0..case.ranks()).filter(|&r| !case.has(|t| *t == Trait::FullLog { rank: r })) {
-        let (out, err) = wrote(case, rank);
-        let log = |stream| std::fs::read(run_dir.join(format!("log/rank-{rank}.{stream}")));
-        let (found_out, found_err) =
-            (log("out").unwrap_or_default(), log("err").unwrap_or_default());
-        if found_err != err.as_bytes() || !out.iter().any(|out| found_out == out.as_bytes()) {
-            let (n, text) = (found_out.len(), String::from_utf8_lossy(&found_out));
-            return Err(format!("the log of rank {rank} has {n} bytes: {:.300}", text));
+        let log = |stream| run_dir.join(format!("log/rank-{rank}.{stream}"));
+        let (_, complaint) = greeting(rank);
+        let out = wrote(case, rank);
+        let whole = out.iter().any(|parts| holds(&log("out"), parts));
+        if !whole || !holds(&log("err"), &[(complaint, 1)]) {
+            let length = std::fs::metadata(log("out")).map_or(0, |m| m.len());
+            let found = run(Command::new("head").args(["-c", "300"]).arg(log("out"))).unwrap();
+            return Err(format!("the log of rank {rank} has {length} bytes: {}", found.stdout));
         }
     }
     Ok(())
 }
 
-/// What a rank's logs may hold at the end.
-fn wrote(case: &Case, rank: u32) -> (Vec<String>, String) {
-    let (mut out, err) = greeting(rank);
-    for special in &case.traits {
-        if let Trait::Writes { mib } = special {
-            let line = format!("{LINE}\n");
-            out += &line.repeat(bytes(*mib) / line.len());
+/// Texts, each so many times.
+type Parts = Vec<(String, usize)>;
+
+/// Whether a file holds this and nothing else.
+fn holds(path: &Path, parts: &[(String, usize)]) -> bool {
+    let Ok(mut file) = File::open(path).map(BufReader::new) else { return false };
+    let mut found = Vec::new();
+    for (text, times) in parts {
+        found.resize(text.len(), 0);
+        for _ in 0..*times {
+            if file.read_exact(&mut found).is_err() || found != text.as_bytes() {
+                return false;
+            }
         }
     }
-    let ended = out.clone() + &last_words(rank);
-    // Whoever is told to end, is; except on a node that is gone, or when nobody is left to tell.
-    let told = case.ends_well();
-    let untold = case.faults.iter().any(|f| matches!(f, Fault::Coordinator { .. } | Fault::Term))
-        || case.is_lost(case.node_of(rank))
-        || case.has(|t| matches!(t, Trait::Stubborn { .. }))
-        || case.faults.iter().any(
-            |f| matches!(*f, Fault::Exits { rank: r, .. } | Fault::Killed { rank: r } if r == rank),
-        );
-    match (told, untold) {
-        (true, _) => (vec![ended], err),
-        (_, true) => (vec![out, ended], err),
-        _ if plain(case) => (vec![out], err),
-        _ => (vec![ended], err),
+    matches!(file.read(&mut [0]), Ok(0))
+}
+
+/// What a rank's log may hold at the end.
+fn wrote(case: &Case, rank: u32) -> Vec<Parts> {
+    let mut out = vec![(greeting(rank).0, 1)];
+    for special in &case.traits {
+        match *special {
+            Trait::Writes { mib } => out.push((format!("{LINE}\n"), lines(mib))),
+            Trait::Pours { rank: r, mib } if r == rank => {
+                out.push((format!("{LINE}\n"), lines(mib)));
+            }
+            _ => {}
+        }
     }
+    let ended = [out.clone(), vec![(last_words(rank), 1)]].concat();
+    match () {
+        () if case.ends_well() => vec![ended],
+        () if may_end_untold(case, rank) => vec![out, ended],
+        () if plain(case) => vec![out],
+        () => vec![ended],
+    }
+}
+
+/// Whether a rank may end without being told to: on a node that is gone, or when nobody is left to
+/// tell it.
+fn may_end_untold(case: &Case, rank: u32) -> bool {
+    let own = |f: &Fault| match *f {
+        Fault::Exits { rank: r, .. } | Fault::Killed { rank: r } => r == rank,
+        Fault::Coordinator { .. } | Fault::Term => true,
+        _ => false,
+    };
+    let stubborn = case.has(|t| matches!(t, Trait::Stubborn { .. }));
+    case.faults.iter().any(own) || stubborn || case.is_lost(case.node_of(rank))
 }
 
 /// Whether ranks have nothing to say at their end.

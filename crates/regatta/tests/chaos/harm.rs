@@ -39,7 +39,13 @@ pub fn harm(cluster: &Cluster, case: &Case, fault: Fault, folder: &Path) -> Resu
         Fault::Agent { node, half } => kill(cluster, &host(node), "agent", half, 9)?,
         Fault::Coordinator { half } => kill(cluster, "login", "launch", half, 9)?,
         Fault::Term => kill(cluster, "login", "launch", Half::Warden, 15)?,
+        Fault::Cancel => drop(run(&mut cluster.login("scancel", ["--user=root"])).unwrap()),
         Fault::Cut { node } => cluster.cut(&host(node)).unwrap(),
+        Fault::Flap { node, ms } => {
+            cluster.cut(&host(node)).unwrap();
+            std::thread::sleep(Duration::from_millis(ms.into()));
+            cluster.mend(&host(node)).unwrap();
+        }
         Fault::Crash { node } => cluster.crash(&host(node)).unwrap(),
     }
     Ok(())

@@ -56,7 +56,7 @@ fn script(case: &Case, rank: u32, folder: &Path) -> String {
         match *special {
             Trait::Daemons { rank: r } if r == rank => text += DAEMONS,
             Trait::Writes { mib } => {
-                text += &format!("yes '{LINE}' | head -c {}\n", bytes(mib));
+                text += &write_much(mib);
             }
             _ => {}
         }
@@ -64,10 +64,13 @@ fn script(case: &Case, rank: u32, folder: &Path) -> String {
     text + &rest(case, rank)
 }
 
-/// How much a writer writes: whole lines.
-pub fn bytes(mib: u32) -> usize {
-    let line = LINE.len() + 1;
-    ((mib as usize) << 20) / line * line
+fn write_much(mib: u32) -> String {
+    format!("yes '{LINE}' | head -n {}\n", lines(mib))
+}
+
+/// How many lines a writer writes.
+pub fn lines(mib: u32) -> usize {
+    ((mib as usize) << 20) / (LINE.len() + 1)
 }
 
 fn rest(case: &Case, rank: u32) -> String {
@@ -83,7 +86,14 @@ fn rest(case: &Case, rank: u32) -> String {
     };
     match () {
         () if case.has(|t| *t == Trait::Stubborn { rank }) => STUBBORN.to_owned(),
-        () if case.ends_well() => format!("{GO}echo last words of $RANK\n"),
+        () if case.ends_well() => {
+            let pours = |t: &Trait| match *t {
+                Trait::Pours { rank: r, mib } if r == rank => Some(write_much(mib)),
+                _ => None,
+            };
+            let first = case.traits.iter().find_map(pours).unwrap_or_default();
+            format!("{GO}{first}echo last words of $RANK\n")
+        }
         () if case.faults.iter().any(halves) || is_signalled(case, rank) => PLAIN.to_owned(),
         () => WAIT.to_owned(),
     }

@@ -2,9 +2,10 @@
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
-use regatta_testbed::{Cluster, Output, cluster_or_skip, run_within};
+use regatta_testbed::{Cluster, Output, cluster_or_skip, or_skip, run_within};
 
 use crate::REGATTA;
 use crate::check::nothing_left;
@@ -13,10 +14,10 @@ use crate::launch::{folder, text, words_by_ssh};
 
 /// Stands in for the agent: keeps the boot document, and waits before it becomes the real one.
 const AGENT: &str = "#!/bin/sh
-cat > FOLDER/boot-$$
-mv FOLDER/boot-$$ FOLDER/boot
+[ \"$3\" = - ] && cat > FOLDER/boot-$$ || cp \"$3\" FOLDER/boot-$$
+ln FOLDER/boot-$$ FOLDER/boot 2>/dev/null
 until [ -e FOLDER/start ]; do sleep 0.1; done
-exec REGATTA \"$@\" < FOLDER/boot
+exec REGATTA \"$@\" < FOLDER/boot-$$
 ";
 const RANKS: &str = "echo hello; : > $0/at-$RANK; until [ -e $0/go ]; do sleep 0.1; done";
 
@@ -24,25 +25,67 @@ const RANKS: &str = "echo hello; : > $0/at-$RANK; until [ -e $0/go ]; do sleep 0
 fn the_secret_is_nowhere_to_be_read() {
     let builder = Cluster::builder().nodes(3).cpus(2).slurm(false).ssh(true);
     let Some(cluster) = cluster_or_skip(&builder) else { return };
-    let folder = folder(&cluster, "secret");
+    let folder = folder(&cluster, "by-pipe");
+    let words = job(&cluster, &folder, &[]);
+    keeps_its_secret(&cluster, &folder, &mut cluster.login(&words[0], &words[1..]), &[]);
+}
+
+/// Where a starter hands standard input to one agent only, a file holds the secret: for the user
+/// alone, and until the agents have connected.
+#[test]
+fn a_file_with_the_secret_is_the_users_alone_and_soon_gone() {
+    let builder = Cluster::builder().nodes(3).cpus(2).slurm(false).ssh(true);
+    let Some(cluster) = cluster_or_skip(&builder) else { return };
+    if !Path::new("/usr/bin/mpiexec.hydra").exists() {
+        return or_skip(&["no program mpiexec.hydra (package mpich)".to_owned()]).unwrap_or(());
+    }
+    let folder = folder(&cluster, "by-file");
+    let words = job(&cluster, &folder, &["--starter", "hydra"]);
+    // Another mpiexec may be the first in the path. A link would not do: it looks for its helpers
+    // where it is itself.
+    let bin = folder.join("bin");
+    std::fs::create_dir(&bin).unwrap();
+    program(&bin.join("mpiexec"), "#!/bin/sh\nexec mpiexec.hydra \"$@\"\n");
+    let path = format!("{}:{}", text(&bin), std::env::var("PATH").unwrap());
+    let mut command = cluster.launcher(&words[0], &words[1..]);
+    command.env("PATH", path);
+    command.env("HYDRA_LAUNCHER", "ssh").env("HYDRA_LAUNCHER_EXEC", cluster.ssh());
+    keeps_its_secret(&cluster, &folder, &mut command, &[folder.join("run/boot")]);
+}
+
+fn program(path: &Path, script: &str) {
+    std::fs::write(path, script).unwrap();
+    std::fs::set_permissions(path, PermissionsExt::from_mode(0o755)).unwrap();
+}
+
+/// The words of a job whose agents do not start at once.
+fn job(cluster: &Cluster, folder: &Path, options: &[&str]) -> Vec<String> {
     let agent = folder.join("agent");
-    let script = AGENT.replace("FOLDER", &text(&folder)).replace("REGATTA", REGATTA);
-    std::fs::write(&agent, script).unwrap();
-    std::fs::set_permissions(&agent, PermissionsExt::from_mode(0o755)).unwrap();
-    let mut words = words_by_ssh(&cluster, 3, &folder);
-    words.extend(["--fan-out", "2", "--agent", &text(&agent), "--"].map(str::to_owned));
-    words.extend(["sh", "-c", RANKS, &text(&folder)].map(str::to_owned));
-    let mut command = cluster.login(&words[0], &words[1..]);
+    let script = AGENT.replace("FOLDER", &text(folder)).replace("REGATTA", REGATTA);
+    program(&agent, &script);
+    let mut words = words_by_ssh(cluster, 3, folder);
+    words.extend(["--fan-out", "2", "--agent", &text(&agent)].map(str::to_owned));
+    words.extend(options.iter().map(|option| (*option).to_owned()));
+    words.extend(["--", "sh", "-c", RANKS, &text(folder)].map(str::to_owned));
+    words
+}
+
+/// Runs the job. While its agents start, `files` hold the secret.
+fn keeps_its_secret(cluster: &Cluster, folder: &Path, command: &mut Command, files: &[PathBuf]) {
     let (out, secret) = std::thread::scope(|scope| {
-        let job = scope.spawn(|| run_within(&mut command, Duration::from_secs(90)).unwrap());
-        let secret = watched(&cluster, &folder);
+        let job = scope.spawn(|| run_within(command, Duration::from_secs(90)).unwrap());
+        let secret = watched(cluster, folder, files);
+        // Also after a failure the job is to end.
+        for name in ["start", "go"] {
+            std::fs::write(folder.join(name), "").unwrap();
+        }
         (job.join().unwrap(), secret)
     });
-    let secret = secret.unwrap();
+    let secret = secret.unwrap_or_else(|why| panic!("{why}: {out:?}"));
     assert_eq!(out.status.code(), Some(0), "{}", out.stderr);
     assert!(!shows(&out, &secret), "{out:?}");
     assert_eq!(files_with(&folder.join("run"), &secret), Vec::<PathBuf>::new());
-    nothing_left(&cluster).unwrap();
+    nothing_left(cluster).unwrap();
 }
 
 fn shows(out: &Output, secret: &str) -> bool {
@@ -50,27 +93,31 @@ fn shows(out: &Output, secret: &str) -> bool {
 }
 
 /// Looks while the agents start and while the ranks run.
-fn watched(cluster: &Cluster, folder: &Path) -> Result<String, String> {
+fn watched(cluster: &Cluster, folder: &Path, files: &[PathBuf]) -> Result<String, String> {
     let boot = folder.join("boot");
     let text = until("the boot document", || std::fs::read_to_string(&boot).ok())?;
     let secret = serde_json::from_str::<serde_json::Value>(&text).unwrap()["secret"].clone();
     let secret = secret.as_str().unwrap().to_owned();
     assert_eq!(secret.len(), 64);
-    unseen(cluster, folder, &secret)?;
+    unseen(cluster, folder, &secret, files)?;
+    for file in files {
+        let mode = std::fs::metadata(file).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "{}", file.display());
+    }
     std::fs::write(folder.join("start"), "").unwrap();
     for rank in 0..3 {
         let at = folder.join(format!("at-{rank}"));
         until("the ranks", || at.exists().then_some(()))?;
     }
-    unseen(cluster, folder, &secret)?;
-    std::fs::write(folder.join("go"), "").unwrap();
+    unseen(cluster, folder, &secret, &[])?;
     Ok(secret)
 }
 
-fn unseen(cluster: &Cluster, folder: &Path, secret: &str) -> Result<(), String> {
-    let files = files_with(&folder.join("run"), secret);
-    if !files.is_empty() {
-        return Err(format!("the secret is in {files:?}"));
+/// The secret is in these files of the run folder alone, and no process shows it.
+fn unseen(cluster: &Cluster, folder: &Path, secret: &str, files: &[PathBuf]) -> Result<(), String> {
+    let found = files_with(&folder.join("run"), secret);
+    if found != files {
+        return Err(format!("the secret is in {found:?}"));
     }
     let mut seen = 0;
     for host in cluster.nodes().iter().map(String::as_str).chain(["login"]) {

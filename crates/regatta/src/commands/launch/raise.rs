@@ -1,6 +1,6 @@
 //! Has agents started on the job's nodes, and waits until they have connected.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -249,7 +249,9 @@ fn settle(
     };
     let names: Vec<&str> = absent.iter().map(|&n| hosts[n].as_str()).collect();
     let mut said: Vec<String> = absent.iter().flat_map(|&n| started.said(n)).collect();
-    said.dedup();
+    // One starter speaks for many hosts.
+    let mut seen = HashSet::new();
+    said.retain(|line| seen.insert(line.clone()));
     said.truncate(20);
     let said = match said.is_empty() {
         true => format!(

@@ -4,7 +4,7 @@
 use std::fs::File;
 use std::io::Write;
 use std::path::Path;
-use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -20,6 +20,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const MOST_NAMES: usize = 40;
 /// Lines that may wait for it.
 const QUEUE: usize = 4096;
+/// How much is written at once, in bytes.
+const PIECE: usize = 64 * 1024;
 
 enum Order {
     Line {
@@ -49,11 +51,7 @@ impl Screen {
         let (orders, receiver) = sync_channel(QUEUE);
         std::thread::Builder::new()
             .name("screen".to_owned())
-            .spawn(move || {
-                for order in receiver {
-                    carry_out(order);
-                }
-            })
+            .spawn(move || carry_out(&receiver))
             .context("a thread for the terminal")?;
         Ok(Self {
             hosts: Vec::new(),
@@ -144,11 +142,33 @@ impl Screen {
     }
 }
 
-/// A terminal that is gone must not end the job: the logs have everything.
-fn carry_out(order: Order) {
-    match order {
-        Order::Line { error: true, text } => output::complain(&text),
-        Order::Line { error: false, text } => drop(output::print(&text)),
-        Order::Settle(done) => drop(done.send(())),
+/// Writes lines for as long as some may come. A terminal that is gone must not end the job: the logs
+/// have everything.
+fn carry_out(orders: &Receiver<Order>) {
+    let mut next = orders.recv().ok();
+    while let Some(order) = next.take() {
+        match order {
+            Order::Line { error, mut text } => {
+                next = gather(orders, error, &mut text);
+                match error {
+                    true => output::complain(&text),
+                    false => drop(output::print(&text)),
+                }
+            }
+            Order::Settle(done) => drop(done.send(())),
+        }
+        next = next.or_else(|| orders.recv().ok());
     }
+}
+
+/// Adds lines that wait to go where this one goes; returns what is to be done after them. One by
+/// one they would cost more than the ranks take to write them.
+fn gather(orders: &Receiver<Order>, error: bool, text: &mut String) -> Option<Order> {
+    while text.len() < PIECE {
+        match orders.try_recv().ok()? {
+            Order::Line { error: also, text: line } if also == error => text.push_str(&line),
+            other => return Some(other),
+        }
+    }
+    None
 }
