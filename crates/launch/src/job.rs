@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use regatta_model::result::{Ending, Failure, RunResult};
 use serde::Serialize;
 
+use crate::chorus::Chorus;
 use crate::crew::{Crew, Event, Order};
 use crate::folder::RunFolder;
 use crate::lines::{Folded, Folder};
@@ -33,6 +34,8 @@ pub struct Outcome {
     pub result: RunResult,
     /// Nodes that are gone, by position.
     pub lost: Vec<u32>,
+    /// Whether a signal asked for the end, of the user or of the scheduler.
+    pub asked_to_end: bool,
 }
 
 /// How long a line waits for the same line of other ranks.
@@ -74,8 +77,7 @@ struct Driver<'a> {
     /// What is known of the first failure beyond the rank's end.
     why: Option<String>,
     notes: Vec<String>,
-    /// Whether a signal came to the nodes: the scheduler sends it to each of them.
-    signalled: bool,
+    signals: Chorus,
     killing: bool,
     start: Instant,
 }
@@ -97,7 +99,7 @@ pub fn run(
         lost: Vec::new(),
         why: None,
         notes: Vec::new(),
-        signalled: false,
+        signals: Chorus::default(),
         killing: false,
         start: Instant::now(),
         job,
@@ -113,12 +115,12 @@ impl Driver<'_> {
         loop {
             let event = self.crew.next(TICK);
             let over = event == Some(Event::Over);
+            // Before the rest: a rank may have died of the same signal, which is no failure of it.
+            for signal in signals.pending() {
+                self.signalled(signal, false);
+            }
             if let Some(event) = event {
                 self.hear(event);
-            }
-            for signal in signals.pending() {
-                self.note(Note::Signal { signal });
-                self.handle(Input::Signal(signal));
             }
             self.handle(Input::Tick);
             if over {
@@ -144,7 +146,7 @@ impl Driver<'_> {
             }
             Event::Tail(rank, lines) => drop(self.tails.insert(rank, lines)),
             Event::Doing(what) => self.others.extend(what),
-            Event::Signal(signal) => self.signalled(signal),
+            Event::Signal(signal) => self.signalled(signal, true),
             Event::Broken { rank, why } => self.broken(rank, why),
             Event::Lost { node, ranks } => self.lose(node, &ranks),
             Event::Unstarted { rank, why } => {
@@ -156,11 +158,11 @@ impl Driver<'_> {
         }
     }
 
-    /// Each node may be sent the same signal: it counts once.
-    fn signalled(&mut self, signal: i32) {
-        if !std::mem::replace(&mut self.signalled, true) {
+    fn signalled(&mut self, signal: i32, by_node: bool) {
+        if self.signals.is_new(signal, by_node, Instant::now()) {
             self.note(Note::Signal { signal });
-            self.handle(Input::Signal(signal));
+            let input = if by_node { Input::NodeSignal } else { Input::Signal };
+            self.handle(input(signal));
         }
     }
 
@@ -242,7 +244,8 @@ impl Driver<'_> {
             endings: self.supervisor.endings().clone(),
             seconds: self.start.elapsed().as_secs_f64(),
         };
-        Outcome { result, lost: self.lost }
+        let asked_to_end = self.supervisor.ended_by().is_some();
+        Outcome { result, lost: self.lost, asked_to_end }
     }
 
     fn reason(&self, failure: Option<&Failure>) -> String {
