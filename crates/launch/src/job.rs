@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 use regatta_model::result::{Ending, Failure, RunResult};
 use serde::Serialize;
 
+use crate::chorus::Chorus;
 use crate::crew::{Crew, Event, Order};
 use crate::folder::RunFolder;
 use crate::lines::{Folded, Folder};
-use crate::signals::{Caught, Scattered};
+use crate::signals::Caught;
 use crate::supervise::{Action, Input, Limits, Supervisor};
 
 /// One start of a job.
@@ -33,6 +34,8 @@ pub struct Outcome {
     pub result: RunResult,
     /// Nodes that are gone, by position.
     pub lost: Vec<u32>,
+    /// Whether a signal asked for the end, of the user or of the scheduler.
+    pub asked_to_end: bool,
 }
 
 /// How long a line waits for the same line of other ranks.
@@ -79,8 +82,7 @@ struct Driver<'a> {
     /// What is known of the first failure beyond the rank's end.
     why: Option<String>,
     notes: Vec<String>,
-    /// What came to the nodes.
-    scattered: Scattered,
+    signals: Chorus,
     killing: bool,
     start: Instant,
 }
@@ -102,7 +104,7 @@ pub fn run(
         lost: Vec::new(),
         why: None,
         notes: Vec::new(),
-        scattered: Scattered::default(),
+        signals: Chorus::default(),
         killing: false,
         start: Instant::now(),
         job,
@@ -119,12 +121,14 @@ impl Driver<'_> {
         loop {
             let event = self.crew.next(TICK);
             let over = event == Some(Event::Over);
+            // Before the rest: a rank may have died of the same signal, which is no failure of it.
+            let ends = over || matches!(event, Some(Event::Ended(..)));
+            if ends || looked.is_none_or(|at| at.elapsed() >= LOOK) {
+                signals.pending().into_iter().for_each(|signal| self.signalled(signal, false));
+                looked = Some(Instant::now());
+            }
             if let Some(event) = event {
                 self.hear(event);
-            }
-            if over || looked.is_none_or(|at| at.elapsed() >= LOOK) {
-                self.hear_signals(signals);
-                looked = Some(Instant::now());
             }
             self.handle(Input::Tick);
             if over {
@@ -133,13 +137,6 @@ impl Driver<'_> {
             self.lines.some_ready(Instant::now(), SHOWN).iter().for_each(&mut *show);
         }
         self.lines.finish().iter().for_each(show);
-    }
-
-    fn hear_signals(&mut self, signals: &mut Caught) {
-        for signal in signals.pending() {
-            self.note(Note::Signal { signal });
-            self.handle(Input::Signal(signal));
-        }
     }
 
     fn hear(&mut self, event: Event) {
@@ -157,7 +154,7 @@ impl Driver<'_> {
             }
             Event::Tail(rank, lines) => drop(self.tails.insert(rank, lines)),
             Event::Doing(what) => self.others.extend(what),
-            Event::Signal(signal) => self.signalled(signal),
+            Event::Signal(signal) => self.signalled(signal, true),
             Event::Broken { rank, why } => self.broken(rank, why),
             Event::Lost { node, ranks } => self.lose(node, &ranks),
             Event::Unstarted { rank, why } => {
@@ -169,11 +166,11 @@ impl Driver<'_> {
         }
     }
 
-    /// Each node may be sent the same signal: it counts once.
-    fn signalled(&mut self, signal: i32) {
-        if self.scattered.is_new(signal, Instant::now()) {
+    fn signalled(&mut self, signal: i32, by_node: bool) {
+        if self.signals.is_new(signal, by_node, Instant::now()) {
             self.note(Note::Signal { signal });
-            self.handle(Input::Signal(signal));
+            let input = if by_node { Input::NodeSignal } else { Input::Signal };
+            self.handle(input(signal));
         }
     }
 
@@ -255,7 +252,8 @@ impl Driver<'_> {
             endings: self.supervisor.endings().clone(),
             seconds: self.start.elapsed().as_secs_f64(),
         };
-        Outcome { result, lost: self.lost }
+        let asked_to_end = self.supervisor.ended_by().is_some();
+        Outcome { result, lost: self.lost, asked_to_end }
     }
 
     fn reason(&self, failure: Option<&Failure>) -> String {

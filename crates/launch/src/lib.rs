@@ -6,6 +6,7 @@
 pub mod bind;
 mod caretaker;
 mod carry;
+mod chorus;
 pub mod crew;
 pub mod fleet;
 pub mod folder;

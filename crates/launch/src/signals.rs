@@ -1,6 +1,5 @@
 //! The signals of the user and the scheduler.
 
-use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use signal_hook::consts::{
@@ -56,28 +55,6 @@ impl Caught {
     pub fn asked_to_end(&mut self) -> bool {
         self.pending();
         self.asked_to_end
-    }
-}
-
-/// How long after a signal the same one may come from another node.
-const SPREAD: Duration = Duration::from_secs(5);
-
-/// Signals of the scheduler, which sends each to every node: which of them are new.
-#[derive(Debug, Default)]
-pub(crate) struct Scattered {
-    /// When each was last heard of.
-    last: BTreeMap<i32, Instant>,
-}
-
-impl Scattered {
-    /// Whether a signal that came to a node is more than what another node was sent. One that asks
-    /// for an end counts once, however late the last node hears it: the second one kills.
-    pub(crate) fn is_new(&mut self, signal: i32, now: Instant) -> bool {
-        match self.last.insert(signal, now) {
-            None => true,
-            Some(_) if asks_to_end(signal) => false,
-            Some(before) => now.saturating_duration_since(before) > SPREAD,
-        }
     }
 }
 
@@ -221,18 +198,6 @@ mod tests {
         assert!(echoes.left_out(&[SIGINT], &[], at(60)).is_empty(), "also a moment later");
         assert_eq!(echoes.left_out(&[SIGINT], &[], at(70)), [SIGINT], "but not twice");
         assert_eq!(echoes.left_out(&[], &[SIGINT], at(5000)), [SIGINT], "nor for ever");
-    }
-
-    #[test]
-    fn a_signal_to_every_node_counts_once_and_another_one_too() {
-        let start = Instant::now();
-        let mut scattered = Scattered::default();
-        let mut is_new =
-            |signal, seconds| scattered.is_new(signal, start + Duration::from_secs(seconds));
-        // So Slurm cancels a job.
-        assert!(is_new(SIGCONT, 0) && !is_new(SIGCONT, 0) && is_new(SIGTERM, 0));
-        assert!(!is_new(SIGTERM, 60), "a node that hears late must not kill");
-        assert!(is_new(SIGUSR1, 0) && !is_new(SIGUSR1, 1) && is_new(SIGUSR1, 60));
     }
 
     #[test]

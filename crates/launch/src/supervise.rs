@@ -17,6 +17,8 @@ pub enum Input {
     Broken(u32),
     /// The user or the scheduler sent a signal.
     Signal(i32),
+    /// The scheduler sent a signal to a node.
+    NodeSignal(i32),
     /// A rank wrote something, or used a processor.
     Progress,
     /// Time passed.
@@ -96,6 +98,7 @@ impl Supervisor {
             Input::Ended(rank, ending) => self.ended(rank, ending, now),
             Input::Broken(rank) => self.broken(rank, now),
             Input::Signal(signal) => self.signalled(signal, now),
+            Input::NodeSignal(signal) => self.node_signalled(signal, now),
             Input::Progress => {
                 self.last_progress = now;
                 Vec::new()
@@ -162,6 +165,16 @@ impl Supervisor {
                 vec![Action::Kill]
             }
         }
+    }
+
+    /// It comes to many nodes, to some of them late: it is never a second one, which kills.
+    fn node_signalled(&mut self, signal: i32, now: Instant) -> Vec<Action> {
+        let ends = matches!(self.phase, Phase::Ending(_) | Phase::Killing);
+        if asks_to_end(signal) && ends {
+            self.signal.get_or_insert(signal);
+            return Vec::new();
+        }
+        self.signalled(signal, now)
     }
 
     fn end_ranks(&mut self, signal: i32, now: Instant) -> Vec<Action> {
@@ -272,6 +285,22 @@ mod tests {
         assert_eq!(job.handle(Input::Signal(15), now), [Action::Kill]);
         job.handle(Input::Ended(0, Ending::Signal(9)), now);
         assert_eq!((job.code(), job.ended_by()), (7, Some(15)));
+    }
+
+    #[test]
+    fn a_signal_to_many_nodes_leaves_ranks_their_grace() {
+        let (mut job, now) = job(2);
+        assert_eq!(job.handle(Input::NodeSignal(15), now), [Action::SignalRanks(15)]);
+        assert!(job.handle(Input::NodeSignal(15), now + GRACE / 2).is_empty());
+        assert_eq!(job.handle(Input::Tick, now + GRACE), [Action::Kill]);
+    }
+
+    #[test]
+    fn a_signal_to_nodes_after_a_failure_is_known_and_kills_nobody() {
+        let (mut job, now) = job(2);
+        job.handle(Input::Ended(1, Ending::Signal(15)), now);
+        assert!(job.handle(Input::NodeSignal(15), now).is_empty());
+        assert_eq!(job.ended_by(), Some(15));
     }
 
     #[test]

@@ -114,10 +114,11 @@ impl Agent<'_> {
                 self.of_net(event);
             }
             self.give_up_call();
-            more = self.of_ranks();
+            // Before the ranks: they may have died of the same signal.
             for signal in signals.pending() {
                 self.handle(Input::Caught(signal));
             }
+            more = self.of_ranks();
             self.handle(Input::Tick);
         }
         self.net.finish(self.boot.times().timing().beat)?;

@@ -127,7 +127,8 @@ fn attempts(
         }
         let failed = outcome.result.failure.is_some() || outcome.result.hang.is_some();
         let code = ExitCode::from(outcome.result.code);
-        if !failed || attempt == args.restarts() || signals.asked_to_end() {
+        let asked_to_end = outcome.asked_to_end || signals.asked_to_end();
+        if !failed || attempt == args.restarts() || asked_to_end {
             return Ok(code);
         }
         let verdict = ground.judge(&outcome);

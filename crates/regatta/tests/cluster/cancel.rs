@@ -1,0 +1,69 @@
+//! What Slurm's signals do to a job: each counts once, however many processes it is sent to.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use regatta_model::document;
+use regatta_model::result::RunResult;
+use regatta_testbed::{Cluster, cluster_or_skip, run};
+
+use crate::support::REGATTA;
+
+/// A rank that takes its time to save.
+const RANK: &str = "#!/bin/bash
+trap 'sleep 1; echo saved; exit 0' TERM
+trap 'touch told-$RANK' USR1
+touch up-$RANK
+while :; do sleep 0.1; done
+";
+
+fn wait_for(what: &str, there: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !there() {
+        assert!(start.elapsed() < Duration::from_secs(60), "waited for {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Starts a job of two nodes by `sbatch` and gives its number, when its ranks are up.
+fn submit(cluster: &Cluster, name: &str) -> String {
+    let shared = cluster.shared();
+    (0..2).for_each(|rank| drop(std::fs::remove_file(shared.join(format!("up-{rank}")))));
+    let script = shared.join("job");
+    // By `exec`: else the shell dies of the signal, and Slurm kills what it has started at once.
+    let line = format!("exec {REGATTA} launch --ranks-per-node 1 --run-dir {name} -- ./rank");
+    std::fs::write(&script, format!("#!/bin/sh\n{line}\n")).unwrap();
+    let args = ["--parsable", "-N2", "--exclusive", "-o", "job.log"];
+    let out = run(cluster.login("sbatch", args).arg(&script)).unwrap();
+    assert!(out.status.success(), "{out:?}");
+    wait_for("ranks", || (0..2).all(|rank| shared.join(format!("up-{rank}")).exists()));
+    out.stdout.trim().to_owned()
+}
+
+fn saved(run: &Path) {
+    wait_for("the result", || run.join("result.json").exists());
+    let text = std::fs::read_to_string(run.join("result.json")).unwrap();
+    let result: RunResult = document::from_json(&text).unwrap();
+    assert_eq!((result.code, result.endings.len()), (0, 2), "{text}");
+    for rank in 0..2 {
+        let log = std::fs::read_to_string(run.join(format!("log/rank-{rank}.out"))).unwrap();
+        assert_eq!(log, "saved\n");
+    }
+}
+
+#[test]
+fn a_cancelled_job_has_time_to_save() {
+    let Some(cluster) = cluster_or_skip(&Cluster::builder().nodes(2).cpus(2)) else { return };
+    let shared = cluster.shared().to_owned();
+    std::fs::write(shared.join("rank"), RANK).unwrap();
+    run(std::process::Command::new("chmod").arg("+x").arg(shared.join("rank"))).unwrap();
+    let job = submit(&cluster, "cancelled");
+    run(&mut cluster.login("scancel", [&job])).unwrap();
+    saved(&shared.join("cancelled"));
+    let job = submit(&cluster, "told");
+    // This one goes to the nodes alone; so does the next, which is another.
+    run(&mut cluster.login("scancel", ["-s", "USR1", &job])).unwrap();
+    wait_for("USR1", || (0..2).all(|rank| shared.join(format!("told-{rank}")).exists()));
+    run(&mut cluster.login("scancel", ["-s", "TERM", &job])).unwrap();
+    saved(&shared.join("told"));
+}
