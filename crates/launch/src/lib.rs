@@ -18,6 +18,7 @@ pub mod port;
 pub mod process;
 pub mod queue;
 pub mod roster;
+pub mod secret_file;
 pub mod signals;
 pub mod slurm;
 pub mod started;

@@ -207,7 +207,7 @@ pub struct LaunchArgs {
     #[arg(long, value_name = "COUNT", default_value_t = 32, hide = true, value_parser = clap::value_parser!(u32).range(1..))]
     pub fan_out: u32,
     /// The command of every rank, run as it stands: no shell reads it
-    #[arg(last = true, required = true, value_name = "COMMAND")]
+    #[arg(last = true, required = true, value_name = "COMMAND", help_heading = "Launch")]
     pub command: Vec<OsString>,
 }
 

@@ -3,6 +3,9 @@
 use std::fmt;
 use std::io;
 
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
+
 /// A job's secret. It is never sent, shown or logged: a link proves that it knows it.
 #[derive(Clone)]
 pub struct Secret([u8; 32]);
@@ -37,9 +40,20 @@ impl Secret {
         Ok(secret)
     }
 
-    /// The bytes, for the links of this crate alone.
-    pub(crate) fn bytes(&self) -> &[u8; 32] {
-        &self.0
+    /// Another one that is made of this one, for another purpose: who knows it does not know this.
+    pub fn derive(&self, purpose: &str) -> Self {
+        let mut mac = self.mac();
+        mac.update(b"regatta purpose ");
+        mac.update(purpose.as_bytes());
+        Self(mac.finalize().into_bytes().into())
+    }
+
+    /// A proof to be made with it, for this crate alone.
+    pub(crate) fn mac(&self) -> Hmac<Sha256> {
+        // A key shorter than the hash's block is filled up with zeros by definition.
+        let mut key = [0; 64];
+        key[..32].copy_from_slice(&self.0);
+        Hmac::<Sha256>::new(&key.into())
     }
 }
 

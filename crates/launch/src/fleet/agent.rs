@@ -15,6 +15,7 @@ use crate::folder::LogFolder;
 use crate::local::{LocalCrew, Watch};
 use crate::net::{ConnId, Net, NetEvent};
 use crate::queue::Notify;
+use crate::secret_file::{self, SecretFile};
 use crate::signals::Caught;
 
 /// Why an agent cannot work.
@@ -51,6 +52,8 @@ struct Agent<'a> {
     net: Net,
     member: Member<ConnId>,
     crew: Option<LocalCrew>,
+    /// What our ranks know each other by. Where it cannot be written they have none.
+    secret: Option<SecretFile>,
     notify: Notify,
     /// The call that is made, and the addresses to try after it.
     calling: Option<Call>,
@@ -88,6 +91,7 @@ pub fn run(
         net,
         member,
         crew: None,
+        secret: SecretFile::write(&std::env::temp_dir(), &boot.run, &boot.secret()?).ok(),
         notify,
         calling: None,
         untried: VecDeque::new(),
@@ -242,7 +246,13 @@ impl Agent<'_> {
             progress: work.progress,
             notify: Some(self.notify.clone()),
         };
-        match LocalCrew::start(&work.specs(), &watch) {
+        let mut specs = work.specs();
+        if let Some(secret) = &self.secret {
+            let path = secret.path().to_string_lossy().into_owned();
+            let setting = (secret_file::VARIABLE.to_owned(), Some(path));
+            specs.iter_mut().for_each(|spec| spec.env.push(setting.clone()));
+        }
+        match LocalCrew::start(&specs, &watch) {
             Ok(crew) => self.crew = Some(crew),
             Err(error) => {
                 for rank in &work.ranks {

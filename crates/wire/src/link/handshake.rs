@@ -13,7 +13,7 @@
 
 use std::fmt;
 
-use hmac::{Hmac, KeyInit, Mac};
+use hmac::{Hmac, Mac};
 use sha2::Sha256;
 
 use super::outgoing::Outgoing;
@@ -126,10 +126,7 @@ impl Handshake {
             Role::Caller => b"regatta caller",
             Role::Listener => b"regatta listener",
         };
-        // A key shorter than the hash's block is filled up with zeros by definition.
-        let mut key = [0; 64];
-        key[..32].copy_from_slice(self.secret.bytes());
-        let mut mac = Hmac::<Sha256>::new(&key.into());
+        let mut mac = self.secret.mac();
         for part in [label, &VERSION.to_be_bytes(), caller, listener] {
             mac.update(part);
         }

@@ -6,8 +6,11 @@ use regatta_launch::folder::LogFolder;
 use regatta_launch::job::Outcome;
 use regatta_launch::local::{LocalCrew, Watch};
 use regatta_launch::port::{self, Reserved};
+use regatta_launch::process::RankSpec;
 use regatta_launch::roster::Verdict;
+use regatta_launch::secret_file::{self, SecretFile};
 use regatta_place::rendezvous;
+use regatta_wire::secret::Secret;
 
 use super::Ground;
 use super::ranks::{Planned, planned};
@@ -23,6 +26,8 @@ pub struct Here<'a> {
     logs: Option<LogFolder>,
     hosts: Vec<String>,
     crew: Option<LocalCrew>,
+    /// What the ranks know each other by.
+    secret: Option<SecretFile>,
     /// The port that rank 0 is to listen on: nobody else gets it while we live.
     port: Option<Reserved>,
 }
@@ -32,7 +37,23 @@ impl<'a> Here<'a> {
     pub fn new(args: &'a LaunchArgs, survey: Survey, run: &str, logs: Option<LogFolder>) -> Self {
         let hosts = survey.allocation.nodes.iter().map(|n| n.host.clone()).collect();
         let run = run.to_owned();
-        Self { args, survey, run, logs, hosts, crew: None, port: None }
+        Self { args, survey, run, logs, hosts, crew: None, secret: None, port: None }
+    }
+}
+
+impl Here<'_> {
+    /// Gives ranks what they know each other by. Without it they cannot connect to each other
+    /// through us, but may well run.
+    fn share_secret(&mut self, specs: &mut [RankSpec]) {
+        if self.secret.is_none() {
+            let job = Secret::generate();
+            let write = |job| SecretFile::write(&std::env::temp_dir(), &self.run, &job);
+            self.secret = job.and_then(write).ok();
+        }
+        let Some(file) = &self.secret else { return };
+        let path = file.path().to_string_lossy().into_owned();
+        let setting = (secret_file::VARIABLE.to_owned(), Some(path));
+        specs.iter_mut().for_each(|spec| spec.env.push(setting.clone()));
     }
 }
 
@@ -53,7 +74,8 @@ impl Ground for Here<'_> {
     }
 
     fn start(&mut self, planned: &Planned, attempt: u32) -> Result<&mut dyn Crew> {
-        let specs: Vec<_> = planned.ranks.iter().map(|r| r.spec.clone()).collect();
+        let mut specs: Vec<_> = planned.ranks.iter().map(|r| r.spec.clone()).collect();
+        self.share_secret(&mut specs);
         let progress = self.args.hang_after.is_some();
         let watch = Watch { logs: self.logs.clone(), attempt, progress, notify: None };
         Ok(self.crew.insert(LocalCrew::start(&specs, &watch)?))
