@@ -48,6 +48,12 @@ impl Secret {
         Self(mac.finalize().into_bytes().into())
     }
 
+    /// The bytes, to look for them where they must not be.
+    #[cfg(test)]
+    pub(crate) fn bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+
     /// A proof to be made with it, for this crate alone.
     pub(crate) fn mac(&self) -> Hmac<Sha256> {
         // A key shorter than the hash's block is filled up with zeros by definition.
