@@ -39,6 +39,9 @@ pub struct Outcome {
 const FOLD: Duration = Duration::from_millis(100);
 /// How often time and signals are looked at.
 const TICK: Duration = Duration::from_millis(50);
+/// How many lines are shown at a time: a flood of them must not keep us from hearing what happens,
+/// nor the nodes from hearing that we live.
+const SHOWN: usize = 256;
 /// How often signals are looked at where much happens: each look asks the kernel.
 const LOOK: Duration = Duration::from_millis(5);
 
@@ -127,7 +130,7 @@ impl Driver<'_> {
             if over {
                 break;
             }
-            self.lines.ready(Instant::now()).iter().for_each(&mut *show);
+            self.lines.some_ready(Instant::now(), SHOWN).iter().for_each(&mut *show);
         }
         self.lines.finish().iter().for_each(show);
     }

@@ -113,8 +113,15 @@ impl Folder {
 
     /// The lines whose time has come.
     pub fn ready(&mut self, now: Instant) -> Vec<Folded> {
+        self.some_ready(now, usize::MAX)
+    }
+
+    /// The first of the lines whose time has come, at most so many: for one who has other things to
+    /// do between them.
+    pub fn some_ready(&mut self, now: Instant, most: usize) -> Vec<Folded> {
         let due = |since: &Instant| now.saturating_duration_since(*since) >= self.window;
-        let count = self.waiting.iter().take_while(|(since, _)| due(since)).count();
+        let first = self.waiting.iter().take(most);
+        let count = first.take_while(|(since, _)| due(since)).count();
         self.leave(count)
     }
 
