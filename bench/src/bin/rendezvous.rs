@@ -88,7 +88,7 @@ fn rendezvous(fan_out: u32) -> Result<(Duration, Duration)> {
     fleet.begin(0, (0..AGENTS).map(|node| (node, work(node))).collect());
     let mut ended = 0;
     loop {
-        match fleet.next(TICK) {
+        match fleet.next(TICK, false) {
             Some(Event::Ended(_, ending)) if ending.is_good() => ended += 1,
             Some(Event::Over) => break,
             Some(Event::Started { .. }) | None => {}

@@ -79,8 +79,9 @@ pub enum Order {
 
 /// Runs the ranks of one start of a job.
 pub trait Crew {
-    /// The next thing that happened; waits for it at most `timeout`.
-    fn next(&mut self, timeout: Duration) -> Option<Event>;
+    /// The next thing that happened; waits for it at most `timeout`. While `held`, what ranks write
+    /// is left where it is, and so is the end of it all; in the end, that holds the ranks back.
+    fn next(&mut self, timeout: Duration, held: bool) -> Option<Event>;
 
     /// Does something with all ranks.
     fn order(&mut self, order: Order);

@@ -1,7 +1,7 @@
 //! Runs a job's ranks to their end: hears what happens to them, does what the supervisor says, and
 //! tells how it ended.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use regatta_model::result::{Ending, Failure, RunResult};
@@ -45,6 +45,8 @@ const TICK: Duration = Duration::from_millis(50);
 /// How many lines are shown at a time: a flood of them must not keep us from hearing what happens,
 /// nor the nodes from hearing that we live.
 const SHOWN: usize = 256;
+/// How long a terminal that is slow is left alone.
+const PAUSE: Duration = Duration::from_millis(2);
 /// How often signals are looked at where much happens: each look asks the kernel.
 const LOOK: Duration = Duration::from_millis(5);
 
@@ -87,6 +89,9 @@ struct Driver<'a> {
     start: Instant,
 }
 
+/// Takes a line for the terminal, if it can take one now; it never waits.
+pub type Show<'a> = &'a mut dyn FnMut(&Folded) -> bool;
+
 /// Runs one start of a job to its end. `signals` may hold some from before; `show` gets the lines
 /// for the terminal.
 pub fn run(
@@ -94,7 +99,7 @@ pub fn run(
     crew: &mut dyn Crew,
     folder: &mut RunFolder,
     signals: &mut Caught,
-    show: &mut dyn FnMut(&Folded),
+    show: Show,
 ) -> Outcome {
     let mut driver = Driver {
         supervisor: Supervisor::new(job.hosts.len() as u32, job.limits, Instant::now()),
@@ -116,10 +121,13 @@ pub fn run(
 }
 
 impl Driver<'_> {
-    fn watch(&mut self, signals: &mut Caught, show: &mut dyn FnMut(&Folded)) {
+    fn watch(&mut self, signals: &mut Caught, show: Show) {
         let mut looked: Option<Instant> = None;
+        let mut unshown: VecDeque<Folded> = VecDeque::new();
         loop {
-            let event = self.crew.next(TICK);
+            // A slow terminal holds back what ranks write, and nothing else.
+            let held = !unshown.is_empty();
+            let event = self.crew.next(if held { PAUSE } else { TICK }, held);
             let over = event == Some(Event::Over);
             // Before the rest: a rank may have died of the same signal, which is no failure of it.
             let ends = over || matches!(event, Some(Event::Ended(..)));
@@ -134,9 +142,15 @@ impl Driver<'_> {
             if over {
                 break;
             }
-            self.lines.some_ready(Instant::now(), SHOWN).iter().for_each(&mut *show);
+            unshown.extend(self.lines.some_ready(Instant::now(), SHOWN - SHOWN.min(unshown.len())));
+            while unshown.pop_front_if(|line| show(line)).is_some() {}
         }
-        self.lines.finish().iter().for_each(show);
+        unshown.extend(self.lines.finish());
+        while !unshown.is_empty() {
+            if unshown.pop_front_if(|line| show(line)).is_none() {
+                std::thread::sleep(PAUSE);
+            }
+        }
     }
 
     fn hear(&mut self, event: Event) {

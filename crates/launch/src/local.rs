@@ -244,10 +244,10 @@ impl LocalCrew {
 }
 
 impl Crew for LocalCrew {
-    fn next(&mut self, timeout: Duration) -> Option<Event> {
-        self.poll(false).or_else(|| {
-            self.queue.wait(timeout);
-            self.poll(false)
+    fn next(&mut self, timeout: Duration, held: bool) -> Option<Event> {
+        self.poll(held).or_else(|| {
+            self.queue.wait(timeout, held);
+            self.poll(held)
         })
     }
 

@@ -70,10 +70,10 @@ impl<N, O> Queue<N, O> {
         }
     }
 
-    /// Waits until there is something to take.
-    pub fn wait(&self, timeout: Duration) {
+    /// Waits until there is something to take; while output is `held`, until there are news.
+    pub fn wait(&self, timeout: Duration, held: bool) {
         let inside = self.lock();
-        if inside.news.is_empty() && inside.output.is_empty() {
+        if inside.news.is_empty() && (held || inside.output.is_empty()) {
             let _ = self.filled.wait_timeout(inside, timeout);
         }
     }
@@ -110,7 +110,7 @@ mod tests {
         assert_eq!(queue.news(), Some("over"));
         let mut next = 0;
         while next < 2 * MOST {
-            queue.wait(Duration::from_secs(10));
+            queue.wait(Duration::from_secs(10), false);
             while let Some(i) = queue.output() {
                 assert_eq!(i, next);
                 next += 1;

@@ -89,7 +89,7 @@ fn hundreds_of_agents_join_run_two_jobs_and_leave() {
         world.fleet.begin(attempt, work(attempt));
         let (mut started, mut ended) = (Vec::new(), Vec::new());
         world.until("the job is over", |fleet| {
-            while let Some(event) = fleet.next(Duration::ZERO) {
+            while let Some(event) = fleet.next(Duration::ZERO, false) {
                 match event {
                     Event::Started { rank, .. } => started.push(rank),
                     Event::Ended(rank, ending) if ending.is_good() => ended.push(rank),

@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use super::boot::{REJOIN, Times};
-use super::message::{Hello, Up, Work, decode, encode};
+use super::message::{Down, Hello, Up, Work, decode, encode};
 use super::roll::{Input, Output, Roll};
 use crate::crew::{Crew, Event, Order};
 use crate::net::{ConnId, Net, NetEvent};
@@ -20,6 +20,9 @@ pub struct Fleet {
     net: Net,
     roll: Roll<ConnId>,
     events: VecDeque<Event>,
+    /// What ranks wrote, and whom to thank for it when it has been taken.
+    output: VecDeque<Event>,
+    owed: Vec<(ConnId, Down)>,
     came: Vec<NetEvent>,
     killed: Option<Instant>,
     port: u16,
@@ -35,6 +38,8 @@ impl Fleet {
             net,
             roll: Roll::new(hosts, REJOIN),
             events: VecDeque::new(),
+            output: VecDeque::new(),
+            owed: Vec::new(),
             came: Vec::new(),
             killed: None,
             port: address.port(),
@@ -108,23 +113,55 @@ impl Fleet {
     fn carry_out(&mut self, outputs: Vec<Output<ConnId>>) {
         for output in outputs {
             match output {
-                Output::Event(event) => self.events.push_back(event),
-                Output::Down(conn, down) => {
-                    let _ = encode(&down).map(|payload| self.net.send(conn, &payload));
+                Output::Event(event @ (Event::Line(_) | Event::Wrote { .. })) => {
+                    self.output.push_back(event);
                 }
+                Output::Event(event) => self.events.push_back(event),
+                Output::Down(conn, down @ Down::Taken(_)) => self.owed.push((conn, down)),
+                Output::Down(conn, down) => self.say(conn, &down),
             }
         }
+    }
+
+    fn say(&mut self, conn: ConnId, down: &Down) {
+        let _ = encode(down).map(|payload| self.net.send(conn, &payload));
+    }
+
+    /// Lets the agents send more when all they sent has been taken.
+    fn settle_debts(&mut self) {
+        for (conn, down) in std::mem::take(&mut self.owed) {
+            self.say(conn, &down);
+        }
+    }
+
+    /// The next event; the end of it all only when nothing is left to be taken.
+    fn take(&mut self, held: bool) -> Option<Event> {
+        match self.events.front() {
+            Some(Event::Over) if !self.output.is_empty() => {}
+            None => {}
+            Some(_) => return self.events.pop_front(),
+        }
+        if held {
+            return None;
+        }
+        let output = self.output.pop_front();
+        if self.output.is_empty() {
+            self.settle_debts();
+        }
+        output
     }
 }
 
 impl Crew for Fleet {
-    fn next(&mut self, timeout: Duration) -> Option<Event> {
-        match self.events.is_empty() {
-            true => self.poll(timeout),
-            // No more is taken in before this is done, but orders and signs of life go out.
-            false => self.net.send_only(),
+    fn next(&mut self, timeout: Duration, held: bool) -> Option<Event> {
+        let event = self.take(held);
+        if event.is_some() {
+            // Before more is taken in, what came is dealt with; but orders and signs of life go out.
+            self.net.send_only();
+            return event;
         }
-        self.events.pop_front()
+        self.poll(timeout);
+        self.take(held)
     }
 
     fn order(&mut self, order: Order) {

@@ -39,8 +39,10 @@ pub struct Screen {
     only: Vec<u32>,
     tee: Option<File>,
     orders: SyncSender<Order>,
-    /// Whether the terminal took nothing for [`PATIENCE`].
-    stuck: bool,
+    /// What the writer has yet to take.
+    pending: Option<Order>,
+    /// Since when the terminal takes nothing.
+    stuck: Option<Instant>,
     dropped: u64,
 }
 
@@ -58,24 +60,28 @@ impl Screen {
             only: only.to_vec(),
             tee: tee.map(open).transpose()?,
             orders,
-            stuck: false,
+            pending: None,
+            stuck: None,
             dropped: 0,
         })
     }
 
-    /// Shows a line with the host and the ranks that wrote it.
-    pub fn show(&mut self, line: &Folded) {
+    /// Shows a line with the host and the ranks that wrote it; false if it cannot be taken yet.
+    pub fn show(&mut self, line: &Folded) -> bool {
+        if !self.deliver() {
+            return false;
+        }
         if !self.only.is_empty() && !line.ranks.iter().any(|r| self.only.contains(r)) {
-            return;
+            return true;
         }
         let who = self.who(&line.ranks);
         if let Some(tee) = &mut self.tee {
             let _ = tee.write_all(format!("[{who}] {}\n", line.text).as_bytes());
         }
         let text = format!("{FAINT}[{who}]{FAINT:#} {}\n", line.text);
-        if !self.order(Order::Line { error: line.error, text }) {
-            self.dropped += 1;
-        }
+        self.pending = Some(Order::Line { error: line.error, text });
+        self.deliver();
+        true
     }
 
     /// From now on the ranks are on these nodes.
@@ -108,9 +114,10 @@ impl Screen {
     /// Waits until what was shown is written, if the terminal takes it, and says what was not.
     pub fn settle(&mut self) {
         let (done, settled) = sync_channel(1);
-        if self.order(Order::Settle(done)) {
-            let _ = settled.recv_timeout(PATIENCE);
-        }
+        self.wait();
+        self.pending = Some(Order::Settle(done));
+        self.wait();
+        let _ = settled.recv_timeout(PATIENCE);
         if self.dropped > 0 {
             let lines = regatta_model::units::count(self.dropped as usize, "line");
             output::complain(&format!(
@@ -120,23 +127,28 @@ impl Screen {
         }
     }
 
-    /// Hands an order to the writer. A slow terminal holds the ranks back; one that takes nothing
-    /// at all does so only for a while, and then misses lines until it moves again.
-    fn order(&mut self, mut order: Order) -> bool {
-        let start = Instant::now();
-        loop {
-            order = match self.orders.try_send(order) {
-                Ok(()) => {
-                    self.stuck = false;
-                    return true;
-                }
-                Err(TrySendError::Disconnected(_)) => return false,
-                Err(TrySendError::Full(order)) => order,
-            };
-            if self.stuck || start.elapsed() >= PATIENCE {
-                self.stuck = true;
+    /// Hands what is pending to the writer, if it takes it. A slow terminal holds the ranks back;
+    /// one that takes nothing at all does so only for a while, and then misses lines until it moves
+    /// again.
+    fn deliver(&mut self) -> bool {
+        let Some(order) = self.pending.take() else { return true };
+        match self.orders.try_send(order) {
+            Ok(()) => self.stuck = None,
+            Err(TrySendError::Full(order))
+                if self.stuck.get_or_insert_with(Instant::now).elapsed() < PATIENCE =>
+            {
+                self.pending = Some(order);
                 return false;
             }
+            Err(TrySendError::Full(lost) | TrySendError::Disconnected(lost)) => {
+                self.dropped += u64::from(matches!(lost, Order::Line { .. }));
+            }
+        }
+        true
+    }
+
+    fn wait(&mut self) {
+        while !self.deliver() {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
