@@ -261,3 +261,49 @@ fn what_cannot_be_started_is_said_with_host_and_reason() {
     assert_eq!(code, Some(0), "{said}");
     assert!(said.contains("nowhere is bad: node2 takes its place"), "{said}");
 }
+
+#[test]
+fn a_terminal_that_takes_nothing_for_a_while_loses_no_node() {
+    let builder = Cluster::builder().nodes(3).cpus(2).ssh(true).slurm(false);
+    let Some(cluster) = cluster_or_skip(&builder) else { return };
+    let bed = Bed::new(cluster);
+    let (nodes, ssh) = (bed.file("all", "node1\nnode2\nnode3\n"), bed.cluster.ssh_command());
+    let folder = bed.cluster.shared().join("run");
+    // Longer than a node may be silent, and more than fits on the way.
+    let slow = "set -o pipefail; \"$@\" | (sleep 5; cat > /dev/null)";
+    let write = "i=0; while [ $i -lt 40000 ]; do echo $RANK $i; i=$((i+1)); done";
+    let out = run_within(
+        &mut bed.login(&[
+            "bash",
+            "-c",
+            slow,
+            "bash",
+            REGATTA,
+            "launch",
+            "--hostfile",
+            &nodes,
+            "--ssh",
+            &ssh.join(" "),
+            "--ranks-per-node",
+            "2",
+            "--oversubscribe",
+            "--fan-out",
+            "1",
+            "--lost-after",
+            "2",
+            "--run-dir",
+            folder.to_str().unwrap(),
+            "--",
+            "sh",
+            "-c",
+            write,
+        ]),
+        Duration::from_secs(120),
+    );
+    let out = out.unwrap();
+    assert!(out.status.success(), "{out:?}");
+    for rank in 0..6 {
+        let text = std::fs::read_to_string(folder.join(format!("log/rank-{rank}.out"))).unwrap();
+        assert_eq!(text.lines().count(), 40_000);
+    }
+}
