@@ -56,7 +56,8 @@ impl Ground for Here<'_> {
         let specs: Vec<_> = planned.ranks.iter().map(|r| r.spec.clone()).collect();
         let progress = self.args.hang_after.is_some();
         let watch = Watch { logs: self.logs.clone(), attempt, progress, notify: None };
-        Ok(self.crew.insert(LocalCrew::start(&specs, &watch)?))
+        let crew = LocalCrew::start(&specs, &watch);
+        Ok(self.crew.insert(crew.with_context(|| self.hosts.join(","))?))
     }
 
     fn judge(&mut self, _: &Outcome) -> Verdict {
