@@ -87,6 +87,9 @@ impl RankSpec {
             io::ErrorKind::NotFound if self.lacks_folder() => {
                 "the folder it was launched in does not exist on this node"
             }
+            io::ErrorKind::NotFound if program.as_ref().is_some_and(|p| p.contains('/')) => {
+                "there is no such file on this node, or not the program that its first line names"
+            }
             io::ErrorKind::NotFound => "it is not in PATH on this node",
             io::ErrorKind::PermissionDenied => "it may not be executed: chmod +x",
             io::ErrorKind::InvalidInput => {

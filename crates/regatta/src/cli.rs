@@ -214,7 +214,7 @@ pub struct LaunchArgs {
 impl LaunchArgs {
     /// How often the job may be started anew.
     pub fn restarts(&self) -> u32 {
-        let replaced = self.spares + u32::from(self.min_nodes.is_some());
+        let replaced = self.spares.saturating_add(u32::from(self.min_nodes.is_some()));
         self.max_restarts.unwrap_or(replaced)
     }
 }

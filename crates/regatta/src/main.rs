@@ -33,7 +33,7 @@ fn main() -> ExitCode {
         Err(error) => {
             let style = cli::ERROR;
             output::complain(&format!("{style}error:{style:#} {}\n", sentence(&error)));
-            ExitCode::FAILURE
+            commands::launch::failed(&error)
         }
     }
 }

@@ -248,7 +248,7 @@ fn what_cannot_be_started_is_said() {
     let folder = Folder::new();
     let mut missing = command();
     missing.current_dir(folder.path()).args(["launch", "--", "no-such-program"]);
-    let sentence = ended(&mut missing).sentence();
+    let sentence = ended(&mut missing).err;
     assert!(sentence.contains("rank 0: no-such-program"), "{sentence}");
     assert!(sentence.contains("PATH"), "{sentence}");
 
@@ -380,10 +380,43 @@ fn a_folder_in_which_nothing_ran_can_be_used_again() {
     let mut job = command();
     job.current_dir(folder.path()).args(["launch", "-n", "1", "--run-dir", "run", "--"]);
     let run = ended(job.arg("no-such-program"));
-    assert_eq!(run.code, Some(1), "{run:?}");
+    assert_eq!(run.code, Some(127), "as a shell has it: {run:?}");
     assert!(!folder.path().join("run").exists());
     let run = ended(&mut support::job::job(&folder, &["-n", "1", "--run-dir", "run"], "true"));
     assert_eq!(run.code, Some(0), "{run:?}");
+}
+
+#[test]
+fn ranks_and_nodes_that_are_not_there_are_named() {
+    let folder = Folder::new();
+    let said = |options: &[&str]| {
+        let mut job = command();
+        job.current_dir(folder.path()).args(["launch", "-n", "2", "--oversubscribe"]);
+        let run = ended(job.args(options).args(["--", "./nothing"]));
+        (run.code, run.err)
+    };
+    for (options, what) in [
+        (&["--rank", "7"][..], "--rank 7, but the job has ranks 0 to 1"),
+        (&["--wrap", "env", "--wrap-ranks", "2"], "--wrap-ranks 2"),
+        (&["--spares", "4294967295", "--min-nodes", "1"], "--spares 4294967295 leaves no node"),
+        (&["--min-nodes", "4"], "--min-nodes 4"),
+    ] {
+        let (code, stderr) = said(options);
+        assert!(code == Some(1) && stderr.contains(what), "{code:?} {stderr}");
+    }
+    let (code, stderr) = said(&[]);
+    assert!(code == Some(127) && stderr.contains("no such file on this node"), "{stderr}");
+}
+
+#[test]
+fn a_dry_run_keeps_spares_free() {
+    let folder = Folder::new();
+    std::fs::write(folder.path().join("hosts"), "a\nb\nc\n").unwrap();
+    let mut job = command();
+    job.current_dir(folder.path()).args(["launch", "--dry-run", "--hostfile", "hosts"]);
+    job.args(["--master-addr", "a", "--ranks-per-node", "1", "--spares", "1", "--", "true"]);
+    let run = ended(&mut job);
+    assert!(run.out.contains("WORLD_SIZE=2") && !run.out.contains("on c"), "{run:?}");
 }
 
 #[test]

@@ -239,7 +239,8 @@ impl Agent<'_> {
     fn start(&mut self, work: &Work) {
         // Before the next ones are started, nothing of the last ones is left.
         self.crew = None;
-        let folder = self.boot.marker.parent().filter(|_| self.boot.marker.exists());
+        let marker = self.boot.marker();
+        let folder = marker.parent().filter(|_| marker.exists());
         let watch = Watch {
             logs: folder.map(|folder| LogFolder::at(folder.to_owned())),
             attempt: work.attempt,

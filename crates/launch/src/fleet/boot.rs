@@ -1,7 +1,8 @@
 //! What an agent must know before it can connect: the only thing it is given by whoever starts it.
 
+use std::ffi::OsString;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use regatta_model::hostlist;
@@ -30,8 +31,8 @@ pub struct Boot {
     grace: Duration,
     join: Duration,
     lost_after: Duration,
-    /// A file by which an agent knows that it sees the run folder.
-    pub marker: PathBuf,
+    /// No `PathBuf`: serde takes that for text, and a folder may have any name.
+    marker: OsString,
 }
 
 /// The form of this version.
@@ -97,7 +98,7 @@ impl Boot {
             grace: times.grace,
             join: times.join,
             lost_after: times.lost_after,
-            marker,
+            marker: marker.into(),
         }
     }
 
@@ -126,6 +127,11 @@ impl Boot {
         hostlist::expand(&self.hosts).map_err(|_| BootError::Fault("list of nodes"))
     }
 
+    /// A file by which an agent knows that it sees the run folder.
+    pub fn marker(&self) -> &Path {
+        Path::new(&self.marker)
+    }
+
     /// The tree over `nodes` nodes.
     pub fn tree(&self, nodes: usize) -> Tree {
         Tree { nodes: nodes as u32, fan_out: self.fan_out.max(1) }
@@ -139,5 +145,23 @@ impl Boot {
     /// How long an agent is patient.
     pub fn patience(&self) -> Patience {
         Patience { grace: self.grace, join: self.join, rejoin: REJOIN }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_folder_may_have_any_name() {
+        use std::os::unix::ffi::OsStringExt;
+        let second = Duration::from_secs(1);
+        let times = Times { grace: second, join: second, lost_after: second };
+        let secret = Secret::generate().unwrap();
+        let marker = PathBuf::from(OsString::from_vec(b"/a\xffb".to_vec()));
+        let root = vec![SocketAddr::from(([127, 0, 0, 1], 9))];
+        let hosts = ["node1".to_owned()];
+        let boot = Boot::new("r", &secret, &hosts, (2, times), (root, Vec::new()), marker.clone());
+        assert_eq!(Boot::from_text(&boot.to_text().unwrap()).unwrap().marker(), marker);
     }
 }

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::path::PathBuf;
 
 use regatta_model::result::Ending;
 use serde::de::DeserializeOwned;
@@ -137,8 +136,8 @@ pub struct Work {
     pub attempt: u32,
     /// What they run.
     pub command: Vec<OsString>,
-    /// Where.
-    pub folder: PathBuf,
+    /// Where. No `PathBuf`: serde takes that for text, and a folder may have any name.
+    pub folder: OsString,
     /// The environment of whoever launched, where the agent has none of it.
     pub base: Vec<(OsString, OsString)>,
     /// What of the agent's environment they do not get: variables that begin so.
@@ -170,7 +169,7 @@ impl Work {
         let one = |rank: &RankWork| RankSpec {
             rank: rank.rank,
             command: rank.command.clone().unwrap_or_else(|| self.command.clone()),
-            folder: Some(self.folder.clone()),
+            folder: Some(self.folder.clone().into()),
             base: self.base.clone(),
             without: self.without.clone(),
             env: self.common.iter().chain(&rank.env).cloned().collect(),
@@ -226,6 +225,23 @@ mod tests {
         assert_eq!(decode::<Down>(&bytes).unwrap(), order);
         bytes.push(0);
         assert!(decode::<Down>(&bytes).unwrap_err().to_string().contains("1 bytes too many"));
+    }
+
+    #[test]
+    fn a_folder_may_have_any_name() {
+        use std::os::unix::ffi::OsStringExt;
+        let work = Work {
+            attempt: 0,
+            command: vec![OsString::from_vec(vec![0xff])],
+            folder: OsString::from_vec(b"/a\xffb".to_vec()),
+            base: Vec::new(),
+            without: Vec::new(),
+            common: Vec::new(),
+            progress: false,
+            ranks: Vec::new(),
+        };
+        let order = Down::Start { node: 0, work };
+        assert_eq!(decode::<Down>(&encode(&order).unwrap()).unwrap(), order);
     }
 
     proptest! {

@@ -78,7 +78,8 @@ impl Ground for Here<'_> {
         self.share_secret(&mut specs);
         let progress = self.args.hang_after.is_some();
         let watch = Watch { logs: self.logs.clone(), attempt, progress, notify: None };
-        Ok(self.crew.insert(LocalCrew::start(&specs, &watch)?))
+        let crew = LocalCrew::start(&specs, &watch);
+        Ok(self.crew.insert(crew.with_context(|| self.hosts.join(","))?))
     }
 
     fn judge(&mut self, _: &Outcome) -> Verdict {

@@ -15,7 +15,9 @@ use anyhow::{Result, bail};
 use regatta_launch::crew::Crew;
 use regatta_launch::folder::{RunFolder, run_id};
 use regatta_launch::job::{self, Job, Outcome};
-use regatta_launch::roster::Verdict;
+use regatta_launch::local::CrewError;
+use regatta_launch::process::StartError;
+use regatta_launch::roster::{Roster, Verdict};
 use regatta_launch::signals::Caught;
 use regatta_launch::supervise::Limits;
 use regatta_launch::warden;
@@ -52,10 +54,24 @@ pub fn run(args: &LaunchArgs) -> Result<ExitCode> {
         bail!("--system and --machine describe another machine: use them with --dry-run");
     }
     match survey.allocation.me {
-        Some(me) if !args.dry_run => adopt(args, survey, me.rank),
-        _ if args.dry_run => dry_run(args, survey),
-        _ => start(args, survey),
+        Some(me) if !args.dry_run => return adopt(args, survey, me.rank),
+        _ => check_nodes(args, &survey)?,
     }
+    if args.dry_run { dry_run(args, survey) } else { start(args, survey) }
+}
+
+/// The exit code of an error: what a shell says where it is the user's command that cannot be run.
+pub fn failed(error: &anyhow::Error) -> ExitCode {
+    let command = error.downcast_ref::<StartError>().is_some()
+        || matches!(error.downcast_ref(), Some(CrewError::Start(_)));
+    if command { ExitCode::from(127) } else { ExitCode::FAILURE }
+}
+
+/// The nodes suffice for what is asked of them.
+fn check_nodes(args: &LaunchArgs, survey: &Survey) -> Result<()> {
+    let nodes = survey.allocation.nodes.len();
+    Roster::new(nodes, args.spares as usize, args.min_nodes.map(|n| n as usize))?;
+    Ok(())
 }
 
 /// Started once a rank by somebody else: becomes that rank.
@@ -64,12 +80,15 @@ fn adopt(args: &LaunchArgs, survey: Survey, rank: u32) -> Result<ExitCode> {
     Err(ranks::adopted(args, &plan, rank)?.become_it().into())
 }
 
-fn dry_run(args: &LaunchArgs, survey: Survey) -> Result<ExitCode> {
+fn dry_run(args: &LaunchArgs, mut survey: Survey) -> Result<ExitCode> {
     let id = run_id(SystemTime::now(), std::process::id());
     let agents = match survey.is_elsewhere() && survey.machines[0].is_live() {
         true => raise::described(args, &survey)?,
         false => String::new(),
     };
+    // Agents are on all nodes, ranks not on the spares, which are the last.
+    let nodes = &mut survey.allocation.nodes;
+    nodes.truncate(nodes.len() - args.spares as usize);
     let planned = here::Here::new(args, survey, &id, None).plan(0)?;
     planned.plan.placement.warnings.iter().for_each(output::note);
     output::print(&format!("{agents}{}", report::described(&planned)))?;

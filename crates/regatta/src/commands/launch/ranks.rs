@@ -70,6 +70,9 @@ pub fn planned(
 ) -> Result<Planned> {
     let mut ranks = Vec::with_capacity(plan.placement.ranks as usize);
     let wrap = wrap(args)?;
+    if attempt == 0 {
+        check_ranks(args, plan.placement.ranks)?;
+    }
     surroundings::note_unknown(&plan, &args.choices, &meet)?;
     let counts: Vec<usize> = plan.placement.nodes.iter().map(|n| n.ranks.len()).collect();
     let each = per_node(&counts);
@@ -80,6 +83,18 @@ pub fn planned(
         ranks.push(one(args, &plan, wrap.as_ref(), rank, lines)?);
     }
     Ok(Planned { plan, ranks })
+}
+
+/// Who names a rank that is not there has another job in mind, and would see nothing. A job that
+/// went on smaller has lost some that were.
+fn check_ranks(args: &LaunchArgs, ranks: u32) -> Result<()> {
+    let shown = args.show.iter().map(|&rank| ("--rank", rank));
+    let wrapped = args.wrap_ranks.iter().flat_map(|set| set.iter());
+    let mut named = shown.chain(wrapped.map(|rank| ("--wrap-ranks", rank as u32)));
+    match named.find(|(_, rank)| *rank >= ranks) {
+        Some((option, rank)) => bail!("{option} {rank}, but the job has ranks 0 to {}", ranks - 1),
+        None => Ok(()),
+    }
 }
 
 /// The rank that somebody else started as this process.

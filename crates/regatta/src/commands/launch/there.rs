@@ -163,7 +163,7 @@ impl<'a> There<'a> {
             Work {
                 attempt,
                 command: self.args.command.clone(),
-                folder: folder.clone(),
+                folder: folder.clone().into(),
                 base: base(self.starter, &self.unset),
                 without: without(self.starter),
                 common: common.clone(),
