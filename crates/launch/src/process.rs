@@ -84,6 +84,12 @@ impl RankSpec {
             _ if source.raw_os_error() == Some(libc::EPERM) => {
                 "binding to CPUs or memory is forbidden here, as in some containers"
             }
+            io::ErrorKind::WouldBlock => {
+                "raise the limit on processes (ulimit -u), or start fewer ranks"
+            }
+            _ if source.raw_os_error() == Some(libc::EMFILE) => {
+                "raise the limit on open files (ulimit -n), or start fewer ranks"
+            }
             io::ErrorKind::NotFound if self.lacks_folder() => {
                 "the folder it was launched in does not exist on this node"
             }
@@ -252,7 +258,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_forbidden_binding_is_not_a_forbidden_program() {
+    fn every_reason_has_its_own_hint() {
         let binding = Binding::new(&Default::default(), &regatta_model::MemoryPolicy::System);
         let spec = RankSpec {
             rank: 0,
@@ -265,6 +271,9 @@ mod tests {
         };
         let says = |code| spec.error(io::Error::from_raw_os_error(code)).to_string();
         assert!(says(libc::EPERM).contains("binding") && says(libc::EACCES).contains("chmod"));
+        assert!(
+            says(libc::EAGAIN).contains("ulimit -u") && says(libc::EMFILE).contains("ulimit -n")
+        );
     }
 
     #[test]

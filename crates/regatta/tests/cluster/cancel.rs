@@ -1,4 +1,5 @@
-//! What Slurm's signals do to a job: each counts once, however many processes it is sent to.
+//! What Slurm's signals do to a job: each counts once, however many processes it is sent to. And what
+//! its variables say.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -57,6 +58,7 @@ fn a_cancelled_job_has_time_to_save() {
     let shared = cluster.shared().to_owned();
     std::fs::write(shared.join("rank"), RANK).unwrap();
     run(std::process::Command::new("chmod").arg("+x").arg(shared.join("rank"))).unwrap();
+    spares_are_no_nodes_of_the_ranks(&cluster);
     let job = submit(&cluster, "cancelled");
     run(&mut cluster.login("scancel", [&job])).unwrap();
     saved(&shared.join("cancelled"));
@@ -66,4 +68,13 @@ fn a_cancelled_job_has_time_to_save() {
     wait_for("USR1", || (0..2).all(|rank| shared.join(format!("told-{rank}")).exists()));
     run(&mut cluster.login("scancel", ["-s", "TERM", &job])).unwrap();
     saved(&shared.join("told"));
+}
+
+/// Programs that count the step's nodes, or take the first for rank 0's, are not misled.
+fn spares_are_no_nodes_of_the_ranks(cluster: &Cluster) {
+    let tell = "echo $SLURM_NNODES $SLURM_STEP_NUM_NODES $SLURM_STEP_NODELIST";
+    let words = ["-Q", "-N2", "--exclusive", REGATTA, "launch", "--spares", "1"];
+    let command = ["--ranks-per-node", "1", "--run-dir", "spare", "--", "sh", "-c", tell];
+    let out = run(cluster.login("salloc", words).args(command)).unwrap();
+    assert!(out.stdout.contains("1 1 node1\n"), "{out:?}");
 }

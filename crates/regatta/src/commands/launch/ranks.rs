@@ -7,6 +7,7 @@ use anyhow::{Result, bail};
 use regatta_launch::bind::Binding;
 use regatta_launch::process::{RankSpec, Setting};
 use regatta_launch::wrap::Wrap;
+use regatta_model::hostlist;
 use regatta_place::environment::{EnvLine, Rendezvous};
 use serde::Serialize;
 
@@ -141,6 +142,8 @@ fn wrap(args: &LaunchArgs) -> Result<Option<Wrap>> {
 fn slurm_lines(plan: &Plan, each: &str, rank: u32) -> Vec<EnvLine> {
     let Some((node, placed, own)) = plan.placement.find(rank) else { return Vec::new() };
     let ranks = plan.placement.ranks.to_string();
+    let hosts: Vec<&str> = plan.placement.nodes.iter().map(|n| n.host.as_str()).collect();
+    let nodes = hosts.len().to_string();
     let values = [
         ("SLURM_PROCID", rank.to_string()),
         ("SLURM_LOCALID", own.local_rank.to_string()),
@@ -150,6 +153,10 @@ fn slurm_lines(plan: &Plan, each: &str, rank: u32) -> Vec<EnvLine> {
         ("SLURM_NTASKS_PER_NODE", placed.ranks.len().to_string()),
         ("SLURM_TASKS_PER_NODE", each.to_owned()),
         ("SLURM_STEP_NUM_TASKS", ranks),
+        // The step of the agents has the spares, too.
+        ("SLURM_NNODES", nodes.clone()),
+        ("SLURM_STEP_NUM_NODES", nodes),
+        ("SLURM_STEP_NODELIST", hostlist::compress(&hosts)),
         ("SLURM_STEP_TASKS_PER_NODE", each.to_owned()),
     ];
     // An agent's step has variables that the one who launches has not.
