@@ -41,6 +41,8 @@ const BURY: Duration = Duration::from_millis(20);
 /// How long, after the last rank is over, what it started may go on writing: `tee` of a shell's
 /// `exec > >(tee log)` has the last lines.
 const LINGER: Duration = Duration::from_secs(1);
+/// How long a rank may take to die of a kill.
+const UNDYING: Duration = Duration::from_secs(30);
 /// How long, after the last rank is over, its output may take to arrive, and the rest to die.
 const DRAIN: Duration = Duration::from_secs(5);
 
@@ -70,6 +72,8 @@ pub struct LocalCrew {
     progress: bool,
     /// The ranks' time on processors when it was last looked at, and when that was.
     computed: (u64, Instant),
+    /// When ranks were first killed.
+    killed: Option<Instant>,
     /// When the last rank was over, and when that was last acted upon.
     over: Option<Instant>,
     swept: Option<Instant>,
@@ -93,6 +97,7 @@ impl LocalCrew {
             oom: OomWatch::start(),
             progress: watch.progress,
             computed: (0, Instant::now()),
+            killed: None,
             over: specs.is_empty().then(Instant::now),
             swept: None,
             buried: Instant::now(),
@@ -216,11 +221,26 @@ impl LocalCrew {
             self.buried = Instant::now();
         }
         self.look_for_progress();
+        if self.killed.is_some_and(|at| at.elapsed() >= UNDYING) {
+            self.give_up();
+        }
         // Now and then: it takes a walk through /proc, and many lines may still come.
         let since = self.swept.or(self.over);
         if since.is_some_and(|since| since.elapsed() >= LINGER) {
             process::kill_descendants();
             self.swept = Some(Instant::now());
+        }
+    }
+
+    /// Does not wait any longer for ranks that a kill does not end: they wait in the kernel for a
+    /// device or a file system that does not answer.
+    fn give_up(&mut self) {
+        for (rank, child) in std::mem::take(&mut self.running) {
+            let (pid, what) = (child.id(), doing(child.id()));
+            let note = format!("rank {rank}, process {pid}, cannot be killed: it is {what}");
+            self.ready.push_back(Event::Note(note));
+            self.ready.push_back(Event::Ended(rank, Ending::Signal(libc::SIGKILL)));
+            self.over = Some(Instant::now());
         }
     }
 
@@ -261,7 +281,10 @@ impl Crew for LocalCrew {
                     pids.for_each(|pid| process::signal_group(pid, libc::SIGCONT));
                 }
             }
-            Order::Kill => process::kill_descendants(),
+            Order::Kill => {
+                self.killed.get_or_insert_with(Instant::now);
+                process::kill_descendants();
+            }
             Order::Look => {
                 let what = self.running.iter().map(|(rank, c)| (*rank, doing(c.id())));
                 self.ready.push_back(Event::Doing(what.collect()));

@@ -27,7 +27,8 @@ pub struct SignalError(#[from] std::io::Error);
 pub struct Caught {
     signals: Signals,
     echoes: Echoes,
-    asked_to_end: bool,
+    /// The first that asked for an end.
+    end: Option<i32>,
 }
 
 /// Whether a signal asks the job to end; the others are for the ranks alone.
@@ -40,21 +41,21 @@ impl Caught {
     pub fn new() -> Result<Self, SignalError> {
         let signals = Signals::new(CAUGHT.into_iter().filter(|&s| !is_ignored(s)))?;
         warden::attend();
-        Ok(Self { signals, echoes: Echoes::default(), asked_to_end: false })
+        Ok(Self { signals, echoes: Echoes::default(), end: None })
     }
 
     /// What came since the last question: to us, or to the warden.
     pub fn pending(&mut self) -> Vec<i32> {
         let straight: Vec<i32> = self.signals.pending().collect();
         let came = self.echoes.left_out(&warden::passed_on(), &straight, Instant::now());
-        self.asked_to_end |= came.iter().any(|&s| asks_to_end(s));
+        self.end = self.end.or(came.iter().copied().find(|&s| asks_to_end(s)));
         came
     }
 
-    /// Whether one that asks for an end has come so far.
-    pub fn asked_to_end(&mut self) -> bool {
+    /// The first one that asks for an end, if one has come so far.
+    pub fn end(&mut self) -> Option<i32> {
         self.pending();
-        self.asked_to_end
+        self.end
     }
 }
 

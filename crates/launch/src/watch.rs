@@ -2,9 +2,14 @@
 
 use std::path::PathBuf;
 
-/// What a process is doing, in a few words.
+/// What a process is doing, in a few words. Of a shell or a tool that waits for its child, what
+/// that is doing is what people want to know.
 pub fn doing(pid: u32) -> String {
     let read = |file: &str| std::fs::read_to_string(format!("/proc/{pid}/{file}")).ok();
+    if let Some(child) = read("wchan").filter(|w| w == "do_wait").and_then(|_| only_child(pid)) {
+        let name = std::fs::read_to_string(format!("/proc/{child}/comm")).unwrap_or_default();
+        return format!("waiting for {}, {}", name.trim(), doing(child));
+    }
     let state = read("stat").and_then(|s| s.rsplit_once(')')?.1.trim_start().chars().next());
     let place = read("wchan").filter(|w| !w.is_empty() && w != "0");
     match (state, place) {
@@ -15,6 +20,13 @@ pub fn doing(pid: u32) -> String {
         (Some(_), Some(place)) => format!("waiting in {place}"),
         (Some(_), None) => "waiting".to_owned(),
     }
+}
+
+/// The child of a process that has one and no more.
+fn only_child(pid: u32) -> Option<u32> {
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
+    let mut children = children.split_whitespace();
+    children.next().filter(|_| children.next().is_none())?.parse().ok()
 }
 
 /// The time on processors of some processes, in the kernel's ticks.
@@ -89,6 +101,7 @@ fn read_count(file: &PathBuf) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::process::Command;
 
     #[test]
     fn either_version_of_cgroups_counts() {
@@ -99,5 +112,21 @@ mod tests {
         let group = "/sys/fs/cgroup/system.slice/slurmstepd.scope/job_7/step_0";
         assert_eq!(two[0], format!("{group}/memory.events"));
         assert_eq!(counters("nonsense\n"), ["/proc/vmstat"]);
+    }
+
+    #[test]
+    fn a_shell_that_waits_is_not_what_is_waited_for() {
+        let mut shell = Command::new("sh").args(["-c", "sleep 600; true"]).spawn().unwrap();
+        let start = std::time::Instant::now();
+        let mut what = String::new();
+        while !what.contains("sleep") && start.elapsed().as_secs() < 20 {
+            what = doing(shell.id());
+        }
+        let child = only_child(shell.id());
+        shell.kill().unwrap();
+        shell.wait().unwrap();
+        // SAFETY: a plain system call.
+        child.into_iter().for_each(|pid| drop(unsafe { libc::kill(pid as i32, libc::SIGKILL) }));
+        assert!(what.starts_with("waiting for sleep, "), "{what}");
     }
 }

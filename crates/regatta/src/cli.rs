@@ -23,6 +23,9 @@ pub const HEADING: Style = Style::new().bold();
 /// How what explains is marked.
 pub const FAINT: Style = Style::new().dimmed();
 
+/// No job takes longer to end, in seconds.
+const MONTH: u64 = 31 * 86_400;
+
 const STYLES: Styles = Styles::styled()
     .header(HEADING)
     .usage(HEADING)
@@ -186,7 +189,7 @@ pub struct LaunchArgs {
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Launch")]
     pub hang_after: Option<u64>,
     /// Seconds that ranks have to end when they are told to, before they are killed
-    #[arg(long, value_name = "SECONDS", default_value_t = 30, help_heading = "Launch")]
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(..=MONTH), help_heading = "Launch")]
     pub grace: u64,
     /// What starts an agent on each node; without it what the scheduler has
     #[arg(long, value_enum, value_name = "STARTER", help_heading = "Nodes")]

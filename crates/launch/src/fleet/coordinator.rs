@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use super::boot::{REJOIN, Times};
-use super::message::{Down, Hello, Up, Work, decode, encode};
+use super::message::{Down, Hello, Told, Up, Work, decode, encode};
 use super::roll::{Input, Output, Roll};
 use crate::crew::{Crew, Event, Order};
 use crate::net::{ConnId, Net, NetEvent};
@@ -124,7 +124,31 @@ impl Fleet {
     }
 
     fn say(&mut self, conn: ConnId, down: &Down) {
-        let _ = encode(down).map(|payload| self.net.send(conn, &payload));
+        match (encode(down), down) {
+            (Ok(payload), _) if self.net.send(conn, &payload) => {}
+            // Nobody would tell us of ranks that nobody was told to start.
+            (Ok(_), Down::Start { node, work }) => {
+                self.unstarted(*node, work, "the order is too long, or the connection is gone");
+            }
+            (Err(error), Down::Start { node, work }) => {
+                self.unstarted(*node, work, &error.to_string());
+            }
+            _ => {}
+        }
+    }
+
+    fn unstarted(&mut self, node: u32, work: &Work, why: &str) {
+        for rank in &work.ranks {
+            let what = Told::Unstarted { rank: rank.rank, why: why.to_owned() };
+            self.told(node, work.attempt, what);
+        }
+        self.told(node, work.attempt, Told::Over(Default::default()));
+    }
+
+    /// Takes something for said by a node.
+    fn told(&mut self, node: u32, attempt: u32, what: Told) {
+        let outputs = self.roll.told_of(node, attempt, what);
+        self.carry_out(outputs);
     }
 
     /// Lets the agents send more when all they sent has been taken.

@@ -130,6 +130,16 @@ impl<C: Copy + Eq + Hash> Roll<C> {
         out
     }
 
+    /// Takes something for said by a node, which cannot say it itself.
+    pub fn told_of(&mut self, node: u32, attempt: u32, what: Told) -> Vec<Output<C>> {
+        let mut out = Vec::new();
+        if attempt == self.attempt {
+            self.told(node, what, &mut out);
+            self.finish(&mut out);
+        }
+        out
+    }
+
     /// Has something done with all ranks.
     pub fn order(&self, order: Order) -> Vec<Output<C>> {
         self.routes.all().map(|conn| Output::Down(conn, Down::All(order))).collect()

@@ -64,7 +64,11 @@ pub fn run(args: &LaunchArgs) -> Result<ExitCode> {
 pub fn failed(error: &anyhow::Error) -> ExitCode {
     let command = error.downcast_ref::<StartError>().is_some()
         || matches!(error.downcast_ref(), Some(CrewError::Start(_)));
-    if command { ExitCode::from(127) } else { ExitCode::FAILURE }
+    match error.downcast_ref::<raise::Interrupted>() {
+        Some(raise::Interrupted(ending)) => ExitCode::from(ending.code()),
+        None if command => ExitCode::from(127),
+        None => ExitCode::FAILURE,
+    }
 }
 
 /// The nodes suffice for what is asked of them.
@@ -77,6 +81,13 @@ fn check_nodes(args: &LaunchArgs, survey: &Survey) -> Result<()> {
 /// Started once a rank by somebody else: becomes that rank.
 fn adopt(args: &LaunchArgs, survey: Survey, rank: u32) -> Result<ExitCode> {
     let plan = survey.plan(&args.source, &args.job)?;
+    if rank >= plan.placement.ranks {
+        bail!(
+            "this process is rank {rank} by its environment, and the job has {}; in a rank that \
+             starts a job of its own, unset RANK and WORLD_SIZE first",
+            plan.placement.ranks
+        );
+    }
     Err(ranks::adopted(args, &plan, rank)?.become_it().into())
 }
 
@@ -146,7 +157,7 @@ fn attempts(
         }
         let failed = outcome.result.failure.is_some() || outcome.result.hang.is_some();
         let code = ExitCode::from(outcome.result.code);
-        let asked_to_end = outcome.asked_to_end || signals.asked_to_end();
+        let asked_to_end = outcome.asked_to_end || signals.end().is_some();
         if !failed || attempt == args.restarts() || asked_to_end {
             return Ok(code);
         }

@@ -18,6 +18,7 @@ use regatta_launch::slurm::{self, Gres};
 use regatta_launch::started::Started;
 use regatta_launch::starter::{Agents, Invocation, Starter};
 use regatta_model::hostlist;
+use regatta_model::result::Ending;
 use regatta_model::units::count;
 use regatta_place::rendezvous;
 use regatta_wire::secret::Secret;
@@ -45,6 +46,11 @@ pub struct Raised {
     /// By this file agents know the run folder.
     pub marker: Passing,
 }
+
+/// The user or the scheduler wanted an end before anything ran.
+#[derive(Debug, thiserror::Error)]
+#[error("ended by {0} while agents were being started")]
+pub struct Interrupted(pub Ending);
 
 /// A file that is removed when it is not needed any more, whatever happens.
 pub struct Passing(PathBuf);
@@ -211,8 +217,8 @@ fn wait(
         if absent.iter().all(|&n| over[n as usize]) || start.elapsed() >= limit {
             return Ok(());
         }
-        if signals.asked_to_end() {
-            bail!("ended by a signal while agents were being started");
+        if let Some(signal) = signals.end() {
+            return Err(Interrupted(Ending::Signal(signal)).into());
         }
         fleet.poll(Duration::from_millis(50));
         for (range, _) in started.ended() {

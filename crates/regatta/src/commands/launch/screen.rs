@@ -38,6 +38,8 @@ pub struct Screen {
     hosts: Vec<String>,
     only: Vec<u32>,
     tee: Option<File>,
+    /// Why it misses lines.
+    tee_cut: Option<std::io::Error>,
     orders: SyncSender<Order>,
     /// What the writer has yet to take.
     pending: Option<Order>,
@@ -59,6 +61,7 @@ impl Screen {
             hosts: Vec::new(),
             only: only.to_vec(),
             tee: tee.map(open).transpose()?,
+            tee_cut: None,
             orders,
             pending: None,
             stuck: None,
@@ -76,7 +79,8 @@ impl Screen {
         }
         let who = self.who(&line.ranks);
         if let Some(tee) = &mut self.tee {
-            let _ = tee.write_all(format!("[{who}] {}\n", line.text).as_bytes());
+            let written = tee.write_all(format!("[{who}] {}\n", line.text).as_bytes());
+            self.tee_cut = self.tee_cut.take().or(written.err());
         }
         let text = format!("{FAINT}[{who}]{FAINT:#} {}\n", line.text);
         self.pending = Some(Order::Line { error: line.error, text });
@@ -118,6 +122,9 @@ impl Screen {
         self.pending = Some(Order::Settle(done));
         self.wait();
         let _ = settled.recv_timeout(PATIENCE);
+        if let Some(why) = self.tee_cut.take() {
+            output::complain(&format!("note: the file of --tee misses lines: {why}\n"));
+        }
         if self.dropped > 0 {
             let lines = regatta_model::units::count(self.dropped as usize, "line");
             output::complain(&format!(
