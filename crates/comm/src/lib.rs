@@ -11,6 +11,7 @@ pub mod comm;
 pub mod dtype;
 pub mod error;
 pub mod fake;
+pub mod kernel;
 pub mod op;
 pub mod reference;
 pub mod schedule;

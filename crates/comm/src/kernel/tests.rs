@@ -1,0 +1,109 @@
+//! The loops are held against plain arithmetic, element by element.
+
+use half::{bf16, f16};
+use proptest::prelude::*;
+
+use super::*;
+
+/// Reads an element as the widest of its kind.
+fn read(dtype: DType, bytes: &[u8]) -> Value {
+    macro_rules! take {
+        ($type:ty) => {
+            <$type>::from_ne_bytes(bytes.try_into().unwrap())
+        };
+    }
+    match dtype {
+        DType::F16 => Value::Float(take!(f16).to_f64()),
+        DType::Bf16 => Value::Float(take!(bf16).to_f64()),
+        DType::F32 => Value::Float(f64::from(take!(f32))),
+        DType::F64 => Value::Float(take!(f64)),
+        DType::I8 => Value::Integer(i64::from(take!(i8))),
+        DType::I16 => Value::Integer(i64::from(take!(i16))),
+        DType::I32 => Value::Integer(i64::from(take!(i32))),
+        DType::I64 => Value::Integer(take!(i64)),
+        DType::U8 => Value::Integer(i64::from(take!(u8))),
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Value {
+    Float(f64),
+    Integer(i64),
+}
+
+/// The same number; what is not a number is like any other such, and zeros have no sign here.
+fn same(a: Value, b: Value) -> bool {
+    match (a, b) {
+        (Value::Float(a), Value::Float(b)) => a == b || (a.is_nan() && b.is_nan()),
+        (Value::Integer(a), Value::Integer(b)) => a == b,
+        _ => false,
+    }
+}
+
+fn check(dtype: DType, op: ReduceOp, inputs: &[Vec<u8>], out: &[u8]) -> Result<(), TestCaseError> {
+    let counts = crate::Counts::Equal(inputs[0].len() / dtype.size());
+    let right =
+        &crate::reference::outputs(crate::Kind::AllReduce, dtype, op, 0, &counts, inputs)[0];
+    let size = dtype.size();
+    for (at, (got, right)) in out.chunks(size).zip(right.chunks(size)).enumerate() {
+        let (got, right) = (read(dtype, got), read(dtype, right));
+        prop_assert!(same(got, right), "{dtype} {op} at {at}: {got:?}, not {right:?}");
+    }
+    Ok(())
+}
+
+proptest! {
+    /// Any bytes are numbers: infinities, what is not a number, and all that overflows are there.
+    #[test]
+    fn every_type_and_reduction_at_any_start(
+        seed in prop::collection::vec(any::<u8>(), 1..2000),
+        (dtype, op) in (prop::sample::select(&DType::ALL[..]), prop::sample::select(&ReduceOp::ALL[..])),
+        ranks in 1usize..6,
+        count in 0usize..300,
+        start in 0usize..9,
+    ) {
+        let bytes = count * dtype.size();
+        let byte = |rank: usize, i: usize| seed[(i * (rank + 1) + rank) % seed.len()];
+        let inputs: Vec<Vec<u8>> =
+            (0..ranks).map(|r| (0..bytes).map(|i| byte(r, i)).collect()).collect();
+        let shifted: Vec<Vec<u8>> =
+            inputs.iter().map(|i| [&vec![0; start][..], i].concat()).collect();
+        let slices: Vec<&[u8]> = shifted.iter().map(|i| &i[start..]).collect();
+        let mut out = vec![0u8; start + bytes];
+        reduce_many(dtype, op, &mut out[start..], &slices);
+        finish(dtype, op, ranks as u32, &mut out[start..]);
+        check(dtype, op, &inputs, &out[start..])?;
+
+        let mut one_by_one = shifted[0].clone();
+        for more in &slices[1..] {
+            reduce(dtype, op, &mut one_by_one[start..], more);
+        }
+        finish(dtype, op, ranks as u32, &mut one_by_one[start..]);
+        check(dtype, op, &inputs, &one_by_one[start..])?;
+    }
+}
+
+#[test]
+fn many_are_reduced_block_by_block() {
+    let count = 3 * BLOCK_BYTES / 4 + 5;
+    let inputs: Vec<Vec<u8>> = (0..4u32)
+        .map(|r| (0..count as u32).flat_map(|i| ((i * r) as f32).to_ne_bytes()).collect())
+        .collect();
+    let slices: Vec<&[u8]> = inputs.iter().map(Vec::as_slice).collect();
+    let mut out = vec![0; count * 4];
+    reduce_many(DType::F32, ReduceOp::Sum, &mut out, &slices);
+    for (i, got) in out.chunks(4).enumerate() {
+        assert_eq!(f32::from_ne_bytes(got.try_into().unwrap()), (6 * i) as f32);
+    }
+}
+
+#[test]
+fn brain_floats_round_to_even() {
+    let of = |v: f32| bf16::from_f32(v).to_ne_bytes();
+    let mut into = of(256.0);
+    reduce(DType::Bf16, ReduceOp::Sum, &mut into, &of(1.0));
+    assert_eq!(into, of(256.0));
+    let mut into = of(258.0);
+    reduce(DType::Bf16, ReduceOp::Sum, &mut into, &of(1.0));
+    assert_eq!(into, of(260.0));
+}
