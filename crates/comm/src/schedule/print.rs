@@ -1,0 +1,82 @@
+//! Programs as text, to be read by people.
+
+use std::fmt::Write;
+
+use super::{Algorithm, Piece, Place, Program, Step};
+use crate::Kind;
+
+/// One rank's program, a line for each round.
+pub fn one(program: &Program) -> String {
+    let mut text = String::new();
+    for (at, round) in program.rounds.iter().enumerate() {
+        let steps: Vec<String> = round.iter().map(step).collect();
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "round {at}: {}", steps.join("; "));
+    }
+    text
+}
+
+/// The programs of all ranks side by side, a row for each round. Rounds of different ranks do not
+/// begin at the same time: each goes on when its own messages are there.
+pub fn all(kind: Kind, algorithm: Algorithm, programs: &[Program]) -> String {
+    let blocks = programs.first().map_or(0, |p| p.blocks.count(programs.len() as u32));
+    let (name, ranks) = (kind.name(), programs.len());
+    let mut text = format!("{name} by {algorithm}: {ranks} ranks, {blocks} blocks\n");
+    let rounds = programs.iter().map(|program| program.rounds.len()).max().unwrap_or(0);
+    let columns: Vec<Vec<Vec<String>>> = programs.iter().map(cells).collect();
+    let title = |rank: usize| format!("rank {rank}");
+    let width = |rank: usize| {
+        let cells = columns[rank].iter().flatten().map(|cell| cell.chars().count());
+        cells.max().unwrap_or(0).max(title(rank).len())
+    };
+    let widths: Vec<usize> = (0..ranks).map(width).collect();
+    line(&mut text, "round", (0..ranks).map(|rank| (title(rank), widths[rank])));
+    for round in 0..rounds {
+        let cells = |rank: usize| columns[rank].get(round).map_or(&[][..], Vec::as_slice);
+        let height = (0..ranks).map(|rank| cells(rank).len()).max().unwrap_or(0);
+        for row in 0..height {
+            let label = if row == 0 { round.to_string() } else { String::new() };
+            let cell = |rank: usize| cells(rank).get(row).cloned().unwrap_or_default();
+            line(&mut text, &label, (0..ranks).map(|rank| (cell(rank), widths[rank])));
+        }
+    }
+    text
+}
+
+/// The steps of each round of a program.
+fn cells(program: &Program) -> Vec<Vec<String>> {
+    program.rounds.iter().map(|round| round.iter().map(step).collect()).collect()
+}
+
+fn line(text: &mut String, label: &str, cells: impl Iterator<Item = (String, usize)>) {
+    let mut line = format!("{label:>5}");
+    for (cell, width) in cells {
+        let _ = write!(line, "  {cell:width$}");
+    }
+    text.push_str(line.trim_end());
+    text.push('\n');
+}
+
+fn step(step: &Step) -> String {
+    match step {
+        Step::Send { to, what } => format!("{} -> {to}", piece(what)),
+        Step::Receive { from, into, reduce } => {
+            format!("{} {} {from}", piece(into), if *reduce { "+=" } else { "<-" })
+        }
+        Step::Copy { from, to } => format!("{} = {}", piece(to), piece(from)),
+    }
+}
+
+/// As `out[3]` or `in[0-4]`; nothing is `()`.
+fn piece(piece: &Piece) -> String {
+    let place = match piece.place {
+        Place::Input => "in",
+        Place::Output => "out",
+        Place::Scratch => "tmp",
+    };
+    match piece.blocks.len() {
+        0 => "()".to_owned(),
+        1 => format!("{place}[{}]", piece.blocks.start),
+        _ => format!("{place}[{}-{}]", piece.blocks.start, piece.blocks.end - 1),
+    }
+}
