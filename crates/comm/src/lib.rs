@@ -12,6 +12,7 @@ pub mod dtype;
 pub mod error;
 pub mod fake;
 pub mod kernel;
+pub mod nccl;
 pub mod op;
 pub mod reference;
 pub mod schedule;

@@ -1,0 +1,130 @@
+//! A device and memory on it.
+
+use std::ffi::{c_int, c_void};
+use std::ptr::null_mut;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::sys::{ANY_DIRECTION, Functions, NOT_READY, OK, Stream};
+use crate::CommError;
+
+/// One device, and a queue of work on it.
+pub struct Device {
+    pub functions: Arc<Functions>,
+    pub stream: Stream,
+    number: c_int,
+}
+
+// SAFETY: the libraries may be called from any thread, one at a time, which `&mut` sees to.
+unsafe impl Send for Device {}
+
+impl Device {
+    /// Opens a device.
+    pub fn open(functions: Arc<Functions>, number: u32) -> Result<Self, CommError> {
+        let mut device = Self { functions, stream: null_mut(), number: number as c_int };
+        device.select()?;
+        // SAFETY: the function writes one pointer.
+        let code = unsafe { (device.functions.stream_create)(&mut device.stream) };
+        device.check("a stream", code)?;
+        Ok(device)
+    }
+
+    /// Makes it the one that this thread works with.
+    pub fn select(&self) -> Result<(), CommError> {
+        // SAFETY: the function takes any number.
+        let code = unsafe { (self.functions.set_device)(self.number) };
+        self.check(&format!("device {}", self.number), code)
+    }
+
+    pub fn check(&self, what: &str, code: c_int) -> Result<(), CommError> {
+        match code {
+            OK => Ok(()),
+            code => Err(CommError::System {
+                what: what.to_owned(),
+                why: self.functions.explain_runtime(code),
+            }),
+        }
+    }
+
+    /// Memory on it.
+    pub fn memory(&self, bytes: usize) -> Result<DeviceMemory, CommError> {
+        let mut start = null_mut();
+        // SAFETY: the function writes one pointer.
+        let code = unsafe { (self.functions.malloc)(&mut start, bytes.max(1)) };
+        self.check(&format!("{bytes} bytes on device {}", self.number), code)?;
+        Ok(DeviceMemory { start, bytes, functions: self.functions.clone() })
+    }
+
+    /// Queues a copy of host memory to the device. Both must live until the queue is empty.
+    pub fn put(&self, to: *mut c_void, from: &[u8]) -> Result<(), CommError> {
+        self.copy(to, from.as_ptr().cast(), from.len())
+    }
+
+    /// Queues a copy from the device to host memory, likewise.
+    pub fn fetch(&self, to: &mut [u8], from: *const c_void) -> Result<(), CommError> {
+        self.copy(to.as_mut_ptr().cast(), from, to.len())
+    }
+
+    fn copy(&self, to: *mut c_void, from: *const c_void, bytes: usize) -> Result<(), CommError> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: the callers give memory of this length, which lives until the queue is empty.
+        let code = unsafe { (self.functions.copy)(to, from, bytes, ANY_DIRECTION, self.stream) };
+        self.check("a copy to or from the device", code)
+    }
+
+    /// Waits until all that is queued is done, as long as `go_on` agrees.
+    pub fn settle(
+        &self,
+        mut go_on: impl FnMut() -> Result<(), CommError>,
+    ) -> Result<(), CommError> {
+        let start = Instant::now();
+        loop {
+            // SAFETY: the stream is ours.
+            match unsafe { (self.functions.stream_query)(self.stream) } {
+                NOT_READY => {}
+                code => return self.check("work on the device", code),
+            }
+            go_on()?;
+            // What is soon over is spun for; what is not is not worth a core.
+            if start.elapsed() > Duration::from_millis(1) {
+                std::thread::sleep(Duration::from_micros(20));
+            }
+        }
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        if !self.stream.is_null() {
+            // SAFETY: the stream is ours, and nobody uses it any more.
+            unsafe { (self.functions.stream_destroy)(self.stream) };
+        }
+    }
+}
+
+/// Memory on a device.
+pub struct DeviceMemory {
+    pub start: *mut c_void,
+    pub bytes: usize,
+    functions: Arc<Functions>,
+}
+
+// SAFETY: it is memory that is owned, wherever it lies.
+unsafe impl Send for DeviceMemory {}
+
+impl DeviceMemory {
+    /// The address of a byte of it.
+    pub fn at(&self, offset: usize) -> *mut c_void {
+        debug_assert!(offset <= self.bytes);
+        self.start.wrapping_byte_add(offset)
+    }
+}
+
+impl Drop for DeviceMemory {
+    fn drop(&mut self) {
+        // SAFETY: it was allocated so.
+        unsafe { (self.functions.free)(self.start) };
+    }
+}
