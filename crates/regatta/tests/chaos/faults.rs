@@ -147,8 +147,14 @@ fn job(cluster: &Cluster, case: &Case, folder: &Path) -> Command {
         words.extend([option.to_owned(), value.to_string()]);
     }
     // So much need not be kept of what is shown: that it is shown, smaller floods see.
-    if case.has(|t| matches!(t, Trait::Pours { mib: 65.., .. })) {
-        words.extend(["--rank".to_owned(), u32::MAX.to_string()]);
+    // A gibibyte is not for a test's own memory: another rank is shown.
+    let pours = |t: &Trait| match *t {
+        Trait::Pours { rank, mib: 65.. } => Some(rank),
+        _ => None,
+    };
+    if let Some(rank) = case.traits.iter().find_map(pours) {
+        let other = u32::from(rank == 0);
+        words.extend(["--rank".to_owned(), other.to_string()]);
     }
     words.push("--".to_owned());
     words.extend(script::COMMAND.map(str::to_owned));
