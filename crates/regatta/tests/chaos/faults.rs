@@ -147,7 +147,6 @@ fn job(cluster: &Cluster, case: &Case, folder: &Path) -> Command {
         words.extend([option.to_owned(), value.to_string()]);
     }
     // So much need not be kept of what is shown: that it is shown, smaller floods see.
-    // A gibibyte is not for a test's own memory: another rank is shown.
     let pours = |t: &Trait| match *t {
         Trait::Pours { rank, mib: 65.. } => Some(rank),
         _ => None,
