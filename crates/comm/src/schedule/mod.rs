@@ -30,6 +30,8 @@ use std::ops::Range;
 pub mod algorithm;
 pub mod check;
 pub mod choose;
+#[cfg(test)]
+mod concrete;
 pub mod print;
 pub mod simulate;
 

@@ -72,8 +72,32 @@ fn more_ranks() {
     }
 }
 
-#[test]
-fn a_thousand_ranks() {
+/// In tests of their own, for they take the longest and can go on at the same time.
+fn a_thousand(kinds: &[Kind]) {
     let nodes: Vec<u32> = (0..1000).map(|r| r / 8).collect();
-    every(1000, &[617], &nodes);
+    for &kind in kinds {
+        for algorithm in Algorithm::ALL {
+            proves(kind, algorithm, 1000, 617, &nodes);
+        }
+    }
+}
+
+#[test]
+fn a_thousand_ranks_reduce() {
+    a_thousand(&[Kind::AllReduce, Kind::Reduce, Kind::Broadcast, Kind::Barrier]);
+}
+
+#[test]
+fn a_thousand_ranks_gather() {
+    a_thousand(&[Kind::AllGather, Kind::Gather]);
+}
+
+#[test]
+fn a_thousand_ranks_scatter() {
+    a_thousand(&[Kind::ReduceScatter, Kind::Scatter]);
+}
+
+#[test]
+fn a_thousand_ranks_exchange() {
+    a_thousand(&[Kind::AllToAll]);
 }

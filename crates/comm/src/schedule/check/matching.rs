@@ -1,5 +1,7 @@
 //! Which send belongs to which receive: between two ranks, the first to the first.
 
+use std::vec::IntoIter;
+
 use super::{CheckError, Problem, wrong};
 use crate::schedule::{Program, Step};
 
@@ -26,17 +28,44 @@ pub(in crate::schedule) struct Messages {
 }
 
 impl Messages {
-    /// Finds the other side of each.
+    /// Finds the other side of each: a receiver's messages are looked through by sender, in the
+    /// order in which the senders come here.
     pub fn match_all(programs: &[Program]) -> Result<Self, CheckError> {
         let mut all = Self { of: Vec::new(), starts: Vec::new() };
         programs.iter().for_each(|program| all.collect(program));
-        let sends: Vec<Vec<u32>> = all.of.iter().map(|m| by_peer(m, true)).collect();
-        let receives: Vec<Vec<u32>> = all.of.iter().map(|m| by_peer(m, false)).collect();
+        let mut receives: Vec<_> = all.of.iter().map(|m| by_sender(m).into_iter()).collect();
         for rank in 0..programs.len() as u32 {
-            all.join(programs, rank, &sends[rank as usize], &receives)?;
-            all.all_sent(rank, &receives[rank as usize], &sends)?;
+            for number in 0..all.count(rank) as u32 {
+                let Message { peer, sends, .. } = all.get(rank, number);
+                let Some(theirs) = receives.get_mut(peer as usize).filter(|_| sends) else {
+                    continue;
+                };
+                let next = theirs.next().map(|other| (other, all.get(peer, other)));
+                match next {
+                    Some((other, message)) if message.peer == rank => {
+                        all.join(programs, (rank, number), (peer, other))?;
+                    }
+                    Some((_, message)) if message.peer < rank => {
+                        return not_sent(peer, message);
+                    }
+                    _ => {
+                        let round = all.get(rank, number).round as usize;
+                        return wrong(rank, round, Problem::NotReceived { to: peer });
+                    }
+                }
+            }
         }
+        all.nothing_left(receives)?;
         Ok(all)
+    }
+
+    fn nothing_left(&self, receives: Vec<IntoIter<u32>>) -> Result<(), CheckError> {
+        for (rank, mut left) in receives.into_iter().enumerate() {
+            if let Some(number) = left.next() {
+                return not_sent(rank as u32, self.get(rank as u32, number));
+            }
+        }
+        Ok(())
     }
 
     /// The messages of a round, each with its number.
@@ -75,62 +104,16 @@ impl Messages {
         self.starts.push(starts);
     }
 
-    /// Gives every send of a rank its receive.
+    /// Makes a send and a receive, each a rank and a number, one message.
     fn join(
         &mut self,
         programs: &[Program],
-        rank: u32,
-        sends: &[u32],
-        receives: &[Vec<u32>],
+        send: (u32, u32),
+        receive: (u32, u32),
     ) -> Result<(), CheckError> {
-        let mut rest = sends;
-        while let Some(&first) = rest.first() {
-            let peer = self.get(rank, first).peer;
-            let (to_peer, others) = rest.split_at(self.run_length(rank, rest));
-            rest = others;
-            let theirs = self.from(peer, rank, &receives[peer as usize]);
-            for (at, &number) in to_peer.iter().enumerate() {
-                let Some(&other) = theirs.get(at) else {
-                    let round = self.get(rank, number).round as usize;
-                    return wrong(rank, round, Problem::NotReceived { to: peer });
-                };
-                self.of[rank as usize][number as usize].other = other;
-                self.of[peer as usize][other as usize].other = number;
-                self.same_length(programs, rank, number)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Whether everything that a rank receives is sent.
-    fn all_sent(&self, rank: u32, receives: &[u32], sends: &[Vec<u32>]) -> Result<(), CheckError> {
-        let mut rest = receives;
-        while let Some(&first) = rest.first() {
-            let peer = self.get(rank, first).peer;
-            let (from_peer, others) = rest.split_at(self.run_length(rank, rest));
-            rest = others;
-            let theirs = self.from(peer, rank, &sends[peer as usize]);
-            if let Some(&number) = from_peer.get(theirs.len()) {
-                let round = self.get(rank, number).round as usize;
-                return wrong(rank, round, Problem::NotSent { from: peer });
-            }
-        }
-        Ok(())
-    }
-
-    /// How many of the first have the same peer.
-    fn run_length(&self, rank: u32, numbers: &[u32]) -> usize {
-        let peer = |number: &u32| self.get(rank, *number).peer;
-        let first = numbers.first().map(peer);
-        numbers.iter().take_while(|number| Some(peer(number)) == first).count()
-    }
-
-    /// Those of a rank's messages, sorted by peer, that have this peer.
-    fn from<'a>(&self, rank: u32, peer: u32, numbers: &'a [u32]) -> &'a [u32] {
-        let start = numbers.partition_point(|&number| self.get(rank, number).peer < peer);
-        let numbers = &numbers[start..];
-        let end = numbers.partition_point(|&number| self.get(rank, number).peer <= peer);
-        &numbers[..end]
+        self.of[send.0 as usize][send.1 as usize].other = receive.1;
+        self.of[receive.0 as usize][receive.1 as usize].other = send.1;
+        self.same_length(programs, send.0, send.1)
     }
 
     fn same_length(&self, programs: &[Program], rank: u32, number: u32) -> Result<(), CheckError> {
@@ -149,10 +132,14 @@ impl Messages {
     }
 }
 
-/// The numbers of the sends, or the receives, by peer; of one peer in their order.
-fn by_peer(messages: &[Message], sends: bool) -> Vec<u32> {
+/// The numbers of the receives, by sender; of one sender in their order.
+fn by_sender(messages: &[Message]) -> Vec<u32> {
     let numbers = 0..messages.len() as u32;
-    let mut numbers: Vec<u32> = numbers.filter(|&n| messages[n as usize].sends == sends).collect();
+    let mut numbers: Vec<u32> = numbers.filter(|&n| !messages[n as usize].sends).collect();
     numbers.sort_by_key(|&number| messages[number as usize].peer);
     numbers
+}
+
+fn not_sent<T>(rank: u32, message: Message) -> Result<T, CheckError> {
+    wrong(rank, message.round as usize, Problem::NotSent { from: message.peer })
 }

@@ -73,7 +73,7 @@ impl Room {
     /// scratch room of an all-to-all all are thought of as equally long.
     pub fn fits(&self, value: &Value, place: Place, block: u32) -> bool {
         match (self.kind, place) {
-            (Kind::AllToAll, Place::Output) => *value == self.result(block),
+            (Kind::AllToAll, Place::Output) => value.block == self.rank && value.of.is_only(block),
             (Kind::AllToAll, _) => true,
             _ => value.block == block,
         }

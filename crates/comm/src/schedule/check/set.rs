@@ -13,6 +13,11 @@ impl Set {
         Self(Rc::new(vec![ranks]))
     }
 
+    /// Whether it is this rank alone.
+    pub fn is_only(&self, rank: u32) -> bool {
+        self.0.len() == 1 && self.0[0] == (rank..rank + 1)
+    }
+
     /// All that are in one of the two, and one that is in both, if there is.
     pub fn join(&self, other: &Self) -> (Self, Option<u32>) {
         let (mut a, mut b) = (self.0.as_slice(), other.0.as_slice());
