@@ -223,8 +223,8 @@ impl<'a> Simulation<'a> {
             return;
         }
         let received = self.messages.of_round(rank, me.round).filter(|(_, m)| !m.sends);
-        let arrival = received.map(|(number, _)| me.arrived[number as usize]);
-        let Some(last) = arrival.fold(Some(me.since), |last, at| Some(last?.max(at?))) else {
+        let mut arrival = received.map(|(number, _)| me.arrived[number as usize]);
+        let Some(last) = arrival.try_fold(me.since, |last, at| Some(last.max(at?))) else {
             return;
         };
         let end = last + self.work(rank, me.round);
