@@ -10,12 +10,16 @@ pub mod collectives;
 pub mod comm;
 pub mod dtype;
 pub mod error;
+pub mod execute;
 pub mod fake;
+pub mod join;
 pub mod kernel;
 pub mod nccl;
 pub mod op;
 pub mod reference;
 pub mod schedule;
+pub mod tcp;
+pub mod transport;
 
 pub use buffer::Buffer;
 pub use call::{Call, Counts, Kind, OwnedCall, Signature};

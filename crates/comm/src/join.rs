@@ -1,0 +1,199 @@
+//! How ranks find each other: rank 0 listens where all know, the others come, and all get the table
+//! of who is where.
+
+mod listen;
+mod settings;
+
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use regatta_wire::link::Timing;
+
+use crate::CommError;
+use crate::background::Background;
+use crate::tcp::{
+    Dial, Down, Endpoint, Hello, Hub, Keeper, Line, Member, NoLine, Shared, TcpEngine,
+    TcpTransport, decode, encode,
+};
+pub use listen::listen;
+pub use settings::Settings;
+
+/// How long a stranger may take to prove that it is none.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+
+/// Rank 0 says why it comes to nothing; the others wait a little longer to hear it.
+const SLACK: Duration = Duration::from_secs(5);
+
+/// Between two attempts to reach rank 0.
+const AGAIN: Duration = Duration::from_millis(50);
+
+/// Connects this rank with all others.
+pub fn join(settings: Settings) -> Result<Background, CommError> {
+    let (rank, ranks) = (settings.rank, settings.ranks);
+    if rank >= ranks {
+        let what = format!("rank {rank} is not below the number of ranks, {ranks}");
+        return Err(failed(what, "RANK must be from 0 to WORLD_SIZE - 1"));
+    }
+    let endpoint = if rank == 0 { host(settings) } else { come(settings) }?;
+    let members = (0..ranks).collect();
+    let transport = TcpTransport::new(Arc::new(endpoint), 0, members, rank);
+    Ok(Background::new(Box::new(TcpEngine::new(transport))))
+}
+
+/// Rank 0 waits for the others.
+fn host(mut settings: Settings) -> Result<Endpoint, CommError> {
+    let listener = match settings.listener.take() {
+        Some(listener) => listener,
+        None => {
+            let any = any_address(master(&settings)?, settings.port);
+            listen(any).map_err(|error| {
+                let what = format!("rank 0 cannot listen on port {}: {error}", settings.port);
+                failed(what, "choose another MASTER_PORT, and one job per port")
+            })?
+        }
+    };
+    let port = listener.local_addr().map_err(|e| system("the listening socket", &e))?.port();
+    let ip = settings.bind.unwrap_or(master(&settings)?.ip());
+    let own = settings.member(ip, port);
+    let shared = Arc::new(Shared::new().map_err(|e| system("an event counter", &e))?);
+    let (sender, gathered) = channel();
+    let hub = Hub::new(settings.ranks, own, settings.join_within, sender);
+    let timing = timing(&settings);
+    let parts = Keeper::hub(listener, settings.secret.clone(), timing, shared.clone(), hub);
+    let (keeper, control) = parts.map_err(|e| system("the connections of rank 0", &e))?;
+    let thread = spawn(keeper)?;
+    let members = match gathered.recv() {
+        Ok(Ok(members)) => members,
+        Ok(Err(why)) => return Err(failed(why.what, &why.hint)),
+        Err(_) => return Err(failed("rank 0's thread ended".to_owned(), "report this")),
+    };
+    Ok(endpoint(settings, members, shared, control, thread))
+}
+
+/// Another rank goes to rank 0.
+fn come(settings: Settings) -> Result<Endpoint, CommError> {
+    let until = Instant::now() + settings.join_within;
+    let (mut line, at) = reach(&settings, until)?;
+    let local = line.stream.local_addr().map_err(|e| system("a connection's address", &e))?;
+    let ip = settings.bind.unwrap_or(local.ip());
+    let listener = listen(match settings.bind {
+        Some(bind) => SocketAddr::new(bind, 0),
+        None => any_address(at, 0),
+    });
+    let listener = listener.map_err(|e| system("to listen", &e))?;
+    let port = listener.local_addr().map_err(|e| system("the listening socket", &e))?.port();
+    let hello = Hello::Join { world: settings.ranks, member: settings.member(ip, port) };
+    let dial = dial(&settings, at, until + SLACK);
+    let answer = dial.ask(&mut line, &encode(&hello)).map_err(|why| refused(at, why))?;
+    let mut members = match decode::<Down>(&answer) {
+        Some(Down::Table(members)) => members,
+        Some(Down::Refused { what, hint }) => return Err(failed(what, &hint)),
+        _ => return Err(failed(format!("rank 0 at {at} spoke nonsense"), "use one version")),
+    };
+    // Rank 0 may know itself by another address than the one that leads to it from here.
+    if let Some(first) = members.first_mut() {
+        first.ip = at.ip();
+    }
+    let shared = Arc::new(Shared::new().map_err(|e| system("an event counter", &e))?);
+    let timing = timing(&settings);
+    let parts = Keeper::spoke(listener, settings.secret.clone(), timing, shared.clone(), line);
+    let (keeper, control) = parts.map_err(|e| system("the connection to rank 0", &e))?;
+    let thread = spawn(keeper)?;
+    Ok(endpoint(settings, members, shared, control, thread))
+}
+
+/// A connection to rank 0, which may begin to listen later.
+fn reach(settings: &Settings, until: Instant) -> Result<(Line, SocketAddr), CommError> {
+    loop {
+        let tried = master(settings).map(|at| (at, dial(settings, at, until).open()));
+        let error = match tried {
+            Ok((at, Ok(line))) => return Ok((line, at)),
+            Ok((at, Err(why @ NoLine::Stranger(_)))) => return Err(refused(at, why)),
+            Ok((at, Err(why))) => refused(at, why),
+            Err(error) => error,
+        };
+        if Instant::now() + AGAIN >= until {
+            return Err(error);
+        }
+        std::thread::sleep(AGAIN);
+    }
+}
+
+fn dial<'a>(settings: &'a Settings, to: SocketAddr, until: Instant) -> Dial<'a> {
+    let (secret, timing) = (&settings.secret, timing(settings));
+    Dial { to, from: settings.bind, secret, timing, until, stop: &|| false }
+}
+
+fn timing(settings: &Settings) -> Timing {
+    let beat = settings.lost_after / 4;
+    Timing { handshake: HANDSHAKE, beat, lost_after: settings.lost_after }
+}
+
+/// Where rank 0 is.
+fn master(settings: &Settings) -> Result<SocketAddr, CommError> {
+    let (name, port) = (settings.master.as_str(), settings.port);
+    let unknown = |why: String| {
+        let what = format!("MASTER_ADDR {name} is no address: {why}");
+        failed(what, "it must be a name or address of rank 0's node that all nodes know")
+    };
+    let mut found = (name, port).to_socket_addrs().map_err(|error| unknown(error.to_string()))?;
+    found.next().ok_or_else(|| unknown("the name has none".to_owned()))
+}
+
+/// All addresses of this node, of the same kind.
+fn any_address(like: SocketAddr, port: u16) -> SocketAddr {
+    match like {
+        SocketAddr::V4(_) => (std::net::Ipv4Addr::UNSPECIFIED, port).into(),
+        SocketAddr::V6(_) => (std::net::Ipv6Addr::UNSPECIFIED, port).into(),
+    }
+}
+
+fn spawn(keeper: Keeper) -> Result<std::thread::JoinHandle<()>, CommError> {
+    let thread = std::thread::Builder::new().name("comm-keeper".to_owned());
+    thread.spawn(|| keeper.run()).map_err(|e| system("a thread", &e))
+}
+
+fn endpoint(
+    settings: Settings,
+    members: Vec<Member>,
+    shared: Arc<Shared>,
+    control: crate::tcp::Control,
+    thread: std::thread::JoinHandle<()>,
+) -> Endpoint {
+    Endpoint {
+        rank: settings.rank,
+        members,
+        shared,
+        control,
+        connections: settings.connections,
+        bind: settings.bind,
+        lost_after: settings.lost_after,
+        desync_after: settings.desync_after,
+        timing: timing(&settings),
+        secret: settings.secret,
+        keeper: Some(thread),
+    }
+}
+
+fn refused(at: SocketAddr, why: NoLine) -> CommError {
+    match why {
+        NoLine::Nobody(why) => {
+            let hint = "see whether rank 0 runs, and whether this node can reach it";
+            failed(format!("rank 0 at {at}: {why}"), hint)
+        }
+        NoLine::Stranger(why) => {
+            let hint = "give all ranks the same REGATTA_SECRET_FILE, and each job its port";
+            failed(format!("rank 0 at {at}: {why}"), hint)
+        }
+    }
+}
+
+fn failed(what: String, hint: &str) -> CommError {
+    CommError::Join { what, hint: hint.to_owned() }
+}
+
+fn system(what: &str, why: &std::io::Error) -> CommError {
+    CommError::System { what: what.to_owned(), why: why.to_string() }
+}

@@ -1,0 +1,204 @@
+//! What a rank must know to join, from the launch environment or from the caller.
+
+use std::net::{IpAddr, TcpListener};
+use std::path::Path;
+use std::time::Duration;
+
+use regatta_wire::secret::Secret;
+
+use crate::CommError;
+use crate::tcp::Member;
+
+/// How a rank joins.
+#[derive(Debug)]
+pub struct Settings {
+    /// This rank.
+    pub rank: u32,
+    /// How many there are.
+    pub ranks: u32,
+    /// This rank's number on its node.
+    pub local_rank: u32,
+    /// The name or address of rank 0's node.
+    pub master: String,
+    /// The port on which rank 0 listens.
+    pub port: u16,
+    /// Rank 0: a socket that listens already, instead of that port.
+    pub listener: Option<TcpListener>,
+    /// The job's secret.
+    pub secret: Secret,
+    /// The name of this node.
+    pub host: String,
+    /// What tells this node from others: ranks that say the same share memory.
+    pub node: String,
+    /// The address of the NIC that connections should use; `None`: as the system routes.
+    pub bind: Option<IpAddr>,
+    /// How many connections to a rank large messages are spread over, 1 to 16.
+    pub connections: u8,
+    /// How long all ranks may take to come.
+    pub join_within: Duration,
+    /// How long nothing may be heard of a rank before it counts as lost.
+    pub lost_after: Duration,
+    /// How long a rank may be waited for in a collective.
+    pub desync_after: Duration,
+}
+
+impl Settings {
+    /// With what is usual for the rest.
+    pub fn new(rank: u32, ranks: u32, master: &str, port: u16, secret: Secret) -> Self {
+        Self {
+            rank,
+            ranks,
+            local_rank: 0,
+            master: master.to_owned(),
+            port,
+            listener: None,
+            secret,
+            host: host(),
+            node: node(),
+            bind: None,
+            connections: 2,
+            join_within: Duration::from_secs(120),
+            lost_after: Duration::from_secs(15),
+            desync_after: Duration::from_secs(300),
+        }
+    }
+
+    /// From the environment that a launcher gives: `RANK`, `WORLD_SIZE`, `LOCAL_RANK`,
+    /// `MASTER_ADDR`, `MASTER_PORT`, and `REGATTA_SECRET_FILE`, a file that only the user can read.
+    /// `REGATTA_BIND` may name the address of the NIC to use.
+    pub fn from_environment() -> Result<Self, CommError> {
+        let get = |name: &str| std::env::var(name).ok();
+        Self::from_variables(&get, secret(&get)?)
+    }
+
+    fn from_variables(
+        get: &dyn Fn(&str) -> Option<String>,
+        secret: Secret,
+    ) -> Result<Self, CommError> {
+        let ranks = number(get, "WORLD_SIZE")?;
+        let rank = number(get, "RANK")?;
+        let port = u16::try_from(number(get, "MASTER_PORT")?);
+        let port = port.map_err(|_| bad("MASTER_PORT is no port".to_owned()))?;
+        let mut settings = Self::new(rank, ranks, &needed(get, "MASTER_ADDR")?, port, secret);
+        if get("LOCAL_RANK").is_some() {
+            settings.local_rank = number(get, "LOCAL_RANK")?;
+        }
+        if let Some(bind) = get("REGATTA_BIND") {
+            let address = bind.parse();
+            let no_address = |_| bad(format!("REGATTA_BIND is {bind}, which is no IP address"));
+            settings.bind = Some(address.map_err(no_address)?);
+        }
+        Ok(settings)
+    }
+
+    /// This rank, as the others should know it.
+    pub(super) fn member(&self, ip: IpAddr, port: u16) -> Member {
+        let (rank, local_rank) = (self.rank, self.local_rank);
+        Member { rank, local_rank, host: self.host.clone(), node: self.node.clone(), ip, port }
+    }
+}
+
+fn bad(what: String) -> CommError {
+    let hint = "start ranks with `regatta launch`, or set what it would".to_owned();
+    CommError::Join { what, hint }
+}
+
+fn needed(get: &dyn Fn(&str) -> Option<String>, name: &str) -> Result<String, CommError> {
+    get(name).ok_or_else(|| bad(format!("{name} is not set")))
+}
+
+fn number(get: &dyn Fn(&str) -> Option<String>, name: &str) -> Result<u32, CommError> {
+    let text = needed(get, name)?;
+    text.trim().parse().map_err(|_| bad(format!("{name} is {text:?}, which is no number")))
+}
+
+/// The job's secret, from the file that only the user can read.
+fn secret(get: &dyn Fn(&str) -> Option<String>) -> Result<Secret, CommError> {
+    let file = needed(get, "REGATTA_SECRET_FILE")?;
+    read_secret(Path::new(&file))
+}
+
+fn read_secret(file: &Path) -> Result<Secret, CommError> {
+    use std::os::unix::fs::MetadataExt;
+    let shown = file.display();
+    let unread = |e: std::io::Error| bad(format!("REGATTA_SECRET_FILE {shown}: {e}"));
+    let mode = std::fs::metadata(file).map_err(unread)?.mode();
+    if mode & 0o077 != 0 {
+        let what = format!("REGATTA_SECRET_FILE {shown} can be read by others");
+        return Err(CommError::Join { what, hint: format!("run `chmod 600 {shown}`") });
+    }
+    let text = std::fs::read_to_string(file).map_err(unread)?;
+    Secret::from_hex(text.trim()).map_err(|e| bad(format!("REGATTA_SECRET_FILE {shown}: {e}")))
+}
+
+fn host() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// The boot of the kernel, and of its namespaces the one that `/dev/shm` is of.
+fn node() -> String {
+    use std::os::unix::fs::MetadataExt;
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let shm = std::fs::metadata("/dev/shm").map_or(0, |meta| meta.dev());
+    format!("{} {} {shm}", host(), boot.trim())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    const GOOD: [(&str, &str); 5] = [
+        ("RANK", "3"),
+        ("WORLD_SIZE", "8"),
+        ("LOCAL_RANK", "1"),
+        ("MASTER_ADDR", "node1"),
+        ("MASTER_PORT", "29500"),
+    ];
+
+    fn from(change: (&str, Option<&str>)) -> Result<Settings, CommError> {
+        let get = |name: &str| match change {
+            (changed, value) if changed == name => value.map(str::to_owned),
+            _ => GOOD.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned()),
+        };
+        Settings::from_variables(&get, Secret::generate().unwrap())
+    }
+
+    #[test]
+    fn the_launch_environment_is_enough() {
+        let settings = from(("REGATTA_BIND", Some("10.0.0.7"))).unwrap();
+        assert_eq!((settings.rank, settings.ranks, settings.local_rank), (3, 8, 1));
+        assert_eq!((settings.master.as_str(), settings.port), ("node1", 29500));
+        assert_eq!(settings.bind, Some("10.0.0.7".parse().unwrap()));
+    }
+
+    #[test]
+    fn what_is_missing_or_wrong_is_named() {
+        let changes = [
+            ("RANK", None, "RANK is not set"),
+            ("WORLD_SIZE", Some("many"), "WORLD_SIZE is \"many\", which is no number"),
+            ("MASTER_PORT", Some("70000"), "MASTER_PORT is no port"),
+            ("MASTER_ADDR", None, "MASTER_ADDR is not set"),
+            ("REGATTA_BIND", Some("eth0"), "REGATTA_BIND is eth0, which is no IP address"),
+        ];
+        for (name, value, says) in changes {
+            let error = from((name, value)).unwrap_err().to_string();
+            assert!(error.contains(says), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_secret_that_others_can_read_is_none() {
+        let path = std::env::temp_dir().join(format!("regatta-secret-{}", std::process::id()));
+        std::fs::write(&path, format!("{}\n", "a7".repeat(32))).unwrap();
+        let mode = |mode| std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
+        mode(0o640);
+        let error = read_secret(&path).unwrap_err().to_string();
+        assert!(error.contains("can be read by others; run `chmod 600"), "{error}");
+        mode(0o600);
+        assert_eq!(read_secret(&path).unwrap().to_hex(), "a7".repeat(32));
+        std::fs::write(&path, "short").unwrap();
+        assert!(read_secret(&path).unwrap_err().to_string().contains("64 hexadecimal digits"));
+        std::fs::remove_file(&path).unwrap();
+    }
+}

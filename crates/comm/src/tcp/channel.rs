@@ -1,0 +1,477 @@
+//! A communicator's way to its ranks over the connections of the process.
+
+mod watch;
+
+use std::sync::{Arc, MutexGuard};
+use std::time::{Duration, Instant};
+
+use super::control::{Called, Fault, Left, Up};
+use super::endpoint::Endpoint;
+use super::frame::{Head, Key, STRIPED_FROM};
+use super::mesh::{Mesh, Posted, Trouble};
+use crate::background::Abort;
+use crate::error::Peer;
+use crate::transport::{Landing, Lane, Ticket, Transport};
+use crate::{CommError, Signature};
+use watch::{Due, Watch};
+
+/// How long rank 0 may take to say what is wrong; then this rank says what it sees itself.
+const VERDICT_WITHIN: Duration = Duration::from_secs(4);
+
+/// What is posted.
+struct Posting {
+    ticket: Ticket,
+    /// With whom.
+    with: u32,
+    /// Whether it is a message that comes.
+    message: bool,
+}
+
+/// One communicator.
+pub struct TcpTransport {
+    endpoint: Arc<Endpoint>,
+    channel: u64,
+    /// The numbers of its ranks in the whole world.
+    members: Vec<u32>,
+    rank: u32,
+    open: Vec<Posting>,
+    /// What goes on, in words.
+    doing: String,
+    /// Whether a collective goes on.
+    in_call: bool,
+    calls_done: u64,
+    /// Messages that were sent, by rank.
+    sent: Vec<(u32, u64)>,
+    /// Messages that came, by rank.
+    received: Vec<(u32, u64)>,
+    watch: Watch,
+    /// What this rank believes is wrong, unless it is told otherwise until then.
+    suspicion: Option<(Instant, CommError)>,
+    failed: Option<CommError>,
+}
+
+impl TcpTransport {
+    /// For these ranks of the world, of which this is the one in the place `rank`.
+    pub fn new(endpoint: Arc<Endpoint>, channel: u64, members: Vec<u32>, rank: u32) -> Self {
+        endpoint.shared.lock().channels.get(channel);
+        let watch = Watch::new(endpoint.desync_after, Instant::now());
+        Self {
+            endpoint,
+            channel,
+            members,
+            rank,
+            open: Vec::new(),
+            doing: String::new(),
+            in_call: false,
+            calls_done: 0,
+            sent: Vec::new(),
+            received: Vec::new(),
+            watch,
+            suspicion: None,
+            failed: None,
+        }
+    }
+
+    /// A communicator for some of its ranks.
+    pub fn child(&self, channel: u64, members: Vec<u32>, rank: u32) -> Self {
+        Self::new(self.endpoint.clone(), channel, members, rank)
+    }
+
+    /// What tells the communicator of a colour from all others, after the call that split this one:
+    /// all its ranks come to the same number, and no others do.
+    pub fn child_channel(&self, colour: u32) -> u64 {
+        let numbers = [self.channel, self.calls_done, colour.into()];
+        let bytes = numbers.into_iter().flat_map(u64::to_le_bytes);
+        bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        })
+    }
+
+    /// The numbers of its ranks in the whole world.
+    pub fn members(&self) -> &[u32] {
+        &self.members
+    }
+
+    /// Its name for a rank of the world, and where that is.
+    fn peer(&self, global: u32) -> Peer {
+        let known = self.members.iter().position(|&m| m == global);
+        let host = self.endpoint.members.get(global as usize).map(|m| m.host.clone());
+        let rank = known.map_or(global, |at| at as u32);
+        Peer { rank, host: host.unwrap_or_else(|| "?".to_owned()) }
+    }
+
+    fn global(&self, rank: u32) -> u32 {
+        self.members.get(rank as usize).copied().unwrap_or(u32::MAX)
+    }
+
+    fn me(&self) -> u32 {
+        self.endpoint.rank
+    }
+
+    /// After an error there is nothing but that error.
+    fn usable(&self) -> Result<(), CommError> {
+        self.failed.clone().map_or(Ok(()), Err)
+    }
+
+    fn fail(&mut self, error: CommError) -> CommError {
+        self.failed.get_or_insert(error).clone()
+    }
+
+    /// Something is wrong with a rank; rank 0 may know better what.
+    fn suspect(&mut self, rank: u32, why: String) {
+        if self.suspicion.is_none() {
+            self.endpoint.control.tell(Up::Saw { rank, why: why.clone() });
+            let error = CommError::Lost { peer: self.peer(rank), why, call: self.doing.clone() };
+            self.suspicion = Some((Instant::now() + VERDICT_WITHIN, error));
+        }
+    }
+
+    /// The connections for a message of this length.
+    fn connect(&mut self, to: u32, length: usize) -> Result<u8, CommError> {
+        let lanes = if length >= STRIPED_FROM { self.endpoint.connections.max(1) } else { 1 };
+        let mesh = self.endpoint.shared.lock();
+        let have = mesh.lanes_to(to);
+        let broken = mesh.broken.contains_key(&to);
+        drop(mesh);
+        if have < usize::from(lanes) && !broken {
+            let over = || self.verdict(&self.endpoint.shared.lock()).is_some();
+            if let Err(why) = self.endpoint.connect(to, lanes, &over) {
+                self.suspect(to, why);
+                self.endpoint.shared.lock().broken.entry(to).or_default();
+            }
+        }
+        Ok(lanes)
+    }
+
+    /// What is known to be wrong with this communicator.
+    fn verdict(&self, mesh: &Mesh) -> Option<CommError> {
+        let matters = |(channel, fault): &&(Option<u64>, Fault)| match (channel, fault) {
+            (Some(channel), _) => *channel == self.channel,
+            (None, Fault::Lost { rank, .. }) => self.members.contains(rank),
+            (None, _) => true,
+        };
+        if let Some((_, fault)) = mesh.news.faults.iter().find(matters) {
+            return Some(self.explain(fault, mesh));
+        }
+        let left = mesh.news.left.iter().filter(|((channel, _), _)| *channel == self.channel);
+        left.map(|((_, rank), left)| (*rank, left))
+            .find(|(rank, left)| self.is_in_vain(*rank, left))
+            .map(|(rank, _)| CommError::Aborted {
+                by: self.peer(rank),
+                why: format!("it closed the communicator, while others do {}", self.doing),
+            })
+    }
+
+    /// Whether what is done waits for a rank that has left before.
+    fn is_in_vain(&self, rank: u32, left: &Left) -> bool {
+        if self.in_call {
+            return left.calls <= self.calls_done;
+        }
+        let of = |counts: &[(u32, u64)], of: u32| {
+            counts.iter().find(|(rank, _)| *rank == of).map_or(0, |(_, count)| *count)
+        };
+        let waits = self.open.iter().any(|posting| posting.with == rank);
+        waits && of(&self.received, rank) >= of(&left.messages, self.me())
+    }
+
+    /// A fault as this rank sees it.
+    fn explain(&self, fault: &Fault, mesh: &Mesh) -> CommError {
+        match fault {
+            Fault::Lost { rank, why } => CommError::Lost {
+                peer: self.peer(*rank),
+                why: why.clone(),
+                call: self.doing.clone(),
+            },
+            Fault::Disagree { sequence, most, odd } => {
+                let own = mesh.channels.peek(self.channel).and_then(|c| c.called(*sequence));
+                self.disagree(*sequence, own, *most, *odd)
+            }
+            Fault::Late { seconds, missing, .. } => CommError::Late {
+                call: self.doing.clone(),
+                seconds: *seconds,
+                missing: missing.iter().map(|rank| self.peer(*rank)).collect(),
+            },
+            Fault::Aborted { rank, why } => {
+                CommError::Aborted { by: self.peer(*rank), why: why.clone() }
+            }
+        }
+    }
+
+    /// Who is with most names the odd one, who is not names the most.
+    fn disagree(
+        &self,
+        sequence: u64,
+        own: Option<Called>,
+        most: (u32, Called),
+        odd: (u32, Called),
+    ) -> CommError {
+        let own = own.unwrap_or(most.1);
+        let theirs = if own == most.1 { odd } else { most };
+        CommError::Disagree {
+            sequence,
+            ours_by: self.peer(self.me()),
+            ours: Box::new(own.into()),
+            theirs_by: self.peer(theirs.0),
+            theirs: Box::new(theirs.1.into()),
+        }
+    }
+
+    /// What this rank sees itself, if rank 0 says nothing.
+    fn own_late(&self, seconds: u64) -> CommError {
+        let mut missing: Vec<u32> = self.open.iter().map(|posting| posting.with).collect();
+        missing.sort_unstable();
+        missing.dedup();
+        let missing = missing.into_iter().map(|rank| self.peer(rank)).collect();
+        CommError::Late { call: self.doing.clone(), seconds, missing }
+    }
+
+    /// Asks rank 0 whether waiting is in vain, or, being late, where all are.
+    fn ask(&self, late: Option<u64>) {
+        let awaited = || self.open.iter().map(|posting| posting.with).collect();
+        let members = if self.in_call { self.members.clone() } else { awaited() };
+        let call = self.in_call.then_some(self.calls_done + 1);
+        self.endpoint.control.tell(Up::Ask { channel: self.channel, call, members, late });
+    }
+
+    /// Ends with what was suspected, and has all others know it.
+    fn concede(&mut self, error: CommError) -> CommError {
+        let global = |peer: &Peer| self.global(peer.rank);
+        let fault = match &error {
+            CommError::Late { seconds, missing, .. } => Some(Fault::Late {
+                sequence: self.calls_done + 1,
+                seconds: *seconds,
+                missing: missing.iter().map(global).collect(),
+            }),
+            CommError::Lost { peer, why, .. } => {
+                Some(Fault::Lost { rank: global(peer), why: why.clone() })
+            }
+            _ => Some(Fault::Aborted { rank: self.me(), why: error.to_string() }),
+        };
+        if let Some(fault) = fault {
+            self.endpoint.control.tell(Up::Report { channel: self.channel, fault });
+        }
+        self.fail(error)
+    }
+
+    /// Whether something is wrong: told by others, shown by messages, or by the clock.
+    fn check(&mut self, mesh: &mut Mesh, now: Instant) -> Result<Instant, CommError> {
+        if let Some(error) = self.verdict(mesh) {
+            return Err(self.fail(error));
+        }
+        match mesh.channels.get(self.channel).trouble.take() {
+            Some(Trouble::Size { came, room }) => {
+                let what = format!("{came} bytes came, {room} fit");
+                return Err(CommError::Shape { call: "receive", what });
+            }
+            Some(Trouble::Mismatch { call }) => self.mismatch(call, now),
+            None => {}
+        }
+        let broken = |posting: &Posting| Some((posting.with, mesh.broken.get(&posting.with)?));
+        let broken = self.open.iter().find_map(broken);
+        if let Some((rank, why)) = broken {
+            self.suspect(rank, why.clone());
+        }
+        let moved = mesh.channels.get(self.channel).moved;
+        let next = match self.watch.look(moved, now) {
+            Due::Nothing(then) => then,
+            Due::Ask => {
+                self.ask(None);
+                now
+            }
+            Due::Late => {
+                let seconds = self.watch.seconds(now);
+                mesh.news.clear.remove(&self.channel);
+                self.ask(Some(seconds));
+                let late = self.own_late(seconds);
+                self.suspicion.get_or_insert((now + VERDICT_WITHIN, late));
+                now
+            }
+        };
+        let cleared = mesh.news.clear.remove(&self.channel);
+        match &self.suspicion {
+            Some((until, error)) if now >= *until || cleared => {
+                let error = error.clone();
+                Err(self.concede(error))
+            }
+            Some((until, _)) => Ok(next.min(*until)),
+            None => Ok(next),
+        }
+    }
+
+    /// A message of another call came: rank 0 finds out who called what.
+    fn mismatch(&mut self, call: u64, now: Instant) {
+        let channel = self.channel;
+        let (members, late) = (self.members.clone(), Some(self.watch.seconds(now)));
+        self.endpoint.control.tell(Up::Ask { channel, call: Some(call), members, late });
+        let what = self.doing.clone();
+        let why = format!("messages of another kind came in call {call}");
+        let error = CommError::System { what, why };
+        self.suspicion.get_or_insert((now + VERDICT_WITHIN, error));
+    }
+
+    /// A message is sent or received, beside collectives.
+    fn note(&mut self, lane: Lane, mesh: &Mesh) {
+        if let Lane::Tag(tag) = lane {
+            self.doing = format!("a message with tag {tag}");
+            let moved = mesh.channels.peek(self.channel).map_or(0, |channel| channel.moved);
+            self.watch.reset(moved, Instant::now());
+        }
+    }
+
+    /// Takes what is done.
+    fn take_done(&mut self, mesh: &mut Mesh, done: &mut Vec<Ticket>, now: Instant) -> bool {
+        mesh.take_done(self.channel, done);
+        if done.is_empty() {
+            return false;
+        }
+        let came = &mut self.received;
+        self.open.retain(|posting| {
+            let is_done = done.contains(&posting.ticket);
+            if is_done && posting.message {
+                count(came, posting.with);
+            }
+            !is_done
+        });
+        self.watch.reset(mesh.channels.get(self.channel).moved, now);
+        true
+    }
+}
+
+fn count(counts: &mut Vec<(u32, u64)>, of: u32) {
+    match counts.iter_mut().find(|(rank, _)| *rank == of) {
+        Some((_, count)) => *count += 1,
+        None => counts.push((of, 1)),
+    }
+}
+
+impl Transport for TcpTransport {
+    fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    fn ranks(&self) -> u32 {
+        self.members.len() as u32
+    }
+
+    fn peers(&self) -> Vec<Peer> {
+        self.members.iter().map(|global| self.peer(*global)).collect()
+    }
+
+    fn begin(&mut self, signature: Signature) -> Result<(), CommError> {
+        self.usable()?;
+        self.doing = signature.to_string();
+        self.in_call = true;
+        let shared = self.endpoint.shared.clone();
+        let mut mesh = shared.lock();
+        let channel = mesh.channels.get(self.channel);
+        channel.begin(signature.into());
+        self.watch.reset(channel.moved, Instant::now());
+        self.verdict(&mesh).map_or(Ok(()), |error| Err(self.fail(error)))
+    }
+
+    fn end(&mut self) {
+        self.in_call = false;
+        self.calls_done += 1;
+    }
+
+    unsafe fn post_send(
+        &mut self,
+        to: u32,
+        lane: Lane,
+        bytes: *const [u8],
+    ) -> Result<Ticket, CommError> {
+        self.usable()?;
+        let to = self.global(to);
+        let stripes = self.connect(to, bytes.len())?;
+        let shared = self.endpoint.shared.clone();
+        let mut mesh = shared.lock();
+        self.note(lane, &mesh);
+        let what = mesh.channels.get(self.channel).what;
+        let key = Key::new(self.channel, lane, self.calls_done + 1);
+        let head = Head { key, length: bytes.len() as u64, what, stripes };
+        let ticket = mesh.send(to, head, bytes);
+        shared.stir(&mesh);
+        self.open.push(Posting { ticket, with: to, message: false });
+        if key.tagged {
+            count(&mut self.sent, to);
+        }
+        Ok(ticket)
+    }
+
+    unsafe fn post_receive(
+        &mut self,
+        from: u32,
+        lane: Lane,
+        into: *mut [u8],
+        landing: Landing,
+    ) -> Result<Ticket, CommError> {
+        self.usable()?;
+        let from = self.global(from);
+        let shared = self.endpoint.shared.clone();
+        let mut mesh = shared.lock();
+        self.note(lane, &mesh);
+        let what = mesh.channels.get(self.channel).what;
+        let key = Key::new(self.channel, lane, self.calls_done + 1);
+        let (start, length) = (into.cast::<u8>(), into.len());
+        let posted = Posted { key, what, ticket: Ticket(0), start, length, landing };
+        let ticket = mesh.receive(from, posted);
+        shared.stir(&mesh);
+        self.open.push(Posting { ticket, with: from, message: key.tagged });
+        Ok(ticket)
+    }
+
+    fn progress(&mut self, timeout: Duration, done: &mut Vec<Ticket>) -> Result<(), CommError> {
+        self.usable()?;
+        let endpoint = self.endpoint.clone();
+        let shared = &endpoint.shared;
+        let start = Instant::now();
+        let mut now = start;
+        let mut mesh: MutexGuard<'_, Mesh> = shared.lock();
+        loop {
+            mesh.pass();
+            if self.take_done(&mut mesh, done, now) {
+                shared.share(&mut mesh);
+                return Ok(());
+            }
+            let next = match self.check(&mut mesh, now) {
+                Ok(next) => next,
+                Err(error) => {
+                    shared.share(&mut mesh);
+                    return Err(error);
+                }
+            };
+            let until = next.min(start + timeout);
+            if now >= start + timeout {
+                shared.share(&mut mesh);
+                return Ok(());
+            }
+            mesh = shared.sleep(mesh, until.saturating_duration_since(now));
+            now = Instant::now();
+        }
+    }
+
+    fn cancel(&mut self) {
+        self.endpoint.shared.lock().cancel(self.channel);
+        self.open.clear();
+    }
+
+    fn abort(&self) -> Abort {
+        let (shared, control) = (self.endpoint.shared.clone(), self.endpoint.control.clone());
+        let (channel, rank) = (self.channel, self.endpoint.rank);
+        Arc::new(move |why| {
+            let fault = Fault::Aborted { rank, why: why.to_owned() };
+            control.tell(Up::Report { channel, fault: fault.clone() });
+            shared.tell(|mesh| mesh.news.faults.push((Some(channel), fault)));
+        })
+    }
+}
+
+/// A rank that is no more must not be waited for.
+impl Drop for TcpTransport {
+    fn drop(&mut self) {
+        self.endpoint.shared.lock().close(self.channel);
+        let messages = std::mem::take(&mut self.sent);
+        let left = Left { channel: self.channel, calls: self.calls_done, messages };
+        self.endpoint.control.tell(Up::Left(left));
+    }
+}

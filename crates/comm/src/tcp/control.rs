@@ -1,0 +1,243 @@
+//! What ranks tell rank 0 and it tells them, beside the collectives: who is where, who is gone, who
+//! called what.
+
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{DType, Kind, ReduceOp, Signature};
+
+/// A rank and how it is reached.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Member {
+    /// Its number.
+    pub rank: u32,
+    /// Its number on its node.
+    pub local_rank: u32,
+    /// The name of its node.
+    pub host: String,
+    /// What tells its node from others, whatever they are called.
+    pub node: String,
+    /// Where it listens.
+    pub ip: IpAddr,
+    /// The port.
+    pub port: u16,
+}
+
+/// The first words on a connection.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Hello {
+    /// To rank 0: a rank joins.
+    Join {
+        /// How many ranks it believes in.
+        world: u32,
+        /// Who it is.
+        member: Member,
+    },
+    /// To any rank: messages come here.
+    Data {
+        /// From whom.
+        rank: u32,
+        /// Which of its connections it is.
+        index: u8,
+    },
+}
+
+/// Stands before the first messages: the listener has taken the connection in.
+pub const TAKEN: &[u8] = b"taken";
+
+/// Why a communicator is over, by the numbers of the whole world.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Fault {
+    /// A rank is gone.
+    Lost {
+        /// Which.
+        rank: u32,
+        /// How it is known.
+        why: String,
+    },
+    /// Ranks called different things.
+    Disagree {
+        /// In which call.
+        sequence: u64,
+        /// A rank, and what it called: most did so.
+        most: (u32, Called),
+        /// A rank that called something else.
+        odd: (u32, Called),
+    },
+    /// Ranks did not come.
+    Late {
+        /// To which call.
+        sequence: u64,
+        /// How long was waited.
+        seconds: u64,
+        /// Who.
+        missing: Vec<u32>,
+    },
+    /// A rank gave up.
+    Aborted {
+        /// Which.
+        rank: u32,
+        /// Why.
+        why: String,
+    },
+}
+
+/// A rank has closed a communicator, after so many collectives and messages.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Left {
+    /// Which communicator.
+    pub channel: u64,
+    /// How many collectives it did to the end.
+    pub calls: u64,
+    /// To whom it sent how many messages.
+    pub messages: Vec<(u32, u64)>,
+}
+
+/// What a rank tells rank 0.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Up {
+    /// Its connection with another broke.
+    Saw {
+        /// With whom.
+        rank: u32,
+        /// How.
+        why: String,
+    },
+    /// It waits, and wants to know whether that is in vain.
+    Ask {
+        /// In which communicator.
+        channel: u64,
+        /// In which collective; `None`: for a message.
+        call: Option<u64>,
+        /// Who takes part, or whom it waits for.
+        members: Vec<u32>,
+        /// How long it has waited, if that is too long: all are asked where they are.
+        late: Option<u64>,
+    },
+    /// Answers [`Down::Where`].
+    Answer {
+        /// Which question.
+        inquiry: u64,
+        /// How many collectives it began.
+        calls: u64,
+        /// What it called in the one that was asked for.
+        called: Option<Called>,
+    },
+    /// A communicator is over.
+    Report {
+        /// Which.
+        channel: u64,
+        /// Why.
+        fault: Fault,
+    },
+    /// It has closed a communicator.
+    Left(Left),
+    /// It ends, and all is well.
+    Bye,
+}
+
+/// What rank 0 tells a rank.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Down {
+    /// All are here.
+    Table(Vec<Member>),
+    /// It comes to nothing.
+    Refused {
+        /// What is so.
+        what: String,
+        /// What to do.
+        hint: String,
+    },
+    /// Where are you in this communicator?
+    Where {
+        /// Which question.
+        inquiry: u64,
+        /// Which communicator.
+        channel: u64,
+        /// Which collective.
+        call: u64,
+    },
+    /// A communicator, or all in which a rank is that was lost, is over.
+    Verdict {
+        /// Which; `None`: wherever it matters.
+        channel: Option<u64>,
+        /// Why.
+        fault: Fault,
+    },
+    /// All that were asked are here and agree.
+    Clear {
+        /// In which communicator.
+        channel: u64,
+    },
+    /// A rank has closed a communicator.
+    Left {
+        /// Which rank.
+        rank: u32,
+        /// What it says.
+        left: Left,
+    },
+    /// Rank 0 ends, and all is well.
+    Bye,
+}
+
+/// A signature that can be sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Called {
+    kind: u8,
+    dtype: u8,
+    op: u8,
+    root: u32,
+    count: u64,
+    shape: u64,
+}
+
+impl From<Signature> for Called {
+    fn from(of: Signature) -> Self {
+        let place = |found: Option<usize>| found.unwrap_or(0) as u8;
+        Self {
+            kind: place(Kind::ALL.iter().position(|k| *k == of.kind)),
+            dtype: place(DType::ALL.iter().position(|d| *d == of.dtype)),
+            op: place(ReduceOp::ALL.iter().position(|o| *o == of.op)),
+            root: of.root,
+            count: of.count,
+            shape: of.shape,
+        }
+    }
+}
+
+impl From<Called> for Signature {
+    fn from(of: Called) -> Self {
+        Self {
+            kind: Kind::ALL.get(of.kind as usize).copied().unwrap_or(Kind::Barrier),
+            dtype: DType::ALL.get(of.dtype as usize).copied().unwrap_or(DType::U8),
+            op: ReduceOp::ALL.get(of.op as usize).copied().unwrap_or(ReduceOp::Sum),
+            root: of.root,
+            count: of.count,
+            shape: of.shape,
+        }
+    }
+}
+
+impl Called {
+    /// As one number: FNV-1a over all of it.
+    pub fn number(&self) -> u32 {
+        let small = [self.kind, self.dtype, self.op];
+        let numbers = [self.root.into(), self.count, self.shape];
+        let bytes = small.into_iter().chain(numbers.into_iter().flat_map(u64::to_le_bytes));
+        let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        });
+        (hash ^ (hash >> 32)) as u32
+    }
+}
+
+/// As bytes. What cannot fail does not.
+pub fn encode<T: Serialize>(message: &T) -> Vec<u8> {
+    postcard::to_stdvec(message).unwrap_or_default()
+}
+
+/// Of bytes; `None`: it is none of ours.
+pub fn decode<T: for<'a> Deserialize<'a>>(bytes: &[u8]) -> Option<T> {
+    postcard::from_bytes(bytes).ok()
+}

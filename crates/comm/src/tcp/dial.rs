@@ -1,0 +1,158 @@
+//! Opens a connection to a rank and proves the job's secret. It waits, but not longer than it may.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use regatta_wire::link::{Link, Role, Step, Timing};
+use regatta_wire::secret::{Secret, random};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::sockopt;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with};
+
+/// How long at most until it is looked whether there is any use in it still.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Whom to call, and how.
+pub struct Dial<'a> {
+    /// Where.
+    pub to: SocketAddr,
+    /// From which address of this node.
+    pub from: Option<IpAddr>,
+    /// The job's.
+    pub secret: &'a Secret,
+    /// Of the connection.
+    pub timing: Timing,
+    /// Until when.
+    pub until: Instant,
+    /// Whether there is no use in it any more.
+    pub stop: &'a dyn Fn() -> bool,
+}
+
+/// An open connection whose other side is of this job.
+pub struct Line {
+    /// It does not block.
+    pub stream: TcpStream,
+    /// Its link, ready.
+    pub link: Link,
+}
+
+/// Why there is none.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NoLine {
+    /// Nobody is there, or not yet.
+    Nobody(String),
+    /// Somebody is there whom one must not talk to.
+    Stranger(String),
+}
+
+impl Dial<'_> {
+    /// Connects, and is through with the handshake.
+    pub fn open(&self) -> Result<Line, NoLine> {
+        let nobody = |error: std::io::Error| NoLine::Nobody(error.to_string());
+        let stream = self.connect().map_err(nobody)?;
+        let nonce = random().map_err(nobody)?;
+        let link = Link::new(Role::Caller, self.secret, nonce, self.timing, Instant::now());
+        let mut line = Line { stream, link };
+        self.converse(&mut line, |steps| steps.contains(&Step::Ready).then_some(()))?;
+        Ok(line)
+    }
+
+    /// Says something and waits for the answer.
+    pub fn ask(&self, line: &mut Line, what: &[u8]) -> Result<Vec<u8>, NoLine> {
+        line.link.send(what);
+        let frame = |step: &Step| match step {
+            Step::Frame(frame) => Some(frame.clone()),
+            Step::Ready => None,
+        };
+        self.converse(line, |steps| steps.iter().find_map(frame))
+    }
+
+    fn connect(&self) -> std::io::Result<TcpStream> {
+        let family = if self.to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(family, SocketType::STREAM, flags, None)?;
+        if let Some(from) = self.from.filter(|from| from.is_ipv4() == self.to.is_ipv4()) {
+            bind(&socket, &SocketAddr::new(from, 0))?;
+        }
+        let stream = TcpStream::from(socket);
+        tune(&stream);
+        match connect(&stream, &self.to) {
+            Ok(()) => return Ok(stream),
+            Err(Errno::INPROGRESS) => {}
+            Err(error) => return Err(error.into()),
+        }
+        while !self.wait(&stream, PollFlags::OUT)? {}
+        match sockopt::socket_error(&stream)? {
+            Ok(()) => Ok(stream),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Writes what is to be written and reads until something is there.
+    fn converse<T>(
+        &self,
+        line: &mut Line,
+        found: impl Fn(&[Step]) -> Option<T>,
+    ) -> Result<T, NoLine> {
+        let nobody = |error: std::io::Error| NoLine::Nobody(error.to_string());
+        let mut steps = Vec::new();
+        let mut buffer = [0; 64 << 10];
+        loop {
+            write(line).map_err(nobody)?;
+            match line.stream.read(&mut buffer) {
+                Ok(0) => return Err(NoLine::Nobody("it closed the connection".to_owned())),
+                Ok(count) => {
+                    let now = Instant::now();
+                    let taken = line.link.receive(&buffer[..count], now, &mut steps);
+                    // What is pending then tells the other side why.
+                    write(line).map_err(nobody)?;
+                    taken.map_err(|error| NoLine::Stranger(error.to_string()))?;
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    self.wait(&line.stream, PollFlags::IN).map_err(nobody)?;
+                    line.link.beat(Instant::now());
+                }
+                Err(error) => return Err(nobody(error)),
+            }
+            if let Some(found) = found(&steps) {
+                return Ok(found);
+            }
+        }
+    }
+
+    /// A short while. True: something happened.
+    fn wait(&self, stream: &TcpStream, flags: PollFlags) -> std::io::Result<bool> {
+        if Instant::now() >= self.until || (self.stop)() {
+            return Err(std::io::Error::new(ErrorKind::TimedOut, "no answer in time"));
+        }
+        let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(LOOK.subsec_nanos()) };
+        match poll(&mut [PollFd::new(stream, flags)], Some(&timeout)) {
+            Ok(count) => Ok(count > 0),
+            Err(Errno::INTR) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+fn write(line: &mut Line) -> std::io::Result<()> {
+    while !line.link.pending().is_empty() {
+        match line.stream.write(line.link.pending()) {
+            Ok(count) => line.link.sent(count),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            // So little fits a new connection, or it goes out in the next round.
+            Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Makes a socket fit for collectives. Its buffers are left to the kernel: it makes them larger as
+/// needed, and what may be asked for is on most systems far below that.
+pub fn tune(stream: &TcpStream) {
+    let _ = stream.set_nodelay(true);
+    let _ = sockopt::set_socket_keepalive(stream, true);
+}

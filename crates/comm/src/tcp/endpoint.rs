@@ -1,0 +1,83 @@
+//! What the communicators of one process share: the connections, and who is where.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use regatta_wire::link::Timing;
+use regatta_wire::secret::Secret;
+
+use super::control::{Hello, Member, TAKEN, Up, encode};
+use super::dial::{Dial, NoLine};
+use super::keeper::Control;
+use super::mesh::Shared;
+
+/// Everything that stays as it is.
+pub struct Endpoint {
+    /// This rank.
+    pub rank: u32,
+    /// All ranks, in their order.
+    pub members: Vec<Member>,
+    /// The connections.
+    pub shared: Arc<Shared>,
+    /// The way to rank 0.
+    pub control: Control,
+    /// How many connections a large message is spread over.
+    pub connections: u8,
+    /// From which address of this node connections are made.
+    pub bind: Option<IpAddr>,
+    /// How long nothing may be heard of a rank.
+    pub lost_after: Duration,
+    /// How long a rank may be waited for.
+    pub desync_after: Duration,
+    /// The job's.
+    pub secret: Secret,
+    /// Of connections.
+    pub timing: Timing,
+    /// The thread beside.
+    pub keeper: Option<JoinHandle<()>>,
+}
+
+impl Endpoint {
+    /// Makes sure that there are so many connections to a rank.
+    pub fn connect(&self, to: u32, lanes: u8, stop: &dyn Fn() -> bool) -> Result<(), String> {
+        let have = self.shared.lock().lanes_to(to);
+        for index in have as u8..lanes {
+            let member = self.members.get(to as usize).ok_or("there is no such rank")?;
+            let dial = Dial {
+                to: SocketAddr::new(member.ip, member.port),
+                from: self.bind,
+                secret: &self.secret,
+                timing: self.timing,
+                until: Instant::now() + self.lost_after,
+                stop,
+            };
+            let hello = encode(&Hello::Data { rank: self.rank, index });
+            let line = dial.open().and_then(|mut line| Ok((dial.ask(&mut line, &hello)?, line)));
+            let stream = match line {
+                Ok((answer, line)) if answer == TAKEN => line.stream,
+                Ok(_) => return Err("it did not take the connection".to_owned()),
+                Err(NoLine::Nobody(why) | NoLine::Stranger(why)) => {
+                    return Err(format!("no connection to {}: {why}", dial.to));
+                }
+            };
+            let mut mesh = self.shared.lock();
+            // Another communicator of this process may have been faster.
+            if mesh.lanes_to(to) == usize::from(index) {
+                mesh.add_outgoing(to, stream);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The others learn that this rank has ended well. Rank 0's thread stays as long as they do.
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        self.control.tell(Up::Bye);
+        if let Some(keeper) = self.keeper.take().filter(|_| self.rank != 0) {
+            let _ = keeper.join();
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! Collectives over TCP.
+
+use crate::background::{Abort, Engine};
+use crate::comm::order;
+use crate::error::Peer;
+use crate::execute::{self, plain};
+use crate::tcp::TcpTransport;
+use crate::transport::Transport;
+use crate::{Call, CommError, Counts, DType, Kind, ReduceOp};
+
+/// Bytes in which a rank says its colour and key.
+const SAID: usize = 16;
+
+/// Does collectives on a [`TcpTransport`].
+pub struct TcpEngine {
+    transport: TcpTransport,
+}
+
+impl TcpEngine {
+    /// On a transport.
+    pub fn new(transport: TcpTransport) -> Self {
+        Self { transport }
+    }
+
+    /// What all ranks said of colour and key.
+    fn said(
+        &mut self,
+        colour: Option<u32>,
+        key: i64,
+    ) -> Result<Vec<(Option<u32>, i64)>, CommError> {
+        let mut all = vec![0u8; self.transport.ranks() as usize * SAID];
+        let at = self.transport.rank() as usize * SAID;
+        all[at..at + 8].copy_from_slice(&colour.map_or(-1, i64::from).to_le_bytes());
+        all[at + 8..at + SAID].copy_from_slice(&key.to_le_bytes());
+        self.run(Call {
+            kind: Kind::AllGather,
+            dtype: DType::U8,
+            op: ReduceOp::Sum,
+            root: 0,
+            tag: 0,
+            counts: Counts::Equal(SAID),
+            input: None,
+            output: &mut all,
+        })?;
+        let number = |bytes: &[u8]| {
+            let mut eight = [0; 8];
+            eight.copy_from_slice(&bytes[..8]);
+            i64::from_le_bytes(eight)
+        };
+        let of = |said: &[u8]| (u32::try_from(number(said)).ok(), number(&said[8..]));
+        Ok(all.chunks_exact(SAID).map(of).collect())
+    }
+}
+
+impl Engine for TcpEngine {
+    fn rank(&self) -> u32 {
+        self.transport.rank()
+    }
+
+    fn peers(&self) -> Vec<Peer> {
+        self.transport.peers()
+    }
+
+    fn run(&mut self, call: Call<'_>) -> Result<(), CommError> {
+        if matches!(call.kind, Kind::Send | Kind::Receive) {
+            return execute::message(&mut self.transport, call);
+        }
+        let program = plain::program(&call, self.transport.rank(), self.transport.ranks());
+        execute::run(&mut self.transport, call, &program)
+    }
+
+    fn split(
+        &mut self,
+        colour: Option<u32>,
+        key: i64,
+    ) -> Result<Option<Box<dyn Engine>>, CommError> {
+        let said = self.said(colour, key)?;
+        let Some(colour) = colour else { return Ok(None) };
+        let ranks = order(&said, colour);
+        let own = self.transport.rank();
+        let rank = ranks.iter().position(|&rank| rank == own).unwrap_or(0) as u32;
+        let world = |rank: &u32| self.transport.members().get(*rank as usize).copied();
+        let members = ranks.iter().filter_map(world).collect();
+        let channel = self.transport.child_channel(colour);
+        Ok(Some(Box::new(Self::new(self.transport.child(channel, members, rank)))))
+    }
+
+    fn abort(&self) -> Abort {
+        self.transport.abort()
+    }
+}

@@ -1,0 +1,200 @@
+//! Rank 0 decides what is wrong, so that all ranks say the same. No I/O; time is an argument.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::time::{Duration, Instant};
+
+use super::control::{Called, Down, Fault, Left, Up};
+
+/// How long an answer may take that a thread of its own gives.
+pub const ANSWER_WITHIN: Duration = Duration::from_secs(2);
+
+/// If a rank's connection with another breaks, the other is most likely gone; but it may have ended
+/// because of a third, which then is heard of within this time.
+const SAW_AFTER: Duration = Duration::from_millis(200);
+
+/// Whom something is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum To {
+    /// One rank.
+    Rank(u32),
+    /// All of them, rank 0 too.
+    All,
+}
+
+/// What rank 0 knows of all.
+#[derive(Debug, Default)]
+pub struct Judge {
+    left: HashMap<(u64, u32), Left>,
+    /// Who ended well, and who is lost.
+    ended: HashSet<u32>,
+    lost: HashSet<u32>,
+    /// Communicators that are over.
+    over: HashSet<u64>,
+    saws: Vec<(Instant, u32, u32, String)>,
+    inquiries: BTreeMap<u64, Inquiry>,
+    next: u64,
+    out: Vec<(To, Down)>,
+}
+
+/// All of a communicator were asked where they are.
+#[derive(Debug)]
+struct Inquiry {
+    /// Who wants to know.
+    by: Vec<u32>,
+    channel: u64,
+    call: u64,
+    late_s: u64,
+    members: Vec<u32>,
+    answers: BTreeMap<u32, (u64, Option<Called>)>,
+    until: Instant,
+}
+
+impl Judge {
+    /// What is to be told now.
+    pub fn take(&mut self) -> Vec<(To, Down)> {
+        std::mem::take(&mut self.out)
+    }
+
+    /// A rank told something.
+    pub fn hear(&mut self, from: u32, up: Up, now: Instant) {
+        match up {
+            Up::Saw { rank, why } => self.saws.push((now + SAW_AFTER, from, rank, why)),
+            Up::Ask { channel, call, members, late } => {
+                self.ask(from, channel, call, members, late, now);
+            }
+            Up::Answer { inquiry, calls, called } => {
+                if let Some(open) = self.inquiries.get_mut(&inquiry) {
+                    open.answers.insert(from, (calls, called));
+                    if open.answers.len() == open.members.len() {
+                        self.conclude(inquiry);
+                    }
+                }
+            }
+            Up::Report { channel, fault } => self.rule(channel, fault),
+            Up::Left(left) => {
+                self.left.insert((left.channel, from), left);
+            }
+            Up::Bye => {
+                self.ended.insert(from);
+                // Nobody can ask any more once rank 0 is gone.
+                if from == 0 {
+                    let own = self.left.iter().filter(|((_, rank), _)| *rank == 0);
+                    let tell = |left: &Left| Down::Left { rank: 0, left: left.clone() };
+                    self.out.extend(own.map(|(_, left)| (To::All, tell(left))));
+                    self.out.push((To::All, Down::Bye));
+                }
+            }
+        }
+    }
+
+    /// A rank's connection is over.
+    pub fn closed(&mut self, rank: u32, why: &str) {
+        if !self.ended.contains(&rank) && self.lost.insert(rank) {
+            let fault = Fault::Lost { rank, why: why.to_owned() };
+            self.out.push((To::All, Down::Verdict { channel: None, fault }));
+            self.saws.clear();
+        }
+    }
+
+    /// Time passed.
+    pub fn tick(&mut self, now: Instant) {
+        let (due, rest) = std::mem::take(&mut self.saws).into_iter().partition(|s| s.0 <= now);
+        self.saws = rest;
+        let due: Vec<(Instant, u32, u32, String)> = due;
+        for (_, by, rank, why) in due {
+            if self.ended.contains(&rank) {
+                self.tell_left(by, |(_, left)| left == rank);
+            } else {
+                self.closed(rank, &why);
+            }
+        }
+        let over = self.inquiries.iter().filter(|(_, i)| i.until <= now).map(|(id, _)| *id);
+        for id in over.collect::<Vec<_>>() {
+            self.conclude(id);
+        }
+    }
+
+    fn tell_left(&mut self, to: u32, which: impl Fn((u64, u32)) -> bool) {
+        let known = self.left.iter().filter(|(key, _)| which(**key));
+        let down = known.map(|((_, rank), left)| Down::Left { rank: *rank, left: left.clone() });
+        self.out.extend(down.map(|down| (To::Rank(to), down)));
+    }
+
+    /// A verdict is made once. Who comes later has it already.
+    fn rule(&mut self, channel: u64, fault: Fault) {
+        if self.over.insert(channel) {
+            self.out.push((To::All, Down::Verdict { channel: Some(channel), fault }));
+        }
+    }
+
+    fn ask(
+        &mut self,
+        by: u32,
+        channel: u64,
+        call: Option<u64>,
+        members: Vec<u32>,
+        late: Option<u64>,
+        now: Instant,
+    ) {
+        let asked: HashSet<u32> = members.iter().copied().collect();
+        let in_vain = |left: &Left| call.is_none_or(|call| left.calls < call);
+        let gone: Vec<u32> = members
+            .iter()
+            .copied()
+            .filter(|rank| self.left.get(&(channel, *rank)).is_some_and(in_vain))
+            .collect();
+        if !gone.is_empty() {
+            self.tell_left(by, |(of, rank)| of == channel && asked.contains(&rank));
+            return;
+        }
+        let Some(late_s) = late else { return };
+        let Some(call) = call else {
+            self.out.push((To::Rank(by), Down::Clear { channel }));
+            return;
+        };
+        let same = |i: &&mut Inquiry| i.channel == channel && i.call == call;
+        if let Some(open) = self.inquiries.values_mut().find(same) {
+            open.by.push(by);
+            return;
+        }
+        self.next += 1;
+        let inquiry = self.next;
+        let ask = |rank: &u32| (To::Rank(*rank), Down::Where { inquiry, channel, call });
+        self.out.extend(members.iter().map(ask));
+        let (answers, until) = (BTreeMap::new(), now + ANSWER_WITHIN);
+        let open = Inquiry { by: vec![by], channel, call, late_s, members, answers, until };
+        self.inquiries.insert(inquiry, open);
+    }
+
+    fn conclude(&mut self, id: u64) {
+        let Some(inquiry) = self.inquiries.remove(&id) else { return };
+        match inquiry.fault() {
+            Some(fault) => self.rule(inquiry.channel, fault),
+            None => {
+                let clear = Down::Clear { channel: inquiry.channel };
+                self.out.extend(inquiry.by.iter().map(|by| (To::Rank(*by), clear.clone())));
+            }
+        }
+    }
+}
+
+impl Inquiry {
+    /// What is wrong, if anything is: ranks that called something else, or else ranks that have not
+    /// called at all, or do not answer.
+    fn fault(&self) -> Option<Fault> {
+        let called = |(rank, answer): (&u32, &(u64, Option<Called>))| answer.1.map(|c| (*rank, c));
+        let calls: Vec<(u32, Called)> = self.answers.iter().filter_map(called).collect();
+        let same = |one: &Called| calls.iter().filter(|(_, c)| c == one).count();
+        // Of equally many the lowest rank's counts.
+        let most = calls.iter().rev().max_by_key(|(_, c)| same(c)).copied();
+        if let Some(most) = most
+            && let Some(odd) = calls.iter().find(|(_, c)| *c != most.1).copied()
+        {
+            return Some(Fault::Disagree { sequence: self.call, most, odd });
+        }
+        let there = |rank: &u32| self.answers.get(rank).is_some_and(|a| a.0 >= self.call);
+        let missing: Vec<u32> = self.members.iter().copied().filter(|r| !there(r)).collect();
+        let (sequence, seconds) = (self.call, self.late_s);
+        (!missing.is_empty()).then_some(Fault::Late { sequence, seconds, missing })
+    }
+}

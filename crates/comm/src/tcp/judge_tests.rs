@@ -1,0 +1,107 @@
+//! What rank 0 decides, and when.
+
+use std::time::{Duration, Instant};
+
+use super::control::{Called, Down, Fault, Left, Up};
+use super::judge::{ANSWER_WITHIN, Judge, To};
+use crate::{DType, Kind, ReduceOp, Signature};
+
+fn called(count: u64) -> Called {
+    let (kind, dtype, op) = (Kind::AllReduce, DType::F32, ReduceOp::Sum);
+    Signature { kind, dtype, op, root: 0, count, shape: 0 }.into()
+}
+
+fn ask(call: u64, late: Option<u64>) -> Up {
+    Up::Ask { channel: 7, call: Some(call), members: vec![0, 1, 2], late }
+}
+
+fn verdict(fault: Fault) -> Vec<(To, Down)> {
+    vec![(To::All, Down::Verdict { channel: Some(7), fault })]
+}
+
+/// Rank 1 asks where all are, and these answer.
+fn inquiry(answers: &[(u32, u64, Option<Called>)]) -> Vec<(To, Down)> {
+    let now = Instant::now();
+    let mut judge = Judge::default();
+    judge.hear(1, ask(3, Some(9)), now);
+    assert_eq!(judge.take().len(), 3);
+    for (rank, calls, called) in answers {
+        judge.hear(*rank, Up::Answer { inquiry: 1, calls: *calls, called: *called }, now);
+    }
+    judge.tick(now + ANSWER_WITHIN);
+    judge.take()
+}
+
+#[test]
+fn ranks_that_called_something_else_are_told_to_all() {
+    let told =
+        inquiry(&[(0, 3, Some(called(4))), (1, 3, Some(called(5))), (2, 3, Some(called(5)))]);
+    let (most, odd) = ((1, called(5)), (0, called(4)));
+    assert_eq!(told, verdict(Fault::Disagree { sequence: 3, most, odd }));
+}
+
+#[test]
+fn ranks_that_did_not_come_or_answer_are_late() {
+    let told = inquiry(&[(1, 3, Some(called(5))), (2, 2, None)]);
+    assert_eq!(told, verdict(Fault::Late { sequence: 3, seconds: 9, missing: vec![0, 2] }));
+}
+
+#[test]
+fn if_all_are_there_and_agree_only_the_asker_is_told() {
+    let told = inquiry(&[0, 1, 2].map(|rank| (rank, 3, Some(called(5)))));
+    assert_eq!(told, [(To::Rank(1), Down::Clear { channel: 7 })]);
+}
+
+#[test]
+fn a_verdict_is_made_once() {
+    let mut judge = Judge::default();
+    for rank in [2, 1] {
+        let fault = Fault::Aborted { rank, why: "enough".to_owned() };
+        judge.hear(rank, Up::Report { channel: 7, fault }, Instant::now());
+    }
+    assert_eq!(judge.take(), verdict(Fault::Aborted { rank: 2, why: "enough".to_owned() }));
+}
+
+#[test]
+fn who_has_left_is_told_to_those_who_wait_in_vain() {
+    let now = Instant::now();
+    let mut judge = Judge::default();
+    let left = Left { channel: 7, calls: 3, messages: vec![] };
+    judge.hear(2, Up::Left(left.clone()), now);
+    judge.hear(1, ask(3, None), now);
+    assert_eq!(judge.take(), []);
+    judge.hear(1, ask(4, None), now);
+    assert_eq!(judge.take(), [(To::Rank(1), Down::Left { rank: 2, left })]);
+}
+
+#[test]
+fn a_broken_connection_waits_for_the_cause() {
+    let now = Instant::now();
+    let saw = |rank| Up::Saw { rank, why: "reset".to_owned() };
+    let lost = |rank, why: &str| {
+        let fault = Fault::Lost { rank, why: why.to_owned() };
+        vec![(To::All, Down::Verdict { channel: None, fault })]
+    };
+    let mut judge = Judge::default();
+    judge.hear(0, saw(1), now);
+    judge.closed(2, "killed");
+    judge.tick(now + Duration::from_secs(1));
+    assert_eq!(judge.take(), lost(2, "killed"));
+    // It was the other way round after all.
+    judge.hear(0, saw(1), now);
+    judge.tick(now);
+    assert_eq!(judge.take(), []);
+    judge.tick(now + Duration::from_secs(1));
+    assert_eq!(judge.take(), lost(1, "reset"));
+}
+
+#[test]
+fn who_ended_well_is_not_lost() {
+    let now = Instant::now();
+    let mut judge = Judge::default();
+    judge.hear(1, Up::Bye, now);
+    judge.closed(1, "closed");
+    assert_eq!(judge.take(), []);
+    judge.hear(0, Up::Bye, now);
+    assert_eq!(judge.take(), [(To::All, Down::Bye)]);
+}

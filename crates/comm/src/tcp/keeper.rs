@@ -1,0 +1,409 @@
+//! A thread beside the collectives: it shows signs of life, takes connections in, and carries what
+//! ranks tell rank 0 and it tells them, also while this rank computes.
+
+mod conn;
+mod hub;
+
+use std::collections::HashMap;
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::time::{Duration, Instant};
+
+use mio::{Events, Interest, Poll, Token, Waker};
+use regatta_wire::link::{Link, Role, Timing};
+use regatta_wire::secret::{Secret, random};
+
+use super::control::{Down, Fault, Hello, TAKEN, Up, decode, encode};
+use super::dial::{Line, tune};
+use super::mesh::Shared;
+use conn::{Conn, Who};
+pub use hub::Hub;
+
+const LISTENER: Token = Token(0);
+const WAKER: Token = Token(1);
+const FIRST: usize = 2;
+/// How often it is looked at the time.
+const TICK: Duration = Duration::from_millis(50);
+/// How long the last words may take.
+const FAREWELL: Duration = Duration::from_secs(1);
+/// So many may try to prove themselves at once, beside those that are of the job.
+const STRANGERS: usize = 4096;
+/// A rank has not more connections to another.
+const LANES: u8 = 16;
+
+/// How the thread is told something.
+#[derive(Clone)]
+pub struct Control {
+    ups: Sender<Up>,
+    waker: Arc<Waker>,
+}
+
+impl Control {
+    /// Tells rank 0 something. If the thread is gone, nobody needs to know any more.
+    pub fn tell(&self, up: Up) {
+        let _ = self.ups.send(up);
+        let _ = self.waker.wake();
+    }
+}
+
+/// What this rank is to the others.
+pub enum Duty {
+    /// Rank 0.
+    Hub(Box<Hub>),
+    /// Another, and which connection leads to rank 0.
+    Spoke {
+        /// Its number.
+        hub: usize,
+        /// Rank 0 has ended well.
+        bye: bool,
+    },
+}
+
+/// The thread's own.
+pub struct Keeper {
+    poll: Poll,
+    listener: mio::net::TcpListener,
+    conns: HashMap<usize, Conn>,
+    next: usize,
+    ups: Receiver<Up>,
+    shared: Arc<Shared>,
+    secret: Secret,
+    timing: Timing,
+    duty: Duty,
+    /// This rank has ended.
+    closing: Option<Instant>,
+}
+
+impl Keeper {
+    /// For rank 0.
+    pub fn hub(
+        listener: TcpListener,
+        secret: Secret,
+        timing: Timing,
+        shared: Arc<Shared>,
+        hub: Hub,
+    ) -> std::io::Result<(Self, Control)> {
+        Self::new(listener, secret, timing, shared, Duty::Hub(Box::new(hub)))
+    }
+
+    /// For another rank, with its connection to rank 0.
+    pub fn spoke(
+        listener: TcpListener,
+        secret: Secret,
+        timing: Timing,
+        shared: Arc<Shared>,
+        line: Line,
+    ) -> std::io::Result<(Self, Control)> {
+        let duty = Duty::Spoke { hub: FIRST, bye: false };
+        let (mut keeper, control) = Self::new(listener, secret, timing, shared, duty)?;
+        keeper.add(mio::net::TcpStream::from_std(line.stream), line.link, Who::Hub)?;
+        Ok((keeper, control))
+    }
+
+    fn new(
+        listener: TcpListener,
+        secret: Secret,
+        timing: Timing,
+        shared: Arc<Shared>,
+        duty: Duty,
+    ) -> std::io::Result<(Self, Control)> {
+        listener.set_nonblocking(true)?;
+        let poll = Poll::new()?;
+        let mut listener = mio::net::TcpListener::from_std(listener);
+        poll.registry().register(&mut listener, LISTENER, Interest::READABLE)?;
+        let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
+        let (sender, ups) = channel();
+        let conns = HashMap::new();
+        let keeper = Self {
+            poll,
+            listener,
+            conns,
+            next: FIRST,
+            ups,
+            shared,
+            secret,
+            timing,
+            duty,
+            closing: None,
+        };
+        Ok((keeper, Control { ups: sender, waker }))
+    }
+
+    /// Until this rank has ended, and of rank 0 until all have.
+    pub fn run(mut self) {
+        let mut events = Events::with_capacity(256);
+        let mut ticked = Instant::now();
+        while !self.is_over() {
+            // A signal, or no memory for a moment: time is looked at anyway.
+            let _ = self.poll.poll(&mut events, Some(TICK));
+            for event in &events {
+                match event.token() {
+                    LISTENER => self.accept(),
+                    WAKER => {}
+                    Token(id) => self.serve(id),
+                }
+            }
+            self.hear_own();
+            if ticked.elapsed() >= TICK {
+                ticked = Instant::now();
+                self.tick(ticked);
+            }
+            self.spread();
+            self.flush();
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        let Some(since) = self.closing else { return false };
+        let quiet = self.conns.values().all(|conn| conn.link.pending().is_empty());
+        match &self.duty {
+            Duty::Spoke { .. } => quiet || since.elapsed() > FAREWELL,
+            Duty::Hub(hub) => hub.is_alone() && (quiet || since.elapsed() > FAREWELL),
+        }
+    }
+
+    fn add(
+        &mut self,
+        mut stream: mio::net::TcpStream,
+        link: Link,
+        who: Who,
+    ) -> std::io::Result<()> {
+        let id = self.next;
+        self.next += 1;
+        let interest = Interest::READABLE | Interest::WRITABLE;
+        self.poll.registry().register(&mut stream, Token(id), interest)?;
+        self.conns.insert(id, Conn::new(stream, link, who));
+        Ok(())
+    }
+
+    fn accept(&mut self) {
+        loop {
+            match self.listener.accept() {
+                Ok((stream, from)) => {
+                    let Ok(nonce) = random() else { continue };
+                    if self.conns.len() > STRANGERS + self.known() {
+                        continue;
+                    }
+                    let (role, now) = (Role::Listener, Instant::now());
+                    let link = Link::new(role, &self.secret, nonce, self.timing, now);
+                    // If it cannot be watched it is dropped, and comes again.
+                    let _ = self.add(stream, link, Who::Stranger(from.ip()));
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(_) => return,
+            }
+        }
+    }
+
+    fn known(&self) -> usize {
+        match &self.duty {
+            Duty::Hub(hub) => hub.known(),
+            Duty::Spoke { .. } => 1,
+        }
+    }
+
+    /// A connection has something to say, or is over.
+    fn serve(&mut self, id: usize) {
+        let Some(mut conn) = self.conns.remove(&id) else { return };
+        let mut frames = Vec::new();
+        let end = conn.read(&mut frames, Instant::now());
+        let mut keep = true;
+        for frame in frames {
+            keep = keep && self.frame(id, &mut conn, &frame);
+        }
+        match end {
+            Some(why) if keep => self.ended(conn.who, &why),
+            None if keep => {
+                self.conns.insert(id, conn);
+            }
+            _ => {}
+        }
+    }
+
+    /// False: the connection is not the thread's any more.
+    fn frame(&mut self, id: usize, conn: &mut Conn, frame: &[u8]) -> bool {
+        let now = Instant::now();
+        match conn.who {
+            Who::Stranger(_) => return self.hello(id, conn, frame),
+            Who::Rank(rank) => {
+                if let (Duty::Hub(hub), Some(up)) = (&mut self.duty, decode::<Up>(frame)) {
+                    hub.judge.hear(rank, up, now);
+                }
+            }
+            Who::Hub => {
+                if let Some(down) = decode::<Down>(frame)
+                    && let Some(up) = self.apply(down)
+                {
+                    conn.link.send(&encode(&up));
+                }
+            }
+        }
+        true
+    }
+
+    /// Somebody of this job says who it is.
+    fn hello(&mut self, id: usize, conn: &mut Conn, frame: &[u8]) -> bool {
+        match (decode::<Hello>(frame), &mut self.duty) {
+            (Some(Hello::Data { rank, index }), _) if index < LANES => {
+                conn.link.send(TAKEN);
+                if conn.write().is_ok() && conn.link.pending().is_empty() {
+                    self.hand_over(conn, rank, index);
+                }
+                false
+            }
+            (Some(Hello::Join { world, member }), Duty::Hub(hub)) => {
+                conn.who = Who::Rank(member.rank);
+                match hub.join(id, world, member) {
+                    Ok(()) => true,
+                    Err(refused) => {
+                        conn.link.send(&encode(&refused));
+                        conn.who = Who::Stranger(std::net::Ipv4Addr::UNSPECIFIED.into());
+                        true
+                    }
+                }
+            }
+            _ => false,
+        }
+    }
+
+    /// A connection for messages: from now on whoever waits for them reads it.
+    fn hand_over(&mut self, conn: &mut Conn, rank: u32, index: u8) {
+        use std::os::fd::AsFd;
+        let _ = self.poll.registry().deregister(&mut conn.stream);
+        if let Ok(fd) = conn.stream.as_fd().try_clone_to_owned() {
+            let stream = TcpStream::from(fd);
+            tune(&stream);
+            self.shared.add_incoming(rank, index, stream);
+        }
+    }
+
+    /// Does what rank 0 says, and gives the answer.
+    fn apply(&mut self, down: Down) -> Option<Up> {
+        match down {
+            Down::Where { inquiry, channel, call } => {
+                let mut mesh = self.shared.lock();
+                let known = mesh.channels.get(channel);
+                let (calls, called) = (known.calls, known.called(call));
+                return Some(Up::Answer { inquiry, calls, called });
+            }
+            Down::Verdict { channel, fault } => {
+                self.shared.tell(|mesh| mesh.news.faults.push((channel, fault)));
+            }
+            Down::Clear { channel } => {
+                self.shared.tell(|mesh| {
+                    mesh.news.clear.insert(channel);
+                });
+            }
+            Down::Left { rank, left } => {
+                let key = (left.channel, rank);
+                self.shared.tell(|mesh| {
+                    mesh.news.left.insert(key, left);
+                });
+            }
+            Down::Bye => {
+                if let Duty::Spoke { bye, .. } = &mut self.duty {
+                    *bye = true;
+                }
+            }
+            Down::Table(_) | Down::Refused { .. } => {}
+        }
+        None
+    }
+
+    /// A connection is over.
+    fn ended(&mut self, who: Who, why: &str) {
+        match (&mut self.duty, who) {
+            (Duty::Hub(hub), Who::Rank(rank)) => hub.closed(rank, why),
+            (Duty::Hub(hub), Who::Stranger(from)) => hub.stranger(from, why),
+            (Duty::Spoke { bye: false, .. }, Who::Hub) => {
+                let fault = Fault::Lost { rank: 0, why: why.to_owned() };
+                self.shared.tell(|mesh| mesh.news.faults.push((None, fault)));
+            }
+            _ => {}
+        }
+    }
+
+    /// What this rank's own communicators say.
+    fn hear_own(&mut self) {
+        loop {
+            let up = match self.ups.try_recv() {
+                Ok(up) => up,
+                Err(TryRecvError::Empty) => return,
+                // All of them are gone without a word: the process panics, or never had one.
+                Err(TryRecvError::Disconnected) if self.closing.is_some() => return,
+                Err(TryRecvError::Disconnected) => Up::Bye,
+            };
+            if up == Up::Bye {
+                self.closing.get_or_insert_with(Instant::now);
+            }
+            match &mut self.duty {
+                Duty::Hub(hub) => hub.judge.hear(0, up, Instant::now()),
+                Duty::Spoke { hub, .. } => {
+                    if let Some(conn) = self.conns.get_mut(hub) {
+                        conn.link.send(&encode(&up));
+                    }
+                }
+            }
+        }
+    }
+
+    /// What rank 0 has to say goes to whom it is for.
+    fn spread(&mut self) {
+        while let Duty::Hub(hub) = &mut self.duty {
+            let told = hub.take();
+            if told.is_empty() {
+                return;
+            }
+            for (conn, down) in told {
+                match conn {
+                    Some(id) => {
+                        if let Some(conn) = self.conns.get_mut(&id) {
+                            conn.link.send(&encode(&down));
+                        }
+                    }
+                    None => {
+                        let answer = self.apply(down);
+                        if let (Duty::Hub(hub), Some(up)) = (&mut self.duty, answer) {
+                            hub.judge.hear(0, up, Instant::now());
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn flush(&mut self) {
+        let full = |(id, conn): (&usize, &mut Conn)| match conn.write() {
+            Ok(()) => None,
+            Err(error) => Some((*id, error.to_string())),
+        };
+        let broken: Vec<(usize, String)> = self.conns.iter_mut().filter_map(full).collect();
+        self.drop_all(broken);
+    }
+
+    fn tick(&mut self, now: Instant) {
+        let dead = |(id, conn): (&usize, &mut Conn)| match conn.link.tick(now) {
+            Ok(()) => None,
+            Err(error) => Some((*id, error.to_string())),
+        };
+        let dead: Vec<(usize, String)> = self.conns.iter_mut().filter_map(dead).collect();
+        self.drop_all(dead);
+        // It may have been out of descriptors when somebody came.
+        self.accept();
+        if let Duty::Hub(hub) = &mut self.duty {
+            hub.tick(now);
+            if hub.has_failed() {
+                self.closing.get_or_insert(now);
+            }
+        }
+    }
+
+    fn drop_all(&mut self, which: Vec<(usize, String)>) {
+        for (id, why) in which {
+            if let Some(conn) = self.conns.remove(&id) {
+                self.ended(conn.who, &why);
+            }
+        }
+    }
+}

@@ -1,0 +1,320 @@
+//! All connections of this process with other ranks, shared by its communicators. Whoever waits
+//! moves the bytes of all; one of those who wait sleeps on the connections, the others on it.
+
+mod incoming;
+mod outgoing;
+mod reader;
+mod target;
+
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::net::TcpStream;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+
+use super::control::{Called, Fault, Left};
+use super::frame::Head;
+use crate::transport::Ticket;
+use incoming::Incoming;
+use outgoing::Outgoing;
+pub use target::Posted;
+
+/// How many calls back is known what was called.
+const HISTORY: usize = 64;
+
+/// What is wrong with a communicator, as its messages show.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Trouble {
+    /// A message is of another call than this rank's.
+    Mismatch {
+        /// In which call.
+        call: u64,
+    },
+    /// A message has another size than the room for it.
+    Size {
+        /// Bytes that came.
+        came: u64,
+        /// Bytes that fit.
+        room: u64,
+    },
+}
+
+/// One communicator of this process.
+#[derive(Default)]
+pub struct Channel {
+    /// How many calls were begun.
+    pub calls: u64,
+    /// The number of what is called now.
+    pub what: u32,
+    history: VecDeque<(u64, Called)>,
+    done: Vec<Ticket>,
+    /// Bytes that came or went, ever.
+    pub moved: u64,
+    pub trouble: Option<Trouble>,
+}
+
+impl Channel {
+    /// A call begins.
+    pub fn begin(&mut self, called: Called) {
+        self.calls += 1;
+        self.what = called.number();
+        self.history.push_back((self.calls, called));
+        if self.history.len() > HISTORY {
+            self.history.pop_front();
+        }
+    }
+
+    /// What was called.
+    pub fn called(&self, call: u64) -> Option<Called> {
+        self.history.iter().find(|(number, _)| *number == call).map(|(_, called)| *called)
+    }
+}
+
+/// The communicators of this process.
+#[derive(Default)]
+pub struct Channels {
+    open: HashMap<u64, Channel>,
+    closed: HashSet<u64>,
+    /// Whether something was done that another thread may wait for.
+    news: bool,
+}
+
+impl Channels {
+    pub fn get(&mut self, channel: u64) -> &mut Channel {
+        self.open.entry(channel).or_default()
+    }
+
+    pub fn peek(&self, channel: u64) -> Option<&Channel> {
+        self.open.get(&channel)
+    }
+
+    pub fn done(&mut self, channel: u64, ticket: Ticket) {
+        self.news = true;
+        self.get(channel).done.push(ticket);
+    }
+
+    fn moved(&mut self, channel: u64, bytes: usize) {
+        if let Some(channel) = self.open.get_mut(&channel) {
+            channel.moved += bytes as u64;
+        }
+    }
+
+    fn trouble(&mut self, channel: u64, trouble: Trouble) {
+        self.news = true;
+        self.get(channel).trouble.get_or_insert(trouble);
+    }
+
+    /// Whether a message that nobody has asked for may still be asked for. One of a call that this
+    /// rank is through with, or does differently, is trouble.
+    fn may_be_early(&mut self, head: &Head) -> bool {
+        let key = head.key;
+        if self.closed.contains(&key.channel) {
+            return false;
+        }
+        let Some(channel) = self.open.get_mut(&key.channel) else { return true };
+        let other = key.number == channel.calls && head.what != channel.what;
+        if !key.tagged && (key.number < channel.calls || other) {
+            self.trouble(key.channel, Trouble::Mismatch { call: key.number });
+            return false;
+        }
+        true
+    }
+}
+
+/// What other ranks told.
+#[derive(Default)]
+pub struct News {
+    /// Which communicator is over, or all in which a lost rank is.
+    pub faults: Vec<(Option<u64>, Fault)>,
+    /// Who has left what.
+    pub left: HashMap<(u64, u32), Left>,
+    /// Where all are there and agree.
+    pub clear: HashSet<u64>,
+}
+
+/// All connections.
+#[derive(Default)]
+pub struct Mesh {
+    outgoing: BTreeMap<u32, Outgoing>,
+    incoming: BTreeMap<u32, Incoming>,
+    /// Connections that broke, and how.
+    pub broken: BTreeMap<u32, String>,
+    pub channels: Channels,
+    pub news: News,
+    sleeper: bool,
+    followers: usize,
+    tickets: u64,
+}
+
+/// A mesh for several threads.
+pub struct Shared {
+    mesh: Mutex<Mesh>,
+    moved: Condvar,
+    wake: OwnedFd,
+}
+
+impl Mesh {
+    /// How many connections there are to a rank.
+    pub fn lanes_to(&self, rank: u32) -> usize {
+        self.outgoing.get(&rank).map_or(0, Outgoing::lanes)
+    }
+
+    pub fn add_outgoing(&mut self, rank: u32, stream: TcpStream) {
+        self.outgoing.entry(rank).or_default().add(stream);
+    }
+
+    fn ticket(&mut self) -> Ticket {
+        self.tickets += 1;
+        Ticket(self.tickets)
+    }
+
+    /// Posts a message, and writes of it what goes at once.
+    pub fn send(&mut self, to: u32, head: Head, bytes: *const [u8]) -> Ticket {
+        let ticket = self.ticket();
+        let outgoing = self.outgoing.entry(to).or_default();
+        outgoing.push(head, ticket, bytes.cast(), bytes.len());
+        if let Err(error) = outgoing.write(&mut self.channels) {
+            self.broke(to, std::io::Error::from(error).to_string());
+        }
+        ticket
+    }
+
+    /// Posts a receive; its ticket is made here.
+    pub fn receive(&mut self, from: u32, mut posted: Posted) -> Ticket {
+        posted.ticket = self.ticket();
+        self.incoming.entry(from).or_default().post(posted, &mut self.channels);
+        posted.ticket
+    }
+
+    /// Moves what can be moved without waiting.
+    pub fn pass(&mut self) {
+        let mut broken = Vec::new();
+        for (rank, outgoing) in &mut self.outgoing {
+            if let Err(error) = outgoing.write(&mut self.channels) {
+                broken.push((*rank, std::io::Error::from(error).to_string()));
+            }
+        }
+        for (rank, incoming) in &mut self.incoming {
+            if let Err(why) = incoming.read(&mut self.channels) {
+                broken.push((*rank, why));
+            }
+        }
+        for (rank, why) in broken {
+            self.broke(rank, why);
+        }
+    }
+
+    fn broke(&mut self, rank: u32, why: String) {
+        self.channels.news = true;
+        self.broken.entry(rank).or_insert(why);
+        // What waits for it waits on; who waits sees that it is broken.
+        self.outgoing.remove(&rank);
+        if let Some(incoming) = self.incoming.get_mut(&rank) {
+            incoming.hang_up();
+        }
+    }
+
+    /// What is done since the last time.
+    pub fn take_done(&mut self, channel: u64, done: &mut Vec<Ticket>) {
+        done.append(&mut self.channels.get(channel).done);
+    }
+
+    /// The connections on which something is waited for.
+    fn waiting(&self) -> Vec<(Arc<TcpStream>, PollFlags)> {
+        let out = self.outgoing.values().flat_map(Outgoing::waiting);
+        let into = self.incoming.values().flat_map(Incoming::waiting);
+        let out = out.map(|stream| (stream.clone(), PollFlags::OUT));
+        out.chain(into.map(|stream| (stream.clone(), PollFlags::IN))).collect()
+    }
+
+    /// Gives all memory of a communicator back.
+    pub fn cancel(&mut self, channel: u64) {
+        self.outgoing.values_mut().for_each(|outgoing| outgoing.cancel(channel));
+        self.incoming.values_mut().for_each(|incoming| incoming.cancel(channel));
+        self.channels.get(channel).done.clear();
+    }
+
+    /// A communicator is no more: what still comes for it is thrown away.
+    pub fn close(&mut self, channel: u64) {
+        self.cancel(channel);
+        self.channels.open.remove(&channel);
+        self.channels.closed.insert(channel);
+    }
+}
+
+impl Shared {
+    pub fn new() -> std::io::Result<Self> {
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Self { mesh: Mutex::default(), moved: Condvar::new(), wake })
+    }
+
+    pub fn lock(&self) -> MutexGuard<'_, Mesh> {
+        self.mesh.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A connection from a rank was made.
+    pub fn add_incoming(&self, rank: u32, index: u8, stream: TcpStream) {
+        let mut mesh = self.lock();
+        mesh.incoming.entry(rank).or_default().add(index.into(), stream);
+        self.stir(&mesh);
+    }
+
+    /// Something was told: all who wait look at it.
+    pub fn tell(&self, change: impl FnOnce(&mut Mesh)) {
+        let mut mesh = self.lock();
+        change(&mut mesh);
+        self.stir(&mesh);
+        self.moved.notify_all();
+    }
+
+    /// The one who sleeps on the connections must look at them again.
+    pub fn stir(&self, mesh: &Mesh) {
+        if mesh.sleeper {
+            // It fails only if it is full, and then it is heard already.
+            let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// What was done for others, they should see.
+    pub fn share(&self, mesh: &mut Mesh) {
+        if std::mem::take(&mut mesh.channels.news) && mesh.followers > 0 {
+            self.moved.notify_all();
+        }
+    }
+
+    /// Sleeps until something may have changed, at most so long.
+    pub fn sleep<'a>(
+        &'a self,
+        mut mesh: MutexGuard<'a, Mesh>,
+        most: Duration,
+    ) -> MutexGuard<'a, Mesh> {
+        self.share(&mut mesh);
+        if mesh.sleeper {
+            mesh.followers += 1;
+            let slept = self.moved.wait_timeout(mesh, most);
+            let mut mesh = slept.unwrap_or_else(PoisonError::into_inner).0;
+            mesh.followers -= 1;
+            return mesh;
+        }
+        mesh.sleeper = true;
+        let streams = mesh.waiting();
+        drop(mesh);
+        let mut polled: Vec<PollFd<'_>> =
+            streams.iter().map(|(stream, flags)| PollFd::new(stream, *flags)).collect();
+        polled.push(PollFd::new(&self.wake, PollFlags::IN));
+        let timeout =
+            Timespec { tv_sec: most.as_secs() as i64, tv_nsec: i64::from(most.subsec_nanos()) };
+        // A signal or a timeout: the caller looks at the time anyway.
+        let _ = poll(&mut polled, Some(&timeout));
+        let _ = rustix::io::read(&self.wake, &mut [0u8; 8]);
+        let mut mesh = self.lock();
+        mesh.sleeper = false;
+        // One of the others may have to take over.
+        if mesh.followers > 0 {
+            self.moved.notify_all();
+        }
+        mesh
+    }
+}

@@ -1,0 +1,235 @@
+//! The connections from one rank: what comes is put where a receive was posted for it, or kept
+//! until one is.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::TcpStream;
+use std::sync::Arc;
+
+use super::reader::{Reader, Turn};
+use super::target::{Posted, Target};
+use super::{Channels, Trouble};
+use crate::tcp::frame::{HEAD, Head, stripe};
+
+/// How much is kept of what nobody has asked for yet. A rank that is further ahead has to wait.
+const KEPT: usize = 256 << 20;
+
+/// How much of one rank's is read before the others have their turn.
+const SHARE: usize = 4 << 20;
+
+/// Connections from a rank.
+#[derive(Default)]
+pub struct Incoming {
+    lanes: Vec<Option<Reader>>,
+    messages: HashMap<u64, Message>,
+    /// Messages that nobody has asked for, in the order in which they came.
+    early: VecDeque<u64>,
+    kept: usize,
+    posted: VecDeque<Posted>,
+    next: u64,
+}
+
+struct Message {
+    head: Head,
+    target: Target,
+    /// Of how many stripes the rest consists.
+    parts: usize,
+    /// Who gets it, if it is not kept for nobody.
+    posted: Option<Posted>,
+}
+
+impl Incoming {
+    pub fn add(&mut self, index: usize, stream: TcpStream) {
+        if self.lanes.len() <= index {
+            self.lanes.resize_with(index + 1, || None);
+        }
+        self.lanes[index] = Some(Reader::new(stream));
+    }
+
+    /// Asks for a message.
+    pub fn post(&mut self, posted: Posted, channels: &mut Channels) {
+        let is_it = |id: &u64| self.messages.get(id).is_some_and(|m| m.head.key == posted.key);
+        let Some(at) = self.early.iter().position(is_it) else {
+            self.posted.push_back(posted);
+            return;
+        };
+        let Some(id) = self.early.remove(at) else { return };
+        if let Some(message) = self.messages.get_mut(&id) {
+            self.kept = self.kept.saturating_sub(message.head.length as usize);
+            if fits(&message.head, &posted, channels) {
+                message.posted = Some(posted);
+            } else {
+                message.target = Target::Nowhere;
+            }
+        }
+        self.finish(id, channels);
+    }
+
+    /// Reads what is there, until a message is complete or somebody else should have a turn. True:
+    /// something came.
+    pub fn read(&mut self, channels: &mut Channels) -> Result<bool, String> {
+        let mut share = SHARE;
+        for lane in 0..self.lanes.len() {
+            loop {
+                match self.step(lane, channels)? {
+                    Turn::Empty => break,
+                    Turn::Got(count) => share = share.saturating_sub(count),
+                    Turn::Complete => return Ok(true),
+                }
+                if share == 0 {
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(share < SHARE)
+    }
+
+    /// One system call, or what can be done without one.
+    fn step(&mut self, lane: usize, channels: &mut Channels) -> Result<Turn, String> {
+        let wants_head = self.wants_head(lane);
+        let Some(reader) = self.lanes.get_mut(lane).and_then(Option::as_mut) else {
+            return Ok(Turn::Empty);
+        };
+        let Some(part) = reader.parts.front_mut() else {
+            if !wants_head {
+                return Ok(Turn::Empty);
+            }
+            if let Some(head) = reader.buffer.head() {
+                return Ok(self.begin(Head::decode(&head), channels));
+            }
+            return reader.buffer.fill(&reader.stream);
+        };
+        let Some(message) = self.messages.get_mut(&part.message) else {
+            return Err("its messages are out of order".to_owned());
+        };
+        let (turn, landed) =
+            reader.buffer.land(&reader.stream, &mut message.target, part.at, part.left)?;
+        part.at += landed;
+        part.left -= landed;
+        channels.moved(message.head.key.channel, landed);
+        if part.left > 0 {
+            return Ok(turn);
+        }
+        let id = part.message;
+        reader.parts.pop_front();
+        message.parts -= 1;
+        Ok(self.finish(id, channels))
+    }
+
+    /// Only the first connection has heads. They are read if somebody waits for a message.
+    fn wants_head(&self, lane: usize) -> bool {
+        lane == 0 && !self.posted.is_empty() && self.kept < KEPT
+    }
+
+    /// A message begins.
+    fn begin(&mut self, head: Head, channels: &mut Channels) -> Turn {
+        let length = head.length as usize;
+        let found = self.posted.iter().position(|posted| posted.key == head.key);
+        let posted = found.and_then(|at| self.posted.remove(at));
+        self.next += 1;
+        let id = self.next;
+        let (target, posted) = match posted {
+            Some(posted) if fits(&head, &posted, channels) => (posted.target(), Some(posted)),
+            Some(_) => (Target::Nowhere, None),
+            None if !channels.may_be_early(&head) => (Target::Nowhere, None),
+            None => {
+                self.kept += length;
+                self.early.push_back(id);
+                (Target::Kept(vec![0; length]), None)
+            }
+        };
+        let stripes = usize::from(head.stripes);
+        self.messages.insert(id, Message { head, target, parts: stripes, posted });
+        for i in 0..stripes {
+            let range = stripe(length, i, stripes);
+            if self.lanes.len() <= i {
+                self.lanes.resize_with(i + 1, || None);
+            }
+            // The other connections are there before a message that needs them.
+            match &mut self.lanes[i] {
+                Some(reader) if !range.is_empty() => reader.expect(id, range),
+                _ => {
+                    if let Some(message) = self.messages.get_mut(&id) {
+                        message.parts -= 1;
+                    }
+                }
+            }
+        }
+        self.finish(id, channels)
+    }
+
+    /// Hands a message over if it is complete and wanted.
+    fn finish(&mut self, id: u64, channels: &mut Channels) -> Turn {
+        let complete = |m: &Message| {
+            m.parts == 0 && (m.posted.is_some() || matches!(m.target, Target::Nowhere))
+        };
+        if !self.messages.get(&id).is_some_and(complete) {
+            return Turn::Got(0);
+        }
+        let Some(message) = self.messages.remove(&id) else { return Turn::Got(0) };
+        if let Some(posted) = message.posted {
+            if let Target::Kept(bytes) = &message.target {
+                posted.target().put(0, bytes);
+            }
+            channels.done(posted.key.channel, posted.ticket);
+        }
+        Turn::Complete
+    }
+
+    /// The connections that should tell when something comes.
+    pub fn waiting(&self) -> impl Iterator<Item = &Arc<TcpStream>> {
+        let wanted = |(i, lane): &(usize, &Option<Reader>)| {
+            lane.as_ref().is_some_and(|reader| !reader.parts.is_empty() || self.wants_head(*i))
+        };
+        self.lanes
+            .iter()
+            .enumerate()
+            .filter(wanted)
+            .filter_map(|(_, lane)| lane.as_ref())
+            .map(|reader| &reader.stream)
+    }
+
+    /// Nothing more comes. What was asked for stays so.
+    pub fn hang_up(&mut self) {
+        self.lanes.clear();
+    }
+
+    /// Gives memory of a channel back. What was begun goes nowhere.
+    pub fn cancel(&mut self, channel: u64) {
+        self.posted.retain(|posted| posted.key.channel != channel);
+        let mut kept = 0;
+        for message in self.messages.values_mut().filter(|m| m.head.key.channel == channel) {
+            if message.posted.is_none() {
+                kept += message.head.length as usize;
+            }
+            message.posted = None;
+            message.target = Target::Nowhere;
+        }
+        self.kept = self.kept.saturating_sub(kept);
+        self.early
+            .retain(|id| self.messages.get(id).is_some_and(|m| m.head.key.channel != channel));
+        self.messages.retain(|_, m| m.head.key.channel != channel || m.parts > 0);
+    }
+}
+
+/// Whether a message is what was asked for. If not, its communicator is in trouble.
+fn fits(head: &Head, posted: &Posted, channels: &mut Channels) -> bool {
+    let key = posted.key;
+    let trouble = if head.what != posted.what && !key.tagged {
+        Trouble::Mismatch { call: key.number }
+    } else if head.length as usize != posted.length {
+        Trouble::Size { came: head.length, room: posted.length as u64 }
+    } else {
+        return true;
+    };
+    channels.trouble(key.channel, trouble);
+    false
+}
+
+impl Reader {
+    fn expect(&mut self, message: u64, range: std::ops::Range<usize>) {
+        self.parts.push_back(super::reader::Part { message, at: range.start, left: range.len() });
+    }
+}
+
+/// The buffer holds at least a head.
+const _: () = assert!(HEAD <= super::reader::BUFFER);
