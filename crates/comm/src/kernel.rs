@@ -7,7 +7,9 @@
 mod half_floats;
 mod number;
 
-use self::number::{Bf16, Fold, Greatest, Least, Number, Product, Sum, Unaligned, lanes, lanes_mut};
+use self::number::{
+    Bf16, Fold, Greatest, Least, Number, Product, Sum, Unaligned, lanes, lanes_mut,
+};
 use crate::{DType, ReduceOp};
 
 /// What is reduced in one go when there are many: it stays in the nearest cache.

@@ -15,6 +15,7 @@ pub mod kernel;
 pub mod op;
 pub mod reference;
 pub mod schedule;
+pub mod shm;
 
 pub use buffer::Buffer;
 pub use call::{Call, Counts, Kind, OwnedCall, Signature};

@@ -65,7 +65,8 @@ impl Convert for Hardware {
         let mut narrow = [0; EIGHT_BYTES];
         // SAFETY: both are as long as what is read and written.
         unsafe {
-            let eight = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(_mm256_loadu_ps(wide.as_ptr()));
+            let eight =
+                _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(_mm256_loadu_ps(wide.as_ptr()));
             _mm_storeu_si128(narrow.as_mut_ptr().cast(), eight);
         }
         narrow
@@ -111,12 +112,7 @@ unsafe fn each<C: Convert>(
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,f16c")]
-fn each_in_hardware(
-    out: &mut [u8],
-    a: Option<&[u8]>,
-    b: &[u8],
-    two: impl Fn(f32, f32) -> f32,
-) {
+fn each_in_hardware(out: &mut [u8], a: Option<&[u8]>, b: &[u8], two: impl Fn(f32, f32) -> f32) {
     // SAFETY: this function is only called where there are these instructions.
     unsafe { each::<Hardware>(out, a, b, two) }
 }
