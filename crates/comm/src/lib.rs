@@ -18,6 +18,7 @@ pub mod nccl;
 pub mod op;
 pub mod reference;
 pub mod schedule;
+pub mod shm;
 pub mod tcp;
 pub mod transport;
 

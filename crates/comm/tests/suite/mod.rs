@@ -37,7 +37,7 @@ impl Case {
     }
 
     /// What a rank gives, by the table at `Call`; of a broadcast, what the root has.
-    fn input(&self, rank: usize) -> Vec<u8> {
+    pub fn input(&self, rank: usize) -> Vec<u8> {
         let ranks = self.counts.len();
         let all: usize = self.counts.iter().sum();
         let root = self.root as usize == rank;
@@ -53,7 +53,7 @@ impl Case {
     }
 
     /// Does it, and gives what the rank got.
-    fn run(&self, comm: &dyn Comm) -> Vec<u8> {
+    pub fn run(&self, comm: &dyn Comm) -> Vec<u8> {
         let (rank, ranks) = (comm.rank() as usize, comm.size() as usize);
         let size = self.dtype.size();
         let input = self.input(rank);
@@ -93,6 +93,17 @@ impl Case {
         comm.run(call).unwrap();
         let nothing = matches!(self.kind, Kind::Reduce | Kind::Gather) && !root;
         if nothing { Vec::new() } else { output[result].to_vec() }
+    }
+
+    /// Runs it on a rank that is a process of its own, and holds what it got against the reference.
+    #[allow(dead_code, reason = "not every test has processes")]
+    pub fn check_own(&self, comm: &dyn Comm) {
+        let inputs: Vec<Vec<u8>> = (0..comm.size() as usize).map(|r| self.input(r)).collect();
+        let root = self.root as usize;
+        let right = outputs(self.kind, self.dtype, self.op, root, &self.counts(), &inputs);
+        let got = self.run(comm);
+        let right = &right[comm.rank() as usize];
+        assert!(got == *right, "rank {} of {self:?}: {got:?}, not {right:?}", comm.rank());
     }
 
     /// Runs it in a world and holds what all got against the reference.

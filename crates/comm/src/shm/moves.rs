@@ -1,0 +1,130 @@
+//! Collectives that move bytes, and the reduction of which each rank gets its part.
+
+use super::ShmEngine;
+use super::buffers::Buffers;
+use super::plan::{self, Plan};
+use super::wait::Now;
+use crate::kernel::{finish, reduce_many};
+use crate::{Call, CommError, Counts, DType, ReduceOp};
+
+impl ShmEngine {
+    /// The longest part of an exchange, of all ranks: they tell each other.
+    pub(super) fn longest(&mut self, call: &Call<'_>, now: &Now) -> Result<usize, CommError> {
+        if !matches!(call.counts, Counts::Exchange { .. }) {
+            return Ok(0);
+        }
+        let longest = plan::longest(call);
+        let number = self.room(now)?;
+        // SAFETY: the post is this rank's, and not made yet.
+        unsafe { self.shared.board.inline(self.rank(), number).cast::<usize>().write(longest) };
+        self.post(number, now);
+        let mut most = longest;
+        for other in self.others() {
+            self.shared.await_post(other, number, now)?;
+            // SAFETY: it is posted, and its rank waits for our next post before it writes again.
+            most =
+                most.max(unsafe { self.shared.board.inline(other, number).cast::<usize>().read() });
+        }
+        Ok(most)
+    }
+
+    /// Posts a round ahead of what is taken.
+    pub(super) fn move_all(
+        &mut self,
+        now: &Now,
+        plan: &Plan,
+        buffers: &Buffers<'_>,
+    ) -> Result<(), CommError> {
+        let first = self.next;
+        for round in 0..=plan.rounds {
+            if round < plan.rounds {
+                self.post_round(now, plan, round, buffers)?;
+                keep(plan, round, buffers);
+            }
+            let Some(before) = round.checked_sub(1) else { continue };
+            let number = first + before as u64;
+            for other in self.others() {
+                let piece = plan.takes(before, other);
+                if piece.is_some() || plan.all_wait {
+                    self.shared.await_post(other, number, now)?;
+                }
+                if let Some(piece) = piece {
+                    let from = self.posted(plan.inline, other, number, piece.in_slot());
+                    // SAFETY: what is taken goes where nothing is to be given any more.
+                    unsafe { buffers.output(piece.in_buffer()) }.copy_from_slice(from);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The same, but what comes is reduced.
+    pub(super) fn scatter_reduced(
+        &mut self,
+        now: &Now,
+        plan: &Plan,
+        (dtype, op): (DType, ReduceOp),
+        buffers: &Buffers<'_>,
+    ) -> Result<(), CommError> {
+        let first = self.next;
+        for round in 0..=plan.rounds {
+            if round < plan.rounds {
+                self.post_round(now, plan, round, buffers)?;
+            }
+            let Some(before) = round.checked_sub(1) else { continue };
+            let Some((own, piece)) = plan.keeps(before) else { continue };
+            let number = first + before as u64;
+            self.others().try_for_each(|other| self.shared.await_post(other, number, now))?;
+            let taken = self.others().find_map(|other| plan.takes(before, other));
+            let slot = taken.map_or(0..0, |taken| taken.in_slot());
+            let input = |rank: usize| match rank == self.rank() {
+                // SAFETY: nobody writes it before it is read.
+                true => unsafe { buffers.input(own..own + piece.bytes) },
+                false => self.posted(plan.inline, rank, number, slot.clone()),
+            };
+            let inputs: Vec<&[u8]> = (0..self.ranks()).map(input).collect();
+            let room = buffers.same(own, piece.at).then(|| {
+                let mut room = vec![0; piece.bytes];
+                reduce_many(dtype, op, &mut room, &inputs);
+                room
+            });
+            // SAFETY: in place the own input is the output, but then it is not used any more.
+            let out = unsafe { buffers.output(piece.in_buffer()) };
+            match room {
+                Some(room) => out.copy_from_slice(&room),
+                None => reduce_many(dtype, op, out, &inputs),
+            }
+            finish(dtype, op, self.ranks() as u32, out);
+        }
+        Ok(())
+    }
+
+    fn post_round(
+        &mut self,
+        now: &Now,
+        plan: &Plan,
+        round: usize,
+        buffers: &Buffers<'_>,
+    ) -> Result<(), CommError> {
+        let number = self.room(now)?;
+        for piece in plan.posts(round) {
+            // SAFETY: what is given is written by nobody.
+            let given = unsafe { buffers.input(piece.in_buffer()) };
+            self.to_post(plan.inline, number, piece.in_slot()).copy_from_slice(given);
+        }
+        self.post(number, now);
+        Ok(())
+    }
+}
+
+/// Copies what a rank has for itself.
+fn keep(plan: &Plan, round: usize, buffers: &Buffers<'_>) {
+    let Some((own, piece)) = plan.keeps(round) else { return };
+    if !buffers.same(own, piece.at) {
+        // SAFETY: not in place, input and output are different bytes.
+        unsafe {
+            let given = buffers.input(own..own + piece.bytes);
+            buffers.output(piece.in_buffer()).copy_from_slice(given);
+        }
+    }
+}

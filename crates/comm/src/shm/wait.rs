@@ -1,0 +1,182 @@
+//! Waiting for other ranks, which always ends: with what is waited for, or with an error that says
+//! why it will not come.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::Settings;
+use super::board::{Board, Doing};
+use super::segment::Segment;
+use super::verdict;
+use crate::error::Peer;
+use crate::{CommError, Kind, Signature};
+
+/// How often it is looked before the clock is.
+const SPINS_FREE: u32 = 1000;
+const SPINS_CROWDED: u32 = 20;
+/// How often others are let run before it is slept.
+const YIELDS_CROWDED: u32 = 4;
+/// How long a rank that has a CPU of its own looks before it sleeps.
+const SPIN_FREE: Duration = Duration::from_micros(200);
+/// How long is slept before it is looked whether all are well: at first, and at most.
+const NAP: Duration = Duration::from_millis(1);
+const NAP_MAX: Duration = Duration::from_millis(16);
+
+/// What this rank does.
+#[derive(Debug, Clone, Copy)]
+pub struct Now {
+    pub doing: Doing,
+    pub signature: Signature,
+    pub digest: u64,
+}
+
+/// A communicator as its rank and those who may abort it share it.
+#[derive(Debug)]
+pub struct Shared {
+    pub board: Board,
+    pub segment: Arc<Segment>,
+    pub peers: Vec<Peer>,
+    /// Under which number each rank shows that it lives.
+    pub lives: Vec<u32>,
+    /// Which ranks are of this process: they live.
+    pub here: Vec<bool>,
+    /// Whether there are more ranks than CPUs.
+    pub crowded: bool,
+    pub settings: Settings,
+}
+
+impl Shared {
+    /// Waits for a rank's post, which must belong to the same call.
+    #[inline]
+    pub fn await_post(&self, rank: usize, number: u64, now: &Now) -> Result<(), CommError> {
+        if !self.board.has_posted(rank, number) {
+            self.wait(rank, now, || self.board.has_posted(rank, number))?;
+        }
+        if self.board.digest(rank, number) == now.digest {
+            return Ok(());
+        }
+        Err(self.disagreement(rank, now))
+    }
+
+    /// Waits until something holds that a rank brings about.
+    #[inline]
+    pub fn wait(&self, rank: usize, now: &Now, ready: impl Fn() -> bool) -> Result<(), CommError> {
+        for _ in 0..if self.crowded { SPINS_CROWDED } else { SPINS_FREE } {
+            if ready() {
+                return Ok(());
+            }
+            std::hint::spin_loop();
+        }
+        self.wait_long(rank, now, &ready)
+    }
+
+    #[cold]
+    fn wait_long(&self, rank: usize, now: &Now, ready: &dyn Fn() -> bool) -> Result<(), CommError> {
+        let began = Instant::now();
+        let mut yields = 0;
+        let mut nap = NAP;
+        while !ready() {
+            if self.crowded && yields < YIELDS_CROWDED {
+                yields += 1;
+                std::thread::yield_now();
+                continue;
+            }
+            let waited = began.elapsed();
+            if !self.crowded && waited < SPIN_FREE {
+                (0..100).for_each(|_| std::hint::spin_loop());
+                continue;
+            }
+            let trouble = self.trouble(rank, now, waited);
+            // What came before the trouble still counts.
+            if let Some(error) = trouble.filter(|_| !ready()) {
+                return Err(self.fail(error));
+            }
+            self.board.sleep(rank, nap, || ready() || verdict::is_over(&self.board));
+            nap = (nap * 2).min(NAP_MAX);
+        }
+        Ok(())
+    }
+
+    /// Why the wait for a rank should end.
+    fn trouble(&self, rank: usize, now: &Now, waited: Duration) -> Option<CommError> {
+        if let Some(error) = self.verdict(now) {
+            return Some(error);
+        }
+        if let Some(why) = self.end_of(rank) {
+            let (peer, call) = (self.peers[rank].clone(), now.signature.to_string());
+            return Some(CommError::Lost { peer, why: why.to_owned(), call });
+        }
+        (waited >= self.settings.desync_after).then(|| self.late(rank, now))
+    }
+
+    /// How a rank ended, if it did.
+    pub fn end_of(&self, rank: usize) -> Option<&'static str> {
+        if self.board.has_left(rank) {
+            return Some("it closed the communicator");
+        }
+        let dead = !self.here[rank] && !self.segment.lives(self.lives[rank]);
+        dead.then_some("its process ended")
+    }
+
+    /// Why the communicator is over, if it is.
+    pub fn verdict(&self, now: &Now) -> Option<CommError> {
+        verdict::read(&self.board, &self.peers, &now.signature.to_string())
+    }
+
+    /// Tells all ranks of an error.
+    pub fn fail(&self, error: CommError) -> CommError {
+        verdict::declare(&self.board, &error);
+        error
+    }
+
+    /// A rank's post is of another call.
+    #[cold]
+    fn disagreement(&self, rank: usize, now: &Now) -> CommError {
+        let error = match self.board.announced(rank, now.doing) {
+            Some(theirs) => self.disagree(rank, now, theirs),
+            None => self.late(rank, now),
+        };
+        // If others say so already, as they do.
+        self.verdict(now).unwrap_or_else(|| self.fail(error))
+    }
+
+    pub fn disagree(&self, rank: usize, now: &Now, theirs: Signature) -> CommError {
+        CommError::Disagree {
+            sequence: now.doing.number(),
+            ours_by: self.peers[self.board.rank].clone(),
+            ours: Box::new(now.signature),
+            theirs_by: self.peers[rank].clone(),
+            theirs: Box::new(theirs),
+        }
+    }
+
+    /// It takes too long: because the rank is at something else, or because it does not come.
+    fn late(&self, rank: usize, now: &Now) -> CommError {
+        let doing = self.board.doing(rank);
+        let theirs = self.board.announced(rank, doing);
+        if let Some(theirs) = theirs.filter(|theirs| stuck(now, doing, theirs)) {
+            return self.disagree(rank, now, theirs);
+        }
+        let collective = matches!(now.doing, Doing::Call(_)) && !now.signature.kind.has_root();
+        let came = |other: usize| self.board.doing(other).number() >= now.doing.number();
+        let missing = |other: &usize| *other == rank || (collective && !came(*other));
+        let all = (0..self.peers.len()).filter(|other| *other != self.board.rank);
+        CommError::Late {
+            call: now.signature.to_string(),
+            seconds: self.settings.desync_after.as_secs(),
+            missing: all.filter(missing).map(|other| self.peers[other].clone()).collect(),
+        }
+    }
+}
+
+/// Whether a rank that is at `theirs` will never bring what this one waits for.
+fn stuck(now: &Now, doing: Doing, theirs: &Signature) -> bool {
+    match (now.doing, doing) {
+        (Doing::Call(ours), Doing::Call(other)) => ours == other && *theirs != now.signature,
+        (Doing::Call(_), Doing::Message(_)) | (Doing::Message(_), Doing::Call(_)) => true,
+        (Doing::Message(_), Doing::Message(_)) => {
+            theirs.kind == now.signature.kind && theirs.kind == Kind::Receive
+        }
+        _ => false,
+    }
+}
