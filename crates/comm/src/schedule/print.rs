@@ -16,12 +16,13 @@ pub fn one(program: &Program) -> String {
     text
 }
 
-/// The programs of all ranks side by side, a row for each round. Rounds of different ranks do not
+/// The programs of all ranks side by side, a row for each round: `->` sends, `<-` receives, `+=`
+/// receives and reduces, `=` copies; `in`, `out` and `tmp` are input, output and scratch room. Rounds of different ranks do not
 /// begin at the same time: each goes on when its own messages are there.
 pub fn all(kind: Kind, algorithm: Algorithm, programs: &[Program]) -> String {
     let blocks = programs.first().map_or(0, |p| p.blocks.count(programs.len() as u32));
     let (name, ranks) = (kind.name(), programs.len());
-    let mut text = format!("{name} by {algorithm}: {ranks} ranks, {blocks} blocks\n");
+    let mut text = format!("{name} by {algorithm}: {ranks} ranks, blocks: {blocks}\n");
     let rounds = programs.iter().map(|program| program.rounds.len()).max().unwrap_or(0);
     let columns: Vec<Vec<Vec<String>>> = programs.iter().map(cells).collect();
     let title = |rank: usize| format!("rank {rank}");
@@ -59,9 +60,9 @@ fn line(text: &mut String, label: &str, cells: impl Iterator<Item = (String, usi
 
 fn step(step: &Step) -> String {
     match step {
-        Step::Send { to, what } => format!("{} -> {to}", piece(what)),
+        Step::Send { to, what } => format!("{} -> r{to}", piece(what)),
         Step::Receive { from, into, reduce } => {
-            format!("{} {} {from}", piece(into), if *reduce { "+=" } else { "<-" })
+            format!("{} {} r{from}", piece(into), if *reduce { "+=" } else { "<-" })
         }
         Step::Copy { from, to } => format!("{} = {}", piece(to), piece(from)),
     }
@@ -78,5 +79,68 @@ fn piece(piece: &Piece) -> String {
         0 => "()".to_owned(),
         1 => format!("{place}[{}]", piece.blocks.start),
         _ => format!("{place}[{}-{}]", piece.blocks.start, piece.blocks.end - 1),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::schedule::algorithm::programs;
+
+    fn shown(kind: Kind, by: Algorithm, ranks: u32, nodes: &[u32]) -> String {
+        all(kind, by, &programs(kind, by, ranks, 0, nodes).unwrap())
+    }
+
+    #[test]
+    fn a_ring() {
+        let text = "\
+all-reduce by ring: 3 ranks, blocks: 3
+round  rank 0          rank 1          rank 2
+    0  out[1] = in[1]  out[2] = in[2]  out[0] = in[0]
+    1  in[2] -> r1     in[0] -> r2     in[1] -> r0
+       out[1] += r2    out[2] += r0    out[0] += r1
+       out[0] = in[0]  out[1] = in[1]  out[2] = in[2]
+    2  out[1] -> r1    out[2] -> r2    out[0] -> r0
+       out[0] += r2    out[1] += r0    out[2] += r1
+    3  out[0] -> r1    out[1] -> r2    out[2] -> r0
+       out[2] <- r2    out[0] <- r0    out[1] <- r1
+    4  out[2] -> r1    out[0] -> r2    out[1] -> r0
+       out[1] <- r2    out[2] <- r0    out[0] <- r1
+";
+        assert_eq!(shown(Kind::AllReduce, Algorithm::Ring, 3, &[]), text);
+    }
+
+    #[test]
+    fn two_levels() {
+        let text = "\
+broadcast by two-level: 4 ranks, blocks: 1
+round  rank 0        rank 1        rank 2        rank 3
+    0  out[0] -> r2  out[0] <- r0  out[0] <- r0  out[0] <- r2
+    1  out[0] -> r1                out[0] -> r3
+";
+        assert_eq!(shown(Kind::Broadcast, Algorithm::TwoLevel, 4, &[0, 0, 1, 1]), text);
+    }
+
+    #[test]
+    fn a_barrier() {
+        let text = "\
+barrier by dissemination: 3 ranks, blocks: 0
+round  rank 0    rank 1    rank 2
+    0  () -> r2  () -> r0  () -> r1
+       () <- r1  () <- r2  () <- r0
+    1  () -> r1  () -> r2  () -> r0
+       () <- r2  () <- r0  () <- r1
+";
+        assert_eq!(shown(Kind::Barrier, Algorithm::Dissemination, 3, &[]), text);
+    }
+
+    #[test]
+    fn one_rank() {
+        let programs = programs(Kind::Scatter, Algorithm::BinomialTree, 4, 1, &[]).unwrap();
+        let text = "\
+round 0: tmp[3] <- r1; tmp[0] <- r1
+round 1: tmp[0] -> r0; out[3] = tmp[3]
+";
+        assert_eq!(one(&programs[3]), text);
     }
 }

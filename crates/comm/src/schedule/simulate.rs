@@ -6,7 +6,7 @@
 //! has left and what is received is there, and reduced.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, HashMap};
 
 use super::check::{CheckError, Message, Messages, Problem};
 use super::{Blocks, Piece, Program, Step, share};
@@ -14,8 +14,10 @@ use super::{Blocks, Piece, Program, Step, share};
 /// A way for messages.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Link {
-    /// What a message of no bytes takes.
+    /// How long a message of no bytes is on its way.
     pub latency_s: f64,
+    /// What it takes of a rank's own time to send one, and to receive one.
+    pub message_s: f64,
     /// How fast bytes go.
     pub bytes_per_s: f64,
 }
@@ -37,8 +39,8 @@ impl Machine {
     /// Usual numbers: shared memory in the node, 100 Gbit/s between nodes.
     pub fn usual(nodes: Vec<u32>) -> Self {
         Self {
-            inside: Link { latency_s: 1e-6, bytes_per_s: 8e9 },
-            between: Link { latency_s: 12e-6, bytes_per_s: 12e9 },
+            inside: Link { latency_s: 0.6e-6, message_s: 0.2e-6, bytes_per_s: 8e9 },
+            between: Link { latency_s: 10e-6, message_s: 1e-6, bytes_per_s: 12e9 },
             reduced_bytes_per_s: 10e9,
             nodes,
         }
@@ -76,7 +78,6 @@ pub fn simulate(
 }
 
 /// A rank in the simulation.
-#[derive(Clone)]
 struct Rank {
     round: usize,
     /// When its round began.
@@ -91,7 +92,7 @@ struct Rank {
 }
 
 /// When a node's link is free.
-#[derive(Clone, Default)]
+#[derive(Default)]
 struct Port {
     out_free: f64,
     in_free: f64,
@@ -103,7 +104,7 @@ struct Simulation<'a> {
     machine: &'a Machine,
     messages: &'a Messages,
     ranks: Vec<Rank>,
-    ports: Vec<Port>,
+    ports: HashMap<u32, Port>,
     /// Who begins a round when, the earliest first.
     events: BinaryHeap<Reverse<(Time, u32)>>,
 }
@@ -143,14 +144,13 @@ impl<'a> Simulation<'a> {
             waits: false,
             bytes: 0,
         };
-        let nodes = (0..count).map(|rank| machine.node(rank) + 1).max().unwrap_or(1);
         Self {
             programs,
             sizes,
             machine,
             messages,
             ranks: (0..count).map(rank).collect(),
-            ports: vec![Port::default(); nodes as usize],
+            ports: HashMap::new(),
             events: (0..count).map(|rank| Reverse((Time(0.0), rank))).collect(),
         }
     }
@@ -179,12 +179,13 @@ impl<'a> Simulation<'a> {
     }
 
     /// A rank begins a round: what it sends goes on its way.
-    fn begin(&mut self, rank: u32, now: f64) {
+    fn begin(&mut self, rank: u32, mut now: f64) {
         let messages = self.messages;
         let round = self.ranks[rank as usize].round;
         self.ranks[rank as usize].since = now;
         let mut woken = Vec::new();
         for (_, message) in messages.of_round(rank, round).filter(|(_, m)| m.sends) {
+            now += self.link(rank, message.peer).message_s;
             self.send(rank, message, now);
             woken.push(message.peer);
         }
@@ -193,20 +194,25 @@ impl<'a> Simulation<'a> {
         woken.into_iter().for_each(|peer| self.end(peer));
     }
 
+    fn link(&self, rank: u32, peer: u32) -> Link {
+        let inside = self.machine.node(rank) == self.machine.node(peer);
+        if inside { self.machine.inside } else { self.machine.between }
+    }
+
     fn send(&mut self, rank: u32, message: Message, now: f64) {
         let bytes = self.bytes(rank, message);
         let (here, there) = (self.machine.node(rank), self.machine.node(message.peer));
-        let link = if here == there { self.machine.inside } else { self.machine.between };
+        let link = self.link(rank, message.peer);
         let time = bytes as f64 / link.bytes_per_s;
         let out_free = match here == there {
             true => &mut self.ranks[rank as usize].out_free,
-            false => &mut self.ports[here as usize].out_free,
+            false => &mut self.ports.entry(here).or_default().out_free,
         };
         let start = now.max(*out_free);
         *out_free = start + time;
         let in_free = match here == there {
             true => &mut self.ranks[message.peer as usize].in_free,
-            false => &mut self.ports[there as usize].in_free,
+            false => &mut self.ports.entry(there).or_default().in_free,
         };
         let arrived = (start + link.latency_s).max(*in_free) + time;
         *in_free = arrived;
@@ -234,15 +240,18 @@ impl<'a> Simulation<'a> {
         self.events.push(Reverse((Time(end), rank)));
     }
 
-    /// What reductions and copies of a round take.
+    /// What receives, reductions and copies of a round take of the rank's time.
     fn work(&self, rank: u32, round: usize) -> f64 {
-        let steps = &self.programs[rank as usize].rounds[round];
-        let worked = steps.iter().map(|step| match step {
-            Step::Receive { into, reduce: true, .. } => self.length(into),
-            Step::Copy { to, .. } => self.length(to),
-            _ => 0,
+        let worked = |piece: &Piece| self.length(piece) as f64 / self.machine.reduced_bytes_per_s;
+        let steps = self.programs[rank as usize].rounds[round].iter();
+        let times = steps.map(|step| match step {
+            Step::Send { .. } => 0.0,
+            Step::Receive { from, into, reduce } => {
+                self.link(rank, *from).message_s + if *reduce { worked(into) } else { 0.0 }
+            }
+            Step::Copy { to, .. } => worked(to),
         });
-        worked.sum::<u64>() as f64 / self.machine.reduced_bytes_per_s
+        times.sum()
     }
 
     fn bytes(&self, rank: u32, message: Message) -> u64 {
@@ -253,5 +262,112 @@ impl<'a> Simulation<'a> {
     fn length(&self, piece: &Piece) -> u64 {
         let sizes = self.sizes.iter().skip(piece.blocks.start as usize);
         sizes.take(piece.blocks.len()).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Kind;
+    use crate::schedule::algorithm::{Algorithm, programs};
+
+    fn cost(kind: Kind, by: Algorithm, bytes: usize, nodes: &[u32]) -> Cost {
+        let ranks = nodes.len() as u32;
+        let programs = programs(kind, by, ranks, 0, nodes).unwrap();
+        let sizes = block_sizes(programs[0].blocks, ranks, bytes);
+        simulate(&programs, &sizes, &Machine::usual(nodes.to_vec())).unwrap()
+    }
+
+    fn sent(kind: Kind, by: Algorithm, ranks: u32, bytes: usize) -> Vec<u64> {
+        cost(kind, by, bytes, &vec![0; ranks as usize]).bytes_sent
+    }
+
+    #[test]
+    fn bytes_are_those_of_the_books() {
+        for n in [2u32, 3, 8, 13, 64, 100] {
+            let bytes = 480 * n as usize;
+            let part = 480;
+            let others = u64::from(n - 1);
+            let all = |each: u64| vec![each; n as usize];
+            let ring = |kind| sent(kind, Algorithm::Ring, n, bytes);
+            assert_eq!(ring(Kind::AllReduce), all(2 * others * part));
+            assert_eq!(ring(Kind::ReduceScatter), all(others * part));
+            assert_eq!(ring(Kind::AllGather), all(others * part));
+            let round = |kind| sent(kind, Algorithm::Dissemination, n, bytes);
+            assert_eq!(round(Kind::AllReduce), all(2 * others * part));
+            assert_eq!(round(Kind::ReduceScatter), all(others * part));
+            assert_eq!(sent(Kind::AllToAll, Algorithm::Pairwise, n, bytes), all(others * part));
+            assert_eq!(sent(Kind::AllToAll, Algorithm::Direct, n, bytes), all(others * part));
+            for tree in [Algorithm::BinomialTree, Algorithm::DoubleBinaryTree] {
+                let total = |kind| sent(kind, tree, n, bytes).iter().sum::<u64>();
+                assert_eq!(total(Kind::Broadcast), others * bytes as u64);
+                assert_eq!(total(Kind::Reduce), others * bytes as u64);
+                assert_eq!(total(Kind::AllReduce), 2 * others * bytes as u64);
+            }
+            let direct = sent(Kind::Gather, Algorithm::Direct, n, bytes);
+            assert_eq!(direct.iter().sum::<u64>(), others * part);
+        }
+        for n in [2u32, 8, 64] {
+            let all = |each: u64| vec![each; n as usize];
+            let bytes = 480 * u64::from(n);
+            let doubling = sent(Kind::AllReduce, Algorithm::RecursiveDoubling, n, bytes as usize);
+            assert_eq!(doubling, all(u64::from(n.ilog2()) * bytes));
+            let halving = sent(Kind::AllReduce, Algorithm::HalvingDoubling, n, bytes as usize);
+            assert_eq!(halving, all(2 * u64::from(n - 1) * 480));
+        }
+    }
+
+    #[test]
+    fn a_double_tree_spreads_the_load() {
+        for n in [3, 8, 13, 64] {
+            let most = |kind| {
+                let sent = sent(kind, Algorithm::DoubleBinaryTree, n, 8000);
+                sent.into_iter().max().unwrap()
+            };
+            assert!(most(Kind::Broadcast) <= 8000);
+            assert!(most(Kind::AllReduce) <= 16000);
+        }
+    }
+
+    #[test]
+    fn rings_are_for_large_buffers_and_doubling_is_for_small_ones() {
+        let nodes: Vec<u32> = (0..16).collect();
+        let seconds = |by, bytes| cost(Kind::AllReduce, by, bytes, &nodes).seconds;
+        let (ring, doubling) = (Algorithm::Ring, Algorithm::RecursiveDoubling);
+        assert!(seconds(ring, 64) > 3.0 * seconds(doubling, 64));
+        assert!(seconds(ring, 64 << 20) < 0.6 * seconds(doubling, 64 << 20));
+    }
+
+    #[test]
+    fn nodes_are_worth_to_be_known() {
+        let nodes: Vec<u32> = (0..64).map(|rank| rank % 8).collect();
+        let seconds = |by, bytes| cost(Kind::AllReduce, by, bytes, &nodes).seconds;
+        assert!(
+            seconds(Algorithm::TwoLevel, 1 << 14) < seconds(Algorithm::RecursiveDoubling, 1 << 14)
+        );
+        let large = 64 << 20;
+        assert!(seconds(Algorithm::TwoLevelWide, large) < seconds(Algorithm::Ring, large));
+    }
+
+    #[test]
+    fn one_message_takes_what_the_link_takes() {
+        let nodes = [0, 1];
+        let machine = Machine::usual(nodes.to_vec());
+        let got = cost(Kind::Broadcast, Algorithm::BinomialTree, 12_000_000, &nodes);
+        let right = machine.between.latency_s + 2.0 * machine.between.message_s + 1e-3;
+        assert!((got.seconds - right).abs() < 1e-9, "{got:?}");
+        assert_eq!(got.bytes_sent, [12_000_000, 0]);
+    }
+
+    #[test]
+    fn programs_that_hang_are_refused() {
+        // Both receive before they send.
+        let mut programs = programs(Kind::AllGather, Algorithm::Ring, 2, 0, &[]).unwrap();
+        for program in &mut programs {
+            let steps = program.rounds.pop().unwrap();
+            program.rounds = steps.into_iter().rev().map(|step| vec![step]).collect();
+        }
+        let sizes = [8; 2];
+        assert!(simulate(&programs, &sizes, &Machine::usual(Vec::new())).is_err());
     }
 }

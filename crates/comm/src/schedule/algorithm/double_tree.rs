@@ -2,7 +2,7 @@
 //! that all send and receive about as much. The blocks go one behind the other (Sanders, Speck and
 //! Träff).
 //!
-//! Rounds: about 2 log₂ *n* and one or two for each block; bytes sent: about the buffer once, twice for
+//! Rounds: 2 log₂ *n* up, log₂ *n* down, and one for each block of a tree; bytes sent: about the buffer once, twice for
 //! an all-reduce. A parent reduces its left child before its right one. In an all-reduce the root of
 //! a block's tree makes its value and all get copies: all ranks get the same bits.
 //!
@@ -14,7 +14,7 @@ use super::{Program, Seat, shares};
 use crate::schedule::{Place, Round, Step};
 
 /// The blocks of one tree.
-const SEGMENTS: u32 = 4;
+const SEGMENTS: u32 = 8;
 
 pub(super) fn all_reduce(seat: &Seat) -> Option<Program> {
     let group = Group::all(seat.ranks, seat.rank);
@@ -22,7 +22,7 @@ pub(super) fn all_reduce(seat: &Seat) -> Option<Program> {
     let trees = trees(&group);
     for tree in &trees {
         line.up(tree, Place::Output);
-        line.down(tree, tree.height());
+        line.down(tree, 2 * tree.height());
     }
     let first = trees.iter().flat_map(|tree| tree.prepared(Place::Output)).collect();
     shares(2 * SEGMENTS, [first].into_iter().chain(line.rounds()).collect())
@@ -36,7 +36,7 @@ pub(super) fn broadcast(seat: &Seat) -> Option<Program> {
             for tree in trees(&group) {
                 if tree.parent(tree.me).is_none() {
                     let got = |s| receive(seat.root, Place::Output, tree.block(s));
-                    line.each_segment(|s| 2 * s, got);
+                    line.each_segment(|s| s, got);
                 }
                 line.down(&tree, 1);
             }
@@ -44,7 +44,7 @@ pub(super) fn broadcast(seat: &Seat) -> Option<Program> {
         None => {
             for (tree, rank) in tree_roots(seat) {
                 let given = |s| send(rank, Place::Output, block(tree, s));
-                line.each_segment(|s| 2 * s, given);
+                line.each_segment(|s| s, given);
             }
         }
     }
@@ -58,7 +58,7 @@ pub(super) fn reduce(seat: &Seat) -> Option<Program> {
         let last = 2 * height(seat.ranks - 1);
         for (tree, rank) in tree_roots(seat) {
             let got = |s| reduced(rank, Place::Output, block(tree, s));
-            line.each_segment(|s| last + 2 * s, got);
+            line.each_segment(|s| last + s, got);
         }
         let first = copied(Place::Input, Place::Output, 0..2 * SEGMENTS);
         return shares(2 * SEGMENTS, first.into_iter().chain(line.rounds()).collect());
@@ -70,7 +70,7 @@ pub(super) fn reduce(seat: &Seat) -> Option<Program> {
         if tree.parent(tree.me).is_none() {
             let from = if tree.is_leaf(tree.me) { Place::Input } else { Place::Scratch };
             let given = |s| send(seat.root, from, tree.block(s));
-            line.each_segment(|s| 2 * (tree.height() + s), given);
+            line.each_segment(|s| 2 * tree.height() + s, given);
         }
     }
     shares(2 * SEGMENTS, [first].into_iter().chain(line.rounds()).collect())
@@ -196,8 +196,8 @@ impl Tree<'_> {
     }
 }
 
-/// Steps with their times. A level of a tree takes two: one for the left children, one for the
-/// right ones, for a parent must not reduce both at once.
+/// Steps with their times. A block moves on in every time. Only on the way up right children come
+/// a time after left ones, for a parent must not reduce a block of both at once.
 #[derive(Default)]
 struct Timeline {
     steps: Vec<(u32, Step)>,
@@ -212,25 +212,25 @@ impl Timeline {
     fn up(&mut self, tree: &Tree, work: Place) {
         for (child, side) in tree.children() {
             let got = |s| reduced(tree.rank(child), work, tree.block(s));
-            self.each_segment(|s| 2 * (Tree::level(child) + s) + side, got);
+            self.each_segment(|s| 2 * Tree::level(child) + side + s, got);
         }
         if let Some(parent) = tree.parent(tree.me) {
             let from = if tree.is_leaf(tree.me) { Place::Input } else { work };
             let given = |s| send(tree.rank(parent), from, tree.block(s));
-            self.each_segment(|s| 2 * (Tree::level(tree.me) + s) + tree.side(), given);
+            self.each_segment(|s| 2 * Tree::level(tree.me) + tree.side() + s, given);
         }
     }
 
-    /// What this rank does that all get what the root has after `start` levels' time.
+    /// What this rank does that all get what the root has, the first block at time `start`.
     fn down(&mut self, tree: &Tree, start: u32) {
         let depth = tree.depth();
         if let Some(parent) = tree.parent(tree.me) {
             let got = |s| receive(tree.rank(parent), Place::Output, tree.block(s));
-            self.each_segment(|s| 2 * (start + depth - 1 + s) + tree.side(), got);
+            self.each_segment(|s| start + depth - 1 + s, got);
         }
-        for (child, side) in tree.children() {
+        for (child, _) in tree.children() {
             let passed = |s| send(tree.rank(child), Place::Output, tree.block(s));
-            self.each_segment(|s| 2 * (start + depth + s) + side, passed);
+            self.each_segment(|s| start + depth + s, passed);
         }
     }
 

@@ -36,10 +36,13 @@ impl Messages {
         let mut receives: Vec<_> = all.of.iter().map(|m| by_sender(m).into_iter()).collect();
         for rank in 0..programs.len() as u32 {
             for number in 0..all.count(rank) as u32 {
-                let Message { peer, sends, .. } = all.get(rank, number);
-                let Some(theirs) = receives.get_mut(peer as usize).filter(|_| sends) else {
-                    continue;
+                let Message { peer, sends, round, .. } = all.get(rank, number);
+                let Some(theirs) = receives.get_mut(peer as usize).filter(|_| peer != rank) else {
+                    return wrong(rank, round as usize, Problem::NoSuchPeer { peer });
                 };
+                if !sends {
+                    continue;
+                }
                 let next = theirs.next().map(|other| (other, all.get(peer, other)));
                 match next {
                     Some((other, message)) if message.peer == rank => {
@@ -48,10 +51,7 @@ impl Messages {
                     Some((_, message)) if message.peer < rank => {
                         return not_sent(peer, message);
                     }
-                    _ => {
-                        let round = all.get(rank, number).round as usize;
-                        return wrong(rank, round, Problem::NotReceived { to: peer });
-                    }
+                    _ => return wrong(rank, round as usize, Problem::NotReceived { to: peer }),
                 }
             }
         }

@@ -37,7 +37,7 @@ pub enum Problem {
     #[error("its blocks are not those of rank 0")]
     OtherBlocks,
     /// It names a rank that cannot be meant.
-    #[error("there is no rank {peer} to send to or to receive from")]
+    #[error("rank {peer} is not there, or not for this")]
     NoSuchPeer {
         /// The rank.
         peer: u32,
@@ -171,6 +171,9 @@ impl std::fmt::Display for Place {
 /// Proves that the programs, one for each rank, do the collective: in place and not, whatever the
 /// timing, without hanging.
 pub fn check(kind: Kind, root: u32, programs: &[Program]) -> Result<(), CheckError> {
+    if kind.has_root() && root as usize >= programs.len() {
+        return wrong(0, 0, Problem::NoSuchPeer { peer: root });
+    }
     rounds::check(kind, root, programs)?;
     let messages = Messages::match_all(programs)?;
     run::Run::new(kind, root, programs, &messages).all()
