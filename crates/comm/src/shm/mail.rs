@@ -17,12 +17,21 @@ pub struct Mailbox {
     sent: Vec<u64>,
     got: Vec<u64>,
     aside: Vec<VecDeque<Letter>>,
+    /// The message of which not all pieces have come.
+    partial: Vec<Option<Letter>>,
 }
 
 impl Mailbox {
     pub fn new(ranks: usize) -> Self {
         let aside = std::iter::repeat_with(VecDeque::new).take(ranks).collect();
-        Self { sent: vec![0; ranks], got: vec![0; ranks], aside }
+        let partial = std::iter::repeat_with(|| None).take(ranks).collect();
+        Self { sent: vec![0; ranks], got: vec![0; ranks], aside, partial }
+    }
+
+    /// The first message with a tag that was laid aside.
+    fn find(&mut self, from: usize, tag: u32) -> Option<Letter> {
+        let at = self.aside[from].iter().position(|letter| letter.head.tag == tag)?;
+        self.aside[from].remove(at)
     }
 }
 
@@ -88,8 +97,7 @@ impl ShmEngine {
             // The other may be sending, too: what it sends is taken, or both wait for ever.
             self.shared.wait(to, now, || self.has_room(to, number) || self.has_mail(to))?;
             if !self.has_room(to, number) {
-                let letter = self.take_letter(to, now)?;
-                self.mailbox.aside[to].push_back(letter);
+                self.lay_aside(to);
             }
         }
         let (board, rank) = (&self.shared.board, self.rank());
@@ -113,67 +121,75 @@ impl ShmEngine {
         let from = call.root as usize;
         let wanted =
             Head { tag: call.tag, dtype: call.dtype as u8, bytes: call.output.len() as u64 };
-        let aside = &mut self.mailbox.aside[from];
-        if let Some(at) = aside.iter().position(|letter| letter.head.tag == wanted.tag)
-            && let Some(letter) = aside.remove(at)
-        {
-            self.fits(from, &now, wanted, letter.head)?;
-            call.output.copy_from_slice(&letter.bytes);
-            return Ok(());
-        }
-        if from == self.rank() {
-            let what = "this rank has sent itself no such message".to_owned();
-            return Err(CommError::Shape { call: call.kind.name(), what });
-        }
         loop {
-            let head = self.next_head(from, &now)?;
-            if head.tag == wanted.tag {
-                self.fits(from, &now, wanted, head)?;
-                return self.take_pieces(from, &now, call.output);
+            if let Some(letter) = self.mailbox.find(from, wanted.tag) {
+                self.fits(from, &now, wanted, letter.head)?;
+                call.output.copy_from_slice(&letter.bytes);
+                return Ok(());
             }
-            let letter = self.take_letter(from, &now)?;
-            self.mailbox.aside[from].push_back(letter);
+            if from == self.rank() {
+                let what = "this rank has sent itself no such message".to_owned();
+                return Err(CommError::Shape { call: call.kind.name(), what });
+            }
+            self.shared.wait(from, &now, || self.has_mail(from))?;
+            let head = self.next_head(from);
+            if self.mailbox.partial[from].is_none() && head.tag == wanted.tag {
+                self.fits(from, &now, wanted, head)?;
+                return self.take_all(from, &now, call.output);
+            }
+            self.lay_aside(from);
         }
     }
 
-    fn take_letter(&mut self, from: usize, now: &Now) -> Result<Letter, CommError> {
-        let head = self.next_head(from, now)?;
-        let mut bytes = vec![0; head.bytes as usize];
-        self.take_pieces(from, now, &mut bytes)?;
-        Ok(Letter { head, bytes })
+    /// Takes the piece that is there for later.
+    fn lay_aside(&mut self, from: usize) {
+        let begun = self.mailbox.partial[from].take();
+        let mut letter =
+            begun.unwrap_or_else(|| Letter { head: self.next_head(from), bytes: Vec::new() });
+        let done = letter.bytes.len();
+        let whole = letter.head.bytes as usize;
+        letter.bytes.resize(whole.min(done + MAIL_BYTES), 0);
+        self.take_piece(from, &mut letter.bytes[done..]);
+        match letter.bytes.len() == whole {
+            true => self.mailbox.aside[from].push_back(letter),
+            false => self.mailbox.partial[from] = Some(letter),
+        }
     }
 
-    /// The message that comes next.
-    fn next_head(&self, from: usize, now: &Now) -> Result<Head, CommError> {
-        self.shared.wait(from, now, || self.has_mail(from))?;
+    /// What the piece that is there belongs to.
+    fn next_head(&self, from: usize) -> Head {
         let (board, number) = (&self.shared.board, self.mailbox.got[from] + 1);
         let line = board.layout.mail(from, self.rank(), number);
         let what = board.word(line + 8).load(Ordering::Relaxed);
         let bytes = board.word(line + 16).load(Ordering::Relaxed);
-        Ok(Head { tag: what as u32, dtype: (what >> 32) as u8, bytes })
+        Head { tag: what as u32, dtype: (what >> 32) as u8, bytes }
     }
 
     /// Takes a whole message.
-    fn take_pieces(&mut self, from: usize, now: &Now, out: &mut [u8]) -> Result<(), CommError> {
+    fn take_all(&mut self, from: usize, now: &Now, out: &mut [u8]) -> Result<(), CommError> {
         let mut rest = out;
         loop {
-            let number = self.mailbox.got[from] + 1;
             self.shared.wait(from, now, || self.has_mail(from))?;
             let (piece, more) = rest.split_at_mut(rest.len().min(MAIL_BYTES));
-            // SAFETY: it was sent, and is written again only when it is taken.
-            unsafe {
-                let place = self.mail_place(from, self.rank(), number, piece.len());
-                std::ptr::copy_nonoverlapping(place, piece.as_mut_ptr(), piece.len());
-            }
-            let board = &self.shared.board;
-            board.word(board.layout.taken(from, self.rank())).store(number, Ordering::Release);
-            board.ring();
-            self.mailbox.got[from] = number;
+            self.take_piece(from, piece);
             rest = more;
             if rest.is_empty() {
                 return Ok(());
             }
         }
+    }
+
+    /// Takes the piece that is there.
+    fn take_piece(&mut self, from: usize, piece: &mut [u8]) {
+        let (board, number) = (&self.shared.board, self.mailbox.got[from] + 1);
+        // SAFETY: it was sent, and is written again only when it is taken.
+        unsafe {
+            let place = self.mail_place(from, self.rank(), number, piece.len());
+            std::ptr::copy_nonoverlapping(place, piece.as_mut_ptr(), piece.len());
+        }
+        board.word(board.layout.taken(from, self.rank())).store(number, Ordering::Release);
+        board.ring();
+        self.mailbox.got[from] = number;
     }
 
     /// A message of another type or length is one that the ranks do not agree on.
