@@ -25,7 +25,8 @@ const WAKER: Token = Token(1);
 const FIRST: usize = 2;
 /// How often it is looked at the time.
 const TICK: Duration = Duration::from_millis(50);
-/// How long the last words may take.
+/// How long the last words may take; of a rank 0 to which all came in vain, how long those who
+/// come later still hear why.
 const FAREWELL: Duration = Duration::from_secs(1);
 /// So many may try to prove themselves at once, beside those that are of the job.
 const STRANGERS: usize = 4096;
@@ -159,6 +160,7 @@ impl Keeper {
         let quiet = self.conns.values().all(|conn| conn.link.pending().is_empty());
         match &self.duty {
             Duty::Spoke { .. } => quiet || since.elapsed() > FAREWELL,
+            Duty::Hub(hub) if hub.has_failed() => since.elapsed() > FAREWELL,
             Duty::Hub(hub) => hub.is_alone() && (quiet || since.elapsed() > FAREWELL),
         }
     }
@@ -246,10 +248,11 @@ impl Keeper {
     fn hello(&mut self, id: usize, conn: &mut Conn, frame: &[u8]) -> bool {
         match (decode::<Hello>(frame), &mut self.duty) {
             (Some(Hello::Data { rank, index }), _) if index < LANES => {
+                // First, for with the answer messages begin to come.
+                self.hand_over(conn, rank, index);
                 conn.link.send(TAKEN);
-                if conn.write().is_ok() && conn.link.pending().is_empty() {
-                    self.hand_over(conn, rank, index);
-                }
+                // So little fits a new connection; if not, the other side gives it up.
+                let _ = conn.write();
                 false
             }
             (Some(Hello::Join { world, member }), Duty::Hub(hub)) => {
@@ -281,10 +284,10 @@ impl Keeper {
     /// Does what rank 0 says, and gives the answer.
     fn apply(&mut self, down: Down) -> Option<Up> {
         match down {
-            Down::Where { inquiry, channel, call } => {
-                let mut mesh = self.shared.lock();
-                let known = mesh.channels.get(channel);
-                let (calls, called) = (known.calls, known.called(call));
+            Down::Where { inquiry, channel } => {
+                let mesh = self.shared.lock();
+                let known = mesh.channels.peek(channel);
+                let (calls, called) = known.map(|k| (k.calls, k.recent())).unwrap_or_default();
                 return Some(Up::Answer { inquiry, calls, called });
             }
             Down::Verdict { channel, fault } => {
