@@ -19,8 +19,11 @@ fn verdict(fault: Fault) -> Vec<(To, Down)> {
     vec![(To::All, Down::Verdict { channel: Some(7), fault })]
 }
 
+/// A rank, how many calls it began, and what they were.
+type Answer = (u32, u64, Vec<(u64, Called)>);
+
 /// Rank 1 asks where all are, and these answer.
-fn inquiry(answers: &[(u32, u64, Vec<(u64, Called)>)]) -> Vec<(To, Down)> {
+fn inquiry(answers: &[Answer]) -> Vec<(To, Down)> {
     let now = Instant::now();
     let mut judge = Judge::default();
     judge.hear(1, ask(3, Some(9)), now);

@@ -6,8 +6,8 @@ mod hub;
 
 use std::collections::HashMap;
 use std::net::{TcpListener, TcpStream};
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use mio::{Events, Interest, Poll, Token, Waker};
@@ -38,6 +38,7 @@ const LANES: u8 = 16;
 pub struct Control {
     ups: Sender<Up>,
     waker: Arc<Waker>,
+    bye: Arc<Mutex<Receiver<()>>>,
 }
 
 impl Control {
@@ -45,6 +46,13 @@ impl Control {
     pub fn tell(&self, up: Up) {
         let _ = self.ups.send(up);
         let _ = self.waker.wake();
+    }
+
+    /// Says that this rank ends, and waits until the others are told.
+    pub fn end(&self) {
+        self.tell(Up::Bye);
+        let bye = self.bye.lock().unwrap_or_else(PoisonError::into_inner);
+        let _ = bye.recv_timeout(FAREWELL);
     }
 }
 
@@ -74,6 +82,8 @@ pub struct Keeper {
     duty: Duty,
     /// This rank has ended.
     closing: Option<Instant>,
+    /// Hears when all others have been told.
+    farewell: Sender<()>,
 }
 
 impl Keeper {
@@ -115,6 +125,7 @@ impl Keeper {
         poll.registry().register(&mut listener, LISTENER, Interest::READABLE)?;
         let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
         let (sender, ups) = channel();
+        let (farewell, bye) = channel();
         let conns = HashMap::new();
         let keeper = Self {
             poll,
@@ -127,8 +138,10 @@ impl Keeper {
             timing,
             duty,
             closing: None,
+            farewell,
         };
-        Ok((keeper, Control { ups: sender, waker }))
+        let bye = Arc::new(Mutex::new(bye));
+        Ok((keeper, Control { ups: sender, waker, bye }))
     }
 
     /// Until this rank has ended, and of rank 0 until all have.
@@ -152,17 +165,25 @@ impl Keeper {
             }
             self.spread();
             self.flush();
+            if self.closing.is_some() && self.is_quiet() {
+                let _ = self.farewell.send(());
+            }
         }
     }
 
     fn is_over(&self) -> bool {
         let Some(since) = self.closing else { return false };
-        let quiet = self.conns.values().all(|conn| conn.link.pending().is_empty());
+        let quiet = self.is_quiet();
         match &self.duty {
             Duty::Spoke { .. } => quiet || since.elapsed() > FAREWELL,
             Duty::Hub(hub) if hub.has_failed() => since.elapsed() > FAREWELL,
             Duty::Hub(hub) => hub.is_alone() && (quiet || since.elapsed() > FAREWELL),
         }
+    }
+
+    /// Whether all that was said is on its way.
+    fn is_quiet(&self) -> bool {
+        self.conns.values().all(|conn| conn.link.pending().is_empty())
     }
 
     fn add(
@@ -351,26 +372,24 @@ impl Keeper {
         }
     }
 
-    /// What rank 0 has to say goes to whom it is for.
+    /// What rank 0 has to say goes to whom it is for: first to the others, for this rank may end
+    /// the process when it hears it.
     fn spread(&mut self) {
         while let Duty::Hub(hub) = &mut self.duty {
             let told = hub.take();
             if told.is_empty() {
                 return;
             }
-            for (conn, down) in told {
-                match conn {
-                    Some(id) => {
-                        if let Some(conn) = self.conns.get_mut(&id) {
-                            conn.link.send(&encode(&down));
-                        }
-                    }
-                    None => {
-                        let answer = self.apply(down);
-                        if let (Duty::Hub(hub), Some(up)) = (&mut self.duty, answer) {
-                            hub.judge.hear(0, up, Instant::now());
-                        }
-                    }
+            for (conn, down) in told.iter().filter_map(|(to, down)| Some(((*to)?, down))) {
+                if let Some(conn) = self.conns.get_mut(&conn) {
+                    conn.link.send(&encode(down));
+                }
+            }
+            self.flush();
+            for (_, down) in told.into_iter().filter(|(to, _)| to.is_none()) {
+                let answer = self.apply(down);
+                if let (Duty::Hub(hub), Some(up)) = (&mut self.duty, answer) {
+                    hub.judge.hear(0, up, Instant::now());
                 }
             }
         }
