@@ -26,7 +26,7 @@ pub fn run(
     let (rank, ranks) = (transport.rank(), transport.ranks());
     let (dtype, op) = (call.dtype, call.op);
     let cut = Cut::new(&call, program.blocks, rank, ranks);
-    let memory = Memory::new(call, program, &cut);
+    let mut memory = Memory::new(call, program, &cut);
     let mut open = Open { transport, tickets: 0 };
     for round in &program.rounds {
         open.round(round, &cut, &memory, Landing::Reduce(dtype, op))?;
@@ -105,7 +105,7 @@ impl<'a> Memory<'a> {
     }
 
     /// What the rank gets, once all is done.
-    fn result(&self, cut: &Cut<'_>, rank: u32) -> Option<&mut [u8]> {
+    fn result(&mut self, cut: &Cut<'_>, rank: u32) -> Option<&mut [u8]> {
         let blocks = match cut.kind {
             Kind::ReduceScatter => rank..rank + 1,
             _ => 0..cut.shares(),

@@ -63,13 +63,13 @@ fn host(mut settings: Settings) -> Result<Endpoint, CommError> {
     let timing = timing(&settings);
     let parts = Keeper::hub(listener, settings.secret.clone(), timing, shared.clone(), hub);
     let (keeper, control) = parts.map_err(|e| system("the connections of rank 0", &e))?;
-    let thread = spawn(keeper)?;
+    spawn(keeper)?;
     let members = match gathered.recv() {
         Ok(Ok(members)) => members,
         Ok(Err(why)) => return Err(failed(why.what, &why.hint)),
         Err(_) => return Err(failed("rank 0's thread ended".to_owned(), "report this")),
     };
-    Ok(endpoint(settings, members, shared, control, thread))
+    Ok(endpoint(settings, members, shared, control))
 }
 
 /// Another rank goes to rank 0.
@@ -100,8 +100,8 @@ fn come(settings: Settings) -> Result<Endpoint, CommError> {
     let timing = timing(&settings);
     let parts = Keeper::spoke(listener, settings.secret.clone(), timing, shared.clone(), line);
     let (keeper, control) = parts.map_err(|e| system("the connection to rank 0", &e))?;
-    let thread = spawn(keeper)?;
-    Ok(endpoint(settings, members, shared, control, thread))
+    spawn(keeper)?;
+    Ok(endpoint(settings, members, shared, control))
 }
 
 /// A connection to rank 0, which may begin to listen later.
@@ -150,9 +150,9 @@ fn any_address(like: SocketAddr, port: u16) -> SocketAddr {
     }
 }
 
-fn spawn(keeper: Keeper) -> Result<std::thread::JoinHandle<()>, CommError> {
+fn spawn(keeper: Keeper) -> Result<(), CommError> {
     let thread = std::thread::Builder::new().name("comm-keeper".to_owned());
-    thread.spawn(|| keeper.run()).map_err(|e| system("a thread", &e))
+    thread.spawn(|| keeper.run()).map(drop).map_err(|e| system("a thread", &e))
 }
 
 fn endpoint(
@@ -160,7 +160,6 @@ fn endpoint(
     members: Vec<Member>,
     shared: Arc<Shared>,
     control: crate::tcp::Control,
-    thread: std::thread::JoinHandle<()>,
 ) -> Endpoint {
     Endpoint {
         rank: settings.rank,
@@ -173,7 +172,6 @@ fn endpoint(
         desync_after: settings.desync_after,
         timing: timing(&settings),
         secret: settings.secret,
-        keeper: Some(thread),
     }
 }
 

@@ -2,12 +2,23 @@
 
 #![allow(clippy::unwrap_used, reason = "a test's own functions may panic as it may")]
 
+#[path = "tcp/cluster.rs"]
+mod cluster;
+#[path = "tcp/disagree.rs"]
+mod disagree;
+#[path = "tcp/joining.rs"]
+mod joining;
+#[path = "tcp/killed.rs"]
+mod killed;
+#[path = "tcp/process.rs"]
+mod process;
 mod suite;
 
 use std::time::Duration;
 
 use regatta_comm::background::Background;
 use regatta_comm::join::{Settings, join, listen};
+use regatta_comm::{Collectives, Comm, DType, Kind, ReduceOp};
 use regatta_wire::secret::Secret;
 
 /// Settings for all ranks of a world on this machine.
@@ -38,10 +49,69 @@ fn world(size: u32) -> Vec<Background> {
 
 #[test]
 fn every_collective_gives_what_the_reference_gives() {
-    suite::every_kind(&[1, 2, 3, 4], &[0, 1, 7, 100], world);
+    suite::every_kind(&[1, 2, 3, 4, 5, 8, 9], &[0, 1, 7, 100, 5003], world);
 }
 
 #[test]
 fn special_ones_too() {
     suite::special(world);
+}
+
+#[test]
+fn many_ranks_and_large_messages() {
+    let case = |kind, ranks: usize, count: usize, in_place| suite::Case {
+        kind,
+        dtype: DType::F32,
+        op: ReduceOp::Sum,
+        root: 1,
+        counts: vec![count; ranks],
+        in_place,
+    };
+    for kind in [Kind::AllReduce, Kind::ReduceScatter, Kind::Barrier, Kind::Broadcast] {
+        case(kind, 17, 1000, false).check(world(17));
+    }
+    for kind in Kind::ALL {
+        let in_place = kind == Kind::AllReduce || kind == Kind::ReduceScatter;
+        case(kind, 3, 1_000_003, in_place).check(world(3));
+    }
+}
+
+#[test]
+fn messages_of_other_tags_may_overtake_large_ones() {
+    let (large, small) = (vec![7u8; 3 << 20], [1u8]);
+    suite::on_all(world(2), |comm| match comm.rank() {
+        0 => {
+            comm.send(&large, 1, 1).unwrap();
+            comm.send(&small, 1, 2).unwrap();
+            comm.barrier().unwrap();
+        }
+        _ => {
+            let (mut a, mut b) = (vec![0; large.len()], [0]);
+            comm.receive(&mut b, 0, 2).unwrap();
+            comm.receive(&mut a, 0, 1).unwrap();
+            assert!(a == large && b == small);
+            comm.barrier().unwrap();
+        }
+    });
+}
+
+#[test]
+fn communicators_of_one_rank_work_at_the_same_time() {
+    suite::on_all(world(4), |comm| {
+        let pair = comm.split(Some(comm.rank() / 2), 0).unwrap().unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for i in 0..200 {
+                    let mut data = vec![i as f32; 1 + i * 97 % 5000];
+                    comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+                    assert!(data.iter().all(|v| *v == 4.0 * i as f32));
+                }
+            });
+            for i in 0..300 {
+                let mut data = vec![i as i64; 1 + i * 31 % 3000];
+                pair.all_reduce(&mut data, ReduceOp::Max).unwrap();
+                assert!(data.iter().all(|v| *v == i as i64));
+            }
+        });
+    });
 }

@@ -121,8 +121,8 @@ pub enum Up {
         inquiry: u64,
         /// How many collectives it began.
         calls: u64,
-        /// What it called in the one that was asked for.
-        called: Option<Called>,
+        /// What it called, of late: the how-manieth call, and what.
+        called: Vec<(u64, Called)>,
     },
     /// A communicator is over.
     Report {
@@ -155,8 +155,6 @@ pub enum Down {
         inquiry: u64,
         /// Which communicator.
         channel: u64,
-        /// Which collective.
-        call: u64,
     },
     /// A communicator, or all in which a rank is that was lost, is over.
     Verdict {

@@ -2,13 +2,12 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use regatta_wire::link::Timing;
 use regatta_wire::secret::Secret;
 
-use super::control::{Hello, Member, TAKEN, Up, encode};
+use super::control::{Hello, Member, TAKEN, encode};
 use super::dial::{Dial, NoLine};
 use super::keeper::Control;
 use super::mesh::Shared;
@@ -35,8 +34,6 @@ pub struct Endpoint {
     pub secret: Secret,
     /// Of connections.
     pub timing: Timing,
-    /// The thread beside.
-    pub keeper: Option<JoinHandle<()>>,
 }
 
 impl Endpoint {
@@ -75,9 +72,6 @@ impl Endpoint {
 /// The others learn that this rank has ended well. Rank 0's thread stays as long as they do.
 impl Drop for Endpoint {
     fn drop(&mut self) {
-        self.control.tell(Up::Bye);
-        if let Some(keeper) = self.keeper.take().filter(|_| self.rank != 0) {
-            let _ = keeper.join();
-        }
+        self.control.end();
     }
 }

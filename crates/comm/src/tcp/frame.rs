@@ -99,7 +99,7 @@ mod tests {
             for i in 0..stripes {
                 let range = stripe(length, i, stripes);
                 prop_assert_eq!(range.start, next);
-                prop_assert!(range.start % 64 == 0 || range.is_empty());
+                prop_assert!(range.start.is_multiple_of(64) || range.is_empty());
                 next = range.end;
             }
             prop_assert_eq!(next, length);

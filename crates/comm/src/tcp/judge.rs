@@ -1,6 +1,6 @@
 //! Rank 0 decides what is wrong, so that all ranks say the same. No I/O; time is an argument.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use super::control::{Called, Down, Fault, Left, Up};
@@ -45,7 +45,7 @@ struct Inquiry {
     call: u64,
     late_s: u64,
     members: Vec<u32>,
-    answers: BTreeMap<u32, (u64, Option<Called>)>,
+    answers: BTreeMap<u32, (u64, Vec<(u64, Called)>)>,
     until: Instant,
 }
 
@@ -159,7 +159,7 @@ impl Judge {
         }
         self.next += 1;
         let inquiry = self.next;
-        let ask = |rank: &u32| (To::Rank(*rank), Down::Where { inquiry, channel, call });
+        let ask = |rank: &u32| (To::Rank(*rank), Down::Where { inquiry, channel });
         self.out.extend(members.iter().map(ask));
         let (answers, until) = (BTreeMap::new(), now + ANSWER_WITHIN);
         let open = Inquiry { by: vec![by], channel, call, late_s, members, answers, until };
@@ -182,19 +182,26 @@ impl Inquiry {
     /// What is wrong, if anything is: ranks that called something else, or else ranks that have not
     /// called at all, or do not answer.
     fn fault(&self) -> Option<Fault> {
-        let called = |(rank, answer): (&u32, &(u64, Option<Called>))| answer.1.map(|c| (*rank, c));
-        let calls: Vec<(u32, Called)> = self.answers.iter().filter_map(called).collect();
-        let same = |one: &Called| calls.iter().filter(|(_, c)| c == one).count();
-        // Of equally many the lowest rank's counts.
-        let most = calls.iter().rev().max_by_key(|(_, c)| same(c)).copied();
-        if let Some(most) = most
-            && let Some(odd) = calls.iter().find(|(_, c)| *c != most.1).copied()
-        {
-            return Some(Fault::Disagree { sequence: self.call, most, odd });
+        let calls = self.answers.values().flat_map(|(_, called)| called.iter().map(|(n, _)| *n));
+        let calls: BTreeSet<u64> = calls.collect();
+        if let Some(disagree) = calls.into_iter().find_map(|call| self.disagree(call)) {
+            return Some(disagree);
         }
         let there = |rank: &u32| self.answers.get(rank).is_some_and(|a| a.0 >= self.call);
         let missing: Vec<u32> = self.members.iter().copied().filter(|r| !there(r)).collect();
         let (sequence, seconds) = (self.call, self.late_s);
         (!missing.is_empty()).then_some(Fault::Late { sequence, seconds, missing })
+    }
+
+    /// Whether ranks called different things in a call.
+    fn disagree(&self, sequence: u64) -> Option<Fault> {
+        let of = |called: &[(u64, Called)]| called.iter().find(|(n, _)| *n == sequence).copied();
+        let called = self.answers.iter().filter_map(|(rank, (_, all))| Some((*rank, of(all)?.1)));
+        let calls: Vec<(u32, Called)> = called.collect();
+        let same = |one: &Called| calls.iter().filter(|(_, c)| c == one).count();
+        // Of equally many the lowest rank's counts.
+        let most = calls.iter().rev().max_by_key(|(_, c)| same(c)).copied()?;
+        let odd = calls.iter().find(|(_, c)| *c != most.1).copied()?;
+        Some(Fault::Disagree { sequence, most, odd })
     }
 }

@@ -19,14 +19,17 @@ fn verdict(fault: Fault) -> Vec<(To, Down)> {
     vec![(To::All, Down::Verdict { channel: Some(7), fault })]
 }
 
+/// A rank, how many calls it began, and what they were.
+type Answer = (u32, u64, Vec<(u64, Called)>);
+
 /// Rank 1 asks where all are, and these answer.
-fn inquiry(answers: &[(u32, u64, Option<Called>)]) -> Vec<(To, Down)> {
+fn inquiry(answers: &[Answer]) -> Vec<(To, Down)> {
     let now = Instant::now();
     let mut judge = Judge::default();
     judge.hear(1, ask(3, Some(9)), now);
     assert_eq!(judge.take().len(), 3);
     for (rank, calls, called) in answers {
-        judge.hear(*rank, Up::Answer { inquiry: 1, calls: *calls, called: *called }, now);
+        judge.hear(*rank, Up::Answer { inquiry: 1, calls: *calls, called: called.clone() }, now);
     }
     judge.tick(now + ANSWER_WITHIN);
     judge.take()
@@ -34,21 +37,35 @@ fn inquiry(answers: &[(u32, u64, Option<Called>)]) -> Vec<(To, Down)> {
 
 #[test]
 fn ranks_that_called_something_else_are_told_to_all() {
-    let told =
-        inquiry(&[(0, 3, Some(called(4))), (1, 3, Some(called(5))), (2, 3, Some(called(5)))]);
+    let told = inquiry(&[
+        (0, 3, vec![(3, called(4))]),
+        (1, 3, vec![(3, called(5))]),
+        (2, 3, vec![(3, called(5))]),
+    ]);
     let (most, odd) = ((1, called(5)), (0, called(4)));
     assert_eq!(told, verdict(Fault::Disagree { sequence: 3, most, odd }));
 }
 
 #[test]
 fn ranks_that_did_not_come_or_answer_are_late() {
-    let told = inquiry(&[(1, 3, Some(called(5))), (2, 2, None)]);
+    let told = inquiry(&[(1, 3, vec![(3, called(5))]), (2, 2, vec![])]);
     assert_eq!(told, verdict(Fault::Late { sequence: 3, seconds: 9, missing: vec![0, 2] }));
 }
 
 #[test]
+fn what_differed_before_is_worse_than_who_is_late() {
+    let told = inquiry(&[
+        (0, 3, vec![(2, called(4)), (3, called(5))]),
+        (1, 3, vec![(2, called(4)), (3, called(5))]),
+        (2, 2, vec![(2, called(6))]),
+    ]);
+    let (most, odd) = ((0, called(4)), (2, called(6)));
+    assert_eq!(told, verdict(Fault::Disagree { sequence: 2, most, odd }));
+}
+
+#[test]
 fn if_all_are_there_and_agree_only_the_asker_is_told() {
-    let told = inquiry(&[0, 1, 2].map(|rank| (rank, 3, Some(called(5)))));
+    let told = inquiry(&[0, 1, 2].map(|rank| (rank, 3, vec![(3, called(5))])));
     assert_eq!(told, [(To::Rank(1), Down::Clear { channel: 7 })]);
 }
 

@@ -6,8 +6,8 @@ mod hub;
 
 use std::collections::HashMap;
 use std::net::{TcpListener, TcpStream};
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use mio::{Events, Interest, Poll, Token, Waker};
@@ -25,7 +25,8 @@ const WAKER: Token = Token(1);
 const FIRST: usize = 2;
 /// How often it is looked at the time.
 const TICK: Duration = Duration::from_millis(50);
-/// How long the last words may take.
+/// How long the last words may take; of a rank 0 to which all came in vain, how long those who
+/// come later still hear why.
 const FAREWELL: Duration = Duration::from_secs(1);
 /// So many may try to prove themselves at once, beside those that are of the job.
 const STRANGERS: usize = 4096;
@@ -37,6 +38,7 @@ const LANES: u8 = 16;
 pub struct Control {
     ups: Sender<Up>,
     waker: Arc<Waker>,
+    bye: Arc<Mutex<Receiver<()>>>,
 }
 
 impl Control {
@@ -44,6 +46,13 @@ impl Control {
     pub fn tell(&self, up: Up) {
         let _ = self.ups.send(up);
         let _ = self.waker.wake();
+    }
+
+    /// Says that this rank ends, and waits until the others are told.
+    pub fn end(&self) {
+        self.tell(Up::Bye);
+        let bye = self.bye.lock().unwrap_or_else(PoisonError::into_inner);
+        let _ = bye.recv_timeout(FAREWELL);
     }
 }
 
@@ -73,6 +82,8 @@ pub struct Keeper {
     duty: Duty,
     /// This rank has ended.
     closing: Option<Instant>,
+    /// Hears when all others have been told.
+    farewell: Sender<()>,
 }
 
 impl Keeper {
@@ -114,6 +125,7 @@ impl Keeper {
         poll.registry().register(&mut listener, LISTENER, Interest::READABLE)?;
         let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
         let (sender, ups) = channel();
+        let (farewell, bye) = channel();
         let conns = HashMap::new();
         let keeper = Self {
             poll,
@@ -126,8 +138,10 @@ impl Keeper {
             timing,
             duty,
             closing: None,
+            farewell,
         };
-        Ok((keeper, Control { ups: sender, waker }))
+        let bye = Arc::new(Mutex::new(bye));
+        Ok((keeper, Control { ups: sender, waker, bye }))
     }
 
     /// Until this rank has ended, and of rank 0 until all have.
@@ -151,16 +165,25 @@ impl Keeper {
             }
             self.spread();
             self.flush();
+            if self.closing.is_some() && self.is_quiet() {
+                let _ = self.farewell.send(());
+            }
         }
     }
 
     fn is_over(&self) -> bool {
         let Some(since) = self.closing else { return false };
-        let quiet = self.conns.values().all(|conn| conn.link.pending().is_empty());
+        let quiet = self.is_quiet();
         match &self.duty {
             Duty::Spoke { .. } => quiet || since.elapsed() > FAREWELL,
+            Duty::Hub(hub) if hub.has_failed() => since.elapsed() > FAREWELL,
             Duty::Hub(hub) => hub.is_alone() && (quiet || since.elapsed() > FAREWELL),
         }
+    }
+
+    /// Whether all that was said is on its way.
+    fn is_quiet(&self) -> bool {
+        self.conns.values().all(|conn| conn.link.pending().is_empty())
     }
 
     fn add(
@@ -246,10 +269,11 @@ impl Keeper {
     fn hello(&mut self, id: usize, conn: &mut Conn, frame: &[u8]) -> bool {
         match (decode::<Hello>(frame), &mut self.duty) {
             (Some(Hello::Data { rank, index }), _) if index < LANES => {
+                // First, for with the answer messages begin to come.
+                self.hand_over(conn, rank, index);
                 conn.link.send(TAKEN);
-                if conn.write().is_ok() && conn.link.pending().is_empty() {
-                    self.hand_over(conn, rank, index);
-                }
+                // So little fits a new connection; if not, the other side gives it up.
+                let _ = conn.write();
                 false
             }
             (Some(Hello::Join { world, member }), Duty::Hub(hub)) => {
@@ -281,10 +305,10 @@ impl Keeper {
     /// Does what rank 0 says, and gives the answer.
     fn apply(&mut self, down: Down) -> Option<Up> {
         match down {
-            Down::Where { inquiry, channel, call } => {
-                let mut mesh = self.shared.lock();
-                let known = mesh.channels.get(channel);
-                let (calls, called) = (known.calls, known.called(call));
+            Down::Where { inquiry, channel } => {
+                let mesh = self.shared.lock();
+                let known = mesh.channels.peek(channel);
+                let (calls, called) = known.map(|k| (k.calls, k.recent())).unwrap_or_default();
                 return Some(Up::Answer { inquiry, calls, called });
             }
             Down::Verdict { channel, fault } => {
@@ -348,26 +372,24 @@ impl Keeper {
         }
     }
 
-    /// What rank 0 has to say goes to whom it is for.
+    /// What rank 0 has to say goes to whom it is for: first to the others, for this rank may end
+    /// the process when it hears it.
     fn spread(&mut self) {
         while let Duty::Hub(hub) = &mut self.duty {
             let told = hub.take();
             if told.is_empty() {
                 return;
             }
-            for (conn, down) in told {
-                match conn {
-                    Some(id) => {
-                        if let Some(conn) = self.conns.get_mut(&id) {
-                            conn.link.send(&encode(&down));
-                        }
-                    }
-                    None => {
-                        let answer = self.apply(down);
-                        if let (Duty::Hub(hub), Some(up)) = (&mut self.duty, answer) {
-                            hub.judge.hear(0, up, Instant::now());
-                        }
-                    }
+            for (conn, down) in told.iter().filter_map(|(to, down)| Some(((*to)?, down))) {
+                if let Some(conn) = self.conns.get_mut(&conn) {
+                    conn.link.send(&encode(down));
+                }
+            }
+            self.flush();
+            for (_, down) in told.into_iter().filter(|(to, _)| to.is_none()) {
+                let answer = self.apply(down);
+                if let (Duty::Hub(hub), Some(up)) = (&mut self.duty, answer) {
+                    hub.judge.hear(0, up, Instant::now());
                 }
             }
         }

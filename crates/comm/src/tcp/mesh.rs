@@ -22,7 +22,7 @@ use outgoing::Outgoing;
 pub use target::Posted;
 
 /// How many calls back is known what was called.
-const HISTORY: usize = 64;
+const HISTORY: usize = 16;
 
 /// What is wrong with a communicator, as its messages show.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,6 +69,11 @@ impl Channel {
     /// What was called.
     pub fn called(&self, call: u64) -> Option<Called> {
         self.history.iter().find(|(number, _)| *number == call).map(|(_, called)| *called)
+    }
+
+    /// What was called of late.
+    pub fn recent(&self) -> Vec<(u64, Called)> {
+        self.history.iter().copied().collect()
     }
 }
 

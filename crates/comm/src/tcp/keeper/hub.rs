@@ -22,7 +22,7 @@ pub struct Hub {
     /// Which connection leads to which rank.
     conns: BTreeMap<u32, usize>,
     out: Vec<(Option<usize>, Down)>,
-    failed: bool,
+    failed: Option<Failed>,
 }
 
 impl Hub {
@@ -38,7 +38,7 @@ impl Hub {
             gathered,
             conns: BTreeMap::new(),
             out: Vec::new(),
-            failed: false,
+            failed: None,
         };
         match alone {
             Ok(()) => hub.complete(),
@@ -54,16 +54,19 @@ impl Hub {
 
     /// Whether nobody else is left.
     pub fn is_alone(&self) -> bool {
-        self.conns.is_empty() || self.failed
+        self.conns.is_empty()
     }
 
     pub fn has_failed(&self) -> bool {
-        self.failed
+        self.failed.is_some()
     }
 
     /// A rank comes. What is given back refuses it.
     pub fn join(&mut self, conn: usize, world: u32, member: Member) -> Result<(), Down> {
         let rank = member.rank;
+        if let Some(failed) = &self.failed {
+            return Err(refused(failed));
+        }
         let Some(gathering) = &mut self.gathering else {
             let what = format!("all ranks are connected, and here comes another rank {rank}");
             let hint = "each job needs a MASTER_PORT of its own".to_owned();
@@ -95,8 +98,8 @@ impl Hub {
     fn fail(&mut self, failed: Failed) {
         let refused = refused(&failed);
         self.out.extend(self.conns.values().map(|conn| (Some(*conn), refused.clone())));
-        self.failed = true;
         self.gathering = None;
+        self.failed = Some(failed.clone());
         let _ = self.gathered.send(Err(failed));
     }
 

@@ -94,7 +94,7 @@ impl Incoming {
                 return Ok(Turn::Empty);
             }
             if let Some(head) = reader.buffer.head() {
-                return Ok(self.begin(Head::decode(&head), channels));
+                return self.begin(Head::decode(&head), channels);
             }
             return reader.buffer.fill(&reader.stream);
         };
@@ -121,7 +121,7 @@ impl Incoming {
     }
 
     /// A message begins.
-    fn begin(&mut self, head: Head, channels: &mut Channels) -> Turn {
+    fn begin(&mut self, head: Head, channels: &mut Channels) -> Result<Turn, String> {
         let length = head.length as usize;
         let found = self.posted.iter().position(|posted| posted.key == head.key);
         let posted = found.and_then(|at| self.posted.remove(at));
@@ -138,23 +138,16 @@ impl Incoming {
             }
         };
         let stripes = usize::from(head.stripes);
-        self.messages.insert(id, Message { head, target, parts: stripes, posted });
-        for i in 0..stripes {
-            let range = stripe(length, i, stripes);
-            if self.lanes.len() <= i {
-                self.lanes.resize_with(i + 1, || None);
-            }
-            // The other connections are there before a message that needs them.
-            match &mut self.lanes[i] {
-                Some(reader) if !range.is_empty() => reader.expect(id, range),
-                _ => {
-                    if let Some(message) = self.messages.get_mut(&id) {
-                        message.parts -= 1;
-                    }
-                }
-            }
+        // A stripe may be empty, and then nothing comes.
+        let ranges = (0..stripes).map(|i| stripe(length, i, stripes));
+        let ranges: Vec<_> = ranges.enumerate().filter(|(_, range)| !range.is_empty()).collect();
+        self.messages.insert(id, Message { head, target, parts: ranges.len(), posted });
+        for (lane, range) in ranges {
+            // All connections are there before a message that needs them.
+            let reader = self.lanes.get_mut(lane).and_then(Option::as_mut);
+            reader.ok_or("it sends over a connection that there is not")?.expect(id, range);
         }
-        self.finish(id, channels)
+        Ok(self.finish(id, channels))
     }
 
     /// Hands a message over if it is complete and wanted.

@@ -1,0 +1,169 @@
+//! Ranks that call different things, or nothing, are told so by name.
+
+use std::time::{Duration, Instant};
+
+use regatta_comm::background::Background;
+use regatta_comm::{Collectives, Comm, CommError, ReduceOp};
+
+use crate::{joined, settings, suite};
+
+/// A world that does not wait long.
+fn hasty(size: u32) -> Vec<Background> {
+    let mut all = settings(size);
+    for settings in &mut all {
+        settings.desync_after = Duration::from_millis(500);
+        settings.lost_after = Duration::from_secs(20);
+    }
+    joined(all)
+}
+
+/// What each rank is told when rank 1 of three does the one and the others do the other.
+fn told(
+    one: impl Fn(&Background) -> Result<(), CommError> + Sync,
+    other: impl Fn(&Background) -> Result<(), CommError> + Sync,
+) -> Vec<CommError> {
+    let start = Instant::now();
+    let errors = suite::on_all(hasty(3), |comm| {
+        comm.barrier().unwrap();
+        let does = |comm: &Background| if comm.rank() == 1 { one(comm) } else { other(comm) };
+        // Whoever is through with the wrong thing goes on to the next.
+        let error = does(comm).and_then(|()| comm.barrier()).unwrap_err();
+        // Nobody leaves before all have heard.
+        std::thread::sleep(Duration::from_millis(100));
+        error
+    });
+    assert!(start.elapsed() < Duration::from_secs(15), "{errors:?}");
+    errors
+}
+
+/// All name both calls, each its own first.
+fn check(errors: &[CommError], odd: &str, most: &str) {
+    for (rank, error) in errors.iter().enumerate() {
+        let CommError::Disagree { sequence, ours_by, ours, theirs_by, theirs } = error else {
+            panic!("rank {rank}: {error}");
+        };
+        assert_eq!((*sequence, ours_by.rank as usize), (2, rank), "{error}");
+        let said = [ours.to_string(), theirs.to_string()];
+        let right = if rank == 1 { [odd, most] } else { [most, odd] };
+        assert_eq!(said, right, "rank {rank}");
+        assert_eq!(theirs_by.rank == 1, rank != 1, "{error}");
+        assert_eq!(theirs_by.host, format!("node{}", theirs_by.rank));
+    }
+}
+
+fn sum(comm: &Background, count: usize) -> Result<(), CommError> {
+    comm.all_reduce(&mut vec![1.0f32; count], ReduceOp::Sum)
+}
+
+#[test]
+fn in_size() {
+    let most = "all-reduce of 9 f32, sum";
+    check(&told(|c| sum(c, 10), |c| sum(c, 9)), "all-reduce of 10 f32, sum", most);
+}
+
+#[test]
+fn in_type_and_reduction() {
+    let errors = told(|c| c.all_reduce(&mut [1i32; 9], ReduceOp::Sum), |c| sum(c, 9));
+    check(&errors, "all-reduce of 9 i32, sum", "all-reduce of 9 f32, sum");
+    let errors = told(|c| c.all_reduce(&mut [1.0f32; 9], ReduceOp::Max), |c| sum(c, 9));
+    check(&errors, "all-reduce of 9 f32, max", "all-reduce of 9 f32, sum");
+}
+
+#[test]
+fn in_the_root() {
+    let errors = told(|c| c.broadcast(&mut [1u8; 5], 2), |c| c.broadcast(&mut [1u8; 5], 0));
+    check(&errors, "broadcast of 5 u8, root 2", "broadcast of 5 u8, root 0");
+}
+
+#[test]
+fn in_the_operation() {
+    let errors = told(Collectives::barrier, |c| sum(c, 3));
+    check(&errors, "barrier", "all-reduce of 3 f32, sum");
+    let errors = told(|c| c.broadcast(&mut [1u8; 5], 1), |c| sum(c, 3));
+    check(&errors, "broadcast of 5 u8, root 1", "all-reduce of 3 f32, sum");
+}
+
+#[test]
+fn a_rank_that_does_not_come_is_named() {
+    let start = Instant::now();
+    let errors = suite::on_all(hasty(4), |comm| {
+        comm.barrier().unwrap();
+        if comm.rank() == 2 {
+            std::thread::sleep(Duration::from_secs(3));
+            return None;
+        }
+        let error = sum(comm, 1000).unwrap_err();
+        assert!(start.elapsed() < Duration::from_secs(8));
+        Some(error)
+    });
+    for error in errors.into_iter().flatten() {
+        let CommError::Late { missing, .. } = &error else { panic!("{error}") };
+        assert_eq!(missing.len(), 1, "{error}");
+        assert_eq!((missing[0].rank, missing[0].host.as_str()), (2, "node2"));
+    }
+}
+
+#[test]
+fn a_message_that_never_comes_is_late() {
+    let errors = suite::on_all(hasty(2), |comm| match comm.rank() {
+        0 => Some(comm.receive(&mut [0u8; 4], 1, 3).unwrap_err()),
+        _ => {
+            std::thread::sleep(Duration::from_secs(2));
+            None
+        }
+    });
+    let error = errors[0].as_ref().unwrap();
+    assert!(matches!(error, CommError::Late { missing, .. } if missing[0].rank == 1), "{error}");
+}
+
+#[test]
+fn a_message_of_another_size_does_no_harm() {
+    suite::on_all(hasty(2), |comm| match comm.rank() {
+        0 => {
+            comm.send(&[1u8; 10], 1, 0).unwrap();
+            comm.send(&[2u8; 4], 1, 0).unwrap();
+            comm.barrier().unwrap();
+        }
+        _ => {
+            let error = comm.receive(&mut [0u8; 9], 0, 0).unwrap_err();
+            assert_eq!(error.to_string(), "receive: 10 bytes came, 9 fit");
+            let mut next = [0u8; 4];
+            comm.receive(&mut next, 0, 0).unwrap();
+            assert_eq!(next, [2; 4]);
+            comm.barrier().unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_rank_that_leaves_or_gives_up_is_not_waited_for() {
+    let mut all = settings(3);
+    all.iter_mut().for_each(|s| s.desync_after = Duration::from_secs(60));
+    let start = Instant::now();
+    let errors = suite::on_all(joined(all), |comm| {
+        let part = comm.split(Some(0), 0).unwrap().unwrap();
+        part.barrier().unwrap();
+        let left = match comm.rank() {
+            2 => {
+                drop(part);
+                None
+            }
+            _ => Some(part.barrier().unwrap_err()),
+        };
+        // The others are not harmed by what became of that one.
+        sum(comm, 7).unwrap();
+        if comm.rank() == 1 {
+            comm.abort("it has had enough");
+        }
+        (left, comm.barrier().unwrap_err())
+    });
+    assert!(start.elapsed() < Duration::from_secs(10));
+    for (rank, (left, gave_up)) in errors.iter().enumerate() {
+        let by = |error: &CommError| match error {
+            CommError::Aborted { by, .. } => by.rank,
+            error => panic!("{error}"),
+        };
+        assert_eq!(left.as_ref().map(by), (rank != 2).then_some(2));
+        assert_eq!(by(gave_up), 1);
+    }
+}
