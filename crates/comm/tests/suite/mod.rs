@@ -1,6 +1,7 @@
 //! What every communicator must do right, whatever it is made of: held against the reference.
 
 #![allow(clippy::unwrap_used, reason = "a test's own functions may panic as it may")]
+#![allow(dead_code, reason = "each test uses a part of it")]
 
 use half::{bf16, f16};
 use regatta_comm::reference::{exchanged, outputs};
@@ -96,7 +97,6 @@ impl Case {
     }
 
     /// Runs it on a rank that is a process of its own, and holds what it got against the reference.
-    #[allow(dead_code, reason = "not every test has processes")]
     pub fn check_own(&self, comm: &dyn Comm) {
         let inputs: Vec<Vec<u8>> = (0..comm.size() as usize).map(|r| self.input(r)).collect();
         let root = self.root as usize;
