@@ -1,12 +1,12 @@
 //! Ranks of one node, through memory that they share.
 //!
 //! Ranks tell each other one thing only: a *post*, a cache line with a number and, where there is
-//! room, the data itself ([`board`]). All that is larger goes in rounds through slots ([`plan`]),
+//! room, the data itself (`board`). All that is larger goes in rounds through slots (`plan`),
 //! each rank a round ahead of what it reads, so that nobody waits for somebody who is a little
-//! slower. A wait spins, then sleeps, and always ends ([`wait`]).
+//! slower. A wait spins, then sleeps, and always ends (`wait`).
 //!
 //! The memory has no name: rank 0 makes it and gives it to the others over a socket that is gone
-//! with it ([`meet`]), so that nothing is left behind, whoever is killed, and nobody of another user
+//! with it (`meet`), so that nothing is left behind, whoever is killed, and nobody of another user
 //! comes in. That a rank lives is a lock on the memory, which the kernel frees with its process: it
 //! needs no process numbers, which other name spaces do not share, and no thread that listens.
 

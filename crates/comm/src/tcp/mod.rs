@@ -1,8 +1,8 @@
 //! Ranks of different nodes, through TCP.
 //!
-//! Each rank has a thread beside its collectives ([`keeper`]) with a connection to rank 0: signs of
-//! life go over it, and what is wrong, which rank 0 decides for all ([`judge`]). Messages go from
-//! rank to rank directly ([`mesh`]): the sender opens the connections when it needs them, and
+//! Each rank has a thread beside its collectives (`keeper`) with a connection to rank 0: signs of
+//! life go over it, and what is wrong, which rank 0 decides for all (`judge`). Messages go from
+//! rank to rank directly (`mesh`): the sender opens the connections when it needs them, and
 //! whoever waits for a collective reads and writes them itself. All connections prove the job's
 //! secret first.
 
