@@ -29,8 +29,13 @@ const SLACK: Duration = Duration::from_secs(5);
 /// Between two attempts to reach rank 0.
 const AGAIN: Duration = Duration::from_millis(50);
 
-/// Connects this rank with all others.
+/// Connects this rank with all others, through the network.
 pub fn join(settings: Settings) -> Result<Background, CommError> {
+    Ok(Background::new(Box::new(engine(settings)?)))
+}
+
+/// The same, to build upon.
+pub fn engine(settings: Settings) -> Result<TcpEngine, CommError> {
     let (rank, ranks) = (settings.rank, settings.ranks);
     if rank >= ranks {
         let what = format!("rank {rank} is not below the number of ranks, {ranks}");
@@ -39,7 +44,7 @@ pub fn join(settings: Settings) -> Result<Background, CommError> {
     let endpoint = if rank == 0 { host(settings) } else { come(settings) }?;
     let members = (0..ranks).collect();
     let transport = TcpTransport::new(Arc::new(endpoint), 0, members, rank);
-    Ok(Background::new(Box::new(TcpEngine::new(transport))))
+    Ok(TcpEngine::new(transport))
 }
 
 /// Rank 0 waits for the others.

@@ -13,6 +13,7 @@ pub mod error;
 pub mod execute;
 pub mod fake;
 pub mod join;
+pub mod host;
 pub mod kernel;
 pub mod nccl;
 pub mod op;

@@ -1,0 +1,63 @@
+//! Which ranks share a node.
+
+/// A rank's place among the nodes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Layout {
+    /// How many nodes there are.
+    pub nodes: u32,
+    /// This rank's, in the order of their first ranks.
+    pub node: u32,
+    /// The ranks of this node.
+    pub members: Vec<u32>,
+    /// This rank's place among them.
+    pub local: u32,
+    /// Whether all nodes have the same number of ranks.
+    pub even: bool,
+    /// The node of each rank, and its place there.
+    places: Vec<(u32, u32)>,
+}
+
+impl Layout {
+    /// From the number of each rank's node, whatever these numbers are.
+    pub fn new(rank: u32, nodes: &[u64]) -> Self {
+        let mut seen: Vec<(u64, u32)> = Vec::new();
+        let mut places = Vec::with_capacity(nodes.len());
+        for node in nodes {
+            let at = seen.iter().position(|(n, _)| n == node).unwrap_or(seen.len());
+            if at == seen.len() {
+                seen.push((*node, 0));
+            }
+            places.push((at as u32, seen[at].1));
+            seen[at].1 += 1;
+        }
+        let (node, local) = places[rank as usize];
+        let here = places.iter().zip(0..).filter(|((n, _), _)| *n == node);
+        Self {
+            nodes: seen.len() as u32,
+            node,
+            members: here.map(|(_, rank)| rank).collect(),
+            local,
+            even: seen.iter().all(|(_, ranks)| *ranks == seen[0].1),
+            places,
+        }
+    }
+
+    /// A rank's node, and its place there.
+    pub fn place(&self, rank: u32) -> (u32, u32) {
+        self.places[rank as usize]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_are_numbered_by_their_first_ranks() {
+        let layout = Layout::new(3, &[70, 70, 5, 70, 5]);
+        assert_eq!((layout.nodes, layout.node, layout.local), (2, 0, 2));
+        assert_eq!((layout.members.as_slice(), layout.even), (&[0, 1, 3][..], false));
+        assert_eq!(layout.place(4), (1, 1));
+        assert!(Layout::new(0, &[1, 2, 1, 2]).even);
+    }
+}

@@ -1,0 +1,64 @@
+//! Ranks on several nodes, in shared memory and across, do what every communicator must.
+
+#![allow(clippy::unwrap_used, reason = "a test's own functions may panic as it may")]
+
+mod suite;
+
+use std::time::Duration;
+
+use regatta_comm::background::Background;
+use regatta_comm::join::{Settings, listen};
+use regatta_comm::{Collectives, Comm, ReduceOp, host};
+use regatta_wire::secret::Secret;
+
+/// A world of ranks on made-up nodes.
+fn world(size: u32, node: impl Fn(u32) -> u32) -> Vec<Background> {
+    let secret = Secret::generate().unwrap();
+    let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let rank = |rank| Settings {
+        node: format!("node{}", node(rank)),
+        host: format!("node{}", node(rank)),
+        join_within: Duration::from_secs(30),
+        ..Settings::new(rank, size, "127.0.0.1", port, secret.clone())
+    };
+    let mut all: Vec<Settings> = (0..size).map(rank).collect();
+    all[0].listener = Some(listener);
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = all.into_iter().map(|s| scope.spawn(|| host::join(s))).collect();
+        threads.into_iter().map(|t| t.join().unwrap().unwrap()).collect()
+    })
+}
+
+#[test]
+fn two_on_each_node() {
+    suite::every_kind(&[1, 2, 4, 6], &[0, 1, 7, 20_000], |size| world(size, |rank| rank / 2));
+    suite::special(|size| world(size, |rank| rank / 2));
+}
+
+#[test]
+fn ranks_dealt_in_turn_and_nodes_of_different_sizes() {
+    suite::every_kind(&[5], &[1, 7, 20_000], |size| world(size, |rank| rank % 2));
+    suite::every_kind(&[4], &[3, 100], |size| world(size, |rank| u32::from(rank == 3)));
+}
+
+#[test]
+fn all_on_one_node_and_each_on_its_own() {
+    suite::every_kind(&[3], &[0, 7, 20_000], |size| world(size, |_| 0));
+    suite::every_kind(&[3], &[0, 7, 1000], |size| world(size, |rank| rank));
+}
+
+#[test]
+fn a_rank_that_gives_up_is_known_on_every_node() {
+    let ended = suite::on_all(world(6, |rank| rank / 2), |comm| {
+        comm.barrier().unwrap();
+        if comm.rank() == 3 {
+            comm.abort("it has had enough");
+        }
+        let mut data = vec![1.0f32; 100_000];
+        (0..1000).try_for_each(|_| comm.all_reduce(&mut data, ReduceOp::Sum))
+    });
+    for end in ended {
+        assert!(end.unwrap_err().to_string().contains("it has had enough"));
+    }
+}
