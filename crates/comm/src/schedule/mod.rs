@@ -23,7 +23,7 @@
 //! place needs a copy of its input first. A barrier has no blocks; its messages are empty.
 //!
 //! [`algorithm`] writes programs, [`check`] proves them right, [`simulate`] says what they cost,
-//! [`print`] shows them, [`choose`] chooses.
+//! [`mod@print`] shows them, [`choose`] chooses.
 
 use std::ops::Range;
 
