@@ -75,6 +75,12 @@ impl Messages {
         numbers.map(move |number| (number, self.get(rank, number)))
     }
 
+    /// How many messages a round has.
+    pub fn in_round(&self, rank: u32, round: usize) -> usize {
+        let starts = &self.starts[rank as usize];
+        (starts[round + 1] - starts[round]) as usize
+    }
+
     /// A rank's message of this number.
     pub fn get(&self, rank: u32, number: u32) -> Message {
         self.of[rank as usize][number as usize]

@@ -47,12 +47,12 @@ fn step_fits(room: &Room, step: &Step) -> Result<(), Problem> {
 }
 
 fn piece_fits(room: &Room, piece: &Piece, used: &'static str) -> Result<(), Problem> {
-    let there = room.blocks(piece.place);
-    let mut blocks = piece.blocks.clone();
-    match blocks.find(|block| !there.contains(block)) {
-        Some(block) => Err(missing(piece.place, block, used)),
-        None => Ok(()),
+    let (there, blocks) = (room.blocks(piece.place), &piece.blocks);
+    if blocks.is_empty() || (there.start <= blocks.start && blocks.end <= there.end) {
+        return Ok(());
     }
+    let block = if there.contains(&blocks.start) { there.end } else { blocks.start };
+    Err(missing(piece.place, block, used))
 }
 
 fn missing(place: Place, block: u32, used: &'static str) -> Problem {

@@ -63,7 +63,7 @@ impl<'a> Run<'a> {
         }
         me.told = me.heard.clone();
         me.copies(round)?;
-        me.pending = messages.of_round(rank, round).count();
+        me.pending = messages.in_round(rank, round);
         for (_, message) in messages.of_round(rank, round) {
             let other = messages.get(message.peer, message.other);
             if self.ranks[message.peer as usize].round != Some(other.round as usize) {
