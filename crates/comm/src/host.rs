@@ -57,10 +57,7 @@ pub fn join(settings: join::Settings) -> Result<Background, CommError> {
 
 impl Host {
     /// Adds shared memory to ranks that are connected.
-    fn compose(
-        mut world: Box<dyn Engine>,
-        naming: Naming,
-    ) -> Result<Box<dyn Engine>, CommError> {
+    fn compose(mut world: Box<dyn Engine>, naming: Naming) -> Result<Box<dyn Engine>, CommError> {
         let nodes = everybodys(world.as_mut(), naming.node)?;
         let layout = Layout::new(world.rank(), &nodes);
         let peers = world.peers();

@@ -95,7 +95,8 @@ impl Host {
         if let Some(leaders) = leaders(&mut self.across, self.layout.local) {
             leaders.run(part(Kind::Reduce, of, node, count(), &mut data))?;
         }
-        if let Some(local) = self.local.as_mut().filter(|_| self.layout.node == node && place != 0) {
+        if let Some(local) = self.local.as_mut().filter(|_| self.layout.node == node && place != 0)
+        {
             local.run(part(Kind::Broadcast, of, 0, count(), &mut data))?;
         }
         if self.world.rank() == call.root {

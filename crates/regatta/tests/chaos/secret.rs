@@ -95,8 +95,10 @@ fn shows(out: &Output, secret: &str) -> bool {
 /// Looks while the agents start and while the ranks run.
 fn watched(cluster: &Cluster, folder: &Path, files: &[PathBuf]) -> Result<String, String> {
     let boot = folder.join("boot");
-    let text = until("the boot document", || std::fs::read_to_string(&boot).ok())?;
-    let secret = serde_json::from_str::<serde_json::Value>(&text).unwrap()["secret"].clone();
+    // It may be seen while it is being written.
+    let parsed = |text: String| serde_json::from_str::<serde_json::Value>(&text).ok();
+    let read = || std::fs::read_to_string(&boot).ok().and_then(parsed);
+    let secret = until("the boot document", read)?["secret"].clone();
     let secret = secret.as_str().unwrap().to_owned();
     assert_eq!(secret.len(), 64);
     unseen(cluster, folder, &secret, files)?;
