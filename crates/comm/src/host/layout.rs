@@ -42,6 +42,11 @@ impl Layout {
         }
     }
 
+    /// Whether no two ranks share a node.
+    pub fn is_flat(&self) -> bool {
+        self.nodes as usize == self.places.len()
+    }
+
     /// A rank's node, and its place there.
     pub fn place(&self, rank: u32) -> (u32, u32) {
         self.places[rank as usize]

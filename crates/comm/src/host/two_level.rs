@@ -23,9 +23,10 @@ fn part<'a>(
 
 impl Host {
     pub(super) fn two_level(&mut self, call: Call<'_>) -> Result<(), CommError> {
+        // A rank that is alone on its node takes part as the others do.
         match (self.local.as_mut(), self.layout.nodes, call.kind) {
             (Some(local), 1, _) => local.run(call),
-            (None, ..) => self.world.run(call),
+            _ if self.layout.is_flat() => self.world.run(call),
             (_, _, Kind::AllReduce) => self.all_reduce(call),
             (_, _, Kind::Reduce) => self.reduce(call),
             (_, _, Kind::Broadcast) => self.broadcast(call),
