@@ -10,6 +10,7 @@
 //! comes in. That a rank lives is a lock on the memory, which the kernel frees with its process: it
 //! needs no process numbers, which other name spaces do not share, and no thread that listens.
 
+mod barrier;
 mod board;
 mod buffers;
 mod layout;

@@ -8,7 +8,7 @@ use super::buffers::Buffers;
 use super::layout::INLINE_BYTES;
 use super::plan::{Piece, Shares};
 use super::wait::Now;
-use crate::kernel::{self, finish, reduce_many};
+use crate::kernel::{self, finish, reduce_many, stream};
 use crate::{CommError, DType, ReduceOp};
 
 /// Up to here it is faster that every rank reduces all.
@@ -108,6 +108,7 @@ impl ShmEngine {
                 self.reduce_share(number, what, share, buffers);
             }
             if round <= shares.rounds {
+                stream::settle();
                 self.post(number, now);
             }
             if round > 1 && what.wants {
@@ -123,7 +124,7 @@ impl ShmEngine {
             let share = shares.share(round, other);
             // SAFETY: of this chunk nothing is written yet.
             let given = unsafe { buffers.input(share.in_buffer()) };
-            self.to_post(false, number, share.in_slot()).copy_from_slice(given);
+            stream::copy(self.to_post(false, number, share.in_slot()), given);
         }
     }
 
