@@ -14,6 +14,7 @@ use super::layout::{CPU_WORDS, INLINE_BYTES, LINE_BYTES, Layout, MAIL_BYTES};
 use super::segment::Mapping;
 use super::sign::{self, SIGN_WORDS};
 use crate::Signature;
+use crate::kernel::stream;
 
 /// What a rank is at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,6 +81,7 @@ impl Board {
     /// Posts, and wakes those who sleep.
     #[inline]
     pub fn post(&self, number: u64, digest: u64) {
+        stream::settle();
         let line = self.layout.post(self.rank, number);
         self.word(line + 8).store(digest, Ordering::Relaxed);
         self.word(line).store(number, Ordering::Release);

@@ -59,7 +59,7 @@ impl Default for Settings {
             desync_after: Duration::from_secs(300),
             debug: false,
             join_within: Duration::from_secs(60),
-            chunk_bytes: 128 << 10,
+            chunk_bytes: 256 << 10,
         }
     }
 }
