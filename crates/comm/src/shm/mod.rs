@@ -150,7 +150,7 @@ impl ShmEngine {
     }
 
     fn collective(&mut self, call: Call<'_>) -> Result<(), CommError> {
-        plan::check(&call)?;
+        plan::check(&call, self.rank())?;
         let now = self.begin(call.signature(self.ranks()))?;
         let (dtype, op, kind, root) = (call.dtype, call.op, call.kind, call.root as usize);
         match kind {
