@@ -6,6 +6,7 @@
 
 mod half_floats;
 mod number;
+pub mod stream;
 
 use self::number::{
     Bf16, Fold, Greatest, Least, Number, Product, Sum, Unaligned, lanes, lanes_mut,

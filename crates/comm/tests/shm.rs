@@ -199,6 +199,17 @@ fn a_message_of_another_length_is_a_disagreement() {
     }
 }
 
+#[test]
+fn an_exchange_of_which_one_expects_more_is_a_disagreement() {
+    let errors = errors(world(2), |comm| match comm.rank() {
+        0 => comm.all_to_all_v(&[1u8, 2, 3], &[1, 2], &mut [0; 3], &[1, 2]),
+        _ => comm.all_to_all_v(&[1u8, 2, 3], &[2, 1], &mut [0; 4], &[3, 1]),
+    });
+    for error in errors {
+        assert!(error.contains("all-to-all of 3 u8") && error.contains("of 2 u8"), "{error}");
+    }
+}
+
 fn hasty() -> Settings {
     Settings { desync_after: Duration::from_millis(300), ..Settings::default() }
 }

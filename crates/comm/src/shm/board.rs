@@ -4,15 +4,17 @@
 //! sees the number sees all that its rank wrote before. The one who posts makes a system call only
 //! if somebody sleeps.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence, fence};
 use std::time::Duration;
 
 use rustix::thread::futex;
 
+use super::barrier;
 use super::layout::{CPU_WORDS, INLINE_BYTES, LINE_BYTES, Layout, MAIL_BYTES};
 use super::segment::Mapping;
 use super::sign::{self, SIGN_WORDS};
 use crate::Signature;
+use crate::kernel::stream;
 
 /// What a rank is at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,11 +41,13 @@ pub struct Board {
     map: Mapping,
     pub layout: Layout,
     pub rank: usize,
+    /// Whether those who go to sleep see to the order of things, so that a post need not.
+    pub light: bool,
 }
 
 impl Board {
     pub fn new(map: Mapping, layout: Layout, rank: usize) -> Self {
-        Self { map, layout, rank }
+        Self { map, layout, rank, light: false }
     }
 
     #[inline]
@@ -77,6 +81,7 @@ impl Board {
     /// Posts, and wakes those who sleep.
     #[inline]
     pub fn post(&self, number: u64, digest: u64) {
+        stream::settle();
         let line = self.layout.post(self.rank, number);
         self.word(line + 8).store(digest, Ordering::Relaxed);
         self.word(line).store(number, Ordering::Release);
@@ -162,8 +167,16 @@ impl Board {
         for (i, word) in cpus.into_iter().enumerate() {
             self.word(self.layout.cpus(self.rank) + i * 8).store(word, Ordering::Relaxed);
         }
-        self.word(self.layout.state(self.rank)).store(process, Ordering::Release);
+        let state = self.layout.state(self.rank);
+        self.word(state + 24).store(barrier::can().into(), Ordering::Relaxed);
+        self.word(state).store(process, Ordering::Release);
         self.ring();
+    }
+
+    /// Whether every rank can order things for all.
+    pub fn all_can_be_light(&self) -> bool {
+        let can = |rank| self.word(self.layout.state(rank) + 24).load(Ordering::Relaxed) != 0;
+        (0..self.layout.ranks).all(can)
     }
 
     /// The process of a rank; `None`: it is not here yet.
@@ -199,8 +212,12 @@ impl Board {
 
     #[inline]
     pub fn ring_of(&self, rank: usize) {
-        // Either the sleeper sees what was written before this, or we see the sleeper.
-        fence(Ordering::SeqCst);
+        // Either the sleeper sees what was written before this, or we see the sleeper. A fence here
+        // would wait until the line is ours, longer than all the rest takes.
+        match self.light {
+            true => compiler_fence(Ordering::SeqCst),
+            false => fence(Ordering::SeqCst),
+        }
         let bell = self.layout.bell(rank);
         if self.half_word(bell + 4).load(Ordering::Relaxed) != 0 {
             self.half_word(bell).fetch_add(1, Ordering::SeqCst);
@@ -213,7 +230,10 @@ impl Board {
         let bell = self.layout.bell(rank);
         let (rings, sleepers) = (self.half_word(bell), self.half_word(bell + 4));
         sleepers.fetch_add(1, Ordering::SeqCst);
-        fence(Ordering::SeqCst);
+        match self.light {
+            true => barrier::everywhere(),
+            false => fence(Ordering::SeqCst),
+        }
         let heard = rings.load(Ordering::SeqCst);
         if !ready() {
             let limit = futex::Timespec {

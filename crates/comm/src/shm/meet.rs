@@ -156,6 +156,7 @@ fn settled(mut shared: Shared) -> Shared {
     let own = process();
     let of = |rank: usize| shared.board.process(rank) == Some(own);
     shared.here = (0..shared.peers.len()).map(of).collect();
+    shared.board.light = shared.board.all_can_be_light();
     shared.crowded = shared.board.cpus() < shared.peers.len() as u32;
     shared
 }

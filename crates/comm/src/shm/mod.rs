@@ -10,6 +10,7 @@
 //! comes in. That a rank lives is a lock on the memory, which the kernel frees with its process: it
 //! needs no process numbers, which other name spaces do not share, and no thread that listens.
 
+mod barrier;
 mod board;
 mod buffers;
 mod layout;
@@ -58,7 +59,7 @@ impl Default for Settings {
             desync_after: Duration::from_secs(300),
             debug: false,
             join_within: Duration::from_secs(60),
-            chunk_bytes: 128 << 10,
+            chunk_bytes: 256 << 10,
         }
     }
 }
@@ -149,7 +150,7 @@ impl ShmEngine {
     }
 
     fn collective(&mut self, call: Call<'_>) -> Result<(), CommError> {
-        plan::check(&call)?;
+        plan::check(&call, self.rank())?;
         let now = self.begin(call.signature(self.ranks()))?;
         let (dtype, op, kind, root) = (call.dtype, call.op, call.kind, call.root as usize);
         match kind {

@@ -2,30 +2,35 @@
 
 use super::ShmEngine;
 use super::buffers::Buffers;
-use super::plan::{self, Plan};
+use super::plan::Plan;
 use super::wait::Now;
 use crate::kernel::{finish, reduce_many};
-use crate::{Call, CommError, Counts, DType, ReduceOp};
+use crate::{Call, CommError, Counts, DType, ReduceOp, Signature};
 
 impl ShmEngine {
-    /// The longest part of an exchange, of all ranks: they tell each other.
+    /// The longest part of an exchange, of all ranks: they tell each other what they send, and see
+    /// whether it is what is expected.
     pub(super) fn longest(&mut self, call: &Call<'_>, now: &Now) -> Result<usize, CommError> {
-        if !matches!(call.counts, Counts::Exchange { .. }) {
-            return Ok(0);
-        }
-        let longest = plan::longest(call);
+        let Counts::Exchange { send, receive } = &call.counts else { return Ok(0) };
+        let said: Vec<u8> = send.iter().flat_map(|count| (*count as u64).to_le_bytes()).collect();
         let number = self.room(now)?;
-        // SAFETY: the post is this rank's, and not made yet.
-        unsafe { self.shared.board.inline(self.rank(), number).cast::<usize>().write(longest) };
+        self.put(false, number, 0..said.len(), &said);
         self.post(number, now);
-        let mut most = longest;
+        let mut most = send.iter().max().copied().unwrap_or(0);
         for other in self.others() {
             self.shared.await_post(other, number, now)?;
-            // SAFETY: it is posted, and its rank waits for our next post before it writes again.
-            most =
-                most.max(unsafe { self.shared.board.inline(other, number).cast::<usize>().read() });
+            let (counts, _) = self.posted(false, other, number, 0..said.len()).as_chunks::<8>();
+            let count = |of: &[u8; 8]| u64::from_le_bytes(*of);
+            let comes = count(&counts[self.rank()]);
+            if comes != receive[other] as u64 {
+                let ours = Signature { count: receive[other] as u64, ..now.signature };
+                let theirs = Signature { count: comes, ..now.signature };
+                let now = Now { signature: ours, ..*now };
+                return Err(self.shared.fail(self.shared.disagree(other, &now, theirs)));
+            }
+            most = most.max(counts.iter().map(count).max().unwrap_or(0) as usize);
         }
-        Ok(most)
+        Ok(most * call.dtype.size())
     }
 
     /// Posts a round ahead of what is taken.
@@ -110,7 +115,7 @@ impl ShmEngine {
         for piece in plan.posts(round) {
             // SAFETY: what is given is written by nobody.
             let given = unsafe { buffers.input(piece.in_buffer()) };
-            self.to_post(plan.inline, number, piece.in_slot()).copy_from_slice(given);
+            self.put(plan.inline, number, piece.in_slot(), given);
         }
         self.post(number, now);
         Ok(())

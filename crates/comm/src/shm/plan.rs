@@ -66,8 +66,8 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// The plan of a collective. `longest`: the longest part that any rank gives or takes, where
-    /// this rank cannot know.
+    /// The plan of a collective. `longest`: the longest part that any rank gives, where this rank
+    /// cannot know.
     pub fn new(call: &Call<'_>, rank: usize, ranks: usize, slot: usize, longest: usize) -> Self {
         let size = call.dtype.size();
         let root = call.root as usize;
@@ -101,7 +101,10 @@ impl Plan {
             _ => (0, Part::default()),
         };
         let for_each = matches!(call.kind, Kind::Scatter | Kind::ReduceScatter | Kind::AllToAll);
-        let longest = (0..ranks).map(|r| part(r).bytes).max().unwrap_or(0).max(longest);
+        let longest = match call.counts {
+            Counts::Exchange { .. } => longest,
+            _ => (0..ranks).map(|r| part(r).bytes).max().unwrap_or(0),
+        };
         let payload = if for_each { longest * ranks } else { longest };
         let inline = payload <= INLINE_BYTES && !matches!(call.counts, Counts::Exchange { .. });
         let room = if for_each { slot / ranks } else { slot };
@@ -158,18 +161,8 @@ fn exchanged(call: &Call<'_>, ranks: usize) -> (Vec<Part>, Vec<Part>) {
     }
 }
 
-/// The longest part of an exchange that this rank knows of.
-pub fn longest(call: &Call<'_>) -> usize {
-    match &call.counts {
-        Counts::Exchange { send, receive } => {
-            send.iter().chain(receive.iter()).max().copied().unwrap_or(0) * call.dtype.size()
-        }
-        _ => 0,
-    }
-}
-
 /// Refuses counts that differ by rank where all have the same.
-pub fn check(call: &Call<'_>) -> Result<(), CommError> {
+pub fn check(call: &Call<'_>, rank: usize) -> Result<(), CommError> {
     let parts = matches!(
         call.kind,
         Kind::AllGather | Kind::Gather | Kind::Scatter | Kind::ReduceScatter | Kind::Barrier
@@ -179,11 +172,15 @@ pub fn check(call: &Call<'_>) -> Result<(), CommError> {
         Counts::Each(counts) => parts || counts.iter().all(|c| *c == counts[0]),
         Counts::Exchange { .. } => call.kind == Kind::AllToAll,
     };
-    if even {
-        return Ok(());
+    let wrong =
+        |what: &str| Err(CommError::Shape { call: call.kind.name(), what: what.to_owned() });
+    match &call.counts {
+        _ if !even => wrong("its counts must be the same for all ranks"),
+        Counts::Exchange { send, receive } if send[rank] != receive[rank] => {
+            wrong("what this rank sends itself is not what it expects of itself")
+        }
+        _ => Ok(()),
     }
-    let what = "its counts must be the same for all ranks".to_owned();
-    Err(CommError::Shape { call: call.kind.name(), what })
 }
 
 /// A reduction of whole buffers: chunk after chunk, and of each chunk every rank reduces a share.

@@ -11,13 +11,15 @@ use super::verdict;
 use crate::error::Peer;
 use crate::{CommError, Kind, Signature};
 
-/// How often it is looked before the clock is.
-const SPINS_FREE: u32 = 1000;
+/// How often it is looked at first, without a system call: with a CPU for every rank, and without.
+const SPINS_FREE: u32 = 300;
 const SPINS_CROWDED: u32 = 20;
-/// How often others are let run before it is slept.
-const YIELDS_CROWDED: u32 = 4;
-/// How long a rank that has a CPU of its own looks before it sleeps.
-const SPIN_FREE: Duration = Duration::from_micros(200);
+/// How long it is looked after that, before it is slept. Others are let run meanwhile: the rank that
+/// is waited for may have been put on this CPU.
+const YIELD_FREE: Duration = Duration::from_millis(1);
+const YIELD_CROWDED: Duration = Duration::from_micros(5);
+/// How often it is looked between two such.
+const SPINS_BETWEEN: u32 = 30;
 /// How long is slept before it is looked whether all are well: at first, and at most.
 const NAP: Duration = Duration::from_millis(1);
 const NAP_MAX: Duration = Duration::from_millis(16);
@@ -73,17 +75,14 @@ impl Shared {
     #[cold]
     fn wait_long(&self, rank: usize, now: &Now, ready: &dyn Fn() -> bool) -> Result<(), CommError> {
         let began = Instant::now();
-        let mut yields = 0;
+        let looking = if self.crowded { YIELD_CROWDED } else { YIELD_FREE };
         let mut nap = NAP;
         while !ready() {
-            if self.crowded && yields < YIELDS_CROWDED {
-                yields += 1;
-                std::thread::yield_now();
-                continue;
-            }
             let waited = began.elapsed();
-            if !self.crowded && waited < SPIN_FREE {
-                (0..100).for_each(|_| std::hint::spin_loop());
+            if waited < looking {
+                std::thread::yield_now();
+                let looked = (0..SPINS_BETWEEN).take_while(|_| !ready());
+                looked.for_each(|_| std::hint::spin_loop());
                 continue;
             }
             let trouble = self.trouble(rank, now, waited);

@@ -14,6 +14,7 @@ const RANK: &str = "REGATTA_TEST_RANK";
 const RANKS: &str = "REGATTA_TEST_RANKS";
 const NAME: &str = "REGATTA_TEST_NAME";
 const SCENE: &str = "REGATTA_TEST_SCENE";
+const CASES: &str = "REGATTA_TEST_CASES";
 
 /// What a rank ends with when it ends as the test wants.
 const SAID: &str = "said: ";
@@ -179,7 +180,9 @@ fn a_rank_that_is_killed_is_named_by_all_others() {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         (seed >> 33) as usize % below
     };
-    for case in 0..40 {
+    // More of them on demand.
+    let cases = variable(CASES).map_or(40, |cases| number(&cases));
+    for case in 0..cases {
         let (kind, victim) = (case % 10, next(3));
         let (count, micros) = ([1, 100, 40_000, 300_000][next(4)], next(3000));
         let scene = format!("kill {kind} {victim} {count} {micros}");
