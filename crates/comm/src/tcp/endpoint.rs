@@ -30,6 +30,8 @@ pub struct Endpoint {
     pub lost_after: Duration,
     /// How long a rank may be waited for.
     pub desync_after: Duration,
+    /// How long is looked again and again before a thread sleeps.
+    pub spin: Duration,
     /// The job's.
     pub secret: Secret,
     /// Of connections.

@@ -244,6 +244,7 @@ impl Mesh {
     /// A communicator is no more: what still comes for it is thrown away.
     pub fn close(&mut self, channel: u64) {
         self.cancel(channel);
+        self.incoming.values_mut().for_each(|incoming| incoming.close(channel));
         self.channels.open.remove(&channel);
         self.channels.closed.insert(channel);
     }
@@ -287,6 +288,14 @@ impl Shared {
         if std::mem::take(&mut mesh.channels.news) && mesh.followers > 0 {
             self.moved.notify_all();
         }
+    }
+
+    /// Lets others have the mesh for a moment.
+    pub fn look_again<'a>(&'a self, mut mesh: MutexGuard<'a, Mesh>) -> MutexGuard<'a, Mesh> {
+        self.share(&mut mesh);
+        drop(mesh);
+        std::hint::spin_loop();
+        self.lock()
     }
 
     /// Sleeps until something may have changed, at most so long.
