@@ -170,6 +170,7 @@ fn endpoint(
         members,
         spin,
         shared,
+        dialling: std::sync::Mutex::default(),
         control,
         connections: settings.connections,
         bind: settings.bind,
@@ -183,7 +184,8 @@ fn endpoint(
 /// If every rank of this node has a core, it may look for messages for about as long as it takes to
 /// be put to sleep and woken up again. If not, it would keep the one whom it waits for from working.
 fn spin(settings: &Settings, members: &[Member]) -> Duration {
-    let here = members.iter().filter(|member| member.node == settings.node).count();
+    let own = settings.node_number();
+    let here = members.iter().filter(|member| member.node == own).count();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     if here <= cores { SPIN } else { Duration::ZERO }
 }

@@ -7,10 +7,10 @@ mod watch;
 use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
-use super::control::{Fault, Left, Up};
+use super::control::{Fault, Left, Up, fingerprint};
 use super::endpoint::Endpoint;
 use super::frame::{Head, Key, STRIPED_FROM};
-use super::mesh::{Mesh, Posted};
+use super::mesh::{Mesh, Posted, Way};
 use crate::background::Abort;
 use crate::error::Peer;
 use crate::transport::{Landing, Lane, Ticket, Transport};
@@ -23,7 +23,9 @@ struct Posting {
     ticket: Ticket,
     /// With whom.
     with: u32,
-    /// Whether it is a message that comes.
+    /// Whether something goes to it, or comes from it.
+    way: Way,
+    /// Whether it is a message beside collectives.
     message: bool,
 }
 
@@ -84,10 +86,7 @@ impl TcpTransport {
     /// all its ranks come to the same number, and no others do.
     pub fn child_channel(&self, colour: u32) -> u64 {
         let numbers = [self.channel, self.calls_done, colour.into()];
-        let bytes = numbers.into_iter().flat_map(u64::to_le_bytes);
-        bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-        })
+        fingerprint(numbers.into_iter().flat_map(u64::to_le_bytes))
     }
 
     /// The numbers of its ranks in the whole world.
@@ -125,13 +124,13 @@ impl TcpTransport {
         let lanes = if length >= STRIPED_FROM { self.endpoint.connections.max(1) } else { 1 };
         let mesh = self.endpoint.shared.lock();
         let have = mesh.lanes_to(to);
-        let broken = mesh.broken.contains_key(&to);
+        let broken = mesh.broken.contains_key(&(to, Way::Out));
         drop(mesh);
         if have < usize::from(lanes) && !broken {
             let over = || self.verdict(&self.endpoint.shared.lock()).is_some();
             if let Err(why) = self.endpoint.connect(to, lanes, &over) {
                 self.suspect(to, why);
-                self.endpoint.shared.lock().broken.entry(to).or_default();
+                self.endpoint.shared.lock().broken.entry((to, Way::Out)).or_default();
             }
         }
         Ok(lanes)
@@ -155,7 +154,7 @@ impl TcpTransport {
         let came = &mut self.received;
         self.open.retain(|posting| {
             let is_done = done.contains(&posting.ticket);
-            if is_done && posting.message {
+            if is_done && posting.message && posting.way == Way::In {
                 count(came, posting.with);
             }
             !is_done
@@ -219,7 +218,7 @@ impl Transport for TcpTransport {
         let head = Head { key, length: bytes.len() as u64, what, stripes };
         let ticket = mesh.send(to, head, bytes);
         shared.stir(&mesh);
-        self.open.push(Posting { ticket, with: to, message: false });
+        self.open.push(Posting { ticket, with: to, way: Way::Out, message: key.tagged });
         if key.tagged {
             count(&mut self.sent, to);
         }
@@ -244,7 +243,7 @@ impl Transport for TcpTransport {
         let posted = Posted { key, what, ticket: Ticket(0), start, length, landing };
         let ticket = mesh.receive(from, posted);
         shared.stir(&mesh);
-        self.open.push(Posting { ticket, with: from, message: key.tagged });
+        self.open.push(Posting { ticket, with: from, way: Way::In, message: key.tagged });
         Ok(ticket)
     }
 

@@ -106,8 +106,11 @@ impl TcpTransport {
 
     /// Asks rank 0 whether waiting is in vain, or, being late, where all are.
     fn ask(&self, late: Option<u64>) {
-        let awaited = || self.open.iter().map(|posting| posting.with).collect();
-        let members = if self.in_call { self.members.clone() } else { awaited() };
+        let members = match (self.in_call, late) {
+            (true, Some(_)) => self.members.clone(),
+            (true, None) => Vec::new(),
+            (false, _) => self.open.iter().map(|posting| posting.with).collect(),
+        };
         let call = self.in_call.then_some(self.calls_done + 1);
         self.endpoint.control.tell(Up::Ask { channel: self.channel, call, members, late });
     }
@@ -145,7 +148,9 @@ impl TcpTransport {
             Some(Trouble::Mismatch { call }) => self.mismatch(call, now),
             None => {}
         }
-        let broken = |posting: &Posting| Some((posting.with, mesh.broken.get(&posting.with)?));
+        let broken = |posting: &Posting| {
+            Some((posting.with, mesh.broken.get(&(posting.with, posting.way))?))
+        };
         let broken = self.open.iter().find_map(broken);
         if let Some((rank, why)) = broken {
             self.suspect(rank, why.clone());
