@@ -22,6 +22,19 @@ pub fn run(
     call: Call<'_>,
     program: &Program,
 ) -> Result<(), CommError> {
+    let ended = rounds(&mut *transport, call, program);
+    // The others know what the transport knows, but not what is wrong with a program.
+    if let Err(error @ CommError::System { .. }) = &ended {
+        (transport.abort())(&error.to_string());
+    }
+    ended
+}
+
+fn rounds(
+    transport: &mut dyn Transport,
+    call: Call<'_>,
+    program: &Program,
+) -> Result<(), CommError> {
     transport.begin(call.signature(transport.ranks() as usize))?;
     let (rank, ranks) = (transport.rank(), transport.ranks());
     let (dtype, op) = (call.dtype, call.op);

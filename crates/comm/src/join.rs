@@ -26,6 +26,9 @@ const HANDSHAKE: Duration = Duration::from_secs(10);
 /// Rank 0 says why it comes to nothing; the others wait a little longer to hear it.
 const SLACK: Duration = Duration::from_secs(5);
 
+/// What putting a thread to sleep and waking it up costs, about.
+const SPIN: Duration = Duration::from_micros(50);
+
 /// Between two attempts to reach rank 0.
 const AGAIN: Duration = Duration::from_millis(50);
 
@@ -166,10 +169,13 @@ fn endpoint(
     shared: Arc<Shared>,
     control: crate::tcp::Control,
 ) -> Endpoint {
+    let spin = spin(&settings, &members);
     Endpoint {
         rank: settings.rank,
         members,
+        spin,
         shared,
+        dialling: std::sync::Mutex::default(),
         control,
         connections: settings.connections,
         bind: settings.bind,
@@ -178,6 +184,15 @@ fn endpoint(
         timing: timing(&settings),
         secret: settings.secret,
     }
+}
+
+/// If every rank of this node has a core, it may look for messages for about as long as it takes to
+/// be put to sleep and woken up again. If not, it would keep the one whom it waits for from working.
+fn spin(settings: &Settings, members: &[Member]) -> Duration {
+    let own = settings.node_number();
+    let here = members.iter().filter(|member| member.node == own).count();
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    if here <= cores { SPIN } else { Duration::ZERO }
 }
 
 fn refused(at: SocketAddr, why: NoLine) -> CommError {

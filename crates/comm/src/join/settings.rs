@@ -7,7 +7,7 @@ use std::time::Duration;
 use regatta_wire::secret::Secret;
 
 use crate::CommError;
-use crate::tcp::Member;
+use crate::tcp::{Member, fingerprint};
 
 /// How a rank joins.
 #[derive(Debug)]
@@ -94,7 +94,13 @@ impl Settings {
     /// This rank, as the others should know it.
     pub(super) fn member(&self, ip: IpAddr, port: u16) -> Member {
         let (rank, local_rank) = (self.rank, self.local_rank);
-        Member { rank, local_rank, host: self.host.clone(), node: self.node.clone(), ip, port }
+        let (host, node) = (self.host.clone(), self.node_number());
+        Member { rank, local_rank, host, node, ip, port }
+    }
+
+    /// What tells this node from others, in few bytes.
+    pub(super) fn node_number(&self) -> u64 {
+        fingerprint(self.node.bytes())
     }
 }
 

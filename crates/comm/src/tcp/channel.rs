@@ -1,29 +1,31 @@
 //! A communicator's way to its ranks over the connections of the process.
 
+mod faults;
+mod spin;
 mod watch;
 
 use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
-use super::control::{Called, Fault, Left, Up};
+use super::control::{Fault, Left, Up, fingerprint};
 use super::endpoint::Endpoint;
 use super::frame::{Head, Key, STRIPED_FROM};
-use super::mesh::{Mesh, Posted, Trouble};
+use super::mesh::{Mesh, Posted, Way};
 use crate::background::Abort;
 use crate::error::Peer;
 use crate::transport::{Landing, Lane, Ticket, Transport};
 use crate::{CommError, Signature};
-use watch::{Due, Watch};
-
-/// How long rank 0 may take to say what is wrong; then this rank says what it sees itself.
-const VERDICT_WITHIN: Duration = Duration::from_secs(4);
+use spin::Spin;
+use watch::Watch;
 
 /// What is posted.
 struct Posting {
     ticket: Ticket,
     /// With whom.
     with: u32,
-    /// Whether it is a message that comes.
+    /// Whether something goes to it, or comes from it.
+    way: Way,
+    /// Whether it is a message beside collectives.
     message: bool,
 }
 
@@ -45,6 +47,7 @@ pub struct TcpTransport {
     /// Messages that came, by rank.
     received: Vec<(u32, u64)>,
     watch: Watch,
+    spin: Spin,
     /// What this rank believes is wrong, unless it is told otherwise until then.
     suspicion: Option<(Instant, CommError)>,
     failed: Option<CommError>,
@@ -55,6 +58,7 @@ impl TcpTransport {
     pub fn new(endpoint: Arc<Endpoint>, channel: u64, members: Vec<u32>, rank: u32) -> Self {
         endpoint.shared.lock().channels.get(channel);
         let watch = Watch::new(endpoint.desync_after, Instant::now());
+        let spin = Spin::new(endpoint.spin);
         Self {
             endpoint,
             channel,
@@ -67,6 +71,7 @@ impl TcpTransport {
             sent: Vec::new(),
             received: Vec::new(),
             watch,
+            spin,
             suspicion: None,
             failed: None,
         }
@@ -81,10 +86,7 @@ impl TcpTransport {
     /// all its ranks come to the same number, and no others do.
     pub fn child_channel(&self, colour: u32) -> u64 {
         let numbers = [self.channel, self.calls_done, colour.into()];
-        let bytes = numbers.into_iter().flat_map(u64::to_le_bytes);
-        bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-        })
+        fingerprint(numbers.into_iter().flat_map(u64::to_le_bytes))
     }
 
     /// The numbers of its ranks in the whole world.
@@ -117,196 +119,21 @@ impl TcpTransport {
         self.failed.get_or_insert(error).clone()
     }
 
-    /// Something is wrong with a rank; rank 0 may know better what.
-    fn suspect(&mut self, rank: u32, why: String) {
-        if self.suspicion.is_none() {
-            self.endpoint.control.tell(Up::Saw { rank, why: why.clone() });
-            let error = CommError::Lost { peer: self.peer(rank), why, call: self.doing.clone() };
-            self.suspicion = Some((Instant::now() + VERDICT_WITHIN, error));
-        }
-    }
-
     /// The connections for a message of this length.
     fn connect(&mut self, to: u32, length: usize) -> Result<u8, CommError> {
         let lanes = if length >= STRIPED_FROM { self.endpoint.connections.max(1) } else { 1 };
         let mesh = self.endpoint.shared.lock();
         let have = mesh.lanes_to(to);
-        let broken = mesh.broken.contains_key(&to);
+        let broken = mesh.broken.contains_key(&(to, Way::Out));
         drop(mesh);
         if have < usize::from(lanes) && !broken {
             let over = || self.verdict(&self.endpoint.shared.lock()).is_some();
             if let Err(why) = self.endpoint.connect(to, lanes, &over) {
                 self.suspect(to, why);
-                self.endpoint.shared.lock().broken.entry(to).or_default();
+                self.endpoint.shared.lock().broken.entry((to, Way::Out)).or_default();
             }
         }
         Ok(lanes)
-    }
-
-    /// What is known to be wrong with this communicator.
-    fn verdict(&self, mesh: &Mesh) -> Option<CommError> {
-        let matters = |(channel, fault): &&(Option<u64>, Fault)| match (channel, fault) {
-            (Some(channel), _) => *channel == self.channel,
-            (None, Fault::Lost { rank, .. }) => self.members.contains(rank),
-            (None, _) => true,
-        };
-        if let Some((_, fault)) = mesh.news.faults.iter().find(matters) {
-            return Some(self.explain(fault, mesh));
-        }
-        let left = mesh.news.left.iter().filter(|((channel, _), _)| *channel == self.channel);
-        left.map(|((_, rank), left)| (*rank, left))
-            .find(|(rank, left)| self.is_in_vain(*rank, left))
-            .map(|(rank, _)| CommError::Aborted {
-                by: self.peer(rank),
-                why: format!("it closed the communicator, while others do {}", self.doing),
-            })
-    }
-
-    /// Whether what is done waits for a rank that has left before.
-    fn is_in_vain(&self, rank: u32, left: &Left) -> bool {
-        if self.in_call {
-            return left.calls <= self.calls_done;
-        }
-        let of = |counts: &[(u32, u64)], of: u32| {
-            counts.iter().find(|(rank, _)| *rank == of).map_or(0, |(_, count)| *count)
-        };
-        let waits = self.open.iter().any(|posting| posting.with == rank);
-        waits && of(&self.received, rank) >= of(&left.messages, self.me())
-    }
-
-    /// A fault as this rank sees it.
-    fn explain(&self, fault: &Fault, mesh: &Mesh) -> CommError {
-        match fault {
-            Fault::Lost { rank, why } => CommError::Lost {
-                peer: self.peer(*rank),
-                why: why.clone(),
-                call: self.doing.clone(),
-            },
-            Fault::Disagree { sequence, most, odd } => {
-                let own = mesh.channels.peek(self.channel).and_then(|c| c.called(*sequence));
-                self.disagree(*sequence, own, *most, *odd)
-            }
-            Fault::Late { seconds, missing, .. } => CommError::Late {
-                call: self.doing.clone(),
-                seconds: *seconds,
-                missing: missing.iter().map(|rank| self.peer(*rank)).collect(),
-            },
-            Fault::Aborted { rank, why } => {
-                CommError::Aborted { by: self.peer(*rank), why: why.clone() }
-            }
-        }
-    }
-
-    /// Who is with most names the odd one, who is not names the most.
-    fn disagree(
-        &self,
-        sequence: u64,
-        own: Option<Called>,
-        most: (u32, Called),
-        odd: (u32, Called),
-    ) -> CommError {
-        let own = own.unwrap_or(most.1);
-        let theirs = if own == most.1 { odd } else { most };
-        CommError::Disagree {
-            sequence,
-            ours_by: self.peer(self.me()),
-            ours: Box::new(own.into()),
-            theirs_by: self.peer(theirs.0),
-            theirs: Box::new(theirs.1.into()),
-        }
-    }
-
-    /// What this rank sees itself, if rank 0 says nothing.
-    fn own_late(&self, seconds: u64) -> CommError {
-        let mut missing: Vec<u32> = self.open.iter().map(|posting| posting.with).collect();
-        missing.sort_unstable();
-        missing.dedup();
-        let missing = missing.into_iter().map(|rank| self.peer(rank)).collect();
-        CommError::Late { call: self.doing.clone(), seconds, missing }
-    }
-
-    /// Asks rank 0 whether waiting is in vain, or, being late, where all are.
-    fn ask(&self, late: Option<u64>) {
-        let awaited = || self.open.iter().map(|posting| posting.with).collect();
-        let members = if self.in_call { self.members.clone() } else { awaited() };
-        let call = self.in_call.then_some(self.calls_done + 1);
-        self.endpoint.control.tell(Up::Ask { channel: self.channel, call, members, late });
-    }
-
-    /// Ends with what was suspected, and has all others know it.
-    fn concede(&mut self, error: CommError) -> CommError {
-        let global = |peer: &Peer| self.global(peer.rank);
-        let fault = match &error {
-            CommError::Late { seconds, missing, .. } => Some(Fault::Late {
-                sequence: self.calls_done + 1,
-                seconds: *seconds,
-                missing: missing.iter().map(global).collect(),
-            }),
-            CommError::Lost { peer, why, .. } => {
-                Some(Fault::Lost { rank: global(peer), why: why.clone() })
-            }
-            _ => Some(Fault::Aborted { rank: self.me(), why: error.to_string() }),
-        };
-        if let Some(fault) = fault {
-            self.endpoint.control.tell(Up::Report { channel: self.channel, fault });
-        }
-        self.fail(error)
-    }
-
-    /// Whether something is wrong: told by others, shown by messages, or by the clock.
-    fn check(&mut self, mesh: &mut Mesh, now: Instant) -> Result<Instant, CommError> {
-        if let Some(error) = self.verdict(mesh) {
-            return Err(self.fail(error));
-        }
-        match mesh.channels.get(self.channel).trouble.take() {
-            Some(Trouble::Size { came, room }) => {
-                let what = format!("{came} bytes came, {room} fit");
-                return Err(CommError::Shape { call: "receive", what });
-            }
-            Some(Trouble::Mismatch { call }) => self.mismatch(call, now),
-            None => {}
-        }
-        let broken = |posting: &Posting| Some((posting.with, mesh.broken.get(&posting.with)?));
-        let broken = self.open.iter().find_map(broken);
-        if let Some((rank, why)) = broken {
-            self.suspect(rank, why.clone());
-        }
-        let moved = mesh.channels.get(self.channel).moved;
-        let next = match self.watch.look(moved, now) {
-            Due::Nothing(then) => then,
-            Due::Ask => {
-                self.ask(None);
-                now
-            }
-            Due::Late => {
-                let seconds = self.watch.seconds(now);
-                mesh.news.clear.remove(&self.channel);
-                self.ask(Some(seconds));
-                let late = self.own_late(seconds);
-                self.suspicion.get_or_insert((now + VERDICT_WITHIN, late));
-                now
-            }
-        };
-        let cleared = mesh.news.clear.remove(&self.channel);
-        match &self.suspicion {
-            Some((until, error)) if now >= *until || cleared => {
-                let error = error.clone();
-                Err(self.concede(error))
-            }
-            Some((until, _)) => Ok(next.min(*until)),
-            None => Ok(next),
-        }
-    }
-
-    /// A message of another call came: rank 0 finds out who called what.
-    fn mismatch(&mut self, call: u64, now: Instant) {
-        let channel = self.channel;
-        let (members, late) = (self.members.clone(), Some(self.watch.seconds(now)));
-        self.endpoint.control.tell(Up::Ask { channel, call: Some(call), members, late });
-        let what = self.doing.clone();
-        let why = format!("messages of another kind came in call {call}");
-        let error = CommError::System { what, why };
-        self.suspicion.get_or_insert((now + VERDICT_WITHIN, error));
     }
 
     /// A message is sent or received, beside collectives.
@@ -327,7 +154,7 @@ impl TcpTransport {
         let came = &mut self.received;
         self.open.retain(|posting| {
             let is_done = done.contains(&posting.ticket);
-            if is_done && posting.message {
+            if is_done && posting.message && posting.way == Way::In {
                 count(came, posting.with);
             }
             !is_done
@@ -391,7 +218,7 @@ impl Transport for TcpTransport {
         let head = Head { key, length: bytes.len() as u64, what, stripes };
         let ticket = mesh.send(to, head, bytes);
         shared.stir(&mesh);
-        self.open.push(Posting { ticket, with: to, message: false });
+        self.open.push(Posting { ticket, with: to, way: Way::Out, message: key.tagged });
         if key.tagged {
             count(&mut self.sent, to);
         }
@@ -416,7 +243,7 @@ impl Transport for TcpTransport {
         let posted = Posted { key, what, ticket: Ticket(0), start, length, landing };
         let ticket = mesh.receive(from, posted);
         shared.stir(&mesh);
-        self.open.push(Posting { ticket, with: from, message: key.tagged });
+        self.open.push(Posting { ticket, with: from, way: Way::In, message: key.tagged });
         Ok(ticket)
     }
 
@@ -431,6 +258,7 @@ impl Transport for TcpTransport {
             mesh.pass();
             if self.take_done(&mut mesh, done, now) {
                 shared.share(&mut mesh);
+                self.spin.waited(now - start);
                 return Ok(());
             }
             let next = match self.check(&mut mesh, now) {
@@ -445,7 +273,10 @@ impl Transport for TcpTransport {
                 shared.share(&mut mesh);
                 return Ok(());
             }
-            mesh = shared.sleep(mesh, until.saturating_duration_since(now));
+            mesh = match now < start + self.spin.budget() {
+                true => shared.look_again(mesh),
+                false => shared.sleep(mesh, until.saturating_duration_since(now)),
+            };
             now = Instant::now();
         }
     }

@@ -17,7 +17,7 @@ pub struct Member {
     /// The name of its node.
     pub host: String,
     /// What tells its node from others, whatever they are called.
-    pub node: String,
+    pub node: u64,
     /// Where it listens.
     pub ip: IpAddr,
     /// The port.
@@ -110,7 +110,7 @@ pub enum Up {
         channel: u64,
         /// In which collective; `None`: for a message.
         call: Option<u64>,
-        /// Who takes part, or whom it waits for.
+        /// Whom it waits for; if it is late in a collective, all who take part.
         members: Vec<u32>,
         /// How long it has waited, if that is too long: all are asked where they are.
         late: Option<u64>,
@@ -218,16 +218,21 @@ impl From<Called> for Signature {
 }
 
 impl Called {
-    /// As one number: FNV-1a over all of it.
+    /// As one number.
     pub fn number(&self) -> u32 {
         let small = [self.kind, self.dtype, self.op];
         let numbers = [self.root.into(), self.count, self.shape];
         let bytes = small.into_iter().chain(numbers.into_iter().flat_map(u64::to_le_bytes));
-        let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-        });
+        let hash = fingerprint(bytes);
         (hash ^ (hash >> 32)) as u32
     }
+}
+
+/// Bytes as one number, by FNV-1a: others have another.
+pub fn fingerprint(bytes: impl Iterator<Item = u8>) -> u64 {
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
 }
 
 /// As bytes. What cannot fail does not.

@@ -1,7 +1,7 @@
 //! What the communicators of one process share: the connections, and who is where.
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use regatta_wire::link::Timing;
@@ -20,6 +20,8 @@ pub struct Endpoint {
     pub members: Vec<Member>,
     /// The connections.
     pub shared: Arc<Shared>,
+    /// Held by the thread that makes connections.
+    pub dialling: Mutex<()>,
     /// The way to rank 0.
     pub control: Control,
     /// How many connections a large message is spread over.
@@ -30,6 +32,8 @@ pub struct Endpoint {
     pub lost_after: Duration,
     /// How long a rank may be waited for.
     pub desync_after: Duration,
+    /// How long is looked again and again before a thread sleeps.
+    pub spin: Duration,
     /// The job's.
     pub secret: Secret,
     /// Of connections.
@@ -39,6 +43,8 @@ pub struct Endpoint {
 impl Endpoint {
     /// Makes sure that there are so many connections to a rank.
     pub fn connect(&self, to: u32, lanes: u8, stop: &dyn Fn() -> bool) -> Result<(), String> {
+        // One thread at a time, or two would make the same.
+        let _alone = self.dialling.lock().unwrap_or_else(PoisonError::into_inner);
         let have = self.shared.lock().lanes_to(to);
         for index in have as u8..lanes {
             let member = self.members.get(to as usize).ok_or("there is no such rank")?;
@@ -59,11 +65,7 @@ impl Endpoint {
                     return Err(format!("no connection to {}: {why}", dial.to));
                 }
             };
-            let mut mesh = self.shared.lock();
-            // Another communicator of this process may have been faster.
-            if mesh.lanes_to(to) == usize::from(index) {
-                mesh.add_outgoing(to, stream);
-            }
+            self.shared.lock().add_outgoing(to, stream);
         }
         Ok(())
     }

@@ -24,7 +24,8 @@ pub enum To {
 /// What rank 0 knows of all.
 #[derive(Debug, Default)]
 pub struct Judge {
-    left: HashMap<(u64, u32), Left>,
+    /// Who has left which communicator.
+    left: HashMap<u64, BTreeMap<u32, Left>>,
     /// Who ended well, and who is lost.
     ended: HashSet<u32>,
     lost: HashSet<u32>,
@@ -72,15 +73,15 @@ impl Judge {
             }
             Up::Report { channel, fault } => self.rule(channel, fault),
             Up::Left(left) => {
-                self.left.insert((left.channel, from), left);
+                self.left.entry(left.channel).or_default().insert(from, left);
             }
             Up::Bye => {
                 self.ended.insert(from);
                 // Nobody can ask any more once rank 0 is gone.
                 if from == 0 {
-                    let own = self.left.iter().filter(|((_, rank), _)| *rank == 0);
+                    let own = self.left.values().filter_map(|left| left.get(&0));
                     let tell = |left: &Left| Down::Left { rank: 0, left: left.clone() };
-                    self.out.extend(own.map(|(_, left)| (To::All, tell(left))));
+                    self.out.extend(own.map(|left| (To::All, tell(left))));
                     self.out.push((To::All, Down::Bye));
                 }
             }
@@ -103,7 +104,9 @@ impl Judge {
         let due: Vec<(Instant, u32, u32, String)> = due;
         for (_, by, rank, why) in due {
             if self.ended.contains(&rank) {
-                self.tell_left(by, |(_, left)| left == rank);
+                let left = self.left.values().filter_map(|left| left.get(&rank)).cloned();
+                let down = left.map(|left| (To::Rank(by), Down::Left { rank, left }));
+                self.out.extend(down);
             } else {
                 self.closed(rank, &why);
             }
@@ -112,12 +115,6 @@ impl Judge {
         for id in over.collect::<Vec<_>>() {
             self.conclude(id);
         }
-    }
-
-    fn tell_left(&mut self, to: u32, which: impl Fn((u64, u32)) -> bool) {
-        let known = self.left.iter().filter(|(key, _)| which(**key));
-        let down = known.map(|((_, rank), left)| Down::Left { rank: *rank, left: left.clone() });
-        self.out.extend(down.map(|down| (To::Rank(to), down)));
     }
 
     /// A verdict is made once. Who comes later has it already.
@@ -136,15 +133,15 @@ impl Judge {
         late: Option<u64>,
         now: Instant,
     ) {
-        let asked: HashSet<u32> = members.iter().copied().collect();
-        let in_vain = |left: &Left| call.is_none_or(|call| left.calls < call);
-        let gone: Vec<u32> = members
-            .iter()
-            .copied()
-            .filter(|rank| self.left.get(&(channel, *rank)).is_some_and(in_vain))
-            .collect();
-        if !gone.is_empty() {
-            self.tell_left(by, |(of, rank)| of == channel && asked.contains(&rank));
+        // It waits in vain for who has left before, if it waits for that one at all.
+        let in_vain = |(rank, left): &(&u32, &Left)| match call {
+            Some(call) => left.calls < call,
+            None => members.contains(rank),
+        };
+        let left = self.left.get(&channel).into_iter().flatten().find(in_vain);
+        if let Some((rank, left)) = left {
+            let down = Down::Left { rank: *rank, left: left.clone() };
+            self.out.push((To::Rank(by), down));
             return;
         }
         let Some(late_s) = late else { return };

@@ -2,10 +2,11 @@
 //! ranks tell rank 0 and it tells them, also while this rank computes.
 
 mod conn;
+mod heard;
 mod hub;
 
 use std::collections::HashMap;
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -14,8 +15,8 @@ use mio::{Events, Interest, Poll, Token, Waker};
 use regatta_wire::link::{Link, Role, Timing};
 use regatta_wire::secret::{Secret, random};
 
-use super::control::{Down, Fault, Hello, TAKEN, Up, decode, encode};
-use super::dial::{Line, tune};
+use super::control::{Up, encode};
+use super::dial::Line;
 use super::mesh::Shared;
 use conn::{Conn, Who};
 pub use hub::Hub;
@@ -30,8 +31,6 @@ const TICK: Duration = Duration::from_millis(50);
 const FAREWELL: Duration = Duration::from_secs(1);
 /// So many may try to prove themselves at once, beside those that are of the job.
 const STRANGERS: usize = 4096;
-/// A rank has not more connections to another.
-const LANES: u8 = 16;
 
 /// How the thread is told something.
 #[derive(Clone)]
@@ -239,110 +238,6 @@ impl Keeper {
             Some(why) if keep => self.ended(conn.who, &why),
             None if keep => {
                 self.conns.insert(id, conn);
-            }
-            _ => {}
-        }
-    }
-
-    /// False: the connection is not the thread's any more.
-    fn frame(&mut self, id: usize, conn: &mut Conn, frame: &[u8]) -> bool {
-        let now = Instant::now();
-        match conn.who {
-            Who::Stranger(_) => return self.hello(id, conn, frame),
-            Who::Rank(rank) => {
-                if let (Duty::Hub(hub), Some(up)) = (&mut self.duty, decode::<Up>(frame)) {
-                    hub.judge.hear(rank, up, now);
-                }
-            }
-            Who::Hub => {
-                if let Some(down) = decode::<Down>(frame)
-                    && let Some(up) = self.apply(down)
-                {
-                    conn.link.send(&encode(&up));
-                }
-            }
-        }
-        true
-    }
-
-    /// Somebody of this job says who it is.
-    fn hello(&mut self, id: usize, conn: &mut Conn, frame: &[u8]) -> bool {
-        match (decode::<Hello>(frame), &mut self.duty) {
-            (Some(Hello::Data { rank, index }), _) if index < LANES => {
-                // First, for with the answer messages begin to come.
-                self.hand_over(conn, rank, index);
-                conn.link.send(TAKEN);
-                // So little fits a new connection; if not, the other side gives it up.
-                let _ = conn.write();
-                false
-            }
-            (Some(Hello::Join { world, member }), Duty::Hub(hub)) => {
-                conn.who = Who::Rank(member.rank);
-                match hub.join(id, world, member) {
-                    Ok(()) => true,
-                    Err(refused) => {
-                        conn.link.send(&encode(&refused));
-                        conn.who = Who::Stranger(std::net::Ipv4Addr::UNSPECIFIED.into());
-                        true
-                    }
-                }
-            }
-            _ => false,
-        }
-    }
-
-    /// A connection for messages: from now on whoever waits for them reads it.
-    fn hand_over(&mut self, conn: &mut Conn, rank: u32, index: u8) {
-        use std::os::fd::AsFd;
-        let _ = self.poll.registry().deregister(&mut conn.stream);
-        if let Ok(fd) = conn.stream.as_fd().try_clone_to_owned() {
-            let stream = TcpStream::from(fd);
-            tune(&stream);
-            self.shared.add_incoming(rank, index, stream);
-        }
-    }
-
-    /// Does what rank 0 says, and gives the answer.
-    fn apply(&mut self, down: Down) -> Option<Up> {
-        match down {
-            Down::Where { inquiry, channel } => {
-                let mesh = self.shared.lock();
-                let known = mesh.channels.peek(channel);
-                let (calls, called) = known.map(|k| (k.calls, k.recent())).unwrap_or_default();
-                return Some(Up::Answer { inquiry, calls, called });
-            }
-            Down::Verdict { channel, fault } => {
-                self.shared.tell(|mesh| mesh.news.faults.push((channel, fault)));
-            }
-            Down::Clear { channel } => {
-                self.shared.tell(|mesh| {
-                    mesh.news.clear.insert(channel);
-                });
-            }
-            Down::Left { rank, left } => {
-                let key = (left.channel, rank);
-                self.shared.tell(|mesh| {
-                    mesh.news.left.insert(key, left);
-                });
-            }
-            Down::Bye => {
-                if let Duty::Spoke { bye, .. } = &mut self.duty {
-                    *bye = true;
-                }
-            }
-            Down::Table(_) | Down::Refused { .. } => {}
-        }
-        None
-    }
-
-    /// A connection is over.
-    fn ended(&mut self, who: Who, why: &str) {
-        match (&mut self.duty, who) {
-            (Duty::Hub(hub), Who::Rank(rank)) => hub.closed(rank, why),
-            (Duty::Hub(hub), Who::Stranger(from)) => hub.stranger(from, why),
-            (Duty::Spoke { bye: false, .. }, Who::Hub) => {
-                let fault = Fault::Lost { rank: 0, why: why.to_owned() };
-                self.shared.tell(|mesh| mesh.news.faults.push((None, fault)));
             }
             _ => {}
         }

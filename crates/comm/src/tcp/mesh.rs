@@ -139,13 +139,22 @@ pub struct News {
     pub clear: HashSet<u64>,
 }
 
+/// To a rank, or from it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Way {
+    /// To it.
+    Out,
+    /// From it.
+    In,
+}
+
 /// All connections.
 #[derive(Default)]
 pub struct Mesh {
     outgoing: BTreeMap<u32, Outgoing>,
     incoming: BTreeMap<u32, Incoming>,
     /// Connections that broke, and how.
-    pub broken: BTreeMap<u32, String>,
+    pub broken: BTreeMap<(u32, Way), String>,
     pub channels: Channels,
     pub news: News,
     sleeper: bool,
@@ -181,7 +190,7 @@ impl Mesh {
         let outgoing = self.outgoing.entry(to).or_default();
         outgoing.push(head, ticket, bytes.cast(), bytes.len());
         if let Err(error) = outgoing.write(&mut self.channels) {
-            self.broke(to, std::io::Error::from(error).to_string());
+            self.broke(to, Way::Out, std::io::Error::from(error).to_string());
         }
         ticket
     }
@@ -198,26 +207,30 @@ impl Mesh {
         let mut broken = Vec::new();
         for (rank, outgoing) in &mut self.outgoing {
             if let Err(error) = outgoing.write(&mut self.channels) {
-                broken.push((*rank, std::io::Error::from(error).to_string()));
+                broken.push((*rank, Way::Out, std::io::Error::from(error).to_string()));
             }
         }
         for (rank, incoming) in &mut self.incoming {
             if let Err(why) = incoming.read(&mut self.channels) {
-                broken.push((*rank, why));
+                broken.push((*rank, Way::In, why));
             }
         }
-        for (rank, why) in broken {
-            self.broke(rank, why);
+        for (rank, way, why) in broken {
+            self.broke(rank, way, why);
         }
     }
 
-    fn broke(&mut self, rank: u32, why: String) {
+    /// What waits for it waits on; who waits sees that it is broken.
+    fn broke(&mut self, rank: u32, way: Way, why: String) {
         self.channels.news = true;
-        self.broken.entry(rank).or_insert(why);
-        // What waits for it waits on; who waits sees that it is broken.
-        self.outgoing.remove(&rank);
-        if let Some(incoming) = self.incoming.get_mut(&rank) {
-            incoming.hang_up();
+        self.broken.entry((rank, way)).or_insert(why);
+        match way {
+            Way::Out => drop(self.outgoing.remove(&rank)),
+            Way::In => {
+                if let Some(incoming) = self.incoming.get_mut(&rank) {
+                    incoming.hang_up();
+                }
+            }
         }
     }
 
@@ -244,6 +257,7 @@ impl Mesh {
     /// A communicator is no more: what still comes for it is thrown away.
     pub fn close(&mut self, channel: u64) {
         self.cancel(channel);
+        self.incoming.values_mut().for_each(|incoming| incoming.close(channel));
         self.channels.open.remove(&channel);
         self.channels.closed.insert(channel);
     }
@@ -287,6 +301,14 @@ impl Shared {
         if std::mem::take(&mut mesh.channels.news) && mesh.followers > 0 {
             self.moved.notify_all();
         }
+    }
+
+    /// Lets others have the mesh for a moment.
+    pub fn look_again<'a>(&'a self, mut mesh: MutexGuard<'a, Mesh>) -> MutexGuard<'a, Mesh> {
+        self.share(&mut mesh);
+        drop(mesh);
+        std::hint::spin_loop();
+        self.lock()
     }
 
     /// Sleeps until something may have changed, at most so long.

@@ -189,17 +189,26 @@ impl Incoming {
     /// Gives memory of a channel back. What was begun goes nowhere.
     pub fn cancel(&mut self, channel: u64) {
         self.posted.retain(|posted| posted.key.channel != channel);
-        let mut kept = 0;
         for message in self.messages.values_mut().filter(|m| m.head.key.channel == channel) {
-            if message.posted.is_none() {
-                kept += message.head.length as usize;
+            if message.posted.take().is_some() {
+                message.target = Target::Nowhere;
             }
-            message.posted = None;
-            message.target = Target::Nowhere;
         }
-        self.kept = self.kept.saturating_sub(kept);
-        self.early
-            .retain(|id| self.messages.get(id).is_some_and(|m| m.head.key.channel != channel));
+    }
+
+    /// Nobody will ask for messages of a channel any more.
+    pub fn close(&mut self, channel: u64) {
+        self.cancel(channel);
+        let (messages, kept) = (&mut self.messages, &mut self.kept);
+        self.early.retain(|id| {
+            let Some(message) = messages.get_mut(id) else { return false };
+            if message.head.key.channel != channel {
+                return true;
+            }
+            *kept = kept.saturating_sub(message.head.length as usize);
+            message.target = Target::Nowhere;
+            false
+        });
         self.messages.retain(|_, m| m.head.key.channel != channel || m.parts > 0);
     }
 }

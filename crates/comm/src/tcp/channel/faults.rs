@@ -1,0 +1,195 @@
+//! What is wrong with a communicator: told by rank 0, shown by messages, or by the clock.
+
+use std::time::{Duration, Instant};
+
+use super::watch::Due;
+use super::{Posting, TcpTransport};
+use crate::CommError;
+use crate::error::Peer;
+use crate::tcp::control::{Called, Fault, Left, Up};
+use crate::tcp::mesh::{Mesh, Trouble};
+
+/// How long rank 0 may take to say what is wrong; then this rank says what it sees itself.
+const VERDICT_WITHIN: Duration = Duration::from_secs(4);
+
+impl TcpTransport {
+    /// Something is wrong with a rank; rank 0 may know better what.
+    pub(super) fn suspect(&mut self, rank: u32, why: String) {
+        if self.suspicion.is_none() {
+            self.endpoint.control.tell(Up::Saw { rank, why: why.clone() });
+            let error = CommError::Lost { peer: self.peer(rank), why, call: self.doing.clone() };
+            self.suspicion = Some((Instant::now() + VERDICT_WITHIN, error));
+        }
+    }
+
+    /// What is known to be wrong with this communicator.
+    pub(super) fn verdict(&self, mesh: &Mesh) -> Option<CommError> {
+        let matters = |(channel, fault): &&(Option<u64>, Fault)| match (channel, fault) {
+            (Some(channel), _) => *channel == self.channel,
+            (None, Fault::Lost { rank, .. }) => self.members.contains(rank),
+            (None, _) => true,
+        };
+        if let Some((_, fault)) = mesh.news.faults.iter().find(matters) {
+            return Some(self.explain(fault, mesh));
+        }
+        let left = mesh.news.left.iter().filter(|((channel, _), _)| *channel == self.channel);
+        left.map(|((_, rank), left)| (*rank, left))
+            .find(|(rank, left)| self.is_in_vain(*rank, left))
+            .map(|(rank, _)| CommError::Aborted {
+                by: self.peer(rank),
+                why: format!("it closed the communicator, while others do {}", self.doing),
+            })
+    }
+
+    /// Whether what is done waits for a rank that has left before.
+    fn is_in_vain(&self, rank: u32, left: &Left) -> bool {
+        if self.in_call {
+            return left.calls <= self.calls_done;
+        }
+        let of = |counts: &[(u32, u64)], of: u32| {
+            counts.iter().find(|(rank, _)| *rank == of).map_or(0, |(_, count)| *count)
+        };
+        let waits = self.open.iter().any(|posting| posting.with == rank);
+        waits && of(&self.received, rank) >= of(&left.messages, self.me())
+    }
+
+    /// A fault as this rank sees it.
+    fn explain(&self, fault: &Fault, mesh: &Mesh) -> CommError {
+        match fault {
+            Fault::Lost { rank, why } => CommError::Lost {
+                peer: self.peer(*rank),
+                why: why.clone(),
+                call: self.doing.clone(),
+            },
+            Fault::Disagree { sequence, most, odd } => {
+                let own = mesh.channels.peek(self.channel).and_then(|c| c.called(*sequence));
+                self.disagree(*sequence, own, *most, *odd)
+            }
+            Fault::Late { seconds, missing, .. } => CommError::Late {
+                call: self.doing.clone(),
+                seconds: *seconds,
+                missing: missing.iter().map(|rank| self.peer(*rank)).collect(),
+            },
+            Fault::Aborted { rank, why } => {
+                CommError::Aborted { by: self.peer(*rank), why: why.clone() }
+            }
+        }
+    }
+
+    /// Who is with most names the odd one, who is not names the most.
+    fn disagree(
+        &self,
+        sequence: u64,
+        own: Option<Called>,
+        most: (u32, Called),
+        odd: (u32, Called),
+    ) -> CommError {
+        let own = own.unwrap_or(most.1);
+        let theirs = if own == most.1 { odd } else { most };
+        CommError::Disagree {
+            sequence,
+            ours_by: self.peer(self.me()),
+            ours: Box::new(own.into()),
+            theirs_by: self.peer(theirs.0),
+            theirs: Box::new(theirs.1.into()),
+        }
+    }
+
+    /// What this rank sees itself, if rank 0 says nothing.
+    fn own_late(&self, seconds: u64) -> CommError {
+        let mut missing: Vec<u32> = self.open.iter().map(|posting| posting.with).collect();
+        missing.sort_unstable();
+        missing.dedup();
+        let missing = missing.into_iter().map(|rank| self.peer(rank)).collect();
+        CommError::Late { call: self.doing.clone(), seconds, missing }
+    }
+
+    /// Asks rank 0 whether waiting is in vain, or, being late, where all are.
+    fn ask(&self, late: Option<u64>) {
+        let members = match (self.in_call, late) {
+            (true, Some(_)) => self.members.clone(),
+            (true, None) => Vec::new(),
+            (false, _) => self.open.iter().map(|posting| posting.with).collect(),
+        };
+        let call = self.in_call.then_some(self.calls_done + 1);
+        self.endpoint.control.tell(Up::Ask { channel: self.channel, call, members, late });
+    }
+
+    /// Ends with what was suspected, and has all others know it.
+    fn concede(&mut self, error: CommError) -> CommError {
+        let global = |peer: &Peer| self.global(peer.rank);
+        let fault = match &error {
+            CommError::Late { seconds, missing, .. } => Some(Fault::Late {
+                sequence: self.calls_done + 1,
+                seconds: *seconds,
+                missing: missing.iter().map(global).collect(),
+            }),
+            CommError::Lost { peer, why, .. } => {
+                Some(Fault::Lost { rank: global(peer), why: why.clone() })
+            }
+            _ => Some(Fault::Aborted { rank: self.me(), why: error.to_string() }),
+        };
+        if let Some(fault) = fault {
+            self.endpoint.control.tell(Up::Report { channel: self.channel, fault });
+        }
+        self.fail(error)
+    }
+
+    /// Whether something is wrong: told by others, shown by messages, or by the clock.
+    pub(super) fn check(&mut self, mesh: &mut Mesh, now: Instant) -> Result<Instant, CommError> {
+        if let Some(error) = self.verdict(mesh) {
+            return Err(self.fail(error));
+        }
+        match mesh.channels.get(self.channel).trouble.take() {
+            Some(Trouble::Size { came, room }) => {
+                let what = format!("{came} bytes came, {room} fit");
+                return Err(CommError::Shape { call: "receive", what });
+            }
+            Some(Trouble::Mismatch { call }) => self.mismatch(call, now),
+            None => {}
+        }
+        let broken = |posting: &Posting| {
+            Some((posting.with, mesh.broken.get(&(posting.with, posting.way))?))
+        };
+        let broken = self.open.iter().find_map(broken);
+        if let Some((rank, why)) = broken {
+            self.suspect(rank, why.clone());
+        }
+        let moved = mesh.channels.get(self.channel).moved;
+        let next = match self.watch.look(moved, now) {
+            Due::Nothing(then) => then,
+            Due::Ask => {
+                self.ask(None);
+                now
+            }
+            Due::Late => {
+                let seconds = self.watch.seconds(now);
+                mesh.news.clear.remove(&self.channel);
+                self.ask(Some(seconds));
+                let late = self.own_late(seconds);
+                self.suspicion.get_or_insert((now + VERDICT_WITHIN, late));
+                now
+            }
+        };
+        let cleared = mesh.news.clear.remove(&self.channel);
+        match &self.suspicion {
+            Some((until, error)) if now >= *until || cleared => {
+                let error = error.clone();
+                Err(self.concede(error))
+            }
+            Some((until, _)) => Ok(next.min(*until)),
+            None => Ok(next),
+        }
+    }
+
+    /// A message of another call came: rank 0 finds out who called what.
+    fn mismatch(&mut self, call: u64, now: Instant) {
+        let channel = self.channel;
+        let (members, late) = (self.members.clone(), Some(self.watch.seconds(now)));
+        self.endpoint.control.tell(Up::Ask { channel, call: Some(call), members, late });
+        let what = self.doing.clone();
+        let why = format!("messages of another kind came in call {call}");
+        let error = CommError::System { what, why };
+        self.suspicion.get_or_insert((now + VERDICT_WITHIN, error));
+    }
+}
