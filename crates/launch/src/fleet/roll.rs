@@ -4,8 +4,6 @@ use std::collections::BTreeSet;
 use std::hash::Hash;
 use std::time::{Duration, Instant};
 
-use regatta_model::result::Ending;
-
 use super::message::{Down, Hello, Told, Up, Work};
 use super::routes::Routes;
 use crate::crew::{Event, Order};
@@ -295,9 +293,11 @@ impl<C: Copy + Eq + Hash> Roll<C> {
                 entry.over = true;
                 let unheard = endings.into_iter().filter(|(rank, _)| entry.ended.insert(*rank));
                 out.extend(unheard.map(|(rank, end)| Output::Event(Event::Ended(rank, end))));
-                // Those that never were: the order to start them was lost.
+                // Those that never were.
+                let why = format!("{}: the order to start it was lost on its way", entry.host);
                 let never = entry.ranks.iter().filter(|rank| entry.ended.insert(**rank));
-                out.extend(never.map(|&rank| Output::Event(Event::Ended(rank, Ending::Lost))));
+                let event = |&rank: &u32| Event::Unstarted { rank, why: why.clone() };
+                out.extend(never.map(event).map(Output::Event));
                 return self.reckon(node);
             }
         };

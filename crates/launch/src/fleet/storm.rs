@@ -21,6 +21,8 @@ use crate::supervise::{self, Action, Limits, Supervisor};
 type Conn = u32;
 const GRACE: Duration = Duration::from_secs(10);
 const REJOIN: Duration = Duration::from_secs(5);
+/// The end of a rank that never began.
+const NEVER: Ending = Ending::Exit(127);
 /// Each looks for another way up when the one above it has given up: one after the other, in the
 /// worst case all of them in a row.
 const LEAVE: Duration = Duration::from_secs(100);
@@ -314,6 +316,7 @@ impl World {
         let inputs: Vec<supervise::Input> = match event {
             Event::Ended(rank, ending) => vec![supervise::Input::Ended(rank, ending)],
             Event::Broken { rank, .. } => vec![supervise::Input::Broken(rank)],
+            Event::Unstarted { rank, .. } => vec![supervise::Input::Ended(rank, NEVER)],
             Event::Lost { ranks, .. } => {
                 ranks.into_iter().map(|r| supervise::Input::Ended(r, Ending::Lost)).collect()
             }
@@ -456,7 +459,8 @@ proptest! {
         let (roll, supervisor) = world.root.as_ref().unwrap();
         prop_assert_eq!(supervisor.endings().len() as u32, nodes * each);
         for (rank, told) in supervisor.endings() {
-            prop_assert!(*told == Ending::Lost || world.truth.get(rank) == Some(told));
+            let truth = world.truth.get(rank).copied().unwrap_or(NEVER);
+            prop_assert!(*told == Ending::Lost || truth == *told);
         }
         if !world.harmed {
             prop_assert_eq!(supervisor.code(), 0);
