@@ -154,7 +154,7 @@ impl ShmEngine {
             stream::copy(self.to_post(false, number, self.result(&block)), result);
             if wants {
                 // SAFETY: the input is not used any more.
-                unsafe { buffers.output(block.in_buffer()) }.copy_from_slice(result);
+                unsafe { buffers.write(block.in_buffer(), result) };
             }
             at += bytes;
         }
@@ -166,7 +166,7 @@ impl ShmEngine {
             let share = shares.share(round, other);
             let from = self.posted(false, other, number, self.result(&share));
             // SAFETY: of this chunk nothing is read any more.
-            unsafe { buffers.output(share.in_buffer()) }.copy_from_slice(from);
+            unsafe { buffers.write(share.in_buffer(), from) };
         }
     }
 
