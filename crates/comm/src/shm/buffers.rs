@@ -3,6 +3,7 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
+use super::arena::Arena;
 use crate::kernel::stream;
 use crate::{Call, Kind};
 
@@ -48,6 +49,13 @@ impl<'a> Buffers<'a> {
         let cached = placed && call.kind.reduces();
         let streams = output_bytes >= STREAM_OUTPUT_BYTES && !cached;
         Self { input, input_bytes, output, output_bytes, result, streams, lent: PhantomData }
+    }
+
+    /// Where input and output are in the arena, if both are; the output must be all of a buffer.
+    pub fn in_arena(&self, arena: &Arena, bytes: usize) -> Option<(usize, usize)> {
+        let whole = self.output_bytes == bytes && self.input_bytes == bytes;
+        let output = whole.then(|| arena.find_whole(self.output, bytes))??;
+        Some((arena.find(self.input, bytes)?, output))
     }
 
     /// Bytes of the input.
