@@ -70,30 +70,50 @@ struct Line {
     /// Whether there is a thread for it.
     threaded: bool,
     closed: bool,
+    /// How many wait for it to move: to wake nobody is a system call, too.
+    waiting: usize,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+impl Line {
+    fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next - 1
+    }
+}
+
 impl Shared {
-    /// Waits for one's turn, has it, and lets the next one come.
-    fn in_turn<R>(&self, number: u64, work: impl FnOnce(&mut dyn Engine) -> R) -> R {
+    /// Waits for one's turn, has it, and lets the next one come. Without a number one comes last.
+    fn in_turn<R>(&self, number: Option<u64>, work: impl FnOnce(&mut dyn Engine) -> R) -> R {
         let mut line = lock(&self.line);
+        let number = number.unwrap_or_else(|| line.number());
         while line.serving != number {
-            line = self.moved.wait(line).unwrap_or_else(PoisonError::into_inner);
+            line = self.wait(line);
         }
         drop(line);
         let done = work(lock(&self.engine).as_mut());
-        lock(&self.line).serving += 1;
-        self.moved.notify_all();
+        let mut line = lock(&self.line);
+        line.serving += 1;
+        self.wake(line);
         done
     }
 
-    fn number(&self) -> u64 {
-        let mut line = lock(&self.line);
-        line.next += 1;
-        line.next - 1
+    fn wait<'a>(&self, mut line: MutexGuard<'a, Line>) -> MutexGuard<'a, Line> {
+        line.waiting += 1;
+        line = self.moved.wait(line).unwrap_or_else(PoisonError::into_inner);
+        line.waiting -= 1;
+        line
+    }
+
+    fn wake(&self, line: MutexGuard<'_, Line>) {
+        let anybody = line.waiting > 0;
+        drop(line);
+        if anybody {
+            self.moved.notify_all();
+        }
     }
 
     /// Does what is queued until the communicator is closed.
@@ -107,10 +127,10 @@ impl Shared {
                 if line.closed {
                     return;
                 }
-                line = self.moved.wait(line).unwrap_or_else(PoisonError::into_inner);
+                line = self.wait(line);
             };
             drop(line);
-            let done = self.in_turn(number, |engine| engine.run(call.as_call()));
+            let done = self.in_turn(Some(number), |engine| engine.run(call.as_call()));
             finish(done.map(|()| call));
         }
     }
@@ -132,7 +152,7 @@ impl Background {
     }
 
     fn in_turn<R>(&self, work: impl FnOnce(&mut dyn Engine) -> R) -> R {
-        self.shared.in_turn(self.shared.number(), work)
+        self.shared.in_turn(None, work)
     }
 }
 
@@ -177,11 +197,9 @@ impl Comm for Background {
             }
             line.threaded = true;
         }
-        let number = line.next;
-        line.next += 1;
+        let number = line.number();
         line.queue.push_back((number, call, finish));
-        drop(line);
-        self.shared.moved.notify_all();
+        self.shared.wake(line);
         pending
     }
 
@@ -202,7 +220,8 @@ impl Comm for Background {
 /// What is queued is still done; nobody waits for it here.
 impl Drop for Background {
     fn drop(&mut self) {
-        lock(&self.shared.line).closed = true;
-        self.shared.moved.notify_all();
+        let mut line = lock(&self.shared.line);
+        line.closed = true;
+        self.shared.wake(line);
     }
 }

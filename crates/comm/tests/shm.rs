@@ -13,7 +13,9 @@ use proptest::prelude::*;
 use regatta_comm::background::Background;
 use regatta_comm::error::Peer;
 use regatta_comm::shm::{self, Settings};
-use regatta_comm::{Call, Collectives, Comm, CommError, DType, Kind, OwnedCall, Pending, ReduceOp};
+use regatta_comm::{
+    Buffer, Call, Collectives, Comm, CommError, DType, Kind, OwnedCall, Pending, ReduceOp,
+};
 use suite::Case;
 
 fn world(ranks: u32) -> Vec<Background> {
@@ -138,6 +140,44 @@ fn sums_are_the_same_bits_on_all_ranks_and_every_time() {
     let first = sums(5);
     assert!(first.iter().all(|bits| *bits == first[0]));
     assert_eq!(first, sums(5));
+}
+
+/// A sum of buffers of the communicator, or of others.
+fn sum_of_buffers(comm: &dyn Comm, shared: bool, in_place: bool) -> Vec<u32> {
+    let count = 70_001;
+    let value = |i: usize| 1.0 / (1.0 + (i * (comm.rank() as usize + 3)) as f32);
+    let values: Vec<f32> = (0..count).map(value).collect();
+    let fresh = || if shared { comm.buffer(count * 4) } else { Buffer::zeroed(count * 4) };
+    let mut given = fresh();
+    given.as_mut_slice::<f32>().copy_from_slice(&values);
+    let buffer = if in_place { given.as_slice::<f32>().to_vec() } else { Vec::new() };
+    let mut call = OwnedCall::all_reduce(DType::F32, ReduceOp::Average, fresh());
+    match in_place {
+        true => call.output.as_mut_slice::<f32>().copy_from_slice(&buffer),
+        false => call.input = Some(given),
+    }
+    let call = comm.start(call).wait().unwrap();
+    if let Some(input) = &call.input {
+        assert_eq!(input.as_slice::<f32>(), values);
+    }
+    call.output.as_slice::<f32>().iter().map(|v| v.to_bits()).collect()
+}
+
+#[test]
+fn buffers_of_the_communicator_give_the_same_bits_without_copies() {
+    for ranks in [1, 2, 3, 5] {
+        let all = suite::on_all(world(ranks), |comm| {
+            let plain = sum_of_buffers(comm, false, true);
+            for (shared, in_place) in [(true, true), (true, false), (comm.rank() != 1, true)] {
+                assert_eq!(sum_of_buffers(comm, shared, in_place), plain);
+            }
+            // In a part of the world they are reached, too.
+            let part = comm.split(Some(comm.rank() / 2), -i64::from(comm.rank())).unwrap().unwrap();
+            assert_eq!(sum_of_buffers(&*part, true, true), sum_of_buffers(&*part, false, true));
+            plain
+        });
+        assert!(all.iter().all(|sum| *sum == all[0]));
+    }
 }
 
 fn errors(

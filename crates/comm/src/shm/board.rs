@@ -162,21 +162,32 @@ impl Board {
         if before && stands() { sign::decode(words) } else { None }
     }
 
-    /// Says that this rank is here, in which process, and on which CPUs it may be.
-    pub fn arrive(&self, process: u64, cpus: [u64; CPU_WORDS]) {
+    /// Says that this rank is here, in which process, on which CPUs it may be, and whether it
+    /// reaches all ranks' buffers.
+    pub fn arrive(&self, process: u64, cpus: [u64; CPU_WORDS], reaches: bool) {
         for (i, word) in cpus.into_iter().enumerate() {
             self.word(self.layout.cpus(self.rank) + i * 8).store(word, Ordering::Relaxed);
         }
         let state = self.layout.state(self.rank);
         self.word(state + 24).store(barrier::can().into(), Ordering::Relaxed);
+        self.word(state + 32).store(reaches.into(), Ordering::Relaxed);
         self.word(state).store(process, Ordering::Release);
         self.ring();
     }
 
     /// Whether every rank can order things for all.
     pub fn all_can_be_light(&self) -> bool {
-        let can = |rank| self.word(self.layout.state(rank) + 24).load(Ordering::Relaxed) != 0;
-        (0..self.layout.ranks).all(can)
+        self.all_say(24)
+    }
+
+    /// Whether every rank reaches all ranks' buffers.
+    pub fn all_reach(&self) -> bool {
+        self.all_say(32)
+    }
+
+    fn all_say(&self, what: usize) -> bool {
+        let says = |rank| self.word(self.layout.state(rank) + what).load(Ordering::Relaxed) != 0;
+        (0..self.layout.ranks).all(says)
     }
 
     /// The process of a rank; `None`: it is not here yet.

@@ -3,7 +3,12 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
+use super::arena::Arena;
+use crate::kernel::stream;
 use crate::{Call, Kind};
+
+/// An output of this size is not in the caches when it is read, and need not push out what is.
+const STREAM_OUTPUT_BYTES: usize = 8 << 20;
 
 /// Input and output of a call.
 pub struct Buffers<'a> {
@@ -13,6 +18,8 @@ pub struct Buffers<'a> {
     output_bytes: usize,
     /// Where this rank's result begins in the output.
     result: usize,
+    /// Whether it is written past the caches.
+    streams: bool,
     lent: PhantomData<&'a mut [u8]>,
 }
 
@@ -38,8 +45,17 @@ impl<'a> Buffers<'a> {
             }
         };
         let output_bytes = call.output.len();
-        let lent = PhantomData;
-        Self { input, input_bytes, output, output_bytes, result, lent }
+        // What is reduced in place was just read, and is in the caches.
+        let cached = placed && call.kind.reduces();
+        let streams = output_bytes >= STREAM_OUTPUT_BYTES && !cached;
+        Self { input, input_bytes, output, output_bytes, result, streams, lent: PhantomData }
+    }
+
+    /// Where input and output are in the arena, if both are; the output must be all of a buffer.
+    pub fn in_arena(&self, arena: &Arena, bytes: usize) -> Option<(usize, usize)> {
+        let whole = self.output_bytes == bytes && self.input_bytes == bytes;
+        let output = whole.then(|| arena.find_whole(self.output, bytes))??;
+        Some((arena.find(self.input, bytes)?, output))
     }
 
     /// Bytes of the input.
@@ -62,6 +78,19 @@ impl<'a> Buffers<'a> {
         assert!(start <= end && end <= self.output_bytes);
         // SAFETY: inside, and as the caller says.
         unsafe { std::slice::from_raw_parts_mut(self.output.add(start), range.len()) }
+    }
+
+    /// Writes to the result.
+    ///
+    /// # Safety
+    /// As for [`Buffers::output`].
+    pub unsafe fn write(&self, range: Range<usize>, data: &[u8]) {
+        // SAFETY: as the caller says.
+        let out = unsafe { self.output(range) };
+        match self.streams {
+            true => stream::copy(out, data),
+            false => out.copy_from_slice(data),
+        }
     }
 
     /// Whether bytes of the input are those of the result.

@@ -14,6 +14,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
+use super::arena::{self, Arena};
 use super::board::{Board, Doing};
 use super::layout::{CPU_WORDS, Layout};
 use super::segment::Segment;
@@ -36,6 +37,7 @@ pub struct Seat {
     pub rank: usize,
     pub peers: Vec<Peer>,
     pub lives: Vec<u32>,
+    pub arena: Option<Arc<Arena>>,
     pub settings: Settings,
 }
 
@@ -56,7 +58,7 @@ pub fn join(
     }
     let limit = Instant::now() + settings.join_within;
     let layout = Layout { ranks: peers.len(), chunk_bytes: settings.chunk_bytes };
-    let hello = Hello { rank, ranks: peers.len() as u32, chunk: settings.chunk_bytes as u64 };
+    let hello = Hello { rank, ranks: peers.len() as u32, settings: alike(&settings) };
     let segment = match rank {
         0 => {
             let segment = furnished(layout)?;
@@ -91,7 +93,7 @@ pub fn threads(ranks: u32, settings: Settings) -> Result<Vec<ShmEngine>, CommErr
     let board = |rank: usize| -> Result<Shared, CommError> {
         let seat = seat(segment.clone(), layout, rank, peers.clone(), settings);
         let shared = mapped(seat, vec![true; ranks as usize])?;
-        shared.board.arrive(process(), cpus());
+        shared.board.arrive(process(), cpus(), shared.arena.is_some());
         Ok(shared)
     };
     let all: Result<Vec<Shared>, CommError> = (0..ranks as usize).map(board).collect();
@@ -103,11 +105,24 @@ fn sane(settings: Settings) -> Settings {
     Settings { chunk_bytes, ..settings }
 }
 
+/// What all ranks must have set alike.
+fn alike(settings: &Settings) -> u64 {
+    (settings.chunk_bytes as u64) << 1 | u64::from(settings.debug)
+}
+
 fn furnished(layout: Layout) -> Result<Segment, CommError> {
     let segment = Segment::create()?;
     segment.grow(FIRST_PAGE as u64)?;
     allocate(&segment, layout.bytes().next_multiple_of(FIRST_PAGE) as u64)?;
+    if arena::bytes(layout.ranks) > 0 {
+        allocate(&segment, arena::bytes(layout.ranks) as u64)?;
+    }
     Ok(segment)
+}
+
+/// Where the arena begins.
+fn after(layout: Layout) -> u64 {
+    (FIRST_PAGE + layout.bytes().next_multiple_of(FIRST_PAGE)) as u64
 }
 
 fn seat(
@@ -118,14 +133,15 @@ fn seat(
     settings: Settings,
 ) -> Seat {
     let lives = (0..peers.len() as u32).collect();
-    Seat { segment, start: FIRST_PAGE as u64, layout, rank, peers, lives, settings }
+    let arena = Arena::open(&segment, after(layout), layout.ranks, rank);
+    Seat { segment, start: FIRST_PAGE as u64, layout, rank, peers, lives, arena, settings }
 }
 
 fn mapped(seat: Seat, here: Vec<bool>) -> Result<Shared, CommError> {
-    let Seat { segment, start, layout, rank, peers, lives, settings } = seat;
+    let Seat { segment, start, layout, rank, peers, lives, arena, settings } = seat;
     let map = segment.map(start, layout.bytes())?;
     let board = Board::new(map, layout, rank);
-    Ok(Shared { board, segment, peers, lives, here, crowded: true, settings })
+    Ok(Shared { board, segment, peers, arena, lives, here, crowded: true, settings })
 }
 
 /// Takes a seat, and waits until all have. `unchecked`: those of whom it is not asked whether they
@@ -140,7 +156,7 @@ pub fn take_seat(
     let settings = seat.settings;
     let mut shared = mapped(seat, unchecked)?;
     shared.settings.desync_after = within;
-    shared.board.arrive(process(), cpus());
+    shared.board.arrive(process(), cpus(), shared.arena.is_some());
     let (kind, dtype, op) = (Kind::Barrier, DType::U8, ReduceOp::Sum);
     let signature = Signature { kind, dtype, op, root: 0, count: 0, shape: 0 };
     let now = Now { doing: Doing::Message(0), signature, digest: 0 };
@@ -157,6 +173,7 @@ fn settled(mut shared: Shared) -> Shared {
     let of = |rank: usize| shared.board.process(rank) == Some(own);
     shared.here = (0..shared.peers.len()).map(of).collect();
     shared.board.light = shared.board.all_can_be_light();
+    shared.arena = shared.arena.filter(|_| shared.board.all_reach());
     shared.crowded = shared.board.cpus() < shared.peers.len() as u32;
     shared
 }
@@ -183,7 +200,7 @@ fn cpus() -> [u64; CPU_WORDS] {
 struct Hello {
     rank: u32,
     ranks: u32,
-    chunk: u64,
+    settings: u64,
 }
 
 impl Hello {
@@ -193,7 +210,7 @@ impl Hello {
         let mut bytes = [0; Self::BYTES];
         bytes[..4].copy_from_slice(&self.rank.to_le_bytes());
         bytes[4..8].copy_from_slice(&self.ranks.to_le_bytes());
-        bytes[8..].copy_from_slice(&self.chunk.to_le_bytes());
+        bytes[8..].copy_from_slice(&self.settings.to_le_bytes());
         bytes
     }
 }
@@ -300,8 +317,8 @@ fn take(mut stream: UnixStream, hello: Hello, limit: Instant) -> Result<OwnedFd,
     let mut rights = RecvAncillaryBuffer::new(&mut space);
     let mut byte = [0];
     let flags = RecvFlags::CMSG_CLOEXEC;
-    recvmsg(&stream, &mut [IoSliceMut::new(&mut byte)], &mut rights, flags)
-        .map_err(|error| error.to_string())?;
+    let receive = || recvmsg(&stream, &mut [IoSliceMut::new(&mut byte)], &mut rights, flags);
+    rustix::io::retry_on_intr(receive).map_err(|error| error.to_string())?;
     let file = rights.drain().find_map(|message| match message {
         RecvAncillaryMessage::ScmRights(mut files) => files.next(),
         _ => None,

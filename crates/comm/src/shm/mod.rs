@@ -1,18 +1,23 @@
 //! Ranks of one node, through memory that they share.
 //!
 //! Ranks tell each other one thing only: a *post*, a cache line with a number and, where there is
-//! room, the data itself (`board`). All that is larger goes in rounds through slots (`plan`),
+//! room, the data itself (`board.rs`). All that is larger goes in rounds through slots (`plan.rs`),
 //! each rank a round ahead of what it reads, so that nobody waits for somebody who is a little
-//! slower. A wait spins, then sleeps, and always ends (`wait`).
+//! slower. A wait spins, then sleeps, and always ends (`wait.rs`).
+//!
+//! Large buffers that the communicator itself has given out are in memory that all ranks reach
+//! (`arena.rs`): they are reduced where they are (`direct.rs`).
 //!
 //! The memory has no name: rank 0 makes it and gives it to the others over a socket that is gone
-//! with it (`meet`), so that nothing is left behind, whoever is killed, and nobody of another user
+//! with it (`meet.rs`), so that nothing is left behind, whoever is killed, and nobody of another user
 //! comes in. That a rank lives is a lock on the memory, which the kernel frees with its process: it
 //! needs no process numbers, which other name spaces do not share, and no thread that listens.
 
+mod arena;
 mod barrier;
 mod board;
 mod buffers;
+mod direct;
 mod layout;
 mod mail;
 mod meet;
@@ -35,6 +40,7 @@ use self::mail::Mailbox;
 use self::plan::Plan;
 use self::wait::{Now, Shared};
 use crate::background::{Abort, Background, Engine};
+use crate::buffer::Buffer;
 use crate::error::Peer;
 use crate::{Call, CommError, Counts, Kind, Signature};
 
@@ -45,7 +51,7 @@ pub use self::meet::join;
 pub struct Settings {
     /// How long a rank waits for another that lives before it gives up.
     pub desync_after: Duration,
-    /// Whether all ranks compare what they call before any data moves.
+    /// Whether all ranks compare what they call before any data moves. The same for all ranks.
     pub debug: bool,
     /// How long ranks wait for each other at the beginning.
     pub join_within: Duration,
@@ -208,6 +214,13 @@ impl Engine for ShmEngine {
     ) -> Result<Option<Box<dyn Engine>>, CommError> {
         let child = self.split_off(colour, key)?;
         Ok(child.map(|child| Box::new(child) as Box<dyn Engine>))
+    }
+
+    fn buffer(&self, bytes: usize) -> Buffer {
+        match &self.shared.arena {
+            Some(arena) => arena.buffer(bytes),
+            None => Buffer::zeroed(bytes),
+        }
     }
 
     fn abort(&self) -> Abort {

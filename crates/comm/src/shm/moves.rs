@@ -56,7 +56,7 @@ impl ShmEngine {
                 if let Some(piece) = piece {
                     let from = self.posted(plan.inline, other, number, piece.in_slot());
                     // SAFETY: what is taken goes where nothing is to be given any more.
-                    unsafe { buffers.output(piece.in_buffer()) }.copy_from_slice(from);
+                    unsafe { buffers.write(piece.in_buffer(), from) };
                 }
             }
         }
@@ -129,7 +129,7 @@ fn keep(plan: &Plan, round: usize, buffers: &Buffers<'_>) {
         // SAFETY: not in place, input and output are different bytes.
         unsafe {
             let given = buffers.input(own..own + piece.bytes);
-            buffers.output(piece.in_buffer()).copy_from_slice(given);
+            buffers.write(piece.in_buffer(), given);
         }
     }
 }

@@ -9,7 +9,7 @@ use super::layout::INLINE_BYTES;
 use super::plan::{Piece, Shares};
 use super::wait::Now;
 use crate::kernel::{self, finish, reduce_many, stream};
-use crate::{CommError, DType, ReduceOp};
+use crate::{CommError, DType, Kind, ReduceOp};
 
 /// Up to here it is faster that every rank reduces all.
 const SMALL_BYTES: usize = 16 << 10;
@@ -18,8 +18,11 @@ const SMALL_BYTES: usize = 16 << 10;
 /// little; where they do not, it is several times as fast as to fetch it out of the other's.
 const STREAM_BYTES: usize = 4 << 10;
 
+/// From here on ranks tell each other where their buffers are.
+const DIRECT_BYTES: usize = 64 << 10;
+
 /// What is copied while it is in the nearest cache.
-const BLOCK_BYTES: usize = 8 << 10;
+pub const BLOCK_BYTES: usize = 8 << 10;
 
 /// What is to be done.
 #[derive(Debug, Clone, Copy)]
@@ -48,6 +51,13 @@ impl ShmEngine {
                     to.copy_from_slice(from);
                 }
                 Ok(())
+            }
+            // Where only one gets the result, there is nothing to write for the others.
+            false if now.signature.kind == Kind::AllReduce && what.bytes >= DIRECT_BYTES => {
+                match self.reduce_direct(now, what, buffers)? {
+                    true => Ok(()),
+                    false => self.reduce_shares(now, what, buffers),
+                }
             }
             false => self.reduce_shares(now, what, buffers),
         }
@@ -154,7 +164,7 @@ impl ShmEngine {
             stream::copy(self.to_post(false, number, self.result(&block)), result);
             if wants {
                 // SAFETY: the input is not used any more.
-                unsafe { buffers.output(block.in_buffer()) }.copy_from_slice(result);
+                unsafe { buffers.write(block.in_buffer(), result) };
             }
             at += bytes;
         }
@@ -166,7 +176,7 @@ impl ShmEngine {
             let share = shares.share(round, other);
             let from = self.posted(false, other, number, self.result(&share));
             // SAFETY: of this chunk nothing is read any more.
-            unsafe { buffers.output(share.in_buffer()) }.copy_from_slice(from);
+            unsafe { buffers.write(share.in_buffer(), from) };
         }
     }
 

@@ -46,20 +46,18 @@ impl Segment {
             .map_err(system("growing shared memory"))
     }
 
-    /// Frees what is in a range.
-    pub fn free(&self, start: u64, bytes: u64) {
+    /// Frees what is in a range: there are zeros then. Where it cannot, it is freed with the file.
+    pub fn free(&self, start: u64, bytes: u64) -> bool {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        // Where it fails, the memory is freed later, with the file.
-        let _ = fallocate(&self.file, flags, start, bytes);
+        fallocate(&self.file, flags, start, bytes).is_ok()
     }
 
     /// Makes a range of it memory of this process.
     pub fn map(&self, start: u64, bytes: usize) -> Result<Mapping, CommError> {
         let access = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::SHARED | MapFlags::NORESERVE;
         // SAFETY: the kernel chooses a place where nothing is.
-        let mapped = unsafe {
-            mmap(std::ptr::null_mut(), bytes, access, MapFlags::SHARED, &self.file, start)
-        };
+        let mapped = unsafe { mmap(std::ptr::null_mut(), bytes, access, flags, &self.file, start) };
         let start = mapped.map_err(system("mapping shared memory"))?;
         let start = NonNull::new(start.cast()).ok_or_else(|| system("mapping")(Errno::NOMEM))?;
         Ok(Mapping { start, bytes })

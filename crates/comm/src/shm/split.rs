@@ -52,6 +52,7 @@ impl ShmEngine {
             rank,
             peers: (0..).zip(&ranks).map(|(rank, of)| self.renamed(rank, old(of))).collect(),
             lives: ranks.iter().map(|of| self.shared.lives[old(of)]).collect(),
+            arena: self.shared.arena.clone(),
             settings: self.shared.settings,
         };
         let unchecked = ranks.iter().map(|of| self.shared.here[old(of)]).collect();

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Settings;
+use super::arena::Arena;
 use super::board::{Board, Doing};
 use super::segment::Segment;
 use super::verdict;
@@ -38,6 +39,8 @@ pub struct Shared {
     pub board: Board,
     pub segment: Arc<Segment>,
     pub peers: Vec<Peer>,
+    /// Where buffers can be that all ranks reach; `None` if one cannot.
+    pub arena: Option<Arc<Arena>>,
     /// Under which number each rank shows that it lives.
     pub lives: Vec<u32>,
     /// Which ranks are of this process: they live.

@@ -130,12 +130,19 @@ fn act(comm: &Background, words: &[&str]) -> String {
     }
 }
 
-/// Does one thing until it fails; the last of them are messages round and round.
-fn for_ever(comm: &Background, kind: usize, count: usize) -> CommError {
+/// How many things there are to be killed in.
+const THINGS: usize = Kind::ALL.len() + 2;
+
+/// Does one thing until it fails: a collective, one of shared buffers, or messages round and round.
+fn for_ever(comm: &Background, thing: usize, count: usize) -> CommError {
     let (me, ranks) = (comm.rank() as usize, comm.size() as usize);
+    let mut shared = comm.buffer(count * 4);
     loop {
-        let done = match Kind::ALL.get(kind) {
+        let done = match Kind::ALL.get(thing) {
             Some(kind) => once(comm, *kind, count),
+            None if thing == Kind::ALL.len() => {
+                comm.all_reduce(shared.as_mut_slice::<f32>(), ReduceOp::Sum)
+            }
             None => {
                 let mut data = vec![1u8; count];
                 comm.send(&data, ((me + 1) % ranks) as u32, 0)
@@ -181,9 +188,9 @@ fn a_rank_that_is_killed_is_named_by_all_others() {
         (seed >> 33) as usize % below
     };
     // More of them on demand.
-    let cases = variable(CASES).map_or(40, |cases| number(&cases));
+    let cases = variable(CASES).map_or(44, |cases| number(&cases));
     for case in 0..cases {
-        let (kind, victim) = (case % 10, next(3));
+        let (kind, victim) = (case % THINGS, next(3));
         let (count, micros) = ([1, 100, 40_000, 300_000][next(4)], next(3000));
         let scene = format!("kill {kind} {victim} {count} {micros}");
         for (rank, ended) in play(&scene, 3).iter().enumerate() {
