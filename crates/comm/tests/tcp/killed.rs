@@ -7,30 +7,16 @@ use regatta_comm::Kind;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::process::{Orders, said, start};
-
-/// Numbers from a seed, by the generator of Knuth's MMIX.
-struct Seeded(u64);
-
-impl Seeded {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 =
-            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % limit
-    }
-}
-
-/// How many cases, unless it is said otherwise.
-const CASES: u64 = 12;
+use crate::seeded::{Seeded, cases};
 
 #[test]
 fn any_rank_in_any_collective() {
-    let cases = std::env::var("REGATTA_TEST_CASES").map_or(CASES, |n| n.parse().unwrap());
-    for seed in 0..cases {
+    for seed in 0..cases(12) {
         let mut seeded = Seeded(seed);
         let ranks = 2 + seeded.below(4) as u32;
         let orders = Orders {
             kind: Kind::ALL[(seed % 9) as usize],
-            count: [0, 1, 1000, 300_000, 2_000_000][seeded.below(5) as usize],
+            count: seeded.one(&[0, 1, 1000, 300_000, 2_000_000]),
             victim: seeded.below(ranks.into()) as u32,
             call: 1 + seeded.below(20),
             after_us: seeded.below(3000),
