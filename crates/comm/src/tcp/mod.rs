@@ -1,8 +1,8 @@
 //! Ranks of different nodes, through TCP.
 //!
-//! Each rank has a thread beside its collectives ([`keeper`]) with a connection to rank 0: signs of
-//! life go over it, and what is wrong, which rank 0 decides for all ([`judge`]). Messages go from
-//! rank to rank directly ([`mesh`]): the sender opens the connections when it needs them, and
+//! Each rank has a thread beside its collectives (`keeper`) with a connection to rank 0: signs of
+//! life go over it, and what is wrong, which rank 0 decides for all (`judge`). Messages go from
+//! rank to rank directly (`mesh`): the sender opens the connections when it needs them, and
 //! whoever waits for a collective reads and writes them itself. All connections prove the job's
 //! secret first.
 
@@ -22,7 +22,7 @@ mod mesh;
 pub use channel::TcpTransport;
 pub use engine::TcpEngine;
 
-pub(crate) use control::{Down, Hello, Member, decode, encode, fingerprint};
+pub(crate) use control::{Down, Hello, MOST_CONNECTIONS, Member, decode, encode, fingerprint};
 pub(crate) use dial::{Dial, Line, NoLine};
 pub(crate) use endpoint::Endpoint;
 pub(crate) use keeper::{Control, Hub, Keeper};
