@@ -24,7 +24,7 @@ fn any_rank_in_any_collective() {
             desync_after_s: 20,
         };
         let start_at = Instant::now();
-        let children = start(ranks, orders, &format!("killed-{seed}"));
+        let (children, _secret) = start(ranks, orders, &format!("killed-{seed}"));
         let said: Vec<_> = children.into_iter().map(said).collect();
         for (rank, said) in said.iter().enumerate() {
             if rank as u32 == orders.victim {
@@ -63,7 +63,7 @@ fn stopped(victim: u32) {
         lost_after_s: 2,
         desync_after_s: 60,
     };
-    let mut children = start(3, orders, &format!("stopped-{victim}"));
+    let (mut children, _secret) = start(3, orders, &format!("stopped-{victim}"));
     working(&mut children[0]);
     let id = Pid::from_child(&children[victim as usize]);
     kill_process(id, Signal::STOP).unwrap();
