@@ -14,8 +14,8 @@ use regatta_wire::link::Timing;
 use crate::CommError;
 use crate::background::Background;
 use crate::tcp::{
-    Dial, Down, Endpoint, Hello, Hub, Keeper, Line, Member, NoLine, Shared, TcpEngine,
-    TcpTransport, decode, encode,
+    Dial, Down, Endpoint, Hello, Hub, Keeper, Line, MOST_CONNECTIONS, Member, NoLine, Shared,
+    TcpEngine, TcpTransport, decode, encode,
 };
 pub use listen::listen;
 pub use settings::Settings;
@@ -177,7 +177,7 @@ fn endpoint(
         shared,
         dialling: std::sync::Mutex::default(),
         control,
-        connections: settings.connections,
+        connections: settings.connections.clamp(1, MOST_CONNECTIONS),
         bind: settings.bind,
         lost_after: settings.lost_after,
         desync_after: settings.desync_after,

@@ -10,8 +10,12 @@ mod disagree;
 mod joining;
 #[path = "tcp/killed.rs"]
 mod killed;
+#[path = "tcp/odd.rs"]
+mod odd;
 #[path = "tcp/process.rs"]
 mod process;
+#[path = "tcp/seeded.rs"]
+mod seeded;
 mod suite;
 
 use std::time::Duration;

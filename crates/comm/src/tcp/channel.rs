@@ -193,7 +193,7 @@ impl Transport for TcpTransport {
         let channel = mesh.channels.get(self.channel);
         channel.begin(signature.into());
         self.watch.reset(channel.moved, Instant::now());
-        self.verdict(&mesh).map_or(Ok(()), |error| Err(self.fail(error)))
+        self.hear(&mesh)
     }
 
     fn end(&mut self) {
@@ -297,12 +297,14 @@ impl Transport for TcpTransport {
     }
 }
 
-/// A rank that is no more must not be waited for.
+/// A rank that is no more must not be waited for. After an error the others have heard of that.
 impl Drop for TcpTransport {
     fn drop(&mut self) {
         self.endpoint.shared.lock().close(self.channel);
-        let messages = std::mem::take(&mut self.sent);
-        let left = Left { channel: self.channel, calls: self.calls_done, messages };
-        self.endpoint.control.tell(Up::Left(left));
+        if self.failed.is_none() {
+            let messages = std::mem::take(&mut self.sent);
+            let left = Left { channel: self.channel, calls: self.calls_done, messages };
+            self.endpoint.control.tell(Up::Left(left));
+        }
     }
 }

@@ -43,6 +43,9 @@ pub enum Hello {
     },
 }
 
+/// A rank has not more connections to another.
+pub const MOST_CONNECTIONS: u8 = 16;
+
 /// Stands before the first messages: the listener has taken the connection in.
 pub const TAKEN: &[u8] = b"taken";
 

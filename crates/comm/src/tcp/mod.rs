@@ -22,7 +22,7 @@ mod mesh;
 pub use channel::TcpTransport;
 pub use engine::TcpEngine;
 
-pub(crate) use control::{Down, Hello, Member, decode, encode, fingerprint};
+pub(crate) use control::{Down, Hello, MOST_CONNECTIONS, Member, decode, encode, fingerprint};
 pub(crate) use dial::{Dial, Line, NoLine};
 pub(crate) use endpoint::Endpoint;
 pub(crate) use keeper::{Control, Hub, Keeper};

@@ -31,7 +31,7 @@ fn cut(cluster: &Cluster, victim: usize, port: u16) {
     let program = std::env::current_exe().unwrap();
     let rank = |(rank, node): (usize, &String)| {
         let mut command = cluster.on(node, &program, ARGUMENTS).unwrap();
-        let environment = environment(rank as u32, 4, &nodes[0], port, &secret);
+        let environment = environment(rank as u32, 4, &nodes[0], port, &secret.0);
         as_rank(&mut command, orders, &environment);
         command.spawn().unwrap()
     };

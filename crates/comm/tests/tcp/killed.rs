@@ -7,30 +7,16 @@ use regatta_comm::Kind;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::process::{Orders, said, start};
-
-/// Numbers from a seed, by the generator of Knuth's MMIX.
-struct Seeded(u64);
-
-impl Seeded {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 =
-            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % limit
-    }
-}
-
-/// How many cases, unless it is said otherwise.
-const CASES: u64 = 12;
+use crate::seeded::{Seeded, cases};
 
 #[test]
 fn any_rank_in_any_collective() {
-    let cases = std::env::var("REGATTA_TEST_CASES").map_or(CASES, |n| n.parse().unwrap());
-    for seed in 0..cases {
+    for seed in 0..cases(12) {
         let mut seeded = Seeded(seed);
         let ranks = 2 + seeded.below(4) as u32;
         let orders = Orders {
             kind: Kind::ALL[(seed % 9) as usize],
-            count: [0, 1, 1000, 300_000, 2_000_000][seeded.below(5) as usize],
+            count: seeded.one(&[0, 1, 1000, 300_000, 2_000_000]),
             victim: seeded.below(ranks.into()) as u32,
             call: 1 + seeded.below(20),
             after_us: seeded.below(3000),
@@ -38,7 +24,7 @@ fn any_rank_in_any_collective() {
             desync_after_s: 20,
         };
         let start_at = Instant::now();
-        let children = start(ranks, orders, &format!("killed-{seed}"));
+        let (children, _secret) = start(ranks, orders, &format!("killed-{seed}"));
         let said: Vec<_> = children.into_iter().map(said).collect();
         for (rank, said) in said.iter().enumerate() {
             if rank as u32 == orders.victim {
@@ -77,7 +63,7 @@ fn stopped(victim: u32) {
         lost_after_s: 2,
         desync_after_s: 60,
     };
-    let mut children = start(3, orders, &format!("stopped-{victim}"));
+    let (mut children, _secret) = start(3, orders, &format!("stopped-{victim}"));
     working(&mut children[0]);
     let id = Pid::from_child(&children[victim as usize]);
     kill_process(id, Signal::STOP).unwrap();

@@ -71,15 +71,24 @@ pub fn environment(
     pairs.map(|(name, value)| (name.to_owned(), value)).to_vec()
 }
 
+/// A file that is gone with this.
+pub struct Kept(pub PathBuf);
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
 /// A file with a new secret.
-pub fn secret_file(folder: &Path, name: &str) -> PathBuf {
+pub fn secret_file(folder: &Path, name: &str) -> Kept {
     use std::os::unix::fs::OpenOptionsExt;
     let path = folder.join(format!("{name}-{}", std::process::id()));
     let _ = std::fs::remove_file(&path);
     let mut options = std::fs::OpenOptions::new();
     let mut file = options.create_new(true).write(true).mode(0o600).open(&path).unwrap();
     file.write_all(Secret::generate().unwrap().to_hex().as_bytes()).unwrap();
-    path
+    Kept(path)
 }
 
 /// Makes a command that runs this program a rank.
@@ -92,8 +101,8 @@ pub fn as_rank(command: &mut Command, orders: Orders, environment: &[(String, St
 /// The arguments with which this program runs [`a_rank`] only.
 pub const ARGUMENTS: [&str; 3] = ["--exact", "process::a_rank", "--nocapture"];
 
-/// Ranks on this machine.
-pub fn start(ranks: u32, orders: Orders, name: &str) -> Vec<Child> {
+/// Ranks on this machine, and the file with their secret.
+pub fn start(ranks: u32, orders: Orders, name: &str) -> (Vec<Child>, Kept) {
     let secret = secret_file(&std::env::temp_dir(), name);
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -101,10 +110,10 @@ pub fn start(ranks: u32, orders: Orders, name: &str) -> Vec<Child> {
     let rank = |rank| {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(ARGUMENTS);
-        as_rank(&mut command, orders, &environment(rank, ranks, "127.0.0.1", port, &secret));
+        as_rank(&mut command, orders, &environment(rank, ranks, "127.0.0.1", port, &secret.0));
         command.spawn().unwrap()
     };
-    (0..ranks).map(rank).collect()
+    ((0..ranks).map(rank).collect(), secret)
 }
 
 /// What a rank said at its end; none if it was killed.

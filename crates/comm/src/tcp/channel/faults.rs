@@ -119,27 +119,34 @@ impl TcpTransport {
     fn concede(&mut self, error: CommError) -> CommError {
         let global = |peer: &Peer| self.global(peer.rank);
         let fault = match &error {
-            CommError::Late { seconds, missing, .. } => Some(Fault::Late {
+            CommError::Late { seconds, missing, .. } => Fault::Late {
                 sequence: self.calls_done + 1,
                 seconds: *seconds,
                 missing: missing.iter().map(global).collect(),
-            }),
+            },
             CommError::Lost { peer, why, .. } => {
-                Some(Fault::Lost { rank: global(peer), why: why.clone() })
+                Fault::Lost { rank: global(peer), why: why.clone() }
             }
-            _ => Some(Fault::Aborted { rank: self.me(), why: error.to_string() }),
+            CommError::Aborted { by, why } => Fault::Aborted { rank: global(by), why: why.clone() },
+            _ => Fault::Aborted { rank: self.me(), why: error.to_string() },
         };
-        if let Some(fault) = fault {
-            self.endpoint.control.tell(Up::Report { channel: self.channel, fault });
-        }
+        self.endpoint.control.tell(Up::Report { channel: self.channel, fault });
         self.fail(error)
+    }
+
+    /// Ends if it is known that something is wrong. What was made of who left, the others should
+    /// hear from this rank, before it too leaves.
+    pub(super) fn hear(&mut self, mesh: &Mesh) -> Result<(), CommError> {
+        match self.verdict(mesh) {
+            None => Ok(()),
+            Some(error @ CommError::Aborted { .. }) => Err(self.concede(error)),
+            Some(error) => Err(self.fail(error)),
+        }
     }
 
     /// Whether something is wrong: told by others, shown by messages, or by the clock.
     pub(super) fn check(&mut self, mesh: &mut Mesh, now: Instant) -> Result<Instant, CommError> {
-        if let Some(error) = self.verdict(mesh) {
-            return Err(self.fail(error));
-        }
+        self.hear(mesh)?;
         match mesh.channels.get(self.channel).trouble.take() {
             Some(Trouble::Size { came, room }) => {
                 let what = format!("{came} bytes came, {room} fit");

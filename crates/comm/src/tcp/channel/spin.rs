@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-/// After how many failures in a row it is not tried more seldom.
+/// It is not left out more often than this at a time.
 const SELDOM: u32 = 4096;
 
 /// To look for a message is faster than to sleep and be woken up, if it comes soon; but if the one
 /// who sends it has no core to run on, looking keeps it from working. So whenever looking was in
-/// vain, it is left out for a while, and longer each time.
+/// vain, it is left out for a while, each time for twice as long; once it pays again, the time
+/// becomes shorter bit by bit.
 #[derive(Debug)]
 pub struct Spin {
     most: Duration,
@@ -32,7 +33,7 @@ impl Spin {
         if self.rest > 0 {
             self.rest -= 1;
         } else if took <= self.most {
-            self.penalty /= 2;
+            self.penalty = self.penalty.saturating_sub(1);
         } else {
             self.penalty = (self.penalty * 2).clamp(1, SELDOM);
             self.rest = self.penalty;

@@ -5,11 +5,8 @@ use std::time::Instant;
 
 use super::conn::{Conn, Who};
 use super::{Duty, Keeper};
-use crate::tcp::control::{Down, Fault, Hello, TAKEN, Up, decode, encode};
+use crate::tcp::control::{Down, Fault, Hello, MOST_CONNECTIONS, TAKEN, Up, decode, encode};
 use crate::tcp::dial::tune;
-
-/// A rank has not more connections to another.
-const LANES: u8 = 16;
 
 impl Keeper {
     /// False: the connection is not the thread's any more.
@@ -36,7 +33,7 @@ impl Keeper {
     /// Somebody of this job says who it is.
     fn hello(&mut self, id: usize, conn: &mut Conn, frame: &[u8]) -> bool {
         match (decode::<Hello>(frame), &mut self.duty) {
-            (Some(Hello::Data { rank, index }), _) if index < LANES => {
+            (Some(Hello::Data { rank, index }), _) if index < MOST_CONNECTIONS => {
                 // First, for with the answer messages begin to come.
                 self.hand_over(conn, rank, index);
                 conn.link.send(TAKEN);

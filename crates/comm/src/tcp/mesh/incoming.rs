@@ -134,7 +134,7 @@ impl Incoming {
             None => {
                 self.kept += length;
                 self.early.push_back(id);
-                (Target::Kept(vec![0; length]), None)
+                (Target::Kept(room(length)?), None)
             }
         };
         let stripes = usize::from(head.stripes);
@@ -211,6 +211,15 @@ impl Incoming {
         });
         self.messages.retain(|_, m| m.head.key.channel != channel || m.parts > 0);
     }
+}
+
+/// Memory for a message that nobody has asked for. Its length is what somebody else says.
+fn room(length: usize) -> Result<Vec<u8>, String> {
+    let mut bytes = Vec::new();
+    let none = |_| format!("there is no memory for a message of {length} bytes");
+    bytes.try_reserve_exact(length).map_err(none)?;
+    bytes.resize(length, 0);
+    Ok(bytes)
 }
 
 /// Whether a message is what was asked for. If not, its communicator is in trouble.
