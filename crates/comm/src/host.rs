@@ -11,6 +11,7 @@ mod two_level;
 use std::sync::Arc;
 
 use crate::background::{Abort, Background, Engine};
+use crate::buffer::Buffer;
 use crate::error::Peer;
 use crate::{Call, CommError, Counts, DType, Kind, ReduceOp, join, shm};
 use layout::Layout;
@@ -141,6 +142,13 @@ impl Engine for Host {
         let Some(part) = self.world.split(colour, key)? else { return Ok(None) };
         let name = format!("{}.{}", self.naming.name, colour.unwrap_or_default());
         Self::compose(part, Naming { name, ..self.naming.clone() }).map(Some)
+    }
+
+    fn buffer(&self, bytes: usize) -> Buffer {
+        match &self.local {
+            Some(local) => local.buffer(bytes),
+            None => Buffer::zeroed(bytes),
+        }
     }
 
     fn abort(&self) -> Abort {
