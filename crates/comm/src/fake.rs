@@ -1,7 +1,7 @@
 //! Ranks that are threads of one process, with the plain way to do everything: for tests of what
 //! uses a communicator.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::background::{Abort, Background, Engine};
@@ -25,8 +25,10 @@ struct State {
     results: HashMap<usize, Result<Vec<u8>, CommError>>,
     /// Messages on their way, by sender, receiver and tag.
     mail: HashMap<(u32, u32, u32), Vec<Vec<u8>>>,
-    /// Who left or gave up, and why.
+    /// Who gave up, or left while others may wait for all, and why.
     over: Option<(u32, String)>,
+    /// Who left.
+    left: HashSet<u32>,
     sequence: u64,
     /// The worlds of a split, by the call that it was and the colour.
     children: HashMap<(u64, u32), Arc<World>>,
@@ -65,23 +67,33 @@ impl World {
         Peer { rank, host: "here".to_owned() }
     }
 
-    /// Waits until something holds, or somebody is gone.
+    /// Waits until something holds, or somebody who is waited for is gone.
     fn wait<'a>(
         &self,
         mut state: MutexGuard<'a, State>,
+        awaited: impl Fn(u32) -> bool,
         holds: impl Fn(&State) -> bool,
     ) -> Result<MutexGuard<'a, State>, CommError> {
         while !holds(&state) {
             if let Some((rank, why)) = &state.over {
                 return Err(CommError::Aborted { by: Self::peer(*rank), why: why.clone() });
             }
+            if let Some(&rank) = state.left.iter().find(|rank| awaited(**rank)) {
+                let why = "it ended".to_owned();
+                return Err(CommError::Aborted { by: Self::peer(rank), why });
+            }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         Ok(state)
     }
 
-    fn leave(&self, rank: u32, why: &str) {
+    fn give_up(&self, rank: u32, why: &str) {
         self.lock().over.get_or_insert((rank, why.to_owned()));
+        self.changed.notify_all();
+    }
+
+    fn leave(&self, rank: u32) {
+        self.lock().left.insert(rank);
         self.changed.notify_all();
     }
 }
@@ -156,8 +168,8 @@ impl Fake {
             return Ok(());
         }
         let key = (call.root, self.rank, call.tag);
-        let mut state =
-            self.world.wait(state, |s| s.mail.get(&key).is_some_and(|mail| !mail.is_empty()))?;
+        let there = |s: &State| s.mail.get(&key).is_some_and(|mail| !mail.is_empty());
+        let mut state = self.world.wait(state, |rank| rank == call.root, there)?;
         let bytes = state.mail.get_mut(&key).map(|mail| mail.remove(0)).unwrap_or_default();
         if bytes.len() != call.output.len() {
             let what = format!("{} bytes came, {} fit", bytes.len(), call.output.len());
@@ -183,8 +195,9 @@ impl Engine for Fake {
         }
         let (rank, size) = (self.rank as usize, self.world.size);
         // The ones before must have what they got.
-        let state = self.world.wait(self.world.lock(), |s| !s.results.contains_key(&rank))?;
-        let mut state = self.world.wait(state, |s| s.results.is_empty())?;
+        let anybody = |_| true;
+        let empty = |s: &State| s.results.is_empty();
+        let mut state = self.world.wait(self.world.lock(), anybody, empty)?;
         let given = Given {
             signature: call.signature(size),
             input: self.input(&call),
@@ -195,7 +208,7 @@ impl Engine for Fake {
             state.conclude(&call, size);
             self.world.changed.notify_all();
         }
-        let mut state = self.world.wait(state, |s| s.results.contains_key(&rank))?;
+        let mut state = self.world.wait(state, anybody, |s| s.results.contains_key(&rank))?;
         let result = state.results.remove(&rank).unwrap_or_else(|| Ok(Vec::new()))?;
         self.world.changed.notify_all();
         drop(state);
@@ -245,13 +258,13 @@ impl Engine for Fake {
 
     fn abort(&self) -> Abort {
         let (world, rank) = (self.world.clone(), self.rank);
-        Arc::new(move |why| world.leave(rank, why))
+        Arc::new(move |why| world.give_up(rank, why))
     }
 }
 
 /// A rank that is no more must not be waited for.
 impl Drop for Fake {
     fn drop(&mut self) {
-        self.world.leave(self.rank, "it ended");
+        self.world.leave(self.rank);
     }
 }
