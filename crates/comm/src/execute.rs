@@ -3,14 +3,13 @@
 
 mod cut;
 pub mod plain;
-pub mod reduce;
 
 use std::time::Duration;
 
 use crate::buffer::Buffer;
 use crate::schedule::{Piece, Place, Program, Round, Step};
 use crate::transport::{Landing, Lane, Ticket, Transport};
-use crate::{Call, CommError, Kind, ReduceOp};
+use crate::{Call, CommError, Kind, ReduceOp, kernel};
 use cut::Cut;
 
 /// How long a transport is let wait at once; it knows itself when it was too long.
@@ -49,7 +48,7 @@ fn rounds(
         && cut.kind.reduces()
         && let Some(result) = memory.result(&cut, rank)
     {
-        reduce::divide(dtype, result, ranks);
+        kernel::finish(dtype, op, ranks, result);
     }
     Ok(())
 }

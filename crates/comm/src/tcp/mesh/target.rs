@@ -1,6 +1,6 @@
 //! Where the bytes of a message go.
 
-use crate::execute::reduce::reduce;
+use crate::kernel::reduce;
 use crate::tcp::frame::Key;
 use crate::transport::{Landing, Ticket};
 
