@@ -49,6 +49,8 @@ fn report(cluster: &Cluster, case: &Case, run_dir: &Path, out: &Output) -> Resul
     let names = |node: u32| names(&out.stderr, &cluster.nodes()[node as usize]);
     match (case.verdict(), &result) {
         (Verdict::Silent, None) if killed => Ok(()),
+        // Slurm ends the step when its command is killed: what is left of us may hear of that first.
+        (Verdict::Silent, Some(result)) if killed && result.reason.contains("TERM") => Ok(()),
         (Verdict::NotStarted(blame), None) if code == Some(1) && names(blame.node) => Ok(()),
         (Verdict::NotStarted(blame), Some(result)) => failed(cluster, case, &[blame], result, out),
         (Verdict::Failed(blames), Some(result)) => failed(cluster, case, &blames, result, out),
