@@ -6,8 +6,7 @@ use half::{bf16, f16};
 use crate::{Counts, DType, Kind, ReduceOp};
 
 /// What each rank gets, from what each gave. `inputs` are what the table at [`crate::Call`] says;
-/// of a broadcast, the root's is what all get. Counts of each rank's own (all-to-all) are in
-/// `exchange[rank]`, what goes to each rank.
+/// of a broadcast, the root's is what all get. For counts of each rank's own see [`exchanged`].
 pub fn outputs(
     kind: Kind,
     dtype: DType,

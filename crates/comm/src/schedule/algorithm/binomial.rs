@@ -78,14 +78,17 @@ pub(super) fn down(tree: &Group, blocks: Range<u32>) -> Vec<Round> {
     got.into_iter().chain([passed]).collect()
 }
 
+/// The parts of a rank's subtree, which may go around the end.
+fn parts_of(of: u32, root: u32, n: u32) -> impl Iterator<Item = Range<u32>> {
+    let members = subtree(of, n);
+    around(root + members.start, members.len() as u32, n)
+}
+
 pub(super) fn gather(seat: &Seat) -> Option<Program> {
     let Seat { ranks: n, rank, root, .. } = *seat;
     let tree = Group::from_root(n, rank, root);
     let v = tree.me;
-    let runs = |of: u32| {
-        let members = subtree(of, n);
-        around(root + members.start, members.len() as u32, n)
-    };
+    let runs = |of: u32| parts_of(of, root, n);
     let own = rank..rank + 1;
     if children(v, n).next().is_none() {
         let to = tree.rank(parent(v)?);
@@ -105,10 +108,7 @@ pub(super) fn scatter(seat: &Seat) -> Option<Program> {
     let Seat { ranks: n, rank, root, .. } = *seat;
     let tree = Group::from_root(n, rank, root);
     let v = tree.me;
-    let runs = |of: u32| {
-        let members = subtree(of, n);
-        around(root + members.start, members.len() as u32, n)
-    };
+    let runs = |of: u32| parts_of(of, root, n);
     let own = rank..rank + 1;
     let from = parent(v).map(|p| tree.rank(p));
     if let Some(from) = from.filter(|_| children(v, n).next().is_none()) {
