@@ -1,6 +1,7 @@
 //! Runs a [`Program`] on a [`Transport`]: round after round, copies at once, messages posted
 //! together and waited for together.
 
+mod agree;
 mod cut;
 pub mod plain;
 
@@ -22,8 +23,8 @@ pub fn run(
     program: &Program,
 ) -> Result<(), CommError> {
     let ended = rounds(&mut *transport, call, program);
-    // The others know what the transport knows, but not what is wrong with a program.
-    if let Err(error @ CommError::System { .. }) = &ended {
+    // The others know what the transport knows, but not what is wrong with a program or its counts.
+    if let Err(error @ (CommError::System { .. } | CommError::Unmatched { .. })) = &ended {
         (transport.abort())(&error.to_string());
     }
     ended
@@ -37,6 +38,11 @@ fn rounds(
     transport.begin(call.signature(transport.ranks() as usize))?;
     let (rank, ranks) = (transport.rank(), transport.ranks());
     let (dtype, op) = (call.dtype, call.op);
+    // Only who gets a reduction divides it: in place, the others' bytes are still what they gave.
+    let divides = op == ReduceOp::Average
+        && call.kind.reduces()
+        && (call.kind != Kind::Reduce || call.root == rank);
+    agree::on_counts(&mut *transport, &call)?;
     let cut = Cut::new(&call, program.blocks, rank, ranks);
     let mut memory = Memory::new(call, program, &cut);
     let mut open = Open { transport, tickets: 0 };
@@ -44,10 +50,7 @@ fn rounds(
         open.round(round, &cut, &memory, Landing::Reduce(dtype, op))?;
     }
     open.transport.end();
-    if op == ReduceOp::Average
-        && cut.kind.reduces()
-        && let Some(result) = memory.result(&cut, rank)
-    {
+    if divides && let Some(result) = memory.result(&cut, rank) {
         kernel::finish(dtype, op, ranks, result);
     }
     Ok(())

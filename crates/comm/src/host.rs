@@ -10,8 +10,7 @@ mod two_level;
 
 use std::sync::Arc;
 
-use crate::background::{Abort, Background, Engine};
-use crate::buffer::Buffer;
+use crate::background::{Abort, Background, Engine, Memory};
 use crate::error::Peer;
 use crate::{Call, CommError, Counts, DType, Kind, ReduceOp, join, shm};
 use layout::Layout;
@@ -144,11 +143,8 @@ impl Engine for Host {
         Self::compose(part, Naming { name, ..self.naming.clone() }).map(Some)
     }
 
-    fn buffer(&self, bytes: usize) -> Buffer {
-        match &self.local {
-            Some(local) => local.buffer(bytes),
-            None => Buffer::zeroed(bytes),
-        }
+    fn memory(&self) -> Memory {
+        self.local.as_ref().map_or_else(Memory::default, |local| local.memory())
     }
 
     fn abort(&self) -> Abort {

@@ -25,7 +25,7 @@ mod moves;
 mod plan;
 mod reduce;
 mod segment;
-mod sign;
+pub(crate) mod sign;
 mod split;
 mod verdict;
 mod wait;
@@ -39,10 +39,9 @@ use self::layout::{READING, RING};
 use self::mail::Mailbox;
 use self::plan::Plan;
 use self::wait::{Now, Shared};
-use crate::background::{Abort, Background, Engine};
-use crate::buffer::Buffer;
+use crate::background::{Abort, Background, Engine, Memory};
 use crate::error::Peer;
-use crate::{Call, CommError, Counts, Kind, Signature};
+use crate::{Call, CommError, Kind, Signature};
 
 pub use self::meet::join;
 
@@ -156,7 +155,6 @@ impl ShmEngine {
     }
 
     fn collective(&mut self, call: Call<'_>) -> Result<(), CommError> {
-        plan::check(&call, self.rank())?;
         let now = self.begin(call.signature(self.ranks()))?;
         let (dtype, op, kind, root) = (call.dtype, call.op, call.kind, call.root as usize);
         match kind {
@@ -170,8 +168,6 @@ impl ShmEngine {
                 let longest = self.longest(&call, &now)?;
                 let chunk = self.shared.settings.chunk_bytes;
                 let plan = Plan::new(&call, self.rank(), self.ranks(), chunk, longest);
-                let kept = self.aside(&call);
-                let call = Call { input: kept.as_deref().or(call.input), ..call };
                 let buffers = Buffers::new(call, self.rank());
                 match kind {
                     Kind::ReduceScatter => self.scatter_reduced(&now, &plan, (dtype, op), &buffers),
@@ -179,12 +175,6 @@ impl ShmEngine {
                 }
             }
         }
-    }
-
-    /// An exchange in place would write over what it has yet to give.
-    fn aside(&self, call: &Call<'_>) -> Option<Vec<u8>> {
-        let own = matches!(call.counts, Counts::Exchange { .. }) && call.input.is_none();
-        own.then(|| call.output.to_vec())
     }
 }
 
@@ -216,11 +206,9 @@ impl Engine for ShmEngine {
         Ok(child.map(|child| Box::new(child) as Box<dyn Engine>))
     }
 
-    fn buffer(&self, bytes: usize) -> Buffer {
-        match &self.shared.arena {
-            Some(arena) => arena.buffer(bytes),
-            None => Buffer::zeroed(bytes),
-        }
+    fn memory(&self) -> Memory {
+        let Some(arena) = self.shared.arena.clone() else { return Memory::default() };
+        Memory { host: Arc::new(move |bytes| arena.buffer(bytes)), device: None }
     }
 
     fn abort(&self) -> Abort {
