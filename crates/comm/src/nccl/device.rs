@@ -58,14 +58,17 @@ impl Device {
         }
     }
 
-    /// Memory on it.
-    pub fn memory(&self, bytes: usize) -> Result<DeviceMemory, CommError> {
+    /// Memory on it. It comes and goes in the order of the stream, for other ways to allocate wait
+    /// for all that the device does: a collective, say, of a rank that waits for this one.
+    pub fn memory(self: &Arc<Self>, bytes: usize) -> Result<DeviceMemory, CommError> {
         let _selected = self.select()?;
         let mut start = null_mut();
         // SAFETY: the function writes one pointer.
-        let code = unsafe { (self.functions.malloc)(&mut start, bytes.max(1)) };
+        let code = unsafe { (self.functions.malloc)(&mut start, bytes.max(1), self.stream) };
         self.check(&format!("{bytes} bytes on device {}", self.number), code)?;
-        Ok(DeviceMemory { start, bytes, functions: self.functions.clone() })
+        let memory = DeviceMemory { start, bytes, device: self.clone() };
+        self.wait()?;
+        Ok(memory)
     }
 
     /// Queues a copy of host memory to the device. Both must live until the queue is empty.
@@ -147,7 +150,7 @@ impl Drop for Selected {
 pub struct DeviceMemory {
     pub start: *mut c_void,
     pub bytes: usize,
-    functions: Arc<Functions>,
+    device: Arc<Device>,
 }
 
 // SAFETY: it is memory that is owned, wherever it lies.
@@ -158,6 +161,6 @@ unsafe impl Sync for DeviceMemory {}
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
         // SAFETY: it was allocated so.
-        unsafe { (self.functions.free)(self.start) };
+        unsafe { (self.device.functions.free)(self.start, self.device.stream) };
     }
 }

@@ -53,7 +53,7 @@ struct Nccl {
     rank: u32,
     peers: Vec<Peer>,
     raw: RawComm,
-    device: Device,
+    device: Arc<Device>,
     /// Room on the device for what goes in and what comes out.
     input: DeviceMemory,
     output: DeviceMemory,
@@ -85,7 +85,7 @@ impl Nccl {
         meeting: Arc<dyn Comm>,
         settings: Settings,
     ) -> Result<Self, CommError> {
-        let device = Device::open(functions.clone(), settings.device)?;
+        let device = Arc::new(Device::open(functions.clone(), settings.device)?);
         let _selected = device.select()?;
         let mut id = UniqueId([0; 128]);
         if meeting.rank() == 0 {
