@@ -54,6 +54,11 @@ fn any_combination_is_right() {
 }
 
 #[test]
+fn any_messages_arrive() {
+    suite::any_messages(16, 1..9, |size| world(size, |rank| rank / 3));
+}
+
+#[test]
 fn any_session_is_right() {
     // Nodes of all sizes, ranks anywhere.
     suite::any_session(24, 1..18, |size| world(size, |rank| (rank * 7 + size) % 5 % 3));

@@ -82,6 +82,7 @@ fn is_a_rank() {
     match work.as_str() {
         "product" => suite::own_product(&joined(60), 400, true),
         "sessions" => suite::own_sessions(&joined(60), 12, true),
+        "messages" => suite::own_messages(&joined(60), 6),
         "special" => special(&joined(60)),
         "disagree" => disagree(&joined(5)),
         _ => loses_one(&joined(5)),
@@ -192,6 +193,13 @@ fn any_combination_is_right() {
 fn any_session_is_right() {
     if here() {
         [2, 3].into_iter().for_each(|ranks| all_well(ranks, "sessions"));
+    }
+}
+
+#[test]
+fn any_messages_arrive() {
+    if here() {
+        all_well(3, "messages");
     }
 }
 

@@ -46,6 +46,11 @@ fn any_combination_is_right() {
 }
 
 #[test]
+fn any_messages_arrive() {
+    suite::any_messages(24, 1..9, world);
+}
+
+#[test]
 fn any_session_is_right() {
     suite::any_session(32, 1..18, world);
     suite::any_session(32, 1..6, narrow);

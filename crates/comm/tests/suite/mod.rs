@@ -8,6 +8,7 @@
 #![allow(dead_code, reason = "each test uses a part of it")]
 
 mod case;
+mod messages;
 mod recipe;
 pub mod session;
 
@@ -80,14 +81,30 @@ pub fn any_session<C: Comm>(
     ranks: std::ops::Range<u32>,
     world: impl Fn(u32) -> Vec<C>,
 ) {
+    tried(usual, &session::session(ranks), |session| session.check(world(session.ranks)));
+}
+
+/// Messages that chance draws from a seed.
+pub fn any_messages<C: Comm>(
+    usual: u32,
+    ranks: std::ops::Range<u32>,
+    world: impl Fn(u32) -> Vec<C>,
+) {
+    tried(usual, &messages::mail(ranks, true), |mail| mail.check(world(mail.ranks)));
+}
+
+/// Tries what chance draws from a seed, and finds a simple one that fails if one does.
+fn tried<S: Strategy>(usual: u32, strategy: &S, check: impl Fn(S::Value)) {
     let config = Config { cases: cases(usual), failure_persistence: None, ..Config::default() };
     let seed = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
     let mut runner = TestRunner::new_with_rng(config, seed);
-    let tried = runner.run(&session::session(ranks), |session| {
-        session.check(world(session.ranks));
+    let tried = runner.run(strategy, |drawn| {
+        check(drawn);
         Ok(())
     });
-    tried.unwrap();
+    if let Err(error) = tried {
+        panic!("{error}");
+    }
 }
 
 /// The same sessions on each of the ranks that are processes of their own.
@@ -99,6 +116,14 @@ pub fn own_sessions(comm: &dyn Comm, usual: u32, devices: bool) {
         let session: Session = strategy.new_tree(&mut runner).unwrap().current();
         session.play(comm, &session.plan(), devices);
     }
+}
+
+/// Messages, likewise.
+pub fn own_messages(comm: &dyn Comm, usual: u32) {
+    let seed = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
+    let mut runner = TestRunner::new_with_rng(Config::default(), seed);
+    let strategy = messages::mail(comm.size()..comm.size() + 1, false);
+    (0..cases(usual)).for_each(|_| strategy.new_tree(&mut runner).unwrap().current().play(comm));
 }
 
 /// The same of all combinations, done at once and, if there are devices, on these.
@@ -140,7 +165,7 @@ pub fn special<C: Comm>(world: impl Fn(u32) -> Vec<C>) {
         }
     }
     exchange(world(4));
-    messages(world(3));
+    two_messages(world(3));
     groups(world(6));
     background(world(3));
     unmatched(world(3));
@@ -201,7 +226,7 @@ fn refused<C: Comm>(world: Vec<C>) {
     });
 }
 
-fn messages<C: Comm>(world: Vec<C>) {
+fn two_messages<C: Comm>(world: Vec<C>) {
     on_all(world, |comm| match comm.rank() {
         0 => {
             comm.send(&[1i32, 2], 1, 7).unwrap();
