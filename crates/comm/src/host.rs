@@ -10,7 +10,7 @@ mod two_level;
 
 use std::sync::Arc;
 
-use crate::background::{Abort, Background, Engine};
+use crate::background::{Abort, Background, Engine, apart};
 use crate::buffer::Buffer;
 use crate::error::Peer;
 use crate::{Call, CommError, Counts, DType, Kind, ReduceOp, join, shm};
@@ -84,6 +84,26 @@ impl Host {
     }
 }
 
+impl Host {
+    /// Messages go the way that all of them can go.
+    fn run_messages(&mut self, messages: Vec<Call<'_>>) -> Result<(), CommError> {
+        let done = match (self.local.as_mut(), self.layout.nodes) {
+            (Some(local), 1) => local.run_group(messages),
+            _ => self.world.run_group(messages),
+        };
+        self.told(done)
+    }
+
+    /// Has all others know of an error: those of other nodes would wait for us, and ours for them.
+    fn told(&self, done: Result<(), CommError>) -> Result<(), CommError> {
+        if let Err(error) = &done {
+            let why = error.to_string();
+            self.failed.iter().for_each(|abort| abort(&why));
+        }
+        done
+    }
+}
+
 /// A number for a text: FNV-1a, the same on every machine.
 fn fingerprint(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
@@ -125,12 +145,13 @@ impl Engine for Host {
 
     fn run(&mut self, call: Call<'_>) -> Result<(), CommError> {
         let done = self.two_level(call);
-        if let Err(error) = &done {
-            // Those of other nodes would wait for us, and ours for them.
-            let why = error.to_string();
-            self.failed.iter().for_each(|abort| abort(&why));
-        }
-        done
+        self.told(done)
+    }
+
+    fn run_group(&mut self, calls: Vec<Call<'_>>) -> Result<(), CommError> {
+        let (messages, collectives) = apart(calls);
+        self.run_messages(messages)?;
+        collectives.into_iter().try_for_each(|call| self.run(call))
     }
 
     fn split(

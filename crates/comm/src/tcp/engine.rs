@@ -1,6 +1,6 @@
 //! Collectives over TCP.
 
-use crate::background::{Abort, Engine};
+use crate::background::{Abort, Engine, apart};
 use crate::comm::order;
 use crate::error::Peer;
 use crate::execute::{self, plain};
@@ -63,10 +63,16 @@ impl Engine for TcpEngine {
 
     fn run(&mut self, call: Call<'_>) -> Result<(), CommError> {
         if matches!(call.kind, Kind::Send | Kind::Receive) {
-            return execute::message(&mut self.transport, call);
+            return execute::messages(&mut self.transport, vec![call]);
         }
         let program = plain::program(&call, self.transport.rank(), self.transport.ranks());
         execute::run(&mut self.transport, call, &program)
+    }
+
+    fn run_group(&mut self, calls: Vec<Call<'_>>) -> Result<(), CommError> {
+        let (messages, collectives) = apart(calls);
+        execute::messages(&mut self.transport, messages)?;
+        collectives.into_iter().try_for_each(|call| self.run(call))
     }
 
     fn split(
