@@ -7,6 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use crate::buffer::Buffer;
 use crate::comm::Finish;
 use crate::error::Peer;
+use crate::whole::Whole;
 use crate::{Call, Comm, CommError, Kind, OwnedCall, Pending};
 
 /// Tells an engine from another thread to give up what it does.
@@ -43,6 +44,11 @@ pub trait Engine: Send {
 
     /// How to make it give up.
     fn abort(&self) -> Abort;
+
+    /// For an engine that does its collectives in parts, of which this one is for all ranks.
+    fn whole(&self) -> Option<Box<dyn Whole>> {
+        None
+    }
 }
 
 /// The messages of a group, and its collectives, each in their order.

@@ -6,6 +6,7 @@ use crate::error::Peer;
 use crate::execute::{self, plain};
 use crate::tcp::TcpTransport;
 use crate::transport::Transport;
+use crate::whole::Whole;
 use crate::{Call, CommError, Counts, DType, Kind, ReduceOp};
 
 /// Bytes in which a rank says its colour and key.
@@ -92,6 +93,10 @@ impl Engine for TcpEngine {
     }
 
     fn abort(&self) -> Abort {
-        self.transport.abort()
+        Transport::abort(&self.transport)
+    }
+
+    fn whole(&self) -> Option<Box<dyn Whole>> {
+        Some(Box::new(self.transport.twin()))
     }
 }
