@@ -8,7 +8,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use crate::buffer::Buffer;
 use crate::comm::Finish;
 use crate::error::Peer;
-use crate::{Call, Comm, CommError, OwnedCall, Pending};
+use crate::whole::Whole;
+use crate::{Call, Comm, CommError, Kind, OwnedCall, Pending};
 
 /// Tells an engine from another thread to give up what it does.
 pub type Abort = Arc<dyn Fn(&str) + Send + Sync>;
@@ -24,7 +25,8 @@ pub trait Engine: Send {
     /// Does one collective.
     fn run(&mut self, call: Call<'_>) -> Result<(), CommError>;
 
-    /// Does several at once.
+    /// Does several at once, as [`Comm::run_group`]. An engine in which a message waits for the
+    /// other rank must do better than this.
     fn run_group(&mut self, calls: Vec<Call<'_>>) -> Result<(), CommError> {
         calls.into_iter().try_for_each(|call| self.run(call))
     }
@@ -43,6 +45,16 @@ pub trait Engine: Send {
 
     /// How to make it give up.
     fn abort(&self) -> Abort;
+
+    /// For an engine that does its collectives in parts, of which this one is for all ranks.
+    fn whole(&self) -> Option<Box<dyn Whole>> {
+        None
+    }
+}
+
+/// The messages of a group, and its collectives, each in their order.
+pub fn apart(calls: Vec<Call<'_>>) -> (Vec<Call<'_>>, Vec<Call<'_>>) {
+    calls.into_iter().partition(|call| matches!(call.kind, Kind::Send | Kind::Receive))
 }
 
 /// A communicator on top of an engine.

@@ -181,6 +181,7 @@ fn endpoint(
         bind: settings.bind,
         lost_after: settings.lost_after,
         desync_after: settings.desync_after,
+        debug: settings.debug,
         timing: timing(&settings),
         secret: settings.secret,
     }

@@ -22,6 +22,7 @@ pub mod schedule;
 pub mod shm;
 pub mod tcp;
 pub mod transport;
+pub mod whole;
 
 pub use buffer::Buffer;
 pub use call::{Call, Counts, Kind, OwnedCall, Signature};

@@ -18,6 +18,7 @@ mod barrier;
 mod board;
 mod buffers;
 mod direct;
+mod group;
 mod habit;
 mod layout;
 mod mail;
@@ -42,7 +43,7 @@ use self::mail::Mailbox;
 use self::plan::Plan;
 use self::reduce::Room;
 use self::wait::{Now, Shared};
-use crate::background::{Abort, Background, Engine};
+use crate::background::{Abort, Background, Engine, apart};
 use crate::buffer::Buffer;
 use crate::error::Peer;
 use crate::{Call, CommError, Counts, Kind, Signature};
@@ -215,6 +216,14 @@ impl Engine for ShmEngine {
         };
         self.shared.board.now(Doing::Nothing(self.calls));
         done
+    }
+
+    fn run_group(&mut self, calls: Vec<Call<'_>>) -> Result<(), CommError> {
+        let (messages, collectives) = apart(calls);
+        let done = self.run_messages(messages);
+        self.shared.board.now(Doing::Nothing(self.calls));
+        done?;
+        collectives.into_iter().try_for_each(|call| self.run(call))
     }
 
     fn split(

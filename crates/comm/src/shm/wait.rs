@@ -72,13 +72,22 @@ impl Shared {
             }
             std::hint::spin_loop();
         }
-        self.wait_long(rank, now, &ready)
+        self.wait_long(&[rank], now, &ready)
     }
 
+    /// Waits until something holds that one of several ranks brings about. `now` is what the first
+    /// of them is waited for.
     #[cold]
-    fn wait_long(&self, rank: usize, now: &Now, ready: &dyn Fn() -> bool) -> Result<(), CommError> {
+    pub fn wait_long(
+        &self,
+        ranks: &[usize],
+        now: &Now,
+        ready: &dyn Fn() -> bool,
+    ) -> Result<(), CommError> {
         let began = Instant::now();
         let looking = if self.crowded { YIELD_CROWDED } else { YIELD_FREE };
+        // Only one of them can be slept on.
+        let longest = if ranks.len() == 1 { NAP_MAX } else { NAP };
         let mut nap = NAP;
         while !ready() {
             let waited = began.elapsed();
@@ -88,13 +97,14 @@ impl Shared {
                 looked.for_each(|_| std::hint::spin_loop());
                 continue;
             }
-            let trouble = self.trouble(rank, now, waited);
+            let trouble = ranks.iter().find_map(|rank| self.trouble(*rank, now, waited));
             // What came before the trouble still counts.
             if let Some(error) = trouble.filter(|_| !ready()) {
                 return Err(self.fail(error));
             }
-            self.board.sleep(rank, nap, || ready() || verdict::is_over(&self.board));
-            nap = (nap * 2).min(NAP_MAX);
+            let first = ranks.first().copied().unwrap_or(self.board.rank);
+            self.board.sleep(first, nap, || ready() || verdict::is_over(&self.board));
+            nap = (nap * 2).min(longest);
         }
         Ok(())
     }

@@ -1,8 +1,10 @@
 //! A communicator's way to its ranks over the connections of the process.
 
+mod agree;
 mod faults;
 mod spin;
 mod watch;
+mod whole;
 
 use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
@@ -89,6 +91,14 @@ impl TcpTransport {
         fingerprint(numbers.into_iter().flat_map(u64::to_le_bytes))
     }
 
+    /// A communicator for all its ranks, of which none needs to be told.
+    pub fn twin(&self) -> Self {
+        const TWIN: u64 = 1 << 32;
+        let numbers = [self.channel, self.calls_done, TWIN];
+        let channel = fingerprint(numbers.into_iter().flat_map(u64::to_le_bytes));
+        self.child(channel, self.members.clone(), self.rank)
+    }
+
     /// The numbers of its ranks in the whole world.
     pub fn members(&self) -> &[u32] {
         &self.members
@@ -129,7 +139,7 @@ impl TcpTransport {
         if have < usize::from(lanes) && !broken {
             let over = || self.verdict(&self.endpoint.shared.lock()).is_some();
             if let Err(why) = self.endpoint.connect(to, lanes, &over) {
-                self.suspect(to, why);
+                self.suspect(to, Way::Out, why);
                 self.endpoint.shared.lock().broken.entry((to, Way::Out)).or_default();
             }
         }
@@ -151,15 +161,22 @@ impl TcpTransport {
         if done.is_empty() {
             return false;
         }
-        let came = &mut self.received;
+        let channel = mesh.channels.get(self.channel);
+        let (came, traffic) = (&mut self.received, &mut channel.traffic);
         self.open.retain(|posting| {
             let is_done = done.contains(&posting.ticket);
-            if is_done && posting.message && posting.way == Way::In {
-                count(came, posting.with);
+            match (is_done && posting.way == Way::In, posting.message) {
+                (true, true) => count(came, posting.with),
+                (true, false) => {
+                    count(&mut traffic.came, posting.with);
+                    let of = traffic.awaited.iter().position(|from| *from == posting.with);
+                    of.map(|at| traffic.awaited.swap_remove(at));
+                }
+                _ => {}
             }
             !is_done
         });
-        self.watch.reset(mesh.channels.get(self.channel).moved, now);
+        self.watch.reset(channel.moved, now);
         true
     }
 }
@@ -193,7 +210,9 @@ impl Transport for TcpTransport {
         let channel = mesh.channels.get(self.channel);
         channel.begin(signature.into());
         self.watch.reset(channel.moved, Instant::now());
-        self.hear(&mesh)
+        self.hear(&mesh)?;
+        drop(mesh);
+        if self.endpoint.debug { self.agree() } else { Ok(()) }
     }
 
     fn end(&mut self) {
@@ -213,8 +232,12 @@ impl Transport for TcpTransport {
         let shared = self.endpoint.shared.clone();
         let mut mesh = shared.lock();
         self.note(lane, &mesh);
-        let what = mesh.channels.get(self.channel).what;
+        let channel = mesh.channels.get(self.channel);
+        let what = channel.what;
         let key = Key::new(self.channel, lane, self.calls_done + 1);
+        if !key.tagged {
+            count(&mut channel.traffic.sent, to);
+        }
         let head = Head { key, length: bytes.len() as u64, what, stripes };
         let ticket = mesh.send(to, head, bytes);
         shared.stir(&mesh);
@@ -237,8 +260,12 @@ impl Transport for TcpTransport {
         let shared = self.endpoint.shared.clone();
         let mut mesh = shared.lock();
         self.note(lane, &mesh);
-        let what = mesh.channels.get(self.channel).what;
+        let channel = mesh.channels.get(self.channel);
+        let what = channel.what;
         let key = Key::new(self.channel, lane, self.calls_done + 1);
+        if !key.tagged {
+            channel.traffic.awaited.push(from);
+        }
         let (start, length) = (into.cast::<u8>(), into.len());
         let posted = Posted { key, what, ticket: Ticket(0), start, length, landing };
         let ticket = mesh.receive(from, posted);
@@ -292,7 +319,7 @@ impl Transport for TcpTransport {
         Arc::new(move |why| {
             let fault = Fault::Aborted { rank, why: why.to_owned() };
             control.tell(Up::Report { channel, fault: fault.clone() });
-            shared.tell(|mesh| mesh.news.faults.push((Some(channel), fault)));
+            shared.fault(Some(channel), fault);
         })
     }
 }
@@ -300,6 +327,7 @@ impl Transport for TcpTransport {
 /// A rank that is no more must not be waited for. After an error the others have heard of that.
 impl Drop for TcpTransport {
     fn drop(&mut self) {
+        self.endpoint.shared.hooks().retain(|hook| hook.channel != self.channel);
         self.endpoint.shared.lock().close(self.channel);
         if self.failed.is_none() {
             let messages = std::mem::take(&mut self.sent);

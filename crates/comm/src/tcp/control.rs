@@ -22,6 +22,8 @@ pub struct Member {
     pub ip: IpAddr,
     /// The port.
     pub port: u16,
+    /// Whether it compares what is called before data moves.
+    pub debug: bool,
 }
 
 /// The first words on a connection.
@@ -77,6 +79,15 @@ pub enum Fault {
         /// Who.
         missing: Vec<u32>,
     },
+    /// Two ranks live, and what one sends does not come to the other.
+    Path {
+        /// Who sends.
+        from: u32,
+        /// Who should receive.
+        to: u32,
+        /// How it is known.
+        why: String,
+    },
     /// A rank gave up.
     Aborted {
         /// Which.
@@ -84,6 +95,28 @@ pub enum Fault {
         /// Why.
         why: String,
     },
+}
+
+impl Fault {
+    /// Whether a communicator of these ranks is over by it, if it was not said of which it is.
+    pub fn concerns(&self, members: &[u32]) -> bool {
+        match self {
+            Self::Lost { rank, .. } => members.contains(rank),
+            Self::Path { from, to, .. } => members.contains(from) && members.contains(to),
+            _ => true,
+        }
+    }
+}
+
+/// The messages of a rank in its collective of this number.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Traffic {
+    /// How many were sent to whom.
+    pub sent: Vec<(u32, u64)>,
+    /// How many came from whom.
+    pub came: Vec<(u32, u64)>,
+    /// Of whom more are awaited.
+    pub awaited: Vec<u32>,
 }
 
 /// A rank has closed a communicator, after so many collectives and messages.
@@ -104,6 +137,8 @@ pub enum Up {
     Saw {
         /// With whom.
         rank: u32,
+        /// Whether it is one on which this rank sends.
+        sends: bool,
         /// How.
         why: String,
     },
@@ -126,6 +161,8 @@ pub enum Up {
         calls: u64,
         /// What it called, of late: the how-manieth call, and what.
         called: Vec<(u64, Called)>,
+        /// Its messages in the last of these.
+        traffic: Traffic,
     },
     /// A communicator is over.
     Report {

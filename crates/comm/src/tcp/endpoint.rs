@@ -32,6 +32,8 @@ pub struct Endpoint {
     pub lost_after: Duration,
     /// How long a rank may be waited for.
     pub desync_after: Duration,
+    /// Whether ranks compare what they call before data moves.
+    pub debug: bool,
     /// How long is looked again and again before a thread sleeps.
     pub spin: Duration,
     /// The job's.

@@ -1,11 +1,12 @@
 //! Collectives over TCP.
 
-use crate::background::{Abort, Engine};
+use crate::background::{Abort, Engine, apart};
 use crate::comm::order;
 use crate::error::Peer;
 use crate::execute::{self, plain};
 use crate::tcp::TcpTransport;
 use crate::transport::Transport;
+use crate::whole::Whole;
 use crate::{Call, CommError, Counts, DType, Kind, ReduceOp};
 
 /// Bytes in which a rank says its colour and key.
@@ -63,10 +64,16 @@ impl Engine for TcpEngine {
 
     fn run(&mut self, call: Call<'_>) -> Result<(), CommError> {
         if matches!(call.kind, Kind::Send | Kind::Receive) {
-            return execute::message(&mut self.transport, call);
+            return execute::messages(&mut self.transport, vec![call]);
         }
         let program = plain::program(&call, self.transport.rank(), self.transport.ranks());
         execute::run(&mut self.transport, call, &program)
+    }
+
+    fn run_group(&mut self, calls: Vec<Call<'_>>) -> Result<(), CommError> {
+        let (messages, collectives) = apart(calls);
+        execute::messages(&mut self.transport, messages)?;
+        collectives.into_iter().try_for_each(|call| self.run(call))
     }
 
     fn split(
@@ -86,6 +93,10 @@ impl Engine for TcpEngine {
     }
 
     fn abort(&self) -> Abort {
-        self.transport.abort()
+        Transport::abort(&self.transport)
+    }
+
+    fn whole(&self) -> Option<Box<dyn Whole>> {
+        Some(Box::new(self.transport.twin()))
     }
 }

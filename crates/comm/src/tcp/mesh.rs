@@ -14,8 +14,9 @@ use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-use super::control::{Called, Fault, Left};
+use super::control::{Called, Fault, Left, Traffic};
 use super::frame::Head;
+use crate::background::Abort;
 use crate::transport::Ticket;
 use incoming::Incoming;
 use outgoing::Outgoing;
@@ -53,12 +54,17 @@ pub struct Channel {
     /// Bytes that came or went, ever.
     pub moved: u64,
     pub trouble: Option<Trouble>,
+    /// The messages of the call that goes on.
+    pub traffic: Traffic,
 }
 
 impl Channel {
     /// A call begins.
     pub fn begin(&mut self, called: Called) {
         self.calls += 1;
+        self.traffic.sent.clear();
+        self.traffic.came.clear();
+        self.traffic.awaited.clear();
         self.what = called.number();
         self.history.push_back((self.calls, called));
         if self.history.len() > HISTORY {
@@ -167,6 +173,14 @@ pub struct Shared {
     mesh: Mutex<Mesh>,
     moved: Condvar,
     wake: OwnedFd,
+    hooks: Mutex<Vec<Hook>>,
+}
+
+/// What is to be done as soon as a communicator is known to be over.
+pub struct Hook {
+    pub channel: u64,
+    pub members: Vec<u32>,
+    pub call: Abort,
 }
 
 impl Mesh {
@@ -266,7 +280,7 @@ impl Mesh {
 impl Shared {
     pub fn new() -> std::io::Result<Self> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self { mesh: Mutex::default(), moved: Condvar::new(), wake })
+        Ok(Self { mesh: Mutex::default(), moved: Condvar::new(), wake, hooks: Mutex::default() })
     }
 
     pub fn lock(&self) -> MutexGuard<'_, Mesh> {
@@ -286,6 +300,24 @@ impl Shared {
         change(&mut mesh);
         self.stir(&mesh);
         self.moved.notify_all();
+    }
+
+    /// A communicator, or each that it concerns, is over.
+    pub fn fault(&self, channel: Option<u64>, fault: Fault) {
+        let why = format!("{fault:?}");
+        let hooks = self.hooks();
+        let concerned = |hook: &&Hook| match channel {
+            Some(channel) => hook.channel == channel,
+            None => fault.concerns(&hook.members),
+        };
+        let calls: Vec<Abort> = hooks.iter().filter(concerned).map(|h| h.call.clone()).collect();
+        drop(hooks);
+        self.tell(|mesh| mesh.news.faults.push((channel, fault)));
+        calls.iter().for_each(|call| call(&why));
+    }
+
+    pub fn hooks(&self) -> MutexGuard<'_, Vec<Hook>> {
+        self.hooks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The one who sleeps on the connections must look at them again.
