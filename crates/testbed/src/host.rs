@@ -81,6 +81,24 @@ impl Host {
         succeed(command.args(args)).map(drop)
     }
 
+    /// Has a device send so much at most.
+    pub(crate) fn limit(&self, device: &str, rate: &str) -> Result<(), TestbedError> {
+        let words = ["qdisc", "replace", "dev", device, "root", "tbf", "rate", rate];
+        self.traffic(&[&words[..], &["burst", "3kb", "latency", "400ms"]].concat())
+    }
+
+    /// Has it send as much as it can.
+    pub(crate) fn unlimit(&self, device: &str) -> Result<(), TestbedError> {
+        self.traffic(&["qdisc", "delete", "dev", device, "root"])
+    }
+
+    /// Runs `tc` on the network of a host or switch.
+    fn traffic(&self, args: &[&str]) -> Result<(), TestbedError> {
+        let mut command = Command::new("nsenter");
+        command.args(["--net", "--target", &self.holder.id().to_string(), "tc"]);
+        succeed(command.args(args)).map(drop)
+    }
+
     /// Whether this is, as `/proc` calls it, the host's PID namespace.
     pub(crate) fn holds(&self, namespace: &Path) -> bool {
         self.processes.as_ref().is_some_and(|(name, _)| name == namespace)
