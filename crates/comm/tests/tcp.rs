@@ -10,6 +10,8 @@ mod disagree;
 mod joining;
 #[path = "tcp/killed.rs"]
 mod killed;
+#[path = "tcp/meeting.rs"]
+mod meeting;
 #[path = "tcp/odd.rs"]
 mod odd;
 #[path = "tcp/process.rs"]

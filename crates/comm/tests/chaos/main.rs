@@ -9,6 +9,8 @@
 mod case;
 mod check;
 mod harm;
+#[path = "../tcp/meeting.rs"]
+mod meeting;
 mod play;
 mod rank;
 #[path = "../tcp/seeded.rs"]

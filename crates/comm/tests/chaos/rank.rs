@@ -13,6 +13,7 @@ use regatta_wire::secret::Secret;
 use rustix::process::{Signal, getpid, kill_process};
 
 use crate::case::{By, Case, Fault, Place, Step};
+use crate::meeting;
 use crate::words::Said;
 
 /// What makes a process a rank: the case, which rank, where ranks meet, and where rank 0 is.
@@ -129,7 +130,7 @@ fn joined(
         Place::Machine => "127.0.0.1".to_owned(),
         Place::Network => case.host(members[0]),
     };
-    let port = told(&file, listener.as_ref().map(|l| l.local_addr().unwrap().port()));
+    let port = meeting::port(&file, listener.as_ref().map(|l| l.local_addr().unwrap().port()));
     let secret = Secret::from_hex(&secret).unwrap();
     let settings = join::Settings {
         listener,
@@ -143,24 +144,6 @@ fn joined(
         ..join::Settings::new(number, members.len() as u32, &master, port, secret)
     };
     if case.by == By::Host { host::join(settings) } else { join::join(settings) }
-}
-
-/// The first rank says which port it has, the others read it.
-fn told(file: &Path, port: Option<u16>) -> u16 {
-    if let Some(port) = port {
-        let whole = file.with_extension("whole");
-        std::fs::write(&whole, port.to_string()).unwrap();
-        std::fs::rename(&whole, file).unwrap();
-        return port;
-    }
-    let until = Instant::now() + LONG;
-    loop {
-        match std::fs::read_to_string(file) {
-            Ok(port) => return port.parse().unwrap(),
-            Err(error) => assert!(Instant::now() < until, "{}: {error}", file.display()),
-        }
-        std::thread::sleep(Duration::from_millis(2));
-    }
 }
 
 /// A rank at work.
