@@ -18,8 +18,8 @@ pub struct Member {
     pub host: String,
     /// What tells its node from others, whatever they are called.
     pub node: u64,
-    /// Where it listens.
-    pub ip: IpAddr,
+    /// Where it listens; none, of rank 0: where the others reach it.
+    pub ips: Vec<IpAddr>,
     /// The port.
     pub port: u16,
     /// Whether it compares what is called before data moves.
