@@ -113,21 +113,21 @@ impl Host {
             (Some(local), 1) => local.run_group(messages),
             _ => self.world.run_group(messages),
         };
-        done.map_err(|error| self.fail(error))
+        done.map_err(|error| self.fail(error, "messages"))
     }
 
     /// A collective in which all take part.
     fn run_collective(&mut self, call: Call<'_>) -> Result<(), CommError> {
         self.usable()?;
         let in_parts = self.in_parts();
-        let signature = call.signature(self.world.peers().len());
+        let signature = call.signature(self.layout.ranks());
         if let Some(whole) = self.whole.as_mut().filter(|_| in_parts)
             && let Err(error) = whole.begin(signature)
         {
-            return Err(self.fail(error));
+            return Err(self.fail(error, &signature.to_string()));
         }
         if let Err(error) = self.two_level(call) {
-            return Err(self.fail(error));
+            return Err(self.fail(error, &signature.to_string()));
         }
         if let Some(whole) = self.whole.as_mut().filter(|_| in_parts) {
             whole.end();
@@ -142,14 +142,17 @@ impl Host {
 
     /// What all are told when something failed here. Those of other nodes would wait for us, and
     /// ours for them.
-    fn fail(&mut self, error: CommError) -> CommError {
-        let in_parts = self.in_parts();
-        let error = match &mut self.whole {
-            Some(whole) if in_parts => whole.explain(error),
-            // It may have been ended by what is known of the whole.
-            Some(whole) => whole.verdict().unwrap_or(error),
-            None => error,
+    fn fail(&mut self, error: CommError, doing: &str) -> CommError {
+        // One engine alone says itself what is wrong; but it may have been ended by what is known
+        // of the whole.
+        let asks = self.in_parts() || matches!(error, CommError::Aborted { .. });
+        let mut error = match &mut self.whole {
+            Some(whole) if asks => whole.explain(error),
+            _ => error,
         };
+        if let CommError::Lost { call, .. } | CommError::Path { call, .. } = &mut error {
+            doing.clone_into(call);
+        }
         if !matches!(error, CommError::Shape { .. }) {
             let why = error.to_string();
             self.parts.iter().for_each(|abort| abort(&why));
@@ -218,7 +221,7 @@ impl Engine for Host {
     ) -> Result<Option<Box<dyn Engine>>, CommError> {
         self.usable()?;
         self.naming.splits += 1;
-        let part = self.world.split(colour, key).map_err(|error| self.fail(error))?;
+        let part = self.world.split(colour, key).map_err(|error| self.fail(error, "a split"))?;
         let Some(part) = part else { return Ok(None) };
         let name = format!("{}.{}", self.naming.name, colour.unwrap_or_default());
         Self::compose(part, Naming { name, ..self.naming.clone() }).map(Some)

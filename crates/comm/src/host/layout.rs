@@ -42,6 +42,11 @@ impl Layout {
         }
     }
 
+    /// How many ranks there are.
+    pub fn ranks(&self) -> usize {
+        self.places.len()
+    }
+
     /// The ranks with which this one meets across nodes: those with its place on theirs.
     pub fn across(&self) -> Vec<u32> {
         let same = |(_, (_, local)): &(u32, &(u32, u32))| *local == self.local;

@@ -47,7 +47,7 @@ impl Host {
             true => self.by_shares(of, output)?,
             false => self.by_leaders(of, output)?,
         }
-        kernel::finish(dtype, op, self.world.peers().len() as u32, output);
+        kernel::finish(dtype, op, self.layout.ranks() as u32, output);
         Ok(())
     }
 
@@ -101,7 +101,7 @@ impl Host {
             local.run(part(Kind::Broadcast, of, 0, count(), &mut data))?;
         }
         if self.world.rank() == call.root {
-            kernel::finish(call.dtype, call.op, self.world.peers().len() as u32, &mut data);
+            kernel::finish(call.dtype, call.op, self.layout.ranks() as u32, &mut data);
             call.output.copy_from_slice(&data);
         }
         Ok(())

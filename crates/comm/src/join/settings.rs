@@ -30,8 +30,10 @@ pub struct Settings {
     pub host: String,
     /// What tells this node from others: ranks that say the same share memory.
     pub node: String,
-    /// The address of the NIC that connections should use; `None`: as the system routes.
-    pub bind: Option<IpAddr>,
+    /// The addresses of the NICs that connections should use, spread over them; none: as the
+    /// system routes. Where there are several, all ranks name as many, in the same order of
+    /// networks.
+    pub bind: Vec<IpAddr>,
     /// How many connections to a rank large messages are spread over, 1 to 16.
     pub connections: u8,
     /// How long all ranks may take to come.
@@ -57,7 +59,7 @@ impl Settings {
             secret,
             host: host(),
             node: node(),
-            bind: None,
+            bind: Vec::new(),
             connections: 2,
             join_within: Duration::from_secs(120),
             lost_after: Duration::from_secs(15),
@@ -68,7 +70,7 @@ impl Settings {
 
     /// From the environment that a launcher gives: `RANK`, `WORLD_SIZE`, `LOCAL_RANK`,
     /// `MASTER_ADDR`, `MASTER_PORT`, and `REGATTA_SECRET_FILE`, a file that only the user can read.
-    /// `REGATTA_BIND` may name the address of the NIC to use; `REGATTA_LOST_AFTER` and
+    /// `REGATTA_BIND` may name the addresses of the NICs to use, with commas; `REGATTA_LOST_AFTER` and
     /// `REGATTA_DESYNC_AFTER` are seconds, and `REGATTA_COMM_DEBUG=1` compares calls first.
     pub fn from_environment() -> Result<Self, CommError> {
         let get = |name: &str| std::env::var(name).ok();
@@ -88,9 +90,9 @@ impl Settings {
             settings.local_rank = number(get, "LOCAL_RANK")?;
         }
         if let Some(bind) = get("REGATTA_BIND") {
-            let address = bind.parse();
             let no_address = |_| bad(format!("REGATTA_BIND is {bind}, which is no IP address"));
-            settings.bind = Some(address.map_err(no_address)?);
+            let addresses = bind.split(',').map(|address| address.trim().parse());
+            settings.bind = addresses.collect::<Result<_, _>>().map_err(no_address)?;
         }
         if let Some(after) = seconds(get, "REGATTA_LOST_AFTER")? {
             settings.lost_after = after;
@@ -109,10 +111,10 @@ impl Settings {
     }
 
     /// This rank, as the others should know it.
-    pub(super) fn member(&self, ip: IpAddr, port: u16) -> Member {
+    pub(super) fn member(&self, ips: Vec<IpAddr>, port: u16) -> Member {
         let (rank, local_rank) = (self.rank, self.local_rank);
         let (host, node) = (self.host.clone(), self.node_number());
-        Member { rank, local_rank, host, node, ip, port, debug: self.debug }
+        Member { rank, local_rank, host, node, ips, port, debug: self.debug }
     }
 
     /// What tells this node from others, in few bytes.
@@ -204,7 +206,9 @@ mod tests {
         let settings = from(("REGATTA_BIND", Some("10.0.0.7"))).unwrap();
         assert_eq!((settings.rank, settings.ranks, settings.local_rank), (3, 8, 1));
         assert_eq!((settings.master.as_str(), settings.port), ("node1", 29500));
-        assert_eq!(settings.bind, Some("10.0.0.7".parse().unwrap()));
+        assert_eq!(settings.bind, ["10.0.0.7".parse::<IpAddr>().unwrap()]);
+        let settings = from(("REGATTA_BIND", Some("10.0.0.7, fd00::1"))).unwrap();
+        assert_eq!(settings.bind[1], "fd00::1".parse::<IpAddr>().unwrap());
     }
 
     #[test]

@@ -11,7 +11,7 @@ use rustix::thread::futex;
 
 use super::barrier;
 use super::habit::{CLASSES, Costs};
-use super::layout::{CPU_WORDS, INLINE_BYTES, LINE_BYTES, Layout, MAIL_BYTES};
+use super::layout::{CPU_WORDS, INLINE_BYTES, LINE_BYTES, Layout, MAIL_BYTES, RING};
 use super::segment::Mapping;
 use super::sign::{self, SIGN_WORDS};
 use crate::Signature;
@@ -107,6 +107,13 @@ impl Board {
     /// The slot of a piece of a message.
     pub fn mail_slot(&self, from: usize, to: usize, number: u64) -> *mut u8 {
         self.map.at(self.layout.mail_slot(from, to, number), MAIL_BYTES)
+    }
+
+    /// How many pieces of messages were sent to a rank that it has not taken.
+    pub fn on_its_way(&self, from: usize, to: usize) -> u64 {
+        let number = |n: u64| self.word(self.layout.mail(from, to, n)).load(Ordering::Acquire);
+        let sent = (0..RING).map(number).max().unwrap_or(0);
+        sent.saturating_sub(self.word(self.layout.taken(from, to)).load(Ordering::Acquire))
     }
 
     /// Says what this rank does now. A call's words are still there when the rank is some calls on.

@@ -3,8 +3,9 @@
 use super::ShmEngine;
 use super::layout::MAIL_BYTES;
 use super::mail::{Head, Letter};
-use super::wait::Now;
-use crate::{Call, CommError, Kind};
+use super::sign;
+use super::wait::{Now, OF_MANY};
+use crate::{Call, CommError, Kind, Signature};
 
 /// A message that is to be sent.
 struct Sending<'a> {
@@ -70,6 +71,9 @@ impl ShmEngine {
             if moved {
                 continue;
             }
+            let shape = if ranks.len() > 1 { OF_MANY } else { 0 };
+            let shown = Signature { shape, ..now.signature };
+            self.shared.board.announce(now.doing, sign::encode(&shown));
             let room = |i: usize| {
                 let to = group.sends[i].to;
                 self.has_room(to, self.mailbox.sent[to] + 1)

@@ -108,8 +108,12 @@ impl TcpTransport {
     fn peer(&self, global: u32) -> Peer {
         let known = self.members.iter().position(|&m| m == global);
         let host = self.endpoint.members.get(global as usize).map(|m| m.host.clone());
-        let rank = known.map_or(global, |at| at as u32);
-        Peer { rank, host: host.unwrap_or_else(|| "?".to_owned()) }
+        let host = host.unwrap_or_else(|| "?".to_owned());
+        match known {
+            Some(at) => Peer { rank: at as u32, host },
+            // It is none of these ranks.
+            None => Peer { rank: global, host: format!("{host}, in the numbers of the world") },
+        }
     }
 
     fn global(&self, rank: u32) -> u32 {

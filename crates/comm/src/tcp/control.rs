@@ -18,8 +18,8 @@ pub struct Member {
     pub host: String,
     /// What tells its node from others, whatever they are called.
     pub node: u64,
-    /// Where it listens.
-    pub ip: IpAddr,
+    /// Where it listens; none, of rank 0: where the others reach it.
+    pub ips: Vec<IpAddr>,
     /// The port.
     pub port: u16,
     /// Whether it compares what is called before data moves.
@@ -101,9 +101,31 @@ impl Fault {
     /// Whether a communicator of these ranks is over by it, if it was not said of which it is.
     pub fn concerns(&self, members: &[u32]) -> bool {
         match self {
-            Self::Lost { rank, .. } => members.contains(rank),
+            // Without rank 0 nobody says what is wrong any more.
+            Self::Lost { rank, .. } => *rank == 0 || members.contains(rank),
             Self::Path { from, to, .. } => members.contains(from) && members.contains(to),
             _ => true,
+        }
+    }
+}
+
+impl std::fmt::Display for Fault {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Lost { rank, why } => write!(f, "rank {rank} of the world is gone ({why})"),
+            Self::Disagree { sequence, most, odd } => {
+                let (most, odd) = ((most.0, Signature::from(most.1)), (odd.0, odd.1));
+                let odd_called = Signature::from(odd.1);
+                write!(f, "in call {sequence} rank {} of the world called {}, ", most.0, most.1)?;
+                write!(f, "rank {} called {odd_called}", odd.0)
+            }
+            Self::Late { seconds, missing, .. } => {
+                write!(f, "after {seconds} s nothing came from ranks {missing:?} of the world")
+            }
+            Self::Path { from, to, why } => {
+                write!(f, "the path from rank {from} to rank {to} of the world is broken ({why})")
+            }
+            Self::Aborted { rank, why } => write!(f, "rank {rank} of the world gave up: {why}"),
         }
     }
 }

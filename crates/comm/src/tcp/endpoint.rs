@@ -26,8 +26,8 @@ pub struct Endpoint {
     pub control: Control,
     /// How many connections a large message is spread over.
     pub connections: u8,
-    /// From which address of this node connections are made.
-    pub bind: Option<IpAddr>,
+    /// From which addresses of this node connections are made.
+    pub bind: Vec<IpAddr>,
     /// How long nothing may be heard of a rank.
     pub lost_after: Duration,
     /// How long a rank may be waited for.
@@ -50,9 +50,13 @@ impl Endpoint {
         let have = self.shared.lock().lanes_to(to);
         for index in have as u8..lanes {
             let member = self.members.get(to as usize).ok_or("there is no such rank")?;
+            // Connections to several ranks begin on different networks.
+            let rail = (usize::from(index) + to as usize) % member.ips.len().max(1);
+            let ip = member.ips.get(rail).ok_or("it has no address")?;
+            let alike = self.bind.len() == member.ips.len();
             let dial = Dial {
-                to: SocketAddr::new(member.ip, member.port),
-                from: self.bind,
+                to: SocketAddr::new(*ip, member.port),
+                from: self.bind.get(rail).copied().filter(|_| alike),
                 secret: &self.secret,
                 timing: self.timing,
                 until: Instant::now() + self.lost_after,

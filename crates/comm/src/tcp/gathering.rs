@@ -98,8 +98,8 @@ mod tests {
     use super::*;
 
     fn member(rank: u32, host: &str) -> Member {
-        let ip = std::net::Ipv4Addr::LOCALHOST.into();
-        Member { rank, local_rank: 0, host: host.to_owned(), node: 0, ip, port: 1, debug: false }
+        let ips = vec![std::net::Ipv4Addr::LOCALHOST.into()];
+        Member { rank, local_rank: 0, host: host.to_owned(), node: 0, ips, port: 1, debug: false }
     }
 
     #[test]

@@ -304,7 +304,7 @@ impl Shared {
 
     /// A communicator, or each that it concerns, is over.
     pub fn fault(&self, channel: Option<u64>, fault: Fault) {
-        let why = format!("{fault:?}");
+        let why = fault.to_string();
         let hooks = self.hooks();
         let concerned = |hook: &&Hook| match channel {
             Some(channel) => hook.channel == channel,

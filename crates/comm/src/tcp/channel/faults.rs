@@ -206,11 +206,22 @@ impl TcpTransport {
         let cleared = mesh.news.clear.remove(&self.channel);
         match &self.suspicion {
             Some((until, error)) if now >= *until || cleared => {
-                let error = error.clone();
+                let mut error = error.clone();
+                if let (CommError::Late { missing, .. }, false) = (&mut error, cleared) {
+                    self.add_judge(missing);
+                }
                 Err(self.concede(error))
             }
             Some((until, _)) => Ok(next.min(*until)),
             None => Ok(next),
+        }
+    }
+
+    /// Rank 0 did not answer either.
+    fn add_judge(&self, missing: &mut Vec<Peer>) {
+        let judge = self.peer(0);
+        if self.me() != 0 && !missing.contains(&judge) {
+            missing.insert(0, judge);
         }
     }
 
