@@ -13,6 +13,7 @@ use regatta_wire::link::Timing;
 
 use crate::CommError;
 use crate::background::Background;
+use crate::schedule::choose::Table;
 use crate::tcp::{
     Dial, Down, Endpoint, Hello, Hub, Keeper, Line, MOST_CONNECTIONS, Member, NoLine, Shared,
     TcpEngine, TcpTransport, decode, encode,
@@ -47,7 +48,7 @@ pub fn engine(settings: Settings) -> Result<TcpEngine, CommError> {
     let endpoint = if rank == 0 { host(settings) } else { come(settings) }?;
     let members = (0..ranks).collect();
     let transport = TcpTransport::new(Arc::new(endpoint), 0, members, rank);
-    Ok(TcpEngine::new(transport))
+    Ok(TcpEngine::new(transport, Arc::new(Table::usual())))
 }
 
 /// Rank 0 waits for the others.

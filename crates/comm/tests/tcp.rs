@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test's own functions may panic as it may")]
 
+#[path = "tcp/algorithms.rs"]
+mod algorithms;
 #[path = "tcp/bound.rs"]
 mod bound;
 #[path = "tcp/cluster.rs"]

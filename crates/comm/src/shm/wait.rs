@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::Settings;
 use super::arena::Arena;
 use super::board::{Board, Doing};
-use super::layout::RING;
+use super::layout::{RING, SLOTS};
 use super::segment::Segment;
 use super::verdict;
 use crate::error::Peer;
@@ -209,7 +209,7 @@ impl Shared {
         // Whoever could go on and does not is late itself.
         let waits = |theirs: &Signature| match (doing, theirs.kind) {
             (Doing::Message(_), Kind::Receive) => self.board.on_its_way(own as usize, rank) == 0,
-            (Doing::Message(_), _) => self.board.on_its_way(rank, own as usize) >= RING,
+            (Doing::Message(_), _) => self.board.on_its_way(rank, own as usize) >= SLOTS,
             _ => true,
         };
         let stuck = |theirs: &Signature| stuck(own, now, doing, theirs) && waits(theirs);

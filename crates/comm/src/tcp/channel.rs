@@ -16,7 +16,7 @@ use super::mesh::{Mesh, Posted, Way};
 use crate::background::Abort;
 use crate::error::Peer;
 use crate::transport::{Landing, Lane, Ticket, Transport};
-use crate::{CommError, Signature};
+use crate::{CommError, DType, ReduceOp, Signature};
 use spin::Spin;
 use watch::Watch;
 
@@ -104,6 +104,12 @@ impl TcpTransport {
         &self.members
     }
 
+    /// A number for the node of each of its ranks.
+    pub fn nodes(&self) -> Vec<u64> {
+        let node = |global: &u32| self.endpoint.members.get(*global as usize).map(|m| m.node);
+        self.members.iter().map(|global| node(global).unwrap_or_default()).collect()
+    }
+
     /// Its name for a rank of the world, and where that is.
     fn peer(&self, global: u32) -> Peer {
         let known = self.members.iter().position(|&m| m == global);
@@ -157,6 +163,34 @@ impl TcpTransport {
             let moved = mesh.channels.peek(self.channel).map_or(0, |channel| channel.moved);
             self.watch.reset(moved, Instant::now());
         }
+    }
+
+    /// Posts a receive, by what a transport promises.
+    fn receive(
+        &mut self,
+        from: u32,
+        lane: Lane,
+        into: *mut [u8],
+        landing: Landing,
+        with: Option<*const u8>,
+    ) -> Result<Ticket, CommError> {
+        self.usable()?;
+        let from = self.global(from);
+        let shared = self.endpoint.shared.clone();
+        let mut mesh = shared.lock();
+        self.note(lane, &mesh);
+        let channel = mesh.channels.get(self.channel);
+        let what = channel.what;
+        let key = Key::new(self.channel, lane, self.calls_done + 1);
+        if !key.tagged {
+            channel.traffic.awaited.push(from);
+        }
+        let (start, length) = (into.cast::<u8>(), into.len());
+        let posted = Posted { key, what, ticket: Ticket(0), start, length, landing, with };
+        let ticket = mesh.receive(from, posted);
+        shared.stir(&mesh);
+        self.open.push(Posting { ticket, with: from, way: Way::In, message: key.tagged });
+        Ok(ticket)
     }
 
     /// Takes what is done.
@@ -259,23 +293,23 @@ impl Transport for TcpTransport {
         into: *mut [u8],
         landing: Landing,
     ) -> Result<Ticket, CommError> {
-        self.usable()?;
-        let from = self.global(from);
-        let shared = self.endpoint.shared.clone();
-        let mut mesh = shared.lock();
-        self.note(lane, &mesh);
-        let channel = mesh.channels.get(self.channel);
-        let what = channel.what;
-        let key = Key::new(self.channel, lane, self.calls_done + 1);
-        if !key.tagged {
-            channel.traffic.awaited.push(from);
+        self.receive(from, lane, into, landing, None)
+    }
+
+    unsafe fn post_reduce(
+        &mut self,
+        from: u32,
+        lane: Lane,
+        into: *mut [u8],
+        with: *const [u8],
+        dtype: DType,
+        op: ReduceOp,
+    ) -> Result<Ticket, CommError> {
+        if with.len() != into.len() {
+            let what = format!("{} bytes are reduced with {}", into.len(), with.len());
+            return Err(CommError::Shape { call: "receive", what });
         }
-        let (start, length) = (into.cast::<u8>(), into.len());
-        let posted = Posted { key, what, ticket: Ticket(0), start, length, landing };
-        let ticket = mesh.receive(from, posted);
-        shared.stir(&mesh);
-        self.open.push(Posting { ticket, with: from, way: Way::In, message: key.tagged });
-        Ok(ticket)
+        self.receive(from, lane, into, Landing::Reduce(dtype, op), Some(with.cast()))
     }
 
     fn progress(&mut self, timeout: Duration, done: &mut Vec<Ticket>) -> Result<(), CommError> {

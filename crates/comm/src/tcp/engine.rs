@@ -1,9 +1,13 @@
 //! Collectives over TCP.
 
+use std::sync::Arc;
+
 use crate::background::{Abort, Engine, apart};
 use crate::comm::order;
 use crate::error::Peer;
-use crate::execute::{self, plain};
+use crate::execute::{self, Planner, Room};
+use crate::schedule::Algorithm;
+use crate::schedule::choose::Table;
 use crate::tcp::TcpTransport;
 use crate::transport::Transport;
 use crate::whole::Whole;
@@ -15,12 +19,21 @@ const SAID: usize = 16;
 /// Does collectives on a [`TcpTransport`].
 pub struct TcpEngine {
     transport: TcpTransport,
+    planner: Planner,
+    room: Room,
 }
 
 impl TcpEngine {
-    /// On a transport.
-    pub fn new(transport: TcpTransport) -> Self {
-        Self { transport }
+    /// On a transport, by the algorithms of a table, which is the same on all ranks.
+    pub fn new(transport: TcpTransport, table: Arc<Table>) -> Self {
+        let planner = Planner::new(table, transport.rank(), &transport.nodes());
+        Self { transport, planner, room: Room::default() }
+    }
+
+    /// Does one collective by this algorithm, whatever the table says. All ranks must do so.
+    pub fn run_by(&mut self, call: Call<'_>, algorithm: Algorithm) -> Result<(), CommError> {
+        let program = self.planner.by(&call, algorithm)?;
+        execute::run(&mut self.transport, call, &program, &mut self.room)
     }
 
     /// What all ranks said of colour and key.
@@ -66,8 +79,8 @@ impl Engine for TcpEngine {
         if matches!(call.kind, Kind::Send | Kind::Receive) {
             return execute::messages(&mut self.transport, vec![call]);
         }
-        let program = plain::program(&call, self.transport.rank(), self.transport.ranks());
-        execute::run(&mut self.transport, call, &program)
+        let program = self.planner.plan(&call)?;
+        execute::run(&mut self.transport, call, &program, &mut self.room)
     }
 
     fn run_group(&mut self, calls: Vec<Call<'_>>) -> Result<(), CommError> {
@@ -89,7 +102,8 @@ impl Engine for TcpEngine {
         let world = |rank: &u32| self.transport.members().get(*rank as usize).copied();
         let members = ranks.iter().filter_map(world).collect();
         let channel = self.transport.child_channel(colour);
-        Ok(Some(Box::new(Self::new(self.transport.child(channel, members, rank)))))
+        let transport = self.transport.child(channel, members, rank);
+        Ok(Some(Box::new(Self::new(transport, self.planner.table().clone()))))
     }
 
     fn abort(&self) -> Abort {
