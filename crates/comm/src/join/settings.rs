@@ -7,6 +7,7 @@ use std::time::Duration;
 use regatta_wire::secret::Secret;
 
 use crate::CommError;
+use crate::fabric::{Choice, fast_network};
 use crate::tcp::{Member, fingerprint};
 
 /// How a rank joins.
@@ -34,6 +35,8 @@ pub struct Settings {
     pub bind: Option<IpAddr>,
     /// How many connections to a rank large messages are spread over, 1 to 16.
     pub connections: u8,
+    /// How messages between ranks go: libfabric, or TCP.
+    pub fabric: Choice,
     /// How long all ranks may take to come.
     pub join_within: Duration,
     /// How long nothing may be heard of a rank before it counts as lost.
@@ -57,6 +60,7 @@ impl Settings {
             node: node(),
             bind: None,
             connections: 2,
+            fabric: Choice::default(),
             join_within: Duration::from_secs(120),
             lost_after: Duration::from_secs(15),
             desync_after: Duration::from_secs(300),
@@ -65,7 +69,8 @@ impl Settings {
 
     /// From the environment that a launcher gives: `RANK`, `WORLD_SIZE`, `LOCAL_RANK`,
     /// `MASTER_ADDR`, `MASTER_PORT`, and `REGATTA_SECRET_FILE`, a file that only the user can read.
-    /// `REGATTA_BIND` may name the address of the NIC to use.
+    /// `REGATTA_BIND` may name the address of the NIC to use, `REGATTA_FABRIC` be `off`, `auto`, or
+    /// the provider of libfabric's to use.
     pub fn from_environment() -> Result<Self, CommError> {
         let get = |name: &str| std::env::var(name).ok();
         Self::from_variables(&get, secret(&get)?)
@@ -88,6 +93,7 @@ impl Settings {
             let no_address = |_| bad(format!("REGATTA_BIND is {bind}, which is no IP address"));
             settings.bind = Some(address.map_err(no_address)?);
         }
+        settings.fabric = Choice::parse(&get("REGATTA_FABRIC").unwrap_or_default());
         Ok(settings)
     }
 
@@ -95,7 +101,8 @@ impl Settings {
     pub(super) fn member(&self, ip: IpAddr, port: u16) -> Member {
         let (rank, local_rank) = (self.rank, self.local_rank);
         let (host, node) = (self.host.clone(), self.node_number());
-        Member { rank, local_rank, host, node, ip, port }
+        let fabric = self.fabric.wish(fast_network());
+        Member { rank, local_rank, host, node, ip, port, fabric }
     }
 
     /// What tells this node from others, in few bytes.

@@ -89,6 +89,11 @@ impl TcpTransport {
         fingerprint(numbers.into_iter().flat_map(u64::to_le_bytes))
     }
 
+    /// How its messages go, in words.
+    pub fn carried(&self) -> &str {
+        self.endpoint.carried.get().map_or("TCP", String::as_str)
+    }
+
     /// The numbers of its ranks in the whole world.
     pub fn members(&self) -> &[u32] {
         &self.members
@@ -123,6 +128,9 @@ impl TcpTransport {
     fn connect(&mut self, to: u32, length: usize) -> Result<u8, CommError> {
         let lanes = if length >= STRIPED_FROM { self.endpoint.connections.max(1) } else { 1 };
         let mesh = self.endpoint.shared.lock();
+        if mesh.fabric.is_some() {
+            return Ok(1);
+        }
         let have = mesh.lanes_to(to);
         let broken = mesh.broken.contains_key(&(to, Way::Out));
         drop(mesh);

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::fabric::Wish;
 use crate::{DType, Kind, ReduceOp, Signature};
 
 /// A rank and how it is reached.
@@ -22,6 +23,8 @@ pub struct Member {
     pub ip: IpAddr,
     /// The port.
     pub port: u16,
+    /// What it wants of libfabric.
+    pub fabric: Wish,
 }
 
 /// The first words on a connection.

@@ -22,6 +22,11 @@ impl TcpEngine {
         Self { transport }
     }
 
+    /// How messages between ranks go: by which provider of libfabric's, or why by TCP.
+    pub fn carried(&self) -> &str {
+        self.transport.carried()
+    }
+
     /// What all ranks said of colour and key.
     fn said(
         &mut self,

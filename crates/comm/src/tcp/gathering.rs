@@ -90,7 +90,8 @@ mod tests {
 
     fn member(rank: u32, host: &str) -> Member {
         let ip = std::net::Ipv4Addr::LOCALHOST.into();
-        Member { rank, local_rank: 0, host: host.to_owned(), node: 0, ip, port: 1 }
+        let fabric = crate::fabric::Wish::Tcp;
+        Member { rank, local_rank: 0, host: host.to_owned(), node: 0, ip, port: 1, fabric }
     }
 
     #[test]
