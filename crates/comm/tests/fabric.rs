@@ -305,6 +305,7 @@ fn a_rank_that_is_killed_is_named() {
             };
             let start_at = Instant::now();
             let (children, _secret) = start(3, orders, provider);
+            let killed = children[victim as usize].id();
             let said: Vec<_> = children.into_iter().map(said).collect();
             for (rank, said) in said.iter().enumerate() {
                 if rank as u32 == victim {
@@ -316,6 +317,10 @@ fn a_rank_that_is_killed_is_named() {
                 assert!(named && said.contains(" is gone "), "{provider}: {orders:?}: {said}");
             }
             assert!(start_at.elapsed() < Duration::from_secs(20), "{provider}: {orders:?}");
+            let memory = std::fs::read_dir("/dev/shm").unwrap().flatten();
+            let mut memory = memory.map(|file| file.file_name().to_string_lossy().into_owned());
+            let left = memory.find(|name| name.starts_with(&format!("{killed}:")));
+            assert_eq!(left, None, "left behind");
         }
     }
 }

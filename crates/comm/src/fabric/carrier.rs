@@ -18,6 +18,7 @@ use super::opening::{Kind, Message, OPENING, Opening};
 use super::outgoing::{AHEAD, Flow, Sending};
 use super::parked;
 use super::port::Completed;
+use super::tidy::after_the_dead;
 use crate::tcp::{Channels, Head, Posted, Way, fits};
 use crate::transport::Ticket;
 
@@ -27,11 +28,18 @@ const AT_ONCE: usize = 16;
 /// How often in a row it is looked for more before the caller has its turn.
 const ROUNDS: usize = 16;
 
-/// How long memory that is lent may be waited for when it is taken back. Then the endpoint is shut.
-const GRACE: Duration = Duration::from_secs(2);
+/// How long memory that is lent may be waited for when it is taken back. Then the endpoint is shut,
+/// and with it all communicators of this process end.
+pub const GRACE: Duration = Duration::from_secs(2);
+
+/// The same when a rank is lost, which may be the one it is waited for.
+pub const SHORT_GRACE: Duration = Duration::from_millis(100);
 
 /// How long the last openings may take to leave.
 const FAREWELL: Duration = Duration::from_secs(1);
+
+/// So many times in vain, and the thread sleeps; before that it only lets others run.
+const YIELDS: u32 = 20;
 
 /// How long is slept between looks: with a file to wait on, without, and at most without.
 const LONG_REST: Duration = Duration::from_millis(50);
@@ -39,7 +47,7 @@ const FIRST_REST: Duration = Duration::from_micros(10);
 const LAST_REST: Duration = Duration::from_millis(1);
 
 /// So many looks in vain, and what nobody has asked for is fetched nevertheless: some milliseconds.
-const FETCH_AFTER: u32 = 10;
+const FETCH_AFTER: u32 = YIELDS + 10;
 
 /// A rank and the messages with it.
 #[derive(Default)]
@@ -53,6 +61,7 @@ pub struct Carrier {
     gear: Gear,
     job: u64,
     ranks: u32,
+    addresses: Vec<Vec<u8>>,
     peers: BTreeMap<u32, Peer>,
     sendings: BTreeMap<u64, Sending>,
     comings: BTreeMap<u64, Coming>,
@@ -76,13 +85,14 @@ pub struct Rest {
 
 impl Carrier {
     /// On an endpoint that knows where all ranks are.
-    pub fn new(mut gear: Gear, job: u64, ranks: u32) -> Result<Self, String> {
+    pub fn new(mut gear: Gear, job: u64, addresses: &[Vec<u8>]) -> Result<Self, String> {
         gear.listen()?;
         parked::enter(&gear);
         Ok(Self {
             gear,
             job,
-            ranks,
+            ranks: addresses.len() as u32,
+            addresses: addresses.to_vec(),
             peers: BTreeMap::new(),
             sendings: BTreeMap::new(),
             comings: BTreeMap::new(),
@@ -97,6 +107,11 @@ impl Carrier {
     pub fn name(&self) -> String {
         let facts = self.gear.facts();
         format!("{} on {}", facts.provider, facts.domain)
+    }
+
+    /// Why nothing works any more, if so it is.
+    pub fn dead(&self) -> Option<&str> {
+        self.dead.as_deref()
     }
 
     /// Posts a message.
@@ -139,11 +154,6 @@ impl Carrier {
             if let Err(why) = self.gear.listen() {
                 self.die(why);
             }
-        }
-        if let Some(why) = &self.dead {
-            let out = self.sendings.values().map(|sending| (sending.to, Way::Out, why.clone()));
-            let waits = self.peers.iter().filter(|(_, peer)| !peer.inbox.posted.is_empty());
-            self.broken.extend(out.chain(waits.map(|(rank, _)| (*rank, Way::In, why.clone()))));
         }
         std::mem::take(&mut self.broken)
     }
@@ -310,6 +320,9 @@ impl Carrier {
         if message.part > 0 {
             self.next += 1;
             let (id, mut coming) = (self.next, Coming::new(from, message, posted));
+            if self.dead.is_some() {
+                return;
+            }
             match coming.pump(id, &mut self.gear) {
                 Ok(()) => drop(self.comings.insert(id, coming)),
                 Err(why) => self.broken.push((from, Way::In, why)),
@@ -364,6 +377,9 @@ impl Carrier {
 
     /// Posts what can be posted of what goes out. To each rank openings leave in their order.
     fn pump_sendings(&mut self, channels: &mut Channels) {
+        if self.dead.is_some() {
+            return;
+        }
         let mut behind: Vec<u32> = Vec::new();
         let mut last = 0;
         while let Some((&id, sending)) = self.sendings.range_mut(last + 1..).next() {
@@ -416,8 +432,8 @@ impl Carrier {
         }
     }
 
-    /// Gives all memory of a communicator back.
-    pub fn cancel(&mut self, channel: u64, channels: &mut Channels) {
+    /// Gives all memory of a communicator back, in so long.
+    pub fn cancel(&mut self, channel: u64, grace: Duration, channels: &mut Channels) {
         let Some(_inside) = inside() else { return };
         for peer in self.peers.values_mut() {
             peer.inbox.posted.retain(|posted| posted.key.channel != channel);
@@ -432,20 +448,19 @@ impl Carrier {
                 coming.forget();
             }
         }
-        self.take_back(channel, channels);
+        self.take_back(channel, grace, channels);
     }
 
     /// Waits until the provider has let go of a communicator's memory, which it mostly has at once.
     /// If it does not, only closing the endpoint makes it.
-    fn take_back(&mut self, channel: u64, channels: &mut Channels) {
+    fn take_back(&mut self, channel: u64, grace: Duration, channels: &mut Channels) {
         if self.dead.is_some() || self.gear.recall(channel, true) {
             return;
         }
-        let until = Instant::now() + GRACE;
+        let until = Instant::now() + grace;
         while !self.gear.recall(channel, false) {
             if Instant::now() >= until {
-                let grace = GRACE.as_secs();
-                self.die(format!("libfabric was shut, as it held on to memory for {grace} s"));
+                self.die(format!("it held on to memory for {} ms", grace.as_millis()));
                 return;
             }
             let broken = self.pass(channels);
@@ -460,10 +475,9 @@ impl Carrier {
         self.dead.get_or_insert(why);
     }
 
-    /// A communicator is no more: what still comes for it is thrown away.
+    /// A communicator that was cancelled is no more: what still comes for it is thrown away.
     pub fn close(&mut self, channel: u64, channels: &mut Channels) {
         let Some(_inside) = inside() else { return };
-        self.cancel(channel, channels);
         let ranks: Vec<u32> = self.peers.keys().copied().collect();
         for rank in ranks {
             let early = |peer: &mut Peer| peer.inbox.early(|key| key.channel == channel);
@@ -479,8 +493,9 @@ impl Carrier {
         if self.dead.is_some() || inside.is_none() {
             return Rest { fd: None, most: LONG_REST };
         }
-        let doubled = FIRST_REST * 2u32.saturating_pow(self.idle.saturating_sub(1).min(10));
-        let short = Rest { fd: None, most: doubled.min(LAST_REST) };
+        let doubled = FIRST_REST * 2u32.saturating_pow(self.idle.saturating_sub(YIELDS).min(10));
+        let most = if self.idle < YIELDS { Duration::ZERO } else { doubled.min(LAST_REST) };
+        let short = Rest { fd: None, most };
         if self.peers.values_mut().any(|peer| peer.inbox.unfetched().is_some()) {
             if self.idle >= FETCH_AFTER {
                 self.fetch();
@@ -501,6 +516,9 @@ impl Carrier {
         while self.dead.is_none() && self.gear.is_sending() && Instant::now() < until {
             self.complete(&mut channels);
             std::thread::sleep(FIRST_REST);
+        }
+        if self.gear.facts().entangled {
+            after_the_dead(&self.addresses);
         }
         parked::leave(self.gear);
     }

@@ -9,8 +9,9 @@ use super::port::{Facts, Port};
 use super::tag::Tags;
 use crate::buffer::Buffer;
 
-/// Bytes of an opening with its short message, unless the provider would rather have fewer.
-const SHORT: usize = 8 << 10;
+/// Bytes of an opening with its short message, unless the provider would rather have fewer: what
+/// most of them send without asking first.
+const SHORT: usize = 16 << 10;
 
 /// Bytes of a part, unless the provider takes fewer: what is reduced then is still in the cache.
 const PART: usize = 256 << 10;

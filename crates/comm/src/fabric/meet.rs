@@ -139,7 +139,7 @@ impl Meeting {
         let tags = tags.ok_or_else(|| format!("its tags have {bits} bits, which are too few"))?;
         let name = self.endpoint.secret.derive("libfabric").to_hex();
         let job = fingerprint(name.bytes());
-        Carrier::new(Gear::new(port, tags, job, self.endpoint.rank), job, ranks)
+        Carrier::new(Gear::new(port, tags, job, self.endpoint.rank), job, addresses)
     }
 
     /// What all ranks say.
@@ -187,7 +187,7 @@ fn agreed(said: &[Said]) -> Result<Vec<Vec<u8>>, Refusal> {
 }
 
 /// Opens what was chosen, without the registration of memory if it can be.
-fn open(
+pub fn open(
     choice: &Choice,
     source: Option<IpAddr>,
     local: usize,

@@ -22,10 +22,13 @@ mod outgoing;
 mod parked;
 mod port;
 mod tag;
+#[cfg(test)]
+mod tests;
+mod tidy;
 
 pub use choose::Choice;
 
-pub(crate) use carrier::Carrier;
+pub(crate) use carrier::{Carrier, GRACE, SHORT_GRACE};
 pub(crate) use choose::Wish;
 pub(crate) use meet::{connect, fast_network};
 

@@ -154,6 +154,12 @@ impl Port {
         &self.facts
     }
 
+    /// As if the provider wanted memory to be registered, for which a test finds none that does.
+    #[cfg(test)]
+    pub fn want_registration(&mut self) {
+        self.facts.registered = true;
+    }
+
     /// Where other ranks reach this one.
     pub fn address(&self) -> Result<Vec<u8>, String> {
         let (ep, mut address) = (self.ep, vec![0u8; LONGEST_ADDRESS]);

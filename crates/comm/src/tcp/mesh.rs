@@ -16,7 +16,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::control::{Called, Fault, Left};
 use super::frame::Head;
-use crate::fabric::Carrier;
+use crate::fabric::{Carrier, GRACE, SHORT_GRACE};
 use crate::transport::Ticket;
 use incoming::Incoming;
 pub use incoming::fits;
@@ -51,7 +51,7 @@ pub struct Channel {
     /// The number of what is called now.
     pub what: u32,
     history: VecDeque<(u64, Called)>,
-    done: Vec<Ticket>,
+    pub done: Vec<Ticket>,
     /// Bytes that came or went, ever.
     pub moved: u64,
     pub trouble: Option<Trouble>,
@@ -265,7 +265,10 @@ impl Mesh {
     /// Gives all memory of a communicator back.
     pub fn cancel(&mut self, channel: u64) {
         if let Some(fabric) = &mut self.fabric {
-            fabric.cancel(channel, &mut self.channels);
+            let lost = |(_, fault): &(_, Fault)| matches!(fault, Fault::Lost { .. });
+            let hopeless = self.news.faults.iter().any(lost);
+            let grace = if hopeless { SHORT_GRACE } else { GRACE };
+            fabric.cancel(channel, grace, &mut self.channels);
         }
         self.outgoing.values_mut().for_each(|outgoing| outgoing.cancel(channel));
         self.incoming.values_mut().for_each(|incoming| incoming.cancel(channel));
@@ -359,6 +362,9 @@ impl Shared {
         polled.extend(fabric.as_ref().map(|fabric| PollFd::new(fabric, PollFlags::IN)));
         let timeout =
             Timespec { tv_sec: most.as_secs() as i64, tv_nsec: i64::from(most.subsec_nanos()) };
+        if most.is_zero() {
+            std::thread::yield_now();
+        }
         // A signal or a timeout: the caller looks at the time anyway.
         let _ = poll(&mut polled, Some(&timeout));
         let _ = rustix::io::read(&self.wake, &mut [0u8; 8]);
