@@ -13,6 +13,7 @@ use regatta_wire::link::Timing;
 
 use crate::CommError;
 use crate::background::Background;
+use crate::fabric;
 use crate::schedule::choose::Table;
 use crate::tcp::{
     Dial, Down, Endpoint, Hello, Hub, Keeper, Line, MOST_CONNECTIONS, Member, NoLine, Shared,
@@ -45,9 +46,12 @@ pub fn engine(settings: Settings) -> Result<TcpEngine, CommError> {
         let what = format!("rank {rank} is not below the number of ranks, {ranks}");
         return Err(failed(what, "RANK must be from 0 to WORLD_SIZE - 1"));
     }
-    let endpoint = if rank == 0 { host(settings) } else { come(settings) }?;
+    let choice = settings.fabric.clone();
+    let endpoint = Arc::new(if rank == 0 { host(settings) } else { come(settings) }?);
+    let carried = fabric::connect(&endpoint, &choice)?;
+    endpoint.carried.get_or_init(|| carried);
     let members = (0..ranks).collect();
-    let transport = TcpTransport::new(Arc::new(endpoint), 0, members, rank);
+    let transport = TcpTransport::new(endpoint, 0, members, rank);
     Ok(TcpEngine::new(transport, Arc::new(Table::usual())))
 }
 
@@ -190,6 +194,7 @@ fn endpoint(
         desync_after: settings.desync_after,
         debug: settings.debug,
         timing: timing(&settings),
+        carried: std::sync::OnceLock::new(),
         secret: settings.secret,
     }
 }

@@ -11,6 +11,7 @@ pub mod comm;
 pub mod dtype;
 pub mod error;
 pub mod execute;
+pub mod fabric;
 pub mod fake;
 pub mod host;
 pub mod join;

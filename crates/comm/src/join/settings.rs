@@ -7,6 +7,7 @@ use std::time::Duration;
 use regatta_wire::secret::Secret;
 
 use crate::CommError;
+use crate::fabric::{Choice, fast_network};
 use crate::tcp::{Member, fingerprint};
 
 /// How a rank joins.
@@ -36,6 +37,8 @@ pub struct Settings {
     pub bind: Vec<IpAddr>,
     /// How many connections to a rank large messages are spread over, 1 to 16.
     pub connections: u8,
+    /// How messages between ranks go: libfabric, or TCP.
+    pub fabric: Choice,
     /// How long all ranks may take to come.
     pub join_within: Duration,
     /// How long nothing may be heard of a rank before it counts as lost.
@@ -61,6 +64,7 @@ impl Settings {
             node: node(),
             bind: Vec::new(),
             connections: 2,
+            fabric: Choice::default(),
             join_within: Duration::from_secs(120),
             lost_after: Duration::from_secs(15),
             desync_after: Duration::from_secs(300),
@@ -70,7 +74,8 @@ impl Settings {
 
     /// From the environment that a launcher gives: `RANK`, `WORLD_SIZE`, `LOCAL_RANK`,
     /// `MASTER_ADDR`, `MASTER_PORT`, and `REGATTA_SECRET_FILE`, a file that only the user can read.
-    /// `REGATTA_BIND` may name the addresses of the NICs to use, with commas; `REGATTA_LOST_AFTER` and
+    /// `REGATTA_BIND` may name the addresses of the NICs to use, with commas, `REGATTA_FABRIC` be
+    /// `off`, `auto`, or the provider of libfabric's to use; `REGATTA_LOST_AFTER` and
     /// `REGATTA_DESYNC_AFTER` are seconds, and `REGATTA_COMM_DEBUG=1` compares calls first.
     pub fn from_environment() -> Result<Self, CommError> {
         let get = |name: &str| std::env::var(name).ok();
@@ -107,6 +112,7 @@ impl Settings {
                 return Err(bad(format!("REGATTA_COMM_DEBUG is {text:?}, which is not 0 or 1")));
             }
         };
+        settings.fabric = Choice::parse(&get("REGATTA_FABRIC").unwrap_or_default());
         Ok(settings)
     }
 
@@ -114,7 +120,8 @@ impl Settings {
     pub(super) fn member(&self, ips: Vec<IpAddr>, port: u16) -> Member {
         let (rank, local_rank) = (self.rank, self.local_rank);
         let (host, node) = (self.host.clone(), self.node_number());
-        Member { rank, local_rank, host, node, ips, port, debug: self.debug }
+        let fabric = self.fabric.wish(fast_network());
+        Member { rank, local_rank, host, node, ips, port, debug: self.debug, fabric }
     }
 
     /// What tells this node from others, in few bytes.

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::fabric::Wish;
 use crate::{DType, Kind, ReduceOp, Signature};
 
 /// A rank and how it is reached.
@@ -24,6 +25,8 @@ pub struct Member {
     pub port: u16,
     /// Whether it compares what is called before data moves.
     pub debug: bool,
+    /// What it wants of libfabric.
+    pub fabric: Wish,
 }
 
 /// The first words on a connection.

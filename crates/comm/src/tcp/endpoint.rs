@@ -1,7 +1,7 @@
 //! What the communicators of one process share: the connections, and who is where.
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use regatta_wire::link::Timing;
@@ -40,6 +40,8 @@ pub struct Endpoint {
     pub secret: Secret,
     /// Of connections.
     pub timing: Timing,
+    /// How messages between ranks go, in words.
+    pub carried: OnceLock<String>,
 }
 
 impl Endpoint {
@@ -80,6 +82,10 @@ impl Endpoint {
 /// The others learn that this rank has ended well. Rank 0's thread stays as long as they do.
 impl Drop for Endpoint {
     fn drop(&mut self) {
+        let fabric = self.shared.lock().fabric.take();
+        if let Some(fabric) = fabric {
+            fabric.farewell();
+        }
         self.control.end();
     }
 }

@@ -36,6 +36,11 @@ impl TcpEngine {
         execute::run(&mut self.transport, call, &program, &mut self.room)
     }
 
+    /// How messages between ranks go: by which provider of libfabric's, or why by TCP.
+    pub fn carried(&self) -> &str {
+        self.transport.carried()
+    }
+
     /// What all ranks said of colour and key.
     fn said(
         &mut self,

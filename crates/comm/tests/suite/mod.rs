@@ -152,17 +152,24 @@ fn element(dtype: DType, value: i32) -> Vec<u8> {
 /// Every collective, type and reduction, in place and not, on a world of each size.
 pub fn every_kind<C: Comm>(sizes: &[u32], counts: &[usize], world: impl Fn(u32) -> Vec<C>) {
     for &ranks in sizes {
-        for (i, kind) in Kind::ALL.into_iter().enumerate() {
-            for (j, dtype) in DType::ALL.into_iter().enumerate() {
-                let op = ReduceOp::ALL[(i + j) % ReduceOp::ALL.len()];
-                let root = (i + j) as u32 % ranks;
-                let in_place = (i + j) % 2 == 0 && kind != Kind::AllToAll;
-                let count = counts[(i + j + ranks as usize) % counts.len()];
-                let counts = vec![count; ranks as usize];
-                Case { kind, dtype, op, root, counts, in_place }.check(world(ranks));
-            }
+        cases(ranks, counts).iter().for_each(|case| case.check(world(ranks)));
+    }
+}
+
+/// The same as cases, for a world that does them one after the other.
+pub fn cases(ranks: u32, counts: &[usize]) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (i, kind) in Kind::ALL.into_iter().enumerate() {
+        for (j, dtype) in DType::ALL.into_iter().enumerate() {
+            let op = ReduceOp::ALL[(i + j) % ReduceOp::ALL.len()];
+            let root = (i + j) as u32 % ranks;
+            let in_place = (i + j) % 2 == 0 && kind != Kind::AllToAll;
+            let count = counts[(i + j + ranks as usize) % counts.len()];
+            let counts = vec![count; ranks as usize];
+            cases.push(Case { kind, dtype, op, root, counts, in_place });
         }
     }
+    cases
 }
 
 /// Uneven parts, exchanges, messages, sub-groups and work in the background.
