@@ -12,6 +12,7 @@ pub mod counts;
 pub mod dtype;
 pub mod error;
 pub mod execute;
+pub mod fabric;
 pub mod fake;
 pub mod host;
 pub mod join;
@@ -24,6 +25,7 @@ pub mod schedule;
 pub mod shm;
 pub mod tcp;
 pub mod transport;
+pub mod whole;
 
 pub use buffer::{Buffer, Space};
 pub use call::{Call, Kind, Signature};

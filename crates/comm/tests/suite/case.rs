@@ -19,6 +19,16 @@ pub enum Sizes {
     Exchange(Vec<Vec<usize>>),
 }
 
+/// Each rank's part.
+impl From<Vec<usize>> for Sizes {
+    fn from(counts: Vec<usize>) -> Self {
+        match counts.iter().all(|count| *count == counts[0]) {
+            true => Self::Equal(counts[0]),
+            false => Self::Each(counts),
+        }
+    }
+}
+
 /// One collective to try.
 #[derive(Debug, Clone)]
 pub struct Case {
@@ -187,10 +197,25 @@ impl Case {
         assert!(same, "rank {rank} of {self:?}: {}", difference(got, right));
     }
 
+    /// Runs it on a rank of whose fellows nothing is known here.
+    pub fn check_own(&self, comm: &dyn Comm) {
+        self.run(comm, &self.right(comm.size() as usize)[comm.rank() as usize]);
+    }
+
     /// Runs it in a world and holds what all got against the reference.
     pub fn check<C: Comm>(&self, world: Vec<C>) {
         let right = self.right(world.len());
         on_all(world, |comm| self.run(comm, &right[comm.rank() as usize]));
+    }
+
+    /// The same in a world that is used again.
+    pub fn check_on<C: Comm>(&self, world: &[C]) {
+        let right = self.right(world.len());
+        std::thread::scope(|scope| {
+            for (comm, right) in world.iter().zip(&right) {
+                scope.spawn(move || self.run(comm, right));
+            }
+        });
     }
 }
 

@@ -14,7 +14,7 @@ pub mod session;
 
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
-use regatta_comm::{Collectives, Comm, CommError, DType, Kind, OwnedCall, ReduceOp};
+use regatta_comm::{Call, Collectives, Comm, CommError, Counts, DType, Kind, OwnedCall, ReduceOp};
 
 pub use case::{Case, Memory, Sizes};
 use session::{Session, Step};
@@ -30,25 +30,30 @@ pub fn on_all<C: Comm, R: Send>(world: Vec<C>, work: impl Fn(&C) -> R + Sync) ->
 }
 
 /// How many cases, unless the variable says otherwise.
-pub fn cases(usual: u32) -> u32 {
+pub fn how_many(usual: u32) -> u32 {
     std::env::var("REGATTA_TEST_CASES").map_or(usual, |cases| cases.parse().unwrap())
 }
 
 /// Every collective, type and reduction, in place and not, on a world of each size.
 pub fn every_kind<C: Comm>(sizes: &[u32], counts: &[usize], world: impl Fn(u32) -> Vec<C>) {
     for &ranks in sizes {
-        let mut all = Vec::new();
-        for (i, kind) in Kind::ALL.into_iter().enumerate() {
-            for (j, dtype) in DType::ALL.into_iter().enumerate() {
-                let op = ReduceOp::ALL[(i + j) % ReduceOp::ALL.len()];
-                let root = (i + j) as u32 % ranks;
-                let sizes = Sizes::Equal(counts[(i + j + ranks as usize) % counts.len()]);
-                let in_place = (i + j) % 2 == 0;
-                all.push(Case { kind, dtype, op, root, sizes, in_place, seed: i as u64 });
-            }
-        }
-        one_after_the_other(world(ranks), &all);
+        one_after_the_other(world(ranks), &cases(ranks, counts));
     }
+}
+
+/// The same as cases, for a world that does them one after the other.
+pub fn cases(ranks: u32, counts: &[usize]) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (i, kind) in Kind::ALL.into_iter().enumerate() {
+        for (j, dtype) in DType::ALL.into_iter().enumerate() {
+            let op = ReduceOp::ALL[(i + j) % ReduceOp::ALL.len()];
+            let root = (i + j) as u32 % ranks;
+            let in_place = (i + j) % 2 == 0;
+            let sizes = Sizes::Equal(counts[(i + j + ranks as usize) % counts.len()]);
+            cases.push(Case { kind, dtype, op, root, sizes, in_place, seed: i as u64 });
+        }
+    }
+    cases
 }
 
 fn one_after_the_other<C: Comm>(world: Vec<C>, all: &[Case]) {
@@ -63,7 +68,7 @@ fn one_after_the_other<C: Comm>(world: Vec<C>, all: &[Case]) {
 /// ranks; all of them, if that many are asked for.
 pub fn product<C: Comm>(usual: u32, world: impl Fn(u32) -> Vec<C>) {
     let all: usize = (1..=17).map(|ranks| recipe::product(ranks).len()).sum();
-    let chosen = f64::from(cases(usual)) / all as f64;
+    let chosen = f64::from(how_many(usual)) / all as f64;
     for ranks in 1..=17 {
         let chosen = |(number, _): &(u64, _)| (*number as f64 / u64::MAX as f64) < chosen;
         let some = recipe::product(ranks).into_iter().filter(chosen);
@@ -95,7 +100,7 @@ pub fn any_messages<C: Comm>(
 
 /// Tries what chance draws from a seed, and finds a simple one that fails if one does.
 fn tried<S: Strategy>(usual: u32, strategy: &S, check: impl Fn(S::Value)) {
-    let config = Config { cases: cases(usual), failure_persistence: None, ..Config::default() };
+    let config = Config { cases: how_many(usual), failure_persistence: None, ..Config::default() };
     let seed = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
     let mut runner = TestRunner::new_with_rng(config, seed);
     let tried = runner.run(strategy, |drawn| {
@@ -112,7 +117,7 @@ pub fn own_sessions(comm: &dyn Comm, usual: u32, devices: bool) {
     let seed = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
     let mut runner = TestRunner::new_with_rng(Config::default(), seed);
     let strategy = session::session(comm.size()..comm.size() + 1);
-    for _ in 0..cases(usual) {
+    for _ in 0..how_many(usual) {
         let session: Session = strategy.new_tree(&mut runner).unwrap().current();
         session.play(comm, &session.plan(), devices);
     }
@@ -123,13 +128,13 @@ pub fn own_messages(comm: &dyn Comm, usual: u32) {
     let seed = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
     let mut runner = TestRunner::new_with_rng(Config::default(), seed);
     let strategy = messages::mail(comm.size()..comm.size() + 1, false);
-    (0..cases(usual)).for_each(|_| strategy.new_tree(&mut runner).unwrap().current().play(comm));
+    (0..how_many(usual)).for_each(|_| strategy.new_tree(&mut runner).unwrap().current().play(comm));
 }
 
 /// The same of all combinations, done at once and, if there are devices, on these.
 pub fn own_product(comm: &dyn Comm, usual: u32, devices: bool) {
     let all = recipe::product(comm.size());
-    let chosen = f64::from(cases(usual)) / all.len() as f64;
+    let chosen = f64::from(how_many(usual)) / all.len() as f64;
     let some = all.into_iter().filter(|(number, _)| (*number as f64 / u64::MAX as f64) < chosen);
     for (_, recipe) in some {
         let steps = [None, Some(Memory::Device)].into_iter().take(1 + usize::from(devices));
@@ -166,10 +171,13 @@ pub fn special<C: Comm>(world: impl Fn(u32) -> Vec<C>) {
     }
     exchange(world(4));
     two_messages(world(3));
-    groups(world(6));
+    splits(world(6));
     background(world(3));
     unmatched(world(3));
     refused(world(2));
+    for ranks in [1, 2, 5] {
+        group(world(ranks));
+    }
 }
 
 fn exchange<C: Comm>(world: Vec<C>) {
@@ -242,7 +250,7 @@ fn two_messages<C: Comm>(world: Vec<C>) {
     });
 }
 
-fn groups<C: Comm>(world: Vec<C>) {
+fn splits<C: Comm>(world: Vec<C>) {
     on_all(world, |comm| {
         for _ in 0..2 {
             let rank = comm.rank();
@@ -277,5 +285,52 @@ fn background<C: Comm>(world: Vec<C>) {
             let call = pending.wait().unwrap();
             assert!(call.output.as_slice::<f64>().iter().all(|v| *v == 3.0 * i as f64));
         }
+    });
+}
+
+/// A call of a group.
+fn part_of_group<'a>(
+    kind: Kind,
+    root: u32,
+    tag: u32,
+    input: Option<&'a [u8]>,
+    output: &'a mut [u8],
+) -> Call<'a> {
+    let counts = Counts::Equal(input.map_or(output.len(), <[u8]>::len));
+    let (dtype, op) = (DType::U8, ReduceOp::Max);
+    Call { kind, dtype, op, root, tag, counts, input, output }
+}
+
+/// A ring both ways, of messages that no way holds at once, a message to oneself, two small ones
+/// that are asked for in another order than they are sent in, and collectives.
+fn group<C: Comm>(world: Vec<C>) {
+    const LARGE: usize = (1 << 20) + 7;
+    on_all(world, |comm| {
+        let (me, ranks) = (comm.rank(), comm.size());
+        let (right, left) = ((me + 1) % ranks, (me + ranks - 1) % ranks);
+        let large = vec![me as u8; LARGE];
+        let (mut from_left, mut from_right) = (vec![99; LARGE], vec![99; LARGE]);
+        let (mut one, mut two, mut own) = ([0], [0], [0; 3]);
+        let (mut most, mut first) = ([me as u8; 5], [me as u8 + 1]);
+        comm.run_group(vec![
+            part_of_group(Kind::AllReduce, 0, 0, None, &mut most),
+            part_of_group(Kind::Send, right, 1, Some(&large), &mut []),
+            part_of_group(Kind::Send, left, 2, Some(&large), &mut []),
+            part_of_group(Kind::Send, right, 3, Some(&[me as u8]), &mut []),
+            part_of_group(Kind::Send, right, 4, Some(&[me as u8 + 100]), &mut []),
+            part_of_group(Kind::Send, me, 5, Some(&[1, 2, 3]), &mut []),
+            part_of_group(Kind::Receive, left, 4, None, &mut two),
+            part_of_group(Kind::Receive, left, 3, None, &mut one),
+            part_of_group(Kind::Receive, right, 2, None, &mut from_right),
+            part_of_group(Kind::Receive, left, 1, None, &mut from_left),
+            part_of_group(Kind::Receive, me, 5, None, &mut own),
+            part_of_group(Kind::Broadcast, 0, 0, None, &mut first),
+        ])
+        .unwrap();
+        assert!(from_left.iter().all(|byte| *byte == left as u8));
+        assert!(from_right.iter().all(|byte| *byte == right as u8));
+        assert_eq!((one[0], two[0], own), (left as u8, left as u8 + 100, [1, 2, 3]));
+        assert_eq!((most, first), ([ranks as u8 - 1; 5], [1]));
+        comm.run_group(Vec::new()).unwrap();
     });
 }
