@@ -145,9 +145,11 @@ impl Host {
         // One engine alone says itself what is wrong; but it may have been ended by what is known
         // of the whole.
         let asks = self.in_parts() || matches!(error, CommError::Aborted { .. });
-        let mut error = match &mut self.whole {
-            Some(whole) if asks => whole.explain(error),
-            _ => error,
+        let told = self.whole.as_mut().filter(|_| asks).map(|whole| whole.explain(error.clone()));
+        let mut error = match (error, told) {
+            // Who has found it out himself knows it best.
+            (known @ CommError::Unmatched { .. }, _) => known,
+            (error, told) => told.unwrap_or(error),
         };
         if let CommError::Lost { call, .. } | CommError::Path { call, .. } = &mut error {
             doing.clone_into(call);

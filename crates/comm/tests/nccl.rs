@@ -98,6 +98,7 @@ fn special(comm: &Background) {
     assert!(call.output.as_slice::<f32>().iter().all(|v| *v == ranks as f32));
     adopted(comm);
     messages(comm);
+    suite::group_on(comm);
     // What each sends is not what the others expect: all are told, and all the same.
     let other = (comm.rank() as usize + 1) % ranks;
     let (mut send, receive) = (vec![0; ranks], vec![0; ranks]);

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 
 use super::Nccl;
-use super::queue::{Parts, Spots, number};
+use super::queue::{Message, Parts, Spots, number};
 use crate::{Buffer, Call, CommError, Counts, DType, Kind, OwnedCall, ReduceOp, kernel};
 
 impl Nccl {
@@ -32,6 +32,29 @@ impl Nccl {
             kernel::finish(call.dtype, call.op, ranks as u32, got);
         }
         Ok(())
+    }
+
+    /// Sends and receives messages at once. As the library has no tags, those between two ranks go in
+    /// the order of theirs.
+    pub(super) fn staged_messages(&mut self, mut calls: Vec<Call<'_>>) -> Result<(), CommError> {
+        calls.sort_by_key(|call| call.tag);
+        let (sends, mut receives): (Vec<_>, Vec<_>) =
+            calls.into_iter().partition(|call| call.kind == Kind::Send);
+        let given = |call: &Call<'_>| call.input.map_or(call.output.len(), <[u8]>::len);
+        let (gives, input) = laid_out(&sends, given);
+        let (takes, output) = laid_out(&receives, |call| call.output.len());
+        self.make_room(input.max(4), output.max(4))?;
+        let gives = at(gives, self.input.start);
+        let takes = at(takes, self.output.start);
+        for (call, message) in sends.iter().zip(&gives) {
+            self.device.put(message.address, call.input.unwrap_or(call.output))?;
+        }
+        self.queue_messages(&gives, &takes)?;
+        for (call, message) in receives.iter_mut().zip(&takes) {
+            self.device.fetch(call.output, message.address)?;
+        }
+        let other = gives.iter().chain(&takes).next().map_or(0, |message| message.with);
+        self.settle(Kind::Send, other as u32)
     }
 
     /// Has a call done on buffers of this rank's device, where they lie.
@@ -98,6 +121,27 @@ impl Nccl {
         call.output[place].copy_from_slice(&sum[from..from + bytes]);
         Ok(())
     }
+}
+
+/// Messages one after the other in one memory, and how long it must be.
+fn laid_out(
+    calls: &[Call<'_>],
+    bytes: impl Fn(&Call<'_>) -> usize,
+) -> (Vec<(usize, usize, usize)>, usize) {
+    let mut end = 0;
+    let place = |call: &Call<'_>| {
+        let start = end;
+        end += bytes(call).next_multiple_of(64);
+        (call.root as usize, start, bytes(call))
+    };
+    (calls.iter().map(place).collect(), end)
+}
+
+/// The same where that memory is.
+fn at(places: Vec<(usize, usize, usize)>, start: *mut c_void) -> Vec<Message> {
+    let message =
+        |(with, offset, bytes)| Message { with, address: start.wrapping_byte_add(offset), bytes };
+    places.into_iter().map(message).collect()
 }
 
 /// What goes through the host even if it lies on the device: 16-bit integers are reduced there, and

@@ -7,7 +7,7 @@
 //!
 //! Where the library differs from other communicators:
 //! - It has no tags: messages between two ranks must be received in the order in which they were
-//!   sent.
+//!   sent; in a group, they go in the order of their tags.
 //! - Its least and greatest of what is not a number may be a number.
 //! - On the device, an average of floats is the sum of what each rank has, divided first: it may
 //!   differ in the last bits from the sum divided once, which all others give, and so do calls on
@@ -27,7 +27,7 @@ use std::ptr::null_mut;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use crate::background::{Abort, Background, Engine, Memory};
+use crate::background::{Abort, Background, Engine, Memory, apart};
 use crate::buffer::{Buffer, Space};
 use crate::error::Peer;
 use crate::{Call, Collectives, Comm, CommError, Kind, OwnedCall, Signature};
@@ -154,6 +154,16 @@ impl Nccl {
         })
     }
 
+    /// A rank that sends to itself waits for itself, unless it does both at once.
+    fn not_alone(&self, kind: Kind, other: u32) -> Result<(), CommError> {
+        let message = matches!(kind, Kind::Send | Kind::Receive);
+        if !message || other != self.rank {
+            return Ok(());
+        }
+        let what = "to oneself one sends and receives in one group (Comm::run_group)".to_owned();
+        Err(CommError::Shape { call: kind.name(), what })
+    }
+
     /// Does something with the device, and if it fails, ends the communicator.
     fn attempt(
         &mut self,
@@ -190,8 +200,18 @@ impl Engine for Nccl {
     }
 
     fn run(&mut self, call: Call<'_>) -> Result<(), CommError> {
+        self.not_alone(call.kind, call.root)?;
         let signature = call.signature(self.peers.len());
         self.attempt(signature, |nccl| nccl.staged(call))
+    }
+
+    fn run_group(&mut self, calls: Vec<Call<'_>>) -> Result<(), CommError> {
+        let (messages, collectives) = apart(calls);
+        if let Some(first) = messages.first() {
+            let signature = first.signature(self.peers.len());
+            self.attempt(signature, |nccl| nccl.staged_messages(messages))?;
+        }
+        collectives.into_iter().try_for_each(|call| self.run(call))
     }
 
     fn run_owned(&mut self, call: &mut OwnedCall) -> Result<(), CommError> {
@@ -199,6 +219,7 @@ impl Engine for Nccl {
         match call.space()? {
             Space::Host => self.run(call.as_call()),
             space if space == own => {
+                self.not_alone(call.kind, call.root)?;
                 let signature = call.described().signature(self.peers.len());
                 self.attempt(signature, |nccl| nccl.on_device(call))
             }

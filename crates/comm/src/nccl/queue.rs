@@ -68,10 +68,10 @@ impl Parts<'_> {
 }
 
 /// Bytes that go to another rank, or come from it.
-struct Message {
-    with: usize,
-    address: *mut c_void,
-    bytes: usize,
+pub(super) struct Message {
+    pub with: usize,
+    pub address: *mut c_void,
+    pub bytes: usize,
 }
 
 impl Nccl {
@@ -82,10 +82,7 @@ impl Nccl {
         parts: &Parts<'_>,
         spots: Spots,
     ) -> Result<(), CommError> {
-        let functions = &self.device.functions;
-        // SAFETY: the functions take no arguments.
-        explain(functions, "a group", unsafe { (functions.group_start)() })?;
-        let queued = match call.kind {
+        self.together(call.kind.name(), || match call.kind {
             Kind::AllReduce | Kind::Reduce | Kind::ReduceScatter => {
                 self.reductions(call, parts, spots)
             }
@@ -95,10 +92,34 @@ impl Nccl {
             Kind::Broadcast | Kind::AllGather => self.broadcasts(call, parts, spots),
             Kind::Barrier => self.meet(spots),
             _ => self.messages(call, parts, spots),
-        };
+        })
+    }
+
+    /// Has the library begin all of it at once.
+    fn together(
+        &self,
+        what: &str,
+        queue: impl FnOnce() -> Result<(), CommError>,
+    ) -> Result<(), CommError> {
+        let functions = &self.device.functions;
+        // SAFETY: the functions take no arguments.
+        explain(functions, "a group", unsafe { (functions.group_start)() })?;
+        let queued = queue();
         // SAFETY: as before.
-        let ended = explain(functions, call.kind.name(), unsafe { (functions.group_end)() });
+        let ended = explain(functions, what, unsafe { (functions.group_end)() });
         queued.and(ended)
+    }
+
+    /// Messages that go and come at once.
+    pub(super) fn queue_messages(
+        &self,
+        gives: &[Message],
+        takes: &[Message],
+    ) -> Result<(), CommError> {
+        self.together("messages", || {
+            gives.iter().try_for_each(|message| self.send(message))?;
+            takes.iter().try_for_each(|message| self.receive(message))
+        })
     }
 
     fn reductions(

@@ -304,33 +304,36 @@ fn part_of_group<'a>(
 /// A ring both ways, of messages that no way holds at once, a message to oneself, two small ones
 /// that are asked for in another order than they are sent in, and collectives.
 fn group<C: Comm>(world: Vec<C>) {
+    on_all(world, |comm| group_on(comm));
+}
+
+/// One rank's part in that.
+pub fn group_on(comm: &dyn Comm) {
     const LARGE: usize = (1 << 20) + 7;
-    on_all(world, |comm| {
-        let (me, ranks) = (comm.rank(), comm.size());
-        let (right, left) = ((me + 1) % ranks, (me + ranks - 1) % ranks);
-        let large = vec![me as u8; LARGE];
-        let (mut from_left, mut from_right) = (vec![99; LARGE], vec![99; LARGE]);
-        let (mut one, mut two, mut own) = ([0], [0], [0; 3]);
-        let (mut most, mut first) = ([me as u8; 5], [me as u8 + 1]);
-        comm.run_group(vec![
-            part_of_group(Kind::AllReduce, 0, 0, None, &mut most),
-            part_of_group(Kind::Send, right, 1, Some(&large), &mut []),
-            part_of_group(Kind::Send, left, 2, Some(&large), &mut []),
-            part_of_group(Kind::Send, right, 3, Some(&[me as u8]), &mut []),
-            part_of_group(Kind::Send, right, 4, Some(&[me as u8 + 100]), &mut []),
-            part_of_group(Kind::Send, me, 5, Some(&[1, 2, 3]), &mut []),
-            part_of_group(Kind::Receive, left, 4, None, &mut two),
-            part_of_group(Kind::Receive, left, 3, None, &mut one),
-            part_of_group(Kind::Receive, right, 2, None, &mut from_right),
-            part_of_group(Kind::Receive, left, 1, None, &mut from_left),
-            part_of_group(Kind::Receive, me, 5, None, &mut own),
-            part_of_group(Kind::Broadcast, 0, 0, None, &mut first),
-        ])
-        .unwrap();
-        assert!(from_left.iter().all(|byte| *byte == left as u8));
-        assert!(from_right.iter().all(|byte| *byte == right as u8));
-        assert_eq!((one[0], two[0], own), (left as u8, left as u8 + 100, [1, 2, 3]));
-        assert_eq!((most, first), ([ranks as u8 - 1; 5], [1]));
-        comm.run_group(Vec::new()).unwrap();
-    });
+    let (me, ranks) = (comm.rank(), comm.size());
+    let (right, left) = ((me + 1) % ranks, (me + ranks - 1) % ranks);
+    let large = vec![me as u8; LARGE];
+    let (mut from_left, mut from_right) = (vec![99; LARGE], vec![99; LARGE]);
+    let (mut one, mut two, mut own) = ([0], [0], [0; 3]);
+    let (mut most, mut first) = ([me as u8; 5], [me as u8 + 1]);
+    comm.run_group(vec![
+        part_of_group(Kind::AllReduce, 0, 0, None, &mut most),
+        part_of_group(Kind::Send, right, 1, Some(&large), &mut []),
+        part_of_group(Kind::Send, left, 2, Some(&large), &mut []),
+        part_of_group(Kind::Send, right, 3, Some(&[me as u8]), &mut []),
+        part_of_group(Kind::Send, right, 4, Some(&[me as u8 + 100]), &mut []),
+        part_of_group(Kind::Send, me, 5, Some(&[1, 2, 3]), &mut []),
+        part_of_group(Kind::Receive, left, 4, None, &mut two),
+        part_of_group(Kind::Receive, left, 3, None, &mut one),
+        part_of_group(Kind::Receive, right, 2, None, &mut from_right),
+        part_of_group(Kind::Receive, left, 1, None, &mut from_left),
+        part_of_group(Kind::Receive, me, 5, None, &mut own),
+        part_of_group(Kind::Broadcast, 0, 0, None, &mut first),
+    ])
+    .unwrap();
+    assert!(from_left.iter().all(|byte| *byte == left as u8));
+    assert!(from_right.iter().all(|byte| *byte == right as u8));
+    assert_eq!((one[0], two[0], own), (left as u8, left as u8 + 100, [1, 2, 3]));
+    assert_eq!((most, first), ([ranks as u8 - 1; 5], [1]));
+    comm.run_group(Vec::new()).unwrap();
 }
