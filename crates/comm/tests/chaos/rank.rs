@@ -188,7 +188,7 @@ impl<'a> Actor<'a> {
         let everybody: Vec<usize> = (0..self.case.ranks()).collect();
         match self.world.split(colour, 0) {
             Ok(part) => self.part = part,
-            Err(error) => return Said::of(&error, &everybody, 0),
+            Err(error) => return self.of_split(&error),
         }
         let mut number = 0;
         loop {
@@ -210,6 +210,21 @@ impl<'a> Actor<'a> {
             }
             number += 1;
         }
+    }
+
+    /// An error of a split names ranks as those who split are numbered, or as they would be.
+    fn of_split(&mut self, error: &CommError) -> Said {
+        let everybody: Vec<usize> = (0..self.case.ranks()).collect();
+        let part = self.case.members(self.rank, Step { in_part: true, ..self.case.step(0) });
+        let real = |(rank, host): &(usize, String)| {
+            *rank < everybody.len() && self.case.host(*rank) == *host
+        };
+        let before = Said::of(error, &everybody, 0);
+        let said = match before.named.iter().all(real) {
+            true => before,
+            false => Said::of(error, &part, 0),
+        };
+        self.give_up(said)
     }
 
     /// As a program should: what it waits for in one communicator, others must not in another.
