@@ -8,12 +8,13 @@ use crate::nic;
 
 /// Where regatta's own collectives listen. Interfaces of one network reach each other, so each rank
 /// has the one nearest to it; those of different networks may not, so all ranks have all of them.
-pub(crate) fn bind(machine: &Machine, nearest: Option<&str>) -> Option<EnvLine> {
+pub(crate) fn bind(nics: &[Nic], nearest: Option<&str>) -> Option<EnvLine> {
     let address = |nic: &&Nic| {
         let v4 = nic.addresses.iter().find(|a| a.address.is_ipv4());
         v4.or(nic.addresses.first()).copied()
     };
-    let usable = nic::sockets(machine);
+    let node = Machine { nics: nics.to_vec(), ..Machine::default() };
+    let usable = nic::sockets(&node);
     let all: Vec<NicAddress> = usable.iter().filter_map(address).collect();
     let first = all.first()?;
     let own = usable.iter().find(|nic| Some(nic.name.as_str()) == nearest).and_then(address);
@@ -36,9 +37,8 @@ mod tests {
             let addresses = vec![NicAddress { address, prefix: *prefix }];
             Nic { addresses, ..Nic::new(&format!("hsn{i}"), NicKind::Slingshot) }
         };
-        let nics = addresses.iter().enumerate().map(nic_of).collect();
-        let machine = Machine { nics, ..Machine::default() };
-        bind(&machine, Some(nic))?.value
+        let nics: Vec<Nic> = addresses.iter().enumerate().map(nic_of).collect();
+        bind(&nics, Some(nic))?.value
     }
 
     #[test]
