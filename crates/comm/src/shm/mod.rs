@@ -48,7 +48,7 @@ use crate::buffer::Buffer;
 use crate::error::Peer;
 use crate::{Call, CommError, Counts, Kind, Signature};
 
-pub use self::meet::join;
+pub use self::meet::{join, join_unless};
 
 /// How a communicator is to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
