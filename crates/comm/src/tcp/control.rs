@@ -49,6 +49,9 @@ pub const MOST_CONNECTIONS: u8 = 16;
 /// Stands before the first messages: the listener has taken the connection in.
 pub const TAKEN: &[u8] = b"taken";
 
+/// The same, from one who sends over another connection already: that one is to be used both ways.
+pub const TAKEN_TOO: &[u8] = b"taken, too";
+
 /// Why a communicator is over, by the numbers of the whole world.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Fault {
