@@ -2,12 +2,14 @@
 //! caller, or behind its back by a thread of the communicator.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::buffer::Buffer;
 use crate::comm::Finish;
 use crate::error::Peer;
-use crate::{Call, Comm, CommError, OwnedCall, Pending};
+use crate::whole::Whole;
+use crate::{Call, Comm, CommError, Kind, OwnedCall, Pending};
 
 /// Tells an engine from another thread to give up what it does.
 pub type Abort = Arc<dyn Fn(&str) + Send + Sync>;
@@ -23,7 +25,8 @@ pub trait Engine: Send {
     /// Does one collective.
     fn run(&mut self, call: Call<'_>) -> Result<(), CommError>;
 
-    /// Does several at once.
+    /// Does several at once, as [`Comm::run_group`]. An engine in which a message waits for the
+    /// other rank must do better than this.
     fn run_group(&mut self, calls: Vec<Call<'_>>) -> Result<(), CommError> {
         calls.into_iter().try_for_each(|call| self.run(call))
     }
@@ -42,6 +45,16 @@ pub trait Engine: Send {
 
     /// How to make it give up.
     fn abort(&self) -> Abort;
+
+    /// For an engine that does its collectives in parts, of which this one is for all ranks.
+    fn whole(&self) -> Option<Box<dyn Whole>> {
+        None
+    }
+}
+
+/// The messages of a group, and its collectives, each in their order.
+pub fn apart(calls: Vec<Call<'_>>) -> (Vec<Call<'_>>, Vec<Call<'_>>) {
+    calls.into_iter().partition(|call| matches!(call.kind, Kind::Send | Kind::Receive))
 }
 
 /// A communicator on top of an engine.
@@ -54,6 +67,8 @@ pub struct Background {
 
 struct Shared {
     engine: Mutex<Box<dyn Engine>>,
+    /// How many are in the line.
+    before: AtomicU64,
     line: Mutex<Line>,
     moved: Condvar,
 }
@@ -78,18 +93,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Line {
-    fn number(&mut self) -> u64 {
-        self.next += 1;
-        self.next - 1
-    }
-}
-
 impl Shared {
     /// Waits for one's turn, has it, and lets the next one come. Without a number one comes last.
     fn in_turn<R>(&self, number: Option<u64>, work: impl FnOnce(&mut dyn Engine) -> R) -> R {
         let mut line = lock(&self.line);
-        let number = number.unwrap_or_else(|| line.number());
+        let number = number.unwrap_or_else(|| self.number(&mut line));
         while line.serving != number {
             line = self.wait(line);
         }
@@ -97,8 +105,16 @@ impl Shared {
         let done = work(lock(&self.engine).as_mut());
         let mut line = lock(&self.line);
         line.serving += 1;
+        self.before.fetch_sub(1, Ordering::Release);
         self.wake(line);
         done
+    }
+
+    /// The number of one who comes now.
+    fn number(&self, line: &mut Line) -> u64 {
+        self.before.fetch_add(1, Ordering::AcqRel);
+        line.next += 1;
+        line.next - 1
     }
 
     fn wait<'a>(&self, mut line: MutexGuard<'a, Line>) -> MutexGuard<'a, Line> {
@@ -145,6 +161,7 @@ impl Background {
             abort: engine.abort(),
             shared: Arc::new(Shared {
                 engine: Mutex::new(engine),
+                before: AtomicU64::new(0),
                 line: Mutex::new(Line::default()),
                 moved: Condvar::new(),
             }),
@@ -152,6 +169,12 @@ impl Background {
     }
 
     fn in_turn<R>(&self, work: impl FnOnce(&mut dyn Engine) -> R) -> R {
+        // Where nobody is before us, there is no need to stand in line.
+        let mut engine = lock(&self.shared.engine);
+        if self.shared.before.load(Ordering::Acquire) == 0 {
+            return work(engine.as_mut());
+        }
+        drop(engine);
         self.shared.in_turn(None, work)
     }
 }
@@ -197,7 +220,7 @@ impl Comm for Background {
             }
             line.threaded = true;
         }
-        let number = line.number();
+        let number = self.shared.number(&mut line);
         line.queue.push_back((number, call, finish));
         self.shared.wake(line);
         pending

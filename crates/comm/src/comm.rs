@@ -24,7 +24,8 @@ pub trait Comm: Send + Sync {
     /// Does one collective, and returns when this rank's part in it is over.
     fn run(&self, call: Call<'_>) -> Result<(), CommError>;
 
-    /// Does several at once, as if they were called one after the other.
+    /// Does several as a group: first all messages, at once, so that ranks may send to each other
+    /// in any order, then the collectives, in theirs.
     fn run_group(&self, calls: Vec<Call<'_>>) -> Result<(), CommError> {
         calls.into_iter().try_for_each(|call| self.run(call))
     }

@@ -66,6 +66,18 @@ pub enum CommError {
         /// Who did not come.
         missing: Vec<Peer>,
     },
+    /// Two ranks live, and what one sends does not come to the other.
+    #[error("the path from {from} to {to} is broken ({why}) during {call}")]
+    Path {
+        /// Who sends.
+        from: Peer,
+        /// Who should receive.
+        to: Peer,
+        /// How it is known.
+        why: String,
+        /// What was being done.
+        call: String,
+    },
     /// Another rank gave up.
     #[error("{by} gave up: {why}")]
     Aborted {

@@ -78,24 +78,25 @@ fn steps(
     Ok(())
 }
 
-/// Sends to one rank, or receives from it.
-pub fn message(transport: &mut dyn Transport, call: Call<'_>) -> Result<(), CommError> {
-    let lane = Lane::Tag(call.tag);
+/// Sends to ranks and receives from them, all at once.
+pub fn messages(transport: &mut dyn Transport, calls: Vec<Call<'_>>) -> Result<(), CommError> {
+    let (sends, receives): (Vec<_>, Vec<_>) =
+        calls.into_iter().partition(|call| call.kind == Kind::Send);
     let mut open = Open { transport, tickets: 0 };
-    match call.kind {
-        Kind::Send => {
-            let bytes: *const [u8] = call.input.unwrap_or(call.output);
-            // SAFETY: the call lends its buffers for longer than `open` lives, which waits for the
-            // operation or cancels it.
-            unsafe { open.transport.post_send(call.root, lane, bytes) }?;
-        }
-        _ => {
-            let into: *mut [u8] = call.output;
-            // SAFETY: as above.
-            unsafe { open.transport.post_receive(call.root, lane, into, Landing::Replace) }?;
-        }
+    // Receives first: what comes early then has a place already.
+    for call in receives {
+        let (lane, into): (_, *mut [u8]) = (Lane::Tag(call.tag), call.output);
+        // SAFETY: the call lends its buffers for longer than `open` lives, which waits for the
+        // operation or cancels it.
+        unsafe { open.transport.post_receive(call.root, lane, into, Landing::Replace) }?;
+        open.tickets += 1;
     }
-    open.tickets += 1;
+    for call in sends {
+        let bytes: *const [u8] = call.input.unwrap_or(call.output);
+        // SAFETY: as above.
+        unsafe { open.transport.post_send(call.root, Lane::Tag(call.tag), bytes) }?;
+        open.tickets += 1;
+    }
     open.wait()
 }
 

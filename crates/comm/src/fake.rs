@@ -4,7 +4,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use crate::background::{Abort, Background, Engine};
+use crate::background::{Abort, Background, Engine, apart};
 use crate::comm::order;
 use crate::error::Peer;
 use crate::reference::{exchanged, outputs};
@@ -214,6 +214,15 @@ impl Engine for Fake {
         drop(state);
         self.put(&mut call, &result);
         Ok(())
+    }
+
+    fn run_group(&mut self, calls: Vec<Call<'_>>) -> Result<(), CommError> {
+        let (messages, collectives) = apart(calls);
+        // A send does not wait.
+        let (sends, receives): (Vec<_>, Vec<_>) =
+            messages.into_iter().partition(|call| call.kind == Kind::Send);
+        let mut all = sends.into_iter().chain(receives).chain(collectives);
+        all.try_for_each(|call| self.run(call))
     }
 
     fn split(

@@ -11,6 +11,7 @@ pub mod comm;
 pub mod dtype;
 pub mod error;
 pub mod execute;
+pub mod fabric;
 pub mod fake;
 pub mod host;
 pub mod join;
@@ -22,6 +23,7 @@ pub mod schedule;
 pub mod shm;
 pub mod tcp;
 pub mod transport;
+pub mod whole;
 
 pub use buffer::Buffer;
 pub use call::{Call, Counts, Kind, OwnedCall, Signature};

@@ -128,6 +128,20 @@ fn messages_overtake_by_tag_and_may_cross() {
 }
 
 #[test]
+fn ranks_may_all_send_in_a_circle_before_they_receive() {
+    suite::on_all(world(4), |comm| {
+        let (me, ranks) = (comm.rank(), comm.size());
+        let large = vec![me; 300_000];
+        comm.send(&large.iter().map(|v| *v as i32).collect::<Vec<_>>(), (me + 1) % ranks, 1)
+            .unwrap();
+        let mut got = vec![-1i32; 300_000];
+        let left = (me + ranks - 1) % ranks;
+        comm.receive(&mut got, left, 1).unwrap();
+        assert!(got.iter().all(|v| *v == left as i32));
+    });
+}
+
+#[test]
 fn sums_are_the_same_bits_on_all_ranks_and_every_time() {
     let sums = |ranks| {
         suite::on_all(narrow(ranks), |comm| {

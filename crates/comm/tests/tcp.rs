@@ -4,6 +4,8 @@
 
 #[path = "tcp/algorithms.rs"]
 mod algorithms;
+#[path = "tcp/bound.rs"]
+mod bound;
 #[path = "tcp/cluster.rs"]
 mod cluster;
 #[path = "tcp/disagree.rs"]
@@ -12,6 +14,8 @@ mod disagree;
 mod joining;
 #[path = "tcp/killed.rs"]
 mod killed;
+#[path = "tcp/meeting.rs"]
+mod meeting;
 #[path = "tcp/odd.rs"]
 mod odd;
 #[path = "tcp/process.rs"]

@@ -16,7 +16,8 @@ pub fn peers<'a>(ranks: u32, bytes: &'a [u64], folder: &Path) -> Result<Found<'a
     }
     let launched = |name: &'static str, program: Vec<PathBuf>| {
         let (regatta, folder) = (regatta.clone(), folder.join("run"));
-        let run = move || launch(&regatta, ranks, &folder, &program, bytes);
+        let arguments = arguments(name, ranks, bytes);
+        let run = move || launch(&regatta, ranks, &folder, &program, &arguments);
         Peer { name, run: Box::new(run) }
     };
     let mut all = vec![launched("ours", vec![own])];
@@ -45,7 +46,7 @@ fn mpi(name: &str, ranks: u32, program: &Path, bytes: &[u64]) -> Result<String> 
     if name == "Open MPI" {
         command.args(["--oversubscribe", "--allow-run-as-root"]);
     }
-    command.args(["-n", &ranks.to_string()]).arg(program).args(arguments(bytes));
+    command.args(["-n", &ranks.to_string()]).arg(program).args(arguments(name, ranks, bytes));
     printed(&mut command)
 }
 
@@ -55,11 +56,11 @@ fn launch(
     ranks: u32,
     folder: &Path,
     program: &[PathBuf],
-    bytes: &[u64],
+    arguments: &[String],
 ) -> Result<String> {
     let mut command = Command::new(regatta);
     command.args(["launch", "--oversubscribe", "--no-gpus", "-n", &ranks.to_string()]);
-    command.arg("--run-dir").arg(folder).arg("--").args(program).args(arguments(bytes));
+    command.arg("--run-dir").arg(folder).arg("--").args(program).args(arguments);
     printed(command.env(RANK, "1"))?;
     let text = std::fs::read_to_string(folder.join("log/rank-0.out")).context("rank 0's log")?;
     std::fs::remove_dir_all(folder).with_context(|| folder.display().to_string())?;

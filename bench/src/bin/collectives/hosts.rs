@@ -28,7 +28,8 @@ pub fn with_peers(
     let (cluster, secret) = (&cluster, &secret);
     let own = std::env::current_exe()?;
     let launched = |name: &'static str, program: Vec<PathBuf>| {
-        let run = move || launch(cluster, secret, &program, bytes);
+        let arguments = arguments(name, ranks, bytes);
+        let run = move || launch(cluster, secret, &program, &arguments);
         Peer { name, run: Box::new(run) }
     };
     let mut all = vec![launched("ours", vec![own])];
@@ -59,12 +60,17 @@ fn secret_file(folder: &Path) -> Result<PathBuf> {
 }
 
 /// A rank on each host, with what a launcher would set; what rank 0 printed.
-fn launch(cluster: &Cluster, secret: &Path, program: &[PathBuf], bytes: &[u64]) -> Result<String> {
+fn launch(
+    cluster: &Cluster,
+    secret: &Path,
+    program: &[PathBuf],
+    arguments: &[String],
+) -> Result<String> {
     let nodes = cluster.nodes();
     let mut children = Vec::new();
     for (rank, node) in nodes.iter().enumerate() {
         let mut command = cluster.on(node, &program[0], &program[1..])?;
-        command.args(arguments(bytes)).env(RANK, "1").env("REGATTA_SECRET_FILE", secret);
+        command.args(arguments).env(RANK, "1").env("REGATTA_SECRET_FILE", secret);
         command.env("RANK", rank.to_string()).env("WORLD_SIZE", nodes.len().to_string());
         command.env("MASTER_ADDR", &nodes[0]).env("MASTER_PORT", PORT);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -101,6 +107,7 @@ fn mpi(cluster: &Cluster, name: &str, program: &Path, bytes: &[u64]) -> Result<S
             command
         }
     };
-    command.args(["-n", &cluster.nodes().len().to_string()]).arg(program);
-    printed(command.args(arguments(bytes)))
+    let ranks = cluster.nodes().len() as u32;
+    command.args(["-n", &ranks.to_string()]).arg(program);
+    printed(command.args(arguments(name, ranks, bytes)))
 }

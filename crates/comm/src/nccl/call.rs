@@ -235,7 +235,7 @@ impl Nccl {
         let (mut sum, inputs) = (vec![0; input.len()], all.chunks_exact(input.len().max(1)));
         let inputs: Vec<&[u8]> = inputs.collect();
         if !input.is_empty() {
-            kernel::reduce_many(call.dtype, call.op, &mut sum, &inputs);
+            kernel::reduce_many(call.dtype, call.op, &mut sum, inputs.len(), |i| inputs[i]);
             kernel::finish(call.dtype, call.op, ranks as u32, &mut sum);
         }
         let parts = Parts { counts: &call.counts, size: call.dtype.size() };

@@ -52,6 +52,9 @@ pub fn join(
     settings: Settings,
 ) -> Result<ShmEngine, CommError> {
     let settings = sane(settings);
+    // What is told of a rank is told by its place.
+    let numbered = peers.into_iter().zip(0..).map(|(peer, rank)| Peer { rank, ..peer });
+    let peers: Vec<Peer> = numbered.collect();
     if rank as usize >= peers.len() {
         let what = format!("rank {rank} of {}", peers.len());
         return Err(join_error(what, "give every rank of the node a number below their count"));

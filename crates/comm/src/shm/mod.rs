@@ -18,6 +18,8 @@ mod barrier;
 mod board;
 mod buffers;
 mod direct;
+mod group;
+mod habit;
 mod layout;
 mod mail;
 mod meet;
@@ -35,11 +37,13 @@ use std::time::Duration;
 
 use self::board::Doing;
 use self::buffers::Buffers;
-use self::layout::{READING, RING};
+use self::habit::Habit;
+use self::layout::{READING, RING, SLOTS};
 use self::mail::Mailbox;
 use self::plan::Plan;
+use self::reduce::Room;
 use self::wait::{Now, Shared};
-use crate::background::{Abort, Background, Engine};
+use crate::background::{Abort, Background, Engine, apart};
 use crate::buffer::Buffer;
 use crate::error::Peer;
 use crate::{Call, CommError, Counts, Kind, Signature};
@@ -79,6 +83,7 @@ pub struct ShmEngine {
     /// How many collectives it has begun.
     calls: u64,
     mailbox: Mailbox,
+    habit: Habit,
     /// Where its memory is in the file, if it is only for this communicator.
     region: Option<(u64, u64)>,
 }
@@ -97,7 +102,8 @@ pub fn world_with(ranks: u32, settings: Settings) -> Result<Vec<Background>, Com
 impl ShmEngine {
     fn new(shared: Shared, region: Option<(u64, u64)>) -> Self {
         let mailbox = Mailbox::new(shared.peers.len());
-        Self { shared: Arc::new(shared), next: 1, calls: 0, mailbox, region }
+        let habit = Habit::default();
+        Self { shared: Arc::new(shared), next: 1, calls: 0, mailbox, habit, region }
     }
 
     fn rank(&self) -> usize {
@@ -127,7 +133,7 @@ impl ShmEngine {
             return Err(error);
         }
         if self.shared.settings.debug {
-            let number = self.room(&now)?;
+            let number = self.turn(Room::Line, &now)?;
             self.post(number, &now);
             self.others().try_for_each(|other| self.shared.await_post(other, number, &now))?;
         }
@@ -136,14 +142,25 @@ impl ShmEngine {
 
     /// The number of the next post, once there is room for it.
     #[inline]
-    fn room(&self, now: &Now) -> Result<u64, CommError> {
+    fn turn(&self, room: Room, now: &Now) -> Result<u64, CommError> {
         let number = self.next;
         // The others must have read the post whose place it takes.
-        let read = (number + READING).saturating_sub(RING);
+        let places = match room {
+            Room::Line => RING,
+            Room::Slot(_) => SLOTS,
+        };
+        let read = (number + READING).saturating_sub(places);
         for other in self.others() {
             let board = &self.shared.board;
-            if read > 0 && !board.has_posted(other, read) {
+            if read == 0 {
+                continue;
+            }
+            if !board.has_posted(other, read) {
                 self.shared.wait(other, now, || board.has_posted(other, read))?;
+            }
+            // It may be of a call in which nobody had to look at it.
+            if board.digest(other, read) != board.digest(board.rank, read) {
+                return Err(self.shared.disagreed_before(other, now));
             }
         }
         Ok(number)
@@ -151,6 +168,7 @@ impl ShmEngine {
 
     #[inline]
     fn post(&mut self, number: u64, now: &Now) {
+        self.habit.settle();
         self.shared.board.post(number, now.digest);
         self.next = number + 1;
     }
@@ -205,6 +223,14 @@ impl Engine for ShmEngine {
         };
         self.shared.board.now(Doing::Nothing(self.calls));
         done
+    }
+
+    fn run_group(&mut self, calls: Vec<Call<'_>>) -> Result<(), CommError> {
+        let (messages, collectives) = apart(calls);
+        let done = self.run_messages(messages);
+        self.shared.board.now(Doing::Nothing(self.calls));
+        done?;
+        collectives.into_iter().try_for_each(|call| self.run(call))
     }
 
     fn split(

@@ -80,7 +80,7 @@ impl Dial<'_> {
             bind(&socket, &SocketAddr::new(from, 0))?;
         }
         let stream = TcpStream::from(socket);
-        tune(&stream);
+        tune(&stream, self.timing.lost_after);
         match connect(&stream, &self.to) {
             Ok(()) => return Ok(stream),
             Err(Errno::INPROGRESS) => {}
@@ -163,8 +163,15 @@ fn write(line: &mut Line) -> std::io::Result<()> {
 }
 
 /// Makes a socket fit for collectives. Its buffers are left to the kernel: it makes them larger as
-/// needed, and what may be asked for is on most systems far below that.
-pub fn tune(stream: &TcpStream) {
+/// needed, and what may be asked for is on most systems far below that. While nothing comes, the
+/// kernel sees to it that the path is still there.
+pub fn tune(stream: &TcpStream, lost_after: Duration) {
+    let whole = |part: Duration| Duration::from_secs(part.as_secs().max(1));
+    let (idle, between) = (whole(lost_after / 2), whole(lost_after / 8));
+    let tries = lost_after.saturating_sub(idle).as_secs() / between.as_secs();
     let _ = stream.set_nodelay(true);
     let _ = sockopt::set_socket_keepalive(stream, true);
+    let _ = sockopt::set_tcp_keepidle(stream, idle);
+    let _ = sockopt::set_tcp_keepintvl(stream, between);
+    let _ = sockopt::set_tcp_keepcnt(stream, tries.clamp(1, 100) as u32);
 }

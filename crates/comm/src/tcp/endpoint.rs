@@ -1,7 +1,7 @@
 //! What the communicators of one process share: the connections, and who is where.
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use regatta_wire::link::Timing;
@@ -26,18 +26,22 @@ pub struct Endpoint {
     pub control: Control,
     /// How many connections a large message is spread over.
     pub connections: u8,
-    /// From which address of this node connections are made.
-    pub bind: Option<IpAddr>,
+    /// From which addresses of this node connections are made.
+    pub bind: Vec<IpAddr>,
     /// How long nothing may be heard of a rank.
     pub lost_after: Duration,
     /// How long a rank may be waited for.
     pub desync_after: Duration,
+    /// Whether ranks compare what they call before data moves.
+    pub debug: bool,
     /// How long is looked again and again before a thread sleeps.
     pub spin: Duration,
     /// The job's.
     pub secret: Secret,
     /// Of connections.
     pub timing: Timing,
+    /// How messages between ranks go, in words.
+    pub carried: OnceLock<String>,
 }
 
 impl Endpoint {
@@ -48,9 +52,13 @@ impl Endpoint {
         let have = self.shared.lock().adopt(to);
         for index in have as u8..lanes {
             let member = self.members.get(to as usize).ok_or("there is no such rank")?;
+            // Connections to several ranks begin on different networks.
+            let rail = (usize::from(index) + to as usize) % member.ips.len().max(1);
+            let ip = member.ips.get(rail).ok_or("it has no address")?;
+            let alike = self.bind.len() == member.ips.len();
             let dial = Dial {
-                to: SocketAddr::new(member.ip, member.port),
-                from: self.bind,
+                to: SocketAddr::new(*ip, member.port),
+                from: self.bind.get(rail).copied().filter(|_| alike),
                 secret: &self.secret,
                 timing: self.timing,
                 until: Instant::now() + self.lost_after,
@@ -79,6 +87,10 @@ impl Endpoint {
 /// The others learn that this rank has ended well. Rank 0's thread stays as long as they do.
 impl Drop for Endpoint {
     fn drop(&mut self) {
+        let fabric = self.shared.lock().fabric.take();
+        if let Some(fabric) = fabric {
+            fabric.farewell();
+        }
         self.control.end();
     }
 }

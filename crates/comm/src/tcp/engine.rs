@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::background::{Abort, Engine};
+use crate::background::{Abort, Engine, apart};
 use crate::comm::order;
 use crate::error::Peer;
 use crate::execute::{self, Planner, Room};
@@ -10,6 +10,7 @@ use crate::schedule::Algorithm;
 use crate::schedule::choose::Table;
 use crate::tcp::TcpTransport;
 use crate::transport::Transport;
+use crate::whole::Whole;
 use crate::{Call, CommError, Counts, DType, Kind, ReduceOp};
 
 /// Bytes in which a rank says its colour and key.
@@ -33,6 +34,11 @@ impl TcpEngine {
     pub fn run_by(&mut self, call: Call<'_>, algorithm: Algorithm) -> Result<(), CommError> {
         let program = self.planner.by(&call, algorithm)?;
         execute::run(&mut self.transport, call, &program, &mut self.room)
+    }
+
+    /// How messages between ranks go: by which provider of libfabric's, or why by TCP.
+    pub fn carried(&self) -> &str {
+        self.transport.carried()
     }
 
     /// What all ranks said of colour and key.
@@ -76,10 +82,16 @@ impl Engine for TcpEngine {
 
     fn run(&mut self, call: Call<'_>) -> Result<(), CommError> {
         if matches!(call.kind, Kind::Send | Kind::Receive) {
-            return execute::message(&mut self.transport, call);
+            return execute::messages(&mut self.transport, vec![call]);
         }
         let program = self.planner.plan(&call)?;
         execute::run(&mut self.transport, call, &program, &mut self.room)
+    }
+
+    fn run_group(&mut self, calls: Vec<Call<'_>>) -> Result<(), CommError> {
+        let (messages, collectives) = apart(calls);
+        execute::messages(&mut self.transport, messages)?;
+        collectives.into_iter().try_for_each(|call| self.run(call))
     }
 
     fn split(
@@ -100,6 +112,10 @@ impl Engine for TcpEngine {
     }
 
     fn abort(&self) -> Abort {
-        self.transport.abort()
+        Transport::abort(&self.transport)
+    }
+
+    fn whole(&self) -> Option<Box<dyn Whole>> {
+        Some(Box::new(self.transport.twin()))
     }
 }

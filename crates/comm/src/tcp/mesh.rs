@@ -8,16 +8,19 @@ mod target;
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::net::TcpStream;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-use super::control::{Called, Fault, Left};
+use super::control::{Called, Fault, Left, Traffic};
 use super::frame::Head;
+use crate::background::Abort;
+use crate::fabric::{Carrier, GRACE, SHORT_GRACE};
 use crate::transport::Ticket;
 use incoming::Incoming;
+pub use incoming::fits;
 use outgoing::Outgoing;
 pub use target::Posted;
 
@@ -49,16 +52,21 @@ pub struct Channel {
     /// The number of what is called now.
     pub what: u32,
     history: VecDeque<(u64, Called)>,
-    done: Vec<Ticket>,
+    pub done: Vec<Ticket>,
     /// Bytes that came or went, ever.
     pub moved: u64,
     pub trouble: Option<Trouble>,
+    /// The messages of the call that goes on.
+    pub traffic: Traffic,
 }
 
 impl Channel {
     /// A call begins.
     pub fn begin(&mut self, called: Called) {
         self.calls += 1;
+        self.traffic.sent.clear();
+        self.traffic.came.clear();
+        self.traffic.awaited.clear();
         self.what = called.number();
         self.history.push_back((self.calls, called));
         if self.history.len() > HISTORY {
@@ -100,7 +108,7 @@ impl Channels {
         self.get(channel).done.push(ticket);
     }
 
-    fn moved(&mut self, channel: u64, bytes: usize) {
+    pub fn moved(&mut self, channel: u64, bytes: usize) {
         if let Some(channel) = self.open.get_mut(&channel) {
             channel.moved += bytes as u64;
         }
@@ -113,7 +121,7 @@ impl Channels {
 
     /// Whether a message that nobody has asked for may still be asked for. One of a call that this
     /// rank is through with, or does differently, is trouble.
-    fn may_be_early(&mut self, head: &Head) -> bool {
+    pub fn may_be_early(&mut self, head: &Head) -> bool {
         let key = head.key;
         if self.closed.contains(&key.channel) {
             return false;
@@ -157,6 +165,8 @@ pub struct Mesh {
     pub broken: BTreeMap<(u32, Way), String>,
     pub channels: Channels,
     pub news: News,
+    /// Carries messages instead of the connections, if ranks agreed on it.
+    pub fabric: Option<Carrier>,
     sleeper: bool,
     followers: usize,
     tickets: u64,
@@ -167,6 +177,14 @@ pub struct Shared {
     mesh: Mutex<Mesh>,
     moved: Condvar,
     wake: OwnedFd,
+    hooks: Mutex<Vec<Hook>>,
+}
+
+/// What is to be done as soon as a communicator is known to be over.
+pub struct Hook {
+    pub channel: u64,
+    pub members: Vec<u32>,
+    pub call: Abort,
 }
 
 impl Mesh {
@@ -198,6 +216,10 @@ impl Mesh {
     /// Posts a message, and writes of it what goes at once.
     pub fn send(&mut self, to: u32, head: Head, bytes: *const [u8]) -> Ticket {
         let ticket = self.ticket();
+        if let Some(fabric) = &mut self.fabric {
+            fabric.send(to, head, ticket, bytes.cast(), &mut self.channels);
+            return ticket;
+        }
         let outgoing = self.outgoing.entry(to).or_default();
         outgoing.push(head, ticket, bytes.cast(), bytes.len());
         if let Err(error) = outgoing.write(&mut self.channels) {
@@ -209,13 +231,20 @@ impl Mesh {
     /// Posts a receive; its ticket is made here.
     pub fn receive(&mut self, from: u32, mut posted: Posted) -> Ticket {
         posted.ticket = self.ticket();
+        if let Some(fabric) = &mut self.fabric {
+            fabric.receive(from, posted, &mut self.channels);
+            return posted.ticket;
+        }
         self.incoming.entry(from).or_default().post(posted, &mut self.channels);
         posted.ticket
     }
 
     /// Moves what can be moved without waiting.
     pub fn pass(&mut self) {
-        let mut broken = Vec::new();
+        let mut broken = match &mut self.fabric {
+            Some(fabric) => fabric.pass(&mut self.channels),
+            None => Vec::new(),
+        };
         for (rank, outgoing) in &mut self.outgoing {
             if let Err(error) = outgoing.write(&mut self.channels) {
                 broken.push((*rank, Way::Out, std::io::Error::from(error).to_string()));
@@ -260,6 +289,12 @@ impl Mesh {
 
     /// Gives all memory of a communicator back.
     pub fn cancel(&mut self, channel: u64) {
+        if let Some(fabric) = &mut self.fabric {
+            let lost = |(_, fault): &(_, Fault)| matches!(fault, Fault::Lost { .. });
+            let hopeless = self.news.faults.iter().any(lost);
+            let grace = if hopeless { SHORT_GRACE } else { GRACE };
+            fabric.cancel(channel, grace, &mut self.channels);
+        }
         self.outgoing.values_mut().for_each(|outgoing| outgoing.cancel(channel));
         self.incoming.values_mut().for_each(|incoming| incoming.cancel(channel));
         self.channels.get(channel).done.clear();
@@ -268,6 +303,9 @@ impl Mesh {
     /// A communicator is no more: what still comes for it is thrown away.
     pub fn close(&mut self, channel: u64) {
         self.cancel(channel);
+        if let Some(fabric) = &mut self.fabric {
+            fabric.close(channel, &mut self.channels);
+        }
         self.incoming.values_mut().for_each(|incoming| incoming.close(channel));
         self.channels.open.remove(&channel);
         self.channels.closed.insert(channel);
@@ -277,7 +315,7 @@ impl Mesh {
 impl Shared {
     pub fn new() -> std::io::Result<Self> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self { mesh: Mutex::default(), moved: Condvar::new(), wake })
+        Ok(Self { mesh: Mutex::default(), moved: Condvar::new(), wake, hooks: Mutex::default() })
     }
 
     pub fn lock(&self) -> MutexGuard<'_, Mesh> {
@@ -310,6 +348,24 @@ impl Shared {
         change(&mut mesh);
         self.stir(&mesh);
         self.moved.notify_all();
+    }
+
+    /// A communicator, or each that it concerns, is over.
+    pub fn fault(&self, channel: Option<u64>, fault: Fault) {
+        let why = fault.to_string();
+        let hooks = self.hooks();
+        let concerned = |hook: &&Hook| match channel {
+            Some(channel) => hook.channel == channel,
+            None => fault.concerns(&hook.members),
+        };
+        let calls: Vec<Abort> = hooks.iter().filter(concerned).map(|h| h.call.clone()).collect();
+        drop(hooks);
+        self.tell(|mesh| mesh.news.faults.push((channel, fault)));
+        calls.iter().for_each(|call| call(&why));
+    }
+
+    pub fn hooks(&self) -> MutexGuard<'_, Vec<Hook>> {
+        self.hooks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The one who sleeps on the connections must look at them again.
@@ -351,12 +407,20 @@ impl Shared {
         }
         mesh.sleeper = true;
         let streams = mesh.waiting();
+        let rest = mesh.fabric.as_mut().map(Carrier::rest);
         drop(mesh);
+        let most = rest.map_or(most, |rest| most.min(rest.most));
+        // SAFETY: its queue stays open while somebody waits for messages.
+        let fabric = rest.and_then(|rest| Some(unsafe { BorrowedFd::borrow_raw(rest.fd?) }));
         let mut polled: Vec<PollFd<'_>> =
             streams.iter().map(|(stream, flags)| PollFd::new(stream, *flags)).collect();
         polled.push(PollFd::new(&self.wake, PollFlags::IN));
+        polled.extend(fabric.as_ref().map(|fabric| PollFd::new(fabric, PollFlags::IN)));
         let timeout =
             Timespec { tv_sec: most.as_secs() as i64, tv_nsec: i64::from(most.subsec_nanos()) };
+        if most.is_zero() {
+            std::thread::yield_now();
+        }
         // A signal or a timeout: the caller looks at the time anyway.
         let _ = poll(&mut polled, Some(&timeout));
         let _ = rustix::io::read(&self.wake, &mut [0u8; 8]);

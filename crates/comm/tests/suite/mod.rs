@@ -152,17 +152,24 @@ fn element(dtype: DType, value: i32) -> Vec<u8> {
 /// Every collective, type and reduction, in place and not, on a world of each size.
 pub fn every_kind<C: Comm>(sizes: &[u32], counts: &[usize], world: impl Fn(u32) -> Vec<C>) {
     for &ranks in sizes {
-        for (i, kind) in Kind::ALL.into_iter().enumerate() {
-            for (j, dtype) in DType::ALL.into_iter().enumerate() {
-                let op = ReduceOp::ALL[(i + j) % ReduceOp::ALL.len()];
-                let root = (i + j) as u32 % ranks;
-                let in_place = (i + j) % 2 == 0 && kind != Kind::AllToAll;
-                let count = counts[(i + j + ranks as usize) % counts.len()];
-                let counts = vec![count; ranks as usize];
-                Case { kind, dtype, op, root, counts, in_place }.check(world(ranks));
-            }
+        cases(ranks, counts).iter().for_each(|case| case.check(world(ranks)));
+    }
+}
+
+/// The same as cases, for a world that does them one after the other.
+pub fn cases(ranks: u32, counts: &[usize]) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (i, kind) in Kind::ALL.into_iter().enumerate() {
+        for (j, dtype) in DType::ALL.into_iter().enumerate() {
+            let op = ReduceOp::ALL[(i + j) % ReduceOp::ALL.len()];
+            let root = (i + j) as u32 % ranks;
+            let in_place = (i + j) % 2 == 0 && kind != Kind::AllToAll;
+            let count = counts[(i + j + ranks as usize) % counts.len()];
+            let counts = vec![count; ranks as usize];
+            cases.push(Case { kind, dtype, op, root, counts, in_place });
         }
     }
+    cases
 }
 
 /// Uneven parts, exchanges, messages, sub-groups and work in the background.
@@ -177,8 +184,11 @@ pub fn special<C: Comm>(world: impl Fn(u32) -> Vec<C>) {
     }
     exchange(world(4));
     messages(world(3));
-    groups(world(6));
+    splits(world(6));
     background(world(3));
+    for ranks in [1, 2, 5] {
+        group(world(ranks));
+    }
 }
 
 fn exchange<C: Comm>(world: Vec<C>) {
@@ -214,7 +224,7 @@ fn messages<C: Comm>(world: Vec<C>) {
     });
 }
 
-fn groups<C: Comm>(world: Vec<C>) {
+fn splits<C: Comm>(world: Vec<C>) {
     on_all(world, |comm| {
         for _ in 0..2 {
             let rank = comm.rank();
@@ -249,5 +259,52 @@ fn background<C: Comm>(world: Vec<C>) {
             let call = pending.wait().unwrap();
             assert!(call.output.as_slice::<f64>().iter().all(|v| *v == 3.0 * i as f64));
         }
+    });
+}
+
+/// A call of a group.
+fn part_of_group<'a>(
+    kind: Kind,
+    root: u32,
+    tag: u32,
+    input: Option<&'a [u8]>,
+    output: &'a mut [u8],
+) -> Call<'a> {
+    let counts = Counts::Equal(input.map_or(output.len(), <[u8]>::len));
+    let (dtype, op) = (DType::U8, ReduceOp::Max);
+    Call { kind, dtype, op, root, tag, counts, input, output }
+}
+
+/// A ring both ways, of messages that no way holds at once, a message to oneself, two small ones
+/// that are asked for in another order than they are sent in, and collectives.
+fn group<C: Comm>(world: Vec<C>) {
+    const LARGE: usize = (1 << 20) + 7;
+    on_all(world, |comm| {
+        let (me, ranks) = (comm.rank(), comm.size());
+        let (right, left) = ((me + 1) % ranks, (me + ranks - 1) % ranks);
+        let large = vec![me as u8; LARGE];
+        let (mut from_left, mut from_right) = (vec![99; LARGE], vec![99; LARGE]);
+        let (mut one, mut two, mut own) = ([0], [0], [0; 3]);
+        let (mut most, mut first) = ([me as u8; 5], [me as u8 + 1]);
+        comm.run_group(vec![
+            part_of_group(Kind::AllReduce, 0, 0, None, &mut most),
+            part_of_group(Kind::Send, right, 1, Some(&large), &mut []),
+            part_of_group(Kind::Send, left, 2, Some(&large), &mut []),
+            part_of_group(Kind::Send, right, 3, Some(&[me as u8]), &mut []),
+            part_of_group(Kind::Send, right, 4, Some(&[me as u8 + 100]), &mut []),
+            part_of_group(Kind::Send, me, 5, Some(&[1, 2, 3]), &mut []),
+            part_of_group(Kind::Receive, left, 4, None, &mut two),
+            part_of_group(Kind::Receive, left, 3, None, &mut one),
+            part_of_group(Kind::Receive, right, 2, None, &mut from_right),
+            part_of_group(Kind::Receive, left, 1, None, &mut from_left),
+            part_of_group(Kind::Receive, me, 5, None, &mut own),
+            part_of_group(Kind::Broadcast, 0, 0, None, &mut first),
+        ])
+        .unwrap();
+        assert!(from_left.iter().all(|byte| *byte == left as u8));
+        assert!(from_right.iter().all(|byte| *byte == right as u8));
+        assert_eq!((one[0], two[0], own), (left as u8, left as u8 + 100, [1, 2, 3]));
+        assert_eq!((most, first), ([ranks as u8 - 1; 5], [1]));
+        comm.run_group(Vec::new()).unwrap();
     });
 }

@@ -72,7 +72,7 @@ impl Keeper {
         let _ = self.poll.registry().deregister(&mut conn.stream);
         if let Ok(fd) = conn.stream.as_fd().try_clone_to_owned() {
             let stream = TcpStream::from(fd);
-            tune(&stream);
+            tune(&stream, self.timing.lost_after);
             self.shared.add_incoming(rank, index, stream);
         }
     }
@@ -83,11 +83,12 @@ impl Keeper {
             Down::Where { inquiry, channel } => {
                 let mesh = self.shared.lock();
                 let known = mesh.channels.peek(channel);
-                let (calls, called) = known.map(|k| (k.calls, k.recent())).unwrap_or_default();
-                return Some(Up::Answer { inquiry, calls, called });
+                let state = known.map(|k| (k.calls, k.recent(), k.traffic.clone()));
+                let (calls, called, traffic) = state.unwrap_or_default();
+                return Some(Up::Answer { inquiry, calls, called, traffic });
             }
             Down::Verdict { channel, fault } => {
-                self.shared.tell(|mesh| mesh.news.faults.push((channel, fault)));
+                self.shared.fault(channel, fault);
             }
             Down::Clear { channel } => {
                 self.shared.tell(|mesh| {
@@ -117,7 +118,7 @@ impl Keeper {
             (Duty::Hub(hub), Who::Stranger(from)) => hub.stranger(from, why),
             (Duty::Spoke { bye: false, .. }, Who::Hub) => {
                 let fault = Fault::Lost { rank: 0, why: why.to_owned() };
-                self.shared.tell(|mesh| mesh.news.faults.push((None, fault)));
+                self.shared.fault(None, fault);
             }
             _ => {}
         }

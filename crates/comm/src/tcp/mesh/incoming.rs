@@ -254,7 +254,7 @@ fn room(length: usize) -> Result<Vec<u8>, String> {
 }
 
 /// Whether a message is what was asked for. If not, its communicator is in trouble.
-fn fits(head: &Head, posted: &Posted, channels: &mut Channels) -> bool {
+pub fn fits(head: &Head, posted: &Posted, channels: &mut Channels) -> bool {
     let key = posted.key;
     let trouble = if head.what != posted.what && !key.tagged {
         Trouble::Mismatch { call: key.number }
