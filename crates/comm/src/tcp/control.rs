@@ -209,7 +209,12 @@ pub enum Up {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Down {
     /// All are here.
-    Table(Vec<Member>),
+    Table {
+        /// Who.
+        members: Vec<Member>,
+        /// By which algorithms all do their collectives, as a document.
+        algorithms: String,
+    },
     /// It comes to nothing.
     Refused {
         /// What is so.

@@ -11,6 +11,7 @@ use super::control::{Hello, Member, TAKEN, TAKEN_TOO, encode};
 use super::dial::{Dial, NoLine};
 use super::keeper::Control;
 use super::mesh::Shared;
+use crate::schedule::choose::Table;
 
 /// Everything that stays as it is.
 pub struct Endpoint {
@@ -24,6 +25,8 @@ pub struct Endpoint {
     pub dialling: Mutex<()>,
     /// The way to rank 0.
     pub control: Control,
+    /// By which algorithms all ranks do their collectives.
+    pub algorithms: Arc<Table>,
     /// How many connections a large message is spread over.
     pub connections: u8,
     /// From which addresses of this node connections are made.

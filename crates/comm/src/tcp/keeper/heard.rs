@@ -106,7 +106,7 @@ impl Keeper {
                     *bye = true;
                 }
             }
-            Down::Table(_) | Down::Refused { .. } => {}
+            Down::Table { .. } | Down::Refused { .. } => {}
         }
         None
     }
