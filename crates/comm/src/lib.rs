@@ -23,6 +23,7 @@ pub mod schedule;
 pub mod shm;
 pub mod tcp;
 pub mod transport;
+pub mod tune;
 pub mod whole;
 
 pub use buffer::Buffer;
