@@ -117,9 +117,10 @@ fn long_messages_of_all_lengths() {
         suite::on_all(world(3, provider), |comm| {
             for count in counts {
                 for kind in [Kind::AllReduce, Kind::AllGather] {
-                    let (dtype, op, counts) = (DType::F32, ReduceOp::Sum, vec![count; 3]);
-                    let in_place = kind == Kind::AllReduce;
-                    suite::Case { kind, dtype, op, root: 1, counts, in_place }.check_own(comm);
+                    let (dtype, op) = (DType::F32, ReduceOp::Sum);
+                    let (sizes, in_place) = (suite::Sizes::Equal(count), kind == Kind::AllReduce);
+                    suite::Case { kind, dtype, op, root: 1, sizes, in_place, seed: 0 }
+                        .check_own(comm);
                 }
             }
         });

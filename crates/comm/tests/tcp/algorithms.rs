@@ -123,8 +123,8 @@ fn every_algorithm_gives_what_the_reference_gives() {
                 }
                 which.store(at, Ordering::SeqCst);
                 let (dtype, op, root) = (DType::F32, ReduceOp::Sum, at as u32 % 5);
-                let (counts, in_place) = (vec![count; 5], (turn + at) % 2 == 0);
-                let case = suite::Case { kind, dtype, op, root, counts, in_place };
+                let (sizes, in_place) = (suite::Sizes::Equal(count), (turn + at) % 2 == 0);
+                let case = suite::Case { kind, dtype, op, root, sizes, in_place, seed: 0 };
                 case.check_on(&world);
             }
         }
