@@ -1,6 +1,7 @@
 //! How ranks find each other: rank 0 listens where all know, the others come, and all get the table
 //! of who is where.
 
+mod algorithms;
 mod listen;
 mod settings;
 
@@ -52,7 +53,7 @@ pub fn engine(settings: Settings) -> Result<TcpEngine, CommError> {
     endpoint.carried.get_or_init(|| carried);
     let members = (0..ranks).collect();
     let transport = TcpTransport::new(endpoint, 0, members, rank);
-    Ok(TcpEngine::new(transport, Arc::new(Table::usual())))
+    Ok(TcpEngine::new(transport))
 }
 
 /// Rank 0 waits for the others.
@@ -67,12 +68,14 @@ fn host(mut settings: Settings) -> Result<Endpoint, CommError> {
             })?
         }
     };
+    let algorithms = algorithms::wanted(&settings)?;
     let port = listener.local_addr().map_err(|e| system("the listening socket", &e))?.port();
     let here = master(&settings)?.ip();
     let own = settings.member(settings.bind.clone(), port);
     let shared = Arc::new(Shared::new().map_err(|e| system("an event counter", &e))?);
     let (sender, gathered) = channel();
-    let hub = Hub::new(settings.ranks, own, settings.join_within, sender);
+    let table = algorithms::told(&algorithms)?;
+    let hub = Hub::new(settings.ranks, own, settings.join_within, table, sender);
     let timing = timing(&settings);
     let parts = Keeper::hub(listener, settings.secret.clone(), timing, shared.clone(), hub);
     let (keeper, control) = parts.map_err(|e| system("the connections of rank 0", &e))?;
@@ -82,7 +85,7 @@ fn host(mut settings: Settings) -> Result<Endpoint, CommError> {
         Ok(Err(why)) => return Err(failed(why.what, &why.hint)),
         Err(_) => return Err(failed("rank 0's thread ended".to_owned(), "report this")),
     };
-    Ok(endpoint(settings, reached_at(here, members), shared, control))
+    Ok(endpoint(settings, reached_at(here, members), algorithms, shared, control))
 }
 
 /// Another rank goes to rank 0.
@@ -100,8 +103,8 @@ fn come(settings: Settings) -> Result<Endpoint, CommError> {
     let hello = Hello::Join { world: settings.ranks, member: settings.member(ips, port) };
     let dial = dial(&settings, at, until + SLACK);
     let answer = dial.ask(&mut line, &encode(&hello)).map_err(|why| refused(at, why))?;
-    let members = match decode::<Down>(&answer) {
-        Some(Down::Table(members)) => members,
+    let (members, algorithms) = match decode::<Down>(&answer) {
+        Some(Down::Table { members, algorithms }) => (members, algorithms::heard(&algorithms)?),
         Some(Down::Refused { what, hint }) => return Err(failed(what, &hint)),
         _ => return Err(failed(format!("rank 0 at {at} spoke nonsense"), "use one version")),
     };
@@ -110,7 +113,7 @@ fn come(settings: Settings) -> Result<Endpoint, CommError> {
     let parts = Keeper::spoke(listener, settings.secret.clone(), timing, shared.clone(), line);
     let (keeper, control) = parts.map_err(|e| system("the connection to rank 0", &e))?;
     spawn(keeper)?;
-    Ok(endpoint(settings, reached_at(at.ip(), members), shared, control))
+    Ok(endpoint(settings, reached_at(at.ip(), members), algorithms, shared, control))
 }
 
 /// Rank 0, if it is not bound, may know itself by another address than the one that leads to it
@@ -177,6 +180,7 @@ fn spawn(keeper: Keeper) -> Result<(), CommError> {
 fn endpoint(
     settings: Settings,
     members: Vec<Member>,
+    algorithms: Table,
     shared: Arc<Shared>,
     control: crate::tcp::Control,
 ) -> Endpoint {
@@ -184,6 +188,7 @@ fn endpoint(
     Endpoint {
         rank: settings.rank,
         members,
+        algorithms: Arc::new(algorithms),
         spin,
         shared,
         dialling: std::sync::Mutex::default(),

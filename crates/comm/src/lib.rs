@@ -25,6 +25,7 @@ pub mod schedule;
 pub mod shm;
 pub mod tcp;
 pub mod transport;
+pub mod tune;
 pub mod whole;
 
 pub use buffer::{Buffer, Space};

@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test's own functions may panic as it may")]
 
+#[path = "tcp/meeting.rs"]
+mod meeting;
 #[allow(dead_code, reason = "it serves the tests of TCP too")]
 #[path = "tcp/process.rs"]
 mod process;
@@ -272,13 +274,10 @@ fn what_cannot_be_is_told_to_all() {
 /// Ranks that are processes.
 fn start(ranks: u32, orders: Orders, provider: &str) -> (Vec<std::process::Child>, Kept) {
     let secret = secret_file(&std::env::temp_dir(), &format!("fabric-{provider}"));
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port();
-    drop(listener);
     let rank = |rank| {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(ARGUMENTS);
-        let mut environment = environment(rank, ranks, "127.0.0.1", port, &secret.0);
+        let mut environment = environment(rank, ranks, "127.0.0.1", &secret.0);
         environment.push(("REGATTA_FABRIC".to_owned(), provider.to_owned()));
         as_rank(&mut command, orders, &environment);
         command.spawn().unwrap()

@@ -231,6 +231,39 @@ fn a_rank_that_does_not_come_is_named() {
 }
 
 #[test]
+fn one_that_waits_for_a_third_is_not_blamed() {
+    let barrier = std::sync::Barrier::new(3);
+    let ends = suite::on_all(shm::world_with(3, hasty()).unwrap(), |comm| {
+        let end = match comm.rank() {
+            0 => comm.receive(&mut [0u8], 2, 0),
+            1 => comm.barrier(),
+            _ => Ok(()),
+        };
+        barrier.wait();
+        end
+    });
+    for end in &ends[..2] {
+        let Err(CommError::Late { missing, .. }) = end else { panic!("{end:?}") };
+        assert_eq!(missing.iter().map(|peer| peer.rank).collect::<Vec<_>>(), [2], "{end:?}");
+    }
+}
+
+#[test]
+fn a_difference_that_nobody_waits_for_is_told_some_calls_later() {
+    // Rank 0 believes that it is the root, and so waits for nobody.
+    let errors = errors(world(4), |comm| {
+        let root = if comm.rank() == 0 { 0 } else { 3 };
+        let all = vec![1u8; if comm.rank() == root { 28 } else { 0 }];
+        comm.scatter(&all, &mut [0; 7], root)?;
+        (0..10).try_for_each(|_| comm.all_reduce(&mut [1u8], ReduceOp::Sum))
+    });
+    for error in errors {
+        let both = error.contains("scatter of 28 u8, root 0") && error.contains("root 3");
+        assert!(both && error.contains("call 1 of"), "{error}");
+    }
+}
+
+#[test]
 fn one_that_waits_for_a_message_disagrees_with_a_collective() {
     let ends = suite::on_all(shm::world_with(2, hasty()).unwrap(), |comm| match comm.rank() {
         0 => comm.barrier(),

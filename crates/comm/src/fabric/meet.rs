@@ -12,7 +12,6 @@ use super::library::{Wanted, library};
 use super::port::{LONGEST_ADDRESS, Port};
 use super::tag::Tags;
 use crate::background::Engine;
-use crate::schedule::choose::Table;
 use crate::tcp::{Endpoint, Member, TcpEngine, TcpTransport, decode, encode, fingerprint};
 use crate::{Call, CommError, Counts, DType, Kind, ReduceOp};
 
@@ -85,10 +84,7 @@ impl Meeting {
     fn new(endpoint: &Arc<Endpoint>) -> Self {
         let all = (0..endpoint.members.len() as u32).collect();
         let transport = TcpTransport::new(endpoint.clone(), MEETING, all, endpoint.rank);
-        Self {
-            endpoint: endpoint.clone(),
-            engine: TcpEngine::new(transport, Arc::new(Table::usual())),
-        }
+        Self { endpoint: endpoint.clone(), engine: TcpEngine::new(transport) }
     }
 
     fn hold(&mut self, choice: &Choice) -> Result<Result<Carrier, Refusal>, CommError> {

@@ -48,7 +48,7 @@ use crate::background::{Abort, Background, Engine, Memory, apart};
 use crate::error::Peer;
 use crate::{Call, CommError, Kind, Signature};
 
-pub use self::meet::join;
+pub use self::meet::{join, join_unless};
 
 /// How a communicator is to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -15,6 +15,7 @@ use super::frame::{Head, Key, STRIPED_FROM};
 use super::mesh::{Mesh, Posted, Way};
 use crate::background::Abort;
 use crate::error::Peer;
+use crate::schedule::choose::Table;
 use crate::transport::{Landing, Lane, Ticket, Transport};
 use crate::{CommError, DType, ReduceOp, Signature};
 use spin::Spin;
@@ -107,6 +108,11 @@ impl TcpTransport {
     /// The numbers of its ranks in the whole world.
     pub fn members(&self) -> &[u32] {
         &self.members
+    }
+
+    /// By which algorithms all ranks do their collectives.
+    pub fn algorithms(&self) -> Arc<Table> {
+        self.endpoint.algorithms.clone()
     }
 
     /// A number for the node of each of its ranks.

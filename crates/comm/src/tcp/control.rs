@@ -54,6 +54,9 @@ pub const MOST_CONNECTIONS: u8 = 16;
 /// Stands before the first messages: the listener has taken the connection in.
 pub const TAKEN: &[u8] = b"taken";
 
+/// The same, from one who sends over another connection already: that one is to be used both ways.
+pub const TAKEN_TOO: &[u8] = b"taken, too";
+
 /// Why a communicator is over, by the numbers of the whole world.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Fault {
@@ -206,7 +209,12 @@ pub enum Up {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Down {
     /// All are here.
-    Table(Vec<Member>),
+    Table {
+        /// Who.
+        members: Vec<Member>,
+        /// By which algorithms all do their collectives, as a document.
+        algorithms: String,
+    },
     /// It comes to nothing.
     Refused {
         /// What is so.

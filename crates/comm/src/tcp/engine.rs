@@ -10,6 +10,7 @@ use crate::schedule::Algorithm;
 use crate::schedule::choose::Table;
 use crate::tcp::TcpTransport;
 use crate::transport::Transport;
+use crate::tune::Tunable;
 use crate::whole::Whole;
 use crate::{Call, CommError, Counts, DType, Kind, ReduceOp};
 
@@ -24,16 +25,11 @@ pub struct TcpEngine {
 }
 
 impl TcpEngine {
-    /// On a transport, by the algorithms of a table, which is the same on all ranks.
-    pub fn new(transport: TcpTransport, table: Arc<Table>) -> Self {
+    /// On a transport, by the algorithms that rank 0 has given to all.
+    pub fn new(transport: TcpTransport) -> Self {
+        let table = transport.algorithms();
         let planner = Planner::new(table, transport.rank(), &transport.nodes());
         Self { transport, planner, room: Room::default() }
-    }
-
-    /// Does one collective by this algorithm, whatever the table says. All ranks must do so.
-    pub fn run_by(&mut self, call: Call<'_>, algorithm: Algorithm) -> Result<(), CommError> {
-        let program = self.planner.by(&call, algorithm)?;
-        execute::run(&mut self.transport, call, &program, &mut self.room)
     }
 
     /// How messages between ranks go: by which provider of libfabric's, or why by TCP.
@@ -108,7 +104,9 @@ impl Engine for TcpEngine {
         let members = ranks.iter().filter_map(world).collect();
         let channel = self.transport.child_channel(colour);
         let transport = self.transport.child(channel, members, rank);
-        Ok(Some(Box::new(Self::new(transport, self.planner.table().clone()))))
+        let mut child = Self::new(transport);
+        child.planner.set_table(self.planner.table().clone());
+        Ok(Some(Box::new(child)))
     }
 
     fn abort(&self) -> Abort {
@@ -117,5 +115,20 @@ impl Engine for TcpEngine {
 
     fn whole(&self) -> Option<Box<dyn Whole>> {
         Some(Box::new(self.transport.twin()))
+    }
+}
+
+impl Tunable for TcpEngine {
+    fn run_by(&mut self, call: Call<'_>, algorithm: Algorithm) -> Result<(), CommError> {
+        let program = self.planner.by(&call, algorithm)?;
+        execute::run(&mut self.transport, call, &program, &mut self.room)
+    }
+
+    fn nodes(&self) -> &[u32] {
+        self.planner.nodes()
+    }
+
+    fn set_table(&mut self, table: Arc<Table>) {
+        self.planner.set_table(table);
     }
 }

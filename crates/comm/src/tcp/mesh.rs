@@ -193,8 +193,19 @@ impl Mesh {
         self.outgoing.get(&rank).map_or(0, Outgoing::lanes)
     }
 
-    pub fn add_outgoing(&mut self, rank: u32, stream: TcpStream) {
+    pub fn add_outgoing(&mut self, rank: u32, stream: Arc<TcpStream>) {
         self.outgoing.entry(rank).or_default().add(stream);
+    }
+
+    /// If the rank has made a connection, messages to it can go back over it: one that carries both
+    /// ways needs fewer packets, for what was received is told along with what is sent. Gives how
+    /// many connections there are to it.
+    pub fn adopt(&mut self, rank: u32) -> usize {
+        let theirs = self.incoming.get(&rank).and_then(Incoming::theirs);
+        if let Some(stream) = theirs.filter(|_| self.lanes_to(rank) == 0) {
+            self.add_outgoing(rank, stream);
+        }
+        self.lanes_to(rank)
     }
 
     fn ticket(&mut self) -> Ticket {
@@ -315,6 +326,19 @@ impl Shared {
     pub fn add_incoming(&self, rank: u32, index: u8, stream: TcpStream) {
         let mut mesh = self.lock();
         mesh.incoming.entry(rank).or_default().add(index.into(), stream);
+        self.stir(&mesh);
+    }
+
+    /// The first connection to a rank was made. If there is one from it, too, both sides should use
+    /// the same; `theirs` says that it is that one. They may differ, for messages of a rank all come
+    /// over the connection that it chose.
+    pub fn dialled(&self, rank: u32, stream: TcpStream, theirs: bool) {
+        let mut mesh = self.lock();
+        let stream = Arc::new(stream);
+        mesh.incoming.entry(rank).or_default().add_own(stream.clone());
+        if !theirs || mesh.adopt(rank) == 0 {
+            mesh.add_outgoing(rank, stream);
+        }
         self.stir(&mesh);
     }
 
