@@ -28,6 +28,18 @@ pub trait Collectives: Comm {
         self.run(Call { op, root, counts, output: bytes_of_mut(data), ..call::<T>(Kind::Reduce) })
     }
 
+    /// The root gets the reduction of all ranks' `input` in `output`; the others' is empty.
+    fn reduce_into<T: Element>(
+        &self,
+        input: &[T],
+        output: &mut [T],
+        op: ReduceOp,
+        root: u32,
+    ) -> Result<(), CommError> {
+        let counts = Counts::Equal(input.len());
+        self.run(Call { op, root, counts, ..filled(Kind::Reduce, input, output) })
+    }
+
     /// All get the root's `data`.
     fn broadcast<T: Element>(&self, data: &mut [T], root: u32) -> Result<(), CommError> {
         let counts = Counts::Equal(data.len());
@@ -48,6 +60,12 @@ pub trait Collectives: Comm {
         counts: &[usize],
     ) -> Result<(), CommError> {
         self.run(Call { counts: each(counts), ..filled(Kind::AllGather, part, all) })
+    }
+
+    /// All get the parts of all ranks, which are each where they belong in `all` already.
+    fn all_gather_in_place<T: Element>(&self, all: &mut [T]) -> Result<(), CommError> {
+        let counts = Counts::Equal(all.len() / (self.size() as usize).max(1));
+        self.run(Call { counts, output: bytes_of_mut(all), ..call::<T>(Kind::AllGather) })
     }
 
     /// Each gets its part of the reduction of `all`.
@@ -72,10 +90,32 @@ pub trait Collectives: Comm {
         self.run(Call { op, counts: each(counts), ..filled(Kind::ReduceScatter, all, part) })
     }
 
+    /// Each gets its part of the reduction of `all` where that part is; what becomes of the others is
+    /// not known.
+    fn reduce_scatter_in_place<T: Element>(
+        &self,
+        all: &mut [T],
+        op: ReduceOp,
+    ) -> Result<(), CommError> {
+        let counts = Counts::Equal(all.len() / (self.size() as usize).max(1));
+        self.run(Call { op, counts, output: bytes_of_mut(all), ..call::<T>(Kind::ReduceScatter) })
+    }
+
     /// The root gets the `part`s of all; the others' `all` is empty.
     fn gather<T: Element>(&self, part: &[T], all: &mut [T], root: u32) -> Result<(), CommError> {
         let counts = Counts::Equal(part.len());
         self.run(Call { root, counts, ..filled(Kind::Gather, part, all) })
+    }
+
+    /// The same with a number of elements for each rank.
+    fn gather_v<T: Element>(
+        &self,
+        part: &[T],
+        all: &mut [T],
+        counts: &[usize],
+        root: u32,
+    ) -> Result<(), CommError> {
+        self.run(Call { root, counts: each(counts), ..filled(Kind::Gather, part, all) })
     }
 
     /// Each gets its part of the root's `all`; the others' `all` is empty.
@@ -84,13 +124,30 @@ pub trait Collectives: Comm {
         self.run(Call { root, counts, ..filled(Kind::Scatter, all, part) })
     }
 
+    /// The same with a number of elements for each rank.
+    fn scatter_v<T: Element>(
+        &self,
+        all: &[T],
+        part: &mut [T],
+        counts: &[usize],
+        root: u32,
+    ) -> Result<(), CommError> {
+        self.run(Call { root, counts: each(counts), ..filled(Kind::Scatter, all, part) })
+    }
+
     /// Each sends a part to every rank, and gets one from every rank; all are of one length.
     fn all_to_all<T: Element>(&self, to: &[T], from: &mut [T]) -> Result<(), CommError> {
         let counts = Counts::Equal(to.len() / (self.size() as usize).max(1));
         self.run(Call { counts, ..filled(Kind::AllToAll, to, from) })
     }
 
-    /// The same with numbers of elements for each rank.
+    /// The same in place: what goes to a rank gives way to what comes from it.
+    fn all_to_all_in_place<T: Element>(&self, data: &mut [T]) -> Result<(), CommError> {
+        let counts = Counts::Equal(data.len() / (self.size() as usize).max(1));
+        self.run(Call { counts, output: bytes_of_mut(data), ..call::<T>(Kind::AllToAll) })
+    }
+
+    /// The same with numbers of elements: what goes to each rank, and what comes from each.
     fn all_to_all_v<T: Element>(
         &self,
         to: &[T],

@@ -14,10 +14,13 @@ use regatta_comm::{CommError, DType, ReduceOp, Signature, kernel};
 /// Longer than this nobody waits in a test that goes well.
 const STUCK: Duration = Duration::from_secs(30);
 
+/// What is on its way, by sender and receiver.
+type Mail = HashMap<(u32, u32), VecDeque<Vec<u8>>>;
+
 #[derive(Default)]
 struct Wire {
     /// By sender and receiver.
-    mail: Mutex<HashMap<(u32, u32), VecDeque<Vec<u8>>>>,
+    mail: Mutex<Mail>,
     moved: Condvar,
 }
 

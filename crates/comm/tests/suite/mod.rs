@@ -170,6 +170,7 @@ pub fn special<C: Comm>(world: impl Fn(u32) -> Vec<C>) {
         }
     }
     exchange(world(4));
+    typed(world(3));
     two_messages(world(3));
     splits(world(6));
     background(world(3));
@@ -194,6 +195,33 @@ fn exchange<C: Comm>(world: Vec<C>) {
         let right: Vec<i16> =
             (0..ranks).flat_map(|r| vec![(r * 10 + me) as i16; receive[r]]).collect();
         assert_eq!(from, right);
+    });
+}
+
+/// What is called with slices, and not drawn elsewhere.
+fn typed<C: Comm>(world: Vec<C>) {
+    on_all(world, |comm| {
+        let me = comm.rank() as i32;
+        let mut sum = [0; 2];
+        let sum = if me == 1 { &mut sum[..] } else { &mut [] };
+        comm.reduce_into(&[me, 1], sum, ReduceOp::Sum, 1).unwrap();
+        assert!(me != 1 || *sum == [3, 3]);
+        let mut all = [-1; 3];
+        all[me as usize] = me;
+        comm.all_gather_in_place(&mut all).unwrap();
+        assert_eq!(all, [0, 1, 2]);
+        comm.reduce_scatter_in_place(&mut all, ReduceOp::Max).unwrap();
+        assert_eq!(all[me as usize], me);
+        let mut turned = [me * 10, me * 10 + 1, me * 10 + 2];
+        comm.all_to_all_in_place(&mut turned).unwrap();
+        assert_eq!(turned, [me, 10 + me, 20 + me]);
+        let (own, counts) = (vec![me; me as usize], [0, 1, 2]);
+        let mut parts = vec![-1; if me == 2 { 3 } else { 0 }];
+        comm.gather_v(&own, &mut parts, &counts, 2).unwrap();
+        assert!(me != 2 || parts == [1, 2, 2]);
+        let mut back = vec![-1; own.len()];
+        comm.scatter_v(&parts, &mut back, &counts, 2).unwrap();
+        assert_eq!(back, own);
     });
 }
 
