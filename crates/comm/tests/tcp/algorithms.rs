@@ -98,7 +98,7 @@ fn rank_0s_table_is_what_all_use() {
         engines(all).into_iter().map(|engine| Background::new(Box::new(engine))).collect();
     let (kind, dtype, op) = (Kind::AllReduce, DType::I64, ReduceOp::Max);
     let sizes = suite::Sizes::Equal(10_000);
-    suite::Case { kind, dtype, op, root: 0, sizes, in_place: false, seed: 0 }.check(world);
+    suite::Case { kind, dtype, op, root: 0, sizes, in_place: false, seed: 1 }.check(world);
     std::fs::remove_file(&file).unwrap();
 }
 
