@@ -112,14 +112,19 @@ macro_rules! floats {
             fn product(self, other: Self) -> Self {
                 self * other
             }
-            // What is not a number is in no order: it must win from either side.
+            // What is not a number is in no order: it must win from either side. Of two zeros the
+            // negative one is less, or who reduces them the other way round gets other bits.
             #[inline(always)]
             fn least(self, other: Self) -> Self {
-                if self < other || self.is_nan() { self } else { other }
+                let less = if self < other || self.is_nan() { self } else { other };
+                let both = Self::from_bits(self.to_bits() | other.to_bits());
+                if self == other { both } else { less }
             }
             #[inline(always)]
             fn greatest(self, other: Self) -> Self {
-                if self > other || self.is_nan() { self } else { other }
+                let more = if self > other || self.is_nan() { self } else { other };
+                let both = Self::from_bits(self.to_bits() & other.to_bits());
+                if self == other { both } else { more }
             }
             #[inline(always)]
             fn divided(self, by: u32) -> Self {

@@ -4,6 +4,7 @@ use half::{bf16, f16};
 use proptest::prelude::*;
 
 use super::*;
+use crate::dtype::bytes_of;
 
 /// Reads an element as the widest of its kind.
 fn read(dtype: DType, bytes: &[u8]) -> Value {
@@ -106,4 +107,16 @@ fn brain_floats_round_to_even() {
     let mut into = of(258.0);
     reduce(DType::Bf16, ReduceOp::Sum, &mut into, &of(1.0));
     assert_eq!(into, of(260.0));
+}
+
+#[test]
+fn zeros_of_either_sign_are_in_order() {
+    let zeros = [bytes_of(&[0.0f32, -0.0, 1.0]).to_vec(), bytes_of(&[-0.0f32, 0.0, 1.0]).to_vec()];
+    for (op, sign) in [(ReduceOp::Min, -0.0f32), (ReduceOp::Max, 0.0)] {
+        for (a, b) in [(0, 1), (1, 0)] {
+            let mut into = zeros[a].clone();
+            reduce(DType::F32, op, &mut into, &zeros[b]);
+            assert_eq!(into, bytes_of(&[sign, sign, 1.0]), "{op}");
+        }
+    }
 }

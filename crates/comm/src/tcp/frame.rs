@@ -10,7 +10,7 @@ use crate::transport::Lane;
 pub const HEAD: usize = 32;
 
 /// Messages shorter than this are not cut into stripes.
-pub const STRIPED_FROM: usize = 512 << 10;
+pub const STRIPED_FROM: usize = 128 << 10;
 
 /// Which messages belong together, whoever sent them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -412,9 +412,8 @@ impl Shared {
         let most = rest.map_or(most, |rest| most.min(rest.most));
         // SAFETY: its queue stays open while somebody waits for messages.
         let fabric = rest.and_then(|rest| Some(unsafe { BorrowedFd::borrow_raw(rest.fd?) }));
-        let mut polled: Vec<PollFd<'_>> =
-            streams.iter().map(|(stream, flags)| PollFd::new(stream, *flags)).collect();
-        polled.push(PollFd::new(&self.wake, PollFlags::IN));
+        let mut polled = vec![PollFd::new(&self.wake, PollFlags::IN)];
+        polled.extend(streams.iter().map(|(stream, flags)| PollFd::new(stream, *flags)));
         polled.extend(fabric.as_ref().map(|fabric| PollFd::new(fabric, PollFlags::IN)));
         let timeout =
             Timespec { tv_sec: most.as_secs() as i64, tv_nsec: i64::from(most.subsec_nanos()) };
@@ -423,7 +422,9 @@ impl Shared {
         }
         // A signal or a timeout: the caller looks at the time anyway.
         let _ = poll(&mut polled, Some(&timeout));
-        let _ = rustix::io::read(&self.wake, &mut [0u8; 8]);
+        if !polled[0].revents().is_empty() {
+            let _ = rustix::io::read(&self.wake, &mut [0u8; 8]);
+        }
         let mut mesh = self.lock();
         mesh.sleeper = false;
         // One of the others may have to take over.

@@ -14,12 +14,11 @@ use regatta_comm::{CommError, DType, ReduceOp, Signature, kernel};
 /// Longer than this nobody waits in a test that goes well.
 const STUCK: Duration = Duration::from_secs(30);
 
-/// What is on its way, by sender and receiver.
+/// Messages on their way, by sender and receiver.
 type Mail = HashMap<(u32, u32), VecDeque<Vec<u8>>>;
 
 #[derive(Default)]
 struct Wire {
-    /// By sender and receiver.
     mail: Mutex<Mail>,
     moved: Condvar,
 }
@@ -64,7 +63,7 @@ impl Shuffled {
     }
 
     /// What can be moved: the first to and from each rank, if there is something.
-    fn possible(&self, mail: &HashMap<(u32, u32), VecDeque<Vec<u8>>>) -> Vec<usize> {
+    fn possible(&self, mail: &Mail) -> Vec<usize> {
         let first = |at: &usize| {
             let (_, with, posted) = &self.open[*at];
             let sends = matches!(posted, Posted::Send(_));

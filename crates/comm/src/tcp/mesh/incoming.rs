@@ -119,7 +119,13 @@ impl Incoming {
                 self.chosen = Some(lane);
                 return self.begin(lane, Head::decode(&head), channels);
             }
-            return reader.buffer.fill(&reader.stream);
+            return match reader.buffer.fill(&reader.stream) {
+                Err(_) if self.may_send_elsewhere(lane) => {
+                    self.lanes[lane] = None;
+                    Ok(Turn::Empty)
+                }
+                filled => filled,
+            };
         };
         let Some(message) = self.messages.get_mut(&part.message) else {
             return Err("its messages are out of order".to_owned());
@@ -143,6 +149,13 @@ impl Incoming {
     fn wants_head(&self, lane: usize) -> bool {
         let has_heads = lane <= OWN && self.chosen.is_none_or(|chosen| chosen == lane);
         has_heads && !self.posted.is_empty() && self.kept < KEPT
+    }
+
+    /// Whether messages may come over the other connection when this one is closed: a rank that
+    /// leaves closes both, and what it sent may still be on its way.
+    fn may_send_elsewhere(&self, lane: usize) -> bool {
+        let other = self.lanes.get(OWN - lane.min(OWN)).is_some_and(Option::is_some);
+        self.chosen.is_none() && lane <= OWN && other
     }
 
     /// A message begins.
@@ -275,3 +288,45 @@ impl Reader {
 
 /// The buffer holds at least a head.
 const _: () = assert!(HEAD <= super::reader::BUFFER);
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::net::TcpListener;
+
+    use super::*;
+    use crate::tcp::frame::Key;
+    use crate::transport::{Landing, Lane, Ticket};
+
+    /// Both ends of a connection.
+    fn pair() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (one, listener.accept().unwrap().0)
+    }
+
+    /// A rank has sent over one of two connections, and left: what it sent is still read.
+    #[test]
+    fn what_was_sent_before_both_were_closed_comes() {
+        for over_own in [false, true] {
+            let ((theirs, mut far), (own, mut other)) = (pair(), pair());
+            let mut incoming = Incoming::default();
+            incoming.add(0, theirs);
+            incoming.add_own(Arc::new(own));
+            let key = Key::new(1, Lane::Call, 1);
+            let head = Head { key, length: 3, what: 7, stripes: 1 };
+            let sender = if over_own { &mut other } else { &mut far };
+            sender.write_all(&[&head.encode()[..], b"abc"].concat()).unwrap();
+            drop((far, other));
+            let (mut channels, mut into) = (Channels::default(), [0u8; 3]);
+            let (start, landing) = (into.as_mut_ptr(), Landing::Replace);
+            let ticket = Ticket(1);
+            let posted = Posted { key, what: 7, ticket, start, length: 3, landing, with: None };
+            incoming.post(posted, &mut channels);
+            while channels.get(1).done.is_empty() {
+                incoming.read(&mut channels).unwrap();
+            }
+            assert_eq!(&into, b"abc");
+        }
+    }
+}
