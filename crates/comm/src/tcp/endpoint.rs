@@ -77,9 +77,11 @@ impl Endpoint {
     }
 }
 
-/// The others learn that this rank has ended well. Rank 0's thread stays as long as they do.
+/// The others learn that this rank has ended well. Rank 0's thread stays as long as they do, but no
+/// message comes or goes any more.
 impl Drop for Endpoint {
     fn drop(&mut self) {
         self.control.end();
+        self.shared.lock().hang_up();
     }
 }
