@@ -4,9 +4,9 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-/// A C compiler for the affinity stand-in, and the schedulers, launchers and tools of the
-/// namespaced cluster.
-const PACKAGES: [&str; 14] = [
+/// A C compiler for the affinity stand-in, the schedulers, launchers and tools of the namespaced
+/// cluster, and libfabric.
+const PACKAGES: [&str; 15] = [
     "gcc",
     "libc6-dev",
     "util-linux",
@@ -21,6 +21,7 @@ const PACKAGES: [&str; 14] = [
     "openmpi-bin",
     "openssh-client",
     "openssh-server",
+    "libfabric1",
 ];
 
 /// Installs what is missing, if this is root on Debian or Ubuntu. Returns whether everything is

@@ -11,8 +11,7 @@ mod two_level;
 
 use std::sync::Arc;
 
-use crate::background::{Abort, Background, Engine, apart};
-use crate::buffer::Buffer;
+use crate::background::{Abort, Background, Engine, Memory, apart};
 use crate::error::Peer;
 use crate::whole::Whole;
 use crate::{Call, CommError, Counts, DType, Kind, ReduceOp, join, shm};
@@ -250,11 +249,8 @@ impl Engine for Host {
         Self::compose(part, Naming { name, ..self.naming.clone() }).map(Some)
     }
 
-    fn buffer(&self, bytes: usize) -> Buffer {
-        match &self.local {
-            Some(local) => local.engine.buffer(bytes),
-            None => Buffer::zeroed(bytes),
-        }
+    fn memory(&self) -> Memory {
+        self.local.as_ref().map_or_else(Memory::default, |local| local.engine.memory())
     }
 
     fn abort(&self) -> Abort {

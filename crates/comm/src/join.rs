@@ -1,6 +1,7 @@
 //! How ranks find each other: rank 0 listens where all know, the others come, and all get the table
 //! of who is where.
 
+mod algorithms;
 mod listen;
 mod settings;
 
@@ -13,6 +14,8 @@ use regatta_wire::link::Timing;
 
 use crate::CommError;
 use crate::background::Background;
+use crate::fabric;
+use crate::schedule::choose::Table;
 use crate::tcp::{
     Dial, Down, Endpoint, Hello, Hub, Keeper, Line, MOST_CONNECTIONS, Member, NoLine, Shared,
     TcpEngine, TcpTransport, decode, encode,
@@ -44,9 +47,12 @@ pub fn engine(settings: Settings) -> Result<TcpEngine, CommError> {
         let what = format!("rank {rank} is not below the number of ranks, {ranks}");
         return Err(failed(what, "RANK must be from 0 to WORLD_SIZE - 1"));
     }
-    let endpoint = if rank == 0 { host(settings) } else { come(settings) }?;
+    let choice = settings.fabric.clone();
+    let endpoint = Arc::new(if rank == 0 { host(settings) } else { come(settings) }?);
+    let carried = fabric::connect(&endpoint, &choice)?;
+    endpoint.carried.get_or_init(|| carried);
     let members = (0..ranks).collect();
-    let transport = TcpTransport::new(Arc::new(endpoint), 0, members, rank);
+    let transport = TcpTransport::new(endpoint, 0, members, rank);
     Ok(TcpEngine::new(transport))
 }
 
@@ -62,12 +68,14 @@ fn host(mut settings: Settings) -> Result<Endpoint, CommError> {
             })?
         }
     };
+    let algorithms = algorithms::wanted(&settings)?;
     let port = listener.local_addr().map_err(|e| system("the listening socket", &e))?.port();
     let here = master(&settings)?.ip();
     let own = settings.member(settings.bind.clone(), port);
     let shared = Arc::new(Shared::new().map_err(|e| system("an event counter", &e))?);
     let (sender, gathered) = channel();
-    let hub = Hub::new(settings.ranks, own, settings.join_within, sender);
+    let table = algorithms::told(&algorithms)?;
+    let hub = Hub::new(settings.ranks, own, settings.join_within, table, sender);
     let timing = timing(&settings);
     let parts = Keeper::hub(listener, settings.secret.clone(), timing, shared.clone(), hub);
     let (keeper, control) = parts.map_err(|e| system("the connections of rank 0", &e))?;
@@ -77,7 +85,7 @@ fn host(mut settings: Settings) -> Result<Endpoint, CommError> {
         Ok(Err(why)) => return Err(failed(why.what, &why.hint)),
         Err(_) => return Err(failed("rank 0's thread ended".to_owned(), "report this")),
     };
-    Ok(endpoint(settings, reached_at(here, members), shared, control))
+    Ok(endpoint(settings, reached_at(here, members), algorithms, shared, control))
 }
 
 /// Another rank goes to rank 0.
@@ -95,8 +103,8 @@ fn come(settings: Settings) -> Result<Endpoint, CommError> {
     let hello = Hello::Join { world: settings.ranks, member: settings.member(ips, port) };
     let dial = dial(&settings, at, until + SLACK);
     let answer = dial.ask(&mut line, &encode(&hello)).map_err(|why| refused(at, why))?;
-    let members = match decode::<Down>(&answer) {
-        Some(Down::Table(members)) => members,
+    let (members, algorithms) = match decode::<Down>(&answer) {
+        Some(Down::Table { members, algorithms }) => (members, algorithms::heard(&algorithms)?),
         Some(Down::Refused { what, hint }) => return Err(failed(what, &hint)),
         _ => return Err(failed(format!("rank 0 at {at} spoke nonsense"), "use one version")),
     };
@@ -105,7 +113,7 @@ fn come(settings: Settings) -> Result<Endpoint, CommError> {
     let parts = Keeper::spoke(listener, settings.secret.clone(), timing, shared.clone(), line);
     let (keeper, control) = parts.map_err(|e| system("the connection to rank 0", &e))?;
     spawn(keeper)?;
-    Ok(endpoint(settings, reached_at(at.ip(), members), shared, control))
+    Ok(endpoint(settings, reached_at(at.ip(), members), algorithms, shared, control))
 }
 
 /// Rank 0, if it is not bound, may know itself by another address than the one that leads to it
@@ -172,6 +180,7 @@ fn spawn(keeper: Keeper) -> Result<(), CommError> {
 fn endpoint(
     settings: Settings,
     members: Vec<Member>,
+    algorithms: Table,
     shared: Arc<Shared>,
     control: crate::tcp::Control,
 ) -> Endpoint {
@@ -179,6 +188,7 @@ fn endpoint(
     Endpoint {
         rank: settings.rank,
         members,
+        algorithms: Arc::new(algorithms),
         spin,
         shared,
         dialling: std::sync::Mutex::default(),
@@ -189,6 +199,7 @@ fn endpoint(
         desync_after: settings.desync_after,
         debug: settings.debug,
         timing: timing(&settings),
+        carried: std::sync::OnceLock::new(),
         secret: settings.secret,
     }
 }

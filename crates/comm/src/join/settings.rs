@@ -1,12 +1,13 @@
 //! What a rank must know to join, from the launch environment or from the caller.
 
 use std::net::{IpAddr, TcpListener};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use regatta_wire::secret::Secret;
 
 use crate::CommError;
+use crate::fabric::{Choice, fast_network};
 use crate::tcp::{Member, fingerprint};
 
 /// How a rank joins.
@@ -36,12 +37,19 @@ pub struct Settings {
     pub bind: Vec<IpAddr>,
     /// How many connections to a rank large messages are spread over, 1 to 16.
     pub connections: u8,
+    /// How messages between ranks go: libfabric, or TCP.
+    pub fabric: Choice,
     /// How long all ranks may take to come.
     pub join_within: Duration,
     /// How long nothing may be heard of a rank before it counts as lost.
     pub lost_after: Duration,
     /// How long a rank may be waited for in a collective.
     pub desync_after: Duration,
+    /// A file with the algorithms that were found best on this machine; rank 0 reads it for all.
+    pub tuning: Option<PathBuf>,
+    /// Whether results are bit for bit the same from run to run, of as many ranks on as many nodes:
+    /// what was measured then chooses no algorithm. Rank 0's word counts for all.
+    pub deterministic: bool,
     /// Whether all ranks compare what they call before any data moves. The same for all ranks.
     pub debug: bool,
 }
@@ -61,17 +69,22 @@ impl Settings {
             node: node(),
             bind: Vec::new(),
             connections: 2,
+            fabric: Choice::default(),
             join_within: Duration::from_secs(120),
             lost_after: Duration::from_secs(15),
             desync_after: Duration::from_secs(300),
+            tuning: None,
+            deterministic: false,
             debug: false,
         }
     }
 
     /// From the environment that a launcher gives: `RANK`, `WORLD_SIZE`, `LOCAL_RANK`,
     /// `MASTER_ADDR`, `MASTER_PORT`, and `REGATTA_SECRET_FILE`, a file that only the user can read.
-    /// `REGATTA_BIND` may name the addresses of the NICs to use, with commas; `REGATTA_LOST_AFTER` and
+    /// `REGATTA_BIND` may name the addresses of the NICs to use, with commas, `REGATTA_FABRIC` be
+    /// `off`, `auto`, or the provider of libfabric's to use; `REGATTA_LOST_AFTER` and
     /// `REGATTA_DESYNC_AFTER` are seconds, and `REGATTA_COMM_DEBUG=1` compares calls first.
+    /// `REGATTA_TUNING` may name a file of algorithms, and `REGATTA_DETERMINISTIC=1` do without it.
     pub fn from_environment() -> Result<Self, CommError> {
         let get = |name: &str| std::env::var(name).ok();
         Self::from_variables(&get, secret(&get)?)
@@ -100,13 +113,10 @@ impl Settings {
         if let Some(after) = seconds(get, "REGATTA_DESYNC_AFTER")? {
             settings.desync_after = after;
         }
-        settings.debug = match get("REGATTA_COMM_DEBUG").as_deref().map(str::trim) {
-            None | Some("" | "0") => false,
-            Some("1") => true,
-            Some(text) => {
-                return Err(bad(format!("REGATTA_COMM_DEBUG is {text:?}, which is not 0 or 1")));
-            }
-        };
+        settings.debug = switch(get, "REGATTA_COMM_DEBUG")?;
+        settings.deterministic = switch(get, "REGATTA_DETERMINISTIC")?;
+        settings.tuning = get("REGATTA_TUNING").filter(|file| !file.is_empty()).map(PathBuf::from);
+        settings.fabric = Choice::parse(&get("REGATTA_FABRIC").unwrap_or_default());
         Ok(settings)
     }
 
@@ -114,7 +124,8 @@ impl Settings {
     pub(super) fn member(&self, ips: Vec<IpAddr>, port: u16) -> Member {
         let (rank, local_rank) = (self.rank, self.local_rank);
         let (host, node) = (self.host.clone(), self.node_number());
-        Member { rank, local_rank, host, node, ips, port, debug: self.debug }
+        let fabric = self.fabric.wish(fast_network());
+        Member { rank, local_rank, host, node, ips, port, debug: self.debug, fabric }
     }
 
     /// What tells this node from others, in few bytes.
@@ -126,6 +137,15 @@ impl Settings {
 fn bad(what: String) -> CommError {
     let hint = "start ranks with `regatta launch`, or set what it would".to_owned();
     CommError::Join { what, hint }
+}
+
+/// Whether a variable is 1; by itself it is 0.
+fn switch(get: &dyn Fn(&str) -> Option<String>, name: &str) -> Result<bool, CommError> {
+    match get(name).as_deref().map(str::trim) {
+        None | Some("" | "0") => Ok(false),
+        Some("1") => Ok(true),
+        Some(text) => Err(bad(format!("{name} is {text:?}, which is not 0 or 1"))),
+    }
 }
 
 fn needed(get: &dyn Fn(&str) -> Option<String>, name: &str) -> Result<String, CommError> {
@@ -220,6 +240,9 @@ mod tests {
         assert_eq!(from(("REGATTA_LOST_AFTER", Some("7"))).unwrap().lost_after.as_secs(), 7);
         assert!(from(("REGATTA_COMM_DEBUG", Some("1"))).unwrap().debug);
         assert!(!from(("REGATTA_COMM_DEBUG", Some("0"))).unwrap().debug);
+        assert!(from(("REGATTA_DETERMINISTIC", Some("1"))).unwrap().deterministic);
+        let tuning = from(("REGATTA_TUNING", Some("best.json"))).unwrap().tuning;
+        assert_eq!(tuning, Some(PathBuf::from("best.json")));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use super::ShmEngine;
 use super::board::Doing;
-use super::layout::{LINE_BYTES, MAIL_BYTES, MAIL_INLINE_BYTES, RING};
+use super::layout::{LINE_BYTES, MAIL_BYTES, MAIL_INLINE_BYTES, SLOTS};
 use super::sign;
 use super::wait::Now;
 use crate::{Call, CommError, DType, Kind, Signature};
@@ -52,11 +52,7 @@ pub(super) struct Letter {
 
 impl ShmEngine {
     pub(super) fn begin_message(&self, call: &Call<'_>) -> Result<Now, CommError> {
-        let signature = Signature {
-            root: call.root,
-            count: call.counts.of(self.rank()) as u64,
-            ..call.signature(1)
-        };
+        let signature = Signature { root: call.root, ..call.signature(self.ranks()) };
         let now = Now { doing: Doing::Message(self.calls), signature, digest: 0 };
         self.shared.board.announce(now.doing, sign::encode(&signature));
         match self.shared.verdict(&now) {
@@ -237,7 +233,7 @@ impl ShmEngine {
 
     pub(super) fn has_room(&self, to: usize, number: u64) -> bool {
         let board = &self.shared.board;
-        board.word(board.layout.taken(self.rank(), to)).load(Ordering::Acquire) + RING >= number
+        board.word(board.layout.taken(self.rank(), to)).load(Ordering::Acquire) + SLOTS >= number
     }
 
     /// Where a piece is: in its line, if it fits.

@@ -15,8 +15,9 @@ use super::frame::{Head, Key, STRIPED_FROM};
 use super::mesh::{Mesh, Posted, Way};
 use crate::background::Abort;
 use crate::error::Peer;
+use crate::schedule::choose::Table;
 use crate::transport::{Landing, Lane, Ticket, Transport};
-use crate::{CommError, Signature};
+use crate::{CommError, DType, ReduceOp, Signature};
 use spin::Spin;
 use watch::Watch;
 
@@ -99,9 +100,25 @@ impl TcpTransport {
         self.child(channel, self.members.clone(), self.rank)
     }
 
+    /// How its messages go, in words.
+    pub fn carried(&self) -> &str {
+        self.endpoint.carried.get().map_or("TCP", String::as_str)
+    }
+
     /// The numbers of its ranks in the whole world.
     pub fn members(&self) -> &[u32] {
         &self.members
+    }
+
+    /// By which algorithms all ranks do their collectives.
+    pub fn algorithms(&self) -> Arc<Table> {
+        self.endpoint.algorithms.clone()
+    }
+
+    /// A number for the node of each of its ranks.
+    pub fn nodes(&self) -> Vec<u64> {
+        let node = |global: &u32| self.endpoint.members.get(*global as usize).map(|m| m.node);
+        self.members.iter().map(|global| node(global).unwrap_or_default()).collect()
     }
 
     /// Its name for a rank of the world, and where that is.
@@ -137,6 +154,9 @@ impl TcpTransport {
     fn connect(&mut self, to: u32, length: usize) -> Result<u8, CommError> {
         let lanes = if length >= STRIPED_FROM { self.endpoint.connections.max(1) } else { 1 };
         let mesh = self.endpoint.shared.lock();
+        if mesh.fabric.is_some() {
+            return Ok(1);
+        }
         let have = mesh.lanes_to(to);
         let broken = mesh.broken.contains_key(&(to, Way::Out));
         drop(mesh);
@@ -157,6 +177,34 @@ impl TcpTransport {
             let moved = mesh.channels.peek(self.channel).map_or(0, |channel| channel.moved);
             self.watch.reset(moved, Instant::now());
         }
+    }
+
+    /// Posts a receive, by what a transport promises.
+    fn receive(
+        &mut self,
+        from: u32,
+        lane: Lane,
+        into: *mut [u8],
+        landing: Landing,
+        with: Option<*const u8>,
+    ) -> Result<Ticket, CommError> {
+        self.usable()?;
+        let from = self.global(from);
+        let shared = self.endpoint.shared.clone();
+        let mut mesh = shared.lock();
+        self.note(lane, &mesh);
+        let channel = mesh.channels.get(self.channel);
+        let what = channel.what;
+        let key = Key::new(self.channel, lane, self.calls_done + 1);
+        if !key.tagged {
+            channel.traffic.awaited.push(from);
+        }
+        let (start, length) = (into.cast::<u8>(), into.len());
+        let posted = Posted { key, what, ticket: Ticket(0), start, length, landing, with };
+        let ticket = mesh.receive(from, posted);
+        shared.stir(&mesh);
+        self.open.push(Posting { ticket, with: from, way: Way::In, message: key.tagged });
+        Ok(ticket)
     }
 
     /// Takes what is done.
@@ -259,23 +307,23 @@ impl Transport for TcpTransport {
         into: *mut [u8],
         landing: Landing,
     ) -> Result<Ticket, CommError> {
-        self.usable()?;
-        let from = self.global(from);
-        let shared = self.endpoint.shared.clone();
-        let mut mesh = shared.lock();
-        self.note(lane, &mesh);
-        let channel = mesh.channels.get(self.channel);
-        let what = channel.what;
-        let key = Key::new(self.channel, lane, self.calls_done + 1);
-        if !key.tagged {
-            channel.traffic.awaited.push(from);
+        self.receive(from, lane, into, landing, None)
+    }
+
+    unsafe fn post_reduce(
+        &mut self,
+        from: u32,
+        lane: Lane,
+        into: *mut [u8],
+        with: *const [u8],
+        dtype: DType,
+        op: ReduceOp,
+    ) -> Result<Ticket, CommError> {
+        if with.len() != into.len() {
+            let what = format!("{} bytes are reduced with {}", into.len(), with.len());
+            return Err(CommError::Shape { call: "receive", what });
         }
-        let (start, length) = (into.cast::<u8>(), into.len());
-        let posted = Posted { key, what, ticket: Ticket(0), start, length, landing };
-        let ticket = mesh.receive(from, posted);
-        shared.stir(&mesh);
-        self.open.push(Posting { ticket, with: from, way: Way::In, message: key.tagged });
-        Ok(ticket)
+        self.receive(from, lane, into, Landing::Reduce(dtype, op), Some(with.cast()))
     }
 
     fn progress(&mut self, timeout: Duration, done: &mut Vec<Ticket>) -> Result<(), CommError> {

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::fabric::Wish;
 use crate::{DType, Kind, ReduceOp, Signature};
 
 /// A rank and how it is reached.
@@ -24,6 +25,8 @@ pub struct Member {
     pub port: u16,
     /// Whether it compares what is called before data moves.
     pub debug: bool,
+    /// What it wants of libfabric.
+    pub fabric: Wish,
 }
 
 /// The first words on a connection.
@@ -50,6 +53,9 @@ pub const MOST_CONNECTIONS: u8 = 16;
 
 /// Stands before the first messages: the listener has taken the connection in.
 pub const TAKEN: &[u8] = b"taken";
+
+/// The same, from one who sends over another connection already: that one is to be used both ways.
+pub const TAKEN_TOO: &[u8] = b"taken, too";
 
 /// Why a communicator is over, by the numbers of the whole world.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -202,7 +208,12 @@ pub enum Up {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Down {
     /// All are here.
-    Table(Vec<Member>),
+    Table {
+        /// Who.
+        members: Vec<Member>,
+        /// By which algorithms all do their collectives, as a document.
+        algorithms: String,
+    },
     /// It comes to nothing.
     Refused {
         /// What is so.

@@ -55,18 +55,21 @@ impl Dial<'_> {
         let nonce = random().map_err(nobody)?;
         let link = Link::new(Role::Caller, self.secret, nonce, self.timing, Instant::now());
         let mut line = Line { stream, link };
-        self.converse(&mut line, |steps| steps.contains(&Step::Ready).then_some(()))?;
+        let ready = |steps: &[Step]| steps.contains(&Step::Ready).then_some(());
+        self.converse(&mut line, &mut [0; 4 << 10], ready)?;
         Ok(line)
     }
 
     /// Says something and waits for the answer.
     pub fn ask(&self, line: &mut Line, what: &[u8]) -> Result<Vec<u8>, NoLine> {
         line.link.send(what);
-        let frame = |step: &Step| match step {
-            Step::Frame(frame) => Some(frame.clone()),
-            Step::Ready => None,
-        };
-        self.converse(line, |steps| steps.iter().find_map(frame))
+        self.converse(line, &mut [0; 64 << 10], frame)
+    }
+
+    /// The same, and reads nothing of what comes after the answer, which is for somebody else.
+    pub fn ask_last(&self, line: &mut Line, what: &[u8]) -> Result<Vec<u8>, NoLine> {
+        line.link.send(what);
+        self.converse(line, &mut [0; 1], frame)
     }
 
     fn connect(&self) -> std::io::Result<TcpStream> {
@@ -109,14 +112,14 @@ impl Dial<'_> {
     fn converse<T>(
         &self,
         line: &mut Line,
+        buffer: &mut [u8],
         found: impl Fn(&[Step]) -> Option<T>,
     ) -> Result<T, NoLine> {
         let nobody = |error: std::io::Error| NoLine::Nobody(error.to_string());
         let mut steps = Vec::new();
-        let mut buffer = [0; 64 << 10];
         loop {
             write(line).map_err(nobody)?;
-            match line.stream.read(&mut buffer) {
+            match line.stream.read(buffer) {
                 Ok(0) => return Err(NoLine::Nobody("it closed the connection".to_owned())),
                 Ok(count) => {
                     let now = Instant::now();
@@ -150,6 +153,15 @@ impl Dial<'_> {
             Err(error) => Err(error.into()),
         }
     }
+}
+
+/// The first frame.
+fn frame(steps: &[Step]) -> Option<Vec<u8>> {
+    let frame = |step: &Step| match step {
+        Step::Frame(frame) => Some(frame.clone()),
+        Step::Ready => None,
+    };
+    steps.iter().find_map(frame)
 }
 
 fn write(line: &mut Line) -> std::io::Result<()> {

@@ -1,16 +1,17 @@
 //! What the communicators of one process share: the connections, and who is where.
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use regatta_wire::link::Timing;
 use regatta_wire::secret::Secret;
 
-use super::control::{Hello, Member, TAKEN, encode};
+use super::control::{Hello, Member, TAKEN, TAKEN_TOO, encode};
 use super::dial::{Dial, NoLine};
 use super::keeper::Control;
 use super::mesh::Shared;
+use crate::schedule::choose::Table;
 
 /// Everything that stays as it is.
 pub struct Endpoint {
@@ -24,6 +25,8 @@ pub struct Endpoint {
     pub dialling: Mutex<()>,
     /// The way to rank 0.
     pub control: Control,
+    /// By which algorithms all ranks do their collectives.
+    pub algorithms: Arc<Table>,
     /// How many connections a large message is spread over.
     pub connections: u8,
     /// From which addresses of this node connections are made.
@@ -40,6 +43,8 @@ pub struct Endpoint {
     pub secret: Secret,
     /// Of connections.
     pub timing: Timing,
+    /// How messages between ranks go, in words.
+    pub carried: OnceLock<String>,
 }
 
 impl Endpoint {
@@ -47,7 +52,7 @@ impl Endpoint {
     pub fn connect(&self, to: u32, lanes: u8, stop: &dyn Fn() -> bool) -> Result<(), String> {
         // One thread at a time, or two would make the same.
         let _alone = self.dialling.lock().unwrap_or_else(PoisonError::into_inner);
-        let have = self.shared.lock().lanes_to(to);
+        let have = self.shared.lock().adopt(to);
         for index in have as u8..lanes {
             let member = self.members.get(to as usize).ok_or("there is no such rank")?;
             // Connections to several ranks begin on different networks.
@@ -63,15 +68,20 @@ impl Endpoint {
                 stop,
             };
             let hello = encode(&Hello::Data { rank: self.rank, index });
-            let line = dial.open().and_then(|mut line| Ok((dial.ask(&mut line, &hello)?, line)));
-            let stream = match line {
-                Ok((answer, line)) if answer == TAKEN => line.stream,
+            let line = dial.open();
+            let line = line.and_then(|mut line| Ok((dial.ask_last(&mut line, &hello)?, line)));
+            let (stream, too) = match line {
+                Ok((answer, line)) if answer == TAKEN => (line.stream, false),
+                Ok((answer, line)) if answer == TAKEN_TOO => (line.stream, true),
                 Ok(_) => return Err("it did not take the connection".to_owned()),
                 Err(NoLine::Nobody(why) | NoLine::Stranger(why)) => {
                     return Err(format!("no connection to {}: {why}", dial.to));
                 }
             };
-            self.shared.lock().add_outgoing(to, stream);
+            match index {
+                0 => self.shared.dialled(to, stream, too || to < self.rank),
+                _ => self.shared.lock().add_outgoing(to, stream.into()),
+            }
         }
         Ok(())
     }
@@ -81,6 +91,10 @@ impl Endpoint {
 /// message comes or goes any more.
 impl Drop for Endpoint {
     fn drop(&mut self) {
+        let fabric = self.shared.lock().fabric.take();
+        if let Some(fabric) = fabric {
+            fabric.farewell();
+        }
         self.control.end();
         self.shared.lock().hang_up();
     }

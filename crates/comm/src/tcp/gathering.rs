@@ -99,7 +99,9 @@ mod tests {
 
     fn member(rank: u32, host: &str) -> Member {
         let ips = vec![std::net::Ipv4Addr::LOCALHOST.into()];
-        Member { rank, local_rank: 0, host: host.to_owned(), node: 0, ips, port: 1, debug: false }
+        let fabric = crate::fabric::Wish::Tcp;
+        let host = host.to_owned();
+        Member { rank, local_rank: 0, host, node: 0, ips, port: 1, debug: false, fabric }
     }
 
     #[test]

@@ -8,7 +8,7 @@ mod target;
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::net::TcpStream;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -17,8 +17,10 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use super::control::{Called, Fault, Left, Traffic};
 use super::frame::Head;
 use crate::background::Abort;
+use crate::fabric::{Carrier, GRACE, SHORT_GRACE};
 use crate::transport::Ticket;
 use incoming::Incoming;
+pub use incoming::fits;
 use outgoing::Outgoing;
 pub use target::Posted;
 
@@ -50,7 +52,7 @@ pub struct Channel {
     /// The number of what is called now.
     pub what: u32,
     history: VecDeque<(u64, Called)>,
-    done: Vec<Ticket>,
+    pub done: Vec<Ticket>,
     /// Bytes that came or went, ever.
     pub moved: u64,
     pub trouble: Option<Trouble>,
@@ -106,7 +108,7 @@ impl Channels {
         self.get(channel).done.push(ticket);
     }
 
-    fn moved(&mut self, channel: u64, bytes: usize) {
+    pub fn moved(&mut self, channel: u64, bytes: usize) {
         if let Some(channel) = self.open.get_mut(&channel) {
             channel.moved += bytes as u64;
         }
@@ -119,7 +121,7 @@ impl Channels {
 
     /// Whether a message that nobody has asked for may still be asked for. One of a call that this
     /// rank is through with, or does differently, is trouble.
-    fn may_be_early(&mut self, head: &Head) -> bool {
+    pub fn may_be_early(&mut self, head: &Head) -> bool {
         let key = head.key;
         if self.closed.contains(&key.channel) {
             return false;
@@ -163,6 +165,8 @@ pub struct Mesh {
     pub broken: BTreeMap<(u32, Way), String>,
     pub channels: Channels,
     pub news: News,
+    /// Carries messages instead of the connections, if ranks agreed on it.
+    pub fabric: Option<Carrier>,
     sleeper: bool,
     followers: usize,
     tickets: u64,
@@ -189,8 +193,19 @@ impl Mesh {
         self.outgoing.get(&rank).map_or(0, Outgoing::lanes)
     }
 
-    pub fn add_outgoing(&mut self, rank: u32, stream: TcpStream) {
+    pub fn add_outgoing(&mut self, rank: u32, stream: Arc<TcpStream>) {
         self.outgoing.entry(rank).or_default().add(stream);
+    }
+
+    /// If the rank has made a connection, messages to it can go back over it: one that carries both
+    /// ways needs fewer packets, for what was received is told along with what is sent. Gives how
+    /// many connections there are to it.
+    pub fn adopt(&mut self, rank: u32) -> usize {
+        let theirs = self.incoming.get(&rank).and_then(Incoming::theirs);
+        if let Some(stream) = theirs.filter(|_| self.lanes_to(rank) == 0) {
+            self.add_outgoing(rank, stream);
+        }
+        self.lanes_to(rank)
     }
 
     fn ticket(&mut self) -> Ticket {
@@ -201,6 +216,10 @@ impl Mesh {
     /// Posts a message, and writes of it what goes at once.
     pub fn send(&mut self, to: u32, head: Head, bytes: *const [u8]) -> Ticket {
         let ticket = self.ticket();
+        if let Some(fabric) = &mut self.fabric {
+            fabric.send(to, head, ticket, bytes.cast(), &mut self.channels);
+            return ticket;
+        }
         let outgoing = self.outgoing.entry(to).or_default();
         outgoing.push(head, ticket, bytes.cast(), bytes.len());
         if let Err(error) = outgoing.write(&mut self.channels) {
@@ -212,13 +231,20 @@ impl Mesh {
     /// Posts a receive; its ticket is made here.
     pub fn receive(&mut self, from: u32, mut posted: Posted) -> Ticket {
         posted.ticket = self.ticket();
+        if let Some(fabric) = &mut self.fabric {
+            fabric.receive(from, posted, &mut self.channels);
+            return posted.ticket;
+        }
         self.incoming.entry(from).or_default().post(posted, &mut self.channels);
         posted.ticket
     }
 
     /// Moves what can be moved without waiting.
     pub fn pass(&mut self) {
-        let mut broken = Vec::new();
+        let mut broken = match &mut self.fabric {
+            Some(fabric) => fabric.pass(&mut self.channels),
+            None => Vec::new(),
+        };
         for (rank, outgoing) in &mut self.outgoing {
             if let Err(error) = outgoing.write(&mut self.channels) {
                 broken.push((*rank, Way::Out, std::io::Error::from(error).to_string()));
@@ -269,6 +295,12 @@ impl Mesh {
 
     /// Gives all memory of a communicator back.
     pub fn cancel(&mut self, channel: u64) {
+        if let Some(fabric) = &mut self.fabric {
+            let lost = |(_, fault): &(_, Fault)| matches!(fault, Fault::Lost { .. });
+            let hopeless = self.news.faults.iter().any(lost);
+            let grace = if hopeless { SHORT_GRACE } else { GRACE };
+            fabric.cancel(channel, grace, &mut self.channels);
+        }
         self.outgoing.values_mut().for_each(|outgoing| outgoing.cancel(channel));
         self.incoming.values_mut().for_each(|incoming| incoming.cancel(channel));
         self.channels.get(channel).done.clear();
@@ -277,6 +309,9 @@ impl Mesh {
     /// A communicator is no more: what still comes for it is thrown away.
     pub fn close(&mut self, channel: u64) {
         self.cancel(channel);
+        if let Some(fabric) = &mut self.fabric {
+            fabric.close(channel, &mut self.channels);
+        }
         self.incoming.values_mut().for_each(|incoming| incoming.close(channel));
         self.channels.open.remove(&channel);
         self.channels.closed.insert(channel);
@@ -297,6 +332,19 @@ impl Shared {
     pub fn add_incoming(&self, rank: u32, index: u8, stream: TcpStream) {
         let mut mesh = self.lock();
         mesh.incoming.entry(rank).or_default().add(index.into(), stream);
+        self.stir(&mesh);
+    }
+
+    /// The first connection to a rank was made. If there is one from it, too, both sides should use
+    /// the same; `theirs` says that it is that one. They may differ, for messages of a rank all come
+    /// over the connection that it chose.
+    pub fn dialled(&self, rank: u32, stream: TcpStream, theirs: bool) {
+        let mut mesh = self.lock();
+        let stream = Arc::new(stream);
+        mesh.incoming.entry(rank).or_default().add_own(stream.clone());
+        if !theirs || mesh.adopt(rank) == 0 {
+            mesh.add_outgoing(rank, stream);
+        }
         self.stir(&mesh);
     }
 
@@ -365,12 +413,20 @@ impl Shared {
         }
         mesh.sleeper = true;
         let streams = mesh.waiting();
+        let rest = mesh.fabric.as_mut().map(Carrier::rest);
         drop(mesh);
+        let most = rest.map_or(most, |rest| most.min(rest.most));
+        // SAFETY: its queue stays open while somebody waits for messages.
+        let fabric = rest.and_then(|rest| Some(unsafe { BorrowedFd::borrow_raw(rest.fd?) }));
         let mut polled: Vec<PollFd<'_>> =
             streams.iter().map(|(stream, flags)| PollFd::new(stream, *flags)).collect();
         polled.push(PollFd::new(&self.wake, PollFlags::IN));
+        polled.extend(fabric.as_ref().map(|fabric| PollFd::new(fabric, PollFlags::IN)));
         let timeout =
             Timespec { tv_sec: most.as_secs() as i64, tv_nsec: i64::from(most.subsec_nanos()) };
+        if most.is_zero() {
+            std::thread::yield_now();
+        }
         // A signal or a timeout: the caller looks at the time anyway.
         let _ = poll(&mut polled, Some(&timeout));
         let _ = rustix::io::read(&self.wake, &mut [0u8; 8]);

@@ -25,5 +25,6 @@ pub use engine::TcpEngine;
 pub(crate) use control::{Down, Hello, MOST_CONNECTIONS, Member, decode, encode, fingerprint};
 pub(crate) use dial::{Dial, Line, NoLine};
 pub(crate) use endpoint::Endpoint;
+pub(crate) use frame::{HEAD, Head, Key};
 pub(crate) use keeper::{Control, Hub, Keeper};
-pub(crate) use mesh::Shared;
+pub(crate) use mesh::{Channels, Posted, Shared, Way, fits};

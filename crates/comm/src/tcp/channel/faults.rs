@@ -6,6 +6,7 @@ use super::watch::Due;
 use super::{Posting, TcpTransport};
 use crate::CommError;
 use crate::error::Peer;
+use crate::fabric::Carrier;
 use crate::tcp::control::{Called, Fault, Left, Up};
 use crate::tcp::mesh::{Mesh, Trouble, Way};
 
@@ -176,6 +177,10 @@ impl TcpTransport {
     /// Whether something is wrong: told by others, shown by messages, or by the clock.
     pub(super) fn check(&mut self, mesh: &mut Mesh, now: Instant) -> Result<Instant, CommError> {
         self.hear(mesh)?;
+        if let Some(why) = mesh.fabric.as_ref().and_then(Carrier::dead) {
+            let what = "libfabric was shut".to_owned();
+            return Err(self.concede(CommError::System { what, why: why.to_owned() }));
+        }
         match mesh.channels.get(self.channel).trouble.take() {
             Some(Trouble::Size { came, room }) => {
                 let what = format!("{came} bytes came, {room} fit");
