@@ -229,6 +229,10 @@ impl TcpTransport {
             !is_done
         });
         self.watch.reset(channel.moved, now);
+        // Whoever was late has come.
+        if let Some((_, CommError::Late { .. })) = self.suspicion {
+            self.suspicion = None;
+        }
         true
     }
 }
