@@ -45,7 +45,6 @@ impl Said {
             CommError::Unmatched { from, to, .. } => ("Unmatched", vec![name(from), name(to)]),
             CommError::Late { missing, .. } => ("Late", missing.iter().map(name).collect()),
             CommError::Path { from, to, .. } => ("Path", vec![name(from), name(to)]),
-            CommError::Unmatched { from, to, .. } => ("Unmatched", vec![name(from), name(to)]),
             CommError::Aborted { by, .. } => ("Aborted", vec![name(by)]),
             CommError::Shape { .. } => ("Shape", Vec::new()),
             CommError::Join { .. } => ("Join", Vec::new()),
