@@ -172,8 +172,10 @@ impl Host {
             (known @ CommError::Unmatched { .. }, _) => known,
             (error, told) => told.unwrap_or(error),
         };
-        if let CommError::Lost { call, .. } | CommError::Path { call, .. } = &mut error {
-            doing.clone_into(call);
+        match &mut error {
+            CommError::Lost { call, .. } | CommError::Path { call, .. } => doing.clone_into(call),
+            CommError::Late { call, .. } if call.is_empty() => doing.clone_into(call),
+            _ => {}
         }
         if !matches!(error, CommError::Shape { .. }) {
             let why = error.to_string();

@@ -9,9 +9,9 @@ mod whole;
 use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
-use super::control::{Fault, Left, Up, fingerprint};
+use super::control::{Fault, Left, MOST_CONNECTIONS, Up, fingerprint};
 use super::endpoint::Endpoint;
-use super::frame::{Head, Key, STRIPED_FROM};
+use super::frame::{Head, Key, STRIPED_FROM, STRIPED_OVER_RAILS};
 use super::mesh::{Mesh, Posted, Way};
 use crate::background::Abort;
 use crate::error::Peer;
@@ -152,7 +152,13 @@ impl TcpTransport {
 
     /// The connections for a message of this length.
     fn connect(&mut self, to: u32, length: usize) -> Result<u8, CommError> {
-        let lanes = if length >= STRIPED_FROM { self.endpoint.connections.max(1) } else { 1 };
+        // Several networks are worth more connections than several of one.
+        let rails = self.endpoint.bind.len().min(usize::from(MOST_CONNECTIONS)) as u8;
+        let lanes = match length {
+            _ if length >= STRIPED_FROM => self.endpoint.connections.max(rails).max(1),
+            _ if length >= STRIPED_OVER_RAILS => rails.max(1),
+            _ => 1,
+        };
         let mesh = self.endpoint.shared.lock();
         if mesh.fabric.is_some() {
             return Ok(1);
@@ -229,6 +235,10 @@ impl TcpTransport {
             !is_done
         });
         self.watch.reset(channel.moved, now);
+        // Whoever was late has come.
+        if let Some((_, CommError::Late { .. })) = self.suspicion {
+            self.suspicion = None;
+        }
         true
     }
 }

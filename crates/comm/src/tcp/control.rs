@@ -120,10 +120,9 @@ impl std::fmt::Display for Fault {
         match self {
             Self::Lost { rank, why } => write!(f, "rank {rank} of the world is gone ({why})"),
             Self::Disagree { sequence, most, odd } => {
-                let (most, odd) = ((most.0, Signature::from(most.1)), (odd.0, odd.1));
-                let odd_called = Signature::from(odd.1);
-                write!(f, "in call {sequence} rank {} of the world called {}, ", most.0, most.1)?;
-                write!(f, "rank {} called {odd_called}", odd.0)
+                let (ours, theirs) = (Signature::from(most.1), Signature::from(odd.1));
+                write!(f, "in call {sequence} rank {} of the world called {ours}, ", most.0)?;
+                write!(f, "rank {} called {theirs}", odd.0)
             }
             Self::Late { seconds, missing, .. } => {
                 write!(f, "after {seconds} s nothing came from ranks {missing:?} of the world")

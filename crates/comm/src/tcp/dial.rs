@@ -56,20 +56,21 @@ impl Dial<'_> {
         let link = Link::new(Role::Caller, self.secret, nonce, self.timing, Instant::now());
         let mut line = Line { stream, link };
         let ready = |steps: &[Step]| steps.contains(&Step::Ready).then_some(());
-        self.converse(&mut line, &mut [0; 4 << 10], ready)?;
+        self.converse(&mut line, &mut [0; 4 << 10], true, ready)?;
         Ok(line)
     }
 
     /// Says something and waits for the answer.
     pub fn ask(&self, line: &mut Line, what: &[u8]) -> Result<Vec<u8>, NoLine> {
         line.link.send(what);
-        self.converse(line, &mut [0; 64 << 10], frame)
+        self.converse(line, &mut [0; 64 << 10], true, frame)
     }
 
-    /// The same, and reads nothing of what comes after the answer, which is for somebody else.
+    /// The same, and reads nothing of what comes after the answer, which is for somebody else. Nor
+    /// does it show signs of life: the other side may take them for messages already.
     pub fn ask_last(&self, line: &mut Line, what: &[u8]) -> Result<Vec<u8>, NoLine> {
         line.link.send(what);
-        self.converse(line, &mut [0; 1], frame)
+        self.converse(line, &mut [0; 1], false, frame)
     }
 
     fn connect(&self) -> std::io::Result<TcpStream> {
@@ -113,6 +114,7 @@ impl Dial<'_> {
         &self,
         line: &mut Line,
         buffer: &mut [u8],
+        beats: bool,
         found: impl Fn(&[Step]) -> Option<T>,
     ) -> Result<T, NoLine> {
         let nobody = |error: std::io::Error| NoLine::Nobody(error.to_string());
@@ -131,7 +133,9 @@ impl Dial<'_> {
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     self.wait(&line.stream, PollFlags::IN).map_err(nobody)?;
-                    line.link.beat(Instant::now());
+                    if beats {
+                        line.link.beat(Instant::now());
+                    }
                 }
                 Err(error) => return Err(nobody(error)),
             }

@@ -55,8 +55,10 @@ impl Endpoint {
         let have = self.shared.lock().adopt(to);
         for index in have as u8..lanes {
             let member = self.members.get(to as usize).ok_or("there is no such rank")?;
-            // Connections to several ranks begin on different networks.
-            let rail = (usize::from(index) + to as usize) % member.ips.len().max(1);
+            // The first connections of different pairs are on different networks, and both ranks of
+            // a pair come to the same one.
+            let pair = to as usize + self.rank as usize;
+            let rail = (usize::from(index) + pair) % member.ips.len().max(1);
             let ip = member.ips.get(rail).ok_or("it has no address")?;
             let alike = self.bind.len() == member.ips.len();
             let dial = Dial {
@@ -87,7 +89,8 @@ impl Endpoint {
     }
 }
 
-/// The others learn that this rank has ended well. Rank 0's thread stays as long as they do.
+/// The others learn that this rank has ended well. Rank 0's thread stays as long as they do, but no
+/// message comes or goes any more.
 impl Drop for Endpoint {
     fn drop(&mut self) {
         let fabric = self.shared.lock().fabric.take();
@@ -95,5 +98,6 @@ impl Drop for Endpoint {
             fabric.farewell();
         }
         self.control.end();
+        self.shared.lock().hang_up();
     }
 }

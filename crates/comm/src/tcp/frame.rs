@@ -12,6 +12,9 @@ pub const HEAD: usize = 32;
 /// Messages shorter than this are not cut into stripes.
 pub const STRIPED_FROM: usize = 128 << 10;
 
+/// The same where connections are on different networks.
+pub const STRIPED_OVER_RAILS: usize = 64 << 10;
+
 /// Which messages belong together, whoever sent them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Key {

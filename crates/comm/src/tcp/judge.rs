@@ -12,6 +12,9 @@ pub const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 /// because of a third, which then is heard of within this time.
 const SAW_AFTER: Duration = Duration::from_millis(200);
 
+/// What was under way when all were asked is stuck if it still is after this time.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
 /// Whom something is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum To {
@@ -35,6 +38,8 @@ pub struct Judge {
     /// Whether who was seen to be gone answers; if so, it is the path that is broken.
     probes: BTreeMap<u64, (Instant, Saw)>,
     inquiries: BTreeMap<u64, Inquiry>,
+    /// Those that are to be made once more.
+    again: Vec<(Instant, Inquiry)>,
     next: u64,
     out: Vec<(To, Down)>,
 }
@@ -63,7 +68,12 @@ struct Inquiry {
     members: Vec<u32>,
     answers: BTreeMap<u32, Place>,
     until: Instant,
+    /// What was under way the last time.
+    before: Option<Stuck>,
 }
+
+/// From whom, to whom, and how many messages had come on that path.
+type Stuck = (u32, u32, u64);
 
 impl Judge {
     /// What is to be told now.
@@ -86,7 +96,7 @@ impl Judge {
                 } else if let Some(open) = self.inquiries.get_mut(&inquiry) {
                     open.answers.insert(from, (calls, called, traffic));
                     if open.answers.len() == open.members.len() {
-                        self.conclude(inquiry);
+                        self.conclude(inquiry, now);
                     }
                 }
             }
@@ -131,8 +141,12 @@ impl Judge {
         }
         let over = self.inquiries.iter().filter(|(_, i)| i.until <= now).map(|(id, _)| *id);
         for id in over.collect::<Vec<_>>() {
-            self.conclude(id);
+            self.conclude(id, now);
         }
+        let (due, rest) = std::mem::take(&mut self.again).into_iter().partition(|a| a.0 <= now);
+        self.again = rest;
+        let due: Vec<(Instant, Inquiry)> = due;
+        due.into_iter().for_each(|(_, inquiry)| self.inquire(inquiry, now));
     }
 
     /// A rank with which a connection broke has ended, or is gone, or is there and answers.
@@ -191,24 +205,41 @@ impl Judge {
             return;
         };
         let same = |i: &&mut Inquiry| i.channel == channel && i.call == call;
-        if let Some(open) = self.inquiries.values_mut().find(same) {
+        let again = self.again.iter_mut().map(|(_, inquiry)| inquiry);
+        if let Some(open) = self.inquiries.values_mut().chain(again).find(same) {
             open.by.push(by);
             return;
         }
-        self.next += 1;
-        let inquiry = self.next;
-        let ask = |rank: &u32| (To::Rank(*rank), Down::Where { inquiry, channel });
-        self.out.extend(members.iter().map(ask));
-        let (answers, until) = (BTreeMap::new(), now + ANSWER_WITHIN);
-        let open = Inquiry { by: vec![by], channel, call, late_s, members, answers, until };
-        self.inquiries.insert(inquiry, open);
+        let (by, answers) = (vec![by], BTreeMap::new());
+        let (until, before) = (now, None);
+        let inquiry = Inquiry { by, channel, call, late_s, members, answers, until, before };
+        self.inquire(inquiry, now);
     }
 
-    fn conclude(&mut self, id: u64) {
+    fn inquire(&mut self, open: Inquiry, now: Instant) {
+        self.next += 1;
+        let (inquiry, channel) = (self.next, open.channel);
+        let ask = |rank: &u32| (To::Rank(*rank), Down::Where { inquiry, channel });
+        self.out.extend(open.members.iter().map(ask));
+        self.inquiries.insert(inquiry, Inquiry { until: now + ANSWER_WITHIN, ..open });
+    }
+
+    fn conclude(&mut self, id: u64, now: Instant) {
         let Some(inquiry) = self.inquiries.remove(&id) else { return };
-        match inquiry.fault() {
-            Some(fault) => self.rule(inquiry.channel, fault),
-            None => {
+        if let Some(fault) = inquiry.fault() {
+            return self.rule(inquiry.channel, fault);
+        }
+        match (inquiry.under_way(), inquiry.before) {
+            (Some(now), Some(before)) if now == before => {
+                let why = format!("in {} s not even 64 KiB came through", inquiry.late_s);
+                let fault = Fault::Path { from: now.0, to: now.1, why };
+                self.rule(inquiry.channel, fault);
+            }
+            (before @ Some(_), None) => {
+                let inquiry = Inquiry { before, answers: BTreeMap::new(), ..inquiry };
+                self.again.push((now + LOOK_AGAIN, inquiry));
+            }
+            _ => {
                 let clear = Down::Clear { channel: inquiry.channel };
                 self.out.extend(inquiry.by.iter().map(|by| (To::Rank(*by), clear.clone())));
             }
@@ -228,15 +259,12 @@ impl Inquiry {
         let there = |rank: &u32| self.answers.get(rank).is_some_and(|a| a.0 >= self.call);
         let missing: Vec<u32> = self.members.iter().copied().filter(|r| !there(r)).collect();
         let (sequence, seconds) = (self.call, self.late_s);
-        match missing.is_empty() {
-            true => self.slow_path(),
-            false => Some(Fault::Late { sequence, seconds, missing }),
-        }
+        (!missing.is_empty()).then_some(Fault::Late { sequence, seconds, missing })
     }
 
     /// All are there and agree, and it takes too long: a message was sent that did not come. If
     /// there are several, the path on which most are.
-    fn slow_path(&self) -> Option<Fault> {
+    fn under_way(&self) -> Option<Stuck> {
         let of = |counts: &[(u32, u64)], rank: u32| {
             counts.iter().find(|(of, _)| *of == rank).map_or(0, |(_, count)| *count)
         };
@@ -252,8 +280,8 @@ impl Inquiry {
             }
         }
         let (_, from, to) = slow.into_iter().max_by_key(|(n, from, to)| (*n, !from, !to))?;
-        let why = format!("in {} s not even 64 KiB came through", self.late_s);
-        Some(Fault::Path { from, to, why })
+        let came = self.answers.get(&to).map_or(0, |place| of(&place.2.came, from));
+        Some((from, to, came))
     }
 
     /// Whether ranks called different things in a call.

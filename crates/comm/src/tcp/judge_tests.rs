@@ -143,10 +143,17 @@ fn a_message_that_was_sent_and_does_not_come_shows_the_slow_path() {
         traffic(vec![(2, 2)], vec![(0, 1)], 0),
         traffic(vec![(0, 1)], vec![(1, 1)], 1),
     ];
-    for (rank, traffic) in (0..).zip(answers) {
-        let called = vec![(3, called(5))];
-        judge.hear(rank, Up::Answer { inquiry: 1, calls: 3, called, traffic }, now);
-    }
+    let answer = |judge: &mut Judge, inquiry| {
+        for (rank, traffic) in (0..).zip(answers.clone()) {
+            let called = vec![(3, called(5))];
+            judge.hear(rank, Up::Answer { inquiry, calls: 3, called, traffic }, now);
+        }
+    };
+    answer(&mut judge, 1);
+    // It may have been on its way; so all are asked again.
+    assert_eq!(judge.take().len(), 3);
+    judge.tick(now + Duration::from_secs(1));
+    answer(&mut judge, 2);
     let why = "in 9 s not even 64 KiB came through".to_owned();
     assert_eq!(judge.take()[3..], verdict(Fault::Path { from: 1, to: 2, why }));
 }

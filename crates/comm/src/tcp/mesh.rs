@@ -274,6 +274,12 @@ impl Mesh {
         }
     }
 
+    /// Closes all connections.
+    pub fn hang_up(&mut self) {
+        self.outgoing.clear();
+        self.incoming.clear();
+    }
+
     /// What is done since the last time.
     pub fn take_done(&mut self, channel: u64, done: &mut Vec<Ticket>) {
         done.append(&mut self.channels.get(channel).done);

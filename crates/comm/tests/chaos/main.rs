@@ -17,6 +17,7 @@ mod rank;
 mod seeded;
 mod words;
 
+use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -48,7 +49,7 @@ fn play_all(
             }
             let case = Case::new(seed, place);
             if let Err(why) = play::play(&case, cluster.as_ref()) {
-                eprintln!("{case:?}\n{why}\n");
+                eprintln!("{case:?}\n{why}\ncargo xtask chaos --comm --cases 1 --seed {seed}\n");
                 failures.lock().unwrap().push(seed);
             }
         }
@@ -56,7 +57,23 @@ fn play_all(
     std::thread::scope(|scope| (0..at_once).for_each(|_| drop(scope.spawn(work))));
     let failures = failures.into_inner().unwrap();
     assert!(failures.is_empty(), "{} of {cases} cases failed: {failures:?}", failures.len());
-    println!("{cases} cases from seed {first}, {place:?}: all ended as they must");
+    println!(
+        "{cases} cases from seed {first}, {place:?}: all ended as they must: {}",
+        tally(first, cases, place)
+    );
+}
+
+/// How many cases there were of each way to connect and of each fault.
+fn tally(first: u64, cases: u64, place: Place) -> String {
+    let mut counts = BTreeMap::<String, u64>::new();
+    for case in (first..first + cases).map(|seed| Case::new(seed, place)) {
+        let fault = format!("{:?}", case.fault);
+        let fault = fault.split_whitespace().next().unwrap_or_default().to_owned();
+        for what in [format!("{:?}", case.by), fault] {
+            *counts.entry(what).or_default() += 1;
+        }
+    }
+    counts.iter().map(|(what, count)| format!("{what} {count} ")).collect()
 }
 
 #[test]

@@ -11,7 +11,7 @@ use crate::tcp::control::{Called, Fault, Left, Up};
 use crate::tcp::mesh::{Mesh, Trouble, Way};
 
 /// How long rank 0 may take to say what is wrong; then this rank says what it sees itself.
-pub(super) const VERDICT_WITHIN: Duration = Duration::from_secs(4);
+pub(super) const VERDICT_WITHIN: Duration = Duration::from_secs(6);
 
 /// What to do about a large message that nobody takes.
 const CIRCLE: &str =

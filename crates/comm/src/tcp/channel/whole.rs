@@ -27,7 +27,7 @@ impl Whole for TcpTransport {
         if let Some(known) = self.failed.clone().or_else(|| Whole::verdict(self)) {
             return self.fail(known);
         }
-        let asked = match &error {
+        let mut reported = match &error {
             CommError::Shape { .. } => return error,
             // The one who gave up has said why.
             CommError::Aborted { .. } => false,
@@ -35,27 +35,25 @@ impl Whole for TcpTransport {
                 if self.in_call =>
             {
                 self.inquire();
-                true
+                false
             }
             // Who is gone is gone, and of messages others know nothing.
             _ => {
                 self.report(&error);
-                false
+                true
             }
         };
         let mut until = Instant::now() + VERDICT_WITHIN;
-        let mut open = asked || matches!(error, CommError::Aborted { .. });
         loop {
             if let Some(verdict) = Whole::verdict(self) {
                 return self.fail(verdict);
             }
             let cleared = self.endpoint.shared.lock().news.clear.remove(&self.channel);
             let over = Instant::now() >= until;
-            if open && (cleared || over) {
+            if !reported && (cleared || over) {
                 // Rank 0 knows no better: all are told what this rank saw.
                 self.report(&error);
-                open = false;
-                until = Instant::now() + VERDICT_WITHIN;
+                (reported, until) = (true, Instant::now() + VERDICT_WITHIN);
             } else if over {
                 return self.fail(error);
             }
