@@ -4,6 +4,7 @@
 mod incoming;
 mod outgoing;
 mod reader;
+mod silence;
 mod target;
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
@@ -22,6 +23,7 @@ use crate::transport::Ticket;
 use incoming::Incoming;
 pub use incoming::fits;
 use outgoing::Outgoing;
+use silence::unheard;
 pub use target::Posted;
 
 /// How many calls back is known what was called.
@@ -272,6 +274,13 @@ impl Mesh {
                 }
             }
         }
+    }
+
+    /// How long what was sent to a rank has not been acknowledged by its kernel, if that is so.
+    pub fn unheard(&self, rank: u32) -> Option<Duration> {
+        let out = self.outgoing.get(&rank).into_iter().flat_map(Outgoing::streams);
+        let into = self.incoming.get(&rank).into_iter().flat_map(Incoming::streams);
+        out.chain(into).filter_map(|stream| unheard(stream)).max()
     }
 
     /// Closes all connections.
