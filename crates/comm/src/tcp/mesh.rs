@@ -1,6 +1,7 @@
 //! All connections of this process with other ranks, shared by its communicators. Whoever waits
 //! moves the bytes of all; one of those who wait sleeps on the connections, the others on it.
 
+mod hooks;
 mod incoming;
 mod outgoing;
 mod reader;
@@ -17,9 +18,9 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::control::{Called, Fault, Left, Traffic};
 use super::frame::Head;
-use crate::background::Abort;
 use crate::fabric::{Carrier, GRACE, SHORT_GRACE};
 use crate::transport::Ticket;
+pub use hooks::Hook;
 use incoming::Incoming;
 pub use incoming::fits;
 use outgoing::Outgoing;
@@ -180,13 +181,6 @@ pub struct Shared {
     moved: Condvar,
     wake: OwnedFd,
     hooks: Mutex<Vec<Hook>>,
-}
-
-/// What is to be done as soon as a communicator is known to be over.
-pub struct Hook {
-    pub channel: u64,
-    pub members: Vec<u32>,
-    pub call: Abort,
 }
 
 impl Mesh {
@@ -363,24 +357,6 @@ impl Shared {
         change(&mut mesh);
         self.stir(&mesh);
         self.moved.notify_all();
-    }
-
-    /// A communicator, or each that it concerns, is over.
-    pub fn fault(&self, channel: Option<u64>, fault: Fault) {
-        let why = fault.to_string();
-        let hooks = self.hooks();
-        let concerned = |hook: &&Hook| match channel {
-            Some(channel) => hook.channel == channel,
-            None => fault.concerns(&hook.members),
-        };
-        let calls: Vec<Abort> = hooks.iter().filter(concerned).map(|h| h.call.clone()).collect();
-        drop(hooks);
-        self.tell(|mesh| mesh.news.faults.push((channel, fault)));
-        calls.iter().for_each(|call| call(&why));
-    }
-
-    pub fn hooks(&self) -> MutexGuard<'_, Vec<Hook>> {
-        self.hooks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The one who sleeps on the connections must look at them again.
