@@ -110,11 +110,12 @@ fn names_the_cause(case: &Case, rank: usize, kind: &str, said: &Said) -> bool {
             let on_other = said.ranks().iter().any(|r| node(*r) == other);
             kind == "Path" && on_victims_node && on_other
         }
-        // To rank 0, if it is slow itself, all others are.
-        Fault::Slow => {
-            matches!(kind, "Lost" | "Path" | "Late")
-                && (on_victims_node || node(0) == node(case.victim))
-        }
+        // To rank 0, if it is slow itself, all others are; and one may be slow in a part.
+        Fault::Slow => match kind {
+            "Lost" | "Path" => on_victims_node || node(0) == node(case.victim),
+            "Late" => on_victims_node || node(0) == node(case.victim) || by_part,
+            _ => false,
+        },
         Fault::Paused => false,
     }
 }
