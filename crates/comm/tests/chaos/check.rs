@@ -94,8 +94,9 @@ fn names_the_cause(case: &Case, rank: usize, kind: &str, said: &Said) -> bool {
         Fault::Killed | Fault::Exits => kind == "Lost" && victim,
         // Before they are connected some only know that it does not come.
         Fault::KilledEarly => {
-            let told = said.text.contains(&format!("rank {}", case.victim));
-            matches!(kind, "Lost" | "Join" | "Aborted") && told
+            let told = victim || said.text.contains(&format!("rank {}", case.victim));
+            // Who never came to a part cannot tell those in it why.
+            matches!(kind, "Lost" | "Join" | "Aborted") && (told || case.colours > 1)
         }
         Fault::Stopped | Fault::Woken if case.by == By::Memory => kind == "Late" && by_part,
         Fault::Stopped | Fault::Woken => kind == "Lost" && victim,
