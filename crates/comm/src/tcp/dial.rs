@@ -194,3 +194,49 @@ pub fn tune(stream: &TcpStream, lost_after: Duration) {
     let _ = sockopt::set_tcp_keepintvl(stream, between);
     let _ = sockopt::set_tcp_keepcnt(stream, tries.clamp(1, 100) as u32);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Takes a connection in, slowly, and gives all that comes after that.
+    fn taken_slowly(listener: std::net::TcpListener, secret: Secret, timing: Timing) -> Vec<u8> {
+        let (mut stream, _) = listener.accept().unwrap();
+        let now = Instant::now();
+        let mut link = Link::new(Role::Listener, &secret, random().unwrap(), timing, now);
+        let (mut steps, mut buffer) = (Vec::new(), [0; 4096]);
+        let mut say = |link: &mut Link, stream: &mut TcpStream| {
+            stream.write_all(link.pending()).unwrap();
+            link.sent(link.pending().len());
+        };
+        while frame(&steps).is_none() {
+            say(&mut link, &mut stream);
+            let count = stream.read(&mut buffer).unwrap();
+            link.receive(&buffer[..count], Instant::now(), &mut steps).unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(300));
+        link.send(b"taken");
+        say(&mut link, &mut stream);
+        let mut rest = Vec::new();
+        stream.read_to_end(&mut rest).unwrap();
+        rest
+    }
+
+    #[test]
+    fn nothing_but_messages_follows_the_last_question() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let to = listener.local_addr().unwrap();
+        let (secret, limit) = (Secret::generate().unwrap(), Duration::from_secs(10));
+        let beat = Duration::from_millis(20);
+        let timing = Timing { handshake: limit, beat, lost_after: limit };
+        let theirs = secret.clone();
+        let other = std::thread::spawn(move || taken_slowly(listener, theirs, timing));
+        let until = Instant::now() + limit;
+        let dial = Dial { to, from: None, secret: &secret, timing, until, stop: &|| false };
+        let mut line = dial.open().unwrap();
+        assert_eq!(dial.ask_last(&mut line, b"hello").unwrap(), b"taken");
+        line.stream.write_all(b"message").unwrap();
+        drop(line);
+        assert_eq!(other.join().unwrap(), b"message");
+    }
+}

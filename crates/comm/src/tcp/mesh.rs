@@ -1,9 +1,11 @@
 //! All connections of this process with other ranks, shared by its communicators. Whoever waits
 //! moves the bytes of all; one of those who wait sleeps on the connections, the others on it.
 
+mod hooks;
 mod incoming;
 mod outgoing;
 mod reader;
+mod silence;
 mod target;
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
@@ -16,12 +18,13 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::control::{Called, Fault, Left, Traffic};
 use super::frame::Head;
-use crate::background::Abort;
 use crate::fabric::{Carrier, GRACE, SHORT_GRACE};
 use crate::transport::Ticket;
+pub use hooks::Hook;
 use incoming::Incoming;
 pub use incoming::fits;
 use outgoing::Outgoing;
+use silence::unheard;
 pub use target::Posted;
 
 /// How many calls back is known what was called.
@@ -180,13 +183,6 @@ pub struct Shared {
     hooks: Mutex<Vec<Hook>>,
 }
 
-/// What is to be done as soon as a communicator is known to be over.
-pub struct Hook {
-    pub channel: u64,
-    pub members: Vec<u32>,
-    pub call: Abort,
-}
-
 impl Mesh {
     /// How many connections there are to a rank.
     pub fn lanes_to(&self, rank: u32) -> usize {
@@ -274,6 +270,13 @@ impl Mesh {
         }
     }
 
+    /// How long what was sent to a rank has not been acknowledged by its kernel, if that is so.
+    pub fn unheard(&self, rank: u32) -> Option<Duration> {
+        let out = self.outgoing.get(&rank).into_iter().flat_map(Outgoing::streams);
+        let into = self.incoming.get(&rank).into_iter().flat_map(Incoming::streams);
+        out.chain(into).filter_map(|stream| unheard(stream)).max()
+    }
+
     /// Closes all connections.
     pub fn hang_up(&mut self) {
         self.outgoing.clear();
@@ -354,24 +357,6 @@ impl Shared {
         change(&mut mesh);
         self.stir(&mesh);
         self.moved.notify_all();
-    }
-
-    /// A communicator, or each that it concerns, is over.
-    pub fn fault(&self, channel: Option<u64>, fault: Fault) {
-        let why = fault.to_string();
-        let hooks = self.hooks();
-        let concerned = |hook: &&Hook| match channel {
-            Some(channel) => hook.channel == channel,
-            None => fault.concerns(&hook.members),
-        };
-        let calls: Vec<Abort> = hooks.iter().filter(concerned).map(|h| h.call.clone()).collect();
-        drop(hooks);
-        self.tell(|mesh| mesh.news.faults.push((channel, fault)));
-        calls.iter().for_each(|call| call(&why));
-    }
-
-    pub fn hooks(&self) -> MutexGuard<'_, Vec<Hook>> {
-        self.hooks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The one who sleeps on the connections must look at them again.

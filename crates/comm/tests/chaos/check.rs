@@ -94,8 +94,9 @@ fn names_the_cause(case: &Case, rank: usize, kind: &str, said: &Said) -> bool {
         Fault::Killed | Fault::Exits => kind == "Lost" && victim,
         // Before they are connected some only know that it does not come.
         Fault::KilledEarly => {
-            let told = said.text.contains(&format!("rank {}", case.victim));
-            matches!(kind, "Lost" | "Join" | "Aborted") && told
+            let told = victim || said.text.contains(&format!("rank {}", case.victim));
+            // Who never came to a part cannot tell those in it why.
+            matches!(kind, "Lost" | "Join" | "Aborted") && (told || case.colours > 1)
         }
         Fault::Stopped | Fault::Woken if case.by == By::Memory => kind == "Late" && by_part,
         Fault::Stopped | Fault::Woken => kind == "Lost" && victim,
@@ -110,11 +111,12 @@ fn names_the_cause(case: &Case, rank: usize, kind: &str, said: &Said) -> bool {
             let on_other = said.ranks().iter().any(|r| node(*r) == other);
             kind == "Path" && on_victims_node && on_other
         }
-        // To rank 0, if it is slow itself, all others are.
-        Fault::Slow => {
-            matches!(kind, "Lost" | "Path" | "Late")
-                && (on_victims_node || node(0) == node(case.victim))
-        }
+        // To rank 0, if it is slow itself, all others are; and one may be slow in a part.
+        Fault::Slow => match kind {
+            "Lost" | "Path" => on_victims_node || node(0) == node(case.victim),
+            "Late" => on_victims_node || node(0) == node(case.victim) || by_part,
+            _ => false,
+        },
         Fault::Paused => false,
     }
 }

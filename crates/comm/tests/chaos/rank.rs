@@ -266,7 +266,7 @@ impl<'a> Actor<'a> {
         let failed = |error: CommError| Box::new(Said::of(&error, &members, 0));
         if step.background {
             self.pending.push((self.comm(step).start(owned(step, self.comm(step))), number));
-            return Ok(());
+            return if self.pending.len() < 3 { Ok(()) } else { self.settle() };
         }
         let done = match step.kind {
             Some(_) => {
@@ -276,6 +276,11 @@ impl<'a> Actor<'a> {
             None => ring(self.comm(step), step.count),
         };
         done.map_err(failed)?;
+        self.settle()
+    }
+
+    /// Waits for what goes on in the background.
+    fn settle(&mut self) -> Result<(), Box<Said>> {
         for (pending, number) in std::mem::take(&mut self.pending) {
             let step = self.case.step_of(number, self.rank);
             let members = self.case.members(self.rank, step);

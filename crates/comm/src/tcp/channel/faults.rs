@@ -95,11 +95,13 @@ impl TcpTransport {
         most: (u32, Called),
         odd: (u32, Called),
     ) -> CommError {
+        // One that has not come so far is told of two others.
+        let by = if own.is_some() { self.me() } else { most.0 };
         let own = own.unwrap_or(most.1);
         let theirs = if own == most.1 { odd } else { most };
         CommError::Disagree {
             sequence,
-            ours_by: self.peer(self.me()),
+            ours_by: self.peer(by),
             ours: Box::new(own.into()),
             theirs_by: self.peer(theirs.0),
             theirs: Box::new(theirs.1.into()),
@@ -201,6 +203,7 @@ impl TcpTransport {
             Due::Nothing(then) => then,
             Due::Ask => {
                 self.ask(None);
+                self.listen(mesh);
                 now
             }
             Due::Late => {
@@ -223,6 +226,19 @@ impl TcpTransport {
             }
             Some((until, _)) => Ok(next.min(*until)),
             None => Ok(next),
+        }
+    }
+
+    /// Sees whether the path to one that is waited for is still there.
+    fn listen(&mut self, mesh: &Mesh) {
+        let limit = self.endpoint.lost_after;
+        let silent = self.open.iter().find_map(|posting| {
+            let unheard = mesh.unheard(posting.with).filter(|unheard| *unheard >= limit)?;
+            Some((posting.with, posting.way, unheard))
+        });
+        if let Some((rank, way, unheard)) = silent {
+            let why = format!("for {} s nothing sent was acknowledged", unheard.as_secs());
+            self.suspect(rank, way, why);
         }
     }
 

@@ -29,6 +29,11 @@ impl Whole for TcpTransport {
         }
         let mut reported = match &error {
             CommError::Shape { .. } => return error,
+            // This rank knows best.
+            CommError::Unmatched { .. } => {
+                self.report(&error);
+                return self.fail(error);
+            }
             // The one who gave up has said why.
             CommError::Aborted { .. } => false,
             CommError::Late { .. } | CommError::Disagree { .. } | CommError::System { .. }

@@ -92,7 +92,14 @@ impl Incoming {
         let mut share = SHARE;
         for lane in 0..self.lanes.len() {
             loop {
-                match self.step(lane, channels)? {
+                let turn = match self.step(lane, channels) {
+                    Err(_) if self.can_do_without(lane) => {
+                        self.lanes[lane] = None;
+                        Turn::Empty
+                    }
+                    turn => turn?,
+                };
+                match turn {
                     Turn::Empty => break,
                     Turn::Got(count) => share = share.saturating_sub(count),
                     Turn::Complete => return Ok(true),
@@ -142,6 +149,17 @@ impl Incoming {
         reader.parts.pop_front();
         message.parts -= 1;
         Ok(self.finish(id, channels))
+    }
+
+    /// Whether what the rank still has to say may come over another connection than this one.
+    fn can_do_without(&self, lane: usize) -> bool {
+        let other = |other: usize| self.lanes.get(other).is_some_and(Option::is_some);
+        lane <= OWN && self.chosen != Some(lane) && other(OWN - lane)
+    }
+
+    /// All connections.
+    pub fn streams(&self) -> impl Iterator<Item = &Arc<TcpStream>> {
+        self.lanes.iter().flatten().map(|reader| &reader.stream)
     }
 
     /// Only the connection that the rank has chosen has heads. They are read if somebody waits for a

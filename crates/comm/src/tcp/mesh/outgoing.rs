@@ -136,6 +136,11 @@ impl Outgoing {
         Ok(more)
     }
 
+    /// All connections.
+    pub fn streams(&self) -> impl Iterator<Item = &Arc<TcpStream>> {
+        self.lanes.iter().map(|lane| &lane.stream)
+    }
+
     /// The connections that should tell when they take more.
     pub fn waiting(&self) -> impl Iterator<Item = &Arc<TcpStream>> {
         self.lanes.iter().filter(|lane| !lane.queue.is_empty()).map(|lane| &lane.stream)
