@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 
 use crate::buffer::{Buffer, Space};
 use crate::comm::{Finish, no_device};
@@ -70,6 +71,14 @@ pub trait Engine: Send {
         Memory::default()
     }
 
+    /// Whether the engines that are split off it must not work at the same time as it.
+    fn in_one_line(&self) -> bool {
+        false
+    }
+
+    /// Ends it. Of engines in one line, this is done in their turn, too.
+    fn close(&mut self) {}
+
     /// How to make it give up.
     fn abort(&self) -> Abort;
 
@@ -104,86 +113,102 @@ pub struct Background {
 
 struct Shared {
     engine: Mutex<Box<dyn Engine>>,
-    /// How many are in the line.
-    before: AtomicU64,
-    line: Mutex<Line>,
-    moved: Condvar,
+    line: Arc<Line>,
+    /// Whether other engines stand in it, too.
+    in_one_line: bool,
+    jobs: Mutex<Jobs>,
+    come: Condvar,
 }
 
 /// Who is served, and in what order.
 #[derive(Default)]
 struct Line {
+    /// How many are in it.
+    before: AtomicU64,
+    turns: Mutex<Turns>,
+    moved: Condvar,
+}
+
+#[derive(Default)]
+struct Turns {
     /// The number of the next to come.
     next: u64,
     /// The number that is served.
     serving: u64,
-    /// What is done in the background, each with its number.
-    queue: VecDeque<(u64, OwnedCall, Finish)>,
-    /// Whether there is a thread for it.
-    threaded: bool,
-    closed: bool,
     /// How many wait for it to move: to wake nobody is a system call, too.
     waiting: usize,
+}
+
+/// What is done in the background.
+#[derive(Default)]
+struct Jobs {
+    /// Each with its number in the line.
+    queue: VecDeque<(u64, OwnedCall, Finish)>,
+    /// Who does it, once there is something.
+    thread: Option<JoinHandle<()>>,
+    closed: bool,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Shared {
-    /// Waits for one's turn, has it, and lets the next one come. Without a number one comes last.
-    fn in_turn<R>(&self, number: Option<u64>, work: impl FnOnce(&mut dyn Engine) -> R) -> R {
-        let mut line = lock(&self.line);
-        let number = number.unwrap_or_else(|| self.number(&mut line));
-        while line.serving != number {
-            line = self.wait(line);
-        }
-        drop(line);
-        let done = work(lock(&self.engine).as_mut());
-        let mut line = lock(&self.line);
-        line.serving += 1;
-        self.before.fetch_sub(1, Ordering::Release);
-        self.wake(line);
-        done
-    }
-
+impl Line {
     /// The number of one who comes now.
-    fn number(&self, line: &mut Line) -> u64 {
+    fn number(&self) -> u64 {
+        let mut turns = lock(&self.turns);
         self.before.fetch_add(1, Ordering::AcqRel);
-        line.next += 1;
-        line.next - 1
+        turns.next += 1;
+        turns.next - 1
     }
 
-    fn wait<'a>(&self, mut line: MutexGuard<'a, Line>) -> MutexGuard<'a, Line> {
-        line.waiting += 1;
-        line = self.moved.wait(line).unwrap_or_else(PoisonError::into_inner);
-        line.waiting -= 1;
-        line
+    /// Waits for the turn of a number.
+    fn await_turn(&self, number: u64) {
+        let mut turns = lock(&self.turns);
+        while turns.serving != number {
+            turns.waiting += 1;
+            turns = self.moved.wait(turns).unwrap_or_else(PoisonError::into_inner);
+            turns.waiting -= 1;
+        }
     }
 
-    fn wake(&self, line: MutexGuard<'_, Line>) {
-        let anybody = line.waiting > 0;
-        drop(line);
+    /// Lets the next one come.
+    fn next(&self) {
+        let mut turns = lock(&self.turns);
+        turns.serving += 1;
+        self.before.fetch_sub(1, Ordering::Release);
+        let anybody = turns.waiting > 0;
+        drop(turns);
         if anybody {
             self.moved.notify_all();
         }
+    }
+}
+
+impl Shared {
+    /// Waits for one's turn, has it, and lets the next one come.
+    fn in_turn<R>(&self, number: u64, work: impl FnOnce(&mut dyn Engine) -> R) -> R {
+        self.line.await_turn(number);
+        let done = work(lock(&self.engine).as_mut());
+        self.line.next();
+        done
     }
 
     /// Does what is queued until the communicator is closed.
     fn work(&self) {
         loop {
-            let mut line = lock(&self.line);
+            let mut jobs = lock(&self.jobs);
             let (number, mut call, finish) = loop {
-                if let Some(job) = line.queue.pop_front() {
+                if let Some(job) = jobs.queue.pop_front() {
                     break job;
                 }
-                if line.closed {
+                if jobs.closed {
                     return;
                 }
-                line = self.wait(line);
+                jobs = self.come.wait(jobs).unwrap_or_else(PoisonError::into_inner);
             };
-            drop(line);
-            let done = self.in_turn(Some(number), |engine| engine.run_owned(&mut call));
+            drop(jobs);
+            let done = self.in_turn(number, |engine| engine.run_owned(&mut call));
             finish(done.map(|()| call));
         }
     }
@@ -192,28 +217,42 @@ impl Shared {
 impl Background {
     /// A communicator.
     pub fn new(engine: Box<dyn Engine>) -> Self {
+        Self::in_line(engine, Arc::default())
+    }
+
+    fn in_line(engine: Box<dyn Engine>, line: Arc<Line>) -> Self {
         Self {
             rank: engine.rank(),
             peers: engine.peers(),
             abort: engine.abort(),
             memory: engine.memory(),
             shared: Arc::new(Shared {
+                in_one_line: engine.in_one_line(),
                 engine: Mutex::new(engine),
-                before: AtomicU64::new(0),
-                line: Mutex::new(Line::default()),
-                moved: Condvar::new(),
+                line,
+                jobs: Mutex::default(),
+                come: Condvar::new(),
             }),
         }
     }
 
-    fn in_turn<R>(&self, work: impl FnOnce(&mut dyn Engine) -> R) -> R {
-        // Where nobody is before us, there is no need to stand in line.
-        let mut engine = lock(&self.shared.engine);
-        if self.shared.before.load(Ordering::Acquire) == 0 {
-            return work(engine.as_mut());
+    /// Lets the engine end in its turn, if others stand in the line.
+    fn close(&self) {
+        if self.shared.in_one_line {
+            self.shared.in_turn(self.shared.line.number(), |engine| engine.close());
         }
-        drop(engine);
-        self.shared.in_turn(None, work)
+    }
+
+    fn in_turn<R>(&self, work: impl FnOnce(&mut dyn Engine) -> R) -> R {
+        let Shared { engine, line, in_one_line, .. } = &*self.shared;
+        if !in_one_line {
+            // Where nobody is before us, there is no need to stand in line.
+            let mut engine = lock(engine);
+            if line.before.load(Ordering::Acquire) == 0 {
+                return work(engine.as_mut());
+            }
+        }
+        self.shared.in_turn(line.number(), work)
     }
 }
 
@@ -247,26 +286,30 @@ impl Comm for Background {
             finish(Err(error));
             return pending;
         }
-        let mut line = lock(&self.shared.line);
-        if !line.threaded {
+        let mut jobs = lock(&self.shared.jobs);
+        if jobs.thread.is_none() {
             let shared = self.shared.clone();
             let thread = std::thread::Builder::new().name("collectives".to_owned());
-            if let Err(error) = thread.spawn(move || shared.work()) {
-                let what = "a thread for collectives".to_owned();
-                finish(Err(CommError::System { what, why: error.to_string() }));
-                return pending;
+            match thread.spawn(move || shared.work()) {
+                Ok(thread) => jobs.thread = Some(thread),
+                Err(error) => {
+                    let what = "a thread for collectives".to_owned();
+                    finish(Err(CommError::System { what, why: error.to_string() }));
+                    return pending;
+                }
             }
-            line.threaded = true;
         }
-        let number = self.shared.number(&mut line);
-        line.queue.push_back((number, call, finish));
-        self.shared.wake(line);
+        jobs.queue.push_back((self.shared.line.number(), call, finish));
+        drop(jobs);
+        self.shared.come.notify_one();
         pending
     }
 
     fn split(&self, colour: Option<u32>, key: i64) -> Result<Option<Box<dyn Comm>>, CommError> {
         let engine = self.in_turn(|engine| engine.split(colour, key))?;
-        Ok(engine.map(|engine| Box::new(Self::new(engine)) as Box<dyn Comm>))
+        let line =
+            || if self.shared.in_one_line { self.shared.line.clone() } else { Arc::default() };
+        Ok(engine.map(|engine| Box::new(Self::in_line(engine, line())) as Box<dyn Comm>))
     }
 
     fn buffer(&self, bytes: usize) -> Buffer {
@@ -282,11 +325,23 @@ impl Comm for Background {
     }
 }
 
-/// What is queued is still done; nobody waits for it here.
+/// What is queued is still done, and waited for: a process that ended meanwhile would take it along,
+/// and to others it would look as if it had died. A rank that panics does not wait for others.
 impl Drop for Background {
     fn drop(&mut self) {
-        let mut line = lock(&self.shared.line);
-        line.closed = true;
-        self.shared.wake(line);
+        let mut jobs = lock(&self.shared.jobs);
+        jobs.closed = true;
+        let thread = jobs.thread.take();
+        drop(jobs);
+        self.shared.come.notify_one();
+        let Some(thread) = thread else { return self.close() };
+        if std::thread::panicking() {
+            (self.abort)("the rank panicked");
+        }
+        if thread.thread().id() != std::thread::current().id() {
+            // It has nothing to say.
+            let _ = thread.join();
+        }
+        self.close();
     }
 }

@@ -30,16 +30,20 @@ fn variable(name: &str) -> Option<String> {
 
 fn settings(desync_after: u64) -> Settings {
     let desync_after = Duration::from_secs(desync_after);
-    Settings { vendor: Vendor::Nvidia, device: 0, desync_after }
+    Settings { vendor: Vendor::Nvidia, device: 0, desync_after, debug: false }
 }
 
 /// This rank's communicator.
 fn joined(desync_after: u64) -> Background {
+    joined_with(settings(desync_after))
+}
+
+fn joined_with(settings: Settings) -> Background {
     let number = |name: &str| variable(name).unwrap().parse::<u32>().unwrap();
     let secret = Secret::from_hex(&variable(SECRET).unwrap()).unwrap();
     let port = number(PORT) as u16;
     let host = join::Settings::new(number(RANK), number(RANKS), "127.0.0.1", port, secret);
-    nccl::over(Box::new(join::join(host).unwrap()), settings(desync_after)).unwrap()
+    nccl::over(Box::new(join::join(host).unwrap()), settings).unwrap()
 }
 
 /// Starts ranks, each a process of this test.
@@ -84,7 +88,8 @@ fn is_a_rank() {
         "sessions" => suite::own_sessions(&joined(60), 12, true),
         "messages" => suite::own_messages(&joined(60), 6),
         "special" => special(&joined(60)),
-        "disagree" => disagree(&joined(5)),
+        "disagree" => disagree(&joined_with(Settings { debug: true, ..settings(5) })),
+        "silent" => silent(&joined(5)),
         _ => loses_one(&joined(5)),
     }
 }
@@ -170,6 +175,16 @@ fn disagree(comm: &Background) {
     assert!(error.contains("all-gather of") && error.contains("all-reduce of 9 f32"), "{error}");
 }
 
+/// One calls nothing, and the other is told.
+fn silent(comm: &Background) {
+    comm.barrier().unwrap();
+    if comm.rank() == 1 {
+        return std::thread::sleep(Duration::from_secs(8));
+    }
+    let error = comm.all_reduce(&mut [1.0f32; 9], ReduceOp::Sum).unwrap_err().to_string();
+    assert!(error.contains("rank 1 on"), "{error}");
+}
+
 /// Rank 1 dies in the middle; the others must not wait for it for ever.
 fn loses_one(comm: &Background) {
     comm.barrier().unwrap();
@@ -208,6 +223,7 @@ fn any_messages_arrive() {
 fn ranks_that_disagree_are_told_by_name() {
     if here() {
         all_well(2, "disagree");
+        all_well(2, "silent");
     }
 }
 

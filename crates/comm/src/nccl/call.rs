@@ -26,8 +26,11 @@ impl Nccl {
         self.queue(&asked, &parts, spots)?;
         let place = result(&call, &parts, rank);
         let got = &mut call.output[place];
-        self.device.fetch(got, self.output.start)?;
+        // To fetch into memory that the device does not know waits for all that is queued, however
+        // long: first it must be done.
         self.settle(call.kind, call.root)?;
+        self.device.fetch(got, self.output.start)?;
+        self.device.wait()?;
         if call.kind.reduces() {
             kernel::finish(call.dtype, call.op, ranks as u32, got);
         }
@@ -50,11 +53,12 @@ impl Nccl {
             self.device.put(message.address, call.input.unwrap_or(call.output))?;
         }
         self.queue_messages(&gives, &takes)?;
+        let other = gives.iter().chain(&takes).next().map_or(0, |message| message.with);
+        self.settle(Kind::Send, other as u32)?;
         for (call, message) in receives.iter_mut().zip(&takes) {
             self.device.fetch(call.output, message.address)?;
         }
-        let other = gives.iter().chain(&takes).next().map_or(0, |message| message.with);
-        self.settle(Kind::Send, other as u32)
+        self.device.wait()
     }
 
     /// Has a call done on buffers of this rank's device, where they lie.

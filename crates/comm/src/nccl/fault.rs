@@ -17,7 +17,10 @@ impl Nccl {
             return error;
         }
         let message = matches!(call.kind, Kind::Send | Kind::Receive);
-        let known = matches!(error, CommError::Aborted { .. } | CommError::Unmatched { .. });
+        let known = matches!(
+            error,
+            CommError::Aborted { .. } | CommError::Unmatched { .. } | CommError::Disagree { .. }
+        );
         let error = if message || known { error } else { self.inquire(error, call) };
         // SAFETY: the communicator is ours, and is used no more.
         unsafe { (self.device.functions.abort)(self.raw) };
@@ -30,22 +33,28 @@ impl Nccl {
     /// All that fail tell each other what they called: whoever is gone or does not come is found by
     /// the communicator they met through, whoever called something else by what he says.
     fn inquire(&self, error: CommError, call: Signature) -> CommError {
+        self.compare(call).err().unwrap_or(error)
+    }
+
+    /// All ranks tell each other what they call.
+    pub(super) fn compare(&self, call: Signature) -> Result<(), CommError> {
+        if matches!(call.kind, Kind::Send | Kind::Receive) {
+            return Ok(());
+        }
         let words = [self.calls].into_iter().chain(sign::encode(&call));
         let said: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
         let mut all = vec![0u8; SAID * self.peers.len()];
-        if let Err(better) = self.meeting.all_gather(&said, &mut all) {
-            return better;
-        }
+        self.meeting.all_gather(&said, &mut all)?;
         let other = all.chunks_exact(SAID).zip(&self.peers).find(|(other, _)| *other != said);
         match other.and_then(|(other, peer)| Some((called(other)?, peer))) {
-            Some((theirs, peer)) => CommError::Disagree {
+            Some((theirs, peer)) => Err(CommError::Disagree {
                 sequence: self.calls,
                 ours_by: self.peers[self.rank as usize].clone(),
                 ours: Box::new(call),
                 theirs_by: peer.clone(),
                 theirs: Box::new(theirs),
-            },
-            None => error,
+            }),
+            None => Ok(()),
         }
     }
 

@@ -5,7 +5,13 @@
 //! meet through another communicator, which tells them where, and by which they find out what is
 //! wrong.
 //!
+//! All communicators of a job on a device stand in one line, and their calls are done one after the
+//! other: the library does not promise more. So all ranks must call them in the same order, whichever
+//! communicator they are of.
+//!
 //! Where the library differs from other communicators:
+//! - Ranks that call different things may all be done, with wrong numbers: only
+//!   [`Settings::debug`] finds all of them. Of the rest those are found that do not end.
 //! - It has no tags: messages between two ranks must be received in the order in which they were
 //!   sent; in a group, they go in the order of their tags.
 //! - Its least and greatest of what is not a number may be a number.
@@ -46,6 +52,8 @@ pub struct Settings {
     pub device: u32,
     /// How long a collective may take when others do not come.
     pub desync_after: Duration,
+    /// Whether all ranks compare what they call before any data moves. The same for all ranks.
+    pub debug: bool,
 }
 
 /// One rank.
@@ -175,7 +183,8 @@ impl Nccl {
         }
         self.calls += u64::from(!matches!(call.kind, Kind::Send | Kind::Receive));
         let _selected = self.device.select()?;
-        work(self).map_err(|error| self.give_up(error, call))
+        let compared = if self.settings.debug { self.compare(call) } else { Ok(()) };
+        compared.and_then(|()| work(self)).map_err(|error| self.give_up(error, call))
     }
 }
 
@@ -246,6 +255,20 @@ impl Engine for Nccl {
         Memory { host: Arc::new(Buffer::zeroed), device: Some(device) }
     }
 
+    fn in_one_line(&self) -> bool {
+        true
+    }
+
+    fn close(&mut self) {
+        // To destroy it sees to it that the others get what was sent to them. One that failed was
+        // aborted.
+        if !self.raw.is_null() {
+            // SAFETY: the communicator is ours, and nobody uses it any more.
+            unsafe { (self.device.functions.destroy)(self.raw) };
+            self.raw = null_mut();
+        }
+    }
+
     fn abort(&self) -> Abort {
         let (aborted, meeting) = (self.aborted.clone(), self.meeting.clone());
         Arc::new(move |why| {
@@ -258,11 +281,6 @@ impl Engine for Nccl {
 
 impl Drop for Nccl {
     fn drop(&mut self) {
-        // To destroy it sees to it that the others get what was sent to them. One that failed was
-        // aborted.
-        if !self.raw.is_null() {
-            // SAFETY: the communicator is ours, and nobody uses it any more.
-            unsafe { (self.device.functions.destroy)(self.raw) };
-        }
+        self.close();
     }
 }

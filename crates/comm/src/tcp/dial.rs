@@ -205,7 +205,7 @@ mod tests {
         let now = Instant::now();
         let mut link = Link::new(Role::Listener, &secret, random().unwrap(), timing, now);
         let (mut steps, mut buffer) = (Vec::new(), [0; 4096]);
-        let mut say = |link: &mut Link, stream: &mut TcpStream| {
+        let say = |link: &mut Link, stream: &mut TcpStream| {
             stream.write_all(link.pending()).unwrap();
             link.sent(link.pending().len());
         };
