@@ -303,13 +303,10 @@ impl Gear {
         self.slots.iter().any(|slot| slot.flight.as_ref().is_some_and(|f| out(f.work)))
     }
 
-    /// Closes the endpoint: no memory is touched any more, and nothing more is completed. One of shm
-    /// touches none by itself, and others of this process may need it to stay.
+    /// Closes the endpoint: no memory is touched any more, and nothing more is completed.
     pub fn shut(&mut self) {
-        if !self.facts().entangled {
-            self.port.shut();
-            self.slots.iter_mut().for_each(|slot| slot.flight = None);
-        }
+        self.port.shut();
+        self.slots.iter_mut().for_each(|slot| slot.flight = None);
     }
 }
 

@@ -11,6 +11,7 @@ use super::gear::Gear;
 use super::library::{Wanted, library};
 use super::port::{LONGEST_ADDRESS, Port};
 use super::tag::Tags;
+use super::tidy::shares_a_process;
 use crate::background::Engine;
 use crate::tcp::{Endpoint, TcpEngine, TcpTransport, decode, encode, fingerprint};
 use crate::{Call, CommError, Counts, DType, Kind, ReduceOp};
@@ -98,7 +99,7 @@ impl Meeting {
         };
         // One may still be unable to, and then all must know.
         let (carrier, said) = match self.carry(port, &addresses) {
-            Ok(carrier) => (Some(carrier), said[0].clone()),
+            Ok(carrier) => (Some(carrier), said[self.endpoint.rank as usize].clone()),
             Err(why) => (None, cannot(why)),
         };
         let said = self.gather(said)?;
@@ -182,6 +183,9 @@ fn agreed(said: &[Said]) -> Result<Vec<Vec<u8>>, Refusal> {
             }
             Said::Here { address, .. } => all.push(address.clone()),
         }
+    }
+    if let Some(rank) = shares_a_process(&all) {
+        return Err((rank, "the provider shm does not connect ranks of one process".to_owned()));
     }
     Ok(all)
 }

@@ -27,8 +27,6 @@ pub struct Facts {
     pub receives: usize,
     /// Whether memory must be registered.
     pub registered: bool,
-    /// Whether endpoints of one process use each other's memory, as those of shm do.
-    pub entangled: bool,
 }
 
 /// What became of operations.
@@ -325,7 +323,6 @@ fn facts(offer: &Offer) -> Facts {
     unsafe {
         let (ep, rx) = (&*(*info).ep_attr, &*(*info).rx_attr);
         Facts {
-            entangled: provider == "shm",
             provider,
             domain,
             longest: ep.max_msg_size,
