@@ -147,6 +147,8 @@ impl Carrier {
         self.gear.stuck = false;
         if self.dead.is_none() {
             self.complete(channels);
+        }
+        if self.dead.is_none() {
             self.pump_sendings(channels);
             self.pump_comings();
             self.tell_taken();
@@ -173,6 +175,7 @@ impl Carrier {
                         }
                     }
                 }
+                Completed::Broken(why) => return self.die(why),
                 Completed::Failed(context, why) => {
                     if let Some(flight) = self.gear.landed(context) {
                         self.failed(flight, why, channels);
@@ -355,6 +358,7 @@ impl Carrier {
             std::thread::sleep(FIRST_REST);
         }
         after_the_dead(&self.addresses);
+        self.gear.leave(self.dead.is_some() || !self.comings.is_empty());
     }
 }
 

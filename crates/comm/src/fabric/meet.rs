@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -21,6 +22,9 @@ const MEETING: u64 = u64::MAX;
 
 /// Bytes in which a rank says what it has.
 const SAID: usize = 1024;
+
+/// To open a library with all its providers may take its time.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Words are cut off there, so that all fits.
 const WORDS: usize = 400;
@@ -85,6 +89,7 @@ impl Meeting {
     fn new(endpoint: &Arc<Endpoint>) -> Self {
         let all = (0..endpoint.members.len() as u32).collect();
         let transport = TcpTransport::new(endpoint.clone(), MEETING, all, endpoint.rank);
+        let transport = transport.patient(PATIENCE);
         Self { endpoint: endpoint.clone(), engine: TcpEngine::new(transport) }
     }
 
@@ -122,8 +127,8 @@ impl Meeting {
         if only_here && here < endpoint.members.len() {
             return Err("the provider shm does not reach ranks of other nodes".to_owned());
         }
-        let ip = endpoint.bind.or(endpoint.members.get(own).map(|member| member.ip));
-        let source = ip.filter(|_| choice.is_internet());
+        let reached_at = endpoint.members.get(own).map(|member| member.ip);
+        let source = choice.source(endpoint.bind, reached_at);
         let port = open(choice, source, local, here)?;
         let (provider, address) = (port.facts().provider.clone(), port.address()?);
         if address.len() > LONGEST_ADDRESS {
