@@ -1,5 +1,5 @@
 /* Times MPI's collectives on f32, as bench/src/bin/collectives.rs times ours: rank 0 prints a line
- * "operation bytes seconds" for each size, the median of several rounds, each the slowest rank's. */
+ * "operation bytes seconds" for each size and round: the slowest rank's. */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,23 +22,17 @@ static void run(const char *name, float *in, float *out, int count) {
   }
 }
 
-static int by_value(const void *a, const void *b) {
-  double x = *(const double *)a, y = *(const double *)b;
-  return (x > y) - (x < y);
-}
-
-static double timed(const char *name, float *in, float *out, int count, int repeats) {
-  double rounds[ROUNDS];
+static void timed(const char *name, float *in, float *out, int count, int repeats) {
+  double slowest;
   for (int i = 0; i < 2; i++) run(name, in, out, count);
   for (int round = 0; round < ROUNDS; round++) {
     MPI_Barrier(MPI_COMM_WORLD);
     double start = MPI_Wtime();
     for (int i = 0; i < repeats; i++) run(name, in, out, count);
     double mine = (MPI_Wtime() - start) / repeats;
-    MPI_Allreduce(&mine, &rounds[round], 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
+    MPI_Allreduce(&mine, &slowest, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
+    if (rank == 0) printf("%s %ld %.9f\n", name, (long)count * 4, slowest), fflush(stdout);
   }
-  qsort(rounds, ROUNDS, sizeof(double), by_value);
-  return rounds[ROUNDS / 2];
 }
 
 /* Arguments: the repeats of a round, then sizes in bytes, in pairs: "repeats bytes ...". */
@@ -54,8 +48,7 @@ int main(int argc, char **argv) {
       int count = (int)(bytes / sizeof(float));
       float *in = malloc(bytes), *out = malloc(bytes);
       for (int i = 0; i < count; i++) in[i] = 1.0f, out[i] = 0.0f;
-      double seconds = timed(names[n], in, out, count, repeats);
-      if (rank == 0) printf("%s %ld %.9f\n", names[n], bytes, seconds), fflush(stdout);
+      timed(names[n], in, out, count, repeats);
       free(in);
       free(out);
     }

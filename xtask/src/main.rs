@@ -13,7 +13,10 @@ cargo xtask test    install what the tests need (Debian or Ubuntu, as root), the
 cargo xtask fuzz    run every fuzz target for ten minutes (needs cargo-fuzz)
 cargo xtask bench   run the benchmarks and print their ratios
 cargo xtask chaos [--cases N] [--seed S]
-                    harm N jobs on a cluster, as the seeds from S on say, and see how they end";
+                    harm N jobs on a cluster, as the seeds from S on say, and see how they end
+cargo xtask chaos --comm [--cases N] [--seed S]
+                    the same with N worlds of ranks in collectives on this machine, and N/10 more on
+                    a network";
 
 /// Cases of `cargo xtask chaos`.
 const HUNDREDS: u64 = 300;
@@ -41,17 +44,21 @@ fn main() -> ExitCode {
 
 /// What the options say, or else some hundreds of cases that were never seen before.
 fn chaos() -> Result<()> {
-    let (mut cases, mut seed) = (HUNDREDS, steps::new_seed());
+    let (mut cases, mut seed, mut comm) = (HUNDREDS, steps::new_seed(), false);
     let mut words = std::env::args().skip(2);
     while let Some(option) = words.next() {
+        if option == "--comm" {
+            comm = true;
+            continue;
+        }
         let value = words.next().and_then(|text| text.parse().ok());
         match (option.as_str(), value) {
             ("--cases", Some(value)) => cases = value,
             ("--seed", Some(value)) => seed = value,
-            _ => bail!("{option}: the options are --cases N and --seed S"),
+            _ => bail!("{option}: the options are --comm, --cases N and --seed S"),
         }
     }
-    steps::chaos(cases, seed)
+    if comm { steps::chaos_comm(cases, seed) } else { steps::chaos(cases, seed) }
 }
 
 fn test() -> Result<()> {

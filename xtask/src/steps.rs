@@ -58,6 +58,16 @@ pub fn chaos(cases: u64, seed: u64) -> Result<()> {
     run("chaos", chaos.env("REGATTA_CHAOS_SEED", seed.to_string()))
 }
 
+/// Harms ranks in collectives. What fails tells its seed.
+pub fn chaos_comm(cases: u64, seed: u64) -> Result<()> {
+    println!("xtask: {cases} cases from seed {seed}");
+    let mut chaos = cargo();
+    chaos.args(["test", "--package", "regatta-comm", "--test", "chaos"]);
+    chaos.args(["--", "--nocapture", "every_fault"]).env("REGATTA_REQUIRE_CLUSTER", "1");
+    chaos.env("REGATTA_CHAOS_CASES", cases.to_string());
+    run("chaos", chaos.env("REGATTA_CHAOS_SEED", seed.to_string()))
+}
+
 /// A seed that was not used before: the time.
 pub fn new_seed() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(1, |since| since.as_secs())

@@ -2,15 +2,36 @@
 //! caller, or behind its back by a thread of the communicator.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use crate::buffer::Buffer;
-use crate::comm::Finish;
+use crate::buffer::{Buffer, Space};
+use crate::comm::{Finish, no_device};
 use crate::error::Peer;
-use crate::{Call, Comm, CommError, OwnedCall, Pending};
+use crate::whole::Whole;
+use crate::{Call, Comm, CommError, Kind, OwnedCall, Pending};
 
 /// Tells an engine from another thread to give up what it does.
 pub type Abort = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// Where buffers for an engine come from, while it does something else.
+#[derive(Clone)]
+pub struct Memory {
+    /// In host memory, where it likes them best.
+    pub host: Arc<dyn Fn(usize) -> Buffer + Send + Sync>,
+    /// On its device, if it has one.
+    pub device: Option<OnDevice>,
+}
+
+/// Gives memory on a device.
+pub type OnDevice = Arc<dyn Fn(usize) -> Result<Buffer, CommError> + Send + Sync>;
+
+/// The heap.
+impl Default for Memory {
+    fn default() -> Self {
+        Self { host: Arc::new(Buffer::zeroed), device: None }
+    }
+}
 
 /// Does one collective after the other.
 pub trait Engine: Send {
@@ -23,7 +44,16 @@ pub trait Engine: Send {
     /// Does one collective.
     fn run(&mut self, call: Call<'_>) -> Result<(), CommError>;
 
-    /// Does several at once.
+    /// Does one whose buffers may lie on a device; most reach host memory only.
+    fn run_owned(&mut self, call: &mut OwnedCall) -> Result<(), CommError> {
+        match call.space()? {
+            Space::Host => self.run(call.as_call()),
+            space => Err(out_of_reach(call.kind.name(), space)),
+        }
+    }
+
+    /// Does several at once, as [`Comm::run_group`]. An engine in which a message waits for the
+    /// other rank must do better than this.
     fn run_group(&mut self, calls: Vec<Call<'_>>) -> Result<(), CommError> {
         calls.into_iter().try_for_each(|call| self.run(call))
     }
@@ -35,13 +65,32 @@ pub trait Engine: Send {
         key: i64,
     ) -> Result<Option<Box<dyn Engine>>, CommError>;
 
-    /// Memory that it likes best.
-    fn buffer(&self, bytes: usize) -> Buffer {
-        Buffer::zeroed(bytes)
+    /// Where buffers for it come from.
+    fn memory(&self) -> Memory {
+        Memory::default()
     }
 
     /// How to make it give up.
     fn abort(&self) -> Abort;
+
+    /// For an engine that does its collectives in parts, of which this one is for all ranks.
+    fn whole(&self) -> Option<Box<dyn Whole>> {
+        None
+    }
+}
+
+/// The messages of a group, and its collectives, each in their order.
+pub fn apart(calls: Vec<Call<'_>>) -> (Vec<Call<'_>>, Vec<Call<'_>>) {
+    calls.into_iter().partition(|call| matches!(call.kind, Kind::Send | Kind::Receive))
+}
+
+/// What says that ranks cannot reach where buffers lie.
+fn out_of_reach(call: &'static str, space: Space) -> CommError {
+    let what = format!(
+        "its buffers lie in {space}, which these ranks do not reach: fetch them to host memory, or \
+         connect ranks by nccl::over"
+    );
+    CommError::Shape { call, what }
 }
 
 /// A communicator on top of an engine.
@@ -49,11 +98,14 @@ pub struct Background {
     rank: u32,
     peers: Vec<Peer>,
     abort: Abort,
+    memory: Memory,
     shared: Arc<Shared>,
 }
 
 struct Shared {
     engine: Mutex<Box<dyn Engine>>,
+    /// How many are in the line.
+    before: AtomicU64,
     line: Mutex<Line>,
     moved: Condvar,
 }
@@ -78,18 +130,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Line {
-    fn number(&mut self) -> u64 {
-        self.next += 1;
-        self.next - 1
-    }
-}
-
 impl Shared {
     /// Waits for one's turn, has it, and lets the next one come. Without a number one comes last.
     fn in_turn<R>(&self, number: Option<u64>, work: impl FnOnce(&mut dyn Engine) -> R) -> R {
         let mut line = lock(&self.line);
-        let number = number.unwrap_or_else(|| line.number());
+        let number = number.unwrap_or_else(|| self.number(&mut line));
         while line.serving != number {
             line = self.wait(line);
         }
@@ -97,8 +142,16 @@ impl Shared {
         let done = work(lock(&self.engine).as_mut());
         let mut line = lock(&self.line);
         line.serving += 1;
+        self.before.fetch_sub(1, Ordering::Release);
         self.wake(line);
         done
+    }
+
+    /// The number of one who comes now.
+    fn number(&self, line: &mut Line) -> u64 {
+        self.before.fetch_add(1, Ordering::AcqRel);
+        line.next += 1;
+        line.next - 1
     }
 
     fn wait<'a>(&self, mut line: MutexGuard<'a, Line>) -> MutexGuard<'a, Line> {
@@ -130,7 +183,7 @@ impl Shared {
                 line = self.wait(line);
             };
             drop(line);
-            let done = self.in_turn(Some(number), |engine| engine.run(call.as_call()));
+            let done = self.in_turn(Some(number), |engine| engine.run_owned(&mut call));
             finish(done.map(|()| call));
         }
     }
@@ -143,8 +196,10 @@ impl Background {
             rank: engine.rank(),
             peers: engine.peers(),
             abort: engine.abort(),
+            memory: engine.memory(),
             shared: Arc::new(Shared {
                 engine: Mutex::new(engine),
+                before: AtomicU64::new(0),
                 line: Mutex::new(Line::default()),
                 moved: Condvar::new(),
             }),
@@ -152,6 +207,12 @@ impl Background {
     }
 
     fn in_turn<R>(&self, work: impl FnOnce(&mut dyn Engine) -> R) -> R {
+        // Where nobody is before us, there is no need to stand in line.
+        let mut engine = lock(&self.shared.engine);
+        if self.shared.before.load(Ordering::Acquire) == 0 {
+            return work(engine.as_mut());
+        }
+        drop(engine);
         self.shared.in_turn(None, work)
     }
 }
@@ -180,9 +241,9 @@ impl Comm for Background {
         self.in_turn(|engine| engine.run_group(calls))
     }
 
-    fn start(&self, mut call: OwnedCall) -> Pending {
+    fn start(&self, call: OwnedCall) -> Pending {
         let (pending, finish) = Pending::new();
-        if let Err(error) = call.as_call().check(self.rank, self.size()) {
+        if let Err(error) = call.check(self.rank, self.size()) {
             finish(Err(error));
             return pending;
         }
@@ -197,7 +258,7 @@ impl Comm for Background {
             }
             line.threaded = true;
         }
-        let number = line.number();
+        let number = self.shared.number(&mut line);
         line.queue.push_back((number, call, finish));
         self.shared.wake(line);
         pending
@@ -209,7 +270,11 @@ impl Comm for Background {
     }
 
     fn buffer(&self, bytes: usize) -> Buffer {
-        lock(&self.shared.engine).buffer(bytes)
+        (self.memory.host)(bytes)
+    }
+
+    fn device_buffer(&self, bytes: usize) -> Result<Buffer, CommError> {
+        self.memory.device.as_ref().map_or_else(|| Err(no_device()), |memory| memory(bytes))
     }
 
     fn abort(&self, why: &str) {

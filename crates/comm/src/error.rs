@@ -1,6 +1,6 @@
 //! What can go wrong between ranks.
 
-use crate::Signature;
+use crate::{DType, Signature};
 
 /// A rank and where it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -56,6 +56,23 @@ pub enum CommError {
         /// What that called.
         theirs: Box<Signature>,
     },
+    /// Of an all-to-all, what a rank sends is not what the other expects.
+    #[error(
+        "all-to-all: {from} sends {sent} {dtype} to {to}, which expects {expected}; both must say \
+         the same"
+    )]
+    Unmatched {
+        /// Who sends.
+        from: Peer,
+        /// To whom.
+        to: Peer,
+        /// Of what.
+        dtype: DType,
+        /// How many elements it sends.
+        sent: u64,
+        /// How many the other expects.
+        expected: u64,
+    },
     /// Ranks did not come in time.
     #[error("{call}: after {seconds} s nothing came from {}", list(.missing))]
     Late {
@@ -65,6 +82,18 @@ pub enum CommError {
         seconds: u64,
         /// Who did not come.
         missing: Vec<Peer>,
+    },
+    /// Two ranks live, and what one sends does not come to the other.
+    #[error("the path from {from} to {to} is broken ({why}) during {call}")]
+    Path {
+        /// Who sends.
+        from: Peer,
+        /// Who should receive.
+        to: Peer,
+        /// How it is known.
+        why: String,
+        /// What was being done.
+        call: String,
     },
     /// Another rank gave up.
     #[error("{by} gave up: {why}")]

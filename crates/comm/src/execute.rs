@@ -1,145 +1,172 @@
-//! Runs a [`Program`] on a [`Transport`]: round after round, copies at once, messages posted
-//! together and waited for together.
+//! Runs a [`Program`] on a [`Transport`]: whatever can be done is posted, and waited for together.
 
+mod agree;
 mod cut;
-pub mod plain;
+mod flow;
+mod memory;
+mod plan;
 
 use std::time::Duration;
 
-use crate::buffer::Buffer;
-use crate::schedule::{Piece, Place, Program, Round, Step};
+use crate::schedule::Program;
 use crate::transport::{Landing, Lane, Ticket, Transport};
-use crate::{Call, CommError, Kind, ReduceOp, kernel};
+use crate::{Call, CommError, DType, Kind, ReduceOp, kernel};
 use cut::Cut;
+use flow::{Act, Flow, Id, Work};
+use memory::Memory;
+pub use memory::Room;
+pub use plan::Planner;
 
 /// How long a transport is let wait at once; it knows itself when it was too long.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Does a collective in which all take part, as the program says.
+/// What of a long message is done at once. It should still be in a fast cache when it is passed on,
+/// and be long enough that a message more costs nothing.
+const SEGMENT: usize = 256 << 10;
+
+/// Does a collective in which all take part, as the program says, with scratch room from `room`.
 pub fn run(
     transport: &mut dyn Transport,
     call: Call<'_>,
     program: &Program,
+    room: &mut Room,
 ) -> Result<(), CommError> {
-    let ended = rounds(&mut *transport, call, program);
-    // The others know what the transport knows, but not what is wrong with a program.
-    if let Err(error @ CommError::System { .. }) = &ended {
+    run_in_segments(transport, call, program, room, SEGMENT)
+}
+
+/// The same with segments of another length, a multiple of 8 that is the same on all ranks.
+pub fn run_in_segments(
+    transport: &mut dyn Transport,
+    call: Call<'_>,
+    program: &Program,
+    room: &mut Room,
+    segment: usize,
+) -> Result<(), CommError> {
+    let ended = steps(&mut *transport, call, program, room, segment);
+    // The others know what the transport knows, but not what is wrong with a program or its counts.
+    if let Err(error @ (CommError::System { .. } | CommError::Unmatched { .. })) = &ended {
         (transport.abort())(&error.to_string());
     }
     ended
 }
 
-fn rounds(
+fn steps(
     transport: &mut dyn Transport,
     call: Call<'_>,
     program: &Program,
+    room: &mut Room,
+    segment: usize,
 ) -> Result<(), CommError> {
     transport.begin(call.signature(transport.ranks() as usize))?;
     let (rank, ranks) = (transport.rank(), transport.ranks());
     let (dtype, op) = (call.dtype, call.op);
-    let cut = Cut::new(&call, program.blocks, rank, ranks);
-    let mut memory = Memory::new(call, program, &cut);
-    let mut open = Open { transport, tickets: 0 };
-    for round in &program.rounds {
-        open.round(round, &cut, &memory, Landing::Reduce(dtype, op))?;
-    }
-    open.transport.end();
-    if op == ReduceOp::Average
-        && cut.kind.reduces()
-        && let Some(result) = memory.result(&cut, rank)
-    {
-        kernel::finish(dtype, op, ranks, result);
+    // Only who gets a reduction divides it: in place, the others' bytes are still what they gave.
+    let divides = op == ReduceOp::Average
+        && call.kind.reduces()
+        && (call.kind != Kind::Reduce || call.root == rank);
+    agree::on_counts(&mut *transport, &call)?;
+    let cut = Cut::new(&call, program, rank, ranks);
+    let outside = |piece| {
+        let what = format!("the program of {}", cut.kind.name());
+        CommError::System { what, why: format!("there is no {piece:?} on this rank") }
+    };
+    let flow = Flow::new(program, &cut, segment).map_err(outside)?;
+    let mut memory = Memory::new(call, &cut, room);
+    let open = Open { transport, tickets: 0 };
+    Doing { open, flow, posted: Vec::new() }.all(&memory, (dtype, op))?;
+    transport.end();
+    if divides && let Some(result) = cut.result() {
+        kernel::finish(dtype, op, ranks, memory.result(result));
     }
     Ok(())
 }
 
-/// Sends to one rank, or receives from it.
-pub fn message(transport: &mut dyn Transport, call: Call<'_>) -> Result<(), CommError> {
-    let lane = Lane::Tag(call.tag);
+/// Sends to ranks and receives from them, all at once.
+pub fn messages(transport: &mut dyn Transport, calls: Vec<Call<'_>>) -> Result<(), CommError> {
+    let (sends, receives): (Vec<_>, Vec<_>) =
+        calls.into_iter().partition(|call| call.kind == Kind::Send);
     let mut open = Open { transport, tickets: 0 };
-    match call.kind {
-        Kind::Send => {
-            let bytes: *const [u8] = call.input.unwrap_or(call.output);
-            // SAFETY: the call lends its buffers for longer than `open` lives, which waits for the
-            // operation or cancels it.
-            unsafe { open.transport.post_send(call.root, lane, bytes) }?;
-        }
-        _ => {
-            let into: *mut [u8] = call.output;
-            // SAFETY: as above.
-            unsafe { open.transport.post_receive(call.root, lane, into, Landing::Replace) }?;
-        }
+    // Receives first: what comes early then has a place already.
+    for call in receives {
+        let (lane, into): (_, *mut [u8]) = (Lane::Tag(call.tag), call.output);
+        // SAFETY: the call lends its buffers for longer than `open` lives, which waits for the
+        // operation or cancels it.
+        unsafe { open.transport.post_receive(call.root, lane, into, Landing::Replace) }?;
+        open.tickets += 1;
     }
-    open.tickets += 1;
+    for call in sends {
+        let bytes: *const [u8] = call.input.unwrap_or(call.output);
+        // SAFETY: as above.
+        unsafe { open.transport.post_send(call.root, Lane::Tag(call.tag), bytes) }?;
+        open.tickets += 1;
+    }
     open.wait()
 }
 
-/// The call's buffers. Raw, for a program reads one part of a buffer while another is written.
-struct Memory<'a> {
-    input: (*const u8, usize),
-    output: (*mut u8, usize),
-    scratch: (*mut u8, usize),
-    /// Whose the scratch is.
-    _room: Buffer,
-    lent: std::marker::PhantomData<&'a mut [u8]>,
+/// A program that is being done.
+struct Doing<'t> {
+    open: Open<'t>,
+    flow: Flow,
+    posted: Vec<(Ticket, Id)>,
 }
 
-impl<'a> Memory<'a> {
-    fn new(call: Call<'a>, program: &Program, cut: &Cut<'_>) -> Self {
-        let output = (call.output.as_mut_ptr(), call.output.len());
-        let input = call.input.map_or((output.0.cast_const(), output.1), |i| (i.as_ptr(), i.len()));
-        let mut room = Buffer::zeroed(if needs_scratch(program) { cut.whole() } else { 0 });
-        let scratch = (room.bytes_mut().as_mut_ptr(), room.bytes().len());
-        Self { input, output, scratch, _room: room, lent: std::marker::PhantomData }
-    }
-
-    /// Where a piece is, to be read.
-    fn source(&self, cut: &Cut<'_>, piece: &Piece) -> Result<*const [u8], CommError> {
-        let (start, length) = match piece.place {
-            Place::Input => self.input,
-            Place::Output => (self.output.0.cast_const(), self.output.1),
-            Place::Scratch => (self.scratch.0.cast_const(), self.scratch.1),
-        };
-        let range = cut.range(piece).filter(|range| range.end <= length);
-        let range = range.ok_or_else(|| outside(cut, piece))?;
-        // SAFETY: the range ends within the buffer.
-        let start = unsafe { start.add(range.start) };
-        Ok(std::ptr::slice_from_raw_parts(start, range.len()))
-    }
-
-    /// Where a piece is, to be written.
-    fn target(&self, cut: &Cut<'_>, piece: &Piece) -> Result<*mut [u8], CommError> {
-        if piece.place == Place::Input && !piece.blocks.is_empty() {
-            return Err(outside(cut, piece));
+impl Doing<'_> {
+    fn all(&mut self, memory: &Memory<'_>, of: (DType, ReduceOp)) -> Result<(), CommError> {
+        let mut done: Vec<Ticket> = Vec::new();
+        while !self.flow.is_over() {
+            let mut patience = PATIENCE;
+            while let Some((id, work)) = self.flow.take() {
+                if work.act == Act::Copy {
+                    memory.copy(&work)?;
+                    self.flow.done(id);
+                    // Messages should not wait for the next one.
+                    patience = Duration::ZERO;
+                    break;
+                }
+                let ticket = self.post(&work, memory, of)?;
+                self.open.tickets += 1;
+                self.posted.push((ticket, id));
+            }
+            if self.open.tickets == 0 {
+                continue;
+            }
+            self.open.transport.progress(patience, &mut done)?;
+            self.open.tickets = self.open.tickets.saturating_sub(done.len());
+            for ticket in done.drain(..) {
+                if let Some(at) = self.posted.iter().position(|(posted, _)| *posted == ticket) {
+                    self.flow.done(self.posted.swap_remove(at).1);
+                }
+            }
         }
-        // Output and scratch were made of pointers that may be written through.
-        self.source(cut, piece).map(<*const [u8]>::cast_mut)
+        Ok(())
     }
 
-    /// What the rank gets, once all is done.
-    fn result(&mut self, cut: &Cut<'_>, rank: u32) -> Option<&mut [u8]> {
-        let blocks = match cut.kind {
-            Kind::ReduceScatter => rank..rank + 1,
-            _ => 0..cut.shares(),
-        };
-        let range = cut.range(&Piece { place: Place::Output, blocks })?;
-        // SAFETY: nothing is posted any more, and the output was lent to be written.
-        Some(unsafe { std::slice::from_raw_parts_mut(self.output.0.add(range.start), range.len()) })
+    fn post(
+        &mut self,
+        work: &Work,
+        memory: &Memory<'_>,
+        (dtype, op): (DType, ReduceOp),
+    ) -> Result<Ticket, CommError> {
+        let transport = &mut *self.open.transport;
+        let (reads, writes) = (memory.source(&work.reads)?, memory.target(&work.writes)?);
+        // SAFETY: the memory lives longer than `open`, which waits or cancels, and the flow begins
+        // nothing that reads or writes what is written, or writes what is read, before this is done.
+        unsafe {
+            match work.act {
+                Act::Send(to) => transport.post_send(to, Lane::Call, reads),
+                Act::Receive(from) if work.reads.is_none() => {
+                    transport.post_receive(from, Lane::Call, writes, Landing::Replace)
+                }
+                Act::Receive(from) if work.reads == work.writes => {
+                    transport.post_receive(from, Lane::Call, writes, Landing::Reduce(dtype, op))
+                }
+                _ => {
+                    let Act::Receive(from) = work.act else { return Err(memory::nothing()) };
+                    transport.post_reduce(from, Lane::Call, writes, reads, dtype, op)
+                }
+            }
+        }
     }
-}
-
-fn needs_scratch(program: &Program) -> bool {
-    let scratch = |piece: &Piece| piece.place == Place::Scratch;
-    program.rounds.iter().flatten().any(|step| match step {
-        Step::Send { what, .. } => scratch(what),
-        Step::Receive { into, .. } => scratch(into),
-        Step::Copy { from, to } => scratch(from) || scratch(to),
-    })
-}
-
-fn outside(cut: &Cut<'_>, piece: &Piece) -> CommError {
-    let what = format!("the program of {}", cut.kind.name());
-    CommError::System { what, why: format!("there is no {piece:?} on this rank") }
 }
 
 /// What is posted and not yet done. It is cancelled when this is dropped, for the memory is only
@@ -150,47 +177,6 @@ struct Open<'t> {
 }
 
 impl Open<'_> {
-    fn round(
-        &mut self,
-        round: &Round,
-        cut: &Cut<'_>,
-        memory: &Memory<'_>,
-        reduced: Landing,
-    ) -> Result<(), CommError> {
-        // Receives first: what comes early then has a place already.
-        for step in round {
-            if let Step::Receive { from, into, reduce } = step {
-                let into = memory.target(cut, into)?;
-                let landing = if *reduce { reduced } else { Landing::Replace };
-                // SAFETY: the memory lives longer than we, who wait or cancel, and no other step of
-                // the round reads or writes what this one writes.
-                unsafe { self.transport.post_receive(*from, Lane::Call, into, landing) }?;
-                self.tickets += 1;
-            }
-        }
-        for step in round {
-            if let Step::Send { to, what } = step {
-                let what = memory.source(cut, what)?;
-                // SAFETY: as above; nobody writes what is sent.
-                unsafe { self.transport.post_send(*to, Lane::Call, what) }?;
-                self.tickets += 1;
-            }
-        }
-        for step in round {
-            if let Step::Copy { from, to } = step {
-                let (from, to) = (memory.source(cut, from)?, memory.target(cut, to)?);
-                if from.len() != to.len() {
-                    let what = format!("the program of {}", cut.kind.name());
-                    let why = format!("{} bytes do not fit {}", from.len(), to.len());
-                    return Err(CommError::System { what, why });
-                }
-                // SAFETY: both are in buffers of the call; they may overlap.
-                unsafe { std::ptr::copy(from.cast::<u8>(), to.cast::<u8>(), from.len()) };
-            }
-        }
-        self.wait()
-    }
-
     /// Until all that is posted is done.
     fn wait(&mut self) -> Result<(), CommError> {
         let mut done: Vec<Ticket> = Vec::new();

@@ -6,27 +6,33 @@
 //! where nodes have different numbers of ranks, goes through the first rank of each node.
 
 mod layout;
+mod part;
 mod two_level;
 
 use std::sync::Arc;
 
-use crate::background::{Abort, Background, Engine};
-use crate::buffer::Buffer;
+use crate::background::{Abort, Background, Engine, Memory, apart};
 use crate::error::Peer;
+use crate::whole::Whole;
 use crate::{Call, CommError, Counts, DType, Kind, ReduceOp, join, shm};
 use layout::Layout;
+use part::Part;
 
 /// One rank.
 struct Host {
     /// All ranks, through the network.
     world: Box<dyn Engine>,
     /// Those of this node, if there are others.
-    local: Option<Box<dyn Engine>>,
+    local: Option<Part>,
     /// One of each node: those with this rank's number there, or the first ones.
-    across: Option<Box<dyn Engine>>,
+    across: Option<Part>,
+    /// What is wrong with a collective, of which each engine knows a part.
+    whole: Option<Box<dyn Whole>>,
     layout: Layout,
     naming: Naming,
-    failed: Vec<Abort>,
+    /// How to make all engines give up.
+    parts: Vec<Abort>,
+    failed: Option<CommError>,
 }
 
 /// How sub-communicators are told apart.
@@ -48,6 +54,7 @@ pub fn join(settings: join::Settings) -> Result<Background, CommError> {
         splits: 0,
         settings: shm::Settings {
             desync_after: settings.desync_after,
+            debug: settings.debug,
             join_within: settings.join_within,
             ..shm::Settings::default()
         },
@@ -59,28 +66,119 @@ pub fn join(settings: join::Settings) -> Result<Background, CommError> {
 impl Host {
     /// Adds shared memory to ranks that are connected.
     fn compose(mut world: Box<dyn Engine>, naming: Naming) -> Result<Box<dyn Engine>, CommError> {
-        let nodes = everybodys(world.as_mut(), naming.node)?;
-        let layout = Layout::new(world.rank(), &nodes);
+        let whole = world.whole();
+        let layout = Layout::new(world.rank(), &everybodys(world.as_mut(), naming.node)?);
+        let over = || whole.as_ref().and_then(|whole| whole.verdict());
+        let joined = Self::local(world.as_ref(), &layout, &naming, &over)
+            .and_then(|local| Ok((local, Self::across(world.as_mut(), &layout)?)));
+        let (local, across) = match (joined, &whole) {
+            (Ok(parts), _) => parts,
+            // The others may wait for this rank where they do not hear that it is gone.
+            (Err(error), Some(whole)) => {
+                whole.abort()(&error.to_string());
+                return Err(whole.verdict().unwrap_or(error));
+            }
+            (Err(error), None) => return Err(error),
+        };
+        let engines = [local.as_ref(), across.as_ref()].into_iter().flatten();
+        let mut parts: Vec<Abort> = engines.map(|part| part.engine.abort()).collect();
+        parts.push(world.abort());
+        if let Some(whole) = &whole {
+            let parts = parts.clone();
+            whole.when_over(Arc::new(move |why| parts.iter().for_each(|abort| abort(why))));
+        }
+        let failed = None;
+        Ok(Box::new(Self { world, local, across, whole, layout, naming, parts, failed }))
+    }
+
+    /// The ranks of this node, if there are others.
+    fn local(
+        world: &dyn Engine,
+        layout: &Layout,
+        naming: &Naming,
+        over: &dyn Fn() -> Option<CommError>,
+    ) -> Result<Option<Part>, CommError> {
+        if layout.members.len() == 1 {
+            return Ok(None);
+        }
+        let name = format!("{}.{}.{}", naming.name, naming.splits, layout.node);
         let peers = world.peers();
-        let local = match layout.members.len() {
-            1 => None,
-            _ => {
-                let name = format!("{}.{}.{}", naming.name, naming.splits, layout.node);
-                let own = layout.members.iter().map(|&r| peers[r as usize].clone()).collect();
-                let engine = shm::join(&name, layout.local, own, naming.settings)?;
-                Some(Box::new(engine) as Box<dyn Engine>)
-            }
+        let own = layout.members.iter().map(|&r| peers[r as usize].clone()).collect();
+        let engine = shm::join_unless(&name, layout.local, own, naming.settings, over)?;
+        Ok(Some(Part { engine: Box::new(engine), members: layout.members.clone() }))
+    }
+
+    /// One rank of each node, if there are several.
+    fn across(world: &mut dyn Engine, layout: &Layout) -> Result<Option<Part>, CommError> {
+        if layout.nodes == 1 {
+            return Ok(None);
+        }
+        let takes_part = layout.even || layout.local == 0;
+        let colour = takes_part.then_some(layout.local);
+        let engine = world.split(colour, i64::from(layout.node))?;
+        Ok(engine.map(|engine| Part { engine, members: layout.across() }))
+    }
+
+    /// Whether a collective is done in parts, by several engines.
+    fn in_parts(&self) -> bool {
+        self.layout.nodes > 1 && !self.layout.is_flat()
+    }
+}
+
+impl Host {
+    /// Messages go the way that all of them can go.
+    fn run_messages(&mut self, messages: Vec<Call<'_>>) -> Result<(), CommError> {
+        self.usable()?;
+        let done = match (self.local.as_mut(), self.layout.nodes) {
+            (Some(local), 1) => local.run_group(messages),
+            _ => self.world.run_group(messages),
         };
-        let across = match (layout.nodes, layout.even || layout.local == 0) {
-            (1, _) => None,
-            (_, takes_part) => {
-                let colour = takes_part.then_some(layout.local);
-                world.split(colour, i64::from(layout.node))?
-            }
+        done.map_err(|error| self.fail(error, "messages"))
+    }
+
+    /// A collective in which all take part.
+    fn run_collective(&mut self, call: Call<'_>) -> Result<(), CommError> {
+        self.usable()?;
+        let in_parts = self.in_parts();
+        let signature = call.signature(self.layout.ranks());
+        if let Some(whole) = self.whole.as_mut().filter(|_| in_parts)
+            && let Err(error) = whole.begin(signature)
+        {
+            return Err(self.fail(error, &signature.to_string()));
+        }
+        if let Err(error) = self.two_level(call) {
+            return Err(self.fail(error, &signature.to_string()));
+        }
+        if let Some(whole) = self.whole.as_mut().filter(|_| in_parts) {
+            whole.end();
+        }
+        Ok(())
+    }
+
+    /// After an error there is nothing but that error.
+    fn usable(&self) -> Result<(), CommError> {
+        self.failed.clone().map_or(Ok(()), Err)
+    }
+
+    /// What all are told when something failed here. Those of other nodes would wait for us, and
+    /// ours for them.
+    fn fail(&mut self, error: CommError, doing: &str) -> CommError {
+        // One engine alone says itself what is wrong; but it may have been ended by what is known
+        // of the whole.
+        let asks = self.in_parts() || matches!(error, CommError::Aborted { .. });
+        let mut error = match &mut self.whole {
+            Some(whole) if asks => whole.explain(error),
+            _ => error,
         };
-        let engines = [Some(&world), local.as_ref(), across.as_ref()];
-        let failed = engines.into_iter().flatten().map(|engine| engine.abort()).collect();
-        Ok(Box::new(Self { world, local, across, layout, naming, failed }))
+        if let CommError::Lost { call, .. } | CommError::Path { call, .. } = &mut error {
+            doing.clone_into(call);
+        }
+        if !matches!(error, CommError::Shape { .. }) {
+            let why = error.to_string();
+            self.parts.iter().for_each(|abort| abort(&why));
+            self.failed = Some(error.clone());
+        }
+        error
     }
 }
 
@@ -124,13 +222,16 @@ impl Engine for Host {
     }
 
     fn run(&mut self, call: Call<'_>) -> Result<(), CommError> {
-        let done = self.two_level(call);
-        if let Err(error) = &done {
-            // Those of other nodes would wait for us, and ours for them.
-            let why = error.to_string();
-            self.failed.iter().for_each(|abort| abort(&why));
+        match call.kind {
+            Kind::Send | Kind::Receive => self.run_messages(vec![call]),
+            _ => self.run_collective(call),
         }
-        done
+    }
+
+    fn run_group(&mut self, calls: Vec<Call<'_>>) -> Result<(), CommError> {
+        let (messages, collectives) = apart(calls);
+        self.run_messages(messages)?;
+        collectives.into_iter().try_for_each(|call| self.run(call))
     }
 
     fn split(
@@ -138,21 +239,22 @@ impl Engine for Host {
         colour: Option<u32>,
         key: i64,
     ) -> Result<Option<Box<dyn Engine>>, CommError> {
+        self.usable()?;
         self.naming.splits += 1;
-        let Some(part) = self.world.split(colour, key)? else { return Ok(None) };
+        let part = self.world.split(colour, key).map_err(|error| self.fail(error, "a split"))?;
+        let Some(part) = part else { return Ok(None) };
         let name = format!("{}.{}", self.naming.name, colour.unwrap_or_default());
         Self::compose(part, Naming { name, ..self.naming.clone() }).map(Some)
     }
 
-    fn buffer(&self, bytes: usize) -> Buffer {
-        match &self.local {
-            Some(local) => local.buffer(bytes),
-            None => Buffer::zeroed(bytes),
-        }
+    fn memory(&self) -> Memory {
+        self.local.as_ref().map_or_else(Memory::default, |local| local.engine.memory())
     }
 
     fn abort(&self) -> Abort {
-        let all = self.failed.clone();
+        // What is told of the whole first, so that it is this that all hear.
+        let whole = self.whole.as_ref().map(|whole| whole.abort());
+        let all: Vec<Abort> = whole.into_iter().chain(self.parts.iter().cloned()).collect();
         Arc::new(move |why| all.iter().for_each(|abort| abort(why)))
     }
 }

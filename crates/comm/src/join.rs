@@ -1,10 +1,11 @@
 //! How ranks find each other: rank 0 listens where all know, the others come, and all get the table
 //! of who is where.
 
+mod algorithms;
 mod listen;
 mod settings;
 
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
@@ -14,6 +15,7 @@ use regatta_wire::link::Timing;
 use crate::CommError;
 use crate::background::Background;
 use crate::fabric;
+use crate::schedule::choose::Table;
 use crate::tcp::{
     Dial, Down, Endpoint, Hello, Hub, Keeper, Line, MOST_CONNECTIONS, Member, NoLine, Shared,
     TcpEngine, TcpTransport, decode, encode,
@@ -66,12 +68,14 @@ fn host(mut settings: Settings) -> Result<Endpoint, CommError> {
             })?
         }
     };
+    let algorithms = algorithms::wanted(&settings)?;
     let port = listener.local_addr().map_err(|e| system("the listening socket", &e))?.port();
-    let ip = settings.bind.unwrap_or(master(&settings)?.ip());
-    let own = settings.member(ip, port);
+    let here = master(&settings)?.ip();
+    let own = settings.member(settings.bind.clone(), port);
     let shared = Arc::new(Shared::new().map_err(|e| system("an event counter", &e))?);
     let (sender, gathered) = channel();
-    let hub = Hub::new(settings.ranks, own, settings.join_within, sender);
+    let table = algorithms::told(&algorithms)?;
+    let hub = Hub::new(settings.ranks, own, settings.join_within, table, sender);
     let timing = timing(&settings);
     let parts = Keeper::hub(listener, settings.secret.clone(), timing, shared.clone(), hub);
     let (keeper, control) = parts.map_err(|e| system("the connections of rank 0", &e))?;
@@ -81,7 +85,7 @@ fn host(mut settings: Settings) -> Result<Endpoint, CommError> {
         Ok(Err(why)) => return Err(failed(why.what, &why.hint)),
         Err(_) => return Err(failed("rank 0's thread ended".to_owned(), "report this")),
     };
-    Ok(endpoint(settings, members, shared, control))
+    Ok(endpoint(settings, reached_at(here, members), algorithms, shared, control))
 }
 
 /// Another rank goes to rank 0.
@@ -89,31 +93,36 @@ fn come(settings: Settings) -> Result<Endpoint, CommError> {
     let until = Instant::now() + settings.join_within;
     let (mut line, at) = reach(&settings, until)?;
     let local = line.stream.local_addr().map_err(|e| system("a connection's address", &e))?;
-    let ip = settings.bind.unwrap_or(local.ip());
-    let listener = listen(match settings.bind {
-        Some(bind) => SocketAddr::new(bind, 0),
-        None => any_address(at, 0),
-    });
+    let (ips, listener) = match settings.bind.as_slice() {
+        [] => (vec![local.ip()], listen(any_address(at, 0))),
+        [bind] => (vec![*bind], listen(SocketAddr::new(*bind, 0))),
+        [first, ..] => (settings.bind.clone(), listen(any_address(SocketAddr::new(*first, 0), 0))),
+    };
     let listener = listener.map_err(|e| system("to listen", &e))?;
     let port = listener.local_addr().map_err(|e| system("the listening socket", &e))?.port();
-    let hello = Hello::Join { world: settings.ranks, member: settings.member(ip, port) };
+    let hello = Hello::Join { world: settings.ranks, member: settings.member(ips, port) };
     let dial = dial(&settings, at, until + SLACK);
     let answer = dial.ask(&mut line, &encode(&hello)).map_err(|why| refused(at, why))?;
-    let mut members = match decode::<Down>(&answer) {
-        Some(Down::Table(members)) => members,
+    let (members, algorithms) = match decode::<Down>(&answer) {
+        Some(Down::Table { members, algorithms }) => (members, algorithms::heard(&algorithms)?),
         Some(Down::Refused { what, hint }) => return Err(failed(what, &hint)),
         _ => return Err(failed(format!("rank 0 at {at} spoke nonsense"), "use one version")),
     };
-    // Rank 0 may know itself by another address than the one that leads to it from here.
-    if let Some(first) = members.first_mut() {
-        first.ip = at.ip();
-    }
     let shared = Arc::new(Shared::new().map_err(|e| system("an event counter", &e))?);
     let timing = timing(&settings);
     let parts = Keeper::spoke(listener, settings.secret.clone(), timing, shared.clone(), line);
     let (keeper, control) = parts.map_err(|e| system("the connection to rank 0", &e))?;
     spawn(keeper)?;
-    Ok(endpoint(settings, members, shared, control))
+    Ok(endpoint(settings, reached_at(at.ip(), members), algorithms, shared, control))
+}
+
+/// Rank 0, if it is not bound, may know itself by another address than the one that leads to it
+/// from here.
+fn reached_at(first: IpAddr, mut members: Vec<Member>) -> Vec<Member> {
+    if let Some(rank_0) = members.first_mut().filter(|member| member.ips.is_empty()) {
+        rank_0.ips.push(first);
+    }
+    members
 }
 
 /// A connection to rank 0, which may begin to listen later.
@@ -135,7 +144,8 @@ fn reach(settings: &Settings, until: Instant) -> Result<(Line, SocketAddr), Comm
 
 fn dial<'a>(settings: &'a Settings, to: SocketAddr, until: Instant) -> Dial<'a> {
     let (secret, timing) = (&settings.secret, timing(settings));
-    Dial { to, from: settings.bind, secret, timing, until, stop: &|| false }
+    // Little goes over this one, and rank 0 may be reached by another network than the NICs are on.
+    Dial { to, from: None, secret, timing, until, stop: &|| false }
 }
 
 fn timing(settings: &Settings) -> Timing {
@@ -170,6 +180,7 @@ fn spawn(keeper: Keeper) -> Result<(), CommError> {
 fn endpoint(
     settings: Settings,
     members: Vec<Member>,
+    algorithms: Table,
     shared: Arc<Shared>,
     control: crate::tcp::Control,
 ) -> Endpoint {
@@ -177,14 +188,16 @@ fn endpoint(
     Endpoint {
         rank: settings.rank,
         members,
+        algorithms: Arc::new(algorithms),
         spin,
         shared,
         dialling: std::sync::Mutex::default(),
         control,
         connections: settings.connections.clamp(1, MOST_CONNECTIONS),
-        bind: settings.bind,
+        bind: settings.bind.clone(),
         lost_after: settings.lost_after,
         desync_after: settings.desync_after,
+        debug: settings.debug,
         timing: timing(&settings),
         carried: std::sync::OnceLock::new(),
         secret: settings.secret,

@@ -26,20 +26,24 @@ pub fn reduce_two(dtype: DType, op: ReduceOp, out: &mut [u8], a: &[u8], b: &[u8]
     each_type(dtype, op, Work::Two(out, a, b));
 }
 
-/// `out = (inputs[0] ∘ inputs[1]) ∘ …`, in this order.
-pub fn reduce_many(dtype: DType, op: ReduceOp, out: &mut [u8], inputs: &[&[u8]]) {
+/// `out = (input(0) ∘ input(1)) ∘ … ∘ input(inputs - 1)`, in this order.
+pub fn reduce_many<'a>(
+    dtype: DType,
+    op: ReduceOp,
+    out: &mut [u8],
+    inputs: usize,
+    input: impl Fn(usize) -> &'a [u8],
+) {
     match inputs {
-        [] => {}
-        [only] => copy(out, only),
-        [a, b] => reduce_two(dtype, op, out, a, b),
-        [a, b, more @ ..] => {
+        0 => {}
+        1 => copy(out, input(0)),
+        2 => reduce_two(dtype, op, out, input(0), input(1)),
+        _ => {
             for (at, block) in out.chunks_mut(BLOCK_BYTES).enumerate() {
                 let start = at * BLOCK_BYTES;
-                let cut = |input: &'_ [u8]| start.min(input.len())..input.len();
-                reduce_two(dtype, op, block, &a[cut(a)], &b[cut(b)]);
-                for input in more {
-                    reduce(dtype, op, block, &input[cut(input)]);
-                }
+                let cut = |input: &'a [u8]| &input[start.min(input.len())..];
+                reduce_two(dtype, op, block, cut(input(0)), cut(input(1)));
+                (2..inputs).for_each(|i| reduce(dtype, op, block, cut(input(i))));
             }
         }
     }

@@ -78,6 +78,28 @@ pub trait Transport: Send {
         landing: Landing,
     ) -> Result<Ticket, CommError>;
 
+    /// Receives bytes and reduces them with others: `into` becomes `with ∘` what comes. Both are of
+    /// one length, and do not overlap. A transport that can do without the copy should.
+    ///
+    /// # Safety
+    /// As of [`Self::post_receive`], and `with` must be valid, and written by nobody, as long.
+    unsafe fn post_reduce(
+        &mut self,
+        from: u32,
+        lane: Lane,
+        into: *mut [u8],
+        with: *const [u8],
+        dtype: DType,
+        op: ReduceOp,
+    ) -> Result<Ticket, CommError> {
+        let length = into.len().min(with.len());
+        // SAFETY: both are valid, as promised, and this rank's alone until they are posted.
+        unsafe {
+            std::ptr::copy(with.cast::<u8>(), into.cast::<u8>(), length);
+            self.post_receive(from, lane, into, Landing::Reduce(dtype, op))
+        }
+    }
+
     /// Moves bytes, and waits at most so long until an operation is done. Adds those that are to
     /// `done`. An error is final: what is posted is to be cancelled, and all other ranks learn of
     /// it.

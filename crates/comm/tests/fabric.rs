@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test's own functions may panic as it may")]
 
+#[path = "tcp/meeting.rs"]
+mod meeting;
 #[allow(dead_code, reason = "it serves the tests of TCP too")]
 #[path = "tcp/process.rs"]
 mod process;
@@ -18,7 +20,7 @@ use regatta_comm::join::{Settings, engine, join, listen};
 use regatta_comm::{Collectives, Comm, CommError, DType, Kind, ReduceOp, host};
 use regatta_wire::secret::Secret;
 
-use process::{ARGUMENTS, Kept, Orders, as_rank, environment, said, secret_file};
+use process::{ARGUMENTS, Kept, Orders, as_rank, environment, own_settings, said, secret_file};
 
 /// The providers that need nothing but a kernel. That of shared memory wants ranks to be processes.
 const PROVIDERS: [&str; 2] = ["tcp", "shm"];
@@ -123,9 +125,10 @@ fn long_messages_of_all_lengths() {
         suite::on_all(world(3, provider), |comm| {
             for count in counts {
                 for kind in [Kind::AllReduce, Kind::AllGather] {
-                    let (dtype, op, counts) = (DType::F32, ReduceOp::Sum, vec![count; 3]);
-                    let in_place = kind == Kind::AllReduce;
-                    suite::Case { kind, dtype, op, root: 1, counts, in_place }.check_own(comm);
+                    let (dtype, op) = (DType::F32, ReduceOp::Sum);
+                    let (sizes, in_place) = (suite::Sizes::Equal(count), kind == Kind::AllReduce);
+                    suite::Case { kind, dtype, op, root: 1, sizes, in_place, seed: 0 }
+                        .check_own(comm);
                 }
             }
         });
@@ -291,12 +294,9 @@ fn start(
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
     let secret = secret_file(&std::env::temp_dir(), &format!("fabric-{number}"));
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port();
-    drop(listener);
     let rank = |rank| {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        let mut environment = environment(rank, ranks, "127.0.0.1", port, &secret.0);
+        let mut environment = environment(rank, ranks, "127.0.0.1", &secret.0);
         environment.push(("REGATTA_FABRIC".to_owned(), provider.to_owned()));
         rank_is(&mut command, &environment);
         command.spawn().unwrap()
@@ -328,7 +328,7 @@ fn a_rank_of_the_suite() {
     if std::env::var_os(SCENE).is_none() {
         return;
     }
-    let comm = join(Settings::from_environment().unwrap()).unwrap();
+    let comm = join(own_settings()).unwrap();
     let (rank, size) = (comm.rank(), comm.size());
     for case in suite::cases(size, &[0, 1, 7, 100, 5003]) {
         case.check_own(&comm);

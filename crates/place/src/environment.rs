@@ -1,10 +1,10 @@
 //! The environment of one rank: rendezvous, device visibility, network, caches, threads; each line
 //! with its reason.
 
-use regatta_model::{GpuVendor, Machine, PlacedNode, PlacedRank, Placement, Visibility};
+use regatta_model::{GpuVendor, Machine, Nic, PlacedNode, PlacedRank, Placement, Visibility};
 use serde::{Deserialize, Serialize};
 
-use crate::nic;
+use crate::{addresses, nic};
 
 /// Whose variables are wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,7 +47,7 @@ pub struct EnvLine {
 }
 
 impl EnvLine {
-    fn new(variable: &str, value: impl ToString, why: &str) -> Self {
+    pub(crate) fn new(variable: &str, value: impl ToString, why: &str) -> Self {
         Self { variable: variable.to_owned(), value: Some(value.to_string()), why: why.to_owned() }
     }
 }
@@ -74,6 +74,9 @@ pub struct RankContext<'a> {
     pub rank: u32,
     /// The rank's node.
     pub machine: &'a Machine,
+    /// The interfaces of that very node, with its addresses; `None` if they are not known, for nodes
+    /// that are alike share a description.
+    pub nics: Option<&'a [Nic]>,
     /// Whose variables are wanted.
     pub framework: Framework,
     /// Where the ranks meet.
@@ -94,6 +97,7 @@ pub fn environment(context: &RankContext<'_>) -> Option<Vec<EnvLine>> {
     lines.extend(visibility(context.machine, rank));
     if context.placement.nodes.len() > 1 {
         lines.extend(network(context.machine, context.framework));
+        lines.extend(context.nics.and_then(|nics| addresses::bind(nics, rank.nic.as_deref())));
     }
     lines.extend(caches(context.machine, context.framework, context.cache));
     for setting in context.settings {

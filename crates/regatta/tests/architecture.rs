@@ -15,7 +15,7 @@ const MAY_USE: [(&str, &[&str]); 10] = [
     ("crates/comm", &["model", "wire"]),
     ("crates/testbed", &[]),
     ("crates/regatta", &["model", "discover", "place", "wire", "launch", "comm"]),
-    ("bench", &["model", "discover", "place", "wire", "launch", "comm"]),
+    ("bench", &["model", "discover", "place", "wire", "launch", "comm", "testbed"]),
     ("xtask", &[]),
 ];
 

@@ -27,6 +27,7 @@ pub struct ClusterBuilder {
     pub(crate) fake_affinity: bool,
     pub(crate) slurm: bool,
     pub(crate) ssh: bool,
+    pub(crate) second_network: bool,
     pub(crate) shared: Vec<PathBuf>,
 }
 
@@ -44,6 +45,7 @@ impl Default for ClusterBuilder {
             fake_affinity: false,
             slurm: true,
             ssh: false,
+            second_network: false,
             shared: target_folder().into_iter().collect(),
         }
     }
@@ -108,6 +110,13 @@ impl ClusterBuilder {
     /// host.
     pub fn ssh(mut self, yes: bool) -> Self {
         self.ssh = yes;
+        self
+    }
+
+    /// Whether hosts are on a second network too, by `eth1`: node `i` has the address `10.78.0.i`
+    /// there.
+    pub fn second_network(mut self, yes: bool) -> Self {
+        self.second_network = yes;
         self
     }
 

@@ -16,6 +16,8 @@ use std::process::Command;
 
 /// The first three numbers of every address; node `i` has the address `NETWORK.i`.
 pub(crate) const NETWORK: &str = "10.77.0";
+/// The same of the second network, whose device is `eth1`.
+const SECOND_NETWORK: &str = "10.78.0";
 /// The login host's last number.
 pub(crate) const LOGIN_NUMBER: u32 = 254;
 const LOGIN: &str = "login";
@@ -209,6 +211,9 @@ fn start_hosts(
     let mut hosts = together(&all, |(name, number)| {
         let host = Host::start(name, base, &shared)?;
         host.join(switch, &format!("{NETWORK}.{number}/24"))?;
+        if builder.second_network {
+            host.join_second(switch, &format!("{SECOND_NETWORK}.{number}/24"))?;
+        }
         Ok(host)
     })?;
     let login = hosts.remove(0);

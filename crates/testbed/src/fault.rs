@@ -1,6 +1,6 @@
 //! What befalls clusters, done to this one; and what a job left in it.
 
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, NETWORK};
 use crate::error::TestbedError;
 use crate::inside::{self, Process};
 use crate::run::succeed;
@@ -20,9 +20,33 @@ impl Cluster {
         self.link(host, "down")
     }
 
-    /// Puts the cable back.
+    /// Lets nothing through between two nodes, and no connection is told; to all others both have
+    /// their ways.
+    pub fn cut_between(&self, one: &str, other: &str) -> Result<(), TestbedError> {
+        for (here, there) in [(one, other), (other, one)] {
+            let (address, nobody) = (self.address(there)?, "02:00:00:00:00:01");
+            let words = ["neighbour", "replace", &address, "lladdr", nobody, "dev", "eth0"];
+            self.find(here)?.on_network(&[&words[..], &["nud", "permanent"]].concat())?;
+        }
+        Ok(())
+    }
+
+    /// Has a host's cable carry so much, as `tc` says it, in either direction.
+    pub fn slow(&self, host: &str, rate: &str) -> Result<(), TestbedError> {
+        let host = self.find(host)?;
+        host.limit("eth0", rate)?;
+        self.switch().limit(&host.port(), rate)
+    }
+
+    /// Puts the cable back, and all is as it was.
     pub fn mend(&self, host: &str) -> Result<(), TestbedError> {
-        self.link(host, "up")
+        self.link(host, "up")?;
+        let host = self.find(host)?;
+        // What there is none of cannot be taken away.
+        let _ = host.on_network(&["neighbour", "flush", "dev", "eth0", "nud", "permanent"]);
+        let _ = host.unlimit("eth0");
+        let _ = self.switch().unlimit(&host.port());
+        Ok(())
     }
 
     /// Takes a host's power away, for good: its processes are gone when this returns, and no
@@ -62,6 +86,16 @@ impl Cluster {
         let mut mount = self.find(host)?.enter();
         mount.args(["mount", "-t", "tmpfs", "-o", &format!("size={}", bytes.max(PAGE)), "tmpfs"]);
         succeed(mount.arg(path)).map(drop)
+    }
+
+    /// The address of a node.
+    fn address(&self, node: &str) -> Result<String, TestbedError> {
+        let number = self.nodes().iter().position(|name| name == node);
+        let number = number.ok_or_else(|| TestbedError::NoHost {
+            name: node.to_owned(),
+            known: self.nodes().join(", "),
+        })?;
+        Ok(format!("{NETWORK}.{}", number + 1))
     }
 
     fn link(&self, host: &str, state: &str) -> Result<(), TestbedError> {

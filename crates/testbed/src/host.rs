@@ -28,9 +28,10 @@ pub(crate) struct Host {
 }
 
 impl Host {
-    /// A network namespace with a bridge in it, to which the hosts are joined.
+    /// A network namespace with two bridges in it, to which the hosts are joined.
     pub(crate) fn switch() -> Result<Self, TestbedError> {
-        let script = "set -e; ip link set lo up; ip link add br0 type bridge; ip link set br0 up; \
+        let script = "set -e; ip link set lo up; \
+                      for n in 0 1; do ip link add br$n type bridge; ip link set br$n up; done; \
                       echo up; read -r _ || :";
         let mut command = Command::new("unshare");
         command.args(["--net", "--fork", "--kill-child", "bash", "-c", script]);
@@ -61,12 +62,26 @@ impl Host {
 
     /// Joins the host to a switch, under an address of a /24 network.
     pub(crate) fn join(&self, switch: &Host, address: &str) -> Result<(), TestbedError> {
+        self.plug(switch, [&self.port(), "br0", "eth0"], address)
+    }
+
+    /// Joins it to a second network, which has nothing to do with the first.
+    pub(crate) fn join_second(&self, switch: &Host, address: &str) -> Result<(), TestbedError> {
+        self.plug(switch, [&format!("sx-{}", self.name), "br1", "eth1"], address)
+    }
+
+    fn plug(
+        &self,
+        switch: &Host,
+        [port, bridge, device]: [&str; 3],
+        address: &str,
+    ) -> Result<(), TestbedError> {
         let holder = self.holder.id().to_string();
-        let port = ["link", "add", &self.port(), "up", "master", "br0", "type", "veth"];
-        let peer = ["peer", "name", "eth0", "netns", &holder];
+        let port = ["link", "add", port, "up", "master", bridge, "type", "veth"];
+        let peer = ["peer", "name", device, "netns", &holder];
         switch.on_network(&[&port[..], &peer].concat())?;
-        self.on_network(&["address", "add", address, "dev", "eth0"])?;
-        self.on_network(&["link", "set", "eth0", "up"])
+        self.on_network(&["address", "add", address, "dev", device])?;
+        self.on_network(&["link", "set", device, "up"])
     }
 
     /// The name of its port on the switch.
@@ -78,6 +93,24 @@ impl Host {
     pub(crate) fn on_network(&self, args: &[&str]) -> Result<(), TestbedError> {
         let mut command = Command::new("nsenter");
         command.args(["--net", "--target", &self.holder.id().to_string(), "ip"]);
+        succeed(command.args(args)).map(drop)
+    }
+
+    /// Has a device send so much at most.
+    pub(crate) fn limit(&self, device: &str, rate: &str) -> Result<(), TestbedError> {
+        let words = ["qdisc", "replace", "dev", device, "root", "tbf", "rate", rate];
+        self.traffic(&[&words[..], &["burst", "3kb", "latency", "400ms"]].concat())
+    }
+
+    /// Has it send as much as it can.
+    pub(crate) fn unlimit(&self, device: &str) -> Result<(), TestbedError> {
+        self.traffic(&["qdisc", "delete", "dev", device, "root"])
+    }
+
+    /// Runs `tc` on the network of a host or switch.
+    fn traffic(&self, args: &[&str]) -> Result<(), TestbedError> {
+        let mut command = Command::new("nsenter");
+        command.args(["--net", "--target", &self.holder.id().to_string(), "tc"]);
         succeed(command.args(args)).map(drop)
     }
 

@@ -66,6 +66,28 @@ fn a_cut_link_carries_nothing_until_it_is_mended() {
 }
 
 #[test]
+fn a_path_can_be_cut_alone_and_a_link_be_slow() {
+    let Some(cluster) = cluster_or_skip(&Cluster::builder().nodes(3).slurm(false)) else { return };
+    let mut server = serve(&cluster, "node2");
+    until("the server answers", || reaches(&cluster));
+    cluster.cut_between("node1", "node2").unwrap();
+    assert!(!reaches(&cluster));
+    let script = "exec 3<>/dev/tcp/node2/7000 && read -r -t 5 answer <&3 && [ $answer = hello ]";
+    assert!(bash(&cluster, "node3", script).status.success());
+    cluster.mend("node1").unwrap();
+    cluster.mend("node2").unwrap();
+    until("the server answers again", || reaches(&cluster));
+    cluster.slow("node2", "8kbit").unwrap();
+    let show = bash(&cluster, "node2", "tc qdisc show dev eth0").stdout;
+    assert!(show.contains("tbf") && show.contains("8Kbit"), "{show}");
+    cluster.mend("node2").unwrap();
+    assert!(!bash(&cluster, "node2", "tc qdisc show dev eth0").stdout.contains("tbf"));
+    assert!(cluster.cut_between("node1", "node9").is_err());
+    drop(cluster);
+    server.wait().unwrap();
+}
+
+#[test]
 fn a_crashed_host_has_no_process_and_no_port() {
     let Some(cluster) = cluster_or_skip(&Cluster::builder().nodes(2).slurm(false)) else { return };
     let mut server = serve(&cluster, "node2");

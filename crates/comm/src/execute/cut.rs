@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use crate::schedule::{Blocks, Piece, Place};
+use super::flow::Span;
+use crate::schedule::{Blocks, Piece, Place, Program};
 use crate::{Call, Counts, DType, Kind};
 
 /// The shape of a call's buffers.
@@ -11,6 +12,8 @@ pub(super) struct Cut<'a> {
     dtype: DType,
     counts: Counts<'a>,
     blocks: Blocks,
+    /// The blocks of scratch room.
+    scratch: Range<u32>,
     rank: usize,
     ranks: usize,
     input: Option<usize>,
@@ -18,12 +21,13 @@ pub(super) struct Cut<'a> {
 }
 
 impl<'a> Cut<'a> {
-    pub(super) fn new(call: &Call<'a>, blocks: Blocks, rank: u32, ranks: u32) -> Self {
+    pub(super) fn new(call: &Call<'a>, program: &Program, rank: u32, ranks: u32) -> Self {
         Self {
             kind: call.kind,
             dtype: call.dtype,
             counts: call.counts.clone(),
-            blocks,
+            blocks: program.blocks,
+            scratch: program.scratch(),
             rank: rank as usize,
             ranks: ranks as usize,
             input: call.input.map(<[u8]>::len),
@@ -31,13 +35,37 @@ impl<'a> Cut<'a> {
         }
     }
 
-    /// The bytes of all blocks together.
-    pub(super) fn whole(&self) -> usize {
-        self.start(Place::Scratch, self.blocks())
+    /// Whether the input must be copied first: what comes would overwrite what is still to go.
+    pub(super) fn needs_copy(&self) -> bool {
+        self.kind == Kind::AllToAll && self.input.is_none()
     }
 
-    /// Which bytes a piece is in its buffer; none if the buffer has not got it.
-    pub(super) fn range(&self, piece: &Piece) -> Option<Range<usize>> {
+    /// Which bytes the scratch room is, of a buffer that has all blocks.
+    pub(super) fn room(&self) -> Range<usize> {
+        let start = |block: u32| self.start(Place::Scratch, block as usize);
+        start(self.scratch.start)..start(self.scratch.end)
+    }
+
+    /// Where a piece is; none if the buffer has not got it.
+    pub(super) fn span(&self, piece: &Piece) -> Option<Span> {
+        let bytes = self.range(piece)?;
+        let place = match piece.place {
+            Place::Input if self.input.is_none() && !self.needs_copy() => Place::Output,
+            place => place,
+        };
+        if bytes.is_empty() {
+            return Some(Span { place, bytes: 0..0 });
+        }
+        if place != Place::Scratch {
+            return Some(Span { place, bytes });
+        }
+        let room = self.room();
+        let within = room.start <= bytes.start && bytes.end <= room.end;
+        within.then(|| Span { place, bytes: bytes.start - room.start..bytes.end - room.start })
+    }
+
+    /// Which bytes a piece is in its buffer, or of scratch room for all blocks.
+    fn range(&self, piece: &Piece) -> Option<Range<usize>> {
         let Range { start, end } = piece.blocks;
         let (first, last) = (start as usize, end as usize);
         if first > last || last > self.blocks() {
@@ -50,7 +78,7 @@ impl<'a> Cut<'a> {
         let length = match piece.place {
             Place::Input => self.input.unwrap_or(self.output),
             Place::Output => self.output,
-            Place::Scratch => self.whole(),
+            Place::Scratch => self.start(Place::Scratch, self.blocks()),
         };
         if length == self.start(piece.place, self.blocks()) {
             return Some(range);
@@ -60,9 +88,14 @@ impl<'a> Cut<'a> {
         own.then_some(0..length)
     }
 
-    /// How many blocks there are.
-    pub(super) fn shares(&self) -> u32 {
-        self.blocks() as u32
+    /// What the rank gets, in the output.
+    pub(super) fn result(&self) -> Option<Range<usize>> {
+        let (first, count) = match self.kind {
+            Kind::ReduceScatter => (self.rank, 1),
+            _ => (0, self.blocks()),
+        };
+        let blocks = first as u32..(first + count) as u32;
+        self.range(&Piece { place: Place::Output, blocks })
     }
 
     fn blocks(&self) -> usize {
@@ -113,21 +146,23 @@ mod tests {
     fn a_buffer_for_one_part_has_that_part_only() {
         let mut output = [0; 6];
         let call = call(Kind::AllGather, &[1, 2, 3], &[0; 2], &mut output);
-        let cut = Cut::new(&call, Blocks::Parts, 1, 3);
+        let program = Program { blocks: Blocks::Parts, rounds: Vec::new() };
+        let cut = Cut::new(&call, &program, 1, 3);
         let range = |place, blocks| cut.range(&Piece { place, blocks });
         assert_eq!(range(Place::Input, 1..2), Some(0..2));
         assert_eq!(range(Place::Input, 0..2), None);
         assert_eq!(range(Place::Output, 1..3), Some(1..6));
         assert_eq!(range(Place::Output, 2..4), None);
         assert_eq!(range(Place::Output, 1..1), Some(0..0));
-        assert_eq!(cut.whole(), 6);
+        assert_eq!(cut.span(&Piece { place: Place::Scratch, blocks: 0..1 }), None);
     }
 
     #[test]
     fn shares_are_as_equal_as_it_goes() {
         let mut output = [0; 7];
         let call = call(Kind::AllReduce, &[7, 7, 7], &[0; 7], &mut output);
-        let cut = Cut::new(&call, Blocks::Shares(3), 0, 3);
+        let program = Program { blocks: Blocks::Shares(3), rounds: Vec::new() };
+        let cut = Cut::new(&call, &program, 0, 3);
         let range = |block| cut.range(&Piece { place: Place::Output, blocks: block..block + 1 });
         assert_eq!([range(0), range(1), range(2)], [Some(0..3), Some(3..5), Some(5..7)]);
     }

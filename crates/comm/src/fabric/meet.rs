@@ -14,7 +14,7 @@ use super::port::{LONGEST_ADDRESS, Port};
 use super::tag::Tags;
 use super::tidy::shares_a_process;
 use crate::background::Engine;
-use crate::tcp::{Endpoint, TcpEngine, TcpTransport, decode, encode, fingerprint};
+use crate::tcp::{Endpoint, Member, TcpEngine, TcpTransport, decode, encode, fingerprint};
 use crate::{Call, CommError, Counts, DType, Kind, ReduceOp};
 
 /// The communicator in which ranks talk of it.
@@ -127,8 +127,9 @@ impl Meeting {
         if only_here && here < endpoint.members.len() {
             return Err("the provider shm does not reach ranks of other nodes".to_owned());
         }
-        let reached_at = endpoint.members.get(own).map(|member| member.ip);
-        let source = choice.source(endpoint.bind, reached_at);
+        let listens = |member: &Member| member.ips.first().copied();
+        let reached_at = endpoint.members.get(own).and_then(listens);
+        let source = choice.source(endpoint.bind.first().copied(), reached_at);
         let port = open(choice, source, local, here)?;
         let (provider, address) = (port.facts().provider.clone(), port.address()?);
         if address.len() > LONGEST_ADDRESS {

@@ -11,8 +11,8 @@ use super::library::{Library, Offer};
 /// An address is not longer than this.
 pub const LONGEST_ADDRESS: usize = 512;
 
-/// Providers that are nothing but functions.
-const PASSIVE: [&str; 4] = ["tcp", "net", "udp", "shm"];
+/// Providers that are nothing but functions. So is shm, but it leaves memory behind if not closed.
+const PASSIVE: [&str; 3] = ["tcp", "net", "udp"];
 
 /// Why nothing goes any more.
 const SHUT: &str = "the endpoint is shut";

@@ -56,7 +56,15 @@ impl Rank {
 
     fn receive(&mut self, from: u32, tag: u64, into: &mut [u8], landing: Landing) {
         let (start, length) = (into.as_mut_ptr(), into.len());
-        let posted = Posted { key: key(tag), what: 0, ticket: Ticket(tag), start, length, landing };
+        let posted = Posted {
+            key: key(tag),
+            what: 0,
+            ticket: Ticket(tag),
+            start,
+            length,
+            landing,
+            with: None,
+        };
         self.carrier.receive(from, posted, &mut self.channels);
     }
 

@@ -42,6 +42,20 @@ impl Layout {
         }
     }
 
+    /// How many ranks there are.
+    pub fn ranks(&self) -> usize {
+        self.places.len()
+    }
+
+    /// The ranks with which this one meets across nodes: those with its place on theirs.
+    pub fn across(&self) -> Vec<u32> {
+        let same = |(_, (_, local)): &(u32, &(u32, u32))| *local == self.local;
+        let mut ranks: Vec<(u32, u32)> =
+            (0..).zip(&self.places).filter(same).map(|(rank, (node, _))| (*node, rank)).collect();
+        ranks.sort_unstable();
+        ranks.into_iter().map(|(_, rank)| rank).collect()
+    }
+
     /// Whether no two ranks share a node.
     pub fn is_flat(&self) -> bool {
         self.nodes as usize == self.places.len()
@@ -63,6 +77,7 @@ mod tests {
         assert_eq!((layout.nodes, layout.node, layout.local), (2, 0, 2));
         assert_eq!((layout.members.as_slice(), layout.even), (&[0, 1, 3][..], false));
         assert_eq!(layout.place(4), (1, 1));
+        assert_eq!(Layout::new(1, &[70, 70, 5, 70, 5]).across(), [1, 4]);
         assert!(Layout::new(0, &[1, 2, 1, 2]).even);
     }
 }

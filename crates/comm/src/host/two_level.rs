@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::Host;
-use crate::background::Engine;
+use super::part::Part;
 use crate::schedule::share;
 use crate::{Call, CommError, Counts, DType, Kind, ReduceOp, kernel};
 
@@ -47,7 +47,7 @@ impl Host {
             true => self.by_shares(of, output)?,
             false => self.by_leaders(of, output)?,
         }
-        kernel::finish(dtype, op, self.world.peers().len() as u32, output);
+        kernel::finish(dtype, op, self.layout.ranks() as u32, output);
         Ok(())
     }
 
@@ -101,7 +101,7 @@ impl Host {
             local.run(part(Kind::Broadcast, of, 0, count(), &mut data))?;
         }
         if self.world.rank() == call.root {
-            kernel::finish(call.dtype, call.op, self.world.peers().len() as u32, &mut data);
+            kernel::finish(call.dtype, call.op, self.layout.ranks() as u32, &mut data);
             call.output.copy_from_slice(&data);
         }
         Ok(())
@@ -126,26 +126,22 @@ impl Host {
 
     fn barrier(&mut self) -> Result<(), CommError> {
         let of = (DType::U8, ReduceOp::Sum);
-        let meet = |engine: &mut dyn Engine| {
-            engine.run(part(Kind::Barrier, of, 0, Counts::Equal(0), &mut []))
-        };
+        let meet =
+            |engine: &mut Part| engine.run(part(Kind::Barrier, of, 0, Counts::Equal(0), &mut []));
         if let Some(local) = &mut self.local {
-            meet(local.as_mut())?;
+            meet(local)?;
         }
         if let Some(leaders) = leaders(&mut self.across, self.layout.local) {
             meet(leaders)?;
         }
         match &mut self.local {
-            Some(local) => meet(local.as_mut()),
+            Some(local) => meet(local),
             None => Ok(()),
         }
     }
 }
 
 /// The first ranks of the nodes, for one who is one of them.
-fn leaders(across: &mut Option<Box<dyn Engine>>, local: u32) -> Option<&mut dyn Engine> {
-    match across {
-        Some(across) if local == 0 => Some(across.as_mut()),
-        _ => None,
-    }
+fn leaders(across: &mut Option<Part>, local: u32) -> Option<&mut Part> {
+    across.as_mut().filter(|_| local == 0)
 }

@@ -1,7 +1,7 @@
 //! What a rank must know to join, from the launch environment or from the caller.
 
 use std::net::{IpAddr, TcpListener};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use regatta_wire::secret::Secret;
@@ -31,8 +31,10 @@ pub struct Settings {
     pub host: String,
     /// What tells this node from others: ranks that say the same share memory.
     pub node: String,
-    /// The address of the NIC that connections should use; `None`: as the system routes.
-    pub bind: Option<IpAddr>,
+    /// The addresses of the NICs that connections should use, spread over them; none: as the
+    /// system routes. Where there are several, all ranks name as many, in the same order of
+    /// networks.
+    pub bind: Vec<IpAddr>,
     /// How many connections to a rank large messages are spread over, 1 to 16.
     pub connections: u8,
     /// How messages between ranks go: libfabric, or TCP.
@@ -43,6 +45,13 @@ pub struct Settings {
     pub lost_after: Duration,
     /// How long a rank may be waited for in a collective.
     pub desync_after: Duration,
+    /// A file with the algorithms that were found best on this machine; rank 0 reads it for all.
+    pub tuning: Option<PathBuf>,
+    /// Whether results are bit for bit the same from run to run, of as many ranks on as many nodes:
+    /// what was measured then chooses no algorithm. Rank 0's word counts for all.
+    pub deterministic: bool,
+    /// Whether all ranks compare what they call before any data moves. The same for all ranks.
+    pub debug: bool,
 }
 
 impl Settings {
@@ -58,19 +67,24 @@ impl Settings {
             secret,
             host: host(),
             node: node(),
-            bind: None,
+            bind: Vec::new(),
             connections: 2,
             fabric: Choice::default(),
             join_within: Duration::from_secs(120),
             lost_after: Duration::from_secs(15),
             desync_after: Duration::from_secs(300),
+            tuning: None,
+            deterministic: false,
+            debug: false,
         }
     }
 
     /// From the environment that a launcher gives: `RANK`, `WORLD_SIZE`, `LOCAL_RANK`,
     /// `MASTER_ADDR`, `MASTER_PORT`, and `REGATTA_SECRET_FILE`, a file that only the user can read.
-    /// `REGATTA_BIND` may name the address of the NIC to use, `REGATTA_FABRIC` be `off`, `auto`, or
-    /// the provider of libfabric's to use.
+    /// `REGATTA_BIND` may name the addresses of the NICs to use, with commas, `REGATTA_FABRIC` be
+    /// `off`, `auto`, or the provider of libfabric's to use; `REGATTA_LOST_AFTER` and
+    /// `REGATTA_DESYNC_AFTER` are seconds, and `REGATTA_COMM_DEBUG=1` compares calls first.
+    /// `REGATTA_TUNING` may name a file of algorithms, and `REGATTA_DETERMINISTIC=1` do without it.
     pub fn from_environment() -> Result<Self, CommError> {
         let get = |name: &str| std::env::var(name).ok();
         Self::from_variables(&get, secret(&get)?)
@@ -89,20 +103,29 @@ impl Settings {
             settings.local_rank = number(get, "LOCAL_RANK")?;
         }
         if let Some(bind) = get("REGATTA_BIND") {
-            let address = bind.parse();
             let no_address = |_| bad(format!("REGATTA_BIND is {bind}, which is no IP address"));
-            settings.bind = Some(address.map_err(no_address)?);
+            let addresses = bind.split(',').map(|address| address.trim().parse());
+            settings.bind = addresses.collect::<Result<_, _>>().map_err(no_address)?;
         }
+        if let Some(after) = seconds(get, "REGATTA_LOST_AFTER")? {
+            settings.lost_after = after;
+        }
+        if let Some(after) = seconds(get, "REGATTA_DESYNC_AFTER")? {
+            settings.desync_after = after;
+        }
+        settings.debug = switch(get, "REGATTA_COMM_DEBUG")?;
+        settings.deterministic = switch(get, "REGATTA_DETERMINISTIC")?;
+        settings.tuning = get("REGATTA_TUNING").filter(|file| !file.is_empty()).map(PathBuf::from);
         settings.fabric = Choice::parse(&get("REGATTA_FABRIC").unwrap_or_default());
         Ok(settings)
     }
 
     /// This rank, as the others should know it.
-    pub(super) fn member(&self, ip: IpAddr, port: u16) -> Member {
+    pub(super) fn member(&self, ips: Vec<IpAddr>, port: u16) -> Member {
         let (rank, local_rank) = (self.rank, self.local_rank);
         let (host, node) = (self.host.clone(), self.node_number());
         let fabric = self.fabric.wish(fast_network());
-        Member { rank, local_rank, host, node, ip, port, fabric }
+        Member { rank, local_rank, host, node, ips, port, debug: self.debug, fabric }
     }
 
     /// What tells this node from others, in few bytes.
@@ -116,6 +139,15 @@ fn bad(what: String) -> CommError {
     CommError::Join { what, hint }
 }
 
+/// Whether a variable is 1; by itself it is 0.
+fn switch(get: &dyn Fn(&str) -> Option<String>, name: &str) -> Result<bool, CommError> {
+    match get(name).as_deref().map(str::trim) {
+        None | Some("" | "0") => Ok(false),
+        Some("1") => Ok(true),
+        Some(text) => Err(bad(format!("{name} is {text:?}, which is not 0 or 1"))),
+    }
+}
+
 fn needed(get: &dyn Fn(&str) -> Option<String>, name: &str) -> Result<String, CommError> {
     get(name).ok_or_else(|| bad(format!("{name} is not set")))
 }
@@ -123,6 +155,18 @@ fn needed(get: &dyn Fn(&str) -> Option<String>, name: &str) -> Result<String, Co
 fn number(get: &dyn Fn(&str) -> Option<String>, name: &str) -> Result<u32, CommError> {
     let text = needed(get, name)?;
     text.trim().parse().map_err(|_| bad(format!("{name} is {text:?}, which is no number")))
+}
+
+/// A time in seconds, if it is set.
+fn seconds(
+    get: &dyn Fn(&str) -> Option<String>,
+    name: &str,
+) -> Result<Option<Duration>, CommError> {
+    let Some(text) = get(name) else { return Ok(None) };
+    let number: Option<f64> = text.trim().parse().ok();
+    let time = number.filter(|n| *n > 0.0).and_then(|n| Duration::try_from_secs_f64(n).ok());
+    let wrong = || bad(format!("{name} is {text:?}, which is no number of seconds above 0"));
+    time.map(Some).ok_or_else(wrong)
 }
 
 /// The job's secret, from the file that only the user can read.
@@ -182,7 +226,23 @@ mod tests {
         let settings = from(("REGATTA_BIND", Some("10.0.0.7"))).unwrap();
         assert_eq!((settings.rank, settings.ranks, settings.local_rank), (3, 8, 1));
         assert_eq!((settings.master.as_str(), settings.port), ("node1", 29500));
-        assert_eq!(settings.bind, Some("10.0.0.7".parse().unwrap()));
+        assert_eq!(settings.bind, ["10.0.0.7".parse::<IpAddr>().unwrap()]);
+        let settings = from(("REGATTA_BIND", Some("10.0.0.7, fd00::1"))).unwrap();
+        assert_eq!(settings.bind[1], "fd00::1".parse::<IpAddr>().unwrap());
+    }
+
+    #[test]
+    fn times_and_the_debug_mode_can_be_set() {
+        let usual = from(("RANK", Some("0"))).unwrap();
+        assert_eq!((usual.desync_after.as_secs(), usual.debug), (300, false));
+        let after = from(("REGATTA_DESYNC_AFTER", Some("1.5"))).unwrap().desync_after;
+        assert_eq!(after, Duration::from_millis(1500));
+        assert_eq!(from(("REGATTA_LOST_AFTER", Some("7"))).unwrap().lost_after.as_secs(), 7);
+        assert!(from(("REGATTA_COMM_DEBUG", Some("1"))).unwrap().debug);
+        assert!(!from(("REGATTA_COMM_DEBUG", Some("0"))).unwrap().debug);
+        assert!(from(("REGATTA_DETERMINISTIC", Some("1"))).unwrap().deterministic);
+        let tuning = from(("REGATTA_TUNING", Some("best.json"))).unwrap().tuning;
+        assert_eq!(tuning, Some(PathBuf::from("best.json")));
     }
 
     #[test]
@@ -193,6 +253,17 @@ mod tests {
             ("MASTER_PORT", Some("70000"), "MASTER_PORT is no port"),
             ("MASTER_ADDR", None, "MASTER_ADDR is not set"),
             ("REGATTA_BIND", Some("eth0"), "REGATTA_BIND is eth0, which is no IP address"),
+            (
+                "REGATTA_DESYNC_AFTER",
+                Some("0"),
+                "REGATTA_DESYNC_AFTER is \"0\", which is no number",
+            ),
+            ("REGATTA_LOST_AFTER", Some("1e99"), "REGATTA_LOST_AFTER is \"1e99\""),
+            (
+                "REGATTA_COMM_DEBUG",
+                Some("yes"),
+                "REGATTA_COMM_DEBUG is \"yes\", which is not 0 or 1",
+            ),
         ];
         for (name, value, says) in changes {
             let error = from((name, value)).unwrap_err().to_string();

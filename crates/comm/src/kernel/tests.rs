@@ -70,7 +70,7 @@ proptest! {
             inputs.iter().map(|i| [&vec![0; start][..], i].concat()).collect();
         let slices: Vec<&[u8]> = shifted.iter().map(|i| &i[start..]).collect();
         let mut out = vec![0u8; start + bytes];
-        reduce_many(dtype, op, &mut out[start..], &slices);
+        reduce_many(dtype, op, &mut out[start..], slices.len(), |i| slices[i]);
         finish(dtype, op, ranks as u32, &mut out[start..]);
         check(dtype, op, &inputs, &out[start..])?;
 
@@ -91,7 +91,7 @@ fn many_are_reduced_block_by_block() {
         .collect();
     let slices: Vec<&[u8]> = inputs.iter().map(Vec::as_slice).collect();
     let mut out = vec![0; count * 4];
-    reduce_many(DType::F32, ReduceOp::Sum, &mut out, &slices);
+    reduce_many(DType::F32, ReduceOp::Sum, &mut out, slices.len(), |i| slices[i]);
     for (i, got) in out.chunks(4).enumerate() {
         assert_eq!(f32::from_ne_bytes(got.try_into().unwrap()), (6 * i) as f32);
     }

@@ -23,7 +23,8 @@
 //! place needs a copy of its input first. A barrier has no blocks; its messages are empty.
 //!
 //! [`algorithm`] writes programs, [`check`] proves them right, [`simulate`] says what they cost,
-//! [`mod@print`] shows them, [`choose`] chooses.
+//! [`mod@print`] shows them, [`choose`] chooses, by a table that [`decide`] makes of what was
+//! measured.
 
 use std::ops::Range;
 
@@ -32,6 +33,7 @@ pub mod check;
 pub mod choose;
 #[cfg(test)]
 mod concrete;
+pub mod decide;
 pub mod print;
 pub mod simulate;
 

@@ -10,11 +10,11 @@ use std::time::Duration;
 use rustix::thread::futex;
 
 use super::barrier;
-use super::layout::{CPU_WORDS, INLINE_BYTES, LINE_BYTES, Layout, MAIL_BYTES};
+use super::habit::{CLASSES, Costs};
+use super::layout::{CPU_WORDS, INLINE_BYTES, LINE_BYTES, Layout, MAIL_BYTES, SLOTS};
 use super::segment::Mapping;
 use super::sign::{self, SIGN_WORDS};
 use crate::Signature;
-use crate::kernel::stream;
 
 /// What a rank is at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,7 +81,6 @@ impl Board {
     /// Posts, and wakes those who sleep.
     #[inline]
     pub fn post(&self, number: u64, digest: u64) {
-        stream::settle();
         let line = self.layout.post(self.rank, number);
         self.word(line + 8).store(digest, Ordering::Relaxed);
         self.word(line).store(number, Ordering::Release);
@@ -108,6 +107,13 @@ impl Board {
     /// The slot of a piece of a message.
     pub fn mail_slot(&self, from: usize, to: usize, number: u64) -> *mut u8 {
         self.map.at(self.layout.mail_slot(from, to, number), MAIL_BYTES)
+    }
+
+    /// How many pieces of messages were sent to a rank that it has not taken.
+    pub fn on_its_way(&self, from: usize, to: usize) -> u64 {
+        let number = |n: u64| self.word(self.layout.mail(from, to, n)).load(Ordering::Acquire);
+        let sent = (0..SLOTS).map(number).max().unwrap_or(0);
+        sent.saturating_sub(self.word(self.layout.taken(from, to)).load(Ordering::Acquire))
     }
 
     /// Says what this rank does now. A call's words are still there when the rank is some calls on.
@@ -202,6 +208,21 @@ impl Board {
             (0..self.layout.ranks).map(word).fold(0, |all, word| all | word)
         };
         (0..CPU_WORDS).map(|i| all(i).count_ones()).sum()
+    }
+
+    /// Says what reading costs this rank.
+    pub fn say_costs(&self, class: usize, costs: Costs) {
+        self.word(self.costs(self.rank, class)).store(costs.to_word(), Ordering::Relaxed);
+    }
+
+    /// What reading costs a rank.
+    pub fn read_costs(&self, rank: usize, class: usize) -> Costs {
+        Costs::from_word(self.word(self.costs(rank, class)).load(Ordering::Relaxed))
+    }
+
+    fn costs(&self, rank: usize, class: usize) -> usize {
+        const { assert!(40 + CLASSES * 8 <= LINE_BYTES) };
+        self.layout.state(rank) + 40 + class * 8
     }
 
     /// Says that this rank posts nothing any more.

@@ -98,3 +98,12 @@ impl<'a> Buffers<'a> {
         std::ptr::eq(self.input.wrapping_add(input), self.output.wrapping_add(self.result + output))
     }
 }
+
+/// Other threads of the rank must see all of the output once the call is over.
+impl Drop for Buffers<'_> {
+    fn drop(&mut self) {
+        if self.streams {
+            stream::settle();
+        }
+    }
+}

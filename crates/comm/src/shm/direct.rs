@@ -7,7 +7,7 @@ use super::ShmEngine;
 use super::arena::Arena;
 use super::buffers::Buffers;
 use super::plan::Shares;
-use super::reduce::{BLOCK_BYTES, What};
+use super::reduce::{BLOCK_BYTES, Room, What};
 use super::wait::Now;
 use crate::CommError;
 use crate::kernel::{finish, reduce_many, stream};
@@ -49,12 +49,12 @@ impl ShmEngine {
     ) -> Result<Option<Vec<Place>>, CommError> {
         let word = |at: Option<usize>| at.map_or(0, |at| at as u64 + 1).to_le_bytes();
         let said = [word(own.map(|own| own.0)), word(own.map(|own| own.1))].concat();
-        let number = self.room(now)?;
-        self.put(true, number, 0..said.len(), &said);
+        let number = self.turn(Room::Line, now)?;
+        self.put(Room::Line, number, 0..said.len(), &said);
         self.post(number, now);
         self.others().try_for_each(|other| self.shared.await_post(other, number, now))?;
         let place = |rank: usize| {
-            let (words, _) = self.posted(true, rank, number, 0..said.len()).as_chunks::<8>();
+            let (words, _) = self.posted(Room::Line, rank, number, 0..said.len()).as_chunks::<8>();
             let at = |word: &[u8; 8]| u64::from_le_bytes(*word).checked_sub(1);
             Some(Place { input: at(&words[0])? as usize, output: at(&words[1])? as usize })
         };
@@ -80,14 +80,12 @@ impl ShmEngine {
             let bytes = BLOCK_BYTES.min(share.in_buffer().end - at);
             // SAFETY: all ranks have come with these buffers, and of this share only this rank
             // reads and writes anything before it posts.
-            let input = |(input, _): &(*mut u8, *mut u8)| unsafe {
-                std::slice::from_raw_parts(input.add(at).cast_const(), bytes)
+            let input = |rank: usize| unsafe {
+                std::slice::from_raw_parts(addresses[rank].0.add(at).cast_const(), bytes)
             };
-            let inputs: Vec<&[u8]> = addresses.iter().map(input).collect();
             let result = &mut room[..bytes];
-            reduce_many(what.dtype, what.op, result, &inputs);
+            reduce_many(what.dtype, what.op, result, self.ranks(), input);
             finish(what.dtype, what.op, self.ranks() as u32, result);
-            drop(inputs);
             for (input, output) in &addresses {
                 // SAFETY: the same.
                 let out = unsafe { std::slice::from_raw_parts_mut(output.add(at), bytes) };
@@ -98,7 +96,8 @@ impl ShmEngine {
             }
             at += bytes;
         }
-        let number = self.room(now)?;
+        stream::settle();
+        let number = self.turn(Room::Line, now)?;
         self.post(number, now);
         self.others().try_for_each(|other| self.shared.await_post(other, number, now))
     }

@@ -9,7 +9,10 @@ pub const LINE_BYTES: usize = 64;
 
 /// How many posts of a rank there is room for. A rank may be this many ahead, less
 /// [`READING`], of the slowest.
-pub const RING: u64 = 4;
+pub const RING: u64 = 16;
+
+/// The same of posts with a slot, and of the pieces of a message.
+pub const SLOTS: u64 = 4;
 
 /// Whoever has posted `n` has no more to read of posts before `n + 1 - READING`.
 pub const READING: u64 = 2;
@@ -22,6 +25,9 @@ pub const MAIL_BYTES: usize = 32 << 10;
 
 /// What a message's first line holds beside its header.
 pub const MAIL_INLINE_BYTES: usize = 32;
+
+/// From here on posts take places of their slots by turns.
+const ROTATED_BYTES: usize = 4 << 10;
 
 /// Words with which CPUs are told.
 pub const CPU_WORDS: usize = 16;
@@ -37,11 +43,11 @@ const CALLS: usize = POSTS + RING as usize * LINE_BYTES;
 const STATE: usize = CALLS + (RING as usize + 1) * LINE_BYTES;
 const BELL: usize = STATE + LINE_BYTES;
 const CPUS: usize = BELL + LINE_BYTES;
-const RANK_BYTES: usize = 1024;
+const RANK_BYTES: usize = 4096;
 const _: () = assert!(CPUS + CPU_WORDS * 8 <= RANK_BYTES);
 
 // In a channel.
-const TAKEN: usize = RING as usize * LINE_BYTES;
+const TAKEN: usize = SLOTS as usize * LINE_BYTES;
 const CHANNEL_BYTES: usize = 512;
 const _: () = assert!(TAKEN + LINE_BYTES <= CHANNEL_BYTES);
 
@@ -87,7 +93,7 @@ impl Layout {
 
     /// The line of a piece of a message.
     pub fn mail(&self, from: usize, to: usize, number: u64) -> usize {
-        self.channel(from, to) + (number % RING) as usize * LINE_BYTES
+        self.channel(from, to) + (number % SLOTS) as usize * LINE_BYTES
     }
 
     /// How many pieces were taken.
@@ -97,8 +103,20 @@ impl Layout {
 
     /// Room for what a rank posts: a chunk, and after it a share of the reduction of another.
     pub fn slot(&self, rank: usize, number: u64) -> usize {
-        let slot = rank * RING as usize + (number % RING) as usize;
+        let slot = rank * SLOTS as usize + (number % SLOTS) as usize;
         self.slots() + slot * self.slot_bytes()
+    }
+
+    /// Where in its slot a post begins that takes so many bytes of it. The smaller it is the more
+    /// places it takes by turns: what was read long ago is in nobody's nearest cache any more, and is
+    /// written faster.
+    pub fn start(&self, number: u64, bytes: usize) -> usize {
+        if bytes < ROTATED_BYTES {
+            return 0;
+        }
+        let stride = bytes.next_power_of_two();
+        let places = (self.slot_bytes() / stride).max(1) as u64;
+        (number / SLOTS % places) as usize * stride
     }
 
     /// Bytes of such a slot.
@@ -108,13 +126,13 @@ impl Layout {
 
     /// Room for a piece of a message.
     pub fn mail_slot(&self, from: usize, to: usize, number: u64) -> usize {
-        let slot = (from * self.ranks + to) * RING as usize + (number % RING) as usize;
+        let slot = (from * self.ranks + to) * SLOTS as usize + (number % SLOTS) as usize;
         self.mail_slots() + slot * MAIL_BYTES
     }
 
     /// Bytes of all.
     pub fn bytes(&self) -> usize {
-        self.mail_slots() + self.ranks * self.ranks * RING as usize * MAIL_BYTES
+        self.mail_slots() + self.ranks * self.ranks * SLOTS as usize * MAIL_BYTES
     }
 
     fn block(&self, rank: usize) -> usize {
@@ -130,7 +148,7 @@ impl Layout {
     }
 
     fn mail_slots(&self) -> usize {
-        self.slots() + self.ranks * RING as usize * self.slot_bytes()
+        self.slots() + self.ranks * SLOTS as usize * self.slot_bytes()
     }
 }
 
@@ -145,14 +163,14 @@ mod tests {
         for rank in 0..3 {
             taken.extend((0..RING).map(|n| (layout.post(rank, n), LINE_BYTES)));
             taken.extend((0..RING).map(|n| (layout.call(rank, Some(n)), LINE_BYTES)));
-            taken.extend((0..RING).map(|n| (layout.slot(rank, n), layout.slot_bytes())));
+            taken.extend((0..SLOTS).map(|n| (layout.slot(rank, n), layout.slot_bytes())));
             taken.push((layout.call(rank, None), LINE_BYTES));
             taken.push((layout.state(rank), LINE_BYTES));
             taken.push((layout.bell(rank), LINE_BYTES));
             taken.push((layout.cpus(rank), CPU_WORDS * 8));
             for to in 0..3 {
-                taken.extend((0..RING).map(|n| (layout.mail(rank, to, n), LINE_BYTES)));
-                taken.extend((0..RING).map(|n| (layout.mail_slot(rank, to, n), MAIL_BYTES)));
+                taken.extend((0..SLOTS).map(|n| (layout.mail(rank, to, n), LINE_BYTES)));
+                taken.extend((0..SLOTS).map(|n| (layout.mail_slot(rank, to, n), MAIL_BYTES)));
                 taken.push((layout.taken(rank, to), LINE_BYTES));
             }
         }

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use super::ShmEngine;
 use super::board::Doing;
-use super::layout::{LINE_BYTES, MAIL_BYTES, MAIL_INLINE_BYTES, RING};
+use super::layout::{LINE_BYTES, MAIL_BYTES, MAIL_INLINE_BYTES, SLOTS};
 use super::sign;
 use super::wait::Now;
 use crate::{Call, CommError, DType, Kind, Signature};
@@ -14,11 +14,11 @@ use crate::{Call, CommError, DType, Kind, Signature};
 /// Where this rank is with every other.
 #[derive(Debug)]
 pub struct Mailbox {
-    sent: Vec<u64>,
+    pub(super) sent: Vec<u64>,
     got: Vec<u64>,
-    aside: Vec<VecDeque<Letter>>,
+    pub(super) aside: Vec<VecDeque<Letter>>,
     /// The message of which not all pieces have come.
-    partial: Vec<Option<Letter>>,
+    pub(super) partial: Vec<Option<Letter>>,
 }
 
 impl Mailbox {
@@ -29,7 +29,7 @@ impl Mailbox {
     }
 
     /// The first message with a tag that was laid aside.
-    fn find(&mut self, from: usize, tag: u32) -> Option<Letter> {
+    pub(super) fn find(&mut self, from: usize, tag: u32) -> Option<Letter> {
         let at = self.aside[from].iter().position(|letter| letter.head.tag == tag)?;
         self.aside[from].remove(at)
     }
@@ -37,26 +37,22 @@ impl Mailbox {
 
 /// What the line of every piece says of its message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Head {
-    tag: u32,
-    dtype: u8,
-    bytes: u64,
+pub(super) struct Head {
+    pub tag: u32,
+    pub dtype: u8,
+    pub bytes: u64,
 }
 
 /// A message that came before it was asked for.
 #[derive(Debug)]
-struct Letter {
-    head: Head,
-    bytes: Vec<u8>,
+pub(super) struct Letter {
+    pub head: Head,
+    pub bytes: Vec<u8>,
 }
 
 impl ShmEngine {
-    fn begin_message(&self, call: &Call<'_>) -> Result<Now, CommError> {
-        let signature = Signature {
-            root: call.root,
-            count: call.counts.of(self.rank()) as u64,
-            ..call.signature(1)
-        };
+    pub(super) fn begin_message(&self, call: &Call<'_>) -> Result<Now, CommError> {
+        let signature = Signature { root: call.root, ..call.signature(self.ranks()) };
         let now = Now { doing: Doing::Message(self.calls), signature, digest: 0 };
         self.shared.board.announce(now.doing, sign::encode(&signature));
         match self.shared.verdict(&now) {
@@ -94,12 +90,23 @@ impl ShmEngine {
     ) -> Result<(), CommError> {
         let number = self.mailbox.sent[to] + 1;
         while !self.has_room(to, number) {
-            // The other may be sending, too: what it sends is taken, or both wait for ever.
-            self.shared.wait(to, now, || self.has_room(to, number) || self.has_mail(to))?;
+            // Others may be sending, too, perhaps in a circle: what they send is taken, or all wait
+            // for ever.
+            let moves = || self.has_room(to, number) || self.senders().next().is_some();
+            self.shared.wait(to, now, moves)?;
             if !self.has_room(to, number) {
-                self.lay_aside(to);
+                self.senders()
+                    .collect::<Vec<_>>()
+                    .into_iter()
+                    .for_each(|from| self.lay_aside(from));
             }
         }
+        self.put_piece(to, number, head, piece);
+        Ok(())
+    }
+
+    /// Sends a piece for which there is room.
+    pub(super) fn put_piece(&mut self, to: usize, number: u64, head: Head, piece: &[u8]) {
         let (board, rank) = (&self.shared.board, self.rank());
         let line = board.layout.mail(rank, to, number);
         let what = u64::from(head.tag) | u64::from(head.dtype) << 32;
@@ -113,7 +120,11 @@ impl ShmEngine {
         board.word(line).store(number, Ordering::Release);
         board.ring();
         self.mailbox.sent[to] = number;
-        Ok(())
+    }
+
+    /// The ranks of whom a piece is there.
+    pub(super) fn senders(&self) -> impl Iterator<Item = usize> + '_ {
+        self.others().filter(|from| self.has_mail(*from))
     }
 
     pub(super) fn receive(&mut self, call: Call<'_>) -> Result<(), CommError> {
@@ -142,7 +153,7 @@ impl ShmEngine {
     }
 
     /// Takes the piece that is there for later.
-    fn lay_aside(&mut self, from: usize) {
+    pub(super) fn lay_aside(&mut self, from: usize) {
         let begun = self.mailbox.partial[from].take();
         let mut letter =
             begun.unwrap_or_else(|| Letter { head: self.next_head(from), bytes: Vec::new() });
@@ -157,7 +168,7 @@ impl ShmEngine {
     }
 
     /// What the piece that is there belongs to.
-    fn next_head(&self, from: usize) -> Head {
+    pub(super) fn next_head(&self, from: usize) -> Head {
         let (board, number) = (&self.shared.board, self.mailbox.got[from] + 1);
         let line = board.layout.mail(from, self.rank(), number);
         let what = board.word(line + 8).load(Ordering::Relaxed);
@@ -180,7 +191,7 @@ impl ShmEngine {
     }
 
     /// Takes the piece that is there.
-    fn take_piece(&mut self, from: usize, piece: &mut [u8]) {
+    pub(super) fn take_piece(&mut self, from: usize, piece: &mut [u8]) {
         let (board, number) = (&self.shared.board, self.mailbox.got[from] + 1);
         // SAFETY: it was sent, and is written again only when it is taken.
         unsafe {
@@ -193,7 +204,13 @@ impl ShmEngine {
     }
 
     /// A message of another type or length is one that the ranks do not agree on.
-    fn fits(&self, from: usize, now: &Now, wanted: Head, head: Head) -> Result<(), CommError> {
+    pub(super) fn fits(
+        &self,
+        from: usize,
+        now: &Now,
+        wanted: Head,
+        head: Head,
+    ) -> Result<(), CommError> {
         if head == wanted {
             return Ok(());
         }
@@ -214,9 +231,9 @@ impl ShmEngine {
         board.word(board.layout.mail(from, self.rank(), number)).load(Ordering::Acquire) >= number
     }
 
-    fn has_room(&self, to: usize, number: u64) -> bool {
+    pub(super) fn has_room(&self, to: usize, number: u64) -> bool {
         let board = &self.shared.board;
-        board.word(board.layout.taken(self.rank(), to)).load(Ordering::Acquire) + RING >= number
+        board.word(board.layout.taken(self.rank(), to)).load(Ordering::Acquire) + SLOTS >= number
     }
 
     /// Where a piece is: in its line, if it fits.

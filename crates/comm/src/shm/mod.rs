@@ -18,6 +18,8 @@ mod barrier;
 mod board;
 mod buffers;
 mod direct;
+mod group;
+mod habit;
 mod layout;
 mod mail;
 mod meet;
@@ -25,26 +27,28 @@ mod moves;
 mod plan;
 mod reduce;
 mod segment;
-mod sign;
+pub(crate) mod sign;
 mod split;
 mod verdict;
 mod wait;
 
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
 use self::board::Doing;
 use self::buffers::Buffers;
-use self::layout::{READING, RING};
+use self::habit::Habit;
+use self::layout::{READING, RING, SLOTS};
 use self::mail::Mailbox;
 use self::plan::Plan;
+use self::reduce::Room;
 use self::wait::{Now, Shared};
-use crate::background::{Abort, Background, Engine};
-use crate::buffer::Buffer;
+use crate::background::{Abort, Background, Engine, Memory, apart};
 use crate::error::Peer;
-use crate::{Call, CommError, Counts, Kind, Signature};
+use crate::{Call, CommError, Kind, Signature};
 
-pub use self::meet::join;
+pub use self::meet::{join, join_unless};
 
 /// How a communicator is to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,6 +83,7 @@ pub struct ShmEngine {
     /// How many collectives it has begun.
     calls: u64,
     mailbox: Mailbox,
+    habit: Habit,
     /// Where its memory is in the file, if it is only for this communicator.
     region: Option<(u64, u64)>,
 }
@@ -97,7 +102,8 @@ pub fn world_with(ranks: u32, settings: Settings) -> Result<Vec<Background>, Com
 impl ShmEngine {
     fn new(shared: Shared, region: Option<(u64, u64)>) -> Self {
         let mailbox = Mailbox::new(shared.peers.len());
-        Self { shared: Arc::new(shared), next: 1, calls: 0, mailbox, region }
+        let habit = Habit::default();
+        Self { shared: Arc::new(shared), next: 1, calls: 0, mailbox, habit, region }
     }
 
     fn rank(&self) -> usize {
@@ -127,7 +133,7 @@ impl ShmEngine {
             return Err(error);
         }
         if self.shared.settings.debug {
-            let number = self.room(&now)?;
+            let number = self.turn(Room::Line, &now)?;
             self.post(number, &now);
             self.others().try_for_each(|other| self.shared.await_post(other, number, &now))?;
         }
@@ -136,14 +142,28 @@ impl ShmEngine {
 
     /// The number of the next post, once there is room for it.
     #[inline]
-    fn room(&self, now: &Now) -> Result<u64, CommError> {
+    fn turn(&self, room: Room, now: &Now) -> Result<u64, CommError> {
         let number = self.next;
         // The others must have read the post whose place it takes.
-        let read = (number + READING).saturating_sub(RING);
+        let places = match room {
+            Room::Line => RING,
+            Room::Slot(_) => SLOTS,
+        };
+        let read = (number + READING).saturating_sub(places);
         for other in self.others() {
             let board = &self.shared.board;
-            if read > 0 && !board.has_posted(other, read) {
+            if read == 0 {
+                continue;
+            }
+            if !board.has_posted(other, read) {
                 self.shared.wait(other, now, || board.has_posted(other, read))?;
+            }
+            // It may be of a call in which nobody had to look at it. Who is so far ahead that
+            // another is in its place, or soon will be, has looked at ours.
+            let differs = board.digest(other, read) != board.digest(board.rank, read);
+            fence(Ordering::Acquire);
+            if differs && !board.has_posted(other, read + RING - 1) {
+                return Err(self.shared.disagreed_before(other, now));
             }
         }
         Ok(number)
@@ -151,12 +171,12 @@ impl ShmEngine {
 
     #[inline]
     fn post(&mut self, number: u64, now: &Now) {
+        self.habit.settle();
         self.shared.board.post(number, now.digest);
         self.next = number + 1;
     }
 
     fn collective(&mut self, call: Call<'_>) -> Result<(), CommError> {
-        plan::check(&call, self.rank())?;
         let now = self.begin(call.signature(self.ranks()))?;
         let (dtype, op, kind, root) = (call.dtype, call.op, call.kind, call.root as usize);
         match kind {
@@ -170,8 +190,6 @@ impl ShmEngine {
                 let longest = self.longest(&call, &now)?;
                 let chunk = self.shared.settings.chunk_bytes;
                 let plan = Plan::new(&call, self.rank(), self.ranks(), chunk, longest);
-                let kept = self.aside(&call);
-                let call = Call { input: kept.as_deref().or(call.input), ..call };
                 let buffers = Buffers::new(call, self.rank());
                 match kind {
                     Kind::ReduceScatter => self.scatter_reduced(&now, &plan, (dtype, op), &buffers),
@@ -179,12 +197,6 @@ impl ShmEngine {
                 }
             }
         }
-    }
-
-    /// An exchange in place would write over what it has yet to give.
-    fn aside(&self, call: &Call<'_>) -> Option<Vec<u8>> {
-        let own = matches!(call.counts, Counts::Exchange { .. }) && call.input.is_none();
-        own.then(|| call.output.to_vec())
     }
 }
 
@@ -207,6 +219,14 @@ impl Engine for ShmEngine {
         done
     }
 
+    fn run_group(&mut self, calls: Vec<Call<'_>>) -> Result<(), CommError> {
+        let (messages, collectives) = apart(calls);
+        let done = self.run_messages(messages);
+        self.shared.board.now(Doing::Nothing(self.calls));
+        done?;
+        collectives.into_iter().try_for_each(|call| self.run(call))
+    }
+
     fn split(
         &mut self,
         colour: Option<u32>,
@@ -216,11 +236,9 @@ impl Engine for ShmEngine {
         Ok(child.map(|child| Box::new(child) as Box<dyn Engine>))
     }
 
-    fn buffer(&self, bytes: usize) -> Buffer {
-        match &self.shared.arena {
-            Some(arena) => arena.buffer(bytes),
-            None => Buffer::zeroed(bytes),
-        }
+    fn memory(&self) -> Memory {
+        let Some(arena) = self.shared.arena.clone() else { return Memory::default() };
+        Memory { host: Arc::new(move |bytes| arena.buffer(bytes)), device: None }
     }
 
     fn abort(&self) -> Abort {

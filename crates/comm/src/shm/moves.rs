@@ -3,9 +3,10 @@
 use super::ShmEngine;
 use super::buffers::Buffers;
 use super::plan::Plan;
+use super::reduce::Room;
 use super::wait::Now;
 use crate::kernel::{finish, reduce_many};
-use crate::{Call, CommError, Counts, DType, ReduceOp, Signature};
+use crate::{Call, CommError, Counts, DType, ReduceOp};
 
 impl ShmEngine {
     /// The longest part of an exchange, of all ranks: they tell each other what they send, and see
@@ -13,20 +14,24 @@ impl ShmEngine {
     pub(super) fn longest(&mut self, call: &Call<'_>, now: &Now) -> Result<usize, CommError> {
         let Counts::Exchange { send, receive } = &call.counts else { return Ok(0) };
         let said: Vec<u8> = send.iter().flat_map(|count| (*count as u64).to_le_bytes()).collect();
-        let number = self.room(now)?;
-        self.put(false, number, 0..said.len(), &said);
+        let room = Room::Slot(said.len());
+        let number = self.turn(room, now)?;
+        self.put(room, number, 0..said.len(), &said);
         self.post(number, now);
         let mut most = send.iter().max().copied().unwrap_or(0);
         for other in self.others() {
             self.shared.await_post(other, number, now)?;
-            let (counts, _) = self.posted(false, other, number, 0..said.len()).as_chunks::<8>();
+            let (counts, _) = self.posted(room, other, number, 0..said.len()).as_chunks::<8>();
             let count = |of: &[u8; 8]| u64::from_le_bytes(*of);
             let comes = count(&counts[self.rank()]);
             if comes != receive[other] as u64 {
-                let ours = Signature { count: receive[other] as u64, ..now.signature };
-                let theirs = Signature { count: comes, ..now.signature };
-                let now = Now { signature: ours, ..*now };
-                return Err(self.shared.fail(self.shared.disagree(other, &now, theirs)));
+                return Err(self.shared.fail(CommError::Unmatched {
+                    from: self.shared.peers[other].clone(),
+                    to: self.shared.peers[self.rank()].clone(),
+                    dtype: call.dtype,
+                    sent: comes,
+                    expected: receive[other] as u64,
+                }));
             }
             most = most.max(counts.iter().map(count).max().unwrap_or(0) as usize);
         }
@@ -54,9 +59,12 @@ impl ShmEngine {
                     self.shared.await_post(other, number, now)?;
                 }
                 if let Some(piece) = piece {
-                    let from = self.posted(plan.inline, other, number, piece.in_slot());
-                    // SAFETY: what is taken goes where nothing is to be given any more.
-                    unsafe { buffers.write(piece.in_buffer(), from) };
+                    self.taking(number, piece.bytes, |part| {
+                        let piece = piece.part(part);
+                        let from = self.posted(plan.room, other, number, piece.in_slot());
+                        // SAFETY: what is taken goes where nothing is to be given any more.
+                        unsafe { buffers.write(piece.in_buffer(), from) };
+                    });
                 }
             }
         }
@@ -81,25 +89,27 @@ impl ShmEngine {
             let number = first + before as u64;
             self.others().try_for_each(|other| self.shared.await_post(other, number, now))?;
             let taken = self.others().find_map(|other| plan.takes(before, other));
-            let slot = taken.map_or(0..0, |taken| taken.in_slot());
-            let input = |rank: usize| match rank == self.rank() {
-                // SAFETY: nobody writes it before it is read.
-                true => unsafe { buffers.input(own..own + piece.bytes) },
-                false => self.posted(plan.inline, rank, number, slot.clone()),
-            };
-            let inputs: Vec<&[u8]> = (0..self.ranks()).map(input).collect();
-            let room = buffers.same(own, piece.at).then(|| {
-                let mut room = vec![0; piece.bytes];
-                reduce_many(dtype, op, &mut room, &inputs);
-                room
+            let slot = taken.map_or(0, |taken| taken.slot);
+            self.taking(number, piece.bytes, |part| {
+                let in_slot = slot + part.start..slot + part.end;
+                let input = |rank: usize| match rank == self.rank() {
+                    // SAFETY: nobody writes it before it is read.
+                    true => unsafe { buffers.input(own + part.start..own + part.end) },
+                    false => self.posted(plan.room, rank, number, in_slot.clone()),
+                };
+                let room = buffers.same(own, piece.at).then(|| {
+                    let mut room = vec![0; part.len()];
+                    reduce_many(dtype, op, &mut room, self.ranks(), input);
+                    room
+                });
+                // SAFETY: in place the own input is the output, but then it is not used any more.
+                let out = unsafe { buffers.output(piece.part(part.clone()).in_buffer()) };
+                match room {
+                    Some(room) => out.copy_from_slice(&room),
+                    None => reduce_many(dtype, op, out, self.ranks(), input),
+                }
+                finish(dtype, op, self.ranks() as u32, out);
             });
-            // SAFETY: in place the own input is the output, but then it is not used any more.
-            let out = unsafe { buffers.output(piece.in_buffer()) };
-            match room {
-                Some(room) => out.copy_from_slice(&room),
-                None => reduce_many(dtype, op, out, &inputs),
-            }
-            finish(dtype, op, self.ranks() as u32, out);
         }
         Ok(())
     }
@@ -111,11 +121,11 @@ impl ShmEngine {
         round: usize,
         buffers: &Buffers<'_>,
     ) -> Result<(), CommError> {
-        let number = self.room(now)?;
+        let number = self.turn(plan.room, now)?;
         for piece in plan.posts(round) {
             // SAFETY: what is given is written by nobody.
             let given = unsafe { buffers.input(piece.in_buffer()) };
-            self.put(plan.inline, number, piece.in_slot(), given);
+            self.put(plan.room, number, piece.in_slot(), given);
         }
         self.post(number, now);
         Ok(())

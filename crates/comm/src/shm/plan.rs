@@ -7,7 +7,8 @@
 use std::ops::Range;
 
 use super::layout::{INLINE_BYTES, LINE_BYTES};
-use crate::{Call, CommError, Counts, Kind};
+use super::reduce::Room;
+use crate::{Call, Counts, Kind};
 
 /// Bytes that go from a buffer to a slot, or back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,6 +23,17 @@ pub struct Piece {
 impl Piece {
     pub fn in_buffer(&self) -> Range<usize> {
         self.at..self.at + self.bytes
+    }
+
+    /// A part of them.
+    pub fn part(&self, part: Range<usize>) -> Self {
+        Self { at: self.at + part.start, slot: self.slot + part.start, bytes: part.len() }
+    }
+
+    /// They in blocks.
+    pub fn blocks(self, bytes: usize) -> impl Iterator<Item = Self> {
+        let start = (0..self.bytes).step_by(bytes);
+        start.map(move |start| self.part(start..self.bytes.min(start + bytes)))
     }
 
     pub fn in_slot(&self) -> Range<usize> {
@@ -45,22 +57,55 @@ impl Part {
     }
 }
 
+/// A part of a buffer for each rank.
+#[derive(Debug)]
+enum Parts {
+    /// For one only.
+    One(usize, Part),
+    /// The same for all.
+    Same(Part),
+    /// One after the other, all of a length.
+    Even(usize),
+    /// As they are.
+    Listed(Vec<Part>),
+}
+
+impl Parts {
+    const NONE: Self = Self::Same(Part { at: 0, bytes: 0 });
+
+    fn of(&self, rank: usize) -> Part {
+        match self {
+            Self::One(one, part) => {
+                if *one == rank {
+                    *part
+                } else {
+                    Part::default()
+                }
+            }
+            Self::Same(part) => *part,
+            Self::Even(bytes) => Part { at: rank * bytes, bytes: *bytes },
+            Self::Listed(parts) => parts.get(rank).copied().unwrap_or_default(),
+        }
+    }
+}
+
 /// How a collective moves bytes.
 #[derive(Debug)]
 pub struct Plan {
     /// What this rank gives to each; only its own, if all get the same.
-    give: Vec<Part>,
+    give: Parts,
     /// What this rank takes from each.
-    take: Vec<Part>,
+    take: Parts,
     /// What it has for itself: where that is in its input, and where it goes.
     keep: (usize, Part),
     rank: usize,
+    ranks: usize,
     for_each: bool,
     chunk: usize,
     /// How many rounds there are. At least one: all come to every collective.
     pub rounds: usize,
-    /// Whether all fits into the lines of the posts.
-    pub inline: bool,
+    /// Where a post is.
+    pub room: Room,
     /// Whether everybody waits for everybody, even where nothing is taken.
     pub all_wait: bool,
 }
@@ -73,37 +118,37 @@ impl Plan {
         let root = call.root as usize;
         let part = |r: usize| Part { at: call.counts.offset(r) * size, bytes: of(call, r) * size };
         let start = |r: usize| Part { at: 0, ..part(r) };
-        let nobody = vec![Part::default(); ranks];
-        let only = |r: usize, part: Part| {
-            let mut parts = nobody.clone();
-            parts[r] = part;
-            parts
+        let own = || Parts::One(rank, start(rank));
+        let roots = || Parts::One(root, start(rank));
+        let each = || match call.counts {
+            Counts::Equal(count) => Parts::Even(count * size),
+            _ => Parts::Listed((0..ranks).map(part).collect()),
         };
-        let each = || (0..ranks).map(part).collect::<Vec<_>>();
         let (give, take) = match call.kind {
-            Kind::Broadcast if rank == root => (only(rank, start(rank)), nobody),
-            Kind::Broadcast => (nobody.clone(), only(root, start(rank))),
-            Kind::AllGather => (only(rank, start(rank)), each()),
-            Kind::Gather if rank == root => (nobody, each()),
-            Kind::Gather => (only(rank, start(rank)), nobody),
-            Kind::Scatter if rank == root => (each(), nobody),
-            Kind::Scatter => (nobody.clone(), only(root, start(rank))),
-            Kind::ReduceScatter => (each(), vec![start(rank); ranks]),
-            Kind::AllToAll => exchanged(call, ranks),
-            _ => (nobody.clone(), nobody),
+            Kind::Broadcast if rank == root => (own(), Parts::NONE),
+            Kind::Broadcast => (Parts::NONE, roots()),
+            Kind::AllGather => (own(), each()),
+            Kind::Gather if rank == root => (Parts::NONE, each()),
+            Kind::Gather => (own(), Parts::NONE),
+            Kind::Scatter if rank == root => (each(), Parts::NONE),
+            Kind::Scatter => (Parts::NONE, roots()),
+            Kind::ReduceScatter => (each(), Parts::Same(start(rank))),
+            Kind::AllToAll => exchanged(call, each),
+            _ => (Parts::NONE, Parts::NONE),
         };
         let keep = match call.kind {
             Kind::AllGather => (0, part(rank)),
             Kind::Gather if rank == root => (0, part(rank)),
             Kind::Scatter if rank == root => (part(rank).at, start(rank)),
             Kind::ReduceScatter => (part(rank).at, start(rank)),
-            Kind::AllToAll => (give[rank].at, take[rank]),
+            Kind::AllToAll => (give.of(rank).at, take.of(rank)),
             _ => (0, Part::default()),
         };
         let for_each = matches!(call.kind, Kind::Scatter | Kind::ReduceScatter | Kind::AllToAll);
         let longest = match call.counts {
             Counts::Exchange { .. } => longest,
-            _ => (0..ranks).map(|r| part(r).bytes).max().unwrap_or(0),
+            Counts::Equal(_) => of(call, 0) * size,
+            Counts::Each(_) => (0..ranks).map(|r| of(call, r) * size).max().unwrap_or(0),
         };
         let payload = if for_each { longest * ranks } else { longest };
         let inline = payload <= INLINE_BYTES && !matches!(call.counts, Counts::Exchange { .. });
@@ -112,22 +157,28 @@ impl Plan {
         let chunk = if inline { longest } else { room.min(longest.next_multiple_of(LINE_BYTES)) };
         let rounds = longest.div_ceil(chunk.max(1)).max(1);
         let all_wait = call.kind == Kind::Barrier;
-        Self { give, take, keep, rank, for_each, chunk, rounds, inline, all_wait }
+        let room = match inline {
+            true => Room::Line,
+            false => Room::Slot(if for_each { chunk * ranks } else { chunk }),
+        };
+        Self { give, take, keep, rank, ranks, for_each, chunk, rounds, room, all_wait }
     }
 
     /// What this rank posts in a round: where it is in its input.
     pub fn posts(&self, round: usize) -> impl Iterator<Item = Piece> + '_ {
-        self.give.iter().enumerate().filter_map(move |(to, part)| match self.for_each {
-            true if to == self.rank => None,
-            true => part.piece(round, self.chunk, to * self.chunk),
-            false => part.piece(round, self.chunk, 0),
-        })
+        let for_all = if self.for_each { self.rank..self.rank } else { self.rank..self.rank + 1 };
+        let for_each = if self.for_each { 0..self.ranks } else { 0..0 };
+        let of = move |to: usize, slot| self.give.of(to).piece(round, self.chunk, slot);
+        let each = for_each.filter(|to| *to != self.rank);
+        for_all
+            .filter_map(move |own| of(own, 0))
+            .chain(each.filter_map(move |to| of(to, to * self.chunk)))
     }
 
     /// What this rank takes from another in a round: where it goes in its output.
     pub fn takes(&self, round: usize, from: usize) -> Option<Piece> {
         let slot = if self.for_each { self.rank * self.chunk } else { 0 };
-        if from == self.rank { None } else { self.take[from].piece(round, self.chunk, slot) }
+        if from == self.rank { None } else { self.take.of(from).piece(round, self.chunk, slot) }
     }
 
     /// What this rank has for itself in a round: where it is in its input, and where it goes.
@@ -144,43 +195,18 @@ fn of(call: &Call<'_>, rank: usize) -> usize {
 }
 
 /// What goes to each rank, and what comes from each.
-fn exchanged(call: &Call<'_>, ranks: usize) -> (Vec<Part>, Vec<Part>) {
-    let size = call.dtype.size();
-    let parts = |count: &dyn Fn(usize) -> usize| {
+fn exchanged(call: &Call<'_>, each: impl Fn() -> Parts) -> (Parts, Parts) {
+    let Counts::Exchange { send, receive } = &call.counts else { return (each(), each()) };
+    let parts = |counts: &[usize]| {
         let mut at = 0;
-        let part = |r: usize| {
-            let part = Part { at, bytes: count(r) * size };
+        let part = |count: &usize| {
+            let part = Part { at, bytes: count * call.dtype.size() };
             at += part.bytes;
             part
         };
-        (0..ranks).map(part).collect()
+        Parts::Listed(counts.iter().map(part).collect())
     };
-    match &call.counts {
-        Counts::Exchange { send, receive } => (parts(&|r| send[r]), parts(&|r| receive[r])),
-        counts => (parts(&|r| counts.of(r)), parts(&|r| counts.of(r))),
-    }
-}
-
-/// Refuses counts that differ by rank where all have the same.
-pub fn check(call: &Call<'_>, rank: usize) -> Result<(), CommError> {
-    let parts = matches!(
-        call.kind,
-        Kind::AllGather | Kind::Gather | Kind::Scatter | Kind::ReduceScatter | Kind::Barrier
-    );
-    let even = match &call.counts {
-        Counts::Equal(_) => true,
-        Counts::Each(counts) => parts || counts.iter().all(|c| *c == counts[0]),
-        Counts::Exchange { .. } => call.kind == Kind::AllToAll,
-    };
-    let wrong =
-        |what: &str| Err(CommError::Shape { call: call.kind.name(), what: what.to_owned() });
-    match &call.counts {
-        _ if !even => wrong("its counts must be the same for all ranks"),
-        Counts::Exchange { send, receive } if send[rank] != receive[rank] => {
-            wrong("what this rank sends itself is not what it expects of itself")
-        }
-        _ => Ok(()),
-    }
+    (parts(send), parts(receive))
 }
 
 /// A reduction of whole buffers: chunk after chunk, and of each chunk every rank reduces a share.
@@ -195,6 +221,22 @@ pub struct Shares {
 impl Shares {
     pub fn new(bytes: usize, chunk: usize, ranks: usize) -> Self {
         Self { bytes, chunk, ranks, rounds: bytes.div_ceil(chunk) }
+    }
+
+    /// Where a post is: the chunk, and behind it what is reduced of the one before.
+    pub fn room(&self) -> Room {
+        Room::Slot(2 * self.whole())
+    }
+
+    /// Where a reduced share is.
+    pub fn result(&self, piece: &Piece) -> Range<usize> {
+        let start = self.whole() + piece.slot;
+        start..start + piece.bytes
+    }
+
+    /// What a chunk takes.
+    fn whole(&self) -> usize {
+        self.bytes.min(self.chunk).next_multiple_of(LINE_BYTES)
     }
 
     /// The share of a rank in a round. In the slot a chunk is as in the buffer.
@@ -258,8 +300,9 @@ mod tests {
     #[test]
     fn small_ones_fit_into_the_line() {
         let plan = |kind, count| Plan::new(&call(kind, Counts::Equal(count)), 0, 3, 4096, 0);
-        assert!(plan(Kind::AllGather, 48).inline && !plan(Kind::AllGather, 49).inline);
-        assert!(plan(Kind::AllToAll, 16).inline && !plan(Kind::AllToAll, 17).inline);
+        let inline = |kind, count| matches!(plan(kind, count).room, Room::Line);
+        assert!(inline(Kind::AllGather, 48) && !inline(Kind::AllGather, 49));
+        assert!(inline(Kind::AllToAll, 16) && !inline(Kind::AllToAll, 17));
         assert_eq!((plan(Kind::Barrier, 0).rounds, plan(Kind::AllGather, 5000).rounds), (1, 2));
     }
 }

@@ -5,24 +5,37 @@ use std::ops::Range;
 
 use super::ShmEngine;
 use super::buffers::Buffers;
+use super::habit::{Costs, LEAST_BYTES};
 use super::layout::INLINE_BYTES;
 use super::plan::{Piece, Shares};
 use super::wait::Now;
-use crate::kernel::{self, finish, reduce_many, stream};
+use crate::kernel::{finish, reduce_many};
 use crate::{CommError, DType, Kind, ReduceOp};
 
 /// Up to here it is faster that every rank reduces all.
-const SMALL_BYTES: usize = 16 << 10;
-
-/// From here on what is posted goes past the caches. Where two ranks share a cache that costs a
-/// little; where they do not, it is several times as fast as to fetch it out of the other's.
-const STREAM_BYTES: usize = 4 << 10;
+const SMALL_BYTES: usize = 8 << 10;
 
 /// From here on ranks tell each other where their buffers are.
 const DIRECT_BYTES: usize = 64 << 10;
 
 /// What is copied while it is in the nearest cache.
 pub const BLOCK_BYTES: usize = 8 << 10;
+
+/// Where a post's bytes are.
+#[derive(Debug, Clone, Copy)]
+pub enum Room {
+    /// In its line.
+    Line,
+    /// In a slot, of which all ranks together know that so many are used.
+    Slot(usize),
+}
+
+impl Room {
+    /// For a post of so many bytes, which are of one piece.
+    pub fn of(bytes: usize) -> Self {
+        if bytes <= INLINE_BYTES { Self::Line } else { Self::Slot(bytes) }
+    }
+}
 
 /// What is to be done.
 #[derive(Debug, Clone, Copy)]
@@ -71,11 +84,11 @@ impl ShmEngine {
         buffers: &Buffers<'_>,
     ) -> Result<(), CommError> {
         let What { dtype, op, wants, bytes } = what;
-        let inline = bytes <= INLINE_BYTES;
-        let number = self.room(now)?;
+        let place = Room::of(bytes);
+        let number = self.turn(place, now)?;
         // SAFETY: nobody writes the input now.
         let given = unsafe { buffers.input(0..bytes) };
-        self.put(inline, number, 0..bytes, given);
+        self.put(place, number, 0..bytes, given);
         self.post(number, now);
         if !wants {
             return Ok(());
@@ -83,14 +96,12 @@ impl ShmEngine {
         self.others().try_for_each(|other| self.shared.await_post(other, number, now))?;
         // SAFETY: the own input is posted, it is read from there.
         let out = unsafe { buffers.output(0..bytes) };
-        let input = |rank: usize| self.posted(inline, rank, number, 0..bytes);
-        if self.ranks() == 1 {
-            out.copy_from_slice(input(0));
-        } else {
-            kernel::reduce_two(dtype, op, out, input(0), input(1));
-        }
-        (2..self.ranks()).for_each(|rank| kernel::reduce(dtype, op, out, input(rank)));
-        finish(dtype, op, self.ranks() as u32, out);
+        self.taking(number, bytes, |part| {
+            let out = &mut out[part.clone()];
+            let input = |rank: usize| self.posted(place, rank, number, part.clone());
+            reduce_many(dtype, op, out, self.ranks(), input);
+            finish(dtype, op, self.ranks() as u32, out);
+        });
         Ok(())
     }
 
@@ -109,7 +120,7 @@ impl ShmEngine {
         for round in 0..=last {
             let number = self.next;
             if round <= shares.rounds {
-                self.room(now)?;
+                self.turn(shares.room(), now)?;
             }
             if round < shares.rounds {
                 self.give(number, &shares, round, buffers);
@@ -119,7 +130,7 @@ impl ShmEngine {
             }
             if (1..=shares.rounds).contains(&round) {
                 let share = shares.share(round - 1, self.rank());
-                self.reduce_share(number, what, share, buffers);
+                self.reduce_share(number, what, (&shares, share), buffers);
             }
             if round <= shares.rounds {
                 self.post(number, now);
@@ -137,65 +148,69 @@ impl ShmEngine {
             let share = shares.share(round, other);
             // SAFETY: of this chunk nothing is written yet.
             let given = unsafe { buffers.input(share.in_buffer()) };
-            self.put(false, number, share.in_slot(), given);
+            self.put(shares.room(), number, share.in_slot(), given);
         }
     }
 
     /// Reduces this rank's share, which the others have given in the post before, for the output
     /// and for the slot, where the others find it.
-    fn reduce_share(&self, number: u64, what: What, share: Piece, buffers: &Buffers<'_>) {
+    fn reduce_share(
+        &self,
+        number: u64,
+        what: What,
+        (shares, share): (&Shares, Piece),
+        buffers: &Buffers<'_>,
+    ) {
         let What { dtype, op, wants, .. } = what;
-        let mut inputs: Vec<&[u8]> = Vec::with_capacity(self.ranks());
         let mut room = [0; BLOCK_BYTES];
-        let mut at = 0;
-        while at < share.bytes {
-            let bytes = BLOCK_BYTES.min(share.bytes - at);
-            let block = Piece { at: share.at + at, slot: share.slot + at, bytes };
-            inputs.clear();
-            inputs.extend((0..self.ranks()).map(|rank| match rank == self.rank() {
-                // SAFETY: it is written below only, when it is not used any more.
-                true => unsafe { buffers.input(block.in_buffer()) },
-                false => self.posted(false, rank, number - 1, block.in_slot()),
-            }));
-            let result = &mut room[..bytes];
-            reduce_many(dtype, op, result, &inputs);
-            finish(dtype, op, self.ranks() as u32, result);
-            inputs.clear();
-            stream::copy(self.to_post(false, number, self.result(&block)), result);
-            if wants {
-                // SAFETY: the input is not used any more.
-                unsafe { buffers.write(block.in_buffer(), result) };
+        self.taking(number - 1, share.bytes, |part| {
+            for block in share.part(part).blocks(BLOCK_BYTES) {
+                let input = |rank: usize| match rank == self.rank() {
+                    // SAFETY: it is written below only, when it is not used any more.
+                    true => unsafe { buffers.input(block.in_buffer()) },
+                    false => self.posted(shares.room(), rank, number - 1, block.in_slot()),
+                };
+                let result = &mut room[..block.bytes];
+                reduce_many(dtype, op, result, self.ranks(), input);
+                finish(dtype, op, self.ranks() as u32, result);
+                let to = self.to_post(shares.room(), number, shares.result(&block));
+                self.habit.write(share.bytes, to, result);
+                if wants {
+                    // SAFETY: the input is not used any more.
+                    unsafe { buffers.write(block.in_buffer(), result) };
+                }
             }
-            at += bytes;
-        }
+        });
     }
 
     /// Copies what others have reduced into the output.
     fn take(&self, number: u64, shares: &Shares, round: usize, buffers: &Buffers<'_>) {
         for other in self.others() {
             let share = shares.share(round, other);
-            let from = self.posted(false, other, number, self.result(&share));
+            let from = self.posted(shares.room(), other, number, shares.result(&share));
             // SAFETY: of this chunk nothing is read any more.
             unsafe { buffers.write(share.in_buffer(), from) };
         }
     }
 
-    /// Where a reduced share is in the slot: behind the chunk.
-    fn result(&self, piece: &Piece) -> Range<usize> {
-        let chunk = self.shared.settings.chunk_bytes;
-        chunk + piece.slot..chunk + piece.slot + piece.bytes
+    /// Takes what a post has, part by part.
+    #[inline]
+    pub(super) fn taking(&self, number: u64, bytes: usize, take: impl FnMut(Range<usize>)) {
+        if let Some((class, costs)) = self.habit.read(number, bytes, take) {
+            self.shared.board.say_costs(class, costs);
+        }
     }
 
     /// What a rank posted.
     #[inline]
     pub(super) fn posted(
         &self,
-        inline: bool,
+        room: Room,
         rank: usize,
         number: u64,
         range: Range<usize>,
     ) -> &[u8] {
-        let (start, room) = self.place(inline, rank, number);
+        let (start, room) = self.place(room, rank, number);
         assert!(range.start <= range.end && range.end <= room);
         // SAFETY: it is inside; it was posted, and is not written before our next post but one.
         unsafe { std::slice::from_raw_parts(start.add(range.start), range.len()) }
@@ -203,30 +218,38 @@ impl ShmEngine {
 
     /// Puts something into what this rank is about to post.
     #[inline]
-    pub(super) fn put(&self, inline: bool, number: u64, range: Range<usize>, data: &[u8]) {
-        let room = self.to_post(inline, number, range);
-        if data.len() < STREAM_BYTES {
-            return room.copy_from_slice(data);
+    pub(super) fn put(&self, room: Room, number: u64, range: Range<usize>, data: &[u8]) {
+        let out = self.to_post(room, number, range);
+        if data.len() < LEAST_BYTES {
+            return out.copy_from_slice(data);
         }
-        stream::copy(room, data);
+        self.habit.write_all(number, out, data, |class| {
+            let of = |other| self.shared.board.read_costs(other, class);
+            self.others().map(of).fold(Costs::default(), Costs::slower)
+        });
     }
 
     /// Room for what this rank is about to post.
     #[inline]
     #[allow(clippy::mut_from_ref, reason = "it is memory of the segment, not of this struct")]
-    fn to_post(&self, inline: bool, number: u64, range: Range<usize>) -> &mut [u8] {
-        let (start, room) = self.place(inline, self.rank(), number);
+    fn to_post(&self, room: Room, number: u64, range: Range<usize>) -> &mut [u8] {
+        let (start, room) = self.place(room, self.rank(), number);
         assert!(range.start <= range.end && range.end <= room);
         // SAFETY: it is inside; only this rank writes it, and nobody reads it before the post.
         unsafe { std::slice::from_raw_parts_mut(start.add(range.start), range.len()) }
     }
 
     #[inline]
-    fn place(&self, inline: bool, rank: usize, number: u64) -> (*mut u8, usize) {
+    fn place(&self, room: Room, rank: usize, number: u64) -> (*mut u8, usize) {
         let board = &self.shared.board;
-        match inline {
-            true => (board.inline(rank, number), INLINE_BYTES),
-            false => (board.slot(rank, number), board.layout.slot_bytes()),
+        match room {
+            Room::Line => (board.inline(rank, number), INLINE_BYTES),
+            Room::Slot(bytes) => {
+                let start = board.layout.start(number, bytes);
+                // SAFETY: it starts inside of the slot.
+                let at = unsafe { board.slot(rank, number).add(start) };
+                (at, board.layout.slot_bytes() - start)
+            }
         }
     }
 }

@@ -4,10 +4,10 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::board::Board;
+use super::board::{Board, Doing};
 use super::sign;
-use crate::CommError;
 use crate::error::Peer;
+use crate::{CommError, Signature};
 
 const WORDS: usize = 24;
 const MISSING_MAX: usize = 8;
@@ -83,7 +83,8 @@ pub fn read(board: &Board, peers: &[Peer], call: &str) -> Option<CommError> {
     // SAFETY: it is there, whole, and nobody writes it any more.
     let text = unsafe { std::slice::from_raw_parts(board.text(TEXT_MAX), length) };
     let record = Record { words, text: String::from_utf8_lossy(text).into_owned() };
-    Some(decode(record, by, peers, board.rank as u32, call))
+    let own = board.announced(board.rank, Doing::Call(words[1]));
+    Some(decode(record, by, peers, (board.rank as u32, own), call))
 }
 
 fn peer(peers: &[Peer], rank: u64) -> Peer {
@@ -126,7 +127,14 @@ fn encode(error: &CommError) -> Record {
     Record { words, text }
 }
 
-fn decode(record: Record, by: Peer, peers: &[Peer], rank: u32, call: &str) -> CommError {
+/// What a record says to a rank, which called `own` where ranks disagree.
+fn decode(
+    record: Record,
+    by: Peer,
+    peers: &[Peer],
+    (rank, own): (u32, Option<Signature>),
+    call: &str,
+) -> CommError {
     let Record { words, text } = record;
     let aborted = |by: Peer, why: String| CommError::Aborted { by, why };
     match words[0] {
@@ -138,8 +146,17 @@ fn decode(record: Record, by: Peer, peers: &[Peer], rank: u32, call: &str) -> Co
             };
             let mut ours = (peer(peers, words[2]), Box::new(ours));
             let mut theirs = (peer(peers, words[6]), Box::new(theirs));
-            if theirs.0.rank == rank {
+            let swapped = match rank {
+                _ if theirs.0.rank == rank => true,
+                _ if ours.0.rank == rank => false,
+                _ => own == Some(*theirs.1),
+            };
+            if swapped {
                 std::mem::swap(&mut ours, &mut theirs);
+            }
+            // Whoever called the same as one of them is told of the other.
+            if own == Some(*ours.1) {
+                ours.0 = peer(peers, rank.into());
             }
             CommError::Disagree {
                 sequence: words[1],
@@ -167,7 +184,7 @@ fn decode(record: Record, by: Peer, peers: &[Peer], rank: u32, call: &str) -> Co
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{DType, Kind, ReduceOp, Signature};
+    use crate::{DType, Kind, ReduceOp};
 
     fn peers() -> Vec<Peer> {
         (0..3).map(|rank| Peer { rank, host: format!("n{rank}") }).collect()
@@ -175,7 +192,7 @@ mod tests {
 
     /// What a rank reads of what rank 0 said.
     fn told(error: &CommError, rank: u32) -> CommError {
-        decode(encode(error), peers()[0].clone(), &peers(), rank, "barrier")
+        decode(encode(error), peers()[0].clone(), &peers(), (rank, None), "barrier")
     }
 
     #[test]
@@ -215,5 +232,11 @@ mod tests {
         let error = disagree((0, 3), (2, 4));
         assert_eq!(told(&error, 1), error);
         assert_eq!(told(&error, 2), disagree((2, 4), (0, 3)));
+        // One that called the same as one of them is told what itself and the other called.
+        for (count, theirs) in [(3, (2, 4)), (4, (0, 3))] {
+            let own = (1, Some(signature(count)));
+            let told = decode(encode(&error), peers()[0].clone(), &peers(), own, "barrier");
+            assert_eq!(told, disagree((1, count), theirs));
+        }
     }
 }

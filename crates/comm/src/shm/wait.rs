@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use super::Settings;
 use super::arena::Arena;
 use super::board::{Board, Doing};
+use super::layout::{RING, SLOTS};
 use super::segment::Segment;
 use super::verdict;
 use crate::error::Peer;
@@ -72,13 +73,22 @@ impl Shared {
             }
             std::hint::spin_loop();
         }
-        self.wait_long(rank, now, &ready)
+        self.wait_long(&[rank], now, &ready)
     }
 
+    /// Waits until something holds that one of several ranks brings about. `now` is what the first
+    /// of them is waited for.
     #[cold]
-    fn wait_long(&self, rank: usize, now: &Now, ready: &dyn Fn() -> bool) -> Result<(), CommError> {
+    pub fn wait_long(
+        &self,
+        ranks: &[usize],
+        now: &Now,
+        ready: &dyn Fn() -> bool,
+    ) -> Result<(), CommError> {
         let began = Instant::now();
         let looking = if self.crowded { YIELD_CROWDED } else { YIELD_FREE };
+        // Only one of them can be slept on.
+        let longest = if ranks.len() == 1 { NAP_MAX } else { NAP };
         let mut nap = NAP;
         while !ready() {
             let waited = began.elapsed();
@@ -88,13 +98,14 @@ impl Shared {
                 looked.for_each(|_| std::hint::spin_loop());
                 continue;
             }
-            let trouble = self.trouble(rank, now, waited);
+            let trouble = ranks.iter().find_map(|rank| self.trouble(*rank, now, waited));
             // What came before the trouble still counts.
             if let Some(error) = trouble.filter(|_| !ready()) {
                 return Err(self.fail(error));
             }
-            self.board.sleep(rank, nap, || ready() || verdict::is_over(&self.board));
-            nap = (nap * 2).min(NAP_MAX);
+            let first = ranks.first().copied().unwrap_or(self.board.rank);
+            self.board.sleep(first, nap, || ready() || verdict::is_over(&self.board));
+            nap = (nap * 2).min(longest);
         }
         Ok(())
     }
@@ -142,6 +153,29 @@ impl Shared {
         self.verdict(now).unwrap_or_else(|| self.fail(error))
     }
 
+    /// A rank's post of before is of another call than this rank's was.
+    #[cold]
+    pub fn disagreed_before(&self, rank: usize, now: &Now) -> CommError {
+        let calls = now.doing.number();
+        let differs = |call: &u64| {
+            let called = |rank: usize| self.board.announced(rank, Doing::Call(*call));
+            let (ours, theirs) = (called(self.board.rank)?, called(rank)?);
+            let at = Now { doing: Doing::Call(*call), signature: ours, digest: 0 };
+            (ours != theirs).then(|| self.disagree(rank, &at, theirs))
+        };
+        let found = (calls.saturating_sub(RING - 1)..=calls).find_map(|call| differs(&call));
+        let by = self.peers[self.board.rank].clone();
+        let unknown = || CommError::Aborted {
+            by,
+            why: format!(
+                "{} called something else than this rank some calls ago",
+                self.peers[rank]
+            ),
+        };
+        let error = found.unwrap_or_else(unknown);
+        self.verdict(now).unwrap_or_else(|| self.fail(error))
+    }
+
     pub fn disagree(&self, rank: usize, now: &Now, theirs: Signature) -> CommError {
         CommError::Disagree {
             sequence: now.doing.number(),
@@ -152,32 +186,75 @@ impl Shared {
         }
     }
 
+    /// Whom a rank waits for that waits for a message of another, and so on.
+    fn awaited_in_the_end(&self, rank: usize) -> usize {
+        let mut last = rank;
+        for _ in 0..self.peers.len() {
+            match self.waits_for(last) {
+                Some(next) if next != self.board.rank => last = next,
+                _ => return last,
+            }
+        }
+        rank
+    }
+
+    /// Whom a rank waits for in a message. Whoever could go on and does not waits for nobody.
+    fn waits_for(&self, rank: usize) -> Option<usize> {
+        let doing = self.board.doing(rank);
+        let theirs = self.board.announced(rank, doing)?;
+        let other = theirs.root as usize;
+        let waits = match (doing, theirs.kind) {
+            (Doing::Message(_), _) if other >= self.peers.len() => false,
+            (Doing::Message(_), Kind::Receive) => self.board.on_its_way(other, rank) == 0,
+            (Doing::Message(_), _) => self.board.on_its_way(rank, other) >= SLOTS,
+            _ => false,
+        };
+        waits.then_some(other)
+    }
+
     /// It takes too long: because the rank is at something else, or because it does not come.
     fn late(&self, rank: usize, now: &Now) -> CommError {
         let doing = self.board.doing(rank);
         let theirs = self.board.announced(rank, doing);
-        if let Some(theirs) = theirs.filter(|theirs| stuck(now, doing, theirs)) {
+        let own = self.board.rank as u32;
+        let waits = !matches!(doing, Doing::Message(_)) || self.waits_for(rank).is_some();
+        let stuck = |theirs: &Signature| stuck(own, now, doing, theirs) && waits;
+        if let Some(theirs) = theirs.filter(stuck) {
             return self.disagree(rank, now, theirs);
         }
         let collective = matches!(now.doing, Doing::Call(_)) && !now.signature.kind.has_root();
         let came = |other: usize| self.board.doing(other).number() >= now.doing.number();
         let missing = |other: &usize| *other == rank || (collective && !came(*other));
         let all = (0..self.peers.len()).filter(|other| *other != self.board.rank);
+        // Not those who would come if a third came.
+        let mut missing: Vec<usize> =
+            all.filter(missing).map(|other| self.awaited_in_the_end(other)).collect();
+        missing.sort_unstable();
+        missing.dedup();
         CommError::Late {
             call: now.signature.to_string(),
             seconds: self.settings.desync_after.as_secs(),
-            missing: all.filter(missing).map(|other| self.peers[other].clone()).collect(),
+            missing: missing.into_iter().map(|other| self.peers[other].clone()).collect(),
         }
     }
 }
 
-/// Whether a rank that is at `theirs` will never bring what this one waits for.
-fn stuck(now: &Now, doing: Doing, theirs: &Signature) -> bool {
+/// Marks the signature of a message that is one of several at once.
+pub const OF_MANY: u64 = 1;
+
+/// Whether a rank that is at `theirs` will never bring what this one, `own`, waits for.
+fn stuck(own: u32, now: &Now, doing: Doing, theirs: &Signature) -> bool {
     match (now.doing, doing) {
         (Doing::Call(ours), Doing::Call(other)) => ours == other && *theirs != now.signature,
-        (Doing::Call(_), Doing::Message(_)) | (Doing::Message(_), Doing::Call(_)) => true,
+        // It is at one that this rank has not called; else it is only behind.
+        (Doing::Message(ours), Doing::Call(other)) => other > ours,
+        // It may wait for a third, who has not come.
+        (Doing::Call(ours), Doing::Message(other)) => {
+            other < ours && theirs.root == own && theirs.shape != OF_MANY
+        }
         (Doing::Message(_), Doing::Message(_)) => {
-            theirs.kind == now.signature.kind && theirs.kind == Kind::Receive
+            let both = theirs.kind == now.signature.kind && theirs.kind == Kind::Receive;
+            both && theirs.root == own && theirs.shape != OF_MANY
         }
         _ => false,
     }

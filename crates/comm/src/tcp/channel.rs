@@ -1,8 +1,10 @@
 //! A communicator's way to its ranks over the connections of the process.
 
+mod agree;
 mod faults;
 mod spin;
 mod watch;
+mod whole;
 
 use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
@@ -13,8 +15,9 @@ use super::frame::{Head, Key, STRIPED_FROM};
 use super::mesh::{Mesh, Posted, Way};
 use crate::background::Abort;
 use crate::error::Peer;
+use crate::schedule::choose::Table;
 use crate::transport::{Landing, Lane, Ticket, Transport};
-use crate::{CommError, Signature};
+use crate::{CommError, DType, ReduceOp, Signature};
 use spin::Spin;
 use watch::Watch;
 
@@ -95,6 +98,14 @@ impl TcpTransport {
         fingerprint(numbers.into_iter().flat_map(u64::to_le_bytes))
     }
 
+    /// A communicator for all its ranks, of which none needs to be told.
+    pub fn twin(&self) -> Self {
+        const TWIN: u64 = 1 << 32;
+        let numbers = [self.channel, self.calls_done, TWIN];
+        let channel = fingerprint(numbers.into_iter().flat_map(u64::to_le_bytes));
+        self.child(channel, self.members.clone(), self.rank)
+    }
+
     /// How its messages go, in words.
     pub fn carried(&self) -> &str {
         self.endpoint.carried.get().map_or("TCP", String::as_str)
@@ -105,12 +116,27 @@ impl TcpTransport {
         &self.members
     }
 
+    /// By which algorithms all ranks do their collectives.
+    pub fn algorithms(&self) -> Arc<Table> {
+        self.endpoint.algorithms.clone()
+    }
+
+    /// A number for the node of each of its ranks.
+    pub fn nodes(&self) -> Vec<u64> {
+        let node = |global: &u32| self.endpoint.members.get(*global as usize).map(|m| m.node);
+        self.members.iter().map(|global| node(global).unwrap_or_default()).collect()
+    }
+
     /// Its name for a rank of the world, and where that is.
     fn peer(&self, global: u32) -> Peer {
         let known = self.members.iter().position(|&m| m == global);
         let host = self.endpoint.members.get(global as usize).map(|m| m.host.clone());
-        let rank = known.map_or(global, |at| at as u32);
-        Peer { rank, host: host.unwrap_or_else(|| "?".to_owned()) }
+        let host = host.unwrap_or_else(|| "?".to_owned());
+        match known {
+            Some(at) => Peer { rank: at as u32, host },
+            // It is none of these ranks.
+            None => Peer { rank: global, host: format!("{host}, in the numbers of the world") },
+        }
     }
 
     fn global(&self, rank: u32) -> u32 {
@@ -143,7 +169,7 @@ impl TcpTransport {
         if have < usize::from(lanes) && !broken {
             let over = || self.verdict(&self.endpoint.shared.lock()).is_some();
             if let Err(why) = self.endpoint.connect(to, lanes, &over) {
-                self.suspect(to, why);
+                self.suspect(to, Way::Out, why);
                 self.endpoint.shared.lock().broken.entry((to, Way::Out)).or_default();
             }
         }
@@ -159,21 +185,56 @@ impl TcpTransport {
         }
     }
 
+    /// Posts a receive, by what a transport promises.
+    fn receive(
+        &mut self,
+        from: u32,
+        lane: Lane,
+        into: *mut [u8],
+        landing: Landing,
+        with: Option<*const u8>,
+    ) -> Result<Ticket, CommError> {
+        self.usable()?;
+        let from = self.global(from);
+        let shared = self.endpoint.shared.clone();
+        let mut mesh = shared.lock();
+        self.note(lane, &mesh);
+        let channel = mesh.channels.get(self.channel);
+        let what = channel.what;
+        let key = Key::new(self.channel, lane, self.calls_done + 1);
+        if !key.tagged {
+            channel.traffic.awaited.push(from);
+        }
+        let (start, length) = (into.cast::<u8>(), into.len());
+        let posted = Posted { key, what, ticket: Ticket(0), start, length, landing, with };
+        let ticket = mesh.receive(from, posted);
+        shared.stir(&mesh);
+        self.open.push(Posting { ticket, with: from, way: Way::In, message: key.tagged });
+        Ok(ticket)
+    }
+
     /// Takes what is done.
     fn take_done(&mut self, mesh: &mut Mesh, done: &mut Vec<Ticket>, now: Instant) -> bool {
         mesh.take_done(self.channel, done);
         if done.is_empty() {
             return false;
         }
-        let came = &mut self.received;
+        let channel = mesh.channels.get(self.channel);
+        let (came, traffic) = (&mut self.received, &mut channel.traffic);
         self.open.retain(|posting| {
             let is_done = done.contains(&posting.ticket);
-            if is_done && posting.message && posting.way == Way::In {
-                count(came, posting.with);
+            match (is_done && posting.way == Way::In, posting.message) {
+                (true, true) => count(came, posting.with),
+                (true, false) => {
+                    count(&mut traffic.came, posting.with);
+                    let of = traffic.awaited.iter().position(|from| *from == posting.with);
+                    of.map(|at| traffic.awaited.swap_remove(at));
+                }
+                _ => {}
             }
             !is_done
         });
-        self.watch.reset(mesh.channels.get(self.channel).moved, now);
+        self.watch.reset(channel.moved, now);
         true
     }
 }
@@ -207,7 +268,9 @@ impl Transport for TcpTransport {
         let channel = mesh.channels.get(self.channel);
         channel.begin(signature.into());
         self.watch.reset(channel.moved, Instant::now());
-        self.hear(&mesh)
+        self.hear(&mesh)?;
+        drop(mesh);
+        if self.endpoint.debug { self.agree() } else { Ok(()) }
     }
 
     fn end(&mut self) {
@@ -227,8 +290,12 @@ impl Transport for TcpTransport {
         let shared = self.endpoint.shared.clone();
         let mut mesh = shared.lock();
         self.note(lane, &mesh);
-        let what = mesh.channels.get(self.channel).what;
+        let channel = mesh.channels.get(self.channel);
+        let what = channel.what;
         let key = Key::new(self.channel, lane, self.calls_done + 1);
+        if !key.tagged {
+            count(&mut channel.traffic.sent, to);
+        }
         let head = Head { key, length: bytes.len() as u64, what, stripes };
         let ticket = mesh.send(to, head, bytes);
         shared.stir(&mesh);
@@ -246,19 +313,23 @@ impl Transport for TcpTransport {
         into: *mut [u8],
         landing: Landing,
     ) -> Result<Ticket, CommError> {
-        self.usable()?;
-        let from = self.global(from);
-        let shared = self.endpoint.shared.clone();
-        let mut mesh = shared.lock();
-        self.note(lane, &mesh);
-        let what = mesh.channels.get(self.channel).what;
-        let key = Key::new(self.channel, lane, self.calls_done + 1);
-        let (start, length) = (into.cast::<u8>(), into.len());
-        let posted = Posted { key, what, ticket: Ticket(0), start, length, landing };
-        let ticket = mesh.receive(from, posted);
-        shared.stir(&mesh);
-        self.open.push(Posting { ticket, with: from, way: Way::In, message: key.tagged });
-        Ok(ticket)
+        self.receive(from, lane, into, landing, None)
+    }
+
+    unsafe fn post_reduce(
+        &mut self,
+        from: u32,
+        lane: Lane,
+        into: *mut [u8],
+        with: *const [u8],
+        dtype: DType,
+        op: ReduceOp,
+    ) -> Result<Ticket, CommError> {
+        if with.len() != into.len() {
+            let what = format!("{} bytes are reduced with {}", into.len(), with.len());
+            return Err(CommError::Shape { call: "receive", what });
+        }
+        self.receive(from, lane, into, Landing::Reduce(dtype, op), Some(with.cast()))
     }
 
     fn progress(&mut self, timeout: Duration, done: &mut Vec<Ticket>) -> Result<(), CommError> {
@@ -306,7 +377,7 @@ impl Transport for TcpTransport {
         Arc::new(move |why| {
             let fault = Fault::Aborted { rank, why: why.to_owned() };
             control.tell(Up::Report { channel, fault: fault.clone() });
-            shared.tell(|mesh| mesh.news.faults.push((Some(channel), fault)));
+            shared.fault(Some(channel), fault);
         })
     }
 }
@@ -314,6 +385,7 @@ impl Transport for TcpTransport {
 /// A rank that is no more must not be waited for. After an error the others have heard of that.
 impl Drop for TcpTransport {
     fn drop(&mut self) {
+        self.endpoint.shared.hooks().retain(|hook| hook.channel != self.channel);
         self.endpoint.shared.lock().close(self.channel);
         if self.failed.is_none() {
             let messages = std::mem::take(&mut self.sent);

@@ -19,10 +19,12 @@ pub struct Member {
     pub host: String,
     /// What tells its node from others, whatever they are called.
     pub node: u64,
-    /// Where it listens.
-    pub ip: IpAddr,
+    /// Where it listens; none, of rank 0: where the others reach it.
+    pub ips: Vec<IpAddr>,
     /// The port.
     pub port: u16,
+    /// Whether it compares what is called before data moves.
+    pub debug: bool,
     /// What it wants of libfabric.
     pub fabric: Wish,
 }
@@ -52,6 +54,9 @@ pub const MOST_CONNECTIONS: u8 = 16;
 /// Stands before the first messages: the listener has taken the connection in.
 pub const TAKEN: &[u8] = b"taken";
 
+/// The same, from one who sends over another connection already: that one is to be used both ways.
+pub const TAKEN_TOO: &[u8] = b"taken, too";
+
 /// Why a communicator is over, by the numbers of the whole world.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Fault {
@@ -80,6 +85,15 @@ pub enum Fault {
         /// Who.
         missing: Vec<u32>,
     },
+    /// Two ranks live, and what one sends does not come to the other.
+    Path {
+        /// Who sends.
+        from: u32,
+        /// Who should receive.
+        to: u32,
+        /// How it is known.
+        why: String,
+    },
     /// A rank gave up.
     Aborted {
         /// Which.
@@ -87,6 +101,50 @@ pub enum Fault {
         /// Why.
         why: String,
     },
+}
+
+impl Fault {
+    /// Whether a communicator of these ranks is over by it, if it was not said of which it is.
+    pub fn concerns(&self, members: &[u32]) -> bool {
+        match self {
+            // Without rank 0 nobody says what is wrong any more.
+            Self::Lost { rank, .. } => *rank == 0 || members.contains(rank),
+            Self::Path { from, to, .. } => members.contains(from) && members.contains(to),
+            _ => true,
+        }
+    }
+}
+
+impl std::fmt::Display for Fault {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Lost { rank, why } => write!(f, "rank {rank} of the world is gone ({why})"),
+            Self::Disagree { sequence, most, odd } => {
+                let (most, odd) = ((most.0, Signature::from(most.1)), (odd.0, odd.1));
+                let odd_called = Signature::from(odd.1);
+                write!(f, "in call {sequence} rank {} of the world called {}, ", most.0, most.1)?;
+                write!(f, "rank {} called {odd_called}", odd.0)
+            }
+            Self::Late { seconds, missing, .. } => {
+                write!(f, "after {seconds} s nothing came from ranks {missing:?} of the world")
+            }
+            Self::Path { from, to, why } => {
+                write!(f, "the path from rank {from} to rank {to} of the world is broken ({why})")
+            }
+            Self::Aborted { rank, why } => write!(f, "rank {rank} of the world gave up: {why}"),
+        }
+    }
+}
+
+/// The messages of a rank in its collective of this number.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Traffic {
+    /// How many were sent to whom.
+    pub sent: Vec<(u32, u64)>,
+    /// How many came from whom.
+    pub came: Vec<(u32, u64)>,
+    /// Of whom more are awaited.
+    pub awaited: Vec<u32>,
 }
 
 /// A rank has closed a communicator, after so many collectives and messages.
@@ -107,6 +165,8 @@ pub enum Up {
     Saw {
         /// With whom.
         rank: u32,
+        /// Whether it is one on which this rank sends.
+        sends: bool,
         /// How.
         why: String,
     },
@@ -129,6 +189,8 @@ pub enum Up {
         calls: u64,
         /// What it called, of late: the how-manieth call, and what.
         called: Vec<(u64, Called)>,
+        /// Its messages in the last of these.
+        traffic: Traffic,
     },
     /// A communicator is over.
     Report {
@@ -147,7 +209,12 @@ pub enum Up {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Down {
     /// All are here.
-    Table(Vec<Member>),
+    Table {
+        /// Who.
+        members: Vec<Member>,
+        /// By which algorithms all do their collectives, as a document.
+        algorithms: String,
+    },
     /// It comes to nothing.
     Refused {
         /// What is so.

@@ -55,21 +55,39 @@ impl Dial<'_> {
         let nonce = random().map_err(nobody)?;
         let link = Link::new(Role::Caller, self.secret, nonce, self.timing, Instant::now());
         let mut line = Line { stream, link };
-        self.converse(&mut line, |steps| steps.contains(&Step::Ready).then_some(()))?;
+        let ready = |steps: &[Step]| steps.contains(&Step::Ready).then_some(());
+        self.converse(&mut line, &mut [0; 4 << 10], ready)?;
         Ok(line)
     }
 
     /// Says something and waits for the answer.
     pub fn ask(&self, line: &mut Line, what: &[u8]) -> Result<Vec<u8>, NoLine> {
         line.link.send(what);
-        let frame = |step: &Step| match step {
-            Step::Frame(frame) => Some(frame.clone()),
-            Step::Ready => None,
-        };
-        self.converse(line, |steps| steps.iter().find_map(frame))
+        self.converse(line, &mut [0; 64 << 10], frame)
+    }
+
+    /// The same, and reads nothing of what comes after the answer, which is for somebody else.
+    pub fn ask_last(&self, line: &mut Line, what: &[u8]) -> Result<Vec<u8>, NoLine> {
+        line.link.send(what);
+        self.converse(line, &mut [0; 1], frame)
     }
 
     fn connect(&self) -> std::io::Result<TcpStream> {
+        loop {
+            let error = match self.connect_once() {
+                Ok(stream) => return Ok(stream),
+                Err(error) => error,
+            };
+            // A cable may be back in a moment.
+            let away = [ErrorKind::HostUnreachable, ErrorKind::NetworkUnreachable];
+            if !away.contains(&error.kind()) || Instant::now() >= self.until || (self.stop)() {
+                return Err(error);
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    fn connect_once(&self) -> std::io::Result<TcpStream> {
         let family = if self.to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(family, SocketType::STREAM, flags, None)?;
@@ -77,7 +95,7 @@ impl Dial<'_> {
             bind(&socket, &SocketAddr::new(from, 0))?;
         }
         let stream = TcpStream::from(socket);
-        tune(&stream);
+        tune(&stream, self.timing.lost_after);
         match connect(&stream, &self.to) {
             Ok(()) => return Ok(stream),
             Err(Errno::INPROGRESS) => {}
@@ -94,14 +112,14 @@ impl Dial<'_> {
     fn converse<T>(
         &self,
         line: &mut Line,
+        buffer: &mut [u8],
         found: impl Fn(&[Step]) -> Option<T>,
     ) -> Result<T, NoLine> {
         let nobody = |error: std::io::Error| NoLine::Nobody(error.to_string());
         let mut steps = Vec::new();
-        let mut buffer = [0; 64 << 10];
         loop {
             write(line).map_err(nobody)?;
-            match line.stream.read(&mut buffer) {
+            match line.stream.read(buffer) {
                 Ok(0) => return Err(NoLine::Nobody("it closed the connection".to_owned())),
                 Ok(count) => {
                     let now = Instant::now();
@@ -137,6 +155,15 @@ impl Dial<'_> {
     }
 }
 
+/// The first frame.
+fn frame(steps: &[Step]) -> Option<Vec<u8>> {
+    let frame = |step: &Step| match step {
+        Step::Frame(frame) => Some(frame.clone()),
+        Step::Ready => None,
+    };
+    steps.iter().find_map(frame)
+}
+
 fn write(line: &mut Line) -> std::io::Result<()> {
     while !line.link.pending().is_empty() {
         match line.stream.write(line.link.pending()) {
@@ -151,8 +178,15 @@ fn write(line: &mut Line) -> std::io::Result<()> {
 }
 
 /// Makes a socket fit for collectives. Its buffers are left to the kernel: it makes them larger as
-/// needed, and what may be asked for is on most systems far below that.
-pub fn tune(stream: &TcpStream) {
+/// needed, and what may be asked for is on most systems far below that. While nothing comes, the
+/// kernel sees to it that the path is still there.
+pub fn tune(stream: &TcpStream, lost_after: Duration) {
+    let whole = |part: Duration| Duration::from_secs(part.as_secs().max(1));
+    let (idle, between) = (whole(lost_after / 2), whole(lost_after / 8));
+    let tries = lost_after.saturating_sub(idle).as_secs() / between.as_secs();
     let _ = stream.set_nodelay(true);
     let _ = sockopt::set_socket_keepalive(stream, true);
+    let _ = sockopt::set_tcp_keepidle(stream, idle);
+    let _ = sockopt::set_tcp_keepintvl(stream, between);
+    let _ = sockopt::set_tcp_keepcnt(stream, tries.clamp(1, 100) as u32);
 }

@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 use regatta_wire::link::Timing;
 use regatta_wire::secret::Secret;
 
-use super::control::{Hello, Member, TAKEN, encode};
+use super::control::{Hello, Member, TAKEN, TAKEN_TOO, encode};
 use super::dial::{Dial, NoLine};
 use super::keeper::Control;
 use super::mesh::Shared;
+use crate::schedule::choose::Table;
 
 /// Everything that stays as it is.
 pub struct Endpoint {
@@ -24,14 +25,18 @@ pub struct Endpoint {
     pub dialling: Mutex<()>,
     /// The way to rank 0.
     pub control: Control,
+    /// By which algorithms all ranks do their collectives.
+    pub algorithms: Arc<Table>,
     /// How many connections a large message is spread over.
     pub connections: u8,
-    /// From which address of this node connections are made.
-    pub bind: Option<IpAddr>,
+    /// From which addresses of this node connections are made.
+    pub bind: Vec<IpAddr>,
     /// How long nothing may be heard of a rank.
     pub lost_after: Duration,
     /// How long a rank may be waited for.
     pub desync_after: Duration,
+    /// Whether ranks compare what they call before data moves.
+    pub debug: bool,
     /// How long is looked again and again before a thread sleeps.
     pub spin: Duration,
     /// The job's.
@@ -47,27 +52,36 @@ impl Endpoint {
     pub fn connect(&self, to: u32, lanes: u8, stop: &dyn Fn() -> bool) -> Result<(), String> {
         // One thread at a time, or two would make the same.
         let _alone = self.dialling.lock().unwrap_or_else(PoisonError::into_inner);
-        let have = self.shared.lock().lanes_to(to);
+        let have = self.shared.lock().adopt(to);
         for index in have as u8..lanes {
             let member = self.members.get(to as usize).ok_or("there is no such rank")?;
+            // Connections to several ranks begin on different networks.
+            let rail = (usize::from(index) + to as usize) % member.ips.len().max(1);
+            let ip = member.ips.get(rail).ok_or("it has no address")?;
+            let alike = self.bind.len() == member.ips.len();
             let dial = Dial {
-                to: SocketAddr::new(member.ip, member.port),
-                from: self.bind,
+                to: SocketAddr::new(*ip, member.port),
+                from: self.bind.get(rail).copied().filter(|_| alike),
                 secret: &self.secret,
                 timing: self.timing,
                 until: Instant::now() + self.lost_after,
                 stop,
             };
             let hello = encode(&Hello::Data { rank: self.rank, index });
-            let line = dial.open().and_then(|mut line| Ok((dial.ask(&mut line, &hello)?, line)));
-            let stream = match line {
-                Ok((answer, line)) if answer == TAKEN => line.stream,
+            let line = dial.open();
+            let line = line.and_then(|mut line| Ok((dial.ask_last(&mut line, &hello)?, line)));
+            let (stream, too) = match line {
+                Ok((answer, line)) if answer == TAKEN => (line.stream, false),
+                Ok((answer, line)) if answer == TAKEN_TOO => (line.stream, true),
                 Ok(_) => return Err("it did not take the connection".to_owned()),
                 Err(NoLine::Nobody(why) | NoLine::Stranger(why)) => {
                     return Err(format!("no connection to {}: {why}", dial.to));
                 }
             };
-            self.shared.lock().add_outgoing(to, stream);
+            match index {
+                0 => self.shared.dialled(to, stream, too || to < self.rank),
+                _ => self.shared.lock().add_outgoing(to, stream.into()),
+            }
         }
         Ok(())
     }

@@ -1,11 +1,17 @@
 //! Collectives over TCP.
 
-use crate::background::{Abort, Engine};
+use std::sync::Arc;
+
+use crate::background::{Abort, Engine, apart};
 use crate::comm::order;
 use crate::error::Peer;
-use crate::execute::{self, plain};
+use crate::execute::{self, Planner, Room};
+use crate::schedule::Algorithm;
+use crate::schedule::choose::Table;
 use crate::tcp::TcpTransport;
 use crate::transport::Transport;
+use crate::tune::Tunable;
+use crate::whole::Whole;
 use crate::{Call, CommError, Counts, DType, Kind, ReduceOp};
 
 /// Bytes in which a rank says its colour and key.
@@ -14,12 +20,16 @@ const SAID: usize = 16;
 /// Does collectives on a [`TcpTransport`].
 pub struct TcpEngine {
     transport: TcpTransport,
+    planner: Planner,
+    room: Room,
 }
 
 impl TcpEngine {
-    /// On a transport.
+    /// On a transport, by the algorithms that rank 0 has given to all.
     pub fn new(transport: TcpTransport) -> Self {
-        Self { transport }
+        let table = transport.algorithms();
+        let planner = Planner::new(table, transport.rank(), &transport.nodes());
+        Self { transport, planner, room: Room::default() }
     }
 
     /// How messages between ranks go: by which provider of libfabric's, or why by TCP.
@@ -68,10 +78,16 @@ impl Engine for TcpEngine {
 
     fn run(&mut self, call: Call<'_>) -> Result<(), CommError> {
         if matches!(call.kind, Kind::Send | Kind::Receive) {
-            return execute::message(&mut self.transport, call);
+            return execute::messages(&mut self.transport, vec![call]);
         }
-        let program = plain::program(&call, self.transport.rank(), self.transport.ranks());
-        execute::run(&mut self.transport, call, &program)
+        let program = self.planner.plan(&call)?;
+        execute::run(&mut self.transport, call, &program, &mut self.room)
+    }
+
+    fn run_group(&mut self, calls: Vec<Call<'_>>) -> Result<(), CommError> {
+        let (messages, collectives) = apart(calls);
+        execute::messages(&mut self.transport, messages)?;
+        collectives.into_iter().try_for_each(|call| self.run(call))
     }
 
     fn split(
@@ -87,10 +103,32 @@ impl Engine for TcpEngine {
         let world = |rank: &u32| self.transport.members().get(*rank as usize).copied();
         let members = ranks.iter().filter_map(world).collect();
         let channel = self.transport.child_channel(colour);
-        Ok(Some(Box::new(Self::new(self.transport.child(channel, members, rank)))))
+        let transport = self.transport.child(channel, members, rank);
+        let mut child = Self::new(transport);
+        child.planner.set_table(self.planner.table().clone());
+        Ok(Some(Box::new(child)))
     }
 
     fn abort(&self) -> Abort {
-        self.transport.abort()
+        Transport::abort(&self.transport)
+    }
+
+    fn whole(&self) -> Option<Box<dyn Whole>> {
+        Some(Box::new(self.transport.twin()))
+    }
+}
+
+impl Tunable for TcpEngine {
+    fn run_by(&mut self, call: Call<'_>, algorithm: Algorithm) -> Result<(), CommError> {
+        let program = self.planner.by(&call, algorithm)?;
+        execute::run(&mut self.transport, call, &program, &mut self.room)
+    }
+
+    fn nodes(&self) -> &[u32] {
+        self.planner.nodes()
+    }
+
+    fn set_table(&mut self, table: Arc<Table>) {
+        self.planner.set_table(table);
     }
 }

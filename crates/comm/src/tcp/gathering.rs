@@ -38,6 +38,15 @@ impl Gathering {
                 format!("rank {rank} on {host} is one of {world} ranks, rank 0 one of {ours}");
             return failed(what, "WORLD_SIZE must be the same for all ranks of a job");
         }
+        let known = self.members.iter().flatten().find(|other| other.debug != member.debug);
+        if let Some(other) = known {
+            let (on, off) = if member.debug { (&member, other) } else { (other, &member) };
+            let what = format!(
+                "rank {} on {} compares calls first, rank {} on {} does not",
+                on.rank, on.host, off.rank, off.host
+            );
+            return failed(what, "REGATTA_COMM_DEBUG must be the same for all ranks of a job");
+        }
         let Some(place) = self.members.get_mut(rank as usize) else {
             let what = format!("rank {rank} on {host} is not below the number of ranks, {ours}");
             return failed(what, "RANK must be from 0 to WORLD_SIZE - 1");
@@ -89,9 +98,10 @@ mod tests {
     use super::*;
 
     fn member(rank: u32, host: &str) -> Member {
-        let ip = std::net::Ipv4Addr::LOCALHOST.into();
+        let ips = vec![std::net::Ipv4Addr::LOCALHOST.into()];
         let fabric = crate::fabric::Wish::Tcp;
-        Member { rank, local_rank: 0, host: host.to_owned(), node: 0, ip, port: 1, fabric }
+        let host = host.to_owned();
+        Member { rank, local_rank: 0, host, node: 0, ips, port: 1, debug: false, fabric }
     }
 
     #[test]
@@ -122,6 +132,9 @@ mod tests {
                 .contains("two of rank 1, on a and on b")
         );
         assert!(all.welcome(4, member(0, "b")).unwrap_err().what.contains("one of 4 ranks"));
+        let odd = Member { debug: true, ..member(0, "b") };
+        let what = all.welcome(2, odd).unwrap_err().what;
+        assert_eq!(what, "rank 0 on b compares calls first, rank 1 on a does not");
         assert!(all.welcome(2, member(7, "b")).unwrap_err().what.contains("not below"));
     }
 }

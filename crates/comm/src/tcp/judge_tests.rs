@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::control::{Called, Down, Fault, Left, Up};
+use super::control::{Called, Down, Fault, Left, Traffic, Up};
 use super::judge::{ANSWER_WITHIN, Judge, To};
 use crate::{DType, Kind, ReduceOp, Signature};
 
@@ -29,7 +29,8 @@ fn inquiry(answers: &[Answer]) -> Vec<(To, Down)> {
     judge.hear(1, ask(3, Some(9)), now);
     assert_eq!(judge.take().len(), 3);
     for (rank, calls, called) in answers {
-        judge.hear(*rank, Up::Answer { inquiry: 1, calls: *calls, called: called.clone() }, now);
+        let (calls, called, traffic) = (*calls, called.clone(), Traffic::default());
+        judge.hear(*rank, Up::Answer { inquiry: 1, calls, called, traffic }, now);
     }
     judge.tick(now + ANSWER_WITHIN);
     judge.take()
@@ -94,7 +95,7 @@ fn who_has_left_is_told_to_those_who_wait_in_vain() {
 #[test]
 fn a_broken_connection_waits_for_the_cause() {
     let now = Instant::now();
-    let saw = |rank| Up::Saw { rank, why: "reset".to_owned() };
+    let saw = |rank| Up::Saw { rank, sends: true, why: "reset".to_owned() };
     let lost = |rank, why: &str| {
         let fault = Fault::Lost { rank, why: why.to_owned() };
         vec![(To::All, Down::Verdict { channel: None, fault })]
@@ -109,7 +110,45 @@ fn a_broken_connection_waits_for_the_cause() {
     judge.tick(now);
     assert_eq!(judge.take(), []);
     judge.tick(now + Duration::from_secs(1));
+    let asked = Down::Where { inquiry: 1, channel: 0 };
+    assert_eq!(judge.take(), [(To::Rank(1), asked)]);
+    judge.tick(now + Duration::from_secs(4));
     assert_eq!(judge.take(), lost(1, "reset"));
+}
+
+#[test]
+fn if_the_other_answers_it_is_the_path_that_is_broken() {
+    let now = Instant::now();
+    for (sends, from, to) in [(true, 2, 1), (false, 1, 2)] {
+        let mut judge = Judge::default();
+        judge.hear(2, Up::Saw { rank: 1, sends, why: "timed out".to_owned() }, now);
+        judge.tick(now + Duration::from_secs(1));
+        assert_eq!(judge.take().len(), 1);
+        let (calls, called, traffic) = (3, Vec::new(), Traffic::default());
+        judge.hear(1, Up::Answer { inquiry: 1, calls, called, traffic }, now);
+        let fault = Fault::Path { from, to, why: "timed out".to_owned() };
+        assert_eq!(judge.take(), [(To::All, Down::Verdict { channel: None, fault })]);
+    }
+}
+
+#[test]
+fn a_message_that_was_sent_and_does_not_come_shows_the_slow_path() {
+    let now = Instant::now();
+    let mut judge = Judge::default();
+    judge.hear(1, ask(3, Some(9)), now);
+    // A ring: rank 1 has sent rank 2 two messages of which one came; all others wait for rank 2.
+    let traffic = |sent, came, awaited: u32| Traffic { sent, came, awaited: vec![awaited] };
+    let answers = [
+        traffic(vec![(1, 1)], vec![(2, 1)], 2),
+        traffic(vec![(2, 2)], vec![(0, 1)], 0),
+        traffic(vec![(0, 1)], vec![(1, 1)], 1),
+    ];
+    for (rank, traffic) in (0..).zip(answers) {
+        let called = vec![(3, called(5))];
+        judge.hear(rank, Up::Answer { inquiry: 1, calls: 3, called, traffic }, now);
+    }
+    let why = "in 9 s not even 64 KiB came through".to_owned();
+    assert_eq!(judge.take()[3..], verdict(Fault::Path { from: 1, to: 2, why }));
 }
 
 #[test]

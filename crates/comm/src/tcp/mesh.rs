@@ -14,8 +14,9 @@ use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-use super::control::{Called, Fault, Left};
+use super::control::{Called, Fault, Left, Traffic};
 use super::frame::Head;
+use crate::background::Abort;
 use crate::fabric::{Carrier, GRACE, SHORT_GRACE};
 use crate::transport::Ticket;
 use incoming::Incoming;
@@ -55,12 +56,17 @@ pub struct Channel {
     /// Bytes that came or went, ever.
     pub moved: u64,
     pub trouble: Option<Trouble>,
+    /// The messages of the call that goes on.
+    pub traffic: Traffic,
 }
 
 impl Channel {
     /// A call begins.
     pub fn begin(&mut self, called: Called) {
         self.calls += 1;
+        self.traffic.sent.clear();
+        self.traffic.came.clear();
+        self.traffic.awaited.clear();
         self.what = called.number();
         self.history.push_back((self.calls, called));
         if self.history.len() > HISTORY {
@@ -171,6 +177,14 @@ pub struct Shared {
     mesh: Mutex<Mesh>,
     moved: Condvar,
     wake: OwnedFd,
+    hooks: Mutex<Vec<Hook>>,
+}
+
+/// What is to be done as soon as a communicator is known to be over.
+pub struct Hook {
+    pub channel: u64,
+    pub members: Vec<u32>,
+    pub call: Abort,
 }
 
 impl Mesh {
@@ -179,8 +193,19 @@ impl Mesh {
         self.outgoing.get(&rank).map_or(0, Outgoing::lanes)
     }
 
-    pub fn add_outgoing(&mut self, rank: u32, stream: TcpStream) {
+    pub fn add_outgoing(&mut self, rank: u32, stream: Arc<TcpStream>) {
         self.outgoing.entry(rank).or_default().add(stream);
+    }
+
+    /// If the rank has made a connection, messages to it can go back over it: one that carries both
+    /// ways needs fewer packets, for what was received is told along with what is sent. Gives how
+    /// many connections there are to it.
+    pub fn adopt(&mut self, rank: u32) -> usize {
+        let theirs = self.incoming.get(&rank).and_then(Incoming::theirs);
+        if let Some(stream) = theirs.filter(|_| self.lanes_to(rank) == 0) {
+            self.add_outgoing(rank, stream);
+        }
+        self.lanes_to(rank)
     }
 
     fn ticket(&mut self) -> Ticket {
@@ -290,7 +315,7 @@ impl Mesh {
 impl Shared {
     pub fn new() -> std::io::Result<Self> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self { mesh: Mutex::default(), moved: Condvar::new(), wake })
+        Ok(Self { mesh: Mutex::default(), moved: Condvar::new(), wake, hooks: Mutex::default() })
     }
 
     pub fn lock(&self) -> MutexGuard<'_, Mesh> {
@@ -304,12 +329,43 @@ impl Shared {
         self.stir(&mesh);
     }
 
+    /// The first connection to a rank was made. If there is one from it, too, both sides should use
+    /// the same; `theirs` says that it is that one. They may differ, for messages of a rank all come
+    /// over the connection that it chose.
+    pub fn dialled(&self, rank: u32, stream: TcpStream, theirs: bool) {
+        let mut mesh = self.lock();
+        let stream = Arc::new(stream);
+        mesh.incoming.entry(rank).or_default().add_own(stream.clone());
+        if !theirs || mesh.adopt(rank) == 0 {
+            mesh.add_outgoing(rank, stream);
+        }
+        self.stir(&mesh);
+    }
+
     /// Something was told: all who wait look at it.
     pub fn tell(&self, change: impl FnOnce(&mut Mesh)) {
         let mut mesh = self.lock();
         change(&mut mesh);
         self.stir(&mesh);
         self.moved.notify_all();
+    }
+
+    /// A communicator, or each that it concerns, is over.
+    pub fn fault(&self, channel: Option<u64>, fault: Fault) {
+        let why = fault.to_string();
+        let hooks = self.hooks();
+        let concerned = |hook: &&Hook| match channel {
+            Some(channel) => hook.channel == channel,
+            None => fault.concerns(&hook.members),
+        };
+        let calls: Vec<Abort> = hooks.iter().filter(concerned).map(|h| h.call.clone()).collect();
+        drop(hooks);
+        self.tell(|mesh| mesh.news.faults.push((channel, fault)));
+        calls.iter().for_each(|call| call(&why));
+    }
+
+    pub fn hooks(&self) -> MutexGuard<'_, Vec<Hook>> {
+        self.hooks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The one who sleeps on the connections must look at them again.

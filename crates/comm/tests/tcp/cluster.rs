@@ -12,11 +12,37 @@ fn a_link_is_cut() {
     let builder = Cluster::builder().nodes(4).cpus(2).slurm(false);
     let Some(cluster) = cluster_or_skip(&builder) else { return };
     for victim in [2, 0] {
-        cut(&cluster, victim, 7000 + victim as u16);
+        let named = format!("rank {victim} on {} is gone", cluster.nodes()[victim]);
+        let cut = || cluster.cut(&cluster.nodes()[victim]).unwrap();
+        for (rank, said) in (0..).zip(told(&cluster, &format!("cut-{victim}"), &cut)) {
+            assert!(rank == victim || said.contains(&named), "rank {rank}: {said}");
+        }
     }
 }
 
-fn cut(cluster: &Cluster, victim: usize, port: u16) {
+#[test]
+fn a_path_between_two_is_cut() {
+    let builder = Cluster::builder().nodes(4).cpus(2).slurm(false);
+    let Some(cluster) = cluster_or_skip(&builder) else { return };
+    let all = told(&cluster, "between", &|| cluster.cut_between("node2", "node3").unwrap());
+    for (rank, said) in all.iter().enumerate() {
+        let path = "the path from rank 1 on node2 to rank 2 on node3 is broken";
+        assert!(said.contains(path), "rank {rank}: {said}");
+    }
+}
+
+#[test]
+fn a_link_is_slowed_to_a_crawl() {
+    let builder = Cluster::builder().nodes(4).cpus(2).slurm(false);
+    let Some(cluster) = cluster_or_skip(&builder) else { return };
+    let all = told(&cluster, "slow", &|| cluster.slow("node3", "8kbit").unwrap());
+    for (rank, said) in all.iter().enumerate() {
+        assert!(rank == 2 || said.contains("rank 2 on node3"), "rank {rank}: {said}");
+    }
+}
+
+/// What each of four ranks, one a node, says when something is done to their network.
+fn told(cluster: &Cluster, name: &str, harm: &dyn Fn()) -> Vec<String> {
     let orders = Orders {
         kind: Kind::AllReduce,
         count: 100_000,
@@ -24,26 +50,23 @@ fn cut(cluster: &Cluster, victim: usize, port: u16) {
         call: 0,
         after_us: 0,
         lost_after_s: 2,
-        desync_after_s: 60,
+        desync_after_s: 5,
     };
     let nodes = cluster.nodes();
-    let secret = secret_file(cluster.shared(), &format!("cut-{victim}"));
+    let secret = secret_file(cluster.shared(), name);
     let program = std::env::current_exe().unwrap();
     let rank = |(rank, node): (usize, &String)| {
         let mut command = cluster.on(node, &program, ARGUMENTS).unwrap();
-        let environment = environment(rank as u32, 4, &nodes[0], port, &secret.0);
+        let environment = environment(rank as u32, 4, &nodes[0], &secret.0);
         as_rank(&mut command, orders, &environment);
         command.spawn().unwrap()
     };
     let children: Vec<_> = nodes.iter().enumerate().map(rank).collect();
     std::thread::sleep(Duration::from_secs(2));
-    cluster.cut(&nodes[victim]).unwrap();
+    harm();
     let start = Instant::now();
-    for (rank, child) in children.into_iter().enumerate() {
-        let said = said(child).unwrap_or_default();
-        assert!(start.elapsed() < Duration::from_secs(10), "{said}");
-        let named = format!("rank {victim} on {}", nodes[victim]);
-        assert!(rank == victim || said.contains(&named), "rank {rank}: {said}");
-    }
-    cluster.mend(&nodes[victim]).unwrap();
+    let said: Vec<String> = children.into_iter().map(|c| said(c).unwrap_or_default()).collect();
+    assert!(start.elapsed() < Duration::from_secs(15), "{said:?}");
+    nodes.iter().for_each(|node| cluster.mend(node).unwrap());
+    said
 }

@@ -5,9 +5,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use regatta_comm::join::{Settings, join};
+use regatta_comm::join::{Settings, join, listen};
 use regatta_comm::{Call, Comm, CommError, Counts, DType, Kind, ReduceOp};
 use regatta_wire::secret::Secret;
+
+use crate::meeting;
 
 /// Set for a process that is a rank: its orders.
 const ORDERS: &str = "REGATTA_TEST_ORDERS";
@@ -54,18 +56,13 @@ impl Orders {
 }
 
 /// The environment of a rank.
-pub fn environment(
-    rank: u32,
-    ranks: u32,
-    master: &str,
-    port: u16,
-    secret: &Path,
-) -> Vec<(String, String)> {
+pub fn environment(rank: u32, ranks: u32, master: &str, secret: &Path) -> Vec<(String, String)> {
     let pairs = [
         ("RANK", rank.to_string()),
         ("WORLD_SIZE", ranks.to_string()),
         ("MASTER_ADDR", master.to_owned()),
-        ("MASTER_PORT", port.to_string()),
+        // It is told when it is known.
+        ("MASTER_PORT", "0".to_owned()),
         ("REGATTA_SECRET_FILE", secret.display().to_string()),
     ];
     pairs.map(|(name, value)| (name.to_owned(), value)).to_vec()
@@ -77,7 +74,13 @@ pub struct Kept(pub PathBuf);
 impl Drop for Kept {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.0);
+        let _ = std::fs::remove_file(port_file(&self.0));
     }
+}
+
+/// Where the first rank says which port it has.
+fn port_file(secret: &Path) -> PathBuf {
+    secret.with_extension("port")
 }
 
 /// A file with a new secret.
@@ -104,13 +107,10 @@ pub const ARGUMENTS: [&str; 3] = ["--exact", "process::a_rank", "--nocapture"];
 /// Ranks on this machine, and the file with their secret.
 pub fn start(ranks: u32, orders: Orders, name: &str) -> (Vec<Child>, Kept) {
     let secret = secret_file(&std::env::temp_dir(), name);
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port();
-    drop(listener);
     let rank = |rank| {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(ARGUMENTS);
-        as_rank(&mut command, orders, &environment(rank, ranks, "127.0.0.1", port, &secret.0));
+        as_rank(&mut command, orders, &environment(rank, ranks, "127.0.0.1", &secret.0));
         command.spawn().unwrap()
     };
     ((0..ranks).map(rank).collect(), secret)
@@ -128,12 +128,23 @@ pub fn said_in(output: &[u8]) -> Option<String> {
     text[at + 6..].lines().next().map(str::to_owned)
 }
 
+/// The settings of a rank, of its environment and the port that the first one has.
+pub fn own_settings() -> Settings {
+    let mut settings = Settings::from_environment().unwrap();
+    let listener = (settings.rank == 0).then(|| listen("0.0.0.0:0".parse().unwrap()).unwrap());
+    let secret = PathBuf::from(std::env::var("REGATTA_SECRET_FILE").unwrap());
+    let own = listener.as_ref().map(|listener| listener.local_addr().unwrap().port());
+    settings.port = meeting::port(&port_file(&secret), own);
+    settings.listener = listener;
+    settings
+}
+
 /// The rank itself: does as ordered until there is an error, and says which and after how long.
 #[test]
 fn a_rank() {
     let Ok(orders) = std::env::var(ORDERS) else { return };
     let orders = Orders::read(&orders);
-    let mut settings = Settings::from_environment().unwrap();
+    let mut settings = own_settings();
     settings.lost_after = Duration::from_secs(orders.lost_after_s);
     settings.desync_after = Duration::from_secs(orders.desync_after_s);
     settings.join_within = Duration::from_secs(30);

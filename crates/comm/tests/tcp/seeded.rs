@@ -17,6 +17,7 @@ impl Seeded {
     }
 }
 
+#[allow(dead_code, reason = "one test has its own")]
 /// How many cases, unless the variable `REGATTA_TEST_CASES` says otherwise.
 pub fn cases(usual: u64) -> u64 {
     std::env::var("REGATTA_TEST_CASES").map_or(usual, |n| n.parse().unwrap())

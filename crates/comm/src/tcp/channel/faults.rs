@@ -8,16 +8,21 @@ use crate::CommError;
 use crate::error::Peer;
 use crate::fabric::Carrier;
 use crate::tcp::control::{Called, Fault, Left, Up};
-use crate::tcp::mesh::{Mesh, Trouble};
+use crate::tcp::mesh::{Mesh, Trouble, Way};
 
 /// How long rank 0 may take to say what is wrong; then this rank says what it sees itself.
-const VERDICT_WITHIN: Duration = Duration::from_secs(4);
+pub(super) const VERDICT_WITHIN: Duration = Duration::from_secs(4);
+
+/// What to do about a large message that nobody takes.
+const CIRCLE: &str =
+    " that is not received (ranks that all send first wait in a circle: put messages in a group)";
 
 impl TcpTransport {
     /// Something is wrong with a rank; rank 0 may know better what.
-    pub(super) fn suspect(&mut self, rank: u32, why: String) {
+    pub(super) fn suspect(&mut self, rank: u32, way: Way, why: String) {
         if self.suspicion.is_none() {
-            self.endpoint.control.tell(Up::Saw { rank, why: why.clone() });
+            let sends = way == Way::Out;
+            self.endpoint.control.tell(Up::Saw { rank, sends, why: why.clone() });
             let error = CommError::Lost { peer: self.peer(rank), why, call: self.doing.clone() };
             self.suspicion = Some((Instant::now() + VERDICT_WITHIN, error));
         }
@@ -25,10 +30,9 @@ impl TcpTransport {
 
     /// What is known to be wrong with this communicator.
     pub(super) fn verdict(&self, mesh: &Mesh) -> Option<CommError> {
-        let matters = |(channel, fault): &&(Option<u64>, Fault)| match (channel, fault) {
-            (Some(channel), _) => *channel == self.channel,
-            (None, Fault::Lost { rank, .. }) => self.members.contains(rank),
-            (None, _) => true,
+        let matters = |(channel, fault): &&(Option<u64>, Fault)| match channel {
+            Some(channel) => *channel == self.channel,
+            None => fault.concerns(&self.members),
         };
         if let Some((_, fault)) = mesh.news.faults.iter().find(matters) {
             return Some(self.explain(fault, mesh));
@@ -67,9 +71,15 @@ impl TcpTransport {
                 self.disagree(*sequence, own, *most, *odd)
             }
             Fault::Late { seconds, missing, .. } => CommError::Late {
-                call: self.doing.clone(),
+                call: self.waiting(),
                 seconds: *seconds,
                 missing: missing.iter().map(|rank| self.peer(*rank)).collect(),
+            },
+            Fault::Path { from, to, why } => CommError::Path {
+                from: self.peer(*from),
+                to: self.peer(*to),
+                why: why.clone(),
+                call: self.doing.clone(),
             },
             Fault::Aborted { rank, why } => {
                 CommError::Aborted { by: self.peer(*rank), why: why.clone() }
@@ -96,13 +106,19 @@ impl TcpTransport {
         }
     }
 
+    /// What takes too long, and perhaps why.
+    fn waiting(&self) -> String {
+        let circle = self.open.iter().any(|posting| posting.message && posting.way == Way::Out);
+        format!("{}{}", self.doing, if circle { CIRCLE } else { "" })
+    }
+
     /// What this rank sees itself, if rank 0 says nothing.
     fn own_late(&self, seconds: u64) -> CommError {
         let mut missing: Vec<u32> = self.open.iter().map(|posting| posting.with).collect();
         missing.sort_unstable();
         missing.dedup();
         let missing = missing.into_iter().map(|rank| self.peer(rank)).collect();
-        CommError::Late { call: self.doing.clone(), seconds, missing }
+        CommError::Late { call: self.waiting(), seconds, missing }
     }
 
     /// Asks rank 0 whether waiting is in vain, or, being late, where all are.
@@ -118,8 +134,15 @@ impl TcpTransport {
 
     /// Ends with what was suspected, and has all others know it.
     fn concede(&mut self, error: CommError) -> CommError {
+        let fault = self.fault(&error);
+        self.endpoint.control.tell(Up::Report { channel: self.channel, fault });
+        self.fail(error)
+    }
+
+    /// An error as all others are told of it.
+    pub(super) fn fault(&self, error: &CommError) -> Fault {
         let global = |peer: &Peer| self.global(peer.rank);
-        let fault = match &error {
+        match error {
             CommError::Late { seconds, missing, .. } => Fault::Late {
                 sequence: self.calls_done + 1,
                 seconds: *seconds,
@@ -129,10 +152,16 @@ impl TcpTransport {
                 Fault::Lost { rank: global(peer), why: why.clone() }
             }
             CommError::Aborted { by, why } => Fault::Aborted { rank: global(by), why: why.clone() },
+            CommError::Path { from, to, why, .. } => {
+                Fault::Path { from: global(from), to: global(to), why: why.clone() }
+            }
+            CommError::Disagree { sequence, ours_by, ours, theirs_by, theirs } => Fault::Disagree {
+                sequence: *sequence,
+                most: (global(ours_by), (**ours).into()),
+                odd: (global(theirs_by), (**theirs).into()),
+            },
             _ => Fault::Aborted { rank: self.me(), why: error.to_string() },
-        };
-        self.endpoint.control.tell(Up::Report { channel: self.channel, fault });
-        self.fail(error)
+        }
     }
 
     /// Ends if it is known that something is wrong. What was made of who left, the others should
@@ -161,11 +190,11 @@ impl TcpTransport {
             None => {}
         }
         let broken = |posting: &Posting| {
-            Some((posting.with, mesh.broken.get(&(posting.with, posting.way))?))
+            Some((posting.with, posting.way, mesh.broken.get(&(posting.with, posting.way))?))
         };
         let broken = self.open.iter().find_map(broken);
-        if let Some((rank, why)) = broken {
-            self.suspect(rank, why.clone());
+        if let Some((rank, way, why)) = broken {
+            self.suspect(rank, way, why.clone());
         }
         let moved = mesh.channels.get(self.channel).moved;
         let next = match self.watch.look(moved, now) {
@@ -186,11 +215,22 @@ impl TcpTransport {
         let cleared = mesh.news.clear.remove(&self.channel);
         match &self.suspicion {
             Some((until, error)) if now >= *until || cleared => {
-                let error = error.clone();
+                let mut error = error.clone();
+                if let (CommError::Late { missing, .. }, false) = (&mut error, cleared) {
+                    self.add_judge(missing);
+                }
                 Err(self.concede(error))
             }
             Some((until, _)) => Ok(next.min(*until)),
             None => Ok(next),
+        }
+    }
+
+    /// Rank 0 did not answer either.
+    fn add_judge(&self, missing: &mut Vec<Peer>) {
+        let judge = self.peer(0);
+        if self.me() != 0 && !missing.contains(&judge) {
+            missing.insert(0, judge);
         }
     }
 

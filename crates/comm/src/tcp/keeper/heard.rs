@@ -5,7 +5,9 @@ use std::time::Instant;
 
 use super::conn::{Conn, Who};
 use super::{Duty, Keeper};
-use crate::tcp::control::{Down, Fault, Hello, MOST_CONNECTIONS, TAKEN, Up, decode, encode};
+use crate::tcp::control::{
+    Down, Fault, Hello, MOST_CONNECTIONS, TAKEN, TAKEN_TOO, Up, decode, encode,
+};
 use crate::tcp::dial::tune;
 
 impl Keeper {
@@ -34,11 +36,19 @@ impl Keeper {
     fn hello(&mut self, id: usize, conn: &mut Conn, frame: &[u8]) -> bool {
         match (decode::<Hello>(frame), &mut self.duty) {
             (Some(Hello::Data { rank, index }), _) if index < MOST_CONNECTIONS => {
-                // First, for with the answer messages begin to come.
-                self.hand_over(conn, rank, index);
-                conn.link.send(TAKEN);
+                let sends = index == 0 && self.shared.lock().lanes_to(rank) > 0;
+                conn.link.send(if sends { TAKEN_TOO } else { TAKEN });
+                // The first connection may be written to as soon as it is handed over. The others
+                // must be there when messages come, which is after the answer.
+                let first = index == 0;
+                if !first {
+                    self.hand_over(conn, rank, index);
+                }
                 // So little fits a new connection; if not, the other side gives it up.
                 let _ = conn.write();
+                if first {
+                    self.hand_over(conn, rank, index);
+                }
                 false
             }
             (Some(Hello::Join { world, member }), Duty::Hub(hub)) => {
@@ -62,7 +72,7 @@ impl Keeper {
         let _ = self.poll.registry().deregister(&mut conn.stream);
         if let Ok(fd) = conn.stream.as_fd().try_clone_to_owned() {
             let stream = TcpStream::from(fd);
-            tune(&stream);
+            tune(&stream, self.timing.lost_after);
             self.shared.add_incoming(rank, index, stream);
         }
     }
@@ -73,11 +83,12 @@ impl Keeper {
             Down::Where { inquiry, channel } => {
                 let mesh = self.shared.lock();
                 let known = mesh.channels.peek(channel);
-                let (calls, called) = known.map(|k| (k.calls, k.recent())).unwrap_or_default();
-                return Some(Up::Answer { inquiry, calls, called });
+                let state = known.map(|k| (k.calls, k.recent(), k.traffic.clone()));
+                let (calls, called, traffic) = state.unwrap_or_default();
+                return Some(Up::Answer { inquiry, calls, called, traffic });
             }
             Down::Verdict { channel, fault } => {
-                self.shared.tell(|mesh| mesh.news.faults.push((channel, fault)));
+                self.shared.fault(channel, fault);
             }
             Down::Clear { channel } => {
                 self.shared.tell(|mesh| {
@@ -95,7 +106,7 @@ impl Keeper {
                     *bye = true;
                 }
             }
-            Down::Table(_) | Down::Refused { .. } => {}
+            Down::Table { .. } | Down::Refused { .. } => {}
         }
         None
     }
@@ -107,7 +118,7 @@ impl Keeper {
             (Duty::Hub(hub), Who::Stranger(from)) => hub.stranger(from, why),
             (Duty::Spoke { bye: false, .. }, Who::Hub) => {
                 let fault = Fault::Lost { rank: 0, why: why.to_owned() };
-                self.shared.tell(|mesh| mesh.news.faults.push((None, fault)));
+                self.shared.fault(None, fault);
             }
             _ => {}
         }

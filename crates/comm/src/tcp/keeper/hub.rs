@@ -19,6 +19,8 @@ pub struct Hub {
     deadline: Instant,
     within: Duration,
     gathered: Sender<Gathered>,
+    /// By which algorithms all do their collectives.
+    algorithms: String,
     /// Which connection leads to which rank.
     conns: BTreeMap<u32, usize>,
     out: Vec<(Option<usize>, Down)>,
@@ -26,8 +28,14 @@ pub struct Hub {
 }
 
 impl Hub {
-    /// Waits for all; tells how it came out.
-    pub fn new(world: u32, own: Member, within: Duration, gathered: Sender<Gathered>) -> Self {
+    /// Waits for all, to give them the table of algorithms; tells how it came out.
+    pub fn new(
+        world: u32,
+        own: Member,
+        within: Duration,
+        algorithms: String,
+        gathered: Sender<Gathered>,
+    ) -> Self {
         let mut gathering = Gathering::new(world);
         let alone = gathering.welcome(world, own);
         let mut hub = Self {
@@ -36,6 +44,7 @@ impl Hub {
             deadline: Instant::now() + within,
             within,
             gathered,
+            algorithms,
             conns: BTreeMap::new(),
             out: Vec::new(),
             failed: None,
@@ -89,7 +98,8 @@ impl Hub {
     fn complete(&mut self) {
         let Some(members) = self.gathering.as_ref().and_then(Gathering::complete) else { return };
         self.gathering = None;
-        let table = Down::Table(members.clone());
+        let algorithms = self.algorithms.clone();
+        let table = Down::Table { members: members.clone(), algorithms };
         self.out.extend(self.conns.values().map(|conn| (Some(*conn), table.clone())));
         let _ = self.gathered.send(Ok(members));
     }

@@ -16,10 +16,17 @@ const KEPT: usize = 256 << 20;
 /// How much of one rank's is read before the others have their turn.
 const SHARE: usize = 4 << 20;
 
+/// Where the connection is that this rank made and the other may send over, too; after it come those
+/// that carry stripes only.
+const OWN: usize = 1;
+
 /// Connections from a rank.
 #[derive(Default)]
 pub struct Incoming {
+    /// The first one that it made, the one that this rank made, and its others.
     lanes: Vec<Option<Reader>>,
+    /// Over which of the first two it sends, once that is known.
+    chosen: Option<usize>,
     messages: HashMap<u64, Message>,
     /// Messages that nobody has asked for, in the order in which they came.
     early: VecDeque<u64>,
@@ -38,11 +45,26 @@ struct Message {
 }
 
 impl Incoming {
+    /// A connection that the rank made, and which of its connections it is.
     pub fn add(&mut self, index: usize, stream: TcpStream) {
-        if self.lanes.len() <= index {
-            self.lanes.resize_with(index + 1, || None);
+        self.put(lane_of(index, 0), Arc::new(stream));
+    }
+
+    /// A connection that this rank made.
+    pub fn add_own(&mut self, stream: Arc<TcpStream>) {
+        self.put(OWN, stream);
+    }
+
+    fn put(&mut self, lane: usize, stream: Arc<TcpStream>) {
+        if self.lanes.len() <= lane {
+            self.lanes.resize_with(lane + 1, || None);
         }
-        self.lanes[index] = Some(Reader::new(stream));
+        self.lanes[lane] = Some(Reader::new(stream));
+    }
+
+    /// The first connection that the rank made.
+    pub fn theirs(&self) -> Option<Arc<TcpStream>> {
+        self.lanes.first()?.as_ref().map(|reader| reader.stream.clone())
     }
 
     /// Asks for a message.
@@ -94,7 +116,8 @@ impl Incoming {
                 return Ok(Turn::Empty);
             }
             if let Some(head) = reader.buffer.head() {
-                return self.begin(Head::decode(&head), channels);
+                self.chosen = Some(lane);
+                return self.begin(lane, Head::decode(&head), channels);
             }
             return reader.buffer.fill(&reader.stream);
         };
@@ -115,13 +138,15 @@ impl Incoming {
         Ok(self.finish(id, channels))
     }
 
-    /// Only the first connection has heads. They are read if somebody waits for a message.
+    /// Only the connection that the rank has chosen has heads. They are read if somebody waits for a
+    /// message.
     fn wants_head(&self, lane: usize) -> bool {
-        lane == 0 && !self.posted.is_empty() && self.kept < KEPT
+        let has_heads = lane <= OWN && self.chosen.is_none_or(|chosen| chosen == lane);
+        has_heads && !self.posted.is_empty() && self.kept < KEPT
     }
 
     /// A message begins.
-    fn begin(&mut self, head: Head, channels: &mut Channels) -> Result<Turn, String> {
+    fn begin(&mut self, first: usize, head: Head, channels: &mut Channels) -> Result<Turn, String> {
         let length = head.length as usize;
         let found = self.posted.iter().position(|posted| posted.key == head.key);
         let posted = found.and_then(|at| self.posted.remove(at));
@@ -142,9 +167,9 @@ impl Incoming {
         let ranges = (0..stripes).map(|i| stripe(length, i, stripes));
         let ranges: Vec<_> = ranges.enumerate().filter(|(_, range)| !range.is_empty()).collect();
         self.messages.insert(id, Message { head, target, parts: ranges.len(), posted });
-        for (lane, range) in ranges {
+        for (index, range) in ranges {
             // All connections are there before a message that needs them.
-            let reader = self.lanes.get_mut(lane).and_then(Option::as_mut);
+            let reader = self.lanes.get_mut(lane_of(index, first)).and_then(Option::as_mut);
             reader.ok_or("it sends over a connection that there is not")?.expect(id, range);
         }
         Ok(self.finish(id, channels))
@@ -184,6 +209,7 @@ impl Incoming {
     /// Nothing more comes. What was asked for stays so.
     pub fn hang_up(&mut self) {
         self.lanes.clear();
+        self.chosen = None;
     }
 
     /// Gives memory of a channel back. What was begun goes nowhere.
@@ -211,6 +237,11 @@ impl Incoming {
         });
         self.messages.retain(|_, m| m.head.key.channel != channel || m.parts > 0);
     }
+}
+
+/// The place of the connection with this index, where the first is at `first`.
+fn lane_of(index: usize, first: usize) -> usize {
+    if index == 0 { first } else { index + OWN }
 }
 
 /// Memory for a message that nobody has asked for. Its length is what somebody else says.

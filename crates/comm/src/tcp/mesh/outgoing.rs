@@ -77,8 +77,8 @@ impl Outgoing {
         self.lanes.len()
     }
 
-    pub fn add(&mut self, stream: TcpStream) {
-        self.lanes.push(Lane { stream: Arc::new(stream), queue: VecDeque::new() });
+    pub fn add(&mut self, stream: Arc<TcpStream>) {
+        self.lanes.push(Lane { stream, queue: VecDeque::new() });
     }
 
     /// Queues a message, to be written by [`Self::write`].

@@ -44,8 +44,8 @@ pub struct Reader {
 }
 
 impl Reader {
-    pub fn new(stream: TcpStream) -> Self {
-        Self { stream: Arc::new(stream), buffer: ReadBuffer::default(), parts: VecDeque::new() }
+    pub fn new(stream: Arc<TcpStream>) -> Self {
+        Self { stream, buffer: ReadBuffer::default(), parts: VecDeque::new() }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Where the bytes of a message go.
 
-use crate::kernel::reduce;
+use crate::kernel::{reduce, reduce_two};
 use crate::tcp::frame::Key;
 use crate::transport::{Landing, Ticket};
 
@@ -14,6 +14,8 @@ pub struct Posted {
     pub start: *mut u8,
     pub length: usize,
     pub landing: Landing,
+    /// With what it is reduced, if not with what is there: as much as is written.
+    pub with: Option<*const u8>,
 }
 
 // SAFETY: the memory is only touched by whoever holds the lock of the mesh; that it is valid is
@@ -22,7 +24,8 @@ unsafe impl Send for Posted {}
 
 impl Posted {
     pub fn target(&self) -> Target {
-        Target::Lent(Lent { start: self.start, length: self.length, landing: self.landing })
+        let Self { start, length, landing, with, .. } = *self;
+        Target::Lent(Lent { start, length, landing, with })
     }
 }
 
@@ -31,6 +34,7 @@ pub struct Lent {
     start: *mut u8,
     length: usize,
     landing: Landing,
+    with: Option<*const u8>,
 }
 
 // SAFETY: as for `Posted`.
@@ -58,11 +62,14 @@ impl Target {
     pub fn put(&mut self, at: usize, bytes: &[u8]) {
         match self {
             Self::Lent(lent) => {
-                let landing = lent.landing;
+                let (landing, with) = (lent.landing, lent.with(at, bytes.len()));
                 let into = lent.part(at, bytes.len());
-                match landing {
-                    Landing::Replace => into.copy_from_slice(&bytes[..into.len()]),
-                    Landing::Reduce(dtype, op) => reduce(dtype, op, into, bytes),
+                match (landing, with) {
+                    (Landing::Replace, _) => into.copy_from_slice(&bytes[..into.len()]),
+                    (Landing::Reduce(dtype, op), None) => reduce(dtype, op, into, bytes),
+                    (Landing::Reduce(dtype, op), Some(with)) => {
+                        reduce_two(dtype, op, into, with, bytes);
+                    }
                 }
             }
             Self::Kept(kept) => {
@@ -76,6 +83,14 @@ impl Target {
 }
 
 impl Lent {
+    /// What is reduced with the bytes at this place, if it is not what is there.
+    fn with<'a>(&self, at: usize, length: usize) -> Option<&'a [u8]> {
+        let at = at.min(self.length);
+        let length = length.min(self.length - at);
+        // SAFETY: it is within what was lent, as long as what is written, and nobody writes it.
+        self.with.map(|start| unsafe { std::slice::from_raw_parts(start.add(at), length) })
+    }
+
     fn part(&mut self, at: usize, length: usize) -> &mut [u8] {
         let at = at.min(self.length);
         let length = length.min(self.length - at);

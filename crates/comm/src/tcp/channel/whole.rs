@@ -1,0 +1,93 @@
+//! Rank 0 is asked what is wrong with a collective of which this rank knows one part.
+
+use std::time::{Duration, Instant};
+
+use super::TcpTransport;
+use super::faults::VERDICT_WITHIN;
+use crate::background::Abort;
+use crate::tcp::control::Up;
+use crate::tcp::mesh::Hook;
+use crate::transport::Transport;
+use crate::whole::Whole;
+use crate::{CommError, Signature};
+
+/// How often it is looked whether rank 0 has answered.
+const LOOK: Duration = Duration::from_millis(5);
+
+impl Whole for TcpTransport {
+    fn begin(&mut self, signature: Signature) -> Result<(), CommError> {
+        Transport::begin(self, signature)
+    }
+
+    fn end(&mut self) {
+        Transport::end(self);
+    }
+
+    fn explain(&mut self, error: CommError) -> CommError {
+        if let Some(known) = self.failed.clone().or_else(|| Whole::verdict(self)) {
+            return self.fail(known);
+        }
+        let asked = match &error {
+            CommError::Shape { .. } => return error,
+            // The one who gave up has said why.
+            CommError::Aborted { .. } => false,
+            CommError::Late { .. } | CommError::Disagree { .. } | CommError::System { .. }
+                if self.in_call =>
+            {
+                self.inquire();
+                true
+            }
+            // Who is gone is gone, and of messages others know nothing.
+            _ => {
+                self.report(&error);
+                false
+            }
+        };
+        let mut until = Instant::now() + VERDICT_WITHIN;
+        let mut open = asked || matches!(error, CommError::Aborted { .. });
+        loop {
+            if let Some(verdict) = Whole::verdict(self) {
+                return self.fail(verdict);
+            }
+            let cleared = self.endpoint.shared.lock().news.clear.remove(&self.channel);
+            let over = Instant::now() >= until;
+            if open && (cleared || over) {
+                // Rank 0 knows no better: all are told what this rank saw.
+                self.report(&error);
+                open = false;
+                until = Instant::now() + VERDICT_WITHIN;
+            } else if over {
+                return self.fail(error);
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    fn verdict(&self) -> Option<CommError> {
+        TcpTransport::verdict(self, &self.endpoint.shared.lock())
+    }
+
+    fn when_over(&self, call: Abort) {
+        let (channel, members) = (self.channel, self.members.clone());
+        self.endpoint.shared.hooks().push(Hook { channel, members, call });
+    }
+
+    fn abort(&self) -> Abort {
+        Transport::abort(self)
+    }
+}
+
+impl TcpTransport {
+    /// Asks where all are in this call.
+    fn inquire(&self) {
+        let late = Some(self.watch.seconds(Instant::now()));
+        let (channel, members) = (self.channel, self.members.clone());
+        let call = Some(self.calls_done + 1);
+        self.endpoint.control.tell(Up::Ask { channel, call, members, late });
+    }
+
+    fn report(&self, error: &CommError) {
+        let (channel, fault) = (self.channel, self.fault(error));
+        self.endpoint.control.tell(Up::Report { channel, fault });
+    }
+}

@@ -1,0 +1,56 @@
+//! On nodes with two networks: messages go over the one that was chosen, or over both.
+
+use regatta_comm::Kind;
+use regatta_testbed::{Cluster, cluster_or_skip, run};
+
+use crate::process::{ARGUMENTS, Orders, as_rank, environment, said, secret_file};
+
+/// Bytes that a node has sent by its first and by its second device.
+fn sent(cluster: &Cluster, node: &str) -> [u64; 2] {
+    ["eth0", "eth1"].map(|device| {
+        let file = format!("/sys/class/net/{device}/statistics/tx_bytes");
+        let output = run(&mut cluster.on(node, "cat", [file]).unwrap()).unwrap();
+        output.stdout.trim().parse().unwrap()
+    })
+}
+
+/// What node2 sends by each device while two ranks sum up 20 times 4 MB, bound as this says.
+fn traffic(cluster: &Cluster, bind: &dyn Fn(usize) -> String) -> [u64; 2] {
+    let orders = Orders {
+        kind: Kind::AllReduce,
+        count: 1_000_000,
+        victim: 1,
+        call: 21,
+        after_us: 0,
+        lost_after_s: 20,
+        desync_after_s: 20,
+    };
+    let secret = secret_file(cluster.shared(), "bound");
+    let program = std::env::current_exe().unwrap();
+    let before = sent(cluster, "node2");
+    let rank = |(rank, node): (usize, &String)| {
+        let mut command = cluster.on(node, &program, ARGUMENTS).unwrap();
+        as_rank(&mut command, orders, &environment(rank as u32, 2, "node1", &secret.0));
+        command.env("REGATTA_BIND", bind(rank + 1));
+        command.spawn().unwrap()
+    };
+    let children: Vec<_> = cluster.nodes().iter().enumerate().map(rank).collect();
+    let said: Vec<_> = children.into_iter().map(said).collect();
+    assert!(said[0].as_deref().unwrap_or_default().contains("rank 1 on node2 is gone"), "{said:?}");
+    let after = sent(cluster, "node2");
+    [after[0] - before[0], after[1] - before[1]]
+}
+
+#[test]
+fn messages_go_where_they_are_bound() {
+    const MUCH: u64 = 20_000_000;
+    let builder = Cluster::builder().nodes(2).cpus(2).slurm(false).second_network(true);
+    let Some(cluster) = cluster_or_skip(&builder) else { return };
+    let [first, second] = traffic(&cluster, &|node| format!("10.78.0.{node}"));
+    assert!(second > 2 * MUCH && first < MUCH / 10, "{first} and {second} bytes");
+    let [first, second] = traffic(&cluster, &|node| format!("10.77.0.{node}"));
+    assert!(first > 2 * MUCH && second < MUCH / 10, "{first} and {second} bytes");
+    let both = |node| format!("10.77.0.{node},10.78.0.{node}");
+    let [first, second] = traffic(&cluster, &both);
+    assert!(first > MUCH && second > MUCH, "{first} and {second} bytes");
+}
