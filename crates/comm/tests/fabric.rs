@@ -10,7 +10,8 @@ mod meeting;
 mod process;
 mod suite;
 
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use regatta_comm::background::Background;
@@ -19,10 +20,13 @@ use regatta_comm::join::{Settings, engine, join, listen};
 use regatta_comm::{Collectives, Comm, CommError, DType, Kind, ReduceOp, host};
 use regatta_wire::secret::Secret;
 
-use process::{ARGUMENTS, Kept, Orders, as_rank, environment, said, secret_file};
+use process::{ARGUMENTS, Kept, Orders, as_rank, environment, own_settings, said, secret_file};
 
-/// The providers that need nothing but a kernel.
+/// The providers that need nothing but a kernel. That of shared memory wants ranks to be processes.
 const PROVIDERS: [&str; 2] = ["tcp", "shm"];
+
+/// Set for a process that is a rank: what it is to do.
+const SCENE: &str = "REGATTA_TEST_SCENE";
 
 /// Whether a provider is here; if not, that is said.
 fn is_here(provider: &str) -> bool {
@@ -39,6 +43,10 @@ fn is_here(provider: &str) -> bool {
         println!("skipped: libfabric has no {provider} here, but {}", offered.join(", "));
     }
     here
+}
+
+fn threads() -> impl Iterator<Item = &'static str> {
+    here().filter(|provider| *provider != "shm")
 }
 
 fn here() -> impl Iterator<Item = &'static str> {
@@ -84,7 +92,7 @@ fn every_kind(size: u32, provider: &str, counts: &[usize]) {
 
 #[test]
 fn messages_really_go_through_libfabric() {
-    for provider in here() {
+    for provider in threads() {
         let carried = joined(settings(2, provider), |settings| {
             engine(settings).unwrap().carried().to_owned()
         });
@@ -95,7 +103,7 @@ fn messages_really_go_through_libfabric() {
 
 #[test]
 fn every_collective_gives_what_the_reference_gives() {
-    for provider in here() {
+    for provider in threads() {
         for size in 1..=5 {
             every_kind(size, provider, &[0, 1, 7, 100, 5003]);
         }
@@ -104,14 +112,14 @@ fn every_collective_gives_what_the_reference_gives() {
 
 #[test]
 fn special_ones_too() {
-    for provider in here() {
+    for provider in threads() {
         suite::special(|size| world(size, provider));
     }
 }
 
 #[test]
 fn long_messages_of_all_lengths() {
-    for provider in here() {
+    for provider in threads() {
         // Around the limits of short messages and of parts, and many parts.
         let counts = [1000, 2030, 4096, 65_535, 65_537, 600_001];
         suite::on_all(world(3, provider), |comm| {
@@ -129,7 +137,7 @@ fn long_messages_of_all_lengths() {
 
 #[test]
 fn messages_of_other_tags_may_overtake_large_ones() {
-    for provider in here() {
+    for provider in threads() {
         let (large, small) = (vec![7u8; 3 << 20], [1u8]);
         suite::on_all(world(2, provider), |comm| match comm.rank() {
             0 => {
@@ -150,7 +158,7 @@ fn messages_of_other_tags_may_overtake_large_ones() {
 
 #[test]
 fn a_rank_far_ahead_waits_and_nothing_is_lost() {
-    for provider in here() {
+    for provider in threads() {
         suite::on_all(world(2, provider), |comm| {
             for i in 0..5000i32 {
                 match comm.rank() {
@@ -171,7 +179,7 @@ fn a_rank_far_ahead_waits_and_nothing_is_lost() {
 
 #[test]
 fn communicators_of_one_rank_work_at_the_same_time() {
-    for provider in here() {
+    for provider in threads() {
         suite::on_all(world(4, provider), |comm| {
             let pair = comm.split(Some(comm.rank() / 2), 0).unwrap().unwrap();
             std::thread::scope(|scope| {
@@ -194,7 +202,7 @@ fn communicators_of_one_rank_work_at_the_same_time() {
 
 #[test]
 fn ranks_that_disagree_are_told_and_those_that_leave_too() {
-    for provider in here() {
+    for provider in threads() {
         let mut all = settings(3, provider);
         all.iter_mut().for_each(|s| s.desync_after = Duration::from_millis(500));
         let start = Instant::now();
@@ -217,10 +225,10 @@ fn ranks_that_disagree_are_told_and_those_that_leave_too() {
 
 #[test]
 fn a_communicator_that_is_given_up_does_not_harm_the_others() {
-    for provider in here() {
+    for provider in threads() {
         suite::on_all(world(3, provider), |comm| {
             let part = comm.split(Some(0), 0).unwrap().unwrap();
-            part.barrier().unwrap();
+            comm.barrier().unwrap();
             if comm.rank() == 2 {
                 part.abort("it has had enough");
             }
@@ -268,26 +276,87 @@ fn what_cannot_be_is_told_to_all() {
         for error in errors(all) {
             assert!(error.contains("shm does not reach ranks of other nodes"), "{error}");
         }
+        for error in errors(settings(2, "shm")) {
+            assert!(
+                error.contains("rank 1 on node1") && error.contains("of one process"),
+                "{error}"
+            );
+        }
     }
 }
 
-/// Ranks that are processes.
-fn start(ranks: u32, orders: Orders, provider: &str) -> (Vec<std::process::Child>, Kept) {
-    let secret = secret_file(&std::env::temp_dir(), &format!("fabric-{provider}"));
+/// Ranks that are processes: a function of this program, and what it is to know.
+fn start(
+    ranks: u32,
+    provider: &str,
+    rank_is: impl Fn(&mut Command, &[(String, String)]),
+) -> (Vec<Child>, Kept) {
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let secret = secret_file(&std::env::temp_dir(), &format!("fabric-{number}"));
     let rank = |rank| {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(ARGUMENTS);
         let mut environment = environment(rank, ranks, "127.0.0.1", &secret.0);
         environment.push(("REGATTA_FABRIC".to_owned(), provider.to_owned()));
-        as_rank(&mut command, orders, &environment);
+        rank_is(&mut command, &environment);
         command.spawn().unwrap()
     };
     ((0..ranks).map(rank).collect(), secret)
 }
 
 #[test]
-fn a_rank_that_is_killed_is_named() {
+fn ranks_that_are_processes() {
     for provider in here() {
+        for ranks in 1..=5 {
+            let (children, _secret) = start(ranks, provider, |command, environment| {
+                command.args(["--exact", "a_rank_of_the_suite", "--nocapture"]);
+                command.env(SCENE, "suite").envs(environment.iter().cloned());
+                command.stdout(Stdio::piped()).stderr(Stdio::piped());
+            });
+            for (rank, child) in children.into_iter().enumerate() {
+                let ended = child.wait_with_output().unwrap();
+                let said = String::from_utf8_lossy(&ended.stderr);
+                assert!(ended.status.success(), "{provider}, rank {rank} of {ranks}: {said}");
+            }
+        }
+    }
+}
+
+/// The rank itself.
+#[test]
+fn a_rank_of_the_suite() {
+    if std::env::var_os(SCENE).is_none() {
+        return;
+    }
+    let comm = join(own_settings()).unwrap();
+    let (rank, size) = (comm.rank(), comm.size());
+    for case in suite::cases(size, &[0, 1, 7, 100, 5003]) {
+        case.check_own(&comm);
+    }
+    let part = comm.split(Some(rank % 2), -i64::from(rank)).unwrap().unwrap();
+    let mut sum = vec![rank as i64; 50_000];
+    part.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
+    let right: u32 = (0..size).filter(|other| other % 2 == rank % 2).sum();
+    assert!(sum.iter().all(|value| *value == i64::from(right)));
+    // One is far ahead of the other.
+    for i in 0..3000i32 {
+        let mut came = [0];
+        match rank {
+            0 if size > 1 => comm.send(&[i], 1, 0).unwrap(),
+            1 => {
+                comm.receive(&mut came, 0, 0).unwrap();
+                assert_eq!(came, [i]);
+            }
+            _ => {}
+        }
+    }
+    comm.barrier().unwrap();
+}
+
+#[test]
+fn a_rank_that_is_killed_is_named() {
+    // Whoever is killed while it holds a lock of shm's memory holds up all others: not so here.
+    for provider in threads() {
         for (kind, count, victim) in [
             (Kind::AllReduce, 1_000_000, 2),
             (Kind::Broadcast, 300_000, 0),
@@ -304,7 +373,10 @@ fn a_rank_that_is_killed_is_named() {
                 desync_after_s: 20,
             };
             let start_at = Instant::now();
-            let (children, _secret) = start(3, orders, provider);
+            let (children, _secret) = start(3, provider, |command, environment| {
+                command.args(ARGUMENTS);
+                as_rank(command, orders, environment);
+            });
             let killed = children[victim as usize].id();
             let said: Vec<_> = children.into_iter().map(said).collect();
             for (rank, said) in said.iter().enumerate() {

@@ -25,6 +25,7 @@ pub const MR_PROV_KEY: c_int = 1 << 6;
 pub const MR_ENDPOINT: c_int = 1 << 9;
 
 pub const EP_RDM: c_int = 3;
+pub const AV_UNSPEC: c_int = 0;
 pub const AV_TABLE: c_int = 2;
 pub const THREAD_DOMAIN: c_int = 3;
 pub const PROGRESS_MANUAL: c_int = 2;

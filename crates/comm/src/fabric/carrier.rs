@@ -17,7 +17,6 @@ use super::gear::{Flight, Gear, Work};
 use super::incoming::{Coming, Inbox};
 use super::leaving::inside;
 use super::outgoing::{Flow, Sending};
-use super::parked;
 use super::port::Completed;
 use super::tidy::after_the_dead;
 use crate::tcp::{Channels, Head, Posted, Way, fits};
@@ -88,7 +87,6 @@ impl Carrier {
     /// On an endpoint that knows where all ranks are.
     pub fn new(mut gear: Gear, job: u64, addresses: &[Vec<u8>]) -> Result<Self, String> {
         gear.listen()?;
-        parked::enter(&gear);
         Ok(Self {
             gear,
             job,
@@ -149,6 +147,8 @@ impl Carrier {
         self.gear.stuck = false;
         if self.dead.is_none() {
             self.complete(channels);
+        }
+        if self.dead.is_none() {
             self.pump_sendings(channels);
             self.pump_comings();
             self.tell_taken();
@@ -175,6 +175,7 @@ impl Carrier {
                         }
                     }
                 }
+                Completed::Broken(why) => return self.die(why),
                 Completed::Failed(context, why) => {
                     if let Some(flight) = self.gear.landed(context) {
                         self.failed(flight, why, channels);
@@ -356,10 +357,8 @@ impl Carrier {
             self.complete(&mut channels);
             std::thread::sleep(FIRST_REST);
         }
-        if self.gear.facts().entangled {
-            after_the_dead(&self.addresses);
-        }
-        parked::leave(self.gear);
+        after_the_dead(&self.addresses);
+        self.gear.leave(self.dead.is_some() || !self.comings.is_empty());
     }
 }
 

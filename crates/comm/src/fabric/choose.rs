@@ -1,12 +1,14 @@
 //! Which way messages go, and which of a library's offers is taken. No I/O.
 
+use std::net::IpAddr;
+
 use serde::{Deserialize, Serialize};
 
 /// Providers that are faster than TCP, the best first.
 const FAST: [&str; 7] = ["cxi", "efa", "opx", "psm3", "psm2", "verbs;ofi_rxm", "verbs"];
 
 /// Providers at addresses of the internet: they take the one by which others reach this rank.
-const INTERNET: [&str; 5] = ["tcp", "net", "sockets", "udp", "verbs"];
+const INTERNET: [&str; 4] = ["tcp", "net", "sockets", "udp"];
 
 /// How messages between ranks go.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -42,9 +44,21 @@ impl Choice {
     }
 
     /// Whether the provider is at an address of the internet.
-    pub fn is_internet(&self) -> bool {
+    fn is_internet(&self) -> bool {
         let Self::Named { provider, .. } = self else { return false };
         INTERNET.contains(&provider.split(';').next().unwrap_or_default())
+    }
+
+    /// At which address the provider should be: the one that connections are bound to, or by which
+    /// others reach this rank. Most providers know no addresses; of InfiniBand's NICs, the one of the
+    /// address to bind to is meant, if there is one.
+    pub fn source(&self, bind: Option<IpAddr>, own: Option<IpAddr>) -> Option<IpAddr> {
+        let verbs = matches!(self, Self::Named { provider, .. } if provider.starts_with("verbs"));
+        match (self.is_internet(), verbs) {
+            (true, _) => bind.or(own),
+            (_, true) => bind,
+            _ => None,
+        }
     }
 
     /// What the others are told before anything is opened.
@@ -70,7 +84,9 @@ impl Choice {
             Self::Auto => (FAST.iter().map(|name| of(name)).find(|found| !found.is_empty())?, None),
             Self::Named { provider, domain } => (of(provider), domain.as_ref()),
         };
-        let provider = &offers[*candidates.first()?].0;
+        // Without a layer if it can do without.
+        let plain = |at: &&usize| !offers[**at].0.contains(';');
+        let provider = &offers[*candidates.iter().find(plain).or(candidates.first())?].0;
         let mut domains: Vec<usize> = Vec::new();
         for at in candidates {
             let known = domains.iter().any(|&other| offers[other].1 == offers[at].1);
@@ -141,9 +157,23 @@ mod tests {
         assert_eq!(Choice::parse("tcp").take(&slow, 0, 1), Some(0));
         assert_eq!(Choice::parse("shm").take(&slow, 0, 1), Some(1));
         assert_eq!(Choice::parse("sh").take(&slow, 0, 1), None);
+        let both = offers(&[("tcp;ofi_rxm", "eth0"), ("tcp", "eth0")]);
+        assert_eq!(Choice::parse("tcp").take(&both, 0, 1), Some(1));
+        assert_eq!(Choice::parse("tcp;ofi_rxm").take(&both, 0, 1), Some(0));
         let fast = offers(&[("verbs;ofi_rxm", "mlx5_0"), ("tcp", "eth0"), ("cxi", "cxi0")]);
         assert_eq!(Choice::Auto.take(&fast, 0, 1), Some(2));
         assert_eq!(Choice::parse("off").take(&fast, 0, 1), None);
+    }
+
+    #[test]
+    fn addresses_are_for_providers_that_have_such() {
+        let [bind, own] = ["10.0.0.1", "10.0.0.2"].map(|ip| ip.parse::<IpAddr>().ok());
+        assert_eq!(Choice::parse("tcp").source(bind, own), bind);
+        assert_eq!(Choice::parse("udp;ofi_rxd").source(None, own), own);
+        assert_eq!(Choice::parse("verbs").source(bind, own), bind);
+        assert_eq!(Choice::parse("verbs").source(None, own), None);
+        assert_eq!(Choice::parse("cxi").source(bind, own), None);
+        assert_eq!(Choice::Auto.source(bind, own), None);
     }
 
     #[test]

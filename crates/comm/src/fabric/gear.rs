@@ -303,12 +303,21 @@ impl Gear {
         self.slots.iter().any(|slot| slot.flight.as_ref().is_some_and(|f| out(f.work)))
     }
 
-    /// Closes the endpoint: no memory is touched any more, and nothing more is completed. One of shm
-    /// touches none by itself, and others of this process may need it to stay.
+    /// Closes the endpoint: no memory is touched any more, and nothing more is completed. A provider
+    /// that does nothing by itself touches none if it is not asked, which nobody does from now on.
     pub fn shut(&mut self) {
-        if !self.facts().entangled {
+        if !self.facts().passive {
             self.port.shut();
             self.slots.iter_mut().for_each(|slot| slot.flight = None);
+        }
+    }
+
+    /// At the end. To close an endpoint in the middle of a transfer crashes some versions of
+    /// providers; where nothing moves by itself, it is rather left open.
+    pub fn leave(self, unfinished: bool) {
+        let busy = |slot: &Slot| slot.flight.as_ref().is_some_and(|f| f.work != Work::Hear);
+        if self.facts().passive && (unfinished || self.slots.iter().any(busy)) {
+            std::mem::forget(self);
         }
     }
 }

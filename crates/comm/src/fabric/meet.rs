@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -11,6 +12,7 @@ use super::gear::Gear;
 use super::library::{Wanted, library};
 use super::port::{LONGEST_ADDRESS, Port};
 use super::tag::Tags;
+use super::tidy::shares_a_process;
 use crate::background::Engine;
 use crate::tcp::{Endpoint, Member, TcpEngine, TcpTransport, decode, encode, fingerprint};
 use crate::{Call, CommError, Counts, DType, Kind, ReduceOp};
@@ -20,6 +22,9 @@ const MEETING: u64 = u64::MAX;
 
 /// Bytes in which a rank says what it has.
 const SAID: usize = 1024;
+
+/// To open a library with all its providers may take its time.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Words are cut off there, so that all fits.
 const WORDS: usize = 400;
@@ -84,6 +89,7 @@ impl Meeting {
     fn new(endpoint: &Arc<Endpoint>) -> Self {
         let all = (0..endpoint.members.len() as u32).collect();
         let transport = TcpTransport::new(endpoint.clone(), MEETING, all, endpoint.rank);
+        let transport = transport.patient(PATIENCE);
         Self { endpoint: endpoint.clone(), engine: TcpEngine::new(transport) }
     }
 
@@ -98,7 +104,7 @@ impl Meeting {
         };
         // One may still be unable to, and then all must know.
         let (carrier, said) = match self.carry(port, &addresses) {
-            Ok(carrier) => (Some(carrier), said[0].clone()),
+            Ok(carrier) => (Some(carrier), said[self.endpoint.rank as usize].clone()),
             Err(why) => (None, cannot(why)),
         };
         let said = self.gather(said)?;
@@ -122,8 +128,8 @@ impl Meeting {
             return Err("the provider shm does not reach ranks of other nodes".to_owned());
         }
         let listens = |member: &Member| member.ips.first().copied();
-        let ip = endpoint.bind.first().copied().or(endpoint.members.get(own).and_then(listens));
-        let source = ip.filter(|_| choice.is_internet());
+        let reached_at = endpoint.members.get(own).and_then(listens);
+        let source = choice.source(endpoint.bind.first().copied(), reached_at);
         let port = open(choice, source, local, here)?;
         let (provider, address) = (port.facts().provider.clone(), port.address()?);
         if address.len() > LONGEST_ADDRESS {
@@ -183,6 +189,9 @@ fn agreed(said: &[Said]) -> Result<Vec<Vec<u8>>, Refusal> {
             }
             Said::Here { address, .. } => all.push(address.clone()),
         }
+    }
+    if let Some(rank) = shares_a_process(&all) {
+        return Err((rank, "the provider shm does not connect ranks of one process".to_owned()));
     }
     Ok(all)
 }

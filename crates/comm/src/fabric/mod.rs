@@ -19,7 +19,6 @@ mod library;
 mod meet;
 mod opening;
 mod outgoing;
-mod parked;
 mod port;
 mod tag;
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::RawFd;
+use std::sync::{Mutex, PoisonError};
 
 use super::abi::{self, Av, AvAttr, Context, Cq, CqAttr, CqEntry, CqError, Domain, Ep, Fabric};
 use super::abi::{Fid, Mr};
@@ -9,6 +10,12 @@ use super::library::{Library, Offer};
 
 /// An address is not longer than this.
 pub const LONGEST_ADDRESS: usize = 512;
+
+/// Providers that are nothing but functions. So is shm, but it leaves memory behind if not closed.
+const PASSIVE: [&str; 3] = ["tcp", "net", "udp"];
+
+/// Why nothing goes any more.
+const SHUT: &str = "the endpoint is shut";
 
 /// What a provider can do.
 #[derive(Debug, Clone)]
@@ -27,8 +34,8 @@ pub struct Facts {
     pub receives: usize,
     /// Whether memory must be registered.
     pub registered: bool,
-    /// Whether endpoints of one process use each other's memory, as those of shm do.
-    pub entangled: bool,
+    /// Whether it does nothing unless it is asked what is done: no thread and no card of its own.
+    pub passive: bool,
 }
 
 /// What became of operations.
@@ -39,6 +46,8 @@ pub enum Completed {
     Some(usize),
     /// One failed: which, and why. `None`: it was cancelled.
     Failed(*mut c_void, Option<String>),
+    /// Nothing works any more.
+    Broken(String),
 }
 
 /// An endpoint and what belongs to it. Objects are null until they are opened.
@@ -91,9 +100,9 @@ impl Port {
             addresses: Vec::new(),
             regions: Vec::new(),
         };
-        // What was opened before something fails is closed with the port.
-        port.open_objects()?;
-        Ok(port)
+        let opened = alone(|| port.open_objects());
+        // What was opened before something failed is closed with the port.
+        opened.map(|()| port)
     }
 
     fn open_objects(&mut self) -> Result<(), String> {
@@ -106,7 +115,12 @@ impl Port {
         ask!(library, "fi_domain", ((*(*fabric).ops).domain)(fabric, info, domain, none))?;
         let domain = self.domain;
         let (av, ep) = (&raw mut self.av, &raw mut self.ep);
-        let mut attributes = AvAttr { kind: abi::AV_TABLE, rx_ctx_bits: 0, count: 0, rest: [0; 8] };
+        // SAFETY: an offer has all its parts.
+        let kind = match unsafe { (*(*info).domain_attr).av_type } {
+            abi::AV_UNSPEC => abi::AV_TABLE,
+            only => only,
+        };
+        let mut attributes = AvAttr { kind, rx_ctx_bits: 0, count: 0, rest: [0; 8] };
         let a = &raw mut attributes;
         ask!(library, "fi_av_open", ((*(*domain).ops).av_open)(domain, a, av, none))?;
         self.open_queue()?;
@@ -229,6 +243,9 @@ impl Port {
         context: *mut Context,
     ) -> Result<bool, String> {
         let (ep, (start, length)) = (self.ep, bytes);
+        if ep.is_null() {
+            return Err(SHUT.to_owned());
+        }
         let address = self.addresses.get(to as usize).copied().unwrap_or(abi::ADDR_UNSPEC);
         // SAFETY: promised by the caller.
         let code = unsafe {
@@ -250,6 +267,9 @@ impl Port {
         context: *mut Context,
     ) -> Result<bool, String> {
         let (ep, (start, length)) = (self.ep, bytes);
+        if ep.is_null() {
+            return Err(SHUT.to_owned());
+        }
         // SAFETY: promised by the caller.
         let code = unsafe {
             let receive = (*(*ep).tagged).recv;
@@ -275,7 +295,8 @@ impl Port {
         match code {
             code if code == -abi::EAVAIL => self.failed(),
             code if code > 0 => Completed::Some(code as usize),
-            _ => Completed::Nothing,
+            code if code == 0 || code == -abi::EAGAIN => Completed::Nothing,
+            code => Completed::Broken(format!("fi_cq_read: {}", self.library.explain(code))),
         }
     }
 
@@ -294,9 +315,11 @@ impl Port {
     /// Asks that an operation be given up. It is over when that is completed.
     pub fn cancel(&mut self, context: *mut Context) {
         let ep = self.ep;
-        // SAFETY: the endpoint is open; of an unknown context it makes nothing. What cannot be
-        // cancelled is completed.
-        unsafe { ((*(*ep).ops).cancel)(ep.cast(), context.cast()) };
+        if !ep.is_null() {
+            // SAFETY: the endpoint is open; of an unknown context it makes nothing. What cannot be
+            // cancelled is completed.
+            unsafe { ((*(*ep).ops).cancel)(ep.cast(), context.cast()) };
+        }
     }
 
     /// The file to wait on, if the provider allows it now.
@@ -314,7 +337,7 @@ impl Port {
     /// Closes the endpoint: no memory is touched any more.
     pub fn shut(&mut self) {
         let ep = std::mem::replace(&mut self.ep, std::ptr::null_mut());
-        close(ep.cast());
+        alone(|| close(ep.cast()));
     }
 }
 
@@ -325,7 +348,7 @@ fn facts(offer: &Offer) -> Facts {
     unsafe {
         let (ep, rx) = (&*(*info).ep_attr, &*(*info).rx_attr);
         Facts {
-            entangled: provider == "shm",
+            passive: PASSIVE.contains(&provider.split(';').next().unwrap_or_default()),
             provider,
             domain,
             longest: ep.max_msg_size,
@@ -335,6 +358,13 @@ fn facts(offer: &Offer) -> Facts {
             registered: (*(*info).domain_attr).mr_mode & abi::MR_LOCAL != 0,
         }
     }
+}
+
+/// One at a time in a process: opening and closing touch what providers share among endpoints.
+fn alone<R>(work: impl FnOnce() -> R) -> R {
+    static ALONE: Mutex<()> = Mutex::new(());
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    work()
 }
 
 fn close(object: *mut Fid) {
@@ -347,10 +377,12 @@ fn close(object: *mut Fid) {
 impl Drop for Port {
     fn drop(&mut self) {
         self.shut();
-        self.regions.drain(..).for_each(|region| close(region.cast()));
-        close(self.cq.cast());
-        close(self.av.cast());
-        close(self.domain.cast());
-        close(self.fabric.cast());
+        alone(|| {
+            self.regions.drain(..).for_each(|region| close(region.cast()));
+            close(self.cq.cast());
+            close(self.av.cast());
+            close(self.domain.cast());
+            close(self.fabric.cast());
+        });
     }
 }

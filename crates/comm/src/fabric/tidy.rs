@@ -1,5 +1,7 @@
-//! A rank that is killed leaves the memory behind that libfabric's shm made for it. The others
-//! remove it.
+//! What is particular about libfabric's shm: a rank that is killed leaves memory behind, which the
+//! others remove; and ranks of one process it does not connect.
+
+use std::collections::HashSet;
 
 /// What addresses of shm begin with; what follows is the name of the memory, and begins with the
 /// number of the process.
@@ -16,6 +18,14 @@ pub fn after_the_dead(addresses: &[Vec<u8>]) {
         // Another rank may have been here before.
         let _ = std::fs::remove_file(format!("/dev/shm/{name}"));
     }
+}
+
+/// Which rank shares its process with one before it, which shm cannot bear: endpoints of one process
+/// use each other's memory where it is mapped, also when it is not any more.
+pub fn shares_a_process(addresses: &[Vec<u8>]) -> Option<usize> {
+    let process = |address: &Vec<u8>| Some(parts(address)?.0);
+    let mut seen = HashSet::new();
+    addresses.iter().position(|address| process(address).is_some_and(|of| !seen.insert(of)))
 }
 
 /// The number of the process and the name of its memory. Names are foreign: no path may be in them.
@@ -38,6 +48,15 @@ mod tests {
         for other in ["fi_shm://123/../x", "fi_shm://", "fi_shm://:4", "127.0.0.1:80"] {
             assert_eq!(parts(other.as_bytes()), None);
         }
+    }
+
+    #[test]
+    fn ranks_of_one_process_are_found() {
+        let all = |texts: &[&str]| texts.iter().map(|text| text.as_bytes().to_vec()).collect();
+        let shared = |texts: &[&str]| shares_a_process(&all(texts) as &Vec<Vec<u8>>);
+        assert_eq!(shared(&["fi_shm://7:0:0", "fi_shm://8:0:0"]), None);
+        assert_eq!(shared(&["fi_shm://7:0:0", "fi_shm://8:0:0", "fi_shm://7:0:1"]), Some(2));
+        assert_eq!(shared(&["elsewhere", "elsewhere"]), None);
     }
 
     #[test]

@@ -80,6 +80,12 @@ impl TcpTransport {
         }
     }
 
+    /// One that waits at least so long before ranks are late.
+    pub fn patient(mut self, at_least: Duration) -> Self {
+        self.watch = Watch::new(self.endpoint.desync_after.max(at_least), Instant::now());
+        self
+    }
+
     /// A communicator for some of its ranks.
     pub fn child(&self, channel: u64, members: Vec<u32>, rank: u32) -> Self {
         Self::new(self.endpoint.clone(), channel, members, rank)

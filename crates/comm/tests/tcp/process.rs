@@ -128,17 +128,23 @@ pub fn said_in(output: &[u8]) -> Option<String> {
     text[at + 6..].lines().next().map(str::to_owned)
 }
 
-/// The rank itself: does as ordered until there is an error, and says which and after how long.
-#[test]
-fn a_rank() {
-    let Ok(orders) = std::env::var(ORDERS) else { return };
-    let orders = Orders::read(&orders);
+/// The settings of a rank, of its environment and the port that the first one has.
+pub fn own_settings() -> Settings {
     let mut settings = Settings::from_environment().unwrap();
     let listener = (settings.rank == 0).then(|| listen("0.0.0.0:0".parse().unwrap()).unwrap());
     let secret = PathBuf::from(std::env::var("REGATTA_SECRET_FILE").unwrap());
     let own = listener.as_ref().map(|listener| listener.local_addr().unwrap().port());
     settings.port = meeting::port(&port_file(&secret), own);
     settings.listener = listener;
+    settings
+}
+
+/// The rank itself: does as ordered until there is an error, and says which and after how long.
+#[test]
+fn a_rank() {
+    let Ok(orders) = std::env::var(ORDERS) else { return };
+    let orders = Orders::read(&orders);
+    let mut settings = own_settings();
     settings.lost_after = Duration::from_secs(orders.lost_after_s);
     settings.desync_after = Duration::from_secs(orders.desync_after_s);
     settings.join_within = Duration::from_secs(30);
