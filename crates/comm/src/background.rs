@@ -5,14 +5,33 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use crate::buffer::Buffer;
-use crate::comm::Finish;
+use crate::buffer::{Buffer, Space};
+use crate::comm::{Finish, no_device};
 use crate::error::Peer;
 use crate::whole::Whole;
 use crate::{Call, Comm, CommError, Kind, OwnedCall, Pending};
 
 /// Tells an engine from another thread to give up what it does.
 pub type Abort = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// Where buffers for an engine come from, while it does something else.
+#[derive(Clone)]
+pub struct Memory {
+    /// In host memory, where it likes them best.
+    pub host: Arc<dyn Fn(usize) -> Buffer + Send + Sync>,
+    /// On its device, if it has one.
+    pub device: Option<OnDevice>,
+}
+
+/// Gives memory on a device.
+pub type OnDevice = Arc<dyn Fn(usize) -> Result<Buffer, CommError> + Send + Sync>;
+
+/// The heap.
+impl Default for Memory {
+    fn default() -> Self {
+        Self { host: Arc::new(Buffer::zeroed), device: None }
+    }
+}
 
 /// Does one collective after the other.
 pub trait Engine: Send {
@@ -24,6 +43,14 @@ pub trait Engine: Send {
 
     /// Does one collective.
     fn run(&mut self, call: Call<'_>) -> Result<(), CommError>;
+
+    /// Does one whose buffers may lie on a device; most reach host memory only.
+    fn run_owned(&mut self, call: &mut OwnedCall) -> Result<(), CommError> {
+        match call.space()? {
+            Space::Host => self.run(call.as_call()),
+            space => Err(out_of_reach(call.kind.name(), space)),
+        }
+    }
 
     /// Does several at once, as [`Comm::run_group`]. An engine in which a message waits for the
     /// other rank must do better than this.
@@ -38,9 +65,9 @@ pub trait Engine: Send {
         key: i64,
     ) -> Result<Option<Box<dyn Engine>>, CommError>;
 
-    /// Memory that it likes best.
-    fn buffer(&self, bytes: usize) -> Buffer {
-        Buffer::zeroed(bytes)
+    /// Where buffers for it come from.
+    fn memory(&self) -> Memory {
+        Memory::default()
     }
 
     /// How to make it give up.
@@ -57,11 +84,21 @@ pub fn apart(calls: Vec<Call<'_>>) -> (Vec<Call<'_>>, Vec<Call<'_>>) {
     calls.into_iter().partition(|call| matches!(call.kind, Kind::Send | Kind::Receive))
 }
 
+/// What says that ranks cannot reach where buffers lie.
+fn out_of_reach(call: &'static str, space: Space) -> CommError {
+    let what = format!(
+        "its buffers lie in {space}, which these ranks do not reach: fetch them to host memory, or \
+         connect ranks by nccl::over"
+    );
+    CommError::Shape { call, what }
+}
+
 /// A communicator on top of an engine.
 pub struct Background {
     rank: u32,
     peers: Vec<Peer>,
     abort: Abort,
+    memory: Memory,
     shared: Arc<Shared>,
 }
 
@@ -146,7 +183,7 @@ impl Shared {
                 line = self.wait(line);
             };
             drop(line);
-            let done = self.in_turn(Some(number), |engine| engine.run(call.as_call()));
+            let done = self.in_turn(Some(number), |engine| engine.run_owned(&mut call));
             finish(done.map(|()| call));
         }
     }
@@ -159,6 +196,7 @@ impl Background {
             rank: engine.rank(),
             peers: engine.peers(),
             abort: engine.abort(),
+            memory: engine.memory(),
             shared: Arc::new(Shared {
                 engine: Mutex::new(engine),
                 before: AtomicU64::new(0),
@@ -203,9 +241,9 @@ impl Comm for Background {
         self.in_turn(|engine| engine.run_group(calls))
     }
 
-    fn start(&self, mut call: OwnedCall) -> Pending {
+    fn start(&self, call: OwnedCall) -> Pending {
         let (pending, finish) = Pending::new();
-        if let Err(error) = call.as_call().check(self.rank, self.size()) {
+        if let Err(error) = call.check(self.rank, self.size()) {
             finish(Err(error));
             return pending;
         }
@@ -232,7 +270,11 @@ impl Comm for Background {
     }
 
     fn buffer(&self, bytes: usize) -> Buffer {
-        lock(&self.shared.engine).buffer(bytes)
+        (self.memory.host)(bytes)
+    }
+
+    fn device_buffer(&self, bytes: usize) -> Result<Buffer, CommError> {
+        self.memory.device.as_ref().map_or_else(|| Err(no_device()), |memory| memory(bytes))
     }
 
     fn abort(&self, why: &str) {

@@ -1,30 +1,74 @@
-//! Memory for collectives that go on in the background: it belongs to them until they are over.
+//! Memory for collectives that go on in the background, or on a device: it belongs to them until they
+//! are over.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::any::Any;
 use std::ptr::NonNull;
 
-use crate::Element;
+use crate::dtype::{bytes_of, bytes_of_mut};
+use crate::{CommError, Element};
 
 /// A whole cache line, and enough for any vector instruction.
 const ALIGNMENT: usize = 64;
 
-/// Owned bytes.
+/// Where memory lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Space {
+    /// Where the processor reaches it.
+    Host,
+    /// On the device of this number.
+    Device(u32),
+}
+
+impl std::fmt::Display for Space {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Host => f.write_str("host memory"),
+            Self::Device(number) => write!(f, "the memory of device {number}"),
+        }
+    }
+}
+
+/// How memory of a device is reached from the host. Whoever implements it keeps the memory alive.
+pub trait Reach: Send + Sync {
+    /// Which device.
+    fn device(&self) -> u32;
+
+    /// Copies bytes to the device, and returns when they are there.
+    ///
+    /// # Safety
+    /// There must be room for them.
+    unsafe fn put(&self, to: *mut u8, from: &[u8]) -> Result<(), CommError>;
+
+    /// Copies bytes from the device, and returns when they are here.
+    ///
+    /// # Safety
+    /// They must be there.
+    unsafe fn fetch(&self, to: &mut [u8], from: *const u8) -> Result<(), CommError>;
+}
+
+/// Who frees the memory.
+enum Owner {
+    Heap,
+    Somebody { _frees: Box<dyn Any + Send> },
+    Device(Box<dyn Reach>),
+}
+
+/// Owned bytes, in host memory or on a device.
 pub struct Buffer {
     start: NonNull<u8>,
     bytes: usize,
-    /// Frees it; `None`: it is of the heap.
-    owner: Option<Box<dyn Any + Send>>,
+    owner: Owner,
 }
 
 // SAFETY: it owns its bytes as a Vec does, and its owner is Send.
 unsafe impl Send for Buffer {}
-// SAFETY: a shared one can only be read.
+// SAFETY: a shared one can only be read, and whoever reaches a device is Sync.
 unsafe impl Sync for Buffer {}
 
 impl std::fmt::Debug for Buffer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Buffer({} bytes)", self.bytes)
+        write!(f, "Buffer({} bytes in {})", self.bytes, self.space())
     }
 }
 
@@ -35,7 +79,7 @@ impl Buffer {
         // SAFETY: the layout has a size other than 0.
         let start = unsafe { alloc_zeroed(layout) };
         let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
-        Self { start, bytes, owner: None }
+        Self { start, bytes, owner: Owner::Heap }
     }
 
     /// A copy of elements.
@@ -51,33 +95,112 @@ impl Buffer {
     /// The bytes must be initialised, aligned to 64, valid while `owner` lives, and written by
     /// nobody else except as the owner's protocol allows.
     pub unsafe fn from_owner(start: NonNull<u8>, bytes: usize, owner: Box<dyn Any + Send>) -> Self {
-        Self { start, bytes, owner: Some(owner) }
+        Self { start, bytes, owner: Owner::Somebody { _frees: owner } }
+    }
+
+    /// Memory of a device.
+    ///
+    /// # Safety
+    /// The bytes must be on that device, valid while `reach` lives, and until the buffer is dropped
+    /// used by nobody else while a collective has it.
+    pub unsafe fn on_device(start: NonNull<u8>, bytes: usize, reach: Box<dyn Reach>) -> Self {
+        Self { start, bytes, owner: Owner::Device(reach) }
+    }
+
+    /// Where it lies.
+    pub fn space(&self) -> Space {
+        match &self.owner {
+            Owner::Device(reach) => Space::Device(reach.device()),
+            _ => Space::Host,
+        }
+    }
+
+    /// How many bytes it has.
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// Whether it has none.
+    pub fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
+    /// Where its bytes begin: an address of the host, or of the device.
+    pub fn address(&self) -> NonNull<u8> {
+        self.start
     }
 
     /// Its bytes.
+    ///
+    /// # Panics
+    /// If it lies on a device, as do the other functions that lend its bytes: see
+    /// [`Buffer::fetch`].
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: they are initialised, and live as long as we.
-        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.bytes) }
+        unsafe { std::slice::from_raw_parts(self.here().as_ptr(), self.bytes) }
     }
 
     /// Its bytes, to be written.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as before, and nobody else has them.
-        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.bytes) }
+        unsafe { std::slice::from_raw_parts_mut(self.here().as_ptr(), self.bytes) }
     }
 
     /// Its elements. What does not fill an element is left out.
     pub fn as_slice<T: Element>(&self) -> &[T] {
         let count = self.bytes / size_of::<T>();
         // SAFETY: aligned for any Element, of which any bytes are one.
-        unsafe { std::slice::from_raw_parts(self.start.as_ptr().cast(), count) }
+        unsafe { std::slice::from_raw_parts(self.here().as_ptr().cast(), count) }
     }
 
     /// Its elements, to be written.
     pub fn as_mut_slice<T: Element>(&mut self) -> &mut [T] {
         let count = self.bytes / size_of::<T>();
         // SAFETY: as before, and nobody else has them.
-        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().cast(), count) }
+        unsafe { std::slice::from_raw_parts_mut(self.here().as_ptr().cast(), count) }
+    }
+
+    /// Copies elements to its beginning, wherever it lies.
+    pub fn put<T: Element>(&mut self, elements: &[T]) -> Result<(), CommError> {
+        let bytes = bytes_of(elements);
+        self.has("a copy into it", bytes.len())?;
+        match &self.owner {
+            // SAFETY: there is room for them.
+            Owner::Device(reach) => unsafe { reach.put(self.start.as_ptr(), bytes) },
+            _ => {
+                self.bytes_mut()[..bytes.len()].copy_from_slice(bytes);
+                Ok(())
+            }
+        }
+    }
+
+    /// Copies elements from its beginning, wherever it lies.
+    pub fn fetch<T: Element>(&self, elements: &mut [T]) -> Result<(), CommError> {
+        let bytes = bytes_of_mut(elements);
+        self.has("a copy from it", bytes.len())?;
+        match &self.owner {
+            // SAFETY: they are there.
+            Owner::Device(reach) => unsafe { reach.fetch(bytes, self.start.as_ptr()) },
+            _ => {
+                bytes.copy_from_slice(&self.bytes()[..bytes.len()]);
+                Ok(())
+            }
+        }
+    }
+
+    /// The address, if it is one of the host's.
+    fn here(&self) -> NonNull<u8> {
+        let space = self.space();
+        assert!(space == Space::Host, "the buffer lies in {space}: use Buffer::put and fetch");
+        self.start
+    }
+
+    fn has(&self, call: &'static str, bytes: usize) -> Result<(), CommError> {
+        let what = || format!("it has {} bytes, not {bytes}", self.bytes);
+        match bytes <= self.bytes {
+            true => Ok(()),
+            false => Err(CommError::Shape { call, what: what() }),
+        }
     }
 }
 
@@ -89,7 +212,7 @@ fn layout(bytes: usize) -> Layout {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        if self.owner.is_none() {
+        if let Owner::Heap = self.owner {
             // SAFETY: it was allocated so.
             unsafe { dealloc(self.start.as_ptr(), layout(self.bytes)) };
         }
@@ -107,6 +230,41 @@ mod tests {
         assert_eq!(buffer.as_slice::<i32>(), [2, -1, 7]);
         assert_eq!(buffer.as_slice::<f64>().len(), 1);
         assert_eq!(buffer.bytes().as_ptr() as usize % ALIGNMENT, 0);
-        assert!(Buffer::zeroed(0).bytes().is_empty());
+        assert!(Buffer::zeroed(0).is_empty());
+        buffer.put(&[9i32]).unwrap();
+        let mut two = [0i32; 2];
+        buffer.fetch(&mut two).unwrap();
+        assert_eq!(two, [9, -1]);
+        assert!(buffer.put(&[0u8; 13]).unwrap_err().to_string().contains("it has 12 bytes"));
+    }
+
+    /// A device that is none.
+    struct Far;
+
+    impl Reach for Far {
+        fn device(&self) -> u32 {
+            3
+        }
+
+        unsafe fn put(&self, _: *mut u8, _: &[u8]) -> Result<(), CommError> {
+            Ok(())
+        }
+
+        unsafe fn fetch(&self, to: &mut [u8], _: *const u8) -> Result<(), CommError> {
+            to.fill(7);
+            Ok(())
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "lies in the memory of device 3")]
+    fn memory_of_a_device_is_reached_by_copies_only() {
+        // SAFETY: nobody reads or writes there.
+        let buffer = unsafe { Buffer::on_device(NonNull::dangling(), 8, Box::new(Far)) };
+        assert_eq!(format!("{buffer:?}"), "Buffer(8 bytes in the memory of device 3)");
+        let mut got = [0u8; 2];
+        buffer.fetch(&mut got).unwrap();
+        assert_eq!(got, [7, 7]);
+        buffer.bytes();
     }
 }

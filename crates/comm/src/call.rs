@@ -1,9 +1,7 @@
 //! A collective as data: what is to be done, with which bytes. What ranks must agree on is its
 //! [`Signature`].
 
-use std::borrow::Cow;
-
-use crate::buffer::Buffer;
+use crate::counts::Counts;
 use crate::{CommError, DType, ReduceOp};
 
 /// Which collective.
@@ -69,64 +67,15 @@ impl Kind {
         matches!(self, Self::AllReduce | Self::Reduce | Self::ReduceScatter)
     }
 
+    /// Whether all ranks have the same number of elements, be it of all or of one other rank.
+    pub fn is_whole(self) -> bool {
+        let one = matches!(self, Self::Broadcast | Self::Send | Self::Receive);
+        one || matches!(self, Self::AllReduce | Self::Reduce)
+    }
+
     /// Whether one rank has another role than the others.
     pub fn has_root(self) -> bool {
         matches!(self, Self::Reduce | Self::Broadcast | Self::Gather | Self::Scatter)
-    }
-}
-
-/// How many elements each rank has or gets.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Counts<'a> {
-    /// The same number for all.
-    Equal(usize),
-    /// A number for each rank; all ranks say the same.
-    Each(Cow<'a, [usize]>),
-    /// All-to-all: what goes to each rank, and what comes from each; every rank has its own.
-    Exchange {
-        /// To each.
-        send: Cow<'a, [usize]>,
-        /// From each.
-        receive: Cow<'a, [usize]>,
-    },
-}
-
-impl Counts<'_> {
-    /// The elements of a rank.
-    pub fn of(&self, rank: usize) -> usize {
-        match self {
-            Self::Equal(count) => *count,
-            Self::Each(counts) => counts.get(rank).copied().unwrap_or(0),
-            Self::Exchange { receive, .. } => receive.get(rank).copied().unwrap_or(0),
-        }
-    }
-
-    /// The elements of all `ranks` ranks together.
-    pub fn total(&self, ranks: usize) -> usize {
-        match self {
-            Self::Equal(count) => count * ranks,
-            Self::Each(counts) => counts.iter().sum(),
-            Self::Exchange { receive, .. } => receive.iter().sum(),
-        }
-    }
-
-    /// Where the elements of a rank begin.
-    pub fn offset(&self, rank: usize) -> usize {
-        match self {
-            Self::Equal(count) => count * rank,
-            Self::Each(counts) => counts.iter().take(rank).sum(),
-            Self::Exchange { receive, .. } => receive.iter().take(rank).sum(),
-        }
-    }
-
-    /// For how many ranks it is, if it says.
-    fn ranks(&self) -> Option<usize> {
-        match self {
-            Self::Equal(_) => None,
-            Self::Each(counts) => Some(counts.len()),
-            Self::Exchange { send, receive } if send.len() == receive.len() => Some(send.len()),
-            Self::Exchange { .. } => Some(usize::MAX),
-        }
     }
 }
 
@@ -141,13 +90,14 @@ impl Counts<'_> {
 /// | reduce-scatter | of each rank's part | all parts | own part |
 /// | gather | of each rank's part | own part | all parts at the root, else none |
 /// | scatter | of each rank's part | all parts at the root, else none | own part |
-/// | all-to-all | of each rank's part | all parts | all parts |
+/// | all-to-all | of each part | a part for each rank | a part from each rank |
 /// | send | of the buffer | count | none |
 /// | receive | of the buffer | none | count |
 ///
 /// In place (`input` is `None`): what would be the input is where it belongs in the output: for
 /// all-gather and gather the rank's own part of it, for scatter and reduce-scatter the output has
-/// room for all parts, and the rank's own part of it is the result.
+/// room for all parts, and the rank's own part of it is the result. An all-to-all in place gets from
+/// each rank as much as it sends there.
 #[derive(Debug)]
 pub struct Call<'a> {
     /// Which collective.
@@ -185,11 +135,18 @@ pub struct Signature {
     pub shape: u64,
 }
 
+/// The shape where every rank has counts of its own, which say nothing of those of others.
+const BY_PAIR: u64 = 1;
+
 impl std::fmt::Display for Signature {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}", self.kind.name())?;
-        if self.kind != Kind::Barrier {
-            write!(f, " of {} {}", self.count, self.dtype)?;
+        match self.kind {
+            Kind::Barrier => {}
+            Kind::AllToAll if self.shape == BY_PAIR => {
+                write!(f, " of {}, with counts for each pair", self.dtype)?;
+            }
+            _ => write!(f, " of {} {}", self.count, self.dtype)?,
         }
         if self.kind.reduces() {
             write!(f, ", {}", self.op)?;
@@ -204,15 +161,15 @@ impl std::fmt::Display for Signature {
 impl Call<'_> {
     /// What the others must have called, too.
     pub fn signature(&self, ranks: usize) -> Signature {
-        let whole = matches!(self.kind, Kind::AllReduce | Kind::Reduce | Kind::Broadcast);
         let count = match &self.counts {
             Counts::Exchange { .. } => 0,
-            counts if whole => counts.of(0) as u64,
+            counts if self.kind.is_whole() => counts.of(0) as u64,
             counts => counts.total(ranks) as u64,
         };
         let shape = match &self.counts {
+            Counts::Equal(_) => 0,
             Counts::Each(counts) => fingerprint(counts),
-            _ => 0,
+            Counts::Exchange { .. } => BY_PAIR,
         };
         Signature {
             kind: self.kind,
@@ -224,27 +181,37 @@ impl Call<'_> {
         }
     }
 
-    /// Whether the buffers have the lengths that the counts ask for.
+    /// Whether its counts make sense, and the buffers have the lengths that they ask for.
     pub fn check(&self, rank: u32, ranks: u32) -> Result<(), CommError> {
+        self.check_lengths(rank, ranks, self.input.map(<[u8]>::len), self.output.len())
+    }
+
+    /// The same for buffers of so many bytes that lie elsewhere.
+    pub(crate) fn check_lengths(
+        &self,
+        rank: u32,
+        ranks: u32,
+        given: Option<usize>,
+        room: usize,
+    ) -> Result<(), CommError> {
         let wrong = |what: String| Err(CommError::Shape { call: self.kind.name(), what });
         let peers = matches!(self.kind, Kind::Send | Kind::Receive) || self.kind.has_root();
         if peers && self.root >= ranks {
             return wrong(format!("rank {} does not exist, there are {ranks}", self.root));
         }
-        if let Some(given) = self.counts.ranks().filter(|&n| n != ranks as usize) {
-            return wrong(format!("counts for {given} ranks, there are {ranks}"));
+        let size = self.dtype.size();
+        let fit = self.counts.fit(self.kind, rank as usize, ranks as usize, given.is_none());
+        if let Err(what) = fit.and_then(|()| self.counts.addressable(ranks as usize, size)) {
+            return wrong(what);
         }
         let (input, output) = self.lengths(rank as usize, ranks as usize);
-        let size = self.dtype.size();
-        let given = self.input.map(<[u8]>::len);
         match given {
             Some(given) if given != input * size => {
                 wrong(format!("the input has {} elements, {input} are needed", given / size))
             }
-            _ if self.output.len() != output * size => wrong(format!(
-                "the output has {} elements, {output} are needed",
-                self.output.len() / size
-            )),
+            _ if room != output * size => {
+                wrong(format!("the output has {} elements, {output} are needed", room / size))
+            }
             _ => Ok(()),
         }
     }
@@ -261,7 +228,7 @@ impl Call<'_> {
             Kind::Reduce if root || placed => (part, part),
             Kind::Reduce => (part, 0),
             Kind::Broadcast | Kind::Receive => (0, part),
-            Kind::Send => (part, 0),
+            Kind::Send => (part, if placed { part } else { 0 }),
             Kind::AllGather => (part, all),
             Kind::ReduceScatter => (all, if placed { all } else { part }),
             Kind::Gather if root => (part, all),
@@ -284,54 +251,47 @@ fn fingerprint(counts: &[usize]) -> u64 {
     })
 }
 
-/// A collective that owns its buffers.
-#[derive(Debug)]
-pub struct OwnedCall {
-    /// Which collective.
-    pub kind: Kind,
-    /// Of what.
-    pub dtype: DType,
-    /// How elements are reduced, if they are.
-    pub op: ReduceOp,
-    /// The root; of send and receive, the other rank.
-    pub root: u32,
-    /// Tells messages between the same two ranks apart.
-    pub tag: u32,
-    /// How many elements.
-    pub counts: Counts<'static>,
-    /// What goes in; `None`: it is in the output.
-    pub input: Option<Buffer>,
-    /// What comes out.
-    pub output: Buffer,
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-impl OwnedCall {
-    /// An all-reduce in place.
-    pub fn all_reduce(dtype: DType, op: ReduceOp, buffer: Buffer) -> Self {
-        let count = buffer.bytes().len() / dtype.size();
-        Self {
-            kind: Kind::AllReduce,
-            dtype,
-            op,
-            root: 0,
-            tag: 0,
-            counts: Counts::Equal(count),
-            input: None,
-            output: buffer,
-        }
+    fn call(kind: Kind, counts: Counts<'static>) -> Call<'static> {
+        let (dtype, op) = (DType::F32, ReduceOp::Sum);
+        Call { kind, dtype, op, root: 1, tag: 0, counts, input: Some(&[]), output: &mut [] }
     }
 
-    /// The call, with the buffers lent.
-    pub fn as_call(&mut self) -> Call<'_> {
-        Call {
-            kind: self.kind,
-            dtype: self.dtype,
-            op: self.op,
-            root: self.root,
-            tag: self.tag,
-            counts: self.counts.clone(),
-            input: self.input.as_ref().map(Buffer::bytes),
-            output: self.output.bytes_mut(),
-        }
+    #[test]
+    fn signatures_are_the_same_where_ranks_agree() {
+        let exchange = |send: &[usize]| {
+            let counts = Counts::Exchange { send: send.to_vec().into(), receive: vec![].into() };
+            call(Kind::AllToAll, counts).signature(2)
+        };
+        assert_eq!(exchange(&[1, 2]), exchange(&[0, 7]));
+        assert_eq!(exchange(&[]).to_string(), "all-to-all of f32, with counts for each pair");
+        let even = call(Kind::AllToAll, Counts::Equal(0)).signature(2);
+        assert_ne!(exchange(&[]), even);
+        // A message is as long as it is, however many ranks there are.
+        let message = call(Kind::Send, Counts::Equal(3)).signature(5);
+        assert_eq!(message.to_string(), "send of 3 f32");
+    }
+
+    #[test]
+    fn counts_that_make_no_sense_are_refused() {
+        let error = |kind, counts| call(kind, counts).check(0, 2).unwrap_err().to_string();
+        let each = || Counts::Each(vec![0, 0].into());
+        let exchange = |send: &[usize], receive: &[usize]| Counts::Exchange {
+            send: send.to_vec().into(),
+            receive: receive.to_vec().into(),
+        };
+        assert!(error(Kind::AllToAll, each()).contains("Counts::Exchange"));
+        assert!(error(Kind::AllReduce, each()).contains("Counts::Equal"));
+        assert!(error(Kind::AllGather, exchange(&[], &[])).contains("only an all-to-all"));
+        assert!(error(Kind::AllToAll, exchange(&[1, 0], &[2, 0])).contains("itself"));
+        assert!(error(Kind::AllToAll, exchange(&[1], &[1, 0])).contains("there are 2"));
+        assert!(error(Kind::AllGather, Counts::Each(vec![1].into())).contains("for 1 ranks"));
+        let huge = Counts::Each(vec![usize::MAX, 5].into());
+        assert!(error(Kind::AllGather, huge).contains("no memory has"));
+        let placed = Call { input: None, ..call(Kind::AllToAll, exchange(&[0, 1], &[0, 2])) };
+        assert!(placed.check(0, 2).unwrap_err().to_string().contains("in place"));
     }
 }

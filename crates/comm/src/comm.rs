@@ -3,9 +3,8 @@
 use std::sync::mpsc::{Receiver, sync_channel};
 
 use crate::buffer::Buffer;
-use crate::call::{Call, OwnedCall};
 use crate::error::Peer;
-use crate::{CommError, Counts};
+use crate::{Call, CommError, OwnedCall};
 
 /// Ranks that are connected.
 ///
@@ -43,6 +42,12 @@ pub trait Comm: Send + Sync {
         Buffer::zeroed(bytes)
     }
 
+    /// Memory on this rank's device, filled by [`Buffer::put`]. Calls on it are done by
+    /// [`Comm::start`], without a copy to the host.
+    fn device_buffer(&self, _bytes: usize) -> Result<Buffer, CommError> {
+        Err(no_device())
+    }
+
     /// Gives up, so that no other rank waits for this one.
     fn abort(&self, why: &str);
 }
@@ -76,6 +81,14 @@ impl Pending {
     }
 }
 
+/// What says that there is no device.
+pub(crate) fn no_device() -> CommError {
+    CommError::System {
+        what: "memory on a device".to_owned(),
+        why: "these ranks have none: connect them by nccl::over".to_owned(),
+    }
+}
+
 /// In which order the ranks of each colour stand after a split: rank, colour and key of all in, the
 /// old ranks of `colour` out.
 pub fn order(all: &[(Option<u32>, i64)], colour: u32) -> Vec<u32> {
@@ -83,20 +96,6 @@ pub fn order(all: &[(Option<u32>, i64)], colour: u32) -> Vec<u32> {
     let mut ranks: Vec<(i64, u32)> = same.map(|(rank, (_, key))| (*key, rank as u32)).collect();
     ranks.sort_unstable();
     ranks.into_iter().map(|(_, rank)| rank).collect()
-}
-
-impl Counts<'_> {
-    /// The same, with numbers of its own.
-    pub fn into_owned(self) -> Counts<'static> {
-        match self {
-            Counts::Equal(count) => Counts::Equal(count),
-            Counts::Each(counts) => Counts::Each(counts.into_owned().into()),
-            Counts::Exchange { send, receive } => Counts::Exchange {
-                send: send.into_owned().into(),
-                receive: receive.into_owned().into(),
-            },
-        }
-    }
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! What can go wrong between ranks.
 
-use crate::Signature;
+use crate::{DType, Signature};
 
 /// A rank and where it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,6 +55,23 @@ pub enum CommError {
         theirs_by: Peer,
         /// What that called.
         theirs: Box<Signature>,
+    },
+    /// Of an all-to-all, what a rank sends is not what the other expects.
+    #[error(
+        "all-to-all: {from} sends {sent} {dtype} to {to}, which expects {expected}; both must say \
+         the same"
+    )]
+    Unmatched {
+        /// Who sends.
+        from: Peer,
+        /// To whom.
+        to: Peer,
+        /// Of what.
+        dtype: DType,
+        /// How many elements it sends.
+        sent: u64,
+        /// How many the other expects.
+        expected: u64,
     },
     /// Ranks did not come in time.
     #[error("{call}: after {seconds} s nothing came from {}", list(.missing))]

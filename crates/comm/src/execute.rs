@@ -1,5 +1,6 @@
 //! Runs a [`Program`] on a [`Transport`]: whatever can be done is posted, and waited for together.
 
+mod agree;
 mod cut;
 mod flow;
 mod memory;
@@ -42,8 +43,8 @@ pub fn run_in_segments(
     segment: usize,
 ) -> Result<(), CommError> {
     let ended = steps(&mut *transport, call, program, room, segment);
-    // The others know what the transport knows, but not what is wrong with a program.
-    if let Err(error @ CommError::System { .. }) = &ended {
+    // The others know what the transport knows, but not what is wrong with a program or its counts.
+    if let Err(error @ (CommError::System { .. } | CommError::Unmatched { .. })) = &ended {
         (transport.abort())(&error.to_string());
     }
     ended
@@ -59,6 +60,11 @@ fn steps(
     transport.begin(call.signature(transport.ranks() as usize))?;
     let (rank, ranks) = (transport.rank(), transport.ranks());
     let (dtype, op) = (call.dtype, call.op);
+    // Only who gets a reduction divides it: in place, the others' bytes are still what they gave.
+    let divides = op == ReduceOp::Average
+        && call.kind.reduces()
+        && (call.kind != Kind::Reduce || call.root == rank);
+    agree::on_counts(&mut *transport, &call)?;
     let cut = Cut::new(&call, program, rank, ranks);
     let outside = |piece| {
         let what = format!("the program of {}", cut.kind.name());
@@ -69,10 +75,7 @@ fn steps(
     let open = Open { transport, tickets: 0 };
     Doing { open, flow, posted: Vec::new() }.all(&memory, (dtype, op))?;
     transport.end();
-    if op == ReduceOp::Average
-        && cut.kind.reduces()
-        && let Some(result) = cut.result()
-    {
+    if divides && let Some(result) = cut.result() {
         kernel::finish(dtype, op, ranks, memory.result(result));
     }
     Ok(())

@@ -8,7 +8,7 @@ use crate::background::{Abort, Background, Engine, apart};
 use crate::comm::order;
 use crate::error::Peer;
 use crate::reference::{exchanged, outputs};
-use crate::{Call, CommError, Counts, Kind, Signature};
+use crate::{Call, CommError, Counts, DType, Kind, Signature};
 
 /// Where the ranks of a fake world meet.
 struct World {
@@ -116,13 +116,20 @@ impl State {
             return;
         }
         let inputs: Vec<Vec<u8>> = calls.iter_mut().map(|c| std::mem::take(&mut c.input)).collect();
-        let sends = |c: &Given| match &c.counts {
-            Counts::Exchange { send, .. } => Some(send.to_vec()),
+        let pairs = |c: &Given| match &c.counts {
+            Counts::Exchange { send, receive } => Some((send.to_vec(), receive.to_vec())),
             _ => None,
         };
-        let sends: Option<Vec<Vec<usize>>> = calls.iter().map(sends).collect();
-        let all = match sends {
-            Some(send) => exchanged(call.dtype, &send, &inputs),
+        let pairs: Option<Vec<(Vec<usize>, Vec<usize>)>> = calls.iter().map(pairs).collect();
+        let all = match pairs {
+            Some(pairs) => {
+                if let Some(error) = unmatched(call.dtype, &pairs) {
+                    self.results = (0..ranks).map(|r| (r, Err(error.clone()))).collect();
+                    return;
+                }
+                let send: Vec<Vec<usize>> = pairs.into_iter().map(|(send, _)| send).collect();
+                exchanged(call.dtype, &send, &inputs)
+            }
             None => {
                 let root = call.root as usize;
                 outputs(call.kind, call.dtype, call.op, root, &calls[0].counts, &inputs)
@@ -130,6 +137,20 @@ impl State {
         };
         self.results = all.into_iter().map(Ok).enumerate().collect();
     }
+}
+
+/// A rank that sends another something else than that expects, by what each sends and expects.
+fn unmatched(dtype: DType, pairs: &[(Vec<usize>, Vec<usize>)]) -> Option<CommError> {
+    let all = 0..pairs.len();
+    let mut each = all.clone().flat_map(|from| all.clone().map(move |to| (from, to)));
+    let (from, to) = each.find(|&(from, to)| pairs[from].0[to] != pairs[to].1[from])?;
+    Some(CommError::Unmatched {
+        from: World::peer(from as u32),
+        to: World::peer(to as u32),
+        dtype,
+        sent: pairs[from].0[to] as u64,
+        expected: pairs[to].1[from] as u64,
+    })
 }
 
 impl Fake {
@@ -238,7 +259,7 @@ impl Engine for Fake {
         all[at + 8..at + 16].copy_from_slice(&key.to_le_bytes());
         self.run(Call {
             kind: Kind::AllGather,
-            dtype: crate::DType::U8,
+            dtype: DType::U8,
             op: crate::ReduceOp::Sum,
             root: 0,
             tag: 0,

@@ -11,8 +11,7 @@ mod two_level;
 
 use std::sync::Arc;
 
-use crate::background::{Abort, Background, Engine, apart};
-use crate::buffer::Buffer;
+use crate::background::{Abort, Background, Engine, Memory, apart};
 use crate::error::Peer;
 use crate::whole::Whole;
 use crate::{Call, CommError, Counts, DType, Kind, ReduceOp, join, shm};
@@ -67,36 +66,57 @@ pub fn join(settings: join::Settings) -> Result<Background, CommError> {
 impl Host {
     /// Adds shared memory to ranks that are connected.
     fn compose(mut world: Box<dyn Engine>, naming: Naming) -> Result<Box<dyn Engine>, CommError> {
-        let nodes = everybodys(world.as_mut(), naming.node)?;
-        let layout = Layout::new(world.rank(), &nodes);
-        let peers = world.peers();
-        let local = match layout.members.len() {
-            1 => None,
-            _ => {
-                let name = format!("{}.{}.{}", naming.name, naming.splits, layout.node);
-                let own = layout.members.iter().map(|&r| peers[r as usize].clone()).collect();
-                let engine = Box::new(shm::join(&name, layout.local, own, naming.settings)?);
-                Some(Part { engine, members: layout.members.clone() })
+        let whole = world.whole();
+        let layout = Layout::new(world.rank(), &everybodys(world.as_mut(), naming.node)?);
+        let over = || whole.as_ref().and_then(|whole| whole.verdict());
+        let joined = Self::local(world.as_ref(), &layout, &naming, &over)
+            .and_then(|local| Ok((local, Self::across(world.as_mut(), &layout)?)));
+        let (local, across) = match (joined, &whole) {
+            (Ok(parts), _) => parts,
+            // The others may wait for this rank where they do not hear that it is gone.
+            (Err(error), Some(whole)) => {
+                whole.abort()(&error.to_string());
+                return Err(whole.verdict().unwrap_or(error));
             }
-        };
-        let across = match (layout.nodes, layout.even || layout.local == 0) {
-            (1, _) => None,
-            (_, takes_part) => {
-                let colour = takes_part.then_some(layout.local);
-                let engine = world.split(colour, i64::from(layout.node))?;
-                engine.map(|engine| Part { engine, members: layout.across() })
-            }
+            (Err(error), None) => return Err(error),
         };
         let engines = [local.as_ref(), across.as_ref()].into_iter().flatten();
         let mut parts: Vec<Abort> = engines.map(|part| part.engine.abort()).collect();
         parts.push(world.abort());
-        let whole = world.whole();
         if let Some(whole) = &whole {
             let parts = parts.clone();
             whole.when_over(Arc::new(move |why| parts.iter().for_each(|abort| abort(why))));
         }
         let failed = None;
         Ok(Box::new(Self { world, local, across, whole, layout, naming, parts, failed }))
+    }
+
+    /// The ranks of this node, if there are others.
+    fn local(
+        world: &dyn Engine,
+        layout: &Layout,
+        naming: &Naming,
+        over: &dyn Fn() -> Option<CommError>,
+    ) -> Result<Option<Part>, CommError> {
+        if layout.members.len() == 1 {
+            return Ok(None);
+        }
+        let name = format!("{}.{}.{}", naming.name, naming.splits, layout.node);
+        let peers = world.peers();
+        let own = layout.members.iter().map(|&r| peers[r as usize].clone()).collect();
+        let engine = shm::join_unless(&name, layout.local, own, naming.settings, over)?;
+        Ok(Some(Part { engine: Box::new(engine), members: layout.members.clone() }))
+    }
+
+    /// One rank of each node, if there are several.
+    fn across(world: &mut dyn Engine, layout: &Layout) -> Result<Option<Part>, CommError> {
+        if layout.nodes == 1 {
+            return Ok(None);
+        }
+        let takes_part = layout.even || layout.local == 0;
+        let colour = takes_part.then_some(layout.local);
+        let engine = world.split(colour, i64::from(layout.node))?;
+        Ok(engine.map(|engine| Part { engine, members: layout.across() }))
     }
 
     /// Whether a collective is done in parts, by several engines.
@@ -227,11 +247,8 @@ impl Engine for Host {
         Self::compose(part, Naming { name, ..self.naming.clone() }).map(Some)
     }
 
-    fn buffer(&self, bytes: usize) -> Buffer {
-        match &self.local {
-            Some(local) => local.engine.buffer(bytes),
-            None => Buffer::zeroed(bytes),
-        }
+    fn memory(&self) -> Memory {
+        self.local.as_ref().map_or_else(Memory::default, |local| local.engine.memory())
     }
 
     fn abort(&self) -> Abort {

@@ -98,8 +98,8 @@ proptest! {
     ) {
         for kind in Kind::ALL {
             for algorithm in ways(kind) {
-                let counts = counts(kind, ranks, &each);
-                let case = suite::Case { kind, dtype, op, root: root % ranks, counts, in_place };
+                let (sizes, root) = (counts(kind, ranks, &each).into(), root % ranks);
+                let case = suite::Case { kind, dtype, op, root, sizes, in_place, seed };
                 case.check(world(ranks, a_node, algorithm, segment, seed));
             }
         }
@@ -110,7 +110,8 @@ proptest! {
 fn an_all_to_all_in_place_keeps_what_is_still_to_go() {
     for algorithm in ways(Kind::AllToAll) {
         let (kind, dtype, op) = (Kind::AllToAll, DType::I32, ReduceOp::Sum);
-        let case = suite::Case { kind, dtype, op, root: 0, counts: vec![7; 5], in_place: true };
+        let (sizes, seed) = (suite::Sizes::Equal(7), 0);
+        let case = suite::Case { kind, dtype, op, root: 0, sizes, in_place: true, seed };
         case.check(world(5, 2, algorithm, 8, 1));
     }
 }

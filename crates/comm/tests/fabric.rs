@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test's own functions may panic as it may")]
 
+#[path = "tcp/meeting.rs"]
+mod meeting;
 #[allow(dead_code, reason = "it serves the tests of TCP too")]
 #[path = "tcp/process.rs"]
 mod process;
@@ -115,9 +117,10 @@ fn long_messages_of_all_lengths() {
         suite::on_all(world(3, provider), |comm| {
             for count in counts {
                 for kind in [Kind::AllReduce, Kind::AllGather] {
-                    let (dtype, op, counts) = (DType::F32, ReduceOp::Sum, vec![count; 3]);
-                    let in_place = kind == Kind::AllReduce;
-                    suite::Case { kind, dtype, op, root: 1, counts, in_place }.check_own(comm);
+                    let (dtype, op) = (DType::F32, ReduceOp::Sum);
+                    let (sizes, in_place) = (suite::Sizes::Equal(count), kind == Kind::AllReduce);
+                    suite::Case { kind, dtype, op, root: 1, sizes, in_place, seed: 0 }
+                        .check_own(comm);
                 }
             }
         });
@@ -271,13 +274,10 @@ fn what_cannot_be_is_told_to_all() {
 /// Ranks that are processes.
 fn start(ranks: u32, orders: Orders, provider: &str) -> (Vec<std::process::Child>, Kept) {
     let secret = secret_file(&std::env::temp_dir(), &format!("fabric-{provider}"));
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port();
-    drop(listener);
     let rank = |rank| {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(ARGUMENTS);
-        let mut environment = environment(rank, ranks, "127.0.0.1", port, &secret.0);
+        let mut environment = environment(rank, ranks, "127.0.0.1", &secret.0);
         environment.push(("REGATTA_FABRIC".to_owned(), provider.to_owned()));
         as_rank(&mut command, orders, &environment);
         command.spawn().unwrap()

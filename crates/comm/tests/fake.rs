@@ -14,6 +14,21 @@ fn every_collective_gives_what_the_reference_gives() {
 }
 
 #[test]
+fn any_combination_is_right() {
+    suite::product(600, world);
+}
+
+#[test]
+fn any_messages_arrive() {
+    suite::any_messages(24, 1..9, world);
+}
+
+#[test]
+fn any_session_is_right() {
+    suite::any_session(48, 1..18, world);
+}
+
+#[test]
 fn ranks_that_disagree_are_told_by_name() {
     let errors = suite::on_all(world(2), |comm| {
         let mut data = vec![1.0f32; 3 + comm.rank() as usize];

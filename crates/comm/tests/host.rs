@@ -49,6 +49,27 @@ fn all_on_one_node_and_each_on_its_own() {
 }
 
 #[test]
+fn any_combination_is_right() {
+    suite::product(300, |size| world(size, |rank| rank / 4));
+}
+
+#[test]
+fn any_messages_arrive() {
+    suite::any_messages(16, 1..9, |size| world(size, |rank| rank / 3));
+}
+
+#[test]
+fn any_session_is_right() {
+    // Nodes of all sizes, ranks anywhere.
+    suite::any_session(24, 1..18, |size| world(size, |rank| (rank * 7 + size) % 5 % 3));
+}
+
+#[test]
+fn huge_ones_too() {
+    suite::huge(|size| world(size, |rank| rank / 2));
+}
+
+#[test]
 fn a_rank_that_gives_up_is_known_on_every_node() {
     let ended = suite::on_all(world(6, |rank| rank / 2), |comm| {
         comm.barrier().unwrap();

@@ -6,17 +6,11 @@
 mod ranks;
 mod suite;
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use proptest::prelude::*;
 use regatta_comm::background::Background;
-use regatta_comm::error::Peer;
 use regatta_comm::shm::{self, Settings};
-use regatta_comm::{
-    Buffer, Call, Collectives, Comm, CommError, DType, Kind, OwnedCall, Pending, ReduceOp,
-};
-use suite::Case;
+use regatta_comm::{Buffer, Collectives, Comm, CommError, DType, OwnedCall, ReduceOp};
 
 fn world(ranks: u32) -> Vec<Background> {
     shm::world(ranks).unwrap()
@@ -46,64 +40,25 @@ fn all_is_the_same_when_calls_are_compared_first() {
     suite::special(|ranks| shm::world_with(ranks, debug).unwrap());
 }
 
-/// A communicator that several cases use, one after the other.
-#[derive(Clone)]
-struct Lent(Arc<Background>);
-
-impl Comm for Lent {
-    fn rank(&self) -> u32 {
-        self.0.rank()
-    }
-    fn size(&self) -> u32 {
-        self.0.size()
-    }
-    fn peer(&self, rank: u32) -> Peer {
-        self.0.peer(rank)
-    }
-    fn run(&self, call: Call<'_>) -> Result<(), CommError> {
-        self.0.run(call)
-    }
-    fn start(&self, call: OwnedCall) -> Pending {
-        self.0.start(call)
-    }
-    fn split(&self, colour: Option<u32>, key: i64) -> Result<Option<Box<dyn Comm>>, CommError> {
-        self.0.split(colour, key)
-    }
-    fn abort(&self, why: &str) {
-        self.0.abort(why);
-    }
+#[test]
+fn any_combination_is_right() {
+    suite::product(600, world);
 }
 
-/// Each finds what the ones before left.
-fn sequence(ranks: u32, cases: &[(usize, usize, usize, bool)]) {
-    let world: Vec<Lent> = narrow(ranks).into_iter().map(|comm| Lent(Arc::new(comm))).collect();
-    for (at, &(kind, count, root, in_place)) in cases.iter().enumerate() {
-        let kind = Kind::ALL[kind];
-        let case = Case {
-            kind,
-            dtype: DType::ALL[(at + count) % DType::ALL.len()],
-            op: ReduceOp::ALL[(at + count) % ReduceOp::ALL.len()],
-            root: root as u32 % ranks,
-            counts: vec![count; ranks as usize],
-            in_place: in_place && kind != Kind::AllToAll,
-        };
-        case.check(world.clone());
-    }
+#[test]
+fn any_messages_arrive() {
+    suite::any_messages(24, 1..9, world);
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(24))]
+#[test]
+fn any_session_is_right() {
+    suite::any_session(32, 1..18, world);
+    suite::any_session(32, 1..6, narrow);
+}
 
-    #[test]
-    fn any_sequence_is_right(
-        ranks in 1u32..6,
-        cases in prop::collection::vec(
-            (0..Kind::ALL.len(), prop_oneof![0usize..200, 3000usize..30_000], 0usize..6, any::<bool>()),
-            1..30,
-        ),
-    ) {
-        sequence(ranks, &cases);
-    }
+#[test]
+fn huge_ones_too() {
+    suite::huge(world);
 }
 
 #[test]
@@ -253,17 +208,6 @@ fn a_message_of_another_length_is_a_disagreement() {
     }
 }
 
-#[test]
-fn an_exchange_of_which_one_expects_more_is_a_disagreement() {
-    let errors = errors(world(2), |comm| match comm.rank() {
-        0 => comm.all_to_all_v(&[1u8, 2, 3], &[1, 2], &mut [0; 3], &[1, 2]),
-        _ => comm.all_to_all_v(&[1u8, 2, 3], &[2, 1], &mut [0; 4], &[3, 1]),
-    });
-    for error in errors {
-        assert!(error.contains("all-to-all of 3 u8") && error.contains("of 2 u8"), "{error}");
-    }
-}
-
 fn hasty() -> Settings {
     Settings { desync_after: Duration::from_millis(300), ..Settings::default() }
 }
@@ -283,6 +227,39 @@ fn a_rank_that_does_not_come_is_named() {
             matches!(&error, CommError::Late { missing, .. } if missing.len() == 1 && missing[0].rank == 1),
             "{error:?}"
         );
+    }
+}
+
+#[test]
+fn one_that_waits_for_a_third_is_not_blamed() {
+    let barrier = std::sync::Barrier::new(3);
+    let ends = suite::on_all(shm::world_with(3, hasty()).unwrap(), |comm| {
+        let end = match comm.rank() {
+            0 => comm.receive(&mut [0u8], 2, 0),
+            1 => comm.barrier(),
+            _ => Ok(()),
+        };
+        barrier.wait();
+        end
+    });
+    for end in &ends[..2] {
+        let Err(CommError::Late { missing, .. }) = end else { panic!("{end:?}") };
+        assert_eq!(missing.iter().map(|peer| peer.rank).collect::<Vec<_>>(), [2], "{end:?}");
+    }
+}
+
+#[test]
+fn a_difference_that_nobody_waits_for_is_told_some_calls_later() {
+    // Rank 0 believes that it is the root, and so waits for nobody.
+    let errors = errors(world(4), |comm| {
+        let root = if comm.rank() == 0 { 0 } else { 3 };
+        let all = vec![1u8; if comm.rank() == root { 28 } else { 0 }];
+        comm.scatter(&all, &mut [0; 7], root)?;
+        (0..10).try_for_each(|_| comm.all_reduce(&mut [1u8], ReduceOp::Sum))
+    });
+    for error in errors {
+        let both = error.contains("scatter of 28 u8, root 0") && error.contains("root 3");
+        assert!(both && error.contains("call 1 of"), "{error}");
     }
 }
 

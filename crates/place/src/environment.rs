@@ -1,11 +1,10 @@
 //! The environment of one rank: rendezvous, device visibility, network, caches, threads; each line
 //! with its reason.
 
-use regatta_model::machine::NicAddress;
 use regatta_model::{GpuVendor, Machine, Nic, PlacedNode, PlacedRank, Placement, Visibility};
 use serde::{Deserialize, Serialize};
 
-use crate::nic;
+use crate::{addresses, nic};
 
 /// Whose variables are wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,7 +47,7 @@ pub struct EnvLine {
 }
 
 impl EnvLine {
-    fn new(variable: &str, value: impl ToString, why: &str) -> Self {
+    pub(crate) fn new(variable: &str, value: impl ToString, why: &str) -> Self {
         Self { variable: variable.to_owned(), value: Some(value.to_string()), why: why.to_owned() }
     }
 }
@@ -75,6 +74,9 @@ pub struct RankContext<'a> {
     pub rank: u32,
     /// The rank's node.
     pub machine: &'a Machine,
+    /// The interfaces of that very node, with its addresses; `None` if they are not known, for nodes
+    /// that are alike share a description.
+    pub nics: Option<&'a [Nic]>,
     /// Whose variables are wanted.
     pub framework: Framework,
     /// Where the ranks meet.
@@ -95,7 +97,7 @@ pub fn environment(context: &RankContext<'_>) -> Option<Vec<EnvLine>> {
     lines.extend(visibility(context.machine, rank));
     if context.placement.nodes.len() > 1 {
         lines.extend(network(context.machine, context.framework));
-        lines.extend(bind(context.machine, rank.nic.as_deref()));
+        lines.extend(context.nics.and_then(|nics| addresses::bind(nics, rank.nic.as_deref())));
     }
     lines.extend(caches(context.machine, context.framework, context.cache));
     for setting in context.settings {
@@ -337,25 +339,6 @@ fn network(machine: &Machine, framework: Framework) -> Vec<EnvLine> {
     lines
 }
 
-/// Where regatta's own collectives listen. Interfaces of one network reach each other, so each rank
-/// has the one nearest to it; those of different networks may not, so all ranks have all of them.
-fn bind(machine: &Machine, nearest: Option<&str>) -> Option<EnvLine> {
-    let address = |nic: &&Nic| {
-        let v4 = nic.addresses.iter().find(|a| a.address.is_ipv4());
-        v4.or(nic.addresses.first()).copied()
-    };
-    let usable = nic::sockets(machine);
-    let all: Vec<NicAddress> = usable.iter().filter_map(address).collect();
-    let first = all.first()?;
-    let own = usable.iter().find(|nic| Some(nic.name.as_str()) == nearest).and_then(address);
-    let (chosen, why) = match all.iter().all(|other| first.reaches(other.address)) {
-        true => (vec![own.unwrap_or(*first)], "this rank's interface, for regatta's collectives"),
-        false => (all, "one interface of each network, for regatta's collectives"),
-    };
-    let addresses: Vec<String> = chosen.iter().map(|a| a.address.to_string()).collect();
-    Some(EnvLine::new("REGATTA_BIND", addresses.join(","), why))
-}
-
 fn caches(
     machine: &Machine,
     framework: Framework,
@@ -392,31 +375,4 @@ fn caches(
         add("HF_MODULES_CACHE", "hf-modules", "model code is copied there by every rank");
     }
     lines
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use regatta_model::NicKind;
-
-    fn bound(addresses: &[(&str, u8)], nic: &str) -> Option<String> {
-        let nic_of = |(i, (address, prefix)): (usize, &(&str, u8))| {
-            let address = address.parse().unwrap();
-            let addresses = vec![NicAddress { address, prefix: *prefix }];
-            Nic { addresses, ..Nic::new(&format!("hsn{i}"), NicKind::Slingshot) }
-        };
-        let nics = addresses.iter().enumerate().map(nic_of).collect();
-        let machine = Machine { nics, ..Machine::default() };
-        bind(&machine, Some(nic))?.value
-    }
-
-    #[test]
-    fn collectives_use_the_nearest_interface_or_one_of_each_network() {
-        let one = [("10.1.0.1", 16), ("10.1.0.2", 16)];
-        assert_eq!(bound(&one, "hsn1").as_deref(), Some("10.1.0.2"));
-        assert_eq!(bound(&one, "other").as_deref(), Some("10.1.0.1"));
-        let rails = [("10.1.0.1", 16), ("10.2.0.1", 16)];
-        assert_eq!(bound(&rails, "hsn1").as_deref(), Some("10.1.0.1,10.2.0.1"));
-        assert_eq!(bound(&[], "hsn0"), None);
-    }
 }

@@ -1,6 +1,7 @@
 //! Pure decisions: from machine, allocation and job to a placement, an environment and the binding
 //! options of a launcher, each with its reason. No I/O.
 
+mod addresses;
 pub mod binding;
 pub mod check;
 mod cores;

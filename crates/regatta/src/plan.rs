@@ -9,7 +9,7 @@ use regatta_discover::{Env, Root, systems};
 use regatta_model::allocation::UNKNOWN_HOST;
 use regatta_model::hostlist::{self, short};
 use regatta_model::{
-    AllocatedNode, Allocation, Job, Machine, PlacedNode, Placement, Scheduler, Warning,
+    AllocatedNode, Allocation, Job, Machine, Nic, PlacedNode, Placement, Scheduler, Warning,
 };
 use regatta_place::profile::{Facts, Profile, Profiles, Recognition};
 use regatta_place::visible;
@@ -29,6 +29,9 @@ pub struct Survey {
     pub machines: Vec<Machine>,
     /// Which machine a host is, where its name alone does not tell: by its short name.
     pub kinds: HashMap<String, usize>,
+    /// The interfaces of hosts that described themselves, by their short names: those that are
+    /// alike have addresses of their own.
+    pub nics: HashMap<String, Vec<Nic>>,
     /// The nodes and ranks.
     pub allocation: Allocation,
 }
@@ -39,7 +42,7 @@ impl Survey {
         let env = Env::of_process();
         let machines = machines(source, &env)?;
         let allocation = allocation(source, spares, &machines, &env)?;
-        Ok(Self { env, machines, kinds: HashMap::new(), allocation })
+        Ok(Self { env, machines, kinds: HashMap::new(), nics: HashMap::new(), allocation })
     }
 
     /// Which machine a host is.
@@ -135,6 +138,13 @@ impl Plan {
     /// The machine a node is.
     pub fn machine(&self, node: &PlacedNode) -> &Machine {
         &self.machines[self.survey.kind(&node.host)]
+    }
+
+    /// The interfaces of a node, if they are not only those of one that is like it.
+    pub fn nics(&self, node: &PlacedNode) -> Option<&[Nic]> {
+        let host = short(&node.host);
+        let own = self.machines.iter().find(|machine| short(&machine.host) == host);
+        self.survey.nics.get(host).or(own.map(|machine| &machine.nics)).map(Vec::as_slice)
     }
 
     /// The node this process runs on, if it is one of the job's.

@@ -44,6 +44,7 @@ fn all_of_rank(
         placement: &plan.placement,
         rank,
         machine,
+        nics: plan.nics(node),
         framework,
         rendezvous: meet,
         cache: (&cache, &cache_why),

@@ -129,7 +129,7 @@ fn memory_that_is_taken_back_is_not_touched_and_the_next_message_comes() {
     ranks[1].receive(0, 1, &mut got, Landing::Replace);
     ranks[0].send(1, 1, &sent);
     // Until something has come, and by far not all.
-    while got[0] == 0 {
+    while ranks[1].channels.get(CHANNEL).moved == 0 {
         ranks.iter_mut().for_each(|rank| drop(rank.carrier.pass(&mut rank.channels)));
     }
     // Both at once, for one waits for the other.

@@ -5,7 +5,7 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::sys::{ANY_DIRECTION, Functions, NOT_READY, OK, Stream};
+use super::sys::{ANY_DIRECTION, Functions, NON_BLOCKING, NOT_READY, OK, Stream};
 use crate::CommError;
 
 /// One device, and a queue of work on it.
@@ -15,25 +15,37 @@ pub struct Device {
     number: c_int,
 }
 
-// SAFETY: the libraries may be called from any thread, one at a time, which `&mut` sees to.
+// SAFETY: the runtime may be called from any thread.
 unsafe impl Send for Device {}
+// SAFETY: by several at once, too.
+unsafe impl Sync for Device {}
 
 impl Device {
     /// Opens a device.
     pub fn open(functions: Arc<Functions>, number: u32) -> Result<Self, CommError> {
         let mut device = Self { functions, stream: null_mut(), number: number as c_int };
-        device.select()?;
+        let _selected = device.select()?;
         // SAFETY: the function writes one pointer.
-        let code = unsafe { (device.functions.stream_create)(&mut device.stream) };
+        let code = unsafe { (device.functions.stream_create)(&mut device.stream, NON_BLOCKING) };
         device.check("a stream", code)?;
         Ok(device)
     }
 
-    /// Makes it the one that this thread works with.
-    pub fn select(&self) -> Result<(), CommError> {
+    /// As the runtime counts them.
+    pub fn number(&self) -> u32 {
+        self.number as u32
+    }
+
+    /// Makes it the one that this thread works with, until what is returned is dropped.
+    pub fn select(&self) -> Result<Selected, CommError> {
+        let mut before = self.number;
+        // SAFETY: the function writes one number.
+        let code = unsafe { (self.functions.get_device)(&mut before) };
+        self.check("the device of a thread", code)?;
         // SAFETY: the function takes any number.
         let code = unsafe { (self.functions.set_device)(self.number) };
-        self.check(&format!("device {}", self.number), code)
+        self.check(&format!("device {}", self.number), code)?;
+        Ok(Selected { functions: self.functions.clone(), before })
     }
 
     pub fn check(&self, what: &str, code: c_int) -> Result<(), CommError> {
@@ -46,13 +58,17 @@ impl Device {
         }
     }
 
-    /// Memory on it.
-    pub fn memory(&self, bytes: usize) -> Result<DeviceMemory, CommError> {
+    /// Memory on it. It comes and goes in the order of the stream, for other ways to allocate wait
+    /// for all that the device does: a collective, say, of a rank that waits for this one.
+    pub fn memory(self: &Arc<Self>, bytes: usize) -> Result<DeviceMemory, CommError> {
+        let _selected = self.select()?;
         let mut start = null_mut();
         // SAFETY: the function writes one pointer.
-        let code = unsafe { (self.functions.malloc)(&mut start, bytes.max(1)) };
+        let code = unsafe { (self.functions.malloc)(&mut start, bytes.max(1), self.stream) };
         self.check(&format!("{bytes} bytes on device {}", self.number), code)?;
-        Ok(DeviceMemory { start, bytes, functions: self.functions.clone() })
+        let memory = DeviceMemory { start, bytes, device: self.clone() };
+        self.wait()?;
+        Ok(memory)
     }
 
     /// Queues a copy of host memory to the device. Both must live until the queue is empty.
@@ -65,13 +81,26 @@ impl Device {
         self.copy(to.as_mut_ptr().cast(), from, to.len())
     }
 
-    fn copy(&self, to: *mut c_void, from: *const c_void, bytes: usize) -> Result<(), CommError> {
+    /// Queues a copy on the device, likewise.
+    pub fn copy(
+        &self,
+        to: *mut c_void,
+        from: *const c_void,
+        bytes: usize,
+    ) -> Result<(), CommError> {
         if bytes == 0 {
             return Ok(());
         }
         // SAFETY: the callers give memory of this length, which lives until the queue is empty.
         let code = unsafe { (self.functions.copy)(to, from, bytes, ANY_DIRECTION, self.stream) };
         self.check("a copy to or from the device", code)
+    }
+
+    /// Waits until all that is queued is done.
+    pub fn wait(&self) -> Result<(), CommError> {
+        // SAFETY: the stream is ours.
+        let code = unsafe { (self.functions.stream_wait)(self.stream) };
+        self.check("work on the device", code)
     }
 
     /// Waits until all that is queued is done, as long as `go_on` agrees.
@@ -104,27 +133,34 @@ impl Drop for Device {
     }
 }
 
+/// While this lives, a thread works with another device than before.
+pub struct Selected {
+    functions: Arc<Functions>,
+    before: c_int,
+}
+
+impl Drop for Selected {
+    fn drop(&mut self) {
+        // SAFETY: the function takes any number.
+        unsafe { (self.functions.set_device)(self.before) };
+    }
+}
+
 /// Memory on a device.
 pub struct DeviceMemory {
     pub start: *mut c_void,
     pub bytes: usize,
-    functions: Arc<Functions>,
+    device: Arc<Device>,
 }
 
 // SAFETY: it is memory that is owned, wherever it lies.
 unsafe impl Send for DeviceMemory {}
-
-impl DeviceMemory {
-    /// The address of a byte of it.
-    pub fn at(&self, offset: usize) -> *mut c_void {
-        debug_assert!(offset <= self.bytes);
-        self.start.wrapping_byte_add(offset)
-    }
-}
+// SAFETY: a shared one tells its address only.
+unsafe impl Sync for DeviceMemory {}
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
         // SAFETY: it was allocated so.
-        unsafe { (self.functions.free)(self.start) };
+        unsafe { (self.device.functions.free)(self.start, self.device.stream) };
     }
 }

@@ -1,26 +1,40 @@
 //! Collectives of NCCL or RCCL, which are opened at run time.
 //!
-//! What lies in host memory goes through the device and back. Ranks meet through another
-//! communicator, which tells them where. The library has no tags: messages between two ranks must be
-//! received in the order in which they were sent. Its least and greatest of what is not a number may
-//! be a number.
+//! Calls on buffers of the device ([`Comm::device_buffer`], [`Gpu`]) are done where they lie, on a
+//! stream of the communicator; what lies in host memory goes through the device and back. Ranks
+//! meet through another communicator, which tells them where, and by which they find out what is
+//! wrong.
+//!
+//! Where the library differs from other communicators:
+//! - It has no tags: messages between two ranks must be received in the order in which they were
+//!   sent.
+//! - Its least and greatest of what is not a number may be a number.
+//! - On the device, an average of floats is the sum of what each rank has, divided first: it may
+//!   differ in the last bits from the sum divided once, which all others give, and so do calls on
+//!   host memory here.
+//! - It has no 16-bit integers, and not all versions average signed ones. Those reductions go
+//!   through host memory wherever the buffers lie.
 
 mod call;
 mod device;
+mod fault;
+mod gpu;
+mod queue;
 mod sys;
 
 use std::ffi::c_int;
 use std::ptr::null_mut;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use crate::background::{Abort, Background, Engine};
+use crate::background::{Abort, Background, Engine, Memory};
+use crate::buffer::{Buffer, Space};
 use crate::error::Peer;
-use crate::{Call, Collectives, Comm, CommError};
+use crate::{Call, Collectives, Comm, CommError, Kind, OwnedCall, Signature};
 use device::{Device, DeviceMemory};
 use sys::{Functions, IN_PROGRESS, OK, RawComm, UniqueId};
 
+pub use gpu::Gpu;
 pub use sys::Vendor;
 
 /// How ranks use their devices.
@@ -39,15 +53,21 @@ struct Nccl {
     rank: u32,
     peers: Vec<Peer>,
     raw: RawComm,
-    device: Device,
+    device: Arc<Device>,
     /// Room on the device for what goes in and what comes out.
     input: DeviceMemory,
     output: DeviceMemory,
     settings: Settings,
-    aborted: Arc<AtomicBool>,
-    failed: bool,
-    /// How the ranks met, and how their parts meet.
-    meeting: Box<dyn Comm>,
+    /// Where buffers come from.
+    gpu: Gpu,
+    /// How many collectives were begun.
+    calls: u64,
+    /// Why it is to give up.
+    aborted: Arc<OnceLock<String>>,
+    /// After an error there is nothing but that error.
+    failed: Option<CommError>,
+    /// How the ranks met, how their parts meet, and how they find out what is wrong.
+    meeting: Arc<dyn Comm>,
 }
 
 // SAFETY: the library's communicator may be used by any thread, one at a time, as `&mut` sees to.
@@ -56,16 +76,17 @@ unsafe impl Send for Nccl {}
 /// A communicator on devices for the ranks of another one, which it keeps.
 pub fn over(meeting: Box<dyn Comm>, settings: Settings) -> Result<Background, CommError> {
     let functions = Arc::new(Functions::open(settings.vendor)?);
-    Ok(Background::new(Box::new(Nccl::join(functions, meeting, settings)?)))
+    Ok(Background::new(Box::new(Nccl::join(functions, meeting.into(), settings)?)))
 }
 
 impl Nccl {
     fn join(
         functions: Arc<Functions>,
-        meeting: Box<dyn Comm>,
+        meeting: Arc<dyn Comm>,
         settings: Settings,
     ) -> Result<Self, CommError> {
-        let device = Device::open(functions.clone(), settings.device)?;
+        let device = Arc::new(Device::open(functions.clone(), settings.device)?);
+        let _selected = device.select()?;
         let mut id = UniqueId([0; 128]);
         if meeting.rank() == 0 {
             // SAFETY: the function writes one id.
@@ -85,8 +106,10 @@ impl Nccl {
             output: device.memory(1)?,
             device,
             settings,
+            gpu: Gpu::with(functions, settings.device)?,
+            calls: 0,
             aborted: Arc::default(),
-            failed: false,
+            failed: None,
             meeting,
         })
     }
@@ -104,30 +127,45 @@ impl Nccl {
 
     /// Waits until the device has done what is queued; not for ever, and not if the library knows
     /// of a failure.
-    fn settle(&self, call: &str) -> Result<(), CommError> {
+    fn settle(&self, kind: Kind, root: u32) -> Result<(), CommError> {
         let start = Instant::now();
         self.device.settle(|| {
             let mut code = OK;
             // SAFETY: the communicator is ours; the function writes one number.
             unsafe { (self.device.functions.async_error)(self.raw, &mut code) };
             if code != OK && code != IN_PROGRESS {
-                explain(&self.device.functions, call, code)?;
+                explain(&self.device.functions, kind.name(), code)?;
             }
-            if self.aborted.load(Ordering::Relaxed) {
+            if let Some(why) = self.aborted.get() {
                 let by = self.peers[self.rank as usize].clone();
-                return Err(CommError::Aborted { by, why: "it was asked to".to_owned() });
+                return Err(CommError::Aborted { by, why: why.clone() });
             }
             let limit = self.settings.desync_after;
-            let others = || self.peers.iter().filter(|p| p.rank != self.rank).cloned();
+            let message = matches!(kind, Kind::Send | Kind::Receive);
+            let awaited = |p: &&Peer| p.rank != self.rank && (!message || p.rank == root);
             match start.elapsed() < limit {
                 true => Ok(()),
                 false => Err(CommError::Late {
-                    call: call.to_owned(),
+                    call: kind.name().to_owned(),
                     seconds: limit.as_secs(),
-                    missing: others().collect(),
+                    missing: self.peers.iter().filter(awaited).cloned().collect(),
                 }),
             }
         })
+    }
+
+    /// Does something with the device, and if it fails, ends the communicator.
+    fn attempt(
+        &mut self,
+        call: Signature,
+        work: impl FnOnce(&mut Self) -> Result<(), CommError>,
+    ) -> Result<(), CommError> {
+        if let Some(error) = &self.failed {
+            return Err(error.clone());
+        }
+        self.calls += u64::from(!matches!(call.kind, Kind::Send | Kind::Receive));
+        let _selected = self.device.select()?;
+        work(self).map_err(|error| self.give_up(error, call))
     }
 }
 
@@ -152,10 +190,23 @@ impl Engine for Nccl {
     }
 
     fn run(&mut self, call: Call<'_>) -> Result<(), CommError> {
-        self.device.select()?;
-        let done = self.staged(call);
-        self.failed |= done.is_err();
-        done
+        let signature = call.signature(self.peers.len());
+        self.attempt(signature, |nccl| nccl.staged(call))
+    }
+
+    fn run_owned(&mut self, call: &mut OwnedCall) -> Result<(), CommError> {
+        let own = Space::Device(self.settings.device);
+        match call.space()? {
+            Space::Host => self.run(call.as_call()),
+            space if space == own => {
+                let signature = call.described().signature(self.peers.len());
+                self.attempt(signature, |nccl| nccl.on_device(call))
+            }
+            other => Err(CommError::Shape {
+                call: call.kind.name(),
+                what: format!("its buffers lie in {other}, this rank works in {own}"),
+            }),
+        }
     }
 
     fn split(
@@ -165,22 +216,32 @@ impl Engine for Nccl {
     ) -> Result<Option<Box<dyn Engine>>, CommError> {
         let Some(part) = self.meeting.split(colour, key)? else { return Ok(None) };
         let functions = self.device.functions.clone();
-        Ok(Some(Box::new(Self::join(functions, part, self.settings)?)))
+        Ok(Some(Box::new(Self::join(functions, part.into(), self.settings)?)))
+    }
+
+    fn memory(&self) -> Memory {
+        let gpu = self.gpu.clone();
+        let device = Arc::new(move |bytes| gpu.buffer(bytes));
+        Memory { host: Arc::new(Buffer::zeroed), device: Some(device) }
     }
 
     fn abort(&self) -> Abort {
-        let aborted = self.aborted.clone();
-        Arc::new(move |_| aborted.store(true, Ordering::Relaxed))
+        let (aborted, meeting) = (self.aborted.clone(), self.meeting.clone());
+        Arc::new(move |why| {
+            // The first reason counts.
+            let _ = aborted.set(why.to_owned());
+            meeting.abort(why);
+        })
     }
 }
 
 impl Drop for Nccl {
     fn drop(&mut self) {
-        let functions = &self.device.functions;
-        // To destroy it sees to it that the others get what was sent to them; where that will never
-        // be, it is aborted.
-        let end = if self.failed { functions.abort } else { functions.destroy };
-        // SAFETY: the communicator is ours, and nobody uses it any more.
-        unsafe { end(self.raw) };
+        // To destroy it sees to it that the others get what was sent to them. One that failed was
+        // aborted.
+        if !self.raw.is_null() {
+            // SAFETY: the communicator is ours, and nobody uses it any more.
+            unsafe { (self.device.functions.destroy)(self.raw) };
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! The functions of NCCL and CUDA, or of RCCL and HIP, as their libraries have them: opened at run
 //! time, so that nothing needs them to build or to run without.
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::path::PathBuf;
 
 use libloading::{Library, Symbol};
@@ -24,6 +24,8 @@ pub const OK: c_int = 0;
 pub const IN_PROGRESS: c_int = 7;
 /// The runtime's word for work that goes on.
 pub const NOT_READY: c_int = 600;
+/// A stream that does not wait for what programs do without one.
+pub const NON_BLOCKING: c_uint = 1;
 /// Copies whose direction the addresses tell.
 pub const ANY_DIRECTION: c_int = 4;
 
@@ -96,11 +98,13 @@ pub struct Functions {
     pub send: unsafe extern "C" fn(*const c_void, usize, c_int, c_int, RawComm, Stream) -> c_int,
     pub receive: unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, RawComm, Stream) -> c_int,
     pub set_device: unsafe extern "C" fn(c_int) -> c_int,
-    pub malloc: unsafe extern "C" fn(*mut *mut c_void, usize) -> c_int,
-    pub free: unsafe extern "C" fn(*mut c_void) -> c_int,
+    pub get_device: unsafe extern "C" fn(*mut c_int) -> c_int,
+    pub malloc: unsafe extern "C" fn(*mut *mut c_void, usize, Stream) -> c_int,
+    pub free: unsafe extern "C" fn(*mut c_void, Stream) -> c_int,
     pub copy: unsafe extern "C" fn(*mut c_void, *const c_void, usize, c_int, Stream) -> c_int,
-    pub stream_create: unsafe extern "C" fn(*mut Stream) -> c_int,
+    pub stream_create: unsafe extern "C" fn(*mut Stream, c_uint) -> c_int,
     pub stream_destroy: unsafe extern "C" fn(Stream) -> c_int,
+    pub stream_wait: unsafe extern "C" fn(Stream) -> c_int,
     pub stream_query: unsafe extern "C" fn(Stream) -> c_int,
     pub runtime_error: unsafe extern "C" fn(c_int) -> *const c_char,
     _collectives: Library,
@@ -136,11 +140,13 @@ impl Functions {
             send: symbol(&collectives, "ncclSend\0")?,
             receive: symbol(&collectives, "ncclRecv\0")?,
             set_device: symbol(&runtime, &of("SetDevice"))?,
-            malloc: symbol(&runtime, &of("Malloc"))?,
-            free: symbol(&runtime, &of("Free"))?,
+            get_device: symbol(&runtime, &of("GetDevice"))?,
+            malloc: symbol(&runtime, &of("MallocAsync"))?,
+            free: symbol(&runtime, &of("FreeAsync"))?,
             copy: symbol(&runtime, &of("MemcpyAsync"))?,
-            stream_create: symbol(&runtime, &of("StreamCreate"))?,
+            stream_create: symbol(&runtime, &of("StreamCreateWithFlags"))?,
             stream_destroy: symbol(&runtime, &of("StreamDestroy"))?,
+            stream_wait: symbol(&runtime, &of("StreamSynchronize"))?,
             stream_query: symbol(&runtime, &of("StreamQuery"))?,
             runtime_error: symbol(&runtime, &of("GetErrorString"))?,
             _collectives: collectives,

@@ -52,11 +52,7 @@ pub(super) struct Letter {
 
 impl ShmEngine {
     pub(super) fn begin_message(&self, call: &Call<'_>) -> Result<Now, CommError> {
-        let signature = Signature {
-            root: call.root,
-            count: call.counts.of(self.rank()) as u64,
-            ..call.signature(1)
-        };
+        let signature = Signature { root: call.root, ..call.signature(self.ranks()) };
         let now = Now { doing: Doing::Message(self.calls), signature, digest: 0 };
         self.shared.board.announce(now.doing, sign::encode(&signature));
         match self.shared.verdict(&now) {

@@ -51,6 +51,17 @@ pub fn join(
     peers: Vec<Peer>,
     settings: Settings,
 ) -> Result<ShmEngine, CommError> {
+    join_unless(name, rank, peers, settings, &|| None)
+}
+
+/// The same, unless there is no use in it any more.
+pub fn join_unless(
+    name: &str,
+    rank: u32,
+    peers: Vec<Peer>,
+    settings: Settings,
+    over: &dyn Fn() -> Option<CommError>,
+) -> Result<ShmEngine, CommError> {
     let settings = sane(settings);
     // What is told of a rank is told by its place.
     let numbered = peers.into_iter().zip(0..).map(|(peer, rank)| Peer { rank, ..peer });
@@ -66,17 +77,18 @@ pub fn join(
         0 => {
             let segment = furnished(layout)?;
             segment.show_life(0)?;
-            hand_out(name, &segment, hello, &peers, limit)?;
+            hand_out(name, &segment, hello, &peers, limit, over)?;
             segment
         }
-        _ => Segment::received(fetch(name, hello, limit)?),
+        _ => Segment::received(fetch(name, hello, limit, over)?),
     };
     segment.show_life(rank)?;
     let seat = seat(Arc::new(segment), layout, rank as usize, peers, settings);
     let rest = limit.saturating_duration_since(Instant::now());
     // Before they are here they show no life: only the time tells.
     let unchecked = vec![true; seat.peers.len()];
-    take_seat(seat, unchecked, rest, false).map_err(|error| match error {
+    let engine = take_seat(seat, unchecked, rest, false, over);
+    engine.map_err(|error| match error {
         CommError::Late { missing, .. } => {
             let missing: Vec<String> = missing.iter().map(ToString::to_string).collect();
             let what = format!("{} did not come", missing.join(", "));
@@ -154,6 +166,7 @@ pub fn take_seat(
     unchecked: Vec<bool>,
     within: Duration,
     own: bool,
+    over: &dyn Fn() -> Option<CommError>,
 ) -> Result<ShmEngine, CommError> {
     let region = own.then_some((seat.start, seat.layout.bytes() as u64));
     let settings = seat.settings;
@@ -164,7 +177,11 @@ pub fn take_seat(
     let signature = Signature { kind, dtype, op, root: 0, count: 0, shape: 0 };
     let now = Now { doing: Doing::Message(0), signature, digest: 0 };
     for other in 0..shared.peers.len() {
-        shared.wait(other, &now, || shared.board.process(other).is_some())?;
+        let here = || shared.board.process(other).is_some();
+        shared.wait(other, &now, || here() || over().is_some())?;
+        if let Some(error) = over().filter(|_| !here()) {
+            return Err(error);
+        }
     }
     shared.settings = settings;
     Ok(ShmEngine::new(settled(shared), region))
@@ -243,6 +260,7 @@ fn hand_out(
     own: Hello,
     peers: &[Peer],
     limit: Instant,
+    over: &dyn Fn() -> Option<CommError>,
 ) -> Result<(), CommError> {
     let mut missing: Vec<u32> = (1..own.ranks).collect();
     if missing.is_empty() {
@@ -257,6 +275,9 @@ fn hand_out(
                 missing.iter().map(|r| peers[*r as usize].to_string()).collect();
             let what = format!("{} did not come", names.join(", "));
             return Err(join_error(what, "see why they ended, or allow more time"));
+        }
+        if let Some(error) = over() {
+            return Err(error);
         }
         let Ok((stream, _)) = listener.accept() else {
             std::thread::sleep(PAUSE.min(rest));
@@ -289,7 +310,12 @@ fn serve(mut stream: &UnixStream, segment: &Segment, own: Hello, missing: &[u32]
 }
 
 /// The others: fetch the memory from rank 0, as soon as it is there.
-fn fetch(name: &str, hello: Hello, limit: Instant) -> Result<OwnedFd, CommError> {
+fn fetch(
+    name: &str,
+    hello: Hello,
+    limit: Instant,
+    over: &dyn Fn() -> Option<CommError>,
+) -> Result<OwnedFd, CommError> {
     let address = address(name)?;
     let mut why = "nobody is there".to_owned();
     while Instant::now() < limit {
@@ -302,6 +328,9 @@ fn fetch(name: &str, hello: Hello, limit: Instant) -> Result<OwnedFd, CommError>
                 Err(error) => why = error,
             },
             Err(error) => why = error.to_string(),
+        }
+        if let Some(error) = over() {
+            return Err(error);
         }
         std::thread::sleep(PAUSE);
     }

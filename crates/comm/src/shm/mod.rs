@@ -27,12 +27,13 @@ mod moves;
 mod plan;
 mod reduce;
 mod segment;
-mod sign;
+pub(crate) mod sign;
 mod split;
 mod verdict;
 mod wait;
 
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
 use self::board::Doing;
@@ -43,12 +44,11 @@ use self::mail::Mailbox;
 use self::plan::Plan;
 use self::reduce::Room;
 use self::wait::{Now, Shared};
-use crate::background::{Abort, Background, Engine, apart};
-use crate::buffer::Buffer;
+use crate::background::{Abort, Background, Engine, Memory, apart};
 use crate::error::Peer;
-use crate::{Call, CommError, Counts, Kind, Signature};
+use crate::{Call, CommError, Kind, Signature};
 
-pub use self::meet::join;
+pub use self::meet::{join, join_unless};
 
 /// How a communicator is to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -158,8 +158,11 @@ impl ShmEngine {
             if !board.has_posted(other, read) {
                 self.shared.wait(other, now, || board.has_posted(other, read))?;
             }
-            // It may be of a call in which nobody had to look at it.
-            if board.digest(other, read) != board.digest(board.rank, read) {
+            // It may be of a call in which nobody had to look at it. Who is so far ahead that
+            // another is in its place, or soon will be, has looked at ours.
+            let differs = board.digest(other, read) != board.digest(board.rank, read);
+            fence(Ordering::Acquire);
+            if differs && !board.has_posted(other, read + RING - 1) {
                 return Err(self.shared.disagreed_before(other, now));
             }
         }
@@ -174,7 +177,6 @@ impl ShmEngine {
     }
 
     fn collective(&mut self, call: Call<'_>) -> Result<(), CommError> {
-        plan::check(&call, self.rank())?;
         let now = self.begin(call.signature(self.ranks()))?;
         let (dtype, op, kind, root) = (call.dtype, call.op, call.kind, call.root as usize);
         match kind {
@@ -188,8 +190,6 @@ impl ShmEngine {
                 let longest = self.longest(&call, &now)?;
                 let chunk = self.shared.settings.chunk_bytes;
                 let plan = Plan::new(&call, self.rank(), self.ranks(), chunk, longest);
-                let kept = self.aside(&call);
-                let call = Call { input: kept.as_deref().or(call.input), ..call };
                 let buffers = Buffers::new(call, self.rank());
                 match kind {
                     Kind::ReduceScatter => self.scatter_reduced(&now, &plan, (dtype, op), &buffers),
@@ -197,12 +197,6 @@ impl ShmEngine {
                 }
             }
         }
-    }
-
-    /// An exchange in place would write over what it has yet to give.
-    fn aside(&self, call: &Call<'_>) -> Option<Vec<u8>> {
-        let own = matches!(call.counts, Counts::Exchange { .. }) && call.input.is_none();
-        own.then(|| call.output.to_vec())
     }
 }
 
@@ -242,11 +236,9 @@ impl Engine for ShmEngine {
         Ok(child.map(|child| Box::new(child) as Box<dyn Engine>))
     }
 
-    fn buffer(&self, bytes: usize) -> Buffer {
-        match &self.shared.arena {
-            Some(arena) => arena.buffer(bytes),
-            None => Buffer::zeroed(bytes),
-        }
+    fn memory(&self) -> Memory {
+        let Some(arena) = self.shared.arena.clone() else { return Memory::default() };
+        Memory { host: Arc::new(move |bytes| arena.buffer(bytes)), device: None }
     }
 
     fn abort(&self) -> Abort {

@@ -6,7 +6,7 @@ use super::plan::Plan;
 use super::reduce::Room;
 use super::wait::Now;
 use crate::kernel::{finish, reduce_many};
-use crate::{Call, CommError, Counts, DType, ReduceOp, Signature};
+use crate::{Call, CommError, Counts, DType, ReduceOp};
 
 impl ShmEngine {
     /// The longest part of an exchange, of all ranks: they tell each other what they send, and see
@@ -25,10 +25,13 @@ impl ShmEngine {
             let count = |of: &[u8; 8]| u64::from_le_bytes(*of);
             let comes = count(&counts[self.rank()]);
             if comes != receive[other] as u64 {
-                let ours = Signature { count: receive[other] as u64, ..now.signature };
-                let theirs = Signature { count: comes, ..now.signature };
-                let now = Now { signature: ours, ..*now };
-                return Err(self.shared.fail(self.shared.disagree(other, &now, theirs)));
+                return Err(self.shared.fail(CommError::Unmatched {
+                    from: self.shared.peers[other].clone(),
+                    to: self.shared.peers[self.rank()].clone(),
+                    dtype: call.dtype,
+                    sent: comes,
+                    expected: receive[other] as u64,
+                }));
             }
             most = most.max(counts.iter().map(count).max().unwrap_or(0) as usize);
         }

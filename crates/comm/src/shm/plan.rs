@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use super::layout::{INLINE_BYTES, LINE_BYTES};
 use super::reduce::Room;
-use crate::{Call, CommError, Counts, Kind};
+use crate::{Call, Counts, Kind};
 
 /// Bytes that go from a buffer to a slot, or back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -207,28 +207,6 @@ fn exchanged(call: &Call<'_>, each: impl Fn() -> Parts) -> (Parts, Parts) {
         Parts::Listed(counts.iter().map(part).collect())
     };
     (parts(send), parts(receive))
-}
-
-/// Refuses counts that differ by rank where all have the same.
-pub fn check(call: &Call<'_>, rank: usize) -> Result<(), CommError> {
-    let parts = matches!(
-        call.kind,
-        Kind::AllGather | Kind::Gather | Kind::Scatter | Kind::ReduceScatter | Kind::Barrier
-    );
-    let even = match &call.counts {
-        Counts::Equal(_) => true,
-        Counts::Each(counts) => parts || counts.iter().all(|c| *c == counts[0]),
-        Counts::Exchange { .. } => call.kind == Kind::AllToAll,
-    };
-    let wrong =
-        |what: &str| Err(CommError::Shape { call: call.kind.name(), what: what.to_owned() });
-    match &call.counts {
-        _ if !even => wrong("its counts must be the same for all ranks"),
-        Counts::Exchange { send, receive } if send[rank] != receive[rank] => {
-            wrong("what this rank sends itself is not what it expects of itself")
-        }
-        _ => Ok(()),
-    }
 }
 
 /// A reduction of whole buffers: chunk after chunk, and of each chunk every rank reduces a share.

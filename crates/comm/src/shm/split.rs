@@ -8,6 +8,7 @@ use super::ShmEngine;
 use super::layout::Layout;
 use super::meet::{self, Seat};
 use super::segment::Segment;
+use super::verdict;
 use crate::background::Engine;
 use crate::comm::order;
 use crate::error::Peer;
@@ -56,7 +57,10 @@ impl ShmEngine {
             settings: self.shared.settings,
         };
         let unchecked = ranks.iter().map(|of| self.shared.here[old(of)]).collect();
-        meet::take_seat(seat, unchecked, self.shared.settings.desync_after, true).map(Some)
+        // If this communicator is over, so is what is made of it.
+        let over = || verdict::read(&self.shared.board, &self.shared.peers, "a split");
+        let within = self.shared.settings.desync_after;
+        meet::take_seat(seat, unchecked, within, true, &over).map(Some)
     }
 
     fn renamed(&self, rank: u32, of: usize) -> Peer {

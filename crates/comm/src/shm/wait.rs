@@ -190,10 +190,7 @@ impl Shared {
     fn awaited_in_the_end(&self, rank: usize) -> usize {
         let mut last = rank;
         for _ in 0..self.peers.len() {
-            let doing = self.board.doing(last);
-            let message = matches!(doing, Doing::Message(_));
-            let next = self.board.announced(last, doing).map(|theirs| theirs.root as usize);
-            match next.filter(|next| message && *next < self.peers.len()) {
+            match self.waits_for(last) {
                 Some(next) if next != self.board.rank => last = next,
                 _ => return last,
             }
@@ -201,18 +198,27 @@ impl Shared {
         rank
     }
 
+    /// Whom a rank waits for in a message. Whoever could go on and does not waits for nobody.
+    fn waits_for(&self, rank: usize) -> Option<usize> {
+        let doing = self.board.doing(rank);
+        let theirs = self.board.announced(rank, doing)?;
+        let other = theirs.root as usize;
+        let waits = match (doing, theirs.kind) {
+            (Doing::Message(_), _) if other >= self.peers.len() => false,
+            (Doing::Message(_), Kind::Receive) => self.board.on_its_way(other, rank) == 0,
+            (Doing::Message(_), _) => self.board.on_its_way(rank, other) >= SLOTS,
+            _ => false,
+        };
+        waits.then_some(other)
+    }
+
     /// It takes too long: because the rank is at something else, or because it does not come.
     fn late(&self, rank: usize, now: &Now) -> CommError {
         let doing = self.board.doing(rank);
         let theirs = self.board.announced(rank, doing);
         let own = self.board.rank as u32;
-        // Whoever could go on and does not is late itself.
-        let waits = |theirs: &Signature| match (doing, theirs.kind) {
-            (Doing::Message(_), Kind::Receive) => self.board.on_its_way(own as usize, rank) == 0,
-            (Doing::Message(_), _) => self.board.on_its_way(rank, own as usize) >= SLOTS,
-            _ => true,
-        };
-        let stuck = |theirs: &Signature| stuck(own, now, doing, theirs) && waits(theirs);
+        let waits = !matches!(doing, Doing::Message(_)) || self.waits_for(rank).is_some();
+        let stuck = |theirs: &Signature| stuck(own, now, doing, theirs) && waits;
         if let Some(theirs) = theirs.filter(stuck) {
             return self.disagree(rank, now, theirs);
         }

@@ -73,6 +73,21 @@ impl Dial<'_> {
     }
 
     fn connect(&self) -> std::io::Result<TcpStream> {
+        loop {
+            let error = match self.connect_once() {
+                Ok(stream) => return Ok(stream),
+                Err(error) => error,
+            };
+            // A cable may be back in a moment.
+            let away = [ErrorKind::HostUnreachable, ErrorKind::NetworkUnreachable];
+            if !away.contains(&error.kind()) || Instant::now() >= self.until || (self.stop)() {
+                return Err(error);
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    fn connect_once(&self) -> std::io::Result<TcpStream> {
         let family = if self.to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(family, SocketType::STREAM, flags, None)?;

@@ -38,10 +38,14 @@ pub enum Wrong {
 pub enum Fault {
     /// A rank is killed.
     Killed,
+    /// A rank is killed while ranks come to know each other.
+    KilledEarly,
     /// A rank's process ends without a word.
     Exits,
     /// A rank is stopped for good.
     Stopped,
+    /// A rank is stopped until the others have given it up, and then goes on.
+    Woken,
     /// A rank is stopped for a moment.
     Paused,
     /// A rank calls something else than the others.
@@ -75,11 +79,15 @@ pub struct Step {
 
 impl Step {
     /// What must be the same for all.
-    fn essence(&self) -> Option<(Kind, Option<(DType, usize)>, Option<ReduceOp>, Option<u32>)> {
-        let kind = self.kind?;
-        let data = (kind != Kind::Barrier).then_some((self.dtype, self.count));
-        let (op, root) = (kind.reduces().then_some(self.op), kind.has_root().then_some(self.root));
-        Some((kind, data, op, root))
+    fn essence(self) -> Self {
+        let is = |yes: fn(Kind) -> bool| self.kind.is_some_and(yes);
+        Self {
+            dtype: if is(|kind| kind == Kind::Barrier) { DType::U8 } else { self.dtype },
+            op: if is(Kind::reduces) { self.op } else { ReduceOp::Sum },
+            root: if is(Kind::has_root) { self.root } else { 0 },
+            background: false,
+            ..self
+        }
     }
 }
 
@@ -141,8 +149,7 @@ impl Case {
     fn differs(&self) -> bool {
         let (right, wrong) = (self.step(self.at), self.step_of(self.at, self.victim));
         let seen = |step: Step| self.members(self.victim, step).len() > 1 && step.kind.is_some();
-        let same = right.in_part == wrong.in_part && right.essence() == wrong.essence();
-        seen(right) && seen(wrong) && !same
+        seen(right) && seen(wrong) && right.essence() != wrong.essence()
     }
 
     pub fn ranks(&self) -> usize {
@@ -189,7 +196,9 @@ impl Case {
     /// Who can join again afterwards.
     pub fn survivors(&self) -> Vec<usize> {
         let gone = |rank: &usize| match self.fault {
-            Fault::Killed | Fault::Exits | Fault::Stopped => *rank == self.victim,
+            Fault::Killed | Fault::KilledEarly | Fault::Exits | Fault::Stopped => {
+                *rank == self.victim
+            }
             Fault::Cut => self.nodes[*rank] == self.nodes[self.victim],
             Fault::CutBetween { other } => self.nodes[*rank] == other,
             Fault::Slow => self.nodes[*rank] == self.nodes[self.victim],
@@ -222,9 +231,11 @@ fn layout(s: &mut Seeded, place: Place, by: By) -> Vec<usize> {
 fn fault_of_process(s: &mut Seeded) -> Fault {
     let wrong = [Wrong::Operation, Wrong::Size, Wrong::Type, Wrong::Root, Wrong::Order];
     match s.below(20) {
-        0..8 => Fault::Killed,
-        8..10 => Fault::Exits,
-        10 => Fault::Stopped,
+        0..6 => Fault::Killed,
+        6 => Fault::KilledEarly,
+        7..9 => Fault::Exits,
+        9 => Fault::Stopped,
+        10 => Fault::Woken,
         11 => Fault::Paused,
         12..16 => Fault::Calls(s.one(&wrong)),
         16 => Fault::Silent,

@@ -18,8 +18,8 @@ pub fn all(case: &Case, said: &[Option<Said>]) -> Result<(), String> {
     };
     let wrong = |why: String| Err(format!("{why}\n{}", told()));
     let silent = |rank: usize| {
-        let dead = matches!(case.fault, Fault::Killed | Fault::Exits | Fault::Stopped);
-        dead && rank == case.victim
+        let dead = [Fault::Killed, Fault::KilledEarly, Fault::Exits, Fault::Stopped];
+        dead.contains(&case.fault) && rank == case.victim
     };
     for (rank, one) in said.iter().enumerate() {
         match one {
@@ -68,14 +68,15 @@ fn rank_is_right(case: &Case, rank: usize, said: &Said) -> Result<(), String> {
 fn is_cut_off(case: &Case, rank: usize) -> bool {
     match case.fault {
         Fault::Cut | Fault::Slow => case.nodes[rank] == case.nodes[case.victim],
-        Fault::Silent | Fault::Calls(_) => rank == case.victim,
+        Fault::Silent | Fault::Woken | Fault::Calls(_) => rank == case.victim,
         _ => false,
     }
 }
 
 /// Whether a rank was told that others waited for it, and for the victim: it is told who did so.
 fn is_accused(case: &Case, said: &Said) -> bool {
-    let late = matches!(case.fault, Fault::Silent | Fault::Stopped | Fault::Calls(_));
+    let late =
+        matches!(case.fault, Fault::Silent | Fault::Stopped | Fault::Woken | Fault::Calls(_));
     let victim = format!("rank {} on ", case.victim);
     let waited = said.text.split_once("nothing came from ");
     late && said.kind.as_deref() == Some("Aborted")
@@ -86,13 +87,17 @@ fn names_the_cause(case: &Case, rank: usize, kind: &str, said: &Said) -> bool {
     let victim = said.ranks().contains(&case.victim);
     let node = |rank: usize| case.nodes[rank];
     let on_victims_node = said.ranks().iter().any(|r| node(*r) == node(case.victim));
-    // Whoever waits for the victim in a part of the world is waited for by those who are not in it.
-    let part = case.members(case.victim, case.step(case.at));
-    let by_part = said.ranks().iter().any(|rank| part.contains(rank));
+    // Whoever waits for the victim in one communicator is waited for in another.
+    let by_part = victim || case.script.iter().any(|step| step.in_part);
     match case.fault {
         Fault::Killed | Fault::Exits => kind == "Lost" && victim,
-        Fault::Stopped if case.by == By::Memory => kind == "Late" && victim,
-        Fault::Stopped => kind == "Lost" && victim,
+        // Before they are connected some only know that it does not come.
+        Fault::KilledEarly => {
+            let told = said.text.contains(&format!("rank {}", case.victim));
+            matches!(kind, "Lost" | "Join" | "Aborted") && told
+        }
+        Fault::Stopped | Fault::Woken if case.by == By::Memory => kind == "Late" && by_part,
+        Fault::Stopped | Fault::Woken => kind == "Lost" && victim,
         Fault::Aborts => kind == "Aborted" && victim,
         Fault::Silent => kind == "Late" && by_part,
         Fault::Calls(Wrong::Order) => (kind == "Disagree" && victim) || (kind == "Late" && by_part),
@@ -115,8 +120,8 @@ fn names_the_cause(case: &Case, rank: usize, kind: &str, said: &Said) -> bool {
 
 /// Whether all ranks that can know are told the same kind of thing.
 fn same_story(case: &Case, said: &[Option<Said>]) -> bool {
-    let late_in_parts = case.step(case.at).in_part || case.step(case.at + 1).in_part;
-    let may_differ = case.fault == Fault::Slow
+    let late_in_parts = case.script.iter().any(|step| step.in_part);
+    let may_differ = matches!(case.fault, Fault::Slow | Fault::KilledEarly)
         || (late_in_parts && matches!(case.fault, Fault::Calls(_) | Fault::Silent));
     let known = said.iter().enumerate().filter(|(rank, _)| !is_cut_off(case, *rank));
     let said = known.filter_map(|(_, said)| said.as_ref()).filter(|said| !is_accused(case, said));

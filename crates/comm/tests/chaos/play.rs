@@ -59,9 +59,20 @@ pub fn play(case: &Case, cluster: Option<&Cluster>) -> Result<(), String> {
     if let Some(cluster) = cluster {
         harm::mend(cluster);
     }
-    let said = outcome?;
-    check::all(case, &said)?;
-    check::nothing_left(&folder.0)
+    let right = outcome.and_then(|said| check::all(case, &said));
+    right.and_then(|()| check::nothing_left(&folder.0)).map_err(|why| why + &complaints(&folder.0))
+}
+
+/// Where ranks panicked.
+fn complaints(folder: &Path) -> String {
+    let files = std::fs::read_dir(folder).unwrap().flatten().map(|entry| entry.path());
+    let texts = files.filter(|path| path.extension().is_some_and(|ext| ext == "err"));
+    let text = |path: PathBuf| {
+        let text = std::fs::read_to_string(&path).unwrap_or_default();
+        let at = text.find("panicked").map(|at| text[at..].lines().take(3).collect::<String>());
+        at.map(|panic| format!("\n{}: {panic}", path.display()))
+    };
+    texts.filter_map(text).collect()
 }
 
 /// The ranks' processes.
@@ -85,7 +96,8 @@ impl World {
             };
             command.env(SEED, case.seed.to_string()).env(RANK, rank.to_string());
             command.env(PLACE, format!("{:?}", case.place)).env(FOLDER, folder);
-            command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+            let errors = std::fs::File::create(folder.join(format!("rank-{rank}.err"))).unwrap();
+            command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(errors);
             let mut child = command.spawn().unwrap();
             listen(rank, &mut child, tell.clone());
             child
@@ -110,9 +122,6 @@ impl World {
                 Ok(Heard::End(rank, text)) => {
                     open.retain(|open| *open != rank);
                     said[rank] = Said::read(&text);
-                    if said[rank].is_none() && text.contains("panicked") {
-                        return Err(format!("rank {rank}: {text}"));
-                    }
                 }
                 Err(_) => return Err(format!("ranks {open:?} hang; the others said {said:?}")),
             }

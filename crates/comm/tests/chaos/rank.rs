@@ -42,13 +42,30 @@ fn as_a_rank() {
     let folder = PathBuf::from(variable(FOLDER));
     let before = (count("/proc/self/task", ""), count("/proc/self/fd", "socket"));
     let everybody: Vec<usize> = (0..case.ranks()).collect();
-    let world = joined(&case, rank, &everybody, &folder, "first").unwrap();
-    let mut said = Actor::new(&case, rank, world).act();
+    if case.fault == Fault::KilledEarly && rank == case.victim {
+        later(Duration::from_micros(case.after_us * 20), || end_by(Signal::KILL));
+    }
+    let mut said = match joined(&case, rank, &everybody, &folder, "first") {
+        Ok(world) => Actor::new(&case, rank, world).act(),
+        Err(error) => Said::of(&error, &everybody, 0),
+    };
     if said.kind.is_some() && case.survivors().contains(&rank) {
         said.again = again(&case, rank, &folder);
     }
     said.left = left(before);
     println!("{}", said.write());
+}
+
+/// Does something after some time, in another thread.
+fn later(after: Duration, what: impl FnOnce() + Send + 'static) {
+    std::thread::spawn(move || {
+        std::thread::sleep(after);
+        what();
+    });
+}
+
+fn end_by(signal: Signal) {
+    kill_process(getpid(), signal).unwrap();
 }
 
 /// How many things are in a folder that lead to such.
@@ -95,8 +112,8 @@ fn again(case: &Case, rank: usize, folder: &Path) -> String {
 pub fn patience(case: &Case) -> (Duration, Duration) {
     let (short, long) = (Duration::from_secs(4), LONG);
     match (case.fault, case.by) {
-        (Fault::Stopped, By::Memory) => (long, short),
-        (Fault::Stopped, _) => (short, long),
+        (Fault::Stopped | Fault::Woken, By::Memory) => (long, short),
+        (Fault::Stopped | Fault::Woken, _) => (short, long),
         (Fault::Calls(_) | Fault::Silent, _) => (long, short),
         (Fault::Cut | Fault::CutBetween { .. }, _) => (short, long),
         (Fault::Slow, _) => (short, short),
@@ -113,12 +130,14 @@ fn joined(
     name: &str,
 ) -> Result<Background, CommError> {
     let (lost_after, desync_after) = patience(case);
+    let early = case.fault == Fault::KilledEarly && name == "first";
+    let join_within = if early { Duration::from_secs(5) } else { LONG };
     let number = members.iter().position(|member| *member == rank).unwrap() as u32;
     let debug = case.debug;
     if case.by == By::Memory {
         let peer = |(i, member): (u32, &usize)| Peer { rank: i, host: case.host(*member) };
         let settings =
-            shm::Settings { desync_after, debug, join_within: LONG, ..shm::Settings::default() };
+            shm::Settings { desync_after, debug, join_within, ..shm::Settings::default() };
         let name = format!("{}/{name}", folder.display());
         let engine = shm::join(&name, number, (0..).zip(members).map(peer).collect(), settings)?;
         return Ok(Background::new(Box::new(engine)));
@@ -137,7 +156,7 @@ fn joined(
         host: case.host(rank),
         // Ranks of other cases are on other nodes.
         node: format!("{} {}", folder.display(), case.host(rank)),
-        join_within: LONG,
+        join_within,
         lost_after,
         desync_after,
         debug,
@@ -169,14 +188,14 @@ impl<'a> Actor<'a> {
         let everybody: Vec<usize> = (0..self.case.ranks()).collect();
         match self.world.split(colour, 0) {
             Ok(part) => self.part = part,
-            Err(error) => return Said::of(&error, &everybody, 0),
+            Err(error) => return self.of_split(&error),
         }
         let mut number = 0;
         loop {
             let start = Instant::now();
-            if let Err((error, members)) = self.turn(number) {
-                let said = Said::of(&error, &members, start.elapsed().as_millis() as u64);
-                return self.give_up(said);
+            if let Err(said) = self.turn(number) {
+                let took_ms = start.elapsed().as_millis() as u64;
+                return self.give_up(Said { took_ms, ..*said });
             }
             if number % self.case.script.len() == 0 {
                 match self.goes_on(number) {
@@ -191,6 +210,21 @@ impl<'a> Actor<'a> {
             }
             number += 1;
         }
+    }
+
+    /// An error of a split names ranks as those who split are numbered, or as they would be.
+    fn of_split(&mut self, error: &CommError) -> Said {
+        let everybody: Vec<usize> = (0..self.case.ranks()).collect();
+        let part = self.case.members(self.rank, Step { in_part: true, ..self.case.step(0) });
+        let real = |(rank, host): &(usize, String)| {
+            *rank < everybody.len() && self.case.host(*rank) == *host
+        };
+        let before = Said::of(error, &everybody, 0);
+        let said = match before.named.iter().all(real) {
+            true => before,
+            false => Said::of(error, &part, 0),
+        };
+        self.give_up(said)
     }
 
     /// As a program should: what it waits for in one communicator, others must not in another.
@@ -223,13 +257,13 @@ impl<'a> Actor<'a> {
         Ok(flag[0] != 0)
     }
 
-    fn turn(&mut self, number: usize) -> Result<(), (CommError, Vec<usize>)> {
+    fn turn(&mut self, number: usize) -> Result<(), Box<Said>> {
         if number == self.case.at {
             self.meet_fate();
         }
         let step = self.case.step_of(number, self.rank);
         let members = self.case.members(self.rank, step);
-        let failed = |error: CommError| (error, members.clone());
+        let failed = |error: CommError| Box::new(Said::of(&error, &members, 0));
         if step.background {
             self.pending.push((self.comm(step).start(owned(step, self.comm(step))), number));
             return Ok(());
@@ -245,7 +279,7 @@ impl<'a> Actor<'a> {
         for (pending, number) in std::mem::take(&mut self.pending) {
             let step = self.case.step_of(number, self.rank);
             let members = self.case.members(self.rank, step);
-            pending.wait().map_err(|error| (error, members))?;
+            pending.wait().map_err(|error| Box::new(Said::of(&error, &members, 0)))?;
         }
         Ok(())
     }
@@ -268,24 +302,16 @@ impl<'a> Actor<'a> {
         if self.rank != case.victim {
             return;
         }
-        let later = |what: Box<dyn FnOnce() + Send>| {
-            std::thread::spawn(move || {
-                std::thread::sleep(after);
-                what();
-            });
-        };
-        let signal = |signal| kill_process(getpid(), signal).unwrap();
         match case.fault {
-            Fault::Killed => later(Box::new(move || signal(Signal::KILL))),
-            // Without what a process does at its end.
-            Fault::Exits => later(Box::new(|| std::process::exit(0))),
-            Fault::Stopped | Fault::Paused => later(Box::new(move || {
+            Fault::Killed => later(after, || end_by(Signal::KILL)),
+            Fault::Exits => later(after, || std::process::exit(0)),
+            Fault::Stopped | Fault::Woken | Fault::Paused => later(after, || {
                 println!("\n{HARM}");
-                signal(Signal::STOP);
-            })),
+                end_by(Signal::STOP);
+            }),
             Fault::Aborts => {
                 let world = self.world.clone();
-                later(Box::new(move || world.abort("it has had enough")));
+                later(after, move || world.abort("it has had enough"));
             }
             Fault::Silent => std::thread::sleep(patience(case).1 + Duration::from_secs(3)),
             _ => {}

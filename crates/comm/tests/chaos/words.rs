@@ -42,6 +42,7 @@ impl Said {
             CommError::Disagree { ours_by, theirs_by, .. } => {
                 ("Disagree", vec![name(theirs_by), name(ours_by)])
             }
+            CommError::Unmatched { from, to, .. } => ("Unmatched", vec![name(from), name(to)]),
             CommError::Late { missing, .. } => ("Late", missing.iter().map(name).collect()),
             CommError::Path { from, to, .. } => ("Path", vec![name(from), name(to)]),
             CommError::Aborted { by, .. } => ("Aborted", vec![name(by)]),

@@ -1,11 +1,23 @@
 //! What every communicator must do right, whatever it is made of: held against the reference.
+//!
+//! [`any_session`] draws many collectives of every kind, type, size and group, done at once or in
+//! the background; [`product`] takes some of all combinations there are, or all of them: how many
+//! is what the variable `REGATTA_TEST_CASES` says.
 
 #![allow(clippy::unwrap_used, reason = "a test's own functions may panic as it may")]
 #![allow(dead_code, reason = "each test uses a part of it")]
 
-use half::{bf16, f16};
-use regatta_comm::reference::{exchanged, outputs};
-use regatta_comm::{Call, Collectives, Comm, Counts, DType, Kind, OwnedCall, ReduceOp};
+mod case;
+mod messages;
+mod recipe;
+pub mod session;
+
+use proptest::strategy::{Strategy, ValueTree};
+use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+use regatta_comm::{Call, Collectives, Comm, CommError, Counts, DType, Kind, OwnedCall, ReduceOp};
+
+pub use case::{Case, Memory, Sizes};
+use session::{Session, Step};
 
 /// Runs a function on every rank, each on a thread of its own.
 pub fn on_all<C: Comm, R: Send>(world: Vec<C>, work: impl Fn(&C) -> R + Sync) -> Vec<R> {
@@ -17,142 +29,15 @@ pub fn on_all<C: Comm, R: Send>(world: Vec<C>, work: impl Fn(&C) -> R + Sync) ->
     })
 }
 
-/// One collective to try.
-#[derive(Debug, Clone)]
-pub struct Case {
-    pub kind: Kind,
-    pub dtype: DType,
-    pub op: ReduceOp,
-    pub root: u32,
-    /// Elements of each rank's part; of a whole buffer the first counts.
-    pub counts: Vec<usize>,
-    pub in_place: bool,
-}
-
-impl Case {
-    fn counts(&self) -> Counts<'static> {
-        match self.counts.iter().all(|c| *c == self.counts[0]) {
-            true => Counts::Equal(self.counts[0]),
-            false => Counts::Each(self.counts.clone().into()),
-        }
-    }
-
-    /// What a rank gives, by the table at `Call`; of a broadcast, what the root has.
-    pub fn input(&self, rank: usize) -> Vec<u8> {
-        let ranks = self.counts.len();
-        let all: usize = self.counts.iter().sum();
-        let root = self.root as usize == rank;
-        let count = match self.kind {
-            Kind::AllReduce | Kind::Reduce | Kind::Broadcast => self.counts[0],
-            Kind::AllGather | Kind::Gather => self.counts[rank],
-            Kind::ReduceScatter => all,
-            Kind::AllToAll => self.counts().total(ranks),
-            Kind::Scatter if root => all,
-            _ => 0,
-        };
-        (0..count).flat_map(|i| element(self.dtype, value(self.op, rank, i))).collect()
-    }
-
-    /// Does it, and gives what the rank got.
-    pub fn run(&self, comm: &dyn Comm) -> Vec<u8> {
-        let (rank, ranks) = (comm.rank() as usize, comm.size() as usize);
-        let size = self.dtype.size();
-        let input = self.input(rank);
-        let part = self.counts().of(rank) * size;
-        let own = self.counts().offset(rank) * size;
-        let root = self.root as usize == rank;
-        let mut call = Call {
-            kind: self.kind,
-            dtype: self.dtype,
-            op: self.op,
-            root: self.root,
-            tag: 0,
-            counts: self.counts(),
-            input: (!self.in_place && self.kind != Kind::Broadcast).then_some(&input[..]),
-            output: &mut [],
-        };
-        let length = call.lengths(rank, ranks).1 * size;
-        let mut output = vec![0xee; length];
-        let mut result = 0..length;
-        match self.kind {
-            Kind::Broadcast if root => output.copy_from_slice(&input),
-            Kind::AllReduce | Kind::Reduce if self.in_place => output.copy_from_slice(&input),
-            Kind::AllGather if self.in_place => output[own..own + part].copy_from_slice(&input),
-            Kind::Gather if self.in_place && root => {
-                output[own..own + part].copy_from_slice(&input);
-            }
-            Kind::Gather if self.in_place => output.copy_from_slice(&input),
-            Kind::ReduceScatter | Kind::AllToAll if self.in_place => output.copy_from_slice(&input),
-            Kind::Scatter if self.in_place && root => output.copy_from_slice(&input),
-            _ => {}
-        }
-        let whole = self.kind == Kind::ReduceScatter || (self.kind == Kind::Scatter && root);
-        if self.in_place && whole {
-            result = own..own + part;
-        }
-        call.output = &mut output;
-        comm.run(call).unwrap();
-        let nothing = matches!(self.kind, Kind::Reduce | Kind::Gather) && !root;
-        if nothing { Vec::new() } else { output[result].to_vec() }
-    }
-
-    /// Runs it on a rank that is a process of its own, and holds what it got against the reference.
-    pub fn check_own(&self, comm: &dyn Comm) {
-        let inputs: Vec<Vec<u8>> = (0..comm.size() as usize).map(|r| self.input(r)).collect();
-        let root = self.root as usize;
-        let right = outputs(self.kind, self.dtype, self.op, root, &self.counts(), &inputs);
-        let got = self.run(comm);
-        let right = &right[comm.rank() as usize];
-        assert!(got == *right, "rank {} of {self:?}: {got:?}, not {right:?}", comm.rank());
-    }
-
-    /// Runs it in a world and holds what all got against the reference.
-    pub fn check<C: Comm>(&self, world: Vec<C>) {
-        self.check_on(&world);
-    }
-
-    /// The same in a world that is used again.
-    pub fn check_on<C: Comm>(&self, world: &[C]) {
-        let inputs: Vec<Vec<u8>> = (0..world.len()).map(|r| self.input(r)).collect();
-        let root = self.root as usize;
-        let right = outputs(self.kind, self.dtype, self.op, root, &self.counts(), &inputs);
-        let got: Vec<Vec<u8>> = std::thread::scope(|scope| {
-            let threads: Vec<_> =
-                world.iter().map(|comm| scope.spawn(move || self.run(comm))).collect();
-            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-        });
-        for (rank, (got, right)) in got.iter().zip(&right).enumerate() {
-            assert!(got == right, "rank {rank} of {self:?}: {got:?}, not {right:?}");
-        }
-    }
-}
-
-/// Small whole numbers, whose sums and products every type holds exactly.
-fn value(op: ReduceOp, rank: usize, at: usize) -> i32 {
-    match op {
-        ReduceOp::Product => 1 + i32::from((rank + at).is_multiple_of(5)),
-        _ => ((rank * 7 + at * 3) % 5) as i32,
-    }
-}
-
-fn element(dtype: DType, value: i32) -> Vec<u8> {
-    match dtype {
-        DType::F16 => f16::from_f64(value.into()).to_ne_bytes().to_vec(),
-        DType::Bf16 => bf16::from_f64(value.into()).to_ne_bytes().to_vec(),
-        DType::F32 => (value as f32).to_ne_bytes().to_vec(),
-        DType::F64 => f64::from(value).to_ne_bytes().to_vec(),
-        DType::I8 => (value as i8).to_ne_bytes().to_vec(),
-        DType::I16 => (value as i16).to_ne_bytes().to_vec(),
-        DType::I32 => value.to_ne_bytes().to_vec(),
-        DType::I64 => i64::from(value).to_ne_bytes().to_vec(),
-        DType::U8 => vec![value as u8],
-    }
+/// How many cases, unless the variable says otherwise.
+pub fn how_many(usual: u32) -> u32 {
+    std::env::var("REGATTA_TEST_CASES").map_or(usual, |cases| cases.parse().unwrap())
 }
 
 /// Every collective, type and reduction, in place and not, on a world of each size.
 pub fn every_kind<C: Comm>(sizes: &[u32], counts: &[usize], world: impl Fn(u32) -> Vec<C>) {
     for &ranks in sizes {
-        cases(ranks, counts).iter().for_each(|case| case.check(world(ranks)));
+        one_after_the_other(world(ranks), &cases(ranks, counts));
     }
 }
 
@@ -163,13 +48,115 @@ pub fn cases(ranks: u32, counts: &[usize]) -> Vec<Case> {
         for (j, dtype) in DType::ALL.into_iter().enumerate() {
             let op = ReduceOp::ALL[(i + j) % ReduceOp::ALL.len()];
             let root = (i + j) as u32 % ranks;
-            let in_place = (i + j) % 2 == 0 && kind != Kind::AllToAll;
-            let count = counts[(i + j + ranks as usize) % counts.len()];
-            let counts = vec![count; ranks as usize];
-            cases.push(Case { kind, dtype, op, root, counts, in_place });
+            let in_place = (i + j) % 2 == 0;
+            let sizes = Sizes::Equal(counts[(i + j + ranks as usize) % counts.len()]);
+            cases.push(Case { kind, dtype, op, root, sizes, in_place, seed: i as u64 });
         }
     }
     cases
+}
+
+fn one_after_the_other<C: Comm>(world: Vec<C>, all: &[Case]) {
+    let right: Vec<_> = all.iter().map(|case| case.right(world.len())).collect();
+    on_all(world, |comm| {
+        let right = right.iter().map(|right| &right[comm.rank() as usize]);
+        all.iter().zip(right).for_each(|(case, right)| case.run(comm, right));
+    });
+}
+
+/// Some of all combinations of kind, type, reduction, root, size, place and counts, on 1 to 17
+/// ranks; all of them, if that many are asked for.
+pub fn product<C: Comm>(usual: u32, world: impl Fn(u32) -> Vec<C>) {
+    let all: usize = (1..=17).map(|ranks| recipe::product(ranks).len()).sum();
+    let chosen = f64::from(how_many(usual)) / all as f64;
+    for ranks in 1..=17 {
+        let chosen = |(number, _): &(u64, _)| (*number as f64 / u64::MAX as f64) < chosen;
+        let some = recipe::product(ranks).into_iter().filter(chosen);
+        let some: Vec<Case> = some.map(|(_, recipe)| recipe.case(ranks as usize)).collect();
+        // So many at a time, for all that is right is worked out before.
+        for some in some.chunks(500) {
+            one_after_the_other(world(ranks), some);
+        }
+    }
+}
+
+/// Sessions that chance draws from a seed.
+pub fn any_session<C: Comm>(
+    usual: u32,
+    ranks: std::ops::Range<u32>,
+    world: impl Fn(u32) -> Vec<C>,
+) {
+    tried(usual, &session::session(ranks), |session| session.check(world(session.ranks)));
+}
+
+/// Messages that chance draws from a seed.
+pub fn any_messages<C: Comm>(
+    usual: u32,
+    ranks: std::ops::Range<u32>,
+    world: impl Fn(u32) -> Vec<C>,
+) {
+    tried(usual, &messages::mail(ranks, true), |mail| mail.check(world(mail.ranks)));
+}
+
+/// Tries what chance draws from a seed, and finds a simple one that fails if one does.
+fn tried<S: Strategy>(usual: u32, strategy: &S, check: impl Fn(S::Value)) {
+    let config = Config { cases: how_many(usual), failure_persistence: None, ..Config::default() };
+    let seed = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
+    let mut runner = TestRunner::new_with_rng(config, seed);
+    let tried = runner.run(strategy, |drawn| {
+        check(drawn);
+        Ok(())
+    });
+    if let Err(error) = tried {
+        panic!("{error}");
+    }
+}
+
+/// The same sessions on each of the ranks that are processes of their own.
+pub fn own_sessions(comm: &dyn Comm, usual: u32, devices: bool) {
+    let seed = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
+    let mut runner = TestRunner::new_with_rng(Config::default(), seed);
+    let strategy = session::session(comm.size()..comm.size() + 1);
+    for _ in 0..how_many(usual) {
+        let session: Session = strategy.new_tree(&mut runner).unwrap().current();
+        session.play(comm, &session.plan(), devices);
+    }
+}
+
+/// Messages, likewise.
+pub fn own_messages(comm: &dyn Comm, usual: u32) {
+    let seed = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
+    let mut runner = TestRunner::new_with_rng(Config::default(), seed);
+    let strategy = messages::mail(comm.size()..comm.size() + 1, false);
+    (0..how_many(usual)).for_each(|_| strategy.new_tree(&mut runner).unwrap().current().play(comm));
+}
+
+/// The same of all combinations, done at once and, if there are devices, on these.
+pub fn own_product(comm: &dyn Comm, usual: u32, devices: bool) {
+    let all = recipe::product(comm.size());
+    let chosen = f64::from(how_many(usual)) / all.len() as f64;
+    let some = all.into_iter().filter(|(number, _)| (*number as f64 / u64::MAX as f64) < chosen);
+    for (_, recipe) in some {
+        let steps = [None, Some(Memory::Device)].into_iter().take(1 + usize::from(devices));
+        let step = |started| Step { group: 0, recipe: recipe.clone(), started };
+        let steps = steps.map(step).collect();
+        let session = Session { ranks: comm.size(), splits: Vec::new(), steps, seed: 0 };
+        session.play(comm, &session.plan(), devices);
+    }
+}
+
+/// 64 MiB and a little, of every kind.
+pub fn huge<C: Comm>(world: impl Fn(u32) -> Vec<C>) {
+    let ranks = 2;
+    for (at, kind) in Kind::ALL.into_iter().enumerate() {
+        let whole = kind.is_whole();
+        let bytes = (64 << 20) + 24;
+        let dtype = [DType::F32, DType::Bf16, DType::I64][at % 3];
+        let count = bytes / dtype.size() / if whole { 1 } else { ranks as usize };
+        let (root, in_place) = (1, at % 2 == 0);
+        let (op, sizes) = (ReduceOp::Sum, Sizes::Equal(count));
+        Case { kind, dtype, op, root, sizes, in_place, seed: 7 }.check(world(ranks));
+    }
 }
 
 /// Uneven parts, exchanges, messages, sub-groups and work in the background.
@@ -178,14 +165,16 @@ pub fn special<C: Comm>(world: impl Fn(u32) -> Vec<C>) {
     for kind in kinds {
         for in_place in [false, true] {
             let (dtype, op) = (DType::F32, ReduceOp::Sum);
-            let counts = vec![3, 0, 5, 1, 64];
-            Case { kind, dtype, op, root: 2, counts, in_place }.check(world(5));
+            let sizes = Sizes::Each(vec![3, 0, 5, 1, 64]);
+            Case { kind, dtype, op, root: 2, sizes, in_place, seed: 1 }.check(world(5));
         }
     }
     exchange(world(4));
-    messages(world(3));
+    two_messages(world(3));
     splits(world(6));
     background(world(3));
+    unmatched(world(3));
+    refused(world(2));
     for ranks in [1, 2, 5] {
         group(world(ranks));
     }
@@ -195,20 +184,57 @@ fn exchange<C: Comm>(world: Vec<C>) {
     let ranks = world.len();
     let send: Vec<Vec<usize>> =
         (0..ranks).map(|r| (0..ranks).map(|to| (r * 3 + to * 2) % 4).collect()).collect();
-    let inputs: Vec<Vec<u8>> =
-        send.iter().enumerate().map(|(r, s)| vec![r as u8 + 1; s.iter().sum()]).collect();
-    let right = exchanged(DType::U8, &send, &inputs);
-    let got = on_all(world, |comm| {
+    on_all(world, |comm| {
         let me = comm.rank() as usize;
         let receive: Vec<usize> = send.iter().map(|s| s[me]).collect();
-        let mut from = vec![0u8; receive.iter().sum()];
-        comm.all_to_all_v(&inputs[me], &send[me], &mut from, &receive).unwrap();
-        from
+        let to: Vec<i16> =
+            (0..ranks).flat_map(|r| vec![(me * 10 + r) as i16; send[me][r]]).collect();
+        let mut from = vec![0i16; receive.iter().sum()];
+        comm.all_to_all_v(&to, &send[me], &mut from, &receive).unwrap();
+        let right: Vec<i16> =
+            (0..ranks).flat_map(|r| vec![(r * 10 + me) as i16; receive[r]]).collect();
+        assert_eq!(from, right);
     });
-    assert_eq!(got, right);
 }
 
-fn messages<C: Comm>(world: Vec<C>) {
+/// What a rank sends is not what another expects: all are told who.
+fn unmatched<C: Comm>(world: Vec<C>) {
+    let errors = on_all(world, |comm| {
+        let send = [[0, 1, 2], [3, 4, 5], [6, 7, 8]];
+        let me = comm.rank() as usize;
+        let mut receive: Vec<usize> = send.iter().map(|s| s[me]).collect();
+        if me == 1 {
+            receive[2] += 2;
+        }
+        let to = vec![0i64; send[me].iter().sum()];
+        let mut from = vec![0i64; receive.iter().sum()];
+        let done = comm.all_to_all_v(&to, &send[me], &mut from, &receive);
+        // One that has all it needs may hear of it in the next.
+        let error = done.and_then(|()| comm.barrier()).unwrap_err();
+        let exact = matches!(&error, CommError::Unmatched { .. });
+        assert!(exact || me != 1, "{error}");
+        error.to_string()
+    });
+    for error in errors {
+        let (from, to) = ("rank 2 on ", "which expects 9");
+        assert!(error.contains(from) && error.contains("sends 7 i64 to rank 1"), "{error}");
+        assert!(error.contains(to), "{error}");
+    }
+}
+
+/// What makes no sense is refused before anything is sent, and does no harm.
+fn refused<C: Comm>(world: Vec<C>) {
+    on_all(world, |comm| {
+        let (mut from, counts) = ([0u8; 3], [1, 2]);
+        let wrong = comm.all_to_all_v(&[0u8; 3], &counts, &mut from, &[2, 1]).unwrap_err();
+        assert!(wrong.to_string().contains("itself"), "{wrong}");
+        let wrong = comm.all_gather_v(&[0u8], &mut from, &[3]).unwrap_err();
+        assert!(matches!(wrong, CommError::Shape { .. }), "{wrong}");
+        comm.barrier().unwrap();
+    });
+}
+
+fn two_messages<C: Comm>(world: Vec<C>) {
     on_all(world, |comm| match comm.rank() {
         0 => {
             comm.send(&[1i32, 2], 1, 7).unwrap();

@@ -97,8 +97,8 @@ fn rank_0s_table_is_what_all_use() {
     let world: Vec<Background> =
         engines(all).into_iter().map(|engine| Background::new(Box::new(engine))).collect();
     let (kind, dtype, op) = (Kind::AllReduce, DType::I64, ReduceOp::Max);
-    let counts = vec![10_000; 5];
-    suite::Case { kind, dtype, op, root: 0, counts, in_place: false }.check(world);
+    let sizes = suite::Sizes::Equal(10_000);
+    suite::Case { kind, dtype, op, root: 0, sizes, in_place: false, seed: 1 }.check(world);
     std::fs::remove_file(&file).unwrap();
 }
 
@@ -123,8 +123,8 @@ fn every_algorithm_gives_what_the_reference_gives() {
                 }
                 which.store(at, Ordering::SeqCst);
                 let (dtype, op, root) = (DType::F32, ReduceOp::Sum, at as u32 % 5);
-                let (counts, in_place) = (vec![count; 5], (turn + at) % 2 == 0);
-                let case = suite::Case { kind, dtype, op, root, counts, in_place };
+                let (sizes, in_place) = (suite::Sizes::Equal(count), (turn + at) % 2 == 0);
+                let case = suite::Case { kind, dtype, op, root, sizes, in_place, seed: 0 };
                 case.check_on(&world);
             }
         }

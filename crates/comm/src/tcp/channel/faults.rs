@@ -71,7 +71,7 @@ impl TcpTransport {
                 self.disagree(*sequence, own, *most, *odd)
             }
             Fault::Late { seconds, missing, .. } => CommError::Late {
-                call: self.doing.clone(),
+                call: self.waiting(),
                 seconds: *seconds,
                 missing: missing.iter().map(|rank| self.peer(*rank)).collect(),
             },
@@ -106,15 +106,19 @@ impl TcpTransport {
         }
     }
 
+    /// What takes too long, and perhaps why.
+    fn waiting(&self) -> String {
+        let circle = self.open.iter().any(|posting| posting.message && posting.way == Way::Out);
+        format!("{}{}", self.doing, if circle { CIRCLE } else { "" })
+    }
+
     /// What this rank sees itself, if rank 0 says nothing.
     fn own_late(&self, seconds: u64) -> CommError {
         let mut missing: Vec<u32> = self.open.iter().map(|posting| posting.with).collect();
         missing.sort_unstable();
         missing.dedup();
         let missing = missing.into_iter().map(|rank| self.peer(rank)).collect();
-        let circle = self.open.iter().any(|posting| posting.message && posting.way == Way::Out);
-        let hint = if circle { CIRCLE } else { "" };
-        CommError::Late { call: format!("{}{hint}", self.doing), seconds, missing }
+        CommError::Late { call: self.waiting(), seconds, missing }
     }
 
     /// Asks rank 0 whether waiting is in vain, or, being late, where all are.

@@ -81,12 +81,14 @@ impl<'a> There<'a> {
     /// Takes the nodes as they describe themselves. Those that are alike are described once.
     fn learn_machines(&mut self) -> Result<()> {
         let (mut machines, mut kinds, mut known) = (Vec::new(), HashMap::new(), HashMap::new());
+        let mut nics = HashMap::new();
         let spares = self.roster.spares().iter();
         for &node in self.roster.active().iter().chain(spares) {
             let host = &self.hosts[node];
             let machine =
                 self.machine(node).with_context(|| format!("what {host} says of itself"))?;
             let key = serde_json::to_string(&machine.kind())?;
+            nics.insert(short(host).to_owned(), machine.nics.clone());
             let kind = *known.entry(key).or_insert_with(|| {
                 machines.push(machine);
                 machines.len() - 1
@@ -94,6 +96,7 @@ impl<'a> There<'a> {
             kinds.insert(short(host).to_owned(), kind);
         }
         (self.survey.machines, self.survey.kinds) = (machines, kinds);
+        self.survey.nics = nics;
         Ok(())
     }
 
