@@ -91,7 +91,9 @@ impl Session {
         }
         let mut open: Vec<(usize, Started)> = Vec::new();
         let mut chance = Chance(mix(self.seed ^ mix(u64::from(rank))));
-        for (at, may_wait) in self.order(&mut chance) {
+        // Communicators of a device stand in one line: there, all ranks have one order.
+        let order = if devices { self.in_order() } else { self.order(&mut chance) };
+        for (at, may_wait) in order {
             let step = &self.steps[at];
             let Some(members) = within(step.group) else { continue };
             let part = step.group.checked_sub(1).and_then(|group| parts[group].as_deref());
@@ -121,7 +123,7 @@ impl Session {
     /// The order in which a rank begins them, and whether it may wait for one after that. Two of
     /// different communicators may be begun the other way round, if none is waited for in between.
     fn order(&self, chance: &mut Chance) -> Vec<(usize, bool)> {
-        let mut order: Vec<(usize, bool)> = (0..self.steps.len()).map(|at| (at, true)).collect();
+        let mut order = self.in_order();
         let mut at = 0;
         while at + 1 < order.len() {
             let (one, two) = (&self.steps[at], &self.steps[at + 1]);
@@ -134,6 +136,10 @@ impl Session {
             at += 1;
         }
         order
+    }
+
+    fn in_order(&self) -> Vec<(usize, bool)> {
+        (0..self.steps.len()).map(|at| (at, true)).collect()
     }
 
     /// Waits for any that is open, or forgets it.
