@@ -24,7 +24,8 @@ use tools::Folder;
 const RANK: &str = "REGATTA_BENCH_RANK";
 /// Rounds of a size, in a turn; the peers' programs have as many.
 const ROUNDS: usize = 5;
-const NAMES: [&str; 4] = ["all-reduce", "all-gather", "reduce-scatter", "broadcast"];
+/// The last is ours only: an all-reduce in place, in buffers of the communicator.
+const NAMES: [&str; 5] = ["all-reduce", "all-gather", "reduce-scatter", "broadcast", "in-buffers"];
 
 /// What is asked for.
 struct Options {

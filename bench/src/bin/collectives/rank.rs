@@ -26,6 +26,7 @@ pub fn be_one() -> Result<()> {
 fn timed(comm: &dyn Comm, name: &str, repeats: u64, count: usize) -> Result<Vec<f64>> {
     let part = count / comm.size() as usize;
     let (mut data, mut out) = (vec![1.0f32; count], vec![0.0f32; count]);
+    let mut shared = comm.buffer(if name == NAMES[4] { count * 4 } else { 0 });
     let mut once = || match name {
         "all-reduce" => comm.all_reduce_into(&data, &mut out, ReduceOp::Sum),
         "all-gather" => comm.all_gather(&data[..part], &mut out[..part * comm.size() as usize]),
@@ -33,7 +34,8 @@ fn timed(comm: &dyn Comm, name: &str, repeats: u64, count: usize) -> Result<Vec<
             let all = &data[..part * comm.size() as usize];
             comm.reduce_scatter(all, &mut out[..part], ReduceOp::Sum)
         }
-        _ => comm.broadcast(&mut data, 0),
+        "broadcast" => comm.broadcast(&mut data, 0),
+        _ => comm.all_reduce(shared.as_mut_slice::<f32>(), ReduceOp::Max),
     };
     (0..2).try_for_each(|_| once())?;
     let mut rounds = Vec::with_capacity(ROUNDS);
