@@ -3,8 +3,11 @@
 //!
 //! What is large and reduced is cut into shares: each rank of a node reduces one of them, meets the
 //! ranks of the other nodes that have the same share, and all get all shares back. What is small, or
-//! where nodes have different numbers of ranks, goes through the first rank of each node.
+//! where nodes have different numbers of ranks, goes through the first rank of each node. All-gather and
+//! reduce-scatter go by columns, if nodes have the same number of ranks; gather, scatter, all-to-all
+//! and messages go through the network even inside a node.
 
+mod columns;
 mod layout;
 mod part;
 mod two_level;

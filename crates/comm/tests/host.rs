@@ -38,7 +38,7 @@ fn two_on_each_node() {
 
 #[test]
 fn ranks_dealt_in_turn_and_nodes_of_different_sizes() {
-    suite::every_kind(&[5], &[1, 7, 20_000], |size| world(size, |rank| rank % 2));
+    suite::every_kind(&[4, 5, 6], &[1, 7, 20_000], |size| world(size, |rank| rank % 2));
     suite::every_kind(&[4], &[3, 100], |size| world(size, |rank| u32::from(rank == 3)));
 }
 

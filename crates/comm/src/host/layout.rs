@@ -49,7 +49,12 @@ impl Layout {
 
     /// The ranks with which this one meets across nodes: those with its place on theirs.
     pub fn across(&self) -> Vec<u32> {
-        let same = |(_, (_, local)): &(u32, &(u32, u32))| *local == self.local;
+        self.column(self.local)
+    }
+
+    /// The ranks with this place on their nodes, in the order of nodes.
+    pub fn column(&self, place: u32) -> Vec<u32> {
+        let same = |(_, (_, local)): &(u32, &(u32, u32))| *local == place;
         let mut ranks: Vec<(u32, u32)> =
             (0..).zip(&self.places).filter(same).map(|(rank, (node, _))| (*node, rank)).collect();
         ranks.sort_unstable();
@@ -78,6 +83,7 @@ mod tests {
         assert_eq!((layout.members.as_slice(), layout.even), (&[0, 1, 3][..], false));
         assert_eq!(layout.place(4), (1, 1));
         assert_eq!(Layout::new(1, &[70, 70, 5, 70, 5]).across(), [1, 4]);
+        assert_eq!(Layout::new(0, &[1, 2, 2, 1]).column(1), [3, 2]);
         assert!(Layout::new(0, &[1, 2, 1, 2]).even);
     }
 }

@@ -11,7 +11,7 @@ use crate::{Call, CommError, Counts, DType, Kind, ReduceOp, kernel};
 const WORTH_SHARING: usize = 16 << 10;
 
 /// A part of a collective, in place.
-fn part<'a>(
+pub(super) fn part<'a>(
     kind: Kind,
     (dtype, op): (DType, ReduceOp),
     root: u32,
@@ -31,6 +31,8 @@ impl Host {
             (_, _, Kind::Reduce) => self.reduce(call),
             (_, _, Kind::Broadcast) => self.broadcast(call),
             (_, _, Kind::Barrier) => self.barrier(),
+            (_, _, Kind::AllGather) if self.layout.even => self.all_gather(call),
+            (_, _, Kind::ReduceScatter) if self.layout.even => self.reduce_scatter(call),
             _ => self.world.run(call),
         }
     }
