@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+use std::thread::{JoinHandle, current};
 
 use crate::buffer::{Buffer, Space};
 use crate::comm::{Finish, no_device};
@@ -185,13 +185,21 @@ impl Line {
     }
 }
 
+/// Lets the next one come when it is dropped, whatever happens.
+struct Next<'a>(&'a Line);
+
+impl Drop for Next<'_> {
+    fn drop(&mut self) {
+        self.0.next();
+    }
+}
+
 impl Shared {
     /// Waits for one's turn, has it, and lets the next one come.
     fn in_turn<R>(&self, number: u64, work: impl FnOnce(&mut dyn Engine) -> R) -> R {
         self.line.await_turn(number);
-        let done = work(lock(&self.engine).as_mut());
-        self.line.next();
-        done
+        let _next = Next(&self.line);
+        work(lock(&self.engine).as_mut())
     }
 
     /// Does what is queued until the communicator is closed.
@@ -334,14 +342,16 @@ impl Drop for Background {
         let thread = jobs.thread.take();
         drop(jobs);
         self.shared.come.notify_one();
-        let Some(thread) = thread else { return self.close() };
-        if std::thread::panicking() {
+        let panics = std::thread::panicking();
+        if panics && thread.is_some() {
             (self.abort)("the rank panicked");
         }
-        if thread.thread().id() != std::thread::current().id() {
+        if let Some(thread) = thread.filter(|thread| thread.thread().id() != current().id()) {
             // It has nothing to say.
             let _ = thread.join();
         }
-        self.close();
+        if !panics {
+            self.close();
+        }
     }
 }

@@ -250,8 +250,10 @@ impl Engine for Host {
         self.naming.splits += 1;
         let part = self.world.split(colour, key).map_err(|error| self.fail(error, "a split"))?;
         let Some(part) = part else { return Ok(None) };
-        let name = format!("{}.{}", self.naming.name, colour.unwrap_or_default());
-        Self::compose(part, Naming { name, ..self.naming.clone() }).map(Some)
+        // By which split it came: no two communicators of a job have one name.
+        let Naming { name, splits, .. } = &self.naming;
+        let name = format!("{name}.{splits}-{}", colour.unwrap_or_default());
+        Self::compose(part, Naming { name, splits: 0, ..self.naming.clone() }).map(Some)
     }
 
     fn memory(&self) -> Memory {

@@ -158,14 +158,21 @@ fn number(get: &dyn Fn(&str) -> Option<String>, name: &str) -> Result<u32, CommE
 }
 
 /// A time in seconds, if it is set.
+/// Thirty years: more cannot be added to a clock everywhere.
+const MOST_SECONDS: f64 = 1e9;
+
 fn seconds(
     get: &dyn Fn(&str) -> Option<String>,
     name: &str,
 ) -> Result<Option<Duration>, CommError> {
     let Some(text) = get(name) else { return Ok(None) };
     let number: Option<f64> = text.trim().parse().ok();
-    let time = number.filter(|n| *n > 0.0).and_then(|n| Duration::try_from_secs_f64(n).ok());
-    let wrong = || bad(format!("{name} is {text:?}, which is no number of seconds above 0"));
+    let time = number
+        .filter(|n| *n > 0.0 && *n <= MOST_SECONDS)
+        .and_then(|n| Duration::try_from_secs_f64(n).ok());
+    let wrong = || {
+        bad(format!("{name} is {text:?}, which is no number of seconds from 0 to {MOST_SECONDS}"))
+    };
     time.map(Some).ok_or_else(wrong)
 }
 

@@ -5,7 +5,7 @@
 //! meet through another communicator, which tells them where, and by which they find out what is
 //! wrong.
 //!
-//! All communicators of a job on a device stand in one line, and their calls are done one after the
+//! All communicators that are split off one stand in one line with it, and their calls are done one after the
 //! other: the library does not promise more. So all ranks must call them in the same order, whichever
 //! communicator they are of.
 //!
@@ -93,7 +93,8 @@ impl Nccl {
         meeting: Arc<dyn Comm>,
         settings: Settings,
     ) -> Result<Self, CommError> {
-        let device = Arc::new(Device::open(functions.clone(), settings.device)?);
+        let device = all_ready(meeting.as_ref(), Device::open(functions.clone(), settings.device))?;
+        let device = Arc::new(device);
         let _selected = device.select()?;
         let mut id = UniqueId([0; 128]);
         if meeting.rank() == 0 {
@@ -185,6 +186,20 @@ impl Nccl {
         let _selected = self.device.select()?;
         let compared = if self.settings.debug { self.compare(call) } else { Ok(()) };
         compared.and_then(|()| work(self)).map_err(|error| self.give_up(error, call))
+    }
+}
+
+/// Whether all ranks have their devices: the library would wait for one that does not come for ever.
+fn all_ready<T>(meeting: &dyn Comm, opened: Result<T, CommError>) -> Result<T, CommError> {
+    let mut all = vec![0u8; meeting.size() as usize];
+    meeting.all_gather(&[u8::from(opened.is_ok())], &mut all)?;
+    let device = opened?;
+    match (0..).zip(&all).find(|(_, ready)| **ready == 0) {
+        Some((rank, _)) => Err(CommError::System {
+            what: "a communicator on devices".to_owned(),
+            why: format!("{} has no device", meeting.peer(rank)),
+        }),
+        None => Ok(device),
     }
 }
 

@@ -74,11 +74,13 @@ impl Arena {
         unsafe { Buffer::from_owner(start, bytes, owner) }
     }
 
-    /// Where bytes are in the own range, if they are there.
+    /// Where bytes are in the own range, if they are of a buffer there that was not detached.
     pub fn find(&self, start: *const u8, bytes: usize) -> Option<usize> {
         let own = self.map.at(self.rank * ARENA_BYTES, ARENA_BYTES) as usize;
         let at = (start as usize).checked_sub(own)?;
-        (at + bytes <= ARENA_BYTES).then_some(at)
+        let rooms = self.rooms();
+        let (room, length) = rooms.taken.range(..=at).next_back()?;
+        (at.checked_add(bytes)? <= room + length).then_some(at)
     }
 
     /// The same, if they are all of one buffer, so that nobody else can have bytes between them.

@@ -82,7 +82,8 @@ impl Board {
     #[inline]
     pub fn post(&self, number: u64, digest: u64) {
         let line = self.layout.post(self.rank, number);
-        self.word(line + 8).store(digest, Ordering::Relaxed);
+        // Not before the number of the post whose place it takes: who sees it knows that that is old.
+        self.word(line + 8).store(digest, Ordering::Release);
         self.word(line).store(number, Ordering::Release);
         self.ring();
     }

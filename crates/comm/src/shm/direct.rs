@@ -2,12 +2,14 @@
 //! into all outputs, and no byte is copied besides.
 
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 
 use super::ShmEngine;
 use super::arena::Arena;
 use super::buffers::Buffers;
 use super::plan::Shares;
 use super::reduce::{BLOCK_BYTES, Room, What};
+use super::verdict;
 use super::wait::Now;
 use crate::CommError;
 use crate::kernel::{finish, reduce_many, stream};
@@ -97,6 +99,14 @@ impl ShmEngine {
             at += bytes;
         }
         stream::settle();
+        // A rank that knows that it is over has its input back, and what was read of it may be
+        // anything.
+        fence(Ordering::Acquire);
+        if verdict::is_over(&self.shared.board)
+            && let Some(error) = self.shared.verdict(now)
+        {
+            return Err(error);
+        }
         let number = self.turn(Room::Line, now)?;
         self.post(number, now);
         self.others().try_for_each(|other| self.shared.await_post(other, number, now))

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use mio::{Events, Interest, Poll, Token, Waker};
 use regatta_wire::link::{Link, Role, Timing};
 use regatta_wire::secret::{Secret, random};
+use rustix::process::{Resource, getrlimit};
 
 use super::control::{Up, encode};
 use super::dial::Line;
@@ -29,8 +30,14 @@ const TICK: Duration = Duration::from_millis(50);
 /// How long the last words may take; of a rank 0 to which all came in vain, how long those who
 /// come later still hear why.
 const FAREWELL: Duration = Duration::from_secs(1);
-/// So many may try to prove themselves at once, beside those that are of the job.
-const STRANGERS: usize = 4096;
+/// So many may try to prove themselves at once, beside those that are of the job; fewer where this
+/// process may not have many files open.
+const STRANGERS: u64 = 4096;
+
+fn strangers() -> usize {
+    let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    STRANGERS.min(files / 4) as usize
+}
 
 /// How the thread is told something.
 #[derive(Clone)]
@@ -204,7 +211,7 @@ impl Keeper {
             match self.listener.accept() {
                 Ok((stream, from)) => {
                     let Ok(nonce) = random() else { continue };
-                    if self.conns.len() > STRANGERS + self.known() {
+                    if self.conns.len() > strangers() + self.known() {
                         continue;
                     }
                     let (role, now) = (Role::Listener, Instant::now());
