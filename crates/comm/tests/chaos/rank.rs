@@ -43,7 +43,15 @@ fn as_a_rank() {
     let before = (count("/proc/self/task", ""), count("/proc/self/fd", "socket"));
     let everybody: Vec<usize> = (0..case.ranks()).collect();
     if case.fault == Fault::KilledEarly && rank == case.victim {
-        later(Duration::from_micros(case.after_us * 20), || end_by(Signal::KILL));
+        // The first has told the others its port before: without one they do not even try.
+        let told = folder.join("first-port");
+        let tells = rank == 0 && case.by != By::Memory;
+        later(Duration::from_micros(case.after_us * 20), move || {
+            while tells && !told.exists() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            end_by(Signal::KILL);
+        });
     }
     let mut said = match joined(&case, rank, &everybody, &folder, "first") {
         Ok(world) => Actor::new(&case, rank, world).act(),
