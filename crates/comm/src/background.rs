@@ -10,7 +10,7 @@ use crate::buffer::{Buffer, Space};
 use crate::comm::{Finish, no_device};
 use crate::error::Peer;
 use crate::whole::Whole;
-use crate::{Call, Comm, CommError, Kind, OwnedCall, Pending};
+use crate::{Call, Comm, CommError, Counts, DType, Kind, OwnedCall, Pending, ReduceOp};
 
 /// Tells an engine from another thread to give up what it does.
 pub type Abort = Arc<dyn Fn(&str) + Send + Sync>;
@@ -91,6 +91,22 @@ pub trait Engine: Send {
 /// The messages of a group, and its collectives, each in their order.
 pub fn apart(calls: Vec<Call<'_>>) -> (Vec<Call<'_>>, Vec<Call<'_>>) {
     calls.into_iter().partition(|call| matches!(call.kind, Kind::Send | Kind::Receive))
+}
+
+/// Bytes of all ranks, one after the other; all give as many.
+pub(crate) fn gathered(engine: &mut dyn Engine, own: &[u8]) -> Result<Vec<u8>, CommError> {
+    let mut all = vec![0; own.len() * engine.peers().len()];
+    engine.run(Call {
+        kind: Kind::AllGather,
+        dtype: DType::U8,
+        op: ReduceOp::Sum,
+        root: 0,
+        tag: 0,
+        counts: Counts::Equal(own.len()),
+        input: Some(own),
+        output: &mut all,
+    })?;
+    Ok(all)
 }
 
 /// What says that ranks cannot reach where buffers lie.

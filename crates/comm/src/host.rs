@@ -14,10 +14,10 @@ mod two_level;
 
 use std::sync::Arc;
 
-use crate::background::{Abort, Background, Engine, Memory, apart};
+use crate::background::{Abort, Background, Engine, Memory, apart, gathered};
 use crate::error::Peer;
 use crate::whole::Whole;
-use crate::{Call, CommError, Counts, DType, Kind, ReduceOp, join, shm};
+use crate::{Call, CommError, Kind, join, shm};
 use layout::Layout;
 use part::Part;
 
@@ -198,19 +198,7 @@ fn fingerprint(text: &str) -> u64 {
 
 /// A number of each rank.
 fn everybodys(world: &mut dyn Engine, own: u64) -> Result<Vec<u64>, CommError> {
-    let (rank, ranks) = (world.rank() as usize, world.peers().len());
-    let mut all = vec![0; ranks * 8];
-    all[rank * 8..rank * 8 + 8].copy_from_slice(&own.to_le_bytes());
-    world.run(Call {
-        kind: Kind::AllGather,
-        dtype: DType::U8,
-        op: ReduceOp::Sum,
-        root: 0,
-        tag: 0,
-        counts: Counts::Equal(8),
-        input: None,
-        output: &mut all,
-    })?;
+    let all = gathered(world, &own.to_le_bytes())?;
     let number = |bytes: &[u8]| {
         let mut eight = [0; 8];
         eight.copy_from_slice(bytes);

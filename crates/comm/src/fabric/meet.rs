@@ -13,9 +13,9 @@ use super::library::{Wanted, library};
 use super::port::{LONGEST_ADDRESS, Port};
 use super::tag::Tags;
 use super::tidy::shares_a_process;
-use crate::background::Engine;
+use crate::CommError;
+use crate::background::gathered;
 use crate::tcp::{Endpoint, Member, TcpEngine, TcpTransport, decode, encode, fingerprint};
-use crate::{Call, CommError, Counts, DType, Kind, ReduceOp};
 
 /// The communicator in which ranks talk of it.
 const MEETING: u64 = u64::MAX;
@@ -151,20 +151,9 @@ impl Meeting {
 
     /// What all ranks say.
     fn gather(&mut self, own: Said) -> Result<Vec<Said>, CommError> {
-        let (rank, ranks) = (self.engine.rank() as usize, self.engine.peers().len());
-        let mut all = vec![0; SAID * ranks];
-        let said = encode(&own);
-        all[rank * SAID..][..said.len()].copy_from_slice(&said);
-        self.engine.run(Call {
-            kind: Kind::AllGather,
-            dtype: DType::U8,
-            op: ReduceOp::Sum,
-            root: 0,
-            tag: 0,
-            counts: Counts::Equal(SAID),
-            input: None,
-            output: &mut all,
-        })?;
+        let mut said = encode(&own);
+        said.resize(SAID, 0);
+        let all = gathered(&mut self.engine, &said)?;
         let nonsense = || Said::Cannot("it spoke nonsense".to_owned());
         Ok(all.chunks_exact(SAID).map(|said| decode(said).unwrap_or_else(nonsense)).collect())
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::background::{Abort, Engine, apart};
+use crate::background::{Abort, Engine, apart, gathered};
 use crate::comm::order;
 use crate::error::Peer;
 use crate::execute::{self, Planner, Room};
@@ -12,7 +12,7 @@ use crate::tcp::TcpTransport;
 use crate::transport::Transport;
 use crate::tune::Tunable;
 use crate::whole::Whole;
-use crate::{Call, CommError, Counts, DType, Kind, ReduceOp};
+use crate::{Call, CommError, Kind};
 
 /// Bytes in which a rank says its colour and key.
 const SAID: usize = 16;
@@ -43,20 +43,10 @@ impl TcpEngine {
         colour: Option<u32>,
         key: i64,
     ) -> Result<Vec<(Option<u32>, i64)>, CommError> {
-        let mut all = vec![0u8; self.transport.ranks() as usize * SAID];
-        let at = self.transport.rank() as usize * SAID;
-        all[at..at + 8].copy_from_slice(&colour.map_or(-1, i64::from).to_le_bytes());
-        all[at + 8..at + SAID].copy_from_slice(&key.to_le_bytes());
-        self.run(Call {
-            kind: Kind::AllGather,
-            dtype: DType::U8,
-            op: ReduceOp::Sum,
-            root: 0,
-            tag: 0,
-            counts: Counts::Equal(SAID),
-            input: None,
-            output: &mut all,
-        })?;
+        let mut own = [0; SAID];
+        own[..8].copy_from_slice(&colour.map_or(-1, i64::from).to_le_bytes());
+        own[8..].copy_from_slice(&key.to_le_bytes());
+        let all = gathered(self, &own)?;
         let number = |bytes: &[u8]| {
             let mut eight = [0; 8];
             eight.copy_from_slice(&bytes[..8]);
