@@ -15,6 +15,9 @@ use crate::{Call, Comm, CommError, Counts, DType, Kind, OwnedCall, Pending, Redu
 /// Tells an engine from another thread to give up what it does.
 pub type Abort = Arc<dyn Fn(&str) + Send + Sync>;
 
+/// Tells without waiting whether an engine has given up, or knows that it will.
+pub type Over = Arc<dyn Fn() -> bool + Send + Sync>;
+
 /// Where buffers for an engine come from, while it does something else.
 #[derive(Clone)]
 pub struct Memory {
@@ -82,6 +85,11 @@ pub trait Engine: Send {
     /// How to make it give up.
     fn abort(&self) -> Abort;
 
+    /// How to ask whether it is over.
+    fn over(&self) -> Over {
+        Arc::new(|| false)
+    }
+
     /// For an engine that does its collectives in parts, of which this one is for all ranks.
     fn whole(&self) -> Option<Box<dyn Whole>> {
         None
@@ -123,6 +131,7 @@ pub struct Background {
     rank: u32,
     peers: Vec<Peer>,
     abort: Abort,
+    over: Over,
     memory: Memory,
     shared: Arc<Shared>,
 }
@@ -249,6 +258,7 @@ impl Background {
             rank: engine.rank(),
             peers: engine.peers(),
             abort: engine.abort(),
+            over: engine.over(),
             memory: engine.memory(),
             shared: Arc::new(Shared {
                 in_one_line: engine.in_one_line(),
@@ -346,6 +356,10 @@ impl Comm for Background {
 
     fn abort(&self, why: &str) {
         (self.abort)(why);
+    }
+
+    fn is_over(&self) -> bool {
+        (self.over)()
     }
 }
 

@@ -50,6 +50,10 @@ pub trait Comm: Send + Sync {
 
     /// Gives up, so that no other rank waits for this one.
     fn abort(&self, why: &str);
+
+    /// Whether it is known, without waiting for anybody, that every further call fails: a rank is
+    /// gone, or has given up. The next call says which.
+    fn is_over(&self) -> bool;
 }
 
 /// A collective that goes on.

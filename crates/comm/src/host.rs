@@ -14,7 +14,7 @@ mod two_level;
 
 use std::sync::Arc;
 
-use crate::background::{Abort, Background, Engine, Memory, apart, gathered};
+use crate::background::{Abort, Background, Engine, Memory, Over, apart, gathered};
 use crate::error::Peer;
 use crate::whole::Whole;
 use crate::{Call, CommError, Kind, join, shm};
@@ -253,5 +253,12 @@ impl Engine for Host {
         let whole = self.whole.as_ref().map(|whole| whole.abort());
         let all: Vec<Abort> = whole.into_iter().chain(self.parts.iter().cloned()).collect();
         Arc::new(move |why| all.iter().for_each(|abort| abort(why)))
+    }
+
+    fn over(&self) -> Over {
+        let whole = self.whole.as_ref().map(|whole| whole.over());
+        let local = self.local.as_ref().map(|local| local.engine.over());
+        let all: Vec<Over> = whole.into_iter().chain(local).chain([self.world.over()]).collect();
+        Arc::new(move || all.iter().any(|over| over()))
     }
 }

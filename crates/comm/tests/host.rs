@@ -69,6 +69,27 @@ fn huge_ones_too() {
     suite::huge(|size| world(size, |rank| rank / 2));
 }
 
+/// It is known without a call, and nothing is known of ranks that are only done.
+#[test]
+fn that_it_is_over_comes_by_itself() {
+    for nodes in [1, 3] {
+        suite::on_all(world(6, |rank| rank % nodes), |comm| {
+            let part = comm.split(Some(0), 0).unwrap().unwrap();
+            drop(part);
+            assert!(!comm.is_over());
+            comm.barrier().unwrap();
+            match comm.rank() {
+                3 => comm.abort("it has had enough"),
+                _ => {
+                    while !comm.is_over() {
+                        std::thread::yield_now();
+                    }
+                }
+            }
+        });
+    }
+}
+
 #[test]
 fn a_rank_that_gives_up_is_known_on_every_node() {
     let ended = suite::on_all(world(6, |rank| rank / 2), |comm| {
@@ -77,9 +98,10 @@ fn a_rank_that_gives_up_is_known_on_every_node() {
             comm.abort("it has had enough");
         }
         let mut data = vec![1.0f32; 100_000];
-        (0..1000).try_for_each(|_| comm.all_reduce(&mut data, ReduceOp::Sum))
+        let end = (0..1000).try_for_each(|_| comm.all_reduce(&mut data, ReduceOp::Sum));
+        (end, comm.is_over())
     });
-    for end in ended {
-        assert!(end.unwrap_err().to_string().contains("it has had enough"));
+    for (end, over) in ended {
+        assert!(end.unwrap_err().to_string().contains("it has had enough") && over);
     }
 }

@@ -27,18 +27,19 @@ mod fault;
 mod gpu;
 mod queue;
 mod sys;
+mod wait;
 
 use std::ffi::c_int;
 use std::ptr::null_mut;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use crate::background::{Abort, Background, Engine, Memory, apart};
+use crate::background::{Abort, Background, Engine, Memory, Over, apart};
 use crate::buffer::{Buffer, Space};
 use crate::error::Peer;
 use crate::{Call, Collectives, Comm, CommError, Kind, OwnedCall, Signature};
 use device::{Device, DeviceMemory};
-use sys::{Functions, IN_PROGRESS, OK, RawComm, UniqueId};
+use sys::{Config, Functions, IN_PROGRESS, OK, RawComm, UniqueId};
 
 pub use gpu::Gpu;
 pub use sys::Vendor;
@@ -94,7 +95,17 @@ impl Nccl {
         settings: Settings,
     ) -> Result<Self, CommError> {
         let device = all_ready(meeting.as_ref(), Device::open(functions.clone(), settings.device))?;
-        let device = Arc::new(device);
+        Self::connect(Arc::new(device), meeting.clone(), settings)
+            .inspect_err(|error| meeting.abort(&error.to_string()))
+    }
+
+    /// Connects the devices of ranks that all have one.
+    fn connect(
+        device: Arc<Device>,
+        meeting: Arc<dyn Comm>,
+        settings: Settings,
+    ) -> Result<Self, CommError> {
+        let functions = device.functions.clone();
         let _selected = device.select()?;
         let mut id = UniqueId([0; 128]);
         if meeting.rank() == 0 {
@@ -103,11 +114,12 @@ impl Nccl {
         }
         meeting.broadcast(&mut id.0, 0)?;
         let (rank, size) = (meeting.rank(), meeting.size());
-        let mut raw = null_mut();
+        let (mut raw, mut config) = (null_mut(), Config::patient());
         // SAFETY: the function writes one pointer; all ranks give the same id and size.
-        let code = unsafe { (functions.init)(&mut raw, size as c_int, id, rank as c_int) };
+        let code =
+            unsafe { (functions.init)(&mut raw, size as c_int, id, rank as c_int, &mut config) };
         explain(&functions, "a communicator", code)?;
-        Ok(Self {
+        let mut nccl = Self {
             rank,
             peers: (0..size).map(|r| meeting.peer(r)).collect(),
             raw,
@@ -120,7 +132,9 @@ impl Nccl {
             aborted: Arc::default(),
             failed: None,
             meeting,
-        })
+        };
+        let joined = nccl.awaken();
+        joined.map_err(|error| nccl.end(error)).map(|()| nccl)
     }
 
     /// Makes room for a call.
@@ -132,35 +146,6 @@ impl Nccl {
             self.output = self.device.memory(output.next_power_of_two())?;
         }
         Ok(())
-    }
-
-    /// Waits until the device has done what is queued; not for ever, and not if the library knows
-    /// of a failure.
-    fn settle(&self, kind: Kind, root: u32) -> Result<(), CommError> {
-        let start = Instant::now();
-        self.device.settle(|| {
-            let mut code = OK;
-            // SAFETY: the communicator is ours; the function writes one number.
-            unsafe { (self.device.functions.async_error)(self.raw, &mut code) };
-            if code != OK && code != IN_PROGRESS {
-                explain(&self.device.functions, kind.name(), code)?;
-            }
-            if let Some(why) = self.aborted.get() {
-                let by = self.peers[self.rank as usize].clone();
-                return Err(CommError::Aborted { by, why: why.clone() });
-            }
-            let limit = self.settings.desync_after;
-            let message = matches!(kind, Kind::Send | Kind::Receive);
-            let awaited = |p: &&Peer| p.rank != self.rank && (!message || p.rank == root);
-            match start.elapsed() < limit {
-                true => Ok(()),
-                false => Err(CommError::Late {
-                    call: kind.name().to_owned(),
-                    seconds: limit.as_secs(),
-                    missing: self.peers.iter().filter(awaited).cloned().collect(),
-                }),
-            }
-        })
     }
 
     /// A rank that sends to itself waits for itself, unless it does both at once.
@@ -275,12 +260,8 @@ impl Engine for Nccl {
     }
 
     fn close(&mut self) {
-        // To destroy it sees to it that the others get what was sent to them. One that failed was
-        // aborted.
-        if !self.raw.is_null() {
-            // SAFETY: the communicator is ours, and nobody uses it any more.
-            unsafe { (self.device.functions.destroy)(self.raw) };
-            self.raw = null_mut();
+        if let Some(raw) = self.given_out() {
+            self.farewell(raw);
         }
     }
 
@@ -291,6 +272,11 @@ impl Engine for Nccl {
             let _ = aborted.set(why.to_owned());
             meeting.abort(why);
         })
+    }
+
+    fn over(&self) -> Over {
+        let meeting = self.meeting.clone();
+        Arc::new(move || meeting.is_over())
     }
 }
 

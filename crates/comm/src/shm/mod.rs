@@ -44,7 +44,7 @@ use self::mail::Mailbox;
 use self::plan::Plan;
 use self::reduce::Room;
 use self::wait::{Now, Shared};
-use crate::background::{Abort, Background, Engine, Memory, apart};
+use crate::background::{Abort, Background, Engine, Memory, Over, apart};
 use crate::error::Peer;
 use crate::{Call, CommError, Kind, Signature};
 
@@ -247,6 +247,11 @@ impl Engine for ShmEngine {
             let by = shared.peers[shared.board.rank].clone();
             shared.fail(CommError::Aborted { by, why: why.to_owned() });
         })
+    }
+
+    fn over(&self) -> Over {
+        let shared = self.shared.clone();
+        Arc::new(move || verdict::is_over(&shared.board))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::background::{Abort, Engine, apart, gathered};
+use crate::background::{Abort, Engine, Over, apart, gathered};
 use crate::comm::order;
 use crate::error::Peer;
 use crate::execute::{self, Planner, Room};
@@ -101,6 +101,10 @@ impl Engine for TcpEngine {
 
     fn abort(&self) -> Abort {
         Transport::abort(&self.transport)
+    }
+
+    fn over(&self) -> Over {
+        self.transport.over()
     }
 
     fn whole(&self) -> Option<Box<dyn Whole>> {

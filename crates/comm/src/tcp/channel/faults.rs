@@ -1,10 +1,12 @@
 //! What is wrong with a communicator: told by rank 0, shown by messages, or by the clock.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::watch::Due;
 use super::{Posting, TcpTransport};
 use crate::CommError;
+use crate::background::Over;
 use crate::error::Peer;
 use crate::fabric::Carrier;
 use crate::tcp::control::{Called, Fault, Left, Up};
@@ -17,6 +19,15 @@ pub(super) const VERDICT_WITHIN: Duration = Duration::from_secs(6);
 const CIRCLE: &str =
     " that is not received (ranks that all send first wait in a circle: put messages in a group)";
 
+/// What is known to be wrong with a communicator of these members.
+fn fault_of<'a>(mesh: &'a Mesh, channel: u64, members: &[u32]) -> Option<&'a Fault> {
+    let matters = |(of, fault): &&(Option<u64>, Fault)| match of {
+        Some(of) => *of == channel,
+        None => fault.concerns(members),
+    };
+    mesh.news.faults.iter().find(matters).map(|(_, fault)| fault)
+}
+
 impl TcpTransport {
     /// Something is wrong with a rank; rank 0 may know better what.
     pub(super) fn suspect(&mut self, rank: u32, way: Way, why: String) {
@@ -28,13 +39,16 @@ impl TcpTransport {
         }
     }
 
+    /// How to ask whether something is known to be wrong with this communicator.
+    pub fn over(&self) -> Over {
+        let (shared, channel) = (self.endpoint.shared.clone(), self.channel);
+        let members = self.members.clone();
+        Arc::new(move || fault_of(&shared.lock(), channel, &members).is_some())
+    }
+
     /// What is known to be wrong with this communicator.
     pub(super) fn verdict(&self, mesh: &Mesh) -> Option<CommError> {
-        let matters = |(channel, fault): &&(Option<u64>, Fault)| match channel {
-            Some(channel) => *channel == self.channel,
-            None => fault.concerns(&self.members),
-        };
-        if let Some((_, fault)) = mesh.news.faults.iter().find(matters) {
+        if let Some(fault) = fault_of(mesh, self.channel, &self.members) {
             return Some(self.explain(fault, mesh));
         }
         let left = mesh.news.left.iter().filter(|((channel, _), _)| *channel == self.channel);

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::TcpTransport;
 use super::faults::VERDICT_WITHIN;
-use crate::background::Abort;
+use crate::background::{Abort, Over};
 use crate::tcp::control::Up;
 use crate::tcp::mesh::Hook;
 use crate::transport::Transport;
@@ -77,6 +77,10 @@ impl Whole for TcpTransport {
 
     fn abort(&self) -> Abort {
         Transport::abort(self)
+    }
+
+    fn over(&self) -> Over {
+        TcpTransport::over(self)
     }
 }
 
