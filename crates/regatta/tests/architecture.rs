@@ -6,15 +6,16 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// What each crate may use of ours, outside of tests.
-const MAY_USE: [(&str, &[&str]); 10] = [
+const MAY_USE: [(&str, &[&str]); 11] = [
     ("crates/model", &[]),
     ("crates/discover", &["model"]),
     ("crates/place", &["model"]),
     ("crates/wire", &[]),
     ("crates/launch", &["model", "discover", "place", "wire"]),
     ("crates/comm", &["model", "wire"]),
+    ("crates/measure", &["model", "comm"]),
     ("crates/testbed", &[]),
-    ("crates/regatta", &["model", "discover", "place", "wire", "launch", "comm"]),
+    ("crates/regatta", &["model", "discover", "place", "wire", "launch", "comm", "measure"]),
     ("bench", &["model", "discover", "place", "wire", "launch", "comm", "testbed"]),
     ("xtask", &[]),
 ];
