@@ -110,6 +110,7 @@ fn special(comm: &Background) {
     assert!(call.output.as_slice::<f32>().iter().all(|v| *v == ranks as f32));
     adopted(comm);
     messages(comm);
+    in_a_row(comm);
     suite::group_on(comm);
     // What each sends is not what the others expect: all are told, and all the same.
     let other = (comm.rank() as usize + 1) % ranks;
@@ -168,6 +169,30 @@ fn messages(comm: &Background) {
         got
     };
     assert_eq!(got, before as i32);
+}
+
+/// Several in a row are queued: each adds up what the one before gave.
+fn in_a_row(comm: &Background) {
+    let mut buffer = comm.device_buffer(80).unwrap();
+    buffer.put(&[1.0f64; 10]).unwrap();
+    let mut call = OwnedCall::all_reduce(DType::F64, ReduceOp::Sum, buffer);
+    comm.run_owned(&mut call, 5).unwrap();
+    let mut got = [0.0; 10];
+    call.output.fetch(&mut got).unwrap();
+    assert_eq!(got, [f64::from(comm.size()).powi(5); 10]);
+    let (rank, ranks) = (comm.rank(), comm.size());
+    let message = |kind, other: u32| {
+        let mut buffer = comm.device_buffer(4).unwrap();
+        buffer.put(&[rank as i32]).unwrap();
+        let call = OwnedCall::new(kind, DType::I32, Counts::Equal(1), buffer);
+        OwnedCall { root: other, ..call }
+    };
+    let before = (rank + ranks - 1) % ranks;
+    let mut both = [message(Kind::Send, (rank + 1) % ranks), message(Kind::Receive, before)];
+    comm.run_messages(&mut both, 3).unwrap();
+    let mut got = [0i32];
+    both[1].output.fetch(&mut got).unwrap();
+    assert_eq!(got, [before as i32]);
 }
 
 /// One calls something else, and all are told.

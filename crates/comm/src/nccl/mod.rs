@@ -34,7 +34,7 @@ use std::ptr::null_mut;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use crate::background::{Abort, Background, Engine, Memory, Over, apart};
+use crate::background::{Abort, Background, Engine, Memory, Over, apart, elsewhere};
 use crate::buffer::{Buffer, Space};
 use crate::error::Peer;
 use crate::{Call, Collectives, Comm, CommError, Kind, OwnedCall, Signature};
@@ -158,6 +158,13 @@ impl Nccl {
         Err(CommError::Shape { call: kind.name(), what })
     }
 
+    /// What says that buffers lie where this rank does not work.
+    fn not_ours(&self, kind: Kind, space: Space) -> CommError {
+        let own = Space::Device(self.settings.device);
+        let what = format!("its buffers lie in {space}, this rank works in {own}");
+        CommError::Shape { call: kind.name(), what }
+    }
+
     /// Does something with the device, and if it fails, ends the communicator.
     fn attempt(
         &mut self,
@@ -227,16 +234,33 @@ impl Engine for Nccl {
         let own = Space::Device(self.settings.device);
         match call.space()? {
             Space::Host => self.run(call.as_call()),
-            space if space == own => {
-                self.not_alone(call.kind, call.root)?;
-                let signature = call.described().signature(self.peers.len());
-                self.attempt(signature, |nccl| nccl.on_device(call))
-            }
-            other => Err(CommError::Shape {
-                call: call.kind.name(),
-                what: format!("its buffers lie in {other}, this rank works in {own}"),
-            }),
+            space if space == own => self.repeat(call, 1),
+            other => Err(self.not_ours(call.kind, other)),
         }
+    }
+
+    fn repeat(&mut self, call: &mut OwnedCall, times: u32) -> Result<(), CommError> {
+        if call.space()? != Space::Device(self.settings.device) {
+            return (0..times).try_for_each(|_| self.run_owned(call));
+        }
+        self.not_alone(call.kind, call.root)?;
+        let signature = call.described().signature(self.peers.len());
+        self.attempt(signature, |nccl| nccl.on_device(call, times))
+    }
+
+    fn repeat_messages(&mut self, messages: &mut [OwnedCall], times: u32) -> Result<(), CommError> {
+        if elsewhere(messages)?.is_none() {
+            return (0..times).try_for_each(|_| {
+                self.run_group(messages.iter_mut().map(OwnedCall::as_call).collect())
+            });
+        }
+        let own = Space::Device(self.settings.device);
+        if let Some(other) = messages.iter().find(|message| message.output.space() != own) {
+            return Err(self.not_ours(other.kind, other.output.space()));
+        }
+        let Some(first) = messages.first() else { return Ok(()) };
+        let signature = first.described().signature(self.peers.len());
+        self.attempt(signature, |nccl| nccl.messages_on_device(messages, times))
     }
 
     fn split(

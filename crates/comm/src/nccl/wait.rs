@@ -31,6 +31,14 @@ impl Nccl {
             .ok_or_else(|| self.late("a communicator", limit, |_| true))
     }
 
+    /// Waits until the library has queued what it was asked for: only then it takes the next.
+    pub(super) fn accepted(&self, kind: Kind) -> Result<(), CommError> {
+        let limit = self.settings.desync_after;
+        self.patiently(limit, || self.is_done(self.raw, kind.name()))?
+            .then_some(())
+            .ok_or_else(|| self.late(kind.name(), limit, |_| true))
+    }
+
     /// Waits until the library has queued what it was asked for, and the device has done it.
     pub(super) fn settle(&self, kind: Kind, root: u32) -> Result<(), CommError> {
         let limit = self.settings.desync_after;
