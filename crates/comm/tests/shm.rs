@@ -251,15 +251,28 @@ fn one_that_waits_for_a_third_is_not_blamed() {
 #[test]
 fn a_difference_that_nobody_waits_for_is_told_some_calls_later() {
     // Rank 0 believes that it is the root, and so waits for nobody.
-    let errors = errors(world(4), |comm| {
-        let root = if comm.rank() == 0 { 0 } else { 3 };
-        let all = vec![1u8; if comm.rank() == root { 28 } else { 0 }];
-        comm.scatter(&all, &mut [0; 7], root)?;
-        (0..20).try_for_each(|_| comm.all_reduce(&mut [1u8], ReduceOp::Sum))
-    });
-    for error in errors {
-        let both = error.contains("scatter of 28 u8, root 0") && error.contains("root 3");
-        assert!(both && error.contains("call 1 of"), "{error}");
+    let then: [fn(&Background) -> Result<(), CommError>; 2] = [
+        |comm| (0..20).try_for_each(|_| comm.all_reduce(&mut [1u8], ReduceOp::Sum)),
+        // Of which some go through slots, and some do not.
+        |comm| {
+            comm.all_gather(&[1u8; 500], &mut [0; 2000])?;
+            comm.all_reduce(&mut [1u8], ReduceOp::Sum)?;
+            comm.all_reduce(&mut [1u8], ReduceOp::Sum)?;
+            comm.all_gather(&[1u8; 500], &mut [0; 2000])?;
+            comm.all_gather(&[1u8; 500], &mut [0; 2000])
+        },
+    ];
+    for then in then {
+        let errors = errors(world(4), |comm| {
+            let root = if comm.rank() == 0 { 0 } else { 3 };
+            let all = vec![1u8; if comm.rank() == root { 28 } else { 0 }];
+            comm.scatter(&all, &mut [0; 7], root)?;
+            then(comm)
+        });
+        for error in errors {
+            let both = error.contains("scatter of 28 u8, root 0") && error.contains("root 3");
+            assert!(both && error.contains("call 1 of"), "{error}");
+        }
     }
 }
 
