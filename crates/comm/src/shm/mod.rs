@@ -45,6 +45,7 @@ use self::plan::Plan;
 use self::reduce::Room;
 use self::wait::{Now, Shared};
 use crate::background::{Abort, Background, Engine, Memory, apart};
+use crate::blame::Waits;
 use crate::error::Peer;
 use crate::{Call, CommError, Kind, Signature};
 
@@ -251,6 +252,14 @@ impl Engine for ShmEngine {
     fn memory(&self) -> Memory {
         let Some(arena) = self.shared.arena.clone() else { return Memory::default() };
         Memory { host: Arc::new(move |bytes| arena.buffer(bytes)), device: None }
+    }
+
+    fn waits(&self) -> Waits {
+        let shared = self.shared.clone();
+        Arc::new(move || {
+            let (ranks, waited) = shared.board.waits(shared.board.rank);
+            ranks.into_iter().map(|rank| (rank as u32, waited)).collect()
+        })
     }
 
     fn abort(&self) -> Abort {
