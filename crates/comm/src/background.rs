@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{JoinHandle, current};
 
+use crate::blame::Waits;
 use crate::buffer::{Buffer, Space};
 use crate::comm::{Finish, no_device};
 use crate::error::Peer;
@@ -95,6 +96,11 @@ pub trait Engine: Send {
 
     /// Ends it. Of engines in one line, this is done in their turn, too.
     fn close(&mut self) {}
+
+    /// Whom it waits for at the moment, of whom only it knows.
+    fn waits(&self) -> Waits {
+        Arc::new(Vec::new)
+    }
 
     /// How to make it give up.
     fn abort(&self) -> Abort;

@@ -11,6 +11,21 @@ pub struct Peer {
     pub host: String,
 }
 
+/// How the node of a rank is told that is in none of the communicator's places.
+const OUTSIDE: &str = ", in the numbers of the world";
+
+impl Peer {
+    /// One that is not of the communicator, by its number in the world.
+    pub(crate) fn outside(rank: u32, host: &str) -> Self {
+        Self { rank, host: format!("{host}{OUTSIDE}") }
+    }
+
+    /// Whether it is one.
+    pub(crate) fn is_outside(&self) -> bool {
+        self.host.ends_with(OUTSIDE)
+    }
+}
+
 impl std::fmt::Display for Peer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "rank {} on {}", self.rank, self.host)

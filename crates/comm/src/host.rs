@@ -15,6 +15,7 @@ mod two_level;
 use std::sync::Arc;
 
 use crate::background::{Abort, Background, Engine, Memory, Over, apart, gathered};
+use crate::blame::Waits;
 use crate::error::Peer;
 use crate::whole::Whole;
 use crate::{Call, CommError, Kind, join, shm};
@@ -88,7 +89,9 @@ impl Host {
         parts.push(world.abort());
         if let Some(whole) = &whole {
             let parts = parts.clone();
-            whole.when_over(Arc::new(move |why| parts.iter().for_each(|abort| abort(why))));
+            let over = Arc::new(move |why: &str| parts.iter().for_each(|abort| abort(why)));
+            let none: Waits = Arc::new(Vec::new);
+            whole.when_over(over, local.as_ref().map_or(none, Part::waits));
         }
         let failed = None;
         Ok(Box::new(Self { world, local, across, whole, layout, naming, parts, failed }))

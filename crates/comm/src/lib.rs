@@ -4,6 +4,7 @@
 //! call, with slices of numbers, is [`Collectives`], which every `Comm` has.
 
 pub mod background;
+pub mod blame;
 pub mod buffer;
 pub mod call;
 pub mod collectives;

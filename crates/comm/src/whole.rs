@@ -2,6 +2,7 @@
 //! went wrong is to be told of the whole.
 
 use crate::background::{Abort, Over};
+use crate::blame::Waits;
 use crate::{CommError, Signature};
 
 /// What is known of the whole.
@@ -19,8 +20,8 @@ pub trait Whole: Send {
     fn verdict(&self) -> Option<CommError>;
 
     /// Has something done, by another thread, as soon as it is known to be over: parts may wait for
-    /// each other in ways that do not hear of it.
-    fn when_over(&self, call: Abort);
+    /// each other in ways that do not hear of it. `waits` tells for whom.
+    fn when_over(&self, call: Abort, waits: Waits);
 
     /// How to make it give up.
     fn abort(&self) -> Abort;

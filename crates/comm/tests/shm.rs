@@ -249,17 +249,38 @@ fn one_that_waits_for_a_third_is_not_blamed() {
 }
 
 #[test]
-fn a_difference_that_nobody_waits_for_is_told_some_calls_later() {
-    // Rank 0 believes that it is the root, and so waits for nobody.
-    let errors = errors(world(4), |comm| {
-        let root = if comm.rank() == 0 { 0 } else { 3 };
-        let all = vec![1u8; if comm.rank() == root { 28 } else { 0 }];
-        comm.scatter(&all, &mut [0; 7], root)?;
-        (0..20).try_for_each(|_| comm.all_reduce(&mut [1u8], ReduceOp::Sum))
+fn a_root_that_waits_for_a_third_is_not_blamed() {
+    let barrier = std::sync::Barrier::new(3);
+    let ends = suite::on_all(shm::world_with(3, hasty()).unwrap(), |comm| {
+        let all = vec![1u8; if comm.rank() == 1 { 3000 } else { 0 }];
+        let scatter = |_| comm.scatter(&all, &mut [0u8; 1000], 1);
+        // The root is some calls ahead before it waits for the last.
+        let end = (0..if comm.rank() == 2 { 1 } else { 100 }).try_for_each(scatter);
+        barrier.wait();
+        end
     });
-    for error in errors {
-        let both = error.contains("scatter of 28 u8, root 0") && error.contains("root 3");
-        assert!(both && error.contains("call 1 of"), "{error}");
+    for end in &ends[..2] {
+        let Err(CommError::Late { missing, .. }) = end else { panic!("{end:?}") };
+        assert_eq!(missing.iter().map(|peer| peer.rank).collect::<Vec<_>>(), [2], "{end:?}");
+    }
+}
+
+#[test]
+fn a_difference_that_nobody_waits_for_is_told_some_calls_later() {
+    // All calls that follow are small, or some go through slots, and some do not.
+    for sizes in [&[1; 20][..], &[500, 1, 1, 500, 500]] {
+        let errors = errors(world(4), |comm| {
+            // Rank 0 believes that it is the root, and so waits for nobody.
+            let root = if comm.rank() == 0 { 0 } else { 3 };
+            let all = vec![1u8; if comm.rank() == root { 28 } else { 0 }];
+            comm.scatter(&all, &mut [0; 7], root)?;
+            let then = |size: &usize| comm.all_reduce(&mut vec![1u8; *size], ReduceOp::Sum);
+            sizes.iter().try_for_each(then)
+        });
+        for error in errors {
+            let both = error.contains("scatter of 28 u8, root 0") && error.contains("root 3");
+            assert!(both && error.contains("call 1 of"), "{error}");
+        }
     }
 }
 

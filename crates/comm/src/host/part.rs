@@ -1,6 +1,9 @@
 //! An engine for some of the ranks.
 
+use std::sync::Arc;
+
 use crate::background::Engine;
+use crate::blame::Waits;
 use crate::error::Peer;
 use crate::{Call, CommError};
 
@@ -19,11 +22,18 @@ impl Part {
         self.engine.run_group(calls).map_err(|error| self.renamed(error))
     }
 
+    /// Whom it waits for, as the whole numbers them.
+    pub fn waits(&self) -> Waits {
+        let (own, members) = (self.engine.waits(), self.members.clone());
+        let of = move |(rank, waited)| Some((*members.get(rank as usize)?, waited));
+        Arc::new(move || own().into_iter().filter_map(&of).collect())
+    }
+
     /// An error with ranks as the whole numbers them.
     fn renamed(&self, error: CommError) -> CommError {
         let of = |peer: Peer| {
-            let rank = self.members.get(peer.rank as usize).copied();
-            Peer { rank: rank.unwrap_or(peer.rank), ..peer }
+            let known = self.members.get(peer.rank as usize).filter(|_| !peer.is_outside());
+            Peer { rank: known.copied().unwrap_or(peer.rank), ..peer }
         };
         match error {
             CommError::Lost { peer, why, call } => CommError::Lost { peer: of(peer), why, call },

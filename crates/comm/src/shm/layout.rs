@@ -43,8 +43,9 @@ const CALLS: usize = POSTS + RING as usize * LINE_BYTES;
 const STATE: usize = CALLS + (RING as usize + 1) * LINE_BYTES;
 const BELL: usize = STATE + LINE_BYTES;
 const CPUS: usize = BELL + LINE_BYTES;
+const WAITS: usize = CPUS + CPU_WORDS * 8;
 const RANK_BYTES: usize = 4096;
-const _: () = assert!(CPUS + CPU_WORDS * 8 <= RANK_BYTES);
+const _: () = assert!(WAITS + LINE_BYTES <= RANK_BYTES);
 
 // In a channel.
 const TAKEN: usize = SLOTS as usize * LINE_BYTES;
@@ -89,6 +90,11 @@ impl Layout {
     /// On which CPUs a rank may be.
     pub fn cpus(&self, rank: usize) -> usize {
         self.block(rank) + CPUS
+    }
+
+    /// Whom a rank waits for.
+    pub fn waits(&self, rank: usize) -> usize {
+        self.block(rank) + WAITS
     }
 
     /// The line of a piece of a message.
@@ -168,6 +174,7 @@ mod tests {
             taken.push((layout.state(rank), LINE_BYTES));
             taken.push((layout.bell(rank), LINE_BYTES));
             taken.push((layout.cpus(rank), CPU_WORDS * 8));
+            taken.push((layout.waits(rank), LINE_BYTES));
             for to in 0..3 {
                 taken.extend((0..SLOTS).map(|n| (layout.mail(rank, to, n), LINE_BYTES)));
                 taken.extend((0..SLOTS).map(|n| (layout.mail_slot(rank, to, n), MAIL_BYTES)));

@@ -45,6 +45,7 @@ use self::plan::Plan;
 use self::reduce::Room;
 use self::wait::{Now, Shared};
 use crate::background::{Abort, Background, Engine, Memory, Over, apart};
+use crate::blame::Waits;
 use crate::error::Peer;
 use crate::{Call, CommError, Kind, Signature};
 
@@ -80,6 +81,8 @@ pub struct ShmEngine {
     shared: Arc<Shared>,
     /// The number of its next post.
     next: u64,
+    /// The posts of all up to this number are of the same calls.
+    compared: u64,
     /// How many collectives it has begun.
     calls: u64,
     mailbox: Mailbox,
@@ -103,7 +106,7 @@ impl ShmEngine {
     fn new(shared: Shared, region: Option<(u64, u64)>) -> Self {
         let mailbox = Mailbox::new(shared.peers.len());
         let habit = Habit::default();
-        Self { shared: Arc::new(shared), next: 1, calls: 0, mailbox, habit, region }
+        Self { shared: Arc::new(shared), next: 1, compared: 0, calls: 0, mailbox, habit, region }
     }
 
     fn rank(&self) -> usize {
@@ -142,7 +145,7 @@ impl ShmEngine {
 
     /// The number of the next post, once there is room for it.
     #[inline]
-    fn turn(&self, room: Room, now: &Now) -> Result<u64, CommError> {
+    fn turn(&mut self, room: Room, now: &Now) -> Result<u64, CommError> {
         let number = self.next;
         // The others must have read the post whose place it takes.
         let places = match room {
@@ -150,23 +153,33 @@ impl ShmEngine {
             Room::Slot(_) => SLOTS,
         };
         let read = (number + READING).saturating_sub(places);
-        for other in self.others() {
-            let board = &self.shared.board;
-            if read == 0 {
-                continue;
+        if read > self.compared {
+            for other in self.others() {
+                let board = &self.shared.board;
+                if !board.has_posted(other, read) {
+                    self.shared.wait(other, now, || board.has_posted(other, read))?;
+                }
+                self.compare(other, read, now)?;
             }
-            if !board.has_posted(other, read) {
-                self.shared.wait(other, now, || board.has_posted(other, read))?;
-            }
-            // It may be of a call in which nobody had to look at it. Who is so far ahead that
-            // another is in its place, or soon will be, has looked at ours.
-            let differs = board.digest(other, read) != board.digest(board.rank, read);
+            self.compared = read;
+        }
+        Ok(number)
+    }
+
+    /// Whether another's posts up to this one are of the calls that this rank's are: nobody may have
+    /// had to look at them. Who is so far ahead that another is in its place, or soon will be, has
+    /// looked at ours.
+    #[inline]
+    fn compare(&self, other: usize, read: u64, now: &Now) -> Result<(), CommError> {
+        let board = &self.shared.board;
+        for number in self.compared + 1..=read {
+            let differs = board.digest(other, number) != board.digest(board.rank, number);
             fence(Ordering::Acquire);
-            if differs && !board.has_posted(other, read + RING - 1) {
+            if differs && !board.has_posted(other, number + RING - 1) {
                 return Err(self.shared.disagreed_before(other, now));
             }
         }
-        Ok(number)
+        Ok(())
     }
 
     #[inline]
@@ -239,6 +252,14 @@ impl Engine for ShmEngine {
     fn memory(&self) -> Memory {
         let Some(arena) = self.shared.arena.clone() else { return Memory::default() };
         Memory { host: Arc::new(move |bytes| arena.buffer(bytes)), device: None }
+    }
+
+    fn waits(&self) -> Waits {
+        let shared = self.shared.clone();
+        Arc::new(move || {
+            let (ranks, waited) = shared.board.waits(shared.board.rank);
+            ranks.into_iter().map(|rank| (rank as u32, waited)).collect()
+        })
     }
 
     fn abort(&self) -> Abort {

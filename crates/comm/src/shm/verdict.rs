@@ -33,8 +33,8 @@ struct Record {
     text: String,
 }
 
-/// Says why it is over, unless that is said already.
-pub fn declare(board: &Board, error: &CommError) {
+/// Says why it is over; whether it was the first to say so.
+pub fn declare(board: &Board, error: &CommError) -> bool {
     let start = board.layout.abort();
     let by = board.rank as u64 + 1;
     let claimed = board.word(start).compare_exchange(0, by, Ordering::SeqCst, Ordering::Relaxed);
@@ -50,6 +50,7 @@ pub fn declare(board: &Board, error: &CommError) {
     }
     // Whoever sleeps must hear of it.
     (0..board.layout.ranks).for_each(|rank| board.ring_of(rank));
+    claimed.is_ok()
 }
 
 /// Counts a rank that closes the communicator; whether it is the last.

@@ -10,6 +10,7 @@ use super::board::{Board, Doing};
 use super::layout::{RING, SLOTS};
 use super::segment::Segment;
 use super::verdict;
+use crate::blame;
 use crate::error::Peer;
 use crate::{CommError, Kind, Signature};
 
@@ -98,15 +99,17 @@ impl Shared {
                 looked.for_each(|_| std::hint::spin_loop());
                 continue;
             }
+            self.board.say_waits(ranks, waited);
             let trouble = ranks.iter().find_map(|rank| self.trouble(*rank, now, waited));
             // What came before the trouble still counts.
             if let Some(error) = trouble.filter(|_| !ready()) {
-                return Err(self.fail(error));
+                return Err(self.tell(error, now));
             }
             let first = ranks.first().copied().unwrap_or(self.board.rank);
             self.board.sleep(first, nap, || ready() || verdict::is_over(&self.board));
             nap = (nap * 2).min(longest);
         }
+        self.board.say_waits(&[], Duration::ZERO);
         Ok(())
     }
 
@@ -142,6 +145,14 @@ impl Shared {
         error
     }
 
+    /// The same, unless another was told first: then that is it for this rank, too.
+    fn tell(&self, error: CommError, now: &Now) -> CommError {
+        match verdict::declare(&self.board, &error) {
+            true => error,
+            false => self.verdict(now).unwrap_or(error),
+        }
+    }
+
     /// A rank's post is of another call.
     #[cold]
     fn disagreement(&self, rank: usize, now: &Now) -> CommError {
@@ -149,21 +160,12 @@ impl Shared {
             Some(theirs) => self.disagree(rank, now, theirs),
             None => self.late(rank, now),
         };
-        // If others say so already, as they do.
-        self.verdict(now).unwrap_or_else(|| self.fail(error))
+        self.tell(error, now)
     }
 
     /// A rank's post of before is of another call than this rank's was.
     #[cold]
     pub fn disagreed_before(&self, rank: usize, now: &Now) -> CommError {
-        let calls = now.doing.number();
-        let differs = |call: &u64| {
-            let called = |rank: usize| self.board.announced(rank, Doing::Call(*call));
-            let (ours, theirs) = (called(self.board.rank)?, called(rank)?);
-            let at = Now { doing: Doing::Call(*call), signature: ours, digest: 0 };
-            (ours != theirs).then(|| self.disagree(rank, &at, theirs))
-        };
-        let found = (calls.saturating_sub(RING - 1)..=calls).find_map(|call| differs(&call));
         let by = self.peers[self.board.rank].clone();
         let unknown = || CommError::Aborted {
             by,
@@ -172,8 +174,20 @@ impl Shared {
                 self.peers[rank]
             ),
         };
-        let error = found.unwrap_or_else(unknown);
-        self.verdict(now).unwrap_or_else(|| self.fail(error))
+        let error = self.difference(rank, now).unwrap_or_else(unknown);
+        self.tell(error, now)
+    }
+
+    /// The first of the last calls in which a rank called something else than this one, if any.
+    fn difference(&self, rank: usize, now: &Now) -> Option<CommError> {
+        let calls = now.doing.number();
+        let differs = |call: u64| {
+            let called = |rank: usize| self.board.announced(rank, Doing::Call(call));
+            let (ours, theirs) = (called(self.board.rank)?, called(rank)?);
+            let at = Now { doing: Doing::Call(call), signature: ours, digest: 0 };
+            (ours != theirs).then(|| self.disagree(rank, &at, theirs))
+        };
+        (calls.saturating_sub(RING - 1)..=calls).find_map(differs)
     }
 
     pub fn disagree(&self, rank: usize, now: &Now, theirs: Signature) -> CommError {
@@ -186,16 +200,17 @@ impl Shared {
         }
     }
 
-    /// Whom a rank waits for that waits for a message of another, and so on.
-    fn awaited_in_the_end(&self, rank: usize) -> usize {
-        let mut last = rank;
-        for _ in 0..self.peers.len() {
-            match self.waits_for(last) {
-                Some(next) if next != self.board.rank => last = next,
-                _ => return last,
-            }
-        }
-        rank
+    /// Those for whom these wait in the end, as they said themselves.
+    fn blamed(&self, missing: &[u32]) -> Vec<u32> {
+        let waits = |rank: u32| {
+            let (ranks, waited) = self.board.waits(rank as usize);
+            let counts = blame::explains(waited, self.settings.desync_after);
+            ranks.into_iter().filter(|_| counts).map(|rank| rank as u32).collect()
+        };
+        let mut blamed = blame::blamed(missing, waits);
+        // In a circle: whom this rank waits for.
+        blamed.retain(|rank| *rank != self.board.rank as u32);
+        if blamed.is_empty() { missing.to_vec() } else { blamed }
     }
 
     /// Whom a rank waits for in a message. Whoever could go on and does not waits for nobody.
@@ -212,8 +227,12 @@ impl Shared {
         waits.then_some(other)
     }
 
-    /// It takes too long: because the rank is at something else, or because it does not come.
+    /// It takes too long: because a rank called something else, or because it does not come.
     fn late(&self, rank: usize, now: &Now) -> CommError {
+        let others = || (0..self.peers.len()).filter(|other| *other != self.board.rank);
+        if let Some(disagree) = others().find_map(|other| self.difference(other, now)) {
+            return disagree;
+        }
         let doing = self.board.doing(rank);
         let theirs = self.board.announced(rank, doing);
         let own = self.board.rank as u32;
@@ -225,16 +244,13 @@ impl Shared {
         let collective = matches!(now.doing, Doing::Call(_)) && !now.signature.kind.has_root();
         let came = |other: usize| self.board.doing(other).number() >= now.doing.number();
         let missing = |other: &usize| *other == rank || (collective && !came(*other));
-        let all = (0..self.peers.len()).filter(|other| *other != self.board.rank);
+        let missing: Vec<u32> = others().filter(missing).map(|other| other as u32).collect();
         // Not those who would come if a third came.
-        let mut missing: Vec<usize> =
-            all.filter(missing).map(|other| self.awaited_in_the_end(other)).collect();
-        missing.sort_unstable();
-        missing.dedup();
+        let blamed = self.blamed(&missing).into_iter();
         CommError::Late {
             call: now.signature.to_string(),
             seconds: self.settings.desync_after.as_secs(),
-            missing: missing.into_iter().map(|other| self.peers[other].clone()).collect(),
+            missing: blamed.map(|other| self.peers[other as usize].clone()).collect(),
         }
     }
 }
@@ -245,7 +261,6 @@ pub const OF_MANY: u64 = 1;
 /// Whether a rank that is at `theirs` will never bring what this one, `own`, waits for.
 fn stuck(own: u32, now: &Now, doing: Doing, theirs: &Signature) -> bool {
     match (now.doing, doing) {
-        (Doing::Call(ours), Doing::Call(other)) => ours == other && *theirs != now.signature,
         // It is at one that this rank has not called; else it is only behind.
         (Doing::Message(ours), Doing::Call(other)) => other > ours,
         // It may wait for a third, who has not come.

@@ -135,12 +135,17 @@ impl TcpTransport {
         match known {
             Some(at) => Peer { rank: at as u32, host },
             // It is none of these ranks.
-            None => Peer { rank: global, host: format!("{host}, in the numbers of the world") },
+            None => Peer::outside(global, &host),
         }
     }
 
     fn global(&self, rank: u32) -> u32 {
         self.members.get(rank as usize).copied().unwrap_or(u32::MAX)
+    }
+
+    /// The number in the world of one that an error names.
+    fn global_of(&self, peer: &Peer) -> u32 {
+        if peer.is_outside() { peer.rank } else { self.global(peer.rank) }
     }
 
     fn me(&self) -> u32 {
@@ -241,6 +246,7 @@ impl TcpTransport {
             !is_done
         });
         self.watch.reset(channel.moved, now);
+        channel.waits = None;
         // Whoever was late has come.
         if let Some((_, CommError::Late { .. })) = self.suspicion {
             self.suspicion = None;

@@ -175,7 +175,9 @@ pub enum Up {
         channel: u64,
         /// In which collective; `None`: for a message.
         call: Option<u64>,
-        /// Whom it waits for; if it is late in a collective, all who take part.
+        /// Whom it waits for.
+        awaited: Vec<u32>,
+        /// If it is late in a collective, all who take part.
         members: Vec<u32>,
         /// How long it has waited, if that is too long: all are asked where they are.
         late: Option<u64>,
@@ -190,6 +192,8 @@ pub enum Up {
         called: Vec<(u64, Called)>,
         /// Its messages in the last of these.
         traffic: Traffic,
+        /// Whom it waits for, in any communicator, and how many milliseconds already.
+        waits: Vec<(u32, u64)>,
     },
     /// A communicator is over.
     Report {

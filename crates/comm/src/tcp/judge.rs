@@ -1,9 +1,10 @@
 //! Rank 0 decides what is wrong, so that all ranks say the same. No I/O; time is an argument.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-use super::control::{Called, Down, Fault, Left, Traffic, Up};
+use super::control::{Down, Fault, Left, Up};
+use super::inquiry::{Finding, Inquiry, Place, Question};
 
 /// How long an answer may take that a thread of its own gives.
 pub const ANSWER_WITHIN: Duration = Duration::from_secs(2);
@@ -54,27 +55,6 @@ struct Saw {
     why: String,
 }
 
-/// Where a rank is: how many calls it began, what they were, and its messages in the last.
-type Place = (u64, Vec<(u64, Called)>, Traffic);
-
-/// All of a communicator were asked where they are.
-#[derive(Debug)]
-struct Inquiry {
-    /// Who wants to know.
-    by: Vec<u32>,
-    channel: u64,
-    call: u64,
-    late_s: u64,
-    members: Vec<u32>,
-    answers: BTreeMap<u32, Place>,
-    until: Instant,
-    /// What was under way the last time.
-    before: Option<Stuck>,
-}
-
-/// From whom, to whom, and how many messages had come on that path.
-type Stuck = (u32, u32, u64);
-
 impl Judge {
     /// What is to be told now.
     pub fn take(&mut self) -> Vec<(To, Down)> {
@@ -87,17 +67,16 @@ impl Judge {
             Up::Saw { rank, sends, why } => {
                 self.saws.push((now + SAW_AFTER, Saw { by: from, rank, sends, why }));
             }
-            Up::Ask { channel, call, members, late } => {
-                self.ask(from, channel, call, members, late, now);
+            Up::Ask { channel, call, awaited, members, late } => {
+                self.ask(from, Question { channel, call, awaited, members }, late, now);
             }
-            Up::Answer { inquiry, calls, called, traffic } => {
+            Up::Answer { inquiry, calls, called, traffic, waits } => {
+                let place = Place { calls, called, traffic, waits };
                 if let Some((_, saw)) = self.probes.remove(&inquiry) {
                     self.broken(saw);
                 } else if let Some(open) = self.inquiries.get_mut(&inquiry) {
-                    open.answers.insert(from, (calls, called, traffic));
-                    if open.answers.len() == open.members.len() {
-                        self.conclude(inquiry, now);
-                    }
+                    open.answers.insert(from, place);
+                    self.go_on(inquiry, now);
                 }
             }
             Up::Report { channel, fault } => self.rule(channel, fault),
@@ -179,120 +158,65 @@ impl Judge {
         }
     }
 
-    fn ask(
-        &mut self,
-        by: u32,
-        channel: u64,
-        call: Option<u64>,
-        members: Vec<u32>,
-        late: Option<u64>,
-        now: Instant,
-    ) {
+    fn ask(&mut self, by: u32, question: Question, late: Option<u64>, now: Instant) {
         // It waits in vain for who has left before, if it waits for that one at all.
-        let in_vain = |(rank, left): &(&u32, &Left)| match call {
+        let in_vain = |(rank, left): &(&u32, &Left)| match question.call {
             Some(call) => left.calls < call,
-            None => members.contains(rank),
+            None => question.awaited.contains(rank),
         };
-        let left = self.left.get(&channel).into_iter().flatten().find(in_vain);
+        let left = self.left.get(&question.channel).into_iter().flatten().find(in_vain);
         if let Some((rank, left)) = left {
             let down = Down::Left { rank: *rank, left: left.clone() };
             self.out.push((To::Rank(by), down));
             return;
         }
         let Some(late_s) = late else { return };
-        let Some(call) = call else {
-            self.out.push((To::Rank(by), Down::Clear { channel }));
-            return;
-        };
-        let same = |i: &&mut Inquiry| i.channel == channel && i.call == call;
         let again = self.again.iter_mut().map(|(_, inquiry)| inquiry);
-        if let Some(open) = self.inquiries.values_mut().chain(again).find(same) {
-            open.by.push(by);
-            return;
+        let mut open = self.inquiries.values_mut().chain(again);
+        match open.find(|open| open.question.is_same(&question)) {
+            Some(open) => {
+                open.by.push(by);
+                open.question.awaited.extend(&question.awaited);
+            }
+            None => self.inquire(Inquiry::new(by, question, late_s, now), now),
         }
-        let (by, answers) = (vec![by], BTreeMap::new());
-        let (until, before) = (now, None);
-        let inquiry = Inquiry { by, channel, call, late_s, members, answers, until, before };
-        self.inquire(inquiry, now);
     }
 
-    fn inquire(&mut self, open: Inquiry, now: Instant) {
+    fn inquire(&mut self, mut open: Inquiry, now: Instant) {
         self.next += 1;
-        let (inquiry, channel) = (self.next, open.channel);
+        let (inquiry, channel) = (self.next, open.question.channel);
         let ask = |rank: &u32| (To::Rank(*rank), Down::Where { inquiry, channel });
-        self.out.extend(open.members.iter().map(ask));
-        self.inquiries.insert(inquiry, Inquiry { until: now + ANSWER_WITHIN, ..open });
+        self.out.extend(open.asked.iter().map(ask));
+        open.until = now + ANSWER_WITHIN;
+        self.inquiries.insert(inquiry, open);
+    }
+
+    /// When all have answered, those are asked whom they wait for, if they have not been.
+    fn go_on(&mut self, id: u64, now: Instant) {
+        let Some(open) = self.inquiries.get_mut(&id) else { return };
+        if open.answers.len() < open.asked.len() {
+            return;
+        }
+        let more = open.further();
+        if more.is_empty() {
+            return self.conclude(id, now);
+        }
+        let channel = open.question.channel;
+        open.asked.extend(&more);
+        let ask = |rank: u32| (To::Rank(rank), Down::Where { inquiry: id, channel });
+        self.out.extend(more.into_iter().map(ask));
     }
 
     fn conclude(&mut self, id: u64, now: Instant) {
         let Some(inquiry) = self.inquiries.remove(&id) else { return };
-        if let Some(fault) = inquiry.fault() {
-            return self.rule(inquiry.channel, fault);
-        }
-        match (inquiry.under_way(), inquiry.before) {
-            (Some(now), Some(before)) if now == before => {
-                let why = format!("in {} s not even 64 KiB came through", inquiry.late_s);
-                let fault = Fault::Path { from: now.0, to: now.1, why };
-                self.rule(inquiry.channel, fault);
-            }
-            (before @ Some(_), None) => {
-                let inquiry = Inquiry { before, answers: BTreeMap::new(), ..inquiry };
-                self.again.push((now + LOOK_AGAIN, inquiry));
-            }
-            _ => {
-                let clear = Down::Clear { channel: inquiry.channel };
+        let channel = inquiry.question.channel;
+        match inquiry.finding() {
+            Finding::Fault(fault) => self.rule(channel, fault),
+            Finding::Look(again) => self.again.push((now + LOOK_AGAIN, again)),
+            Finding::Nothing => {
+                let clear = Down::Clear { channel };
                 self.out.extend(inquiry.by.iter().map(|by| (To::Rank(*by), clear.clone())));
             }
         }
-    }
-}
-
-impl Inquiry {
-    /// What is wrong, if anything is: ranks that called something else, or else ranks that have not
-    /// called at all, or do not answer.
-    fn fault(&self) -> Option<Fault> {
-        let calls = self.answers.values().flat_map(|place| place.1.iter().map(|(n, _)| *n));
-        let calls: BTreeSet<u64> = calls.collect();
-        if let Some(disagree) = calls.into_iter().find_map(|call| self.disagree(call)) {
-            return Some(disagree);
-        }
-        let there = |rank: &u32| self.answers.get(rank).is_some_and(|a| a.0 >= self.call);
-        let missing: Vec<u32> = self.members.iter().copied().filter(|r| !there(r)).collect();
-        let (sequence, seconds) = (self.call, self.late_s);
-        (!missing.is_empty()).then_some(Fault::Late { sequence, seconds, missing })
-    }
-
-    /// All are there and agree, and it takes too long: a message was sent that did not come. If
-    /// there are several, the path on which most are.
-    fn under_way(&self) -> Option<Stuck> {
-        let of = |counts: &[(u32, u64)], rank: u32| {
-            counts.iter().find(|(of, _)| *of == rank).map_or(0, |(_, count)| *count)
-        };
-        let here = |(_, place): &(&u32, &Place)| place.0 == self.call;
-        let mut slow: Vec<(u64, u32, u32)> = Vec::new();
-        for (&to, (_, _, traffic)) in self.answers.iter().filter(here) {
-            for &from in &traffic.awaited {
-                let Some((calls, _, theirs)) = self.answers.get(&from) else { continue };
-                let came = of(&traffic.came, from);
-                // Who is further has sent all.
-                let sent = if *calls > self.call { came + 1 } else { of(&theirs.sent, to) };
-                slow.extend(sent.checked_sub(came).filter(|n| *n > 0).map(|n| (n, from, to)));
-            }
-        }
-        let (_, from, to) = slow.into_iter().max_by_key(|(n, from, to)| (*n, !from, !to))?;
-        let came = self.answers.get(&to).map_or(0, |place| of(&place.2.came, from));
-        Some((from, to, came))
-    }
-
-    /// Whether ranks called different things in a call.
-    fn disagree(&self, sequence: u64) -> Option<Fault> {
-        let of = |called: &[(u64, Called)]| called.iter().find(|(n, _)| *n == sequence).copied();
-        let called = self.answers.iter().filter_map(|(rank, place)| Some((*rank, of(&place.1)?.1)));
-        let calls: Vec<(u32, Called)> = called.collect();
-        let same = |one: &Called| calls.iter().filter(|(_, c)| c == one).count();
-        // Of equally many the lowest rank's counts.
-        let most = calls.iter().rev().max_by_key(|(_, c)| same(c)).copied()?;
-        let odd = calls.iter().find(|(_, c)| *c != most.1).copied()?;
-        Some(Fault::Disagree { sequence, most, odd })
     }
 }

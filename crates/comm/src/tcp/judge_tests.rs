@@ -12,7 +12,7 @@ fn called(count: u64) -> Called {
 }
 
 fn ask(call: u64, late: Option<u64>) -> Up {
-    Up::Ask { channel: 7, call: Some(call), members: vec![0, 1, 2], late }
+    Up::Ask { channel: 7, call: Some(call), awaited: Vec::new(), members: vec![0, 1, 2], late }
 }
 
 fn verdict(fault: Fault) -> Vec<(To, Down)> {
@@ -29,8 +29,9 @@ fn inquiry(answers: &[Answer]) -> Vec<(To, Down)> {
     judge.hear(1, ask(3, Some(9)), now);
     assert_eq!(judge.take().len(), 3);
     for (rank, calls, called) in answers {
-        let (calls, called, traffic) = (*calls, called.clone(), Traffic::default());
-        judge.hear(*rank, Up::Answer { inquiry: 1, calls, called, traffic }, now);
+        let (calls, called) = (*calls, called.clone());
+        let (traffic, waits) = (Traffic::default(), Vec::new());
+        judge.hear(*rank, Up::Answer { inquiry: 1, calls, called, traffic, waits }, now);
     }
     judge.tick(now + ANSWER_WITHIN);
     judge.take()
@@ -51,6 +52,60 @@ fn ranks_that_called_something_else_are_told_to_all() {
 fn ranks_that_did_not_come_or_answer_are_late() {
     let told = inquiry(&[(1, 3, vec![(3, called(5))]), (2, 2, vec![])]);
     assert_eq!(told, verdict(Fault::Late { sequence: 3, seconds: 9, missing: vec![0, 2] }));
+}
+
+/// The answer of a rank after so many calls that has waited for these, each for so many milliseconds.
+fn waiting(inquiry: u64, calls: u64, waits: &[(u32, u64)]) -> Up {
+    let (called, traffic, waits) = (Vec::new(), Traffic::default(), waits.to_vec());
+    Up::Answer { inquiry, calls, called, traffic, waits }
+}
+
+#[test]
+fn who_waits_for_another_is_not_late_but_the_other() {
+    let now = Instant::now();
+    let mut judge = Judge::default();
+    judge.hear(1, ask(3, Some(9)), now);
+    assert_eq!(judge.take().len(), 3);
+    // Rank 2 waits for one of another communicator, and that for one that waits but for a moment.
+    judge.hear(0, waiting(1, 3, &[(2, 9000)]), now);
+    judge.hear(1, waiting(1, 3, &[(2, 9000)]), now);
+    judge.hear(2, waiting(1, 2, &[(4, 8000)]), now);
+    let asked = |rank| [(To::Rank(rank), Down::Where { inquiry: 1, channel: 7 })];
+    assert_eq!(judge.take(), asked(4));
+    judge.hear(4, waiting(1, 0, &[(5, 5000)]), now);
+    assert_eq!(judge.take(), asked(5));
+    judge.hear(5, waiting(1, 0, &[(1, 300)]), now);
+    assert_eq!(judge.take(), verdict(Fault::Late { sequence: 3, seconds: 9, missing: vec![5] }));
+}
+
+#[test]
+fn a_message_that_does_not_come_is_asked_for_too() {
+    let now = Instant::now();
+    let late =
+        |awaited| Up::Ask { channel: 7, call: None, awaited, members: vec![], late: Some(9) };
+    let mut judge = Judge::default();
+    judge.hear(1, late(vec![2]), now);
+    let asked = [1, 2].map(|rank| (To::Rank(rank), Down::Where { inquiry: 1, channel: 7 }));
+    assert_eq!(judge.take(), asked);
+    judge.hear(1, waiting(1, 3, &[(2, 9000)]), now);
+    judge.hear(2, waiting(1, 3, &[(0, 8000)]), now);
+    assert_eq!(judge.take().len(), 1);
+    // Who does not answer waits for nobody.
+    judge.tick(now + ANSWER_WITHIN);
+    assert_eq!(judge.take(), verdict(Fault::Late { sequence: 0, seconds: 9, missing: vec![0] }));
+}
+
+#[test]
+fn where_all_have_come_it_is_asked_whom_they_wait_for() {
+    let now = Instant::now();
+    let mut judge = Judge::default();
+    let (channel, call, members, late) = (7, Some(3), vec![0, 1, 2], Some(9));
+    judge.hear(1, Up::Ask { channel, call, awaited: vec![0], members, late }, now);
+    assert_eq!(judge.take().len(), 3);
+    judge.hear(0, waiting(1, 3, &[(2, 9000)]), now);
+    judge.hear(1, waiting(1, 3, &[(0, 9000)]), now);
+    judge.hear(2, waiting(1, 3, &[]), now);
+    assert_eq!(judge.take(), verdict(Fault::Late { sequence: 3, seconds: 9, missing: vec![2] }));
 }
 
 #[test]
@@ -124,8 +179,7 @@ fn if_the_other_answers_it_is_the_path_that_is_broken() {
         judge.hear(2, Up::Saw { rank: 1, sends, why: "timed out".to_owned() }, now);
         judge.tick(now + Duration::from_secs(1));
         assert_eq!(judge.take().len(), 1);
-        let (calls, called, traffic) = (3, Vec::new(), Traffic::default());
-        judge.hear(1, Up::Answer { inquiry: 1, calls, called, traffic }, now);
+        judge.hear(1, waiting(1, 3, &[]), now);
         let fault = Fault::Path { from, to, why: "timed out".to_owned() };
         assert_eq!(judge.take(), [(To::All, Down::Verdict { channel: None, fault })]);
     }
@@ -145,8 +199,8 @@ fn a_message_that_was_sent_and_does_not_come_shows_the_slow_path() {
     ];
     let answer = |judge: &mut Judge, inquiry| {
         for (rank, traffic) in (0..).zip(answers.clone()) {
-            let called = vec![(3, called(5))];
-            judge.hear(rank, Up::Answer { inquiry, calls: 3, called, traffic }, now);
+            let (called, waits) = (vec![(3, called(5))], Vec::new());
+            judge.hear(rank, Up::Answer { inquiry, calls: 3, called, traffic, waits }, now);
         }
     };
     answer(&mut judge, 1);

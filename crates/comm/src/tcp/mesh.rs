@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::net::TcpStream;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
@@ -61,6 +61,8 @@ pub struct Channel {
     pub trouble: Option<Trouble>,
     /// The messages of the call that goes on.
     pub traffic: Traffic,
+    /// Whom this rank waits for, if it is longer than a moment, and since when.
+    pub waits: Option<(Instant, Vec<u32>)>,
 }
 
 impl Channel {
@@ -104,6 +106,15 @@ impl Channels {
 
     pub fn peek(&self, channel: u64) -> Option<&Channel> {
         self.open.get(&channel)
+    }
+
+    /// Whom this rank waits for in all of them, and how long already.
+    pub fn waits(&self, now: Instant) -> impl Iterator<Item = (u32, Duration)> + '_ {
+        let waits = self.open.values().filter_map(|channel| channel.waits.as_ref());
+        waits.flat_map(move |(since, ranks)| {
+            let waited = now.saturating_duration_since(*since);
+            ranks.iter().map(move |rank| (*rank, waited))
+        })
     }
 
     pub fn done(&mut self, channel: u64, ticket: Ticket) {

@@ -13,6 +13,7 @@ mod endpoint;
 mod engine;
 mod frame;
 mod gathering;
+mod inquiry;
 mod judge;
 #[cfg(test)]
 mod judge_tests;

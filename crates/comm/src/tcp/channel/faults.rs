@@ -130,22 +130,25 @@ impl TcpTransport {
 
     /// What this rank sees itself, if rank 0 says nothing.
     fn own_late(&self, seconds: u64) -> CommError {
-        let mut missing: Vec<u32> = self.open.iter().map(|posting| posting.with).collect();
-        missing.sort_unstable();
-        missing.dedup();
-        let missing = missing.into_iter().map(|rank| self.peer(rank)).collect();
+        let missing = self.awaited().into_iter().map(|rank| self.peer(rank)).collect();
         CommError::Late { call: self.waiting(), seconds, missing }
+    }
+
+    /// Whom this rank waits for.
+    fn awaited(&self) -> Vec<u32> {
+        let mut ranks: Vec<u32> = self.open.iter().map(|posting| posting.with).collect();
+        ranks.sort_unstable();
+        ranks.dedup();
+        ranks
     }
 
     /// Asks rank 0 whether waiting is in vain, or, being late, where all are.
     fn ask(&self, late: Option<u64>) {
-        let members = match (self.in_call, late) {
-            (true, Some(_)) => self.members.clone(),
-            (true, None) => Vec::new(),
-            (false, _) => self.open.iter().map(|posting| posting.with).collect(),
-        };
+        let all = self.in_call && late.is_some();
+        let members = if all { self.members.clone() } else { Vec::new() };
+        let (channel, awaited) = (self.channel, self.awaited());
         let call = self.in_call.then_some(self.calls_done + 1);
-        self.endpoint.control.tell(Up::Ask { channel: self.channel, call, members, late });
+        self.endpoint.control.tell(Up::Ask { channel, call, awaited, members, late });
     }
 
     /// Ends with what was suspected, and has all others know it.
@@ -157,7 +160,7 @@ impl TcpTransport {
 
     /// An error as all others are told of it.
     pub(super) fn fault(&self, error: &CommError) -> Fault {
-        let global = |peer: &Peer| self.global(peer.rank);
+        let global = |peer: &Peer| self.global_of(peer);
         match error {
             CommError::Late { seconds, missing, .. } => Fault::Late {
                 sequence: self.calls_done + 1,
@@ -216,6 +219,8 @@ impl TcpTransport {
         let next = match self.watch.look(moved, now) {
             Due::Nothing(then) => then,
             Due::Ask => {
+                let waits = Some((self.watch.since(), self.awaited()));
+                mesh.channels.get(self.channel).waits = waits;
                 self.ask(None);
                 self.listen(mesh);
                 now
@@ -266,12 +271,11 @@ impl TcpTransport {
 
     /// A message of another call came: rank 0 finds out who called what.
     fn mismatch(&mut self, call: u64, now: Instant) {
-        let channel = self.channel;
-        let (members, late) = (self.members.clone(), Some(self.watch.seconds(now)));
-        self.endpoint.control.tell(Up::Ask { channel, call: Some(call), members, late });
-        let what = self.doing.clone();
         let why = format!("messages of another kind came in call {call}");
-        let error = CommError::System { what, why };
+        let error = CommError::System { what: self.doing.clone(), why };
+        let (channel, call, awaited) = (self.channel, Some(call), Vec::new());
+        let (members, late) = (self.members.clone(), Some(self.watch.seconds(now)));
+        self.endpoint.control.tell(Up::Ask { channel, call, awaited, members, late });
         self.suspicion.get_or_insert((now + VERDICT_WITHIN, error));
     }
 }

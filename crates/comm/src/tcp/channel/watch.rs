@@ -59,6 +59,11 @@ impl Watch {
         Due::Nothing(self.since + next)
     }
 
+    /// Since when nothing has moved.
+    pub fn since(&self) -> Instant {
+        self.since
+    }
+
     /// How long nothing has moved, in seconds.
     pub fn seconds(&self, now: Instant) -> u64 {
         now.saturating_duration_since(self.since).as_secs()

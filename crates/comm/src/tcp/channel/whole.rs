@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use super::TcpTransport;
 use super::faults::VERDICT_WITHIN;
 use crate::background::{Abort, Over};
+use crate::blame::Waits;
 use crate::tcp::control::Up;
 use crate::tcp::mesh::Hook;
 use crate::transport::Transport;
@@ -39,7 +40,7 @@ impl Whole for TcpTransport {
             CommError::Late { .. } | CommError::Disagree { .. } | CommError::System { .. }
                 if self.in_call =>
             {
-                self.inquire();
+                self.inquire(&error);
                 false
             }
             // Who is gone is gone, and of messages others know nothing.
@@ -70,9 +71,9 @@ impl Whole for TcpTransport {
         TcpTransport::verdict(self, &self.endpoint.shared.lock())
     }
 
-    fn when_over(&self, call: Abort) {
+    fn when_over(&self, call: Abort, waits: Waits) {
         let (channel, members) = (self.channel, self.members.clone());
-        self.endpoint.shared.hooks().push(Hook { channel, members, call });
+        self.endpoint.shared.hooks().push(Hook { channel, members, call, waits });
     }
 
     fn abort(&self) -> Abort {
@@ -85,12 +86,16 @@ impl Whole for TcpTransport {
 }
 
 impl TcpTransport {
-    /// Asks where all are in this call.
-    fn inquire(&self) {
+    /// Asks where all are in this call, and those in particular that a part did not hear of.
+    fn inquire(&self, error: &CommError) {
         let late = Some(self.watch.seconds(Instant::now()));
         let (channel, members) = (self.channel, self.members.clone());
         let call = Some(self.calls_done + 1);
-        self.endpoint.control.tell(Up::Ask { channel, call, members, late });
+        let awaited = match error {
+            CommError::Late { missing, .. } => missing.iter().map(|p| self.global_of(p)).collect(),
+            _ => Vec::new(),
+        };
+        self.endpoint.control.tell(Up::Ask { channel, call, awaited, members, late });
     }
 
     fn report(&self, error: &CommError) {

@@ -1,7 +1,7 @@
 //! What comes over the keeper's connections, and what becomes of it.
 
 use std::net::TcpStream;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::conn::{Conn, Who};
 use super::{Duty, Keeper};
@@ -85,7 +85,10 @@ impl Keeper {
                 let known = mesh.channels.peek(channel);
                 let state = known.map(|k| (k.calls, k.recent(), k.traffic.clone()));
                 let (calls, called, traffic) = state.unwrap_or_default();
-                return Some(Up::Answer { inquiry, calls, called, traffic });
+                drop(mesh);
+                let millis = |(rank, waited): (u32, Duration)| (rank, waited.as_millis() as u64);
+                let waits = self.shared.waits().into_iter().map(millis).collect();
+                return Some(Up::Answer { inquiry, calls, called, traffic, waits });
             }
             Down::Verdict { channel, fault } => {
                 self.shared.fault(channel, fault);
