@@ -18,6 +18,7 @@ mod barrier;
 mod board;
 mod buffers;
 mod direct;
+mod exchange;
 mod group;
 mod habit;
 mod layout;

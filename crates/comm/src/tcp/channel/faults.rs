@@ -80,6 +80,17 @@ impl TcpTransport {
                 why: why.clone(),
                 call: self.doing.clone(),
             },
+            Fault::Disagree { sequence, most, odd } if most.1.is_message() => {
+                // Of the two, this rank first; others were at neither.
+                let (ours, theirs) = if odd.0 == self.me() { (odd, most) } else { (most, odd) };
+                CommError::Disagree {
+                    sequence: *sequence,
+                    ours_by: self.peer(ours.0),
+                    ours: Box::new(ours.1.into()),
+                    theirs_by: self.peer(theirs.0),
+                    theirs: Box::new(theirs.1.into()),
+                }
+            }
             Fault::Disagree { sequence, most, odd } => {
                 let own = mesh.channels.peek(self.channel).and_then(|c| c.called(*sequence));
                 self.disagree(*sequence, own, *most, *odd)
