@@ -88,6 +88,32 @@ pub fn over(meeting: Box<dyn Comm>, settings: Settings) -> Result<Background, Co
     Ok(Background::new(Box::new(Nccl::join(functions, meeting.into(), settings)?)))
 }
 
+/// How many devices the runtime sees.
+pub fn devices(vendor: Vendor) -> Result<u32, CommError> {
+    let functions = Functions::open(vendor)?;
+    let mut count = 0;
+    // SAFETY: the function writes one number.
+    match unsafe { (functions.device_count)(&mut count) } {
+        OK => Ok(count.unsigned_abs()),
+        code => Err(CommError::System {
+            what: "the number of devices".to_owned(),
+            why: functions.explain_runtime(code),
+        }),
+    }
+}
+
+/// The library's version.
+pub fn version(vendor: Vendor) -> Result<String, CommError> {
+    let functions = Functions::open(vendor)?;
+    let mut number = 0;
+    // SAFETY: the function writes one number.
+    explain(&functions, "the version", unsafe { (functions.version)(&mut number) })?;
+    // Before 2.9 a part less was in the number.
+    let (major, rest) = if number < 10_000 { (1000, 100) } else { (10_000, 100) };
+    let (minor, patch) = (number % major / rest, number % rest);
+    Ok(format!("{}.{minor}.{patch}", number / major))
+}
+
 impl Nccl {
     fn join(
         functions: Arc<Functions>,

@@ -81,6 +81,8 @@ impl Vendor {
 
 /// The functions that are used. The libraries stay open as long as this lives.
 pub struct Functions {
+    pub version: unsafe extern "C" fn(*mut c_int) -> c_int,
+    pub device_count: unsafe extern "C" fn(*mut c_int) -> c_int,
     pub unique_id: unsafe extern "C" fn(*mut UniqueId) -> c_int,
     pub init: unsafe extern "C" fn(*mut RawComm, c_int, UniqueId, c_int, *mut Config) -> c_int,
     pub finalize: unsafe extern "C" fn(RawComm) -> c_int,
@@ -142,6 +144,8 @@ impl Functions {
         let collectives = open(collectives.0, collectives.1)?;
         let of = |name: &str| format!("{}{name}\0", vendor.prefix());
         Ok(Self {
+            version: symbol(&collectives, "ncclGetVersion\0")?,
+            device_count: symbol(&runtime, &of("GetDeviceCount"))?,
             unique_id: symbol(&collectives, "ncclGetUniqueId\0")?,
             init: symbol(&collectives, "ncclCommInitRankConfig\0")?,
             finalize: symbol(&collectives, "ncclCommFinalize\0")?,

@@ -1,0 +1,25 @@
+//! `regatta bench`: measures collectives, and reads, compares and draws results.
+
+mod alone;
+pub mod args;
+mod backend;
+mod bar;
+mod rank;
+mod report;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use regatta_launch::secret_file;
+
+pub use args::BenchArgs;
+
+/// Runs the command: as a rank of a job, or as one that starts the ranks.
+pub fn run(args: &BenchArgs) -> Result<ExitCode> {
+    let (operations, options) = args.what.run();
+    let in_a_job = [secret_file::VARIABLE, "RANK", "WORLD_SIZE"];
+    match in_a_job.iter().all(|name| std::env::var_os(name).is_some()) {
+        true => rank::run(operations, options),
+        false => alone::run(options),
+    }
+}
