@@ -2,3 +2,5 @@
 //! read, results compared, judged by a baseline and drawn.
 
 pub mod formula;
+pub mod place;
+pub mod read;
