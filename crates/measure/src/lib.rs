@@ -4,3 +4,4 @@
 pub mod formula;
 pub mod place;
 pub mod read;
+pub mod write;

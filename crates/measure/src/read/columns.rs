@@ -53,6 +53,11 @@ pub(super) struct Misfit {
     pub found: String,
 }
 
+/// A figure that was not measured.
+const UNKNOWN: &str = "N/A";
+/// What our own writer has where a result does not say what was measured.
+pub(crate) const NOT_SAID: &str = "-";
+
 /// Heads that are no columns: they group others.
 const GROUPS: [&str; 4] = ["out-of-place", "in-place", "(+", "per-iteration)"];
 
@@ -108,16 +113,17 @@ impl Columns {
         let lead = |column: &&Column| !matches!(column, Column::Figure(..));
         let lead: Vec<&Column> = self.0.iter().take_while(lead).collect();
         let fits = |(column, word): (&&Column, &&str)| match column {
-            Column::Size | Column::Count => word.parse::<u64>().is_ok(),
-            Column::Root => word.parse::<i64>().is_ok(),
-            _ => word.starts_with(|c: char| c.is_ascii_alphabetic()),
+            Column::Size => word.parse::<u64>().is_ok(),
+            Column::Count => *word == NOT_SAID || word.parse::<u64>().is_ok(),
+            Column::Root => *word == NOT_SAID || word.parse::<i64>().is_ok(),
+            _ => *word == NOT_SAID || word.starts_with(|c: char| c.is_ascii_alphabetic()),
         };
         words.len() >= lead.len().min(3) && lead.iter().zip(words).all(fits)
     }
 
     /// Whether the words of a line may be the rest of a row.
     pub fn continues_row(words: &[&str]) -> bool {
-        !words.is_empty() && words.iter().all(|word| number(word).is_ok() || *word == "N/A")
+        !words.is_empty() && words.iter().all(|word| number(word).is_ok() || *word == UNKNOWN)
     }
 
     /// Whether so many words are a row of one place alone, behind a gap where the other would be.
@@ -191,6 +197,7 @@ impl Column {
             Self::Size => {
                 row.row.size_bytes = word.parse().map_err(|_| misfit("a size in bytes"))?;
             }
+            Self::Count | Self::Type | Self::Redop | Self::Root if word == NOT_SAID => {}
             Self::Count => {
                 row.row.count = Some(word.parse().map_err(|_| misfit("a count of elements"))?);
             }
@@ -218,10 +225,14 @@ impl Figure {
     fn fill(self, word: &str, measured: &mut Measurement) -> Result<(), &'static str> {
         // What is wrong beyond all bounds is marked.
         let value = match (self, word) {
-            (_, "N/A") => None,
+            (_, UNKNOWN) => None,
             (Self::Wrong, word) => number(word.trim_end_matches('*')).map_err(|()| self.name())?,
             (_, word) => number(word).map_err(|()| self.name())?,
         };
+        // A spread of nothing is none.
+        if value.is_none() {
+            return Ok(());
+        }
         match self {
             Self::Time => measured.time_us = value,
             Self::Algbw => measured.algbw = value,

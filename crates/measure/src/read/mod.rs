@@ -5,7 +5,7 @@
 
 use regatta_model::{BenchResult, DocumentError};
 
-mod columns;
+pub(crate) mod columns;
 mod comments;
 mod context;
 mod csv;

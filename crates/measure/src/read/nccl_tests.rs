@@ -39,6 +39,7 @@ pub(super) fn begins(line: &Line<'_>) -> bool {
 fn is_preamble(line: &Line<'_>) -> bool {
     let text = line.text.trim_start().trim_start_matches('#').trim_start();
     text.starts_with("nccl-tests version ")
+        || text.starts_with("regatta version ")
         || text.starts_with("Collective test starting: ")
         || (text.starts_with("nThread ") && text.contains(" minBytes "))
 }
@@ -110,6 +111,9 @@ impl Run {
             self.result.command.get_or_insert_with(|| program.to_owned());
         } else if let Some(rest) = text.strip_prefix("nccl-tests version ") {
             self.versions(rest);
+        } else if let Some(version) = text.strip_prefix("regatta version ") {
+            self.result.program = Program::Regatta;
+            self.result.versions.insert("regatta".to_owned(), version.to_owned());
         } else {
             self.result.notes.push(line.text.to_owned());
         }
@@ -154,7 +158,7 @@ impl Run {
             self.result.devices.push(device);
             return true;
         }
-        let text = text.trim();
+        let (whole, text) = (text, text.trim());
         if text.contains("in-place") && self.columns.is_none() {
             let both = text.contains("out-of-place");
             self.first = if both { Place::OutOfPlace } else { Place::InPlace };
@@ -171,7 +175,7 @@ impl Run {
         if self.idle || text.starts_with(['#', '!']) {
             return false;
         }
-        self.result.notes.push(format!("# {text}"));
+        self.result.notes.push(format!("#{whole}"));
         true
     }
 
