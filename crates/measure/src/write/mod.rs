@@ -5,5 +5,6 @@ mod csv;
 mod nccl_tests;
 mod number;
 
+pub(crate) use csv::quoted;
 pub use csv::{COLUMNS as CSV_COLUMNS, csv};
 pub use nccl_tests::{Layout, footer, head, nccl_tests, preamble, program_name, row};
