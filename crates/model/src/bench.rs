@@ -234,7 +234,8 @@ pub struct BenchTable {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct BenchRow {
-    /// Bytes of the largest buffer of a rank.
+    /// The size as the program means it: with nccl-tests and us the larger buffer of a rank, with
+    /// OSU's the message of one rank, which of an all-gather is a part.
     pub size_bytes: u64,
     /// The count a rank gives to the call, in elements.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -250,7 +251,8 @@ pub struct BenchRow {
     pub line: Option<String>,
 }
 
-/// What was measured of one size. What a program does not tell is absent.
+/// What was measured of one size. What a program does not tell is absent, and so is what is not
+/// finite, such as the bandwidth of a call that took no time.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Measurement {
@@ -281,6 +283,9 @@ pub struct Measurement {
     /// The mean time of each rank, in microseconds, by rank.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub rank_times_us: Vec<f64>,
+    /// Other figures of the program, by the names of their columns: `Overlap(%)`.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub other: BTreeMap<String, f64>,
 }
 
 /// How times spread, in microseconds.

@@ -47,11 +47,17 @@ pub enum What {
     SendRecv(RunArgs),
     /// All of these, one table each
     All(RunArgs),
+    /// Put results side by side, with ratios to the first: files of `regatta bench`, nccl-tests,
+    /// rccl-tests or the OSU micro-benchmarks
+    Compare(CompareArgs),
+    /// Read results of `regatta bench`, nccl-tests, rccl-tests or the OSU micro-benchmarks, and
+    /// print, convert or draw them
+    Read(ReadArgs),
 }
 
 impl What {
-    /// The operations and the options of a run.
-    pub fn run(&self) -> (Vec<Operation>, &RunArgs) {
+    /// The operations and the options of a run, if it is one.
+    pub fn run(&self) -> Option<(Vec<Operation>, &RunArgs)> {
         let (operation, args) = match self {
             Self::AllReduce(args) => (Operation::AllReduce, args),
             Self::AllGather(args) => (Operation::AllGather, args),
@@ -62,9 +68,10 @@ impl What {
             Self::Gather(args) => (Operation::Gather, args),
             Self::Scatter(args) => (Operation::Scatter, args),
             Self::SendRecv(args) => (Operation::SendRecv, args),
-            Self::All(args) => return (ALL.to_vec(), args),
+            Self::All(args) => return Some((ALL.to_vec(), args)),
+            Self::Compare(_) | Self::Read(_) => return None,
         };
-        (vec![operation], args)
+        Some((vec![operation], args))
     }
 }
 
@@ -227,6 +234,9 @@ pub struct OutputArgs {
     /// Draw bandwidth and latency over size into FILE: .svg, or .html with the tables
     #[arg(long, value_name = "FILE")]
     pub plot: Option<PathBuf>,
+    /// Show how single calls spread, too: least, greatest, 99th percentile, deviation
+    #[arg(short = 'I', long)]
+    pub spread: bool,
     /// What to call this run beside others
     #[arg(long, value_name = "TEXT")]
     pub label: Option<String>,
@@ -236,4 +246,59 @@ pub struct OutputArgs {
     /// By how much a size may be worse than the baseline
     #[arg(long, value_name = "PERCENT", default_value = "10%", requires = "baseline")]
     pub tolerance: String,
+}
+
+/// `regatta bench compare`.
+#[derive(Debug, Args)]
+pub struct CompareArgs {
+    /// The results; the first is what the others are compared with
+    #[arg(required = true, value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+    /// What to call them, in their order, with commas
+    #[arg(long, value_name = "TEXTS", value_delimiter = ',')]
+    pub labels: Vec<String>,
+    /// Compare this figure; without it busbw, or the time where there is none
+    #[arg(long, value_enum, value_name = "FIGURE")]
+    pub figure: Option<FigureName>,
+    /// Compare what was measured in place
+    #[arg(long)]
+    pub in_place: bool,
+    #[command(flatten)]
+    pub form: FormArgs,
+}
+
+/// `regatta bench read`.
+#[derive(Debug, Args)]
+pub struct ReadArgs {
+    /// The results (`-`: standard input)
+    #[arg(required = true, value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+    #[command(flatten)]
+    pub form: FormArgs,
+}
+
+/// How results are printed.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Output")]
+pub struct FormArgs {
+    /// Print as JSON
+    #[arg(long, conflicts_with = "csv")]
+    pub json: bool,
+    /// Print as CSV
+    #[arg(long)]
+    pub csv: bool,
+    /// Draw bandwidth and latency over size into FILE: .svg, or .html with the tables
+    #[arg(long, value_name = "FILE")]
+    pub plot: Option<PathBuf>,
+}
+
+/// What is compared.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum FigureName {
+    /// Bandwidth of the links
+    Busbw,
+    /// Size over time
+    Algbw,
+    /// Time
+    Time,
 }

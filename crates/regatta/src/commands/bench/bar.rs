@@ -63,10 +63,7 @@ mod tests {
     fn says_how_far_it_is() {
         let doing = "all-reduce of 8 bytes".to_owned();
         let text = line(&Progress { doing, done: 1, of: 2, left_s: 61.2 });
-        assert_eq!(
-            text,
-            "████████████░░░░░░░░░░░░ 1 of 2  all-reduce of 8 bytes  1 min 2 s left"
-        );
+        assert_eq!(text, "████████████░░░░░░░░░░░░ 1 of 2  all-reduce of 8 bytes  1 min 2 s left");
         assert_eq!([left(0.0), left(59.0), left(7300.0)], ["", "59 s left", "2 h 1 min left"]);
     }
 }
