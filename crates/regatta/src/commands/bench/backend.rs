@@ -15,8 +15,8 @@ use super::args::{Backend, RunArgs};
 pub struct Connected {
     pub comm: Background,
     pub name: &'static str,
-    /// Whether buffers lie on devices.
-    pub devices: bool,
+    /// On which device buffers lie; none if in host memory.
+    pub device: Option<u32>,
     /// The library's version, where there is one.
     pub version: Option<String>,
 }
@@ -27,7 +27,7 @@ pub fn connect(args: &RunArgs) -> Result<Connected> {
     if let Some(seconds) = args.rounds.timeout {
         settings.desync_after = Duration::from_secs(seconds);
     }
-    let host = |comm, name| Connected { comm, name, devices: false, version: None };
+    let host = |comm, name| Connected { comm, name, device: None, version: None };
     let limits = (settings.local_rank, settings.desync_after);
     Ok(match args.ranks.backend {
         Backend::Host => host(join::join(settings)?, "host"),
@@ -62,7 +62,7 @@ fn libfabric(settings: Settings) -> Result<Connected> {
         );
     }
     let comm = Background::new(Box::new(engine));
-    Ok(Connected { comm, name: "libfabric", devices: false, version: Some(carried) })
+    Ok(Connected { comm, name: "libfabric", device: None, version: Some(carried) })
 }
 
 /// Whose devices all ranks have, if they do.
@@ -94,7 +94,7 @@ fn on_devices(
         note_shared(&meeting, count);
     }
     let comm = nccl::over(Box::new(meeting), settings)?;
-    Ok(Connected { comm, name, devices: true, version: Some(version) })
+    Ok(Connected { comm, name, device: Some(device), version: Some(version) })
 }
 
 /// Says what to do where several ranks of a node have one device, which the library refuses unless

@@ -4,6 +4,7 @@ mod alone;
 pub mod args;
 mod backend;
 mod bar;
+mod begun;
 mod files;
 mod plot;
 mod rank;

@@ -1,21 +1,17 @@
 //! A rank of the benchmark: measures with the others; rank 0 tells.
 
-use std::collections::BTreeMap;
 use std::process::ExitCode;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
 use regatta_comm::{Collectives, Comm, ReduceOp};
 use regatta_measure::run::{self, Average, Event, Memory, Plan, Rounds, Sizes, names};
-use regatta_model::bench::{BenchMachine, BenchParameters, BenchShape, Program, SizeStep};
-use regatta_model::{BenchResult, Operation, units};
+use regatta_model::bench::SizeStep;
+use regatta_model::{Operation, units};
 
 use super::args::{RunArgs, SizeArgs};
-use super::backend::{self, Connected};
 use super::report::Report;
-use crate::options::SourceArgs;
+use super::{backend, begun};
 use crate::output;
-use crate::plan::Survey;
 
 /// What a line begins with that is for the process that started the ranks.
 pub const EVENT: &str = "regatta-bench-event ";
@@ -51,14 +47,15 @@ pub fn run(operations: Vec<Operation>, args: &RunArgs) -> Result<ExitCode> {
     if plan.root >= comm.size() {
         anyhow::bail!("-r {}, but the ranks are 0 to {}", plan.root, comm.size() - 1);
     }
-    plan.memory = match (connected.devices, args.rounds.register) {
+    plan.memory = match (connected.device.is_some(), args.rounds.register) {
         (true, _) => Memory::Device,
         (false, 0) => Memory::Heap,
         (false, _) => Memory::Registered,
     };
     let mut teller = Teller::new(comm.rank(), args)?;
-    teller.tell(Event::Begin(Box::new(begun(&connected, &plan, &sizes, args))));
-    if let Some(note) = fit(comm, &mut plan, connected.devices)? {
+    let begun = begun::begun(&connected, &plan, &sizes, args)?;
+    teller.tell(Event::Begin(Box::new(begun)));
+    if let Some(note) = fit(comm, &mut plan, connected.device.is_some())? {
         teller.tell(Event::Note(note));
     }
     run::run(comm, &plan, &mut |event| teller.tell(event))?;
@@ -144,83 +141,4 @@ fn fit(comm: &dyn Comm, plan: &mut Plan, devices: bool) -> Result<Option<String>
         )
     };
     Ok((left_out > 0).then(note))
-}
-
-/// All that is known before anything is measured.
-fn begun(connected: &Connected, plan: &Plan, sizes: &Sizes, args: &RunArgs) -> BenchResult {
-    let comm = &connected.comm;
-    let mut hosts: Vec<String> = Vec::new();
-    let mut counts: BTreeMap<String, u32> = BTreeMap::new();
-    for rank in 0..comm.size() {
-        let host = comm.peer(rank).host;
-        if !counts.contains_key(&host) {
-            hosts.push(host.clone());
-        }
-        *counts.entry(host).or_default() += 1;
-    }
-    let each = counts.values().next().copied();
-    let command: Vec<String> = std::env::args().filter(|word| word != "--events").collect();
-    let mut versions =
-        BTreeMap::from([("regatta".to_owned(), env!("CARGO_PKG_VERSION").to_owned())]);
-    if let Some(version) = &connected.version {
-        versions.insert(connected.name.to_owned(), version.clone());
-    }
-    let shape = BenchShape {
-        ranks: Some(comm.size()),
-        nodes: Some(hosts.len() as u32),
-        ranks_per_node: each.filter(|each| counts.values().all(|count| count == each)),
-        hosts,
-    };
-    let label = args.output.label.clone().unwrap_or_else(|| {
-        let ranks = units::count(comm.size() as usize, "rank");
-        let nodes = units::count(shape.hosts.len(), "node");
-        format!("{}, {ranks} on {nodes}", connected.name)
-    });
-    BenchResult {
-        program: Program::Regatta,
-        label,
-        command: Some(command.join(" ")),
-        started_unix_s: SystemTime::now().duration_since(UNIX_EPOCH).ok().map(|t| t.as_secs()),
-        machine: machine(),
-        shape,
-        backend: Some(connected.name.to_owned()),
-        settings: settings(),
-        versions,
-        parameters: Some(BenchParameters {
-            threads: 1,
-            devices: 1,
-            min_bytes: sizes.min,
-            max_bytes: sizes.max,
-            step: sizes.step,
-            warmup: u64::from(plan.rounds.warmup),
-            iterations: u64::from(plan.rounds.iterations),
-            check: u64::from(plan.rounds.check),
-            ..BenchParameters::default()
-        }),
-        ..BenchResult::default()
-    }
-}
-
-/// This machine in short. A benchmark does not fail because something of it cannot be read.
-fn machine() -> Option<BenchMachine> {
-    let survey = Survey::take(&SourceArgs::default(), 0).ok()?;
-    let machine = survey.machines.into_iter().next()?;
-    Some(BenchMachine {
-        processor: machine.cpu_model.clone().unwrap_or_default(),
-        cores: machine.cores.len() as u32,
-        memory_bytes: machine.numa.iter().map(|node| node.memory_bytes).sum(),
-        gpus: machine.gpus.iter().map(|gpu| gpu.name.clone()).collect(),
-        nics: machine.nics.iter().map(|nic| nic.name.clone()).collect(),
-        name: machine.host,
-    })
-}
-
-/// Variables that change what is measured.
-fn settings() -> BTreeMap<String, String> {
-    const FAMILIES: [&str; 8] =
-        ["NCCL_", "RCCL_", "FI_", "REGATTA_", "HSA_", "CUDA_", "HIP_", "ROCR_"];
-    let matters = |name: &str| {
-        FAMILIES.iter().any(|family| name.starts_with(family)) && !name.contains("SECRET")
-    };
-    std::env::vars().filter(|(name, _)| matters(name)).collect()
 }
