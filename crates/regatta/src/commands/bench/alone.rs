@@ -10,8 +10,10 @@ use std::time::SystemTime;
 use anyhow::{Context, Result, bail};
 use clap::Parser;
 use regatta_launch::folder::run_id;
+use regatta_model::Operation;
 
 use super::args::{Backend, RankArgs, RunArgs};
+use super::asked;
 use super::rank::EVENT;
 use super::report::Report;
 use crate::cli::{Cli, Command, LaunchArgs};
@@ -23,7 +25,8 @@ use crate::plan::Survey;
 const LOCAL_RANKS: std::ops::RangeInclusive<usize> = 2..=8;
 
 /// Starts the ranks.
-pub fn run(args: &RunArgs) -> Result<ExitCode> {
+pub fn run(operations: Vec<Operation>, args: &RunArgs) -> Result<ExitCode> {
+    asked::plan(operations, args)?;
     let id = run_id(SystemTime::now(), std::process::id());
     let folder = args.ranks.run_dir.clone().unwrap_or_else(|| PathBuf::from("runs").join(id));
     let launch = launch_args(&args.ranks, &folder)?;

@@ -2,6 +2,7 @@
 
 mod alone;
 pub mod args;
+mod asked;
 mod backend;
 mod bar;
 mod begun;
@@ -32,6 +33,6 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode> {
     let in_a_job = [secret_file::VARIABLE, "RANK", "WORLD_SIZE"];
     match in_a_job.iter().all(|name| std::env::var_os(name).is_some()) {
         true => rank::run(operations, options),
-        false => alone::run(options),
+        false => alone::run(operations, options),
     }
 }

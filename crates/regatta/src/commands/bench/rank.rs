@@ -4,13 +4,12 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use regatta_comm::{Collectives, Comm, ReduceOp};
-use regatta_measure::run::{self, Average, Event, Memory, Plan, Rounds, Sizes, names};
-use regatta_model::bench::SizeStep;
+use regatta_measure::run::{self, Event, Memory, Plan};
 use regatta_model::{Operation, units};
 
-use super::args::{RunArgs, SizeArgs};
+use super::args::RunArgs;
 use super::report::Report;
-use super::{backend, begun};
+use super::{asked, backend, begun};
 use crate::output;
 
 /// What a line begins with that is for the process that started the ranks.
@@ -21,27 +20,7 @@ const BUFFERS: u64 = 3;
 
 /// Measures.
 pub fn run(operations: Vec<Operation>, args: &RunArgs) -> Result<ExitCode> {
-    let sizes = sizes(&args.sizes).map_err(anyhow::Error::msg)?;
-    let mut plan = Plan {
-        operations,
-        dtypes: names::dtypes(&args.sizes.datatype).map_err(anyhow::Error::msg)?,
-        ops: names::ops(&args.sizes.op).map_err(anyhow::Error::msg)?,
-        root: args.sizes.root,
-        sizes: sizes.list().map_err(anyhow::Error::msg)?,
-        rounds: Rounds {
-            warmup: args.rounds.warmup,
-            iterations: args.rounds.iterations.unwrap_or(20),
-            or_more: args.rounds.iterations.is_none(),
-            check: args.rounds.check,
-        },
-        average: match args.rounds.average {
-            0 => Average::First,
-            2 => Average::Least,
-            3 => Average::Greatest,
-            _ => Average::Mean,
-        },
-        memory: Memory::Heap,
-    };
+    let (mut plan, sizes) = asked::plan(operations, args)?;
     let connected = backend::connect(args)?;
     let comm = &connected.comm;
     if plan.root >= comm.size() {
@@ -99,22 +78,6 @@ impl Teller {
             _ => Ok(ExitCode::SUCCESS),
         }
     }
-}
-
-/// The sizes that the options ask for; nccl-tests would measure one only if none does.
-fn sizes(args: &SizeArgs) -> Result<Sizes, String> {
-    const LARGEST: u64 = 32 << 20;
-    let none = [args.min, args.max, args.step, args.factor].iter().all(Option::is_none);
-    if none {
-        return Ok(Sizes { min: 8, max: LARGEST, step: SizeStep::Factor(2) });
-    }
-    let step = match (args.factor, args.step) {
-        (Some(factor), None) => SizeStep::Factor(factor),
-        (None, step) => SizeStep::Bytes(step.unwrap_or(1 << 20)),
-        (Some(_), Some(_)) => return Err("give -f or -i, not both".to_owned()),
-    };
-    let max = args.max.unwrap_or(LARGEST);
-    Ok(Sizes { min: args.min.unwrap_or(LARGEST.min(max)), max, step })
 }
 
 /// Leaves out sizes for which there is no room, and says so.
