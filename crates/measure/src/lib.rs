@@ -1,4 +1,5 @@
 //! Measuring the network as every site does: the figures of nccl-tests, results of other programs
 //! read, results compared, judged by a baseline and drawn.
 
+pub mod ceiling;
 pub mod formula;
