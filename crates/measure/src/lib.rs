@@ -2,6 +2,7 @@
 //! read, results compared, judged by a baseline and drawn.
 
 pub mod baseline;
+pub mod ceiling;
 pub mod compare;
 pub mod figure;
 pub mod formula;

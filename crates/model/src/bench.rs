@@ -9,8 +9,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::Document;
 
+mod ceiling;
 mod operation;
 
+pub use ceiling::{Ceiling, CeilingKind, CeilingRow, RateUnit};
 pub use operation::Operation;
 
 /// The program that measured.
@@ -82,6 +84,9 @@ pub struct BenchResult {
     /// Tables of other things, such as images per second, cell by cell.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub sheets: Vec<Sheet>,
+    /// What each rank's devices, memory and file system can do.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub ceilings: Vec<Ceiling>,
     /// The program's own closing figures.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub summary: Option<BenchSummary>,
@@ -357,7 +362,10 @@ impl Document for BenchResult {
                 }
             }
         }
-        None
+        self.ceilings.iter().find_map(|ceiling| {
+            let (figure, what) = (ceiling.row.impossible()?, &ceiling.row.what);
+            Some(format!("{what} of rank {} cannot have the figure {figure}", ceiling.rank))
+        })
     }
 }
 
@@ -397,6 +405,26 @@ mod tests {
         let text = to_json(&one_row(-1.0)).unwrap();
         let error = from_json::<BenchResult>(&text).unwrap_err().to_string();
         assert!(error.contains("all-reduce of 8 bytes"), "{error}");
+    }
+
+    #[test]
+    fn ceilings_are_rows_with_rank_and_host() {
+        let row = CeilingRow {
+            kind: CeilingKind::Disk,
+            what: "create".to_owned(),
+            unit: RateUnit::FilesPerSecond,
+            best: 12.5,
+            ..CeilingRow::default()
+        };
+        let ceiling = Ceiling { rank: 3, host: "n1".to_owned(), row };
+        let mut result = BenchResult { ceilings: vec![ceiling], ..BenchResult::default() };
+        let text = to_json(&result).unwrap();
+        assert!(text.contains("\"kind\": \"disk\"") && text.contains("\"files/s\""), "{text}");
+        assert_eq!(from_json::<BenchResult>(&text).unwrap(), result);
+        assert!(!to_json(&one_row(1.0)).unwrap().contains("ceilings"));
+        result.ceilings[0].row.median = -1.0;
+        let error = from_json::<BenchResult>(&to_json(&result).unwrap()).unwrap_err().to_string();
+        assert!(error.contains("create of rank 3"), "{error}");
     }
 
     #[test]

@@ -13,7 +13,10 @@ pub mod result;
 pub mod units;
 
 pub use allocation::{AllocatedNode, Allocation, Distribution, Launcher, RankId, Scheduler};
-pub use bench::{BenchResult, BenchRow, BenchTable, Measurement, Operation};
+pub use bench::{
+    BenchResult, BenchRow, BenchTable, Ceiling, CeilingKind, CeilingRow, Measurement, Operation,
+    RateUnit,
+};
 pub use cpuset::CpuSet;
 pub use document::{Document, DocumentError};
 pub use job::{Job, MemoryChoice, Reserve, SmtUse, Visibility};
