@@ -2,3 +2,4 @@
 //! read, results compared, judged by a baseline and drawn.
 
 pub mod formula;
+pub mod pairs;

@@ -10,8 +10,10 @@ use serde::{Deserialize, Serialize};
 use crate::Document;
 
 mod operation;
+mod pairs;
 
 pub use operation::Operation;
+pub use pairs::{Matrix, PairEnd, Pairs};
 
 /// The program that measured.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -82,6 +84,9 @@ pub struct BenchResult {
     /// Tables of other things, such as images per second, cell by cell.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub sheets: Vec<Sheet>,
+    /// What every pair of ranks can do.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pairs: Option<Pairs>,
     /// The program's own closing figures.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub summary: Option<BenchSummary>,
@@ -352,7 +357,7 @@ impl Document for BenchResult {
                 }
             }
         }
-        None
+        self.pairs.as_ref().and_then(Pairs::fault)
     }
 }
 
