@@ -10,7 +10,7 @@ mod finding;
 mod level;
 #[cfg(test)]
 mod tests;
-mod words;
+pub(in crate::pairs) mod words;
 
 pub use finding::{Figure, Finding, Place, Scope, Subject, Way};
 
