@@ -45,7 +45,9 @@ fn a_rank() {
     }
     settings.listener = listener;
     let comm = join(settings).unwrap();
-    let effort = Effort { bytes: 256 << 10, messages: 2, repetitions: 3, ..Effort::default() };
+    let limit = Duration::from_secs(2);
+    let effort =
+        Effort { bytes: 64 << 10, messages: 2, repetitions: 5, limit, ..Effort::default() };
     let options = Options { one_at_a_time: true, effort, ..Options::default() };
     if let Some(pairs) = measure(&comm, &options, &mut |_, _| {}).unwrap() {
         let result = BenchResult { pairs: Some(pairs), ..BenchResult::default() };
