@@ -21,6 +21,9 @@ use regatta_wire::secret::Secret;
 const USUAL: &str = "80mbit";
 const THROTTLED: &str = "20mbit";
 
+/// By bandwidths alone: cores that are shared make latencies chance.
+const BOUNDS: Bounds = Bounds { bandwidth: 0.7, latency: f64::INFINITY };
+
 /// Set for a process that is a rank: where ranks meet.
 const FOLDER: &str = "REGATTA_TEST_PAIRS";
 
@@ -48,7 +51,8 @@ fn a_rank() {
     let limit = Duration::from_secs(2);
     let effort =
         Effort { bytes: 64 << 10, messages: 2, repetitions: 5, limit, ..Effort::default() };
-    let options = Options { one_at_a_time: true, effort, ..Options::default() };
+    let options =
+        Options { one_at_a_time: true, effort, again: 4, bounds: BOUNDS, ..Options::default() };
     if let Some(pairs) = measure(&comm, &options, &mut |_, _| {}).unwrap() {
         let result = BenchResult { pairs: Some(pairs), ..BenchResult::default() };
         written(&folder.join("pairs"), &to_json(&result).unwrap());
@@ -99,11 +103,6 @@ fn measured(cluster: &Cluster, name: &str) -> Pairs {
     result.pairs.unwrap()
 }
 
-/// What is found wrong, by bandwidths alone: cores that are shared make latencies chance.
-fn found(pairs: &Pairs) -> Vec<Finding> {
-    judge(pairs, &Bounds { latency: f64::INFINITY, ..Bounds::default() })
-}
-
 /// A finding in few words, with the hosts of a link in order.
 fn name(finding: &Finding) -> String {
     let mut hosts: Vec<&str> = match &finding.subject {
@@ -124,12 +123,12 @@ fn a_slowed_link_and_a_throttled_node_are_named() {
         cluster.slow(node, USUAL).unwrap();
     }
     let healthy = measured(&cluster, "healthy");
-    assert_eq!(found(&healthy), [], "{}", text::draw(&healthy, 100));
+    assert_eq!(judge(&healthy, &BOUNDS), [], "{}", text::draw(&healthy, 100));
 
     cluster.slow("node5", THROTTLED).unwrap();
     cluster.slow_between("node2", "node3", THROTTLED).unwrap();
     let harmed = measured(&cluster, "harmed");
-    let findings = found(&harmed);
+    let findings = judge(&harmed, &BOUNDS);
     let names: Vec<String> = findings.iter().map(name).collect();
     assert_eq!(names, ["node5", "node2=node3"], "{}", text::draw(&harmed, 100));
     let node = Place::Node { host: "node5".to_owned(), ranks: vec![4] };

@@ -1,18 +1,19 @@
 //! Measures every pair over a communicator, by messages alone.
 //!
-//! Of a pair, the one that sends leads: every burst is told before it comes, so that only one clock
-//! counts and both know when it is enough.
+//! What looks slow is measured again when all others are: a processor that was busy with something
+//! else for a moment is not a slow link.
 
-use std::time::{Duration, Instant};
-
-use regatta_comm::{Call, Collectives, Comm, CommError, Counts, DType, Kind, ReduceOp};
+use regatta_comm::{Collectives, Comm, CommError};
 use regatta_model::bench::{Matrix, PairEnd, Pairs};
 
-use super::effort::{self, Burst, Effort, Sent};
-use super::{ends, rounds};
+use super::effort::Effort;
+use super::ends;
+use super::judge::{Bounds, suspects};
+use super::rounds::{self, Pair};
+use super::worker::{Measured, Worker};
 
 /// How pairs are measured. The same on all ranks.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Options {
     /// All ranks, if there are several nodes, too; else the first of each.
     pub every_rank: bool,
@@ -20,10 +21,22 @@ pub struct Options {
     pub one_at_a_time: bool,
     /// How much is measured.
     pub effort: Effort,
+    /// How often pairs are measured again that look slow; the best counts.
+    pub again: u32,
+    /// What looks slow.
+    pub bounds: Bounds,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        let (effort, bounds) = (Effort::default(), Bounds::default());
+        Self { every_rank: false, one_at_a_time: false, effort, again: 2, bounds }
+    }
 }
 
 /// Measures every pair; all ranks call it. What was measured is given to rank 0 alone, without
-/// findings. `progress` hears, on every rank, how many rounds of how many are over.
+/// findings. `progress` hears, on every rank, how many rounds of how many are over; there may come
+/// to be more.
 pub fn measure(
     comm: &dyn Comm,
     options: &Options,
@@ -36,27 +49,94 @@ pub fn measure(
         false => rounds::rounds(ends.len()),
     };
     let own = ends.iter().position(|end| end.rank == comm.rank());
-    let mut bench = Bench { comm, effort: &options.effort, memory: Vec::new() };
-    let mut row = Row::new(ends.len());
-    for (done, round) in plan.iter().enumerate() {
-        progress(done, plan.len());
-        comm.barrier()?;
-        let pair = round.iter().find(|(a, b)| Some(*a) == own || Some(*b) == own);
-        if let Some(&(first, second)) = pair {
-            let leads = Some(first) == own;
-            let other = if leads { second } else { first };
-            row.put(other, bench.pair(ends[other].rank, leads)?);
+    let mut rank = Rank {
+        comm,
+        row: Row::new(if own.is_some() { ends.len() } else { 0 }),
+        worker: Worker::new(comm, &options.effort),
+        own,
+        ends: &ends,
+        done: 0,
+    };
+    rank.play(&plan, progress)?;
+    let mut pairs = rank.gather(options)?;
+    for _ in 0..options.again {
+        let slow = pairs.as_ref().map(|pairs| suspects(pairs, &options.bounds));
+        let left = rank.agree(&plan, slow)?;
+        if left.is_empty() {
+            break;
         }
+        rank.play(&left, progress)?;
+        pairs = rank.gather(options)?;
     }
-    progress(plan.len(), plan.len());
-    let rows = gather(comm, &ends, own.map(|_| row))?;
-    Ok(rows.map(|rows| result(ends, options, &rows)))
+    progress(rank.done, rank.done);
+    Ok(pairs)
 }
 
-/// What a rank measured of one other; what the other has measured is absent.
-struct Measured {
-    bandwidth: Option<f64>,
-    latencies_us: Vec<f64>,
+/// This rank among those that are measured.
+struct Rank<'a> {
+    comm: &'a dyn Comm,
+    ends: &'a [PairEnd],
+    /// Its place among them, if it is one of them.
+    own: Option<usize>,
+    worker: Worker<'a>,
+    row: Row,
+    /// Rounds that are over.
+    done: usize,
+}
+
+impl Rank<'_> {
+    /// Takes part in rounds.
+    fn play(
+        &mut self,
+        rounds: &[Vec<Pair>],
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<(), CommError> {
+        let all = self.done + rounds.len();
+        for round in rounds {
+            progress(self.done, all);
+            self.done += 1;
+            self.comm.barrier()?;
+            let is_own = |end: usize| Some(end) == self.own;
+            if let Some(&(a, b)) = round.iter().find(|(a, b)| is_own(*a) || is_own(*b)) {
+                let (other, leads) = if is_own(a) { (b, true) } else { (a, false) };
+                let measured = self.worker.pair(self.ends[other].rank, leads)?;
+                self.row.put(other, measured);
+            }
+        }
+        Ok(())
+    }
+
+    /// What all have measured, at rank 0.
+    fn gather(&self, options: &Options) -> Result<Option<Pairs>, CommError> {
+        let length = FIGURES * self.ends.len();
+        let mut counts = vec![0; self.comm.size() as usize];
+        for end in self.ends {
+            counts[end.rank as usize] = length;
+        }
+        let is_first = self.comm.rank() == 0;
+        let mut all = vec![0.0; if is_first { length * self.ends.len() } else { 0 }];
+        self.comm.gather_v(&self.row.figures, &mut all, &counts, 0)?;
+        let rows: Vec<&[f64]> = all.chunks(length.max(1)).collect();
+        Ok(is_first.then(|| result(self.ends, options, &rows)))
+    }
+
+    /// The rounds of the plan with those pairs only that rank 0 wants to see again.
+    fn agree(
+        &self,
+        plan: &[Vec<Pair>],
+        wanted: Option<Vec<Pair>>,
+    ) -> Result<Vec<Vec<Pair>>, CommError> {
+        let n = self.ends.len();
+        let mut marks = vec![0u8; n * n];
+        for (a, b) in wanted.unwrap_or_default() {
+            marks[a * n + b] = 1;
+        }
+        self.comm.broadcast(&mut marks, 0)?;
+        let marked = |(a, b): &Pair| marks[a * n + b] == 1 || marks[b * n + a] == 1;
+        let kept = |round: &Vec<Pair>| round.iter().copied().filter(marked).collect();
+        let rounds: Vec<Vec<Pair>> = plan.iter().map(kept).collect();
+        Ok(rounds.into_iter().filter(|round| !round.is_empty()).collect())
+    }
 }
 
 /// What a rank measured of all: bandwidths to them, least and median latencies; not a number where
@@ -74,169 +154,25 @@ impl Row {
         Self { ends, figures: vec![f64::NAN; FIGURES * ends] }
     }
 
+    /// Keeps what is better than what was measured before.
     fn put(&mut self, other: usize, mut measured: Measured) {
         let latencies = &mut measured.latencies_us;
         latencies.sort_by(f64::total_cmp);
         let least = latencies.first().copied();
         let median = latencies.get(latencies.len() / 2).copied();
-        for (at, figure) in [measured.bandwidth, least, median].into_iter().enumerate() {
-            self.figures[at * self.ends + other] = figure.unwrap_or(f64::NAN);
-        }
+        let mut keep = |at: usize, figure: Option<f64>, better: fn(f64, f64) -> f64| {
+            let kept = &mut self.figures[at * self.ends + other];
+            // Either gives the figure if the other is not a number.
+            *kept = better(*kept, figure.unwrap_or(f64::NAN));
+        };
+        keep(0, measured.bandwidth, f64::max);
+        keep(1, least, f64::min);
+        keep(2, median, f64::min);
     }
-}
-
-/// One rank at work.
-struct Bench<'a> {
-    comm: &'a dyn Comm,
-    effort: &'a Effort,
-    memory: Vec<u8>,
-}
-
-impl Bench<'_> {
-    /// Measures a pair; the one that `leads` asks first.
-    fn pair(&mut self, other: u32, leads: bool) -> Result<Measured, CommError> {
-        let mut measured = Measured { bandwidth: None, latencies_us: Vec::new() };
-        if leads {
-            measured.latencies_us = self.ping(other)?;
-            // The way back is not of the burst.
-            let back = measured.latencies_us.iter().copied().fold(f64::INFINITY, f64::min);
-            measured.bandwidth = self.send_bursts(other, back)?;
-            self.receive_bursts(other)?;
-        } else {
-            let latencies = self.pong(other)?;
-            self.receive_bursts(other)?;
-            measured.bandwidth = self.send_bursts(other, latencies)?;
-        }
-        Ok(measured)
-    }
-
-    /// Half the times there and back, in microseconds. The last ping says so.
-    fn ping(&mut self, other: u32) -> Result<Vec<f64>, CommError> {
-        let start = Instant::now();
-        let mut halves = Vec::new();
-        loop {
-            let enough = halves.len() + 1 >= self.effort.pings as usize;
-            let last = enough || start.elapsed() >= self.effort.limit;
-            let sent = Instant::now();
-            self.comm.send(&[i64::from(last)], other, 0)?;
-            self.comm.receive(&mut [0i64], other, 0)?;
-            halves.push(sent.elapsed().as_secs_f64() * 1e6 / 2.0);
-            if last {
-                break;
-            }
-        }
-        // The first opens connections.
-        if halves.len() > 1 {
-            halves.remove(0);
-        }
-        let least = halves.iter().copied().fold(f64::INFINITY, f64::min);
-        self.comm.send(&[least], other, 0)?;
-        Ok(halves)
-    }
-
-    /// Answers pings until the last; what is given back is the least time that the other measured.
-    fn pong(&mut self, other: u32) -> Result<f64, CommError> {
-        let mut last = [0i64];
-        while last == [0] {
-            self.comm.receive(&mut last, other, 0)?;
-            self.comm.send(&last, other, 0)?;
-        }
-        let mut least = [0f64];
-        self.comm.receive(&mut least, other, 0)?;
-        Ok(least[0])
-    }
-
-    /// Sends bursts until it is enough; what is given back is the bandwidth in GB/s.
-    fn send_bursts(&mut self, other: u32, back_us: f64) -> Result<Option<f64>, CommError> {
-        let start = Instant::now();
-        let back = Duration::from_secs_f64((back_us / 1e6).clamp(0.0, 1.0));
-        let mut sent = Vec::new();
-        while let Some(burst) = self.effort.next(&sent, start.elapsed()) {
-            self.comm.send(&[burst.bytes as i64, i64::from(burst.messages)], other, 0)?;
-            let begun = Instant::now();
-            self.burst(Kind::Send, burst, other)?;
-            self.comm.receive(&mut [0u8], other, 0)?;
-            let whole = begun.elapsed();
-            let took = whole.saturating_sub(back).max(whole / 2);
-            sent.push(Sent { burst, took });
-        }
-        self.comm.send(&[0i64, 0], other, 0)?;
-        Ok(effort::bandwidth(&sent))
-    }
-
-    /// Receives bursts until the other has enough.
-    fn receive_bursts(&mut self, other: u32) -> Result<(), CommError> {
-        loop {
-            let mut order = [0i64; 2];
-            self.comm.receive(&mut order, other, 0)?;
-            let burst = match order {
-                [_, 0] => return Ok(()),
-                [bytes, messages] => self.fitting(bytes, messages, other)?,
-            };
-            self.burst(Kind::Receive, burst, other)?;
-            self.comm.send(&[0u8], other, 0)?;
-        }
-    }
-
-    /// The burst that the other has told, which is never larger than the effort that all agree on.
-    fn fitting(&self, bytes: i64, messages: i64, other: u32) -> Result<Burst, CommError> {
-        if let (Ok(bytes), Ok(messages)) = (u64::try_from(bytes), u32::try_from(messages))
-            && bytes <= self.effort.bytes.max(1)
-            && messages <= self.effort.messages.max(1)
-        {
-            return Ok(Burst { bytes, messages });
-        }
-        Err(CommError::System {
-            what: format!("measuring with {}", self.comm.peer(other)),
-            why: format!(
-                "it sends {messages} messages of {bytes} bytes, more than was asked for here; give \
-                 all ranks the same options"
-            ),
-        })
-    }
-
-    /// All messages of a burst at once.
-    fn burst(&mut self, kind: Kind, burst: Burst, other: u32) -> Result<(), CommError> {
-        let bytes = burst.bytes as usize;
-        let room = bytes * burst.messages as usize;
-        if self.memory.len() < room {
-            self.memory.resize(room, 1);
-        }
-        let parts = self.memory[..room].chunks_mut(bytes.max(1)).zip(0..);
-        let call = |(part, tag)| message(kind, part, other, tag);
-        self.comm.run_group(parts.map(call).collect())
-    }
-}
-
-fn message(kind: Kind, part: &mut [u8], other: u32, tag: u32) -> Call<'_> {
-    let (dtype, op, counts) = (DType::U8, ReduceOp::Sum, Counts::Equal(part.len()));
-    let (input, output): (Option<&[u8]>, &mut [u8]) = match kind {
-        Kind::Send => (Some(part), &mut []),
-        _ => (None, part),
-    };
-    Call { kind, dtype, op, root: other, tag, counts, input, output }
-}
-
-/// The rows of all that were measured, in their order, at rank 0.
-fn gather(
-    comm: &dyn Comm,
-    ends: &[PairEnd],
-    row: Option<Row>,
-) -> Result<Option<Vec<Vec<f64>>>, CommError> {
-    let length = FIGURES * ends.len();
-    let mut counts = vec![0; comm.size() as usize];
-    for end in ends {
-        counts[end.rank as usize] = length;
-    }
-    let own = row.map_or_else(Vec::new, |row| row.figures);
-    let is_first = comm.rank() == 0;
-    let mut all = vec![0.0; if is_first { length * ends.len() } else { 0 }];
-    comm.gather_v(&own, &mut all, &counts, 0)?;
-    Ok(is_first.then(|| all.chunks(length.max(1)).map(<[f64]>::to_vec).collect()))
 }
 
 /// The rows as matrices. Latencies are there and back, so that they count for both ways.
-fn result(ends: Vec<PairEnd>, options: &Options, rows: &[Vec<f64>]) -> Pairs {
+fn result(ends: &[PairEnd], options: &Options, rows: &[&[f64]]) -> Pairs {
     let n = ends.len();
     let cell = |figure: usize, i: usize, j: usize| {
         rows.get(i)?.get(figure * n + j).copied().filter(|figure| figure.is_finite())
@@ -254,7 +190,7 @@ fn result(ends: Vec<PairEnd>, options: &Options, rows: &[Vec<f64>]) -> Pairs {
         latency_us: matrix(1, true),
         latency_median_us: matrix(2, true),
         findings: Vec::new(),
-        ends,
+        ends: ends.to_vec(),
     }
 }
 
@@ -290,7 +226,8 @@ mod tests {
         let effort = Effort { bytes: 100_000, repetitions: 2, pings: 5, ..Effort::default() };
         for ranks in [1, 2, 3, 5, 6] {
             for one_at_a_time in [false, true] {
-                let options = Options { one_at_a_time, effort: effort.clone(), every_rank: false };
+                let options =
+                    Options { one_at_a_time, effort: effort.clone(), ..Options::default() };
                 let pairs = measured(ranks, &options);
                 assert_eq!((pairs.ends.len(), pairs.fault()), (ranks as usize, None));
                 for i in 0..ranks as usize {

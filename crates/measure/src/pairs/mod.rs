@@ -10,6 +10,7 @@ mod measure;
 pub mod rounds;
 pub mod svg;
 pub mod text;
+mod worker;
 
 pub use effort::Effort;
 pub use ends::ends;

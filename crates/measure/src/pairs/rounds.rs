@@ -13,7 +13,7 @@ pub fn rounds(ends: usize) -> Vec<Vec<Pair>> {
     if ends < 2 {
         return Vec::new();
     }
-    let circle = (ends + 1) / 2 * 2 - 1;
+    let circle = ends.div_ceil(2) * 2 - 1;
     (0..circle).map(|turn| round(ends, circle, turn)).collect()
 }
 

@@ -3,7 +3,7 @@
 use regatta_model::bench::{Matrix, Pairs};
 
 use super::judge::words::short;
-use super::text::{greatest, in_unit, names};
+use super::text::{Quality, in_unit, names};
 
 const MARGIN: f64 = 24.0;
 /// A cell with a figure in it, and one without.
@@ -19,6 +19,8 @@ const LINE: f64 = 18.0;
 const LEAST_LINE: usize = 60;
 /// Steps of colour.
 const SHADES: usize = 8;
+/// The first of them are so dark that figures on them are light.
+const DARK_SHADES: usize = 2;
 
 /// Both matrices below each other, with what stands out. Titles appear above a cell that is pointed
 /// at.
@@ -34,8 +36,9 @@ pub fn draw(pairs: &Pairs, title: &str) -> String {
     page.text(MARGIN, y, "h1", title);
     if sound {
         let head = format!("Bandwidth from row to column, {unit}");
-        y = page.matrix(y + 30.0, &head, &bandwidth, true);
-        y = page.matrix(y + 30.0, "Latency of 8 bytes, µs", &pairs.latency_us, false);
+        y = page.matrix(y + 30.0, &head, &bandwidth, Quality::high(&bandwidth));
+        let (head, latency) = ("Latency of 8 bytes, µs", &pairs.latency_us);
+        y = page.matrix(y + 30.0, head, latency, Quality::low(latency));
     }
     y = page.findings(y + 30.0, &pairs.findings, width);
     let height = (y + MARGIN).ceil();
@@ -65,7 +68,7 @@ impl Page<'_> {
     }
 
     /// Draws a matrix, and says where it ends.
-    fn matrix(&mut self, top: f64, head: &str, figures: &Matrix, more_is_better: bool) -> f64 {
+    fn matrix(&mut self, top: f64, head: &str, figures: &Matrix, quality: Quality) -> f64 {
         self.text(MARGIN, top, "h2", head);
         let (names, left, cell) = (self.names, round(MARGIN + self.label + 8.0), self.cell);
         let above = top + 12.0 + if cell == WIDE { LINE } else { 0.0 };
@@ -76,7 +79,6 @@ impl Page<'_> {
                 self.text(x, above - 5.0, "mid dim", rank);
             }
         }
-        let most = greatest(figures);
         let height = cell.min(26.0);
         for (i, row) in figures.iter().enumerate() {
             let y = round(above + height * i as f64);
@@ -85,12 +87,11 @@ impl Page<'_> {
             for (j, figure) in row.iter().enumerate() {
                 let Some(figure) = figure else { continue };
                 let x = round(left + cell * j as f64);
-                let part = if most > 0.0 { figure / most } else { 0.0 };
-                let shade = shade(if more_is_better { part } else { 1.0 - part });
+                let shade = quality.step(*figure, SHADES);
                 let tip = format!("{} to {}: {}", names[i], names[j], short(*figure));
                 self.tile(x, y, height, shade, &tip);
                 if cell == WIDE {
-                    let class = if shade < SHADES / 2 { "mid on-low" } else { "mid on-high" };
+                    let class = if shade < DARK_SHADES { "mid on-low" } else { "mid on-high" };
                     self.text(x + cell / 2.0, place, class, &short(*figure));
                 }
             }
@@ -118,11 +119,6 @@ impl Page<'_> {
         }
         y
     }
-}
-
-/// The step of colour of a part of the best.
-fn shade(part: f64) -> usize {
-    ((part.clamp(0.0, 1.0) * SHADES as f64) as usize).min(SHADES - 1)
 }
 
 /// A text in lines of at most `room` characters; a longer word stands alone.
@@ -162,9 +158,10 @@ fn round(value: f64) -> f64 {
     (value * 10.0).round() / 10.0
 }
 
+/// The style sheet. From red to blue: colours that nearly everybody can tell apart.
 fn style() -> String {
     let shades =
-        ["#b3131f", "#d6402f", "#e97a3f", "#f2b45c", "#d9d48a", "#9fc98a", "#5fae86", "#2f8f7d"];
+        ["#b2182b", "#d6604d", "#ef9a6b", "#f6c79b", "#e3e0d0", "#b9d3e0", "#8ab8d6", "#5a98c6"];
     let mut css = String::from(
         "text{font-family:system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,\
          sans-serif;font-size:11.5px;fill:#1b2230}\n\

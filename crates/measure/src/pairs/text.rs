@@ -4,7 +4,7 @@ use regatta_model::bench::{Matrix, PairEnd, Pairs};
 
 use super::judge::words::short;
 
-/// From nothing to the greatest.
+/// From the worst to as good as the best.
 const SIGNS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
 /// Columns of a figure with its sign and the space before.
@@ -20,24 +20,57 @@ pub fn draw(pairs: &Pairs, columns: usize) -> String {
     }
     let (bandwidth, unit) = in_unit(&pairs.bandwidth);
     let title = format!("bandwidth from the row's to the column's rank, {unit}");
-    let first = matrix(&title, &pairs.ends, &bandwidth, columns, f64::min);
-    let title = "latency of 8 bytes, half of there and back, us";
-    let second = matrix(title, &pairs.ends, &pairs.latency_us, columns, f64::max);
+    let first = matrix(&title, &pairs.ends, &bandwidth, columns, Quality::high(&bandwidth));
+    let (title, latency) = ("latency of 8 bytes, half of there and back, us", &pairs.latency_us);
+    let second = matrix(title, &pairs.ends, latency, columns, Quality::low(latency));
     format!("{first}\n{second}")
+}
+
+/// How good figures are beside the best of a matrix.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Quality {
+    best: f64,
+    high: bool,
+}
+
+impl Quality {
+    /// Of figures of which the highest is the best.
+    pub fn high(matrix: &Matrix) -> Self {
+        Self { best: figures(matrix).fold(0.0, f64::max), high: true }
+    }
+
+    /// Of those of which the lowest is.
+    pub fn low(matrix: &Matrix) -> Self {
+        Self { best: figures(matrix).fold(f64::INFINITY, f64::min), high: false }
+    }
+
+    /// Which of so many steps a figure is on; the last is that of the best.
+    pub fn step(self, figure: f64, steps: usize) -> usize {
+        let part = if self.high { figure / self.best } else { self.best / figure };
+        let part = if part.is_nan() { 0.0 } else { part.clamp(0.0, 1.0) };
+        ((part * steps as f64) as usize).min(steps - 1)
+    }
+
+    fn worse(self, one: f64, other: f64) -> f64 {
+        if self.high { one.min(other) } else { one.max(other) }
+    }
+
+    fn sign(self, figure: f64) -> char {
+        SIGNS[self.step(figure, SIGNS.len())]
+    }
+}
+
+fn figures(matrix: &Matrix) -> impl Iterator<Item = f64> {
+    matrix.iter().flatten().flatten().copied().filter(|figure| figure.is_finite())
 }
 
 /// Bandwidths in the unit that suits the greatest of them.
 pub(super) fn in_unit(bandwidth: &Matrix) -> (Matrix, &'static str) {
-    if greatest(bandwidth) >= 1.0 {
+    if figures(bandwidth).any(|figure| figure >= 1.0) {
         return (bandwidth.clone(), "GB/s");
     }
     let cell = |cell: &Option<f64>| cell.map(|gb| gb * 1e3);
     (bandwidth.iter().map(|row| row.iter().map(cell).collect()).collect(), "MB/s")
-}
-
-pub(super) fn greatest(matrix: &Matrix) -> f64 {
-    let finite = matrix.iter().flatten().flatten().filter(|figure| figure.is_finite());
-    finite.fold(0.0, |greatest, figure| figure.max(greatest))
 }
 
 /// Names for rows: host and rank, of foreign hosts what a terminal can show.
@@ -55,25 +88,30 @@ fn matrix(
     ends: &[PairEnd],
     figures: &Matrix,
     columns: usize,
-    worse: fn(f64, f64) -> f64,
+    quality: Quality,
 ) -> String {
     let names = names(ends);
     let label = names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
     let room = columns.saturating_sub(label + 1);
     if ends.len() * CELL <= room {
-        return with_figures(title, &names, label, figures);
+        return with_figures(title, &names, label, figures, quality);
     }
-    with_signs(title, &names, label, figures, room.max(8), worse)
+    with_signs(title, &names, label, figures, room.max(8), quality)
 }
 
-fn with_figures(title: &str, names: &[String], label: usize, figures: &Matrix) -> String {
-    let most = greatest(figures);
+fn with_figures(
+    title: &str,
+    names: &[String],
+    label: usize,
+    figures: &Matrix,
+    quality: Quality,
+) -> String {
     let ranks = names.iter().map(|name| name.rsplit(' ').next().unwrap_or_default());
     let head: String = ranks.map(|rank| format!("{rank:>CELL$}")).collect();
     let mut text = format!("{title}\n{:label$} {head}\n", "");
     for (name, row) in names.iter().zip(figures) {
         let cell = |cell: &Option<f64>| match cell {
-            Some(figure) => format!("{:>1$}{2}", short(*figure), CELL - 1, sign(*figure, most)),
+            Some(figure) => format!("{:>1$}{2}", short(*figure), CELL - 1, quality.sign(*figure)),
             None => format!("{:>CELL$}", "·"),
         };
         let cells: String = row.iter().map(cell).collect();
@@ -89,28 +127,22 @@ fn with_signs(
     label: usize,
     figures: &Matrix,
     room: usize,
-    worse: fn(f64, f64) -> f64,
+    quality: Quality,
 ) -> String {
-    let most = greatest(figures);
     let step = names.len().div_ceil(room).max(1);
     let of = |rows: &[Vec<Option<f64>>], at: usize| {
         let cells = rows.iter().flat_map(|row| row[at..row.len().min(at + step)].iter().flatten());
-        let worst = cells.copied().reduce(worse);
-        worst.map_or('·', |figure| sign(figure, most))
+        let worst = cells.copied().reduce(|one, other| quality.worse(one, other));
+        worst.map_or('·', |figure| quality.sign(figure))
     };
     let folded = if step == 1 { String::new() } else { format!(", the worst of {step} by {step}") };
-    let mut text = format!("{title}; █ is {}{folded}\n", short(most));
+    let mut text = format!("{title}; █ is {}{folded}\n", short(quality.best));
     for (name, rows) in names.chunks(step).zip(figures.chunks(step)) {
         let signs: String = (0..names.len()).step_by(step).map(|at| of(rows, at)).collect();
         let first = name.first().map(String::as_str).unwrap_or_default();
         text.push_str(&format!("{first:label$} {signs}\n"));
     }
     text
-}
-
-fn sign(figure: f64, most: f64) -> char {
-    let part = if most > 0.0 { (figure / most).clamp(0.0, 1.0) } else { 0.0 };
-    SIGNS[((part * SIGNS.len() as f64) as usize).min(SIGNS.len() - 1)]
 }
 
 #[cfg(test)]
@@ -141,6 +173,7 @@ node1 1    100█      ·   100█
 node2 2    100█   100█      ·
 ";
         assert!(text.starts_with(wanted), "{text}");
+        assert!(text.contains("node0 0       ·  0.10▃  0.03█\n"), "{text}");
     }
 
     #[test]

@@ -100,6 +100,14 @@ pub(super) fn find(speeds: &Matrix, bound: f64) -> Faults {
     Faults { usual, ends: slow_ends(&sides), links, explained }
 }
 
+/// What is below `bound` times what is usual: from whom to whom.
+pub(super) fn below(speeds: &Matrix, bound: f64) -> Vec<(usize, usize)> {
+    let Some(usual) = usual(speeds) else { return Vec::new() };
+    let n = speeds.len();
+    let cells = (0..n).flat_map(|i| (0..n).map(move |j| (i, j)));
+    cells.filter(|(i, j)| speeds[*i][*j].is_some_and(|speed| speed < bound * usual)).collect()
+}
+
 /// The speed of those with which nothing is wrong: the median of what is left of `n` ends if one of
 /// them and one link of the others are slow both ways. Of few ends that is the upper part of all
 /// figures, of many ends the median.

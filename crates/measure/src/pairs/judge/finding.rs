@@ -48,6 +48,10 @@ pub enum Subject {
         slow: usize,
         /// All links.
         of: usize,
+        /// Who sends on the slowest.
+        from: Place,
+        /// Who receives.
+        to: Place,
     },
 }
 

@@ -18,9 +18,9 @@ use faults::Faults;
 use level::Level;
 use regatta_model::bench::{Matrix, PairEnd, Pairs};
 
-/// More slow links than these, and than [`NETWORK_PART`] of all, are no faults of single links.
-const NETWORK_LINKS: usize = 3;
-const NETWORK_PART: f64 = 0.25;
+/// More slow links than these, and than half as many as there are ends, are no faults of single
+/// links.
+const MOST_LINKS: usize = 3;
 
 /// From where on something is slow.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -37,22 +37,49 @@ impl Default for Bounds {
     }
 }
 
-/// What stands out, the worst first. Matrices that are no squares of the ends say nothing.
+/// What stands out, the worst first; what is no fault of somebody last. Matrices that are no squares of the ends say nothing.
 pub fn judge(pairs: &Pairs, bounds: &Bounds) -> Vec<Finding> {
     if pairs.fault().is_some() {
         return Vec::new();
     }
-    let speed = |latency: &Option<f64>| latency.filter(|us| *us > 0.0).map(|us| 1.0 / us);
-    let of_latency: Matrix =
-        pairs.latency_us.iter().map(|row| row.iter().map(speed).collect()).collect();
+    let of_latency = speeds(&pairs.latency_us);
     let mut findings = Vec::new();
     for scope in [Scope::Between, Scope::Inside] {
         let bandwidth = slow(&pairs.ends, &pairs.bandwidth, scope, bounds.bandwidth);
         let latency = slow(&pairs.ends, &of_latency, scope, 1.0 / bounds.latency);
         findings.extend(merged(bandwidth, latency.into_iter().map(as_latency).collect()));
     }
-    findings.sort_by(|a, b| b.severity().total_cmp(&a.severity()));
+    let nobody = |finding: &Finding| matches!(finding.subject, Subject::Network { .. });
+    findings.sort_by(|a, b| {
+        nobody(a).cmp(&nobody(b)).then_with(|| b.severity().total_cmp(&a.severity()))
+    });
     findings
+}
+
+/// Pairs that are worth to be measured again before they are judged: those of which anything is
+/// slower than the bounds. The lower end comes first.
+pub fn suspects(pairs: &Pairs, bounds: &Bounds) -> Vec<(usize, usize)> {
+    if pairs.fault().is_some() {
+        return Vec::new();
+    }
+    let mut found = std::collections::BTreeSet::new();
+    for scope in [Scope::Between, Scope::Inside] {
+        let kinds = [
+            (pairs.bandwidth.clone(), bounds.bandwidth),
+            (speeds(&pairs.latency_us), 1.0 / bounds.latency),
+        ];
+        for (matrix, bound) in kinds {
+            let cells = faults::below(&level::within(&pairs.ends, &matrix, scope), bound);
+            found.extend(cells.into_iter().map(|(i, j)| (i.min(j), i.max(j))));
+        }
+    }
+    found.into_iter().collect()
+}
+
+/// Latencies as speeds.
+fn speeds(latency_us: &Matrix) -> Matrix {
+    let speed = |latency: &Option<f64>| latency.filter(|us| *us > 0.0).map(|us| 1.0 / us);
+    latency_us.iter().map(|row| row.iter().map(speed).collect()).collect()
 }
 
 /// What is slow by one matrix of speeds, in one scope; the speeds are told as bandwidths.
@@ -119,13 +146,15 @@ fn told(level: &Level, faults: &Faults, before: &Before, scope: Scope) -> Vec<Fi
         finding(subject, slow.way, expected, slow.level, before.ways(&cells), n > 2)
     };
     let ends = faults.ends.iter().map(end);
+    let worst = faults.links.iter().min_by(|a, b| a.level.total_cmp(&b.level));
     let (slow, of) = (faults.links.len(), level.links(scope));
-    if slow <= NETWORK_LINKS || (slow as f64) <= NETWORK_PART * of as f64 {
+    let Some(worst) = worst.filter(|_| slow > MOST_LINKS.max(n / 2)) else {
         return ends.chain(faults.links.iter().map(link)).collect();
-    }
+    };
+    let (from, to) = (level.places[worst.from].clone(), level.places[worst.to].clone());
     let parts = faults.links.iter().map(|link| link.level).collect();
     let typical = faults::upper_median(parts).unwrap_or(1.0);
-    let network = Subject::Network { slow, of };
+    let network = Subject::Network { slow, of, from, to };
     let cells: Vec<(usize, usize)> = faults.links.iter().flat_map(|link| link.cells()).collect();
     let ways = before.ways(&cells);
     ends.chain([finding(network, Way::Both, faults.usual, typical, ways, true)]).collect()

@@ -42,9 +42,12 @@ impl Finding {
             (Subject::Link { from, to }, _) => {
                 format!("from {from} to {to} it is slow, and not on the way back")
             }
-            (Subject::Network { slow, of }, _) => {
+            (Subject::Network { slow, of, from, to }, _) => {
                 let between = if inside.is_empty() { "nodes" } else { "ranks of a node" };
-                format!("{slow} of {of} links between {between} are slower than the others")
+                format!(
+                    "{slow} of {of} links between {between} are slower than the others, most of \
+                     all from {from} to {to}; typical of them"
+                )
             }
         }
     }
