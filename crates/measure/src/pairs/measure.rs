@@ -1,6 +1,6 @@
 //! Measures every pair over a communicator, by messages alone.
 //!
-//! What looks slow is measured again when all others are: a processor that was busy with something
+//! What looks slow is measured again after all others: a processor that was busy with something
 //! else for a moment is not a slow link.
 
 use regatta_comm::{Collectives, Comm, CommError};
@@ -44,9 +44,10 @@ pub fn measure(
 ) -> Result<Option<Pairs>, CommError> {
     let hosts: Vec<String> = (0..comm.size()).map(|rank| comm.peer(rank).host).collect();
     let ends = ends(&hosts, options.every_rank);
+    let nodes: Vec<&str> = ends.iter().map(|end| end.host.as_str()).collect();
     let plan = match options.one_at_a_time {
-        true => rounds::one_at_a_time(ends.len()),
-        false => rounds::rounds(ends.len()),
+        true => rounds::one_at_a_time(rounds::on_nodes(&nodes)),
+        false => rounds::on_nodes(&nodes),
     };
     let own = ends.iter().position(|end| end.rank == comm.rank());
     let mut rank = Rank {

@@ -27,9 +27,48 @@ fn round(ends: usize, circle: usize, turn: usize) -> Vec<Pair> {
     last.into_iter().chain(opposite).collect()
 }
 
+/// The rounds in which all meet of whom the nodes are given. First those of a node meet each other,
+/// on all nodes at once; then nodes meet, and of two nodes that do one pair at a time, so that no
+/// two pairs share what a node has to the network.
+pub fn on_nodes<N: PartialEq>(nodes: &[N]) -> Vec<Vec<Pair>> {
+    let members = members(nodes);
+    let inside = |own: &Vec<usize>| -> Vec<Vec<Pair>> {
+        let round = |pairs: Vec<Pair>| pairs.into_iter().map(|(a, b)| (own[a], own[b])).collect();
+        rounds(own.len()).into_iter().map(round).collect()
+    };
+    let mut plan = together(members.iter().map(inside).collect());
+    for meeting in rounds(members.len()) {
+        let one_by_one = |(a, b): Pair| -> Vec<Vec<Pair>> {
+            let of = |a: usize| members[b].iter().map(move |b| vec![(a.min(*b), a.max(*b))]);
+            members[a].iter().flat_map(|a| of(*a)).collect()
+        };
+        plan.extend(together(meeting.into_iter().map(one_by_one).collect()));
+    }
+    plan
+}
+
+/// Those of each node, in the order of their first.
+fn members<N: PartialEq>(nodes: &[N]) -> Vec<Vec<usize>> {
+    let mut members: Vec<Vec<usize>> = Vec::new();
+    for (end, node) in nodes.iter().enumerate() {
+        match members.iter_mut().find(|own| nodes[own[0]] == *node) {
+            Some(own) => own.push(end),
+            None => members.push(vec![end]),
+        }
+    }
+    members
+}
+
+/// Plans of which none has an end of another, at once.
+fn together(plans: Vec<Vec<Vec<Pair>>>) -> Vec<Vec<Pair>> {
+    let longest = plans.iter().map(Vec::len).max().unwrap_or(0);
+    let at = |round: usize| plans.iter().filter_map(move |plan| plan.get(round)).flatten();
+    (0..longest).map(|round| at(round).copied().collect()).collect()
+}
+
 /// The same pairs, each in a round of its own: for networks that pairs would share.
-pub fn one_at_a_time(ends: usize) -> Vec<Vec<Pair>> {
-    rounds(ends).into_iter().flatten().map(|pair| vec![pair]).collect()
+pub fn one_at_a_time(rounds: Vec<Vec<Pair>>) -> Vec<Vec<Pair>> {
+    rounds.into_iter().flatten().map(|pair| vec![pair]).collect()
 }
 
 #[cfg(test)]
@@ -48,7 +87,7 @@ mod tests {
     proptest! {
         #[test]
         fn every_pair_meets_once_and_nobody_twice_in_a_round(ends in 0usize..130) {
-            for plan in [rounds(ends), one_at_a_time(ends)] {
+            for plan in [rounds(ends), one_at_a_time(rounds(ends)), on_nodes(&vec![0; ends])] {
                 let mut met = BTreeSet::new();
                 for round in plan {
                     let mut busy = BTreeSet::new();
@@ -63,8 +102,28 @@ mod tests {
         }
 
         #[test]
+        fn of_two_nodes_one_pair_at_a_time(nodes in prop::collection::vec(0u8..9, 0..40)) {
+            let mut met = BTreeSet::new();
+            for round in on_nodes(&nodes) {
+                let (mut busy, mut outside) = (BTreeSet::new(), BTreeSet::new());
+                for &(a, b) in &round {
+                    prop_assert!(a < b && busy.insert(a) && busy.insert(b));
+                    prop_assert!(met.insert((a, b)), "met twice");
+                    if nodes[a] != nodes[b] {
+                        prop_assert!(outside.insert(nodes[a]) && outside.insert(nodes[b]));
+                    }
+                }
+                let inside = round.iter().any(|(a, b)| nodes[*a] == nodes[*b]);
+                prop_assert!(!inside || outside.is_empty(), "both at once");
+            }
+            prop_assert_eq!(met.len(), nodes.len() * nodes.len().saturating_sub(1) / 2);
+        }
+
+        #[test]
         fn no_round_is_wasted(ends in 2usize..130) {
+            let nodes: Vec<usize> = (0..ends).collect();
             prop_assert_eq!(rounds(ends).len(), ends - 1 + ends % 2);
+            prop_assert_eq!(on_nodes(&nodes), rounds(ends));
         }
     }
 }
