@@ -50,9 +50,9 @@ fn a_rank() {
     let comm = join(settings).unwrap();
     let limit = Duration::from_secs(2);
     let effort =
-        Effort { bytes: 64 << 10, messages: 2, repetitions: 5, limit, ..Effort::default() };
+        Effort { bytes: 64 << 10, messages: 2, repetitions: 3, limit, ..Effort::default() };
     let options =
-        Options { one_at_a_time: true, effort, again: 4, bounds: BOUNDS, ..Options::default() };
+        Options { one_at_a_time: true, effort, again: 3, bounds: BOUNDS, ..Options::default() };
     if let Some(pairs) = measure(&comm, &options, &mut |_, _| {}).unwrap() {
         let result = BenchResult { pairs: Some(pairs), ..BenchResult::default() };
         written(&folder.join("pairs"), &to_json(&result).unwrap());

@@ -61,6 +61,29 @@ impl Pairs {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::BenchResult;
+    use crate::document::{from_json, to_json};
+
+    #[test]
+    fn they_are_read_back_and_left_out_where_there_are_none() {
+        let end = PairEnd { rank: 3, host: "a".to_owned() };
+        let one = || vec![vec![None]];
+        let pairs = Pairs {
+            ends: vec![end],
+            bandwidth: one(),
+            latency_us: one(),
+            latency_median_us: one(),
+            findings: vec!["all is well".to_owned()],
+            ..Pairs::default()
+        };
+        let result = BenchResult { pairs: Some(pairs), ..BenchResult::default() };
+        let text = to_json(&result).unwrap();
+        assert_eq!(from_json::<BenchResult>(&text).unwrap(), result);
+        let odd = text.replace("\"rank\": 3", "\"rank\": 3}, {\"rank\": 4");
+        let error = from_json::<BenchResult>(&odd).unwrap_err().to_string();
+        assert!(error.contains("no square of 2 ranks"), "{error}");
+        assert!(!to_json(&BenchResult::default()).unwrap().contains("pairs"));
+    }
 
     #[test]
     fn a_matrix_must_be_a_square_of_the_ends() {
