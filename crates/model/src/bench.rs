@@ -11,9 +11,11 @@ use crate::Document;
 
 mod ceiling;
 mod operation;
+mod pairs;
 
 pub use ceiling::{Ceiling, CeilingKind, CeilingRow, RateUnit};
 pub use operation::Operation;
+pub use pairs::{Matrix, PairEnd, Pairs};
 
 /// The program that measured.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -87,6 +89,9 @@ pub struct BenchResult {
     /// What each rank's devices, memory and file system can do.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ceilings: Vec<Ceiling>,
+    /// What every pair of ranks can do.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pairs: Option<Pairs>,
     /// The program's own closing figures.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub summary: Option<BenchSummary>,
@@ -362,10 +367,11 @@ impl Document for BenchResult {
                 }
             }
         }
-        self.ceilings.iter().find_map(|ceiling| {
+        let impossible = self.ceilings.iter().find_map(|ceiling| {
             let (figure, what) = (ceiling.row.impossible()?, &ceiling.row.what);
             Some(format!("{what} of rank {} cannot have the figure {figure}", ceiling.rank))
-        })
+        });
+        impossible.or_else(|| self.pairs.as_ref().and_then(Pairs::fault))
     }
 }
 
