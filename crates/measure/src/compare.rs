@@ -10,6 +10,9 @@ use crate::figure::Figure;
 use crate::place::Place;
 use crate::write::quoted;
 
+/// Longer names do not fit a column.
+const LONG: usize = 20;
+
 /// One operation of several results.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Comparison {
@@ -156,7 +159,13 @@ impl Comparison {
             cells.iter().map(|row| row[column].chars().count()).max().unwrap_or_default()
         };
         let widths: Vec<usize> = (0..columns).map(width).collect();
-        let mut text = format!("{}\n\n", self.title());
+        let mut text = format!("{}\n", self.title());
+        for (short, label) in self.short_names().iter().zip(&self.labels) {
+            if short != label {
+                text.push_str(&format!("{short}  {label}\n"));
+            }
+        }
+        text.push('\n');
         for row in &cells {
             let padded: Vec<String> =
                 row.iter().zip(&widths).map(|(cell, width)| format!("{cell:>width$}")).collect();
@@ -166,10 +175,20 @@ impl Comparison {
         text
     }
 
+    /// The results' names, or numbers where names are too long for a column.
+    fn short_names(&self) -> Vec<String> {
+        let long = self.labels.iter().any(|label| label.chars().count() > LONG);
+        let number = |(index, label): (usize, &String)| match long {
+            true => format!("#{}", index + 1),
+            false => label.clone(),
+        };
+        self.labels.iter().enumerate().map(number).collect()
+    }
+
     fn heads(&self) -> Vec<String> {
         let mut heads = vec!["size".to_owned()];
-        for (index, label) in self.labels.iter().enumerate() {
-            heads.push(label.clone());
+        for (index, name) in self.short_names().into_iter().enumerate() {
+            heads.push(name);
             if index > 0 {
                 heads.push("ratio".to_owned());
             }

@@ -263,6 +263,9 @@ fn errors_name_file_line_and_what_was_expected() {
         error.to_string(),
         format!("run.txt, line {line}: expected a time in microseconds, found \"12x74\"")
     );
+    let text = data("cray-ex-nccl.txt").replace(" 2147483648     float", "    2.15e+9     float");
+    let error = read("run.txt", &text).unwrap_err().to_string();
+    assert!(error.ends_with("expected a count of elements, found \"2.15e+9\""), "{error}");
     let error = read("letter.txt", "dear all,\nit is fast\n").unwrap_err().to_string();
     assert!(error.starts_with("letter.txt: no table of nccl-tests"), "{error}");
     let error = read("a.json", "{\"format\": \"regatta-machine/1\"}").unwrap_err().to_string();

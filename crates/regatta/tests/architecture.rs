@@ -121,6 +121,15 @@ fn decisions_do_no_io() {
 }
 
 #[test]
+fn only_running_a_benchmark_does_io() {
+    for (path, text) in sources("crates/measure") {
+        for word in IO.iter().filter(|_| !path.starts_with("run")) {
+            assert!(!text.contains(word), "{word} in crates/measure/src/{path}: only run may");
+        }
+    }
+}
+
+#[test]
 fn discover_reads_through_its_root() {
     for (path, text) in sources("crates/discover") {
         if OPENERS.contains(&path.as_str()) {
@@ -134,7 +143,9 @@ fn discover_reads_through_its_root() {
 
 #[test]
 fn only_the_binary_prints() {
-    for name in ["crates/model", "crates/discover", "crates/place", "crates/launch"] {
+    for name in
+        ["crates/model", "crates/discover", "crates/place", "crates/launch", "crates/measure"]
+    {
         for word in ["println!", "eprint", "print!", "dbg!"] {
             let found = lines_with(name, word);
             assert!(found.is_empty(), "{}", found.join("\n"));

@@ -58,12 +58,13 @@ fn up(frame: Frame, y: Axis, value: f64) -> f64 {
 fn grid(frame: Frame, x: Axis, y: Axis, figure: Figure) -> String {
     let Frame { left, top, width, height } = frame;
     let (right, bottom) = (left + width, top + height);
-    let name = figure.name();
+    let name = if figure.is_bandwidth() { figure.name() } else { "time" };
     let mut text =
         format!("<text class=\"name\" x=\"{left}\" y=\"{:.1}\">{name}</text>\n", top - 10.0);
     for tick in y.ticks() {
         let at = up(frame, y, tick);
-        let (word, end) = (plain(tick), left - 8.0);
+        let word = if figure.is_bandwidth() { plain(tick) } else { time(tick) };
+        let end = left - 8.0;
         text.push_str(&format!(
             "<path class=\"grid\" d=\"M{left:.1} {at:.1}H{right:.1}\"/>\
              <text class=\"tick\" x=\"{end:.1}\" y=\"{:.1}\" text-anchor=\"end\">{word}</text>\n",
@@ -80,6 +81,15 @@ fn grid(frame: Frame, x: Axis, y: Axis, figure: Figure) -> String {
         ));
     }
     text
+}
+
+/// A time by the unit that suits it.
+fn time(us: f64) -> String {
+    match us {
+        us if us >= 1e6 => format!("{} s", plain(us / 1e6)),
+        us if us >= 1e3 => format!("{} ms", plain(us / 1e3)),
+        us => format!("{} µs", plain(us)),
+    }
 }
 
 /// A number without zeros at its end.

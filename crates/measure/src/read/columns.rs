@@ -108,6 +108,12 @@ impl Columns {
         self.0.len()
     }
 
+    /// Whether a line is a row: it begins as one does, or has as many words behind a size.
+    pub fn is_row(&self, words: &[&str]) -> bool {
+        let sized = words.first().is_some_and(|word| word.parse::<u64>().is_ok());
+        self.begins_row(words) || (sized && words.len() == self.len())
+    }
+
     /// Whether a line begins as a row does.
     pub fn begins_row(&self, words: &[&str]) -> bool {
         let lead = |column: &&Column| !matches!(column, Column::Figure(..));

@@ -79,7 +79,7 @@ fn is_title(line: &str) -> bool {
 fn program(line: &str) -> Option<&str> {
     line.split_whitespace().find(|word| {
         let name = word.rsplit('/').next().unwrap_or(word);
-        name.ends_with("_perf") || name.starts_with("osu_")
+        name.contains("_perf") || name.starts_with("osu_")
     })
 }
 

@@ -42,7 +42,7 @@ pub(super) fn lines(text: &str) -> impl Iterator<Item = Line<'_>> {
 }
 
 /// Takes off what launchers put before a rank's lines: `0: ` of `srun -l`, `[1,0]<stdout>:` of
-/// Open MPI, `[0] ` of Hydra.
+/// Open MPI, `[0] ` of Hydra, `[node1 0] ` of ours.
 fn without_label(line: &str) -> &str {
     let start = line.trim_start();
     let digits = start.trim_start_matches(|c: char| c.is_ascii_digit());
@@ -51,16 +51,19 @@ fn without_label(line: &str) -> &str {
     {
         return rest.strip_prefix(' ').unwrap_or(rest);
     }
-    let Some((inside, rest)) = start.strip_prefix('[').and_then(|s| s.split_once(']')) else {
+    if !start.starts_with('[') {
         return line;
-    };
-    let numbers = inside.split(',').all(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()));
-    let rest = ["<stdout>:", "<stderr>:", " "].iter().find_map(|end| rest.strip_prefix(end));
-    match rest {
-        // A log of NCCL has such a number, too, but behind the name of its host.
-        Some(rest) if numbers => rest,
-        _ => line,
     }
+    for end in ["]<stdout>:", "]<stderr>:"] {
+        if let Some((_, rest)) = start.split_once(end) {
+            return rest;
+        }
+    }
+    // What is in brackets may be a message's own: then neither a comment nor a row follows.
+    let is_ours =
+        |rest: &&str| rest.trim_start().starts_with(|c: char| c == '#' || c.is_ascii_digit());
+    let ends = start.match_indices("] ").map(|(at, end)| &start[at + end.len()..]);
+    ends.take(2).find(is_ours).unwrap_or(line)
 }
 
 /// What stands before a log of NCCL or RCCL on the same line; `None` if the line is all log.
@@ -91,7 +94,9 @@ mod tests {
     #[test]
     fn labels_of_launchers_are_taken_off() {
         assert_eq!(texts("0:   65536 x\n 12: # y\n3:"), ["  65536 x", "# y", ""]);
-        assert_eq!(texts("[1,0]<stdout>:# a\n[0] b\n[W socket] c"), ["# a", "b", "[W socket] c"]);
+        assert_eq!(texts("[1,0]<stdout>:# a\n[x@1,0]<stdout>:b"), ["# a", "b"]);
+        assert_eq!(texts("[0]   8 b\n[node[1-2] all 4] # c"), ["  8 b", "# c"]);
+        assert_eq!(texts("[W socket.cpp] c"), ["[W socket.cpp] c"]);
         assert_eq!(texts("12:30:01 x"), ["30:01 x"], "a time is no label, and no row either");
         assert_eq!(texts("65536 16384"), ["65536 16384"]);
     }
@@ -104,7 +109,6 @@ mod tests {
         assert_eq!(texts(&broken), ["  1024  256  float  sum  -1 "]);
         let glued = format!("  1024  256  float  sum  -1{log}");
         assert_eq!(texts(&glued), ["  1024  256  float  sum  -1"]);
-        assert_eq!(texts("[0] NCCL INFO x").len(), 1, "no host: not of NCCL");
     }
 
     #[test]

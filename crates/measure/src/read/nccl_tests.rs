@@ -186,7 +186,7 @@ impl Run {
         words: &[&str],
     ) -> Result<bool, ReadError> {
         let columns = self.columns.get_or_insert_with(Columns::usual);
-        if !columns.begins_row(words) {
+        if !columns.is_row(words) {
             return Ok(false);
         }
         self.idle = false;
