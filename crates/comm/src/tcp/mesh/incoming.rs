@@ -292,7 +292,7 @@ pub fn fits(head: &Head, posted: &Posted, channels: &mut Channels) -> bool {
     let trouble = if head.what != posted.what && !key.tagged {
         Trouble::Mismatch { call: key.number }
     } else if head.length as usize != posted.length {
-        Trouble::Size { came: head.length, room: posted.length as u64 }
+        Trouble::Size { of: posted.ticket, came: head.length, room: posted.length as u64 }
     } else {
         return true;
     };
