@@ -2,6 +2,7 @@
 
 mod agree;
 mod cut;
+mod expected;
 mod flow;
 mod memory;
 mod plan;
@@ -12,6 +13,7 @@ use crate::schedule::Program;
 use crate::transport::{Landing, Lane, Ticket, Transport};
 use crate::{Call, CommError, DType, Kind, ReduceOp, kernel};
 use cut::Cut;
+use expected::{Expected, in_elements};
 use flow::{Act, Flow, Id, Work};
 use memory::Memory;
 pub use memory::Room;
@@ -95,6 +97,7 @@ pub(crate) fn messages_beside(
 ) -> Result<(), CommError> {
     let (sends, receives): (Vec<_>, Vec<_>) =
         calls.into_iter().partition(|call| call.kind == Kind::Send);
+    let expected: Vec<Expected> = receives.iter().map(Expected::of).collect();
     let mut open = Open { transport, tickets: 0 };
     // Receives first: what comes early then has a place already.
     for call in receives {
@@ -110,7 +113,13 @@ pub(crate) fn messages_beside(
         unsafe { open.transport.post_send(call.root, Lane::Tag(call.tag), bytes) }?;
         open.tickets += 1;
     }
-    open.wait_beside(beside)
+    let ended = open.wait_beside(beside);
+    drop(open);
+    let ended = ended.map_err(|error| in_elements(error, &expected));
+    if let Err(error @ CommError::Unmatched { .. }) = &ended {
+        (transport.abort())(&error.to_string());
+    }
+    ended
 }
 
 /// A program that is being done.

@@ -5,12 +5,13 @@ use std::time::{Duration, Instant};
 
 use super::watch::Due;
 use super::{Posting, TcpTransport};
-use crate::CommError;
 use crate::background::Over;
 use crate::error::Peer;
 use crate::fabric::Carrier;
 use crate::tcp::control::{Called, Fault, Left, Up};
 use crate::tcp::mesh::{Mesh, Trouble, Way};
+use crate::transport::Ticket;
+use crate::{CommError, DType};
 
 /// How long rank 0 may take to say what is wrong; then this rank says what it sees itself.
 pub(super) const VERDICT_WITHIN: Duration = Duration::from_secs(6);
@@ -212,10 +213,7 @@ impl TcpTransport {
             return Err(self.concede(CommError::System { what, why: why.to_owned() }));
         }
         match mesh.channels.get(self.channel).trouble.take() {
-            Some(Trouble::Size { came, room }) => {
-                let what = format!("{came} bytes came, {room} fit");
-                return Err(CommError::Shape { call: "receive", what });
-            }
+            Some(Trouble::Size { of, came, room }) => return Err(self.unmatched(of, came, room)),
             Some(Trouble::Mismatch { call }) => self.mismatch(call, now),
             None => {}
         }
@@ -257,6 +255,14 @@ impl TcpTransport {
             Some((until, _)) => Ok(next.min(*until)),
             None => Ok(next),
         }
+    }
+
+    /// A message has another length than the room for it, both in bytes: all that is known here.
+    fn unmatched(&self, ticket: Ticket, sent: u64, expected: u64) -> CommError {
+        let from = self.open.iter().find(|posting| posting.ticket == ticket);
+        let from = self.peer(from.map_or(u32::MAX, |posting| posting.with));
+        let (to, dtype) = (self.peer(self.me()), DType::U8);
+        CommError::Unmatched { from, to, dtype, sent, expected }
     }
 
     /// Sees whether the path to one that is waited for is still there.

@@ -15,6 +15,9 @@ use crate::{CommError, Signature};
 /// How often it is looked whether rank 0 has answered.
 const LOOK: Duration = Duration::from_millis(5);
 
+/// How much longer a message is waited for than a collective.
+const GIVE_WAY: Duration = Duration::from_secs(1);
+
 impl Whole for TcpTransport {
     fn begin(&mut self, signature: Signature) -> Result<(), CommError> {
         Transport::begin(self, signature)
@@ -28,6 +31,7 @@ impl Whole for TcpTransport {
         if let Some(known) = self.failed.clone().or_else(|| Whole::verdict(self)) {
             return self.fail(known);
         }
+        let mut within = VERDICT_WITHIN;
         let mut reported = match &error {
             CommError::Shape { .. } => return error,
             // This rank knows best.
@@ -43,13 +47,19 @@ impl Whole for TcpTransport {
                 self.inquire(&error);
                 false
             }
-            // Who is gone is gone, and of messages others know nothing.
+            // Of messages others know nothing; but who should have sent it may wait for a third in a
+            // collective, and then those who are in that are about to hear it.
+            CommError::Late { .. } => {
+                within = GIVE_WAY;
+                false
+            }
+            // Who is gone is gone.
             _ => {
                 self.report(&error);
                 true
             }
         };
-        let mut until = Instant::now() + VERDICT_WITHIN;
+        let mut until = Instant::now() + within;
         loop {
             if let Some(verdict) = Whole::verdict(self) {
                 return self.fail(verdict);
