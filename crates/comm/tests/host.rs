@@ -13,6 +13,10 @@ use regatta_wire::secret::Secret;
 
 /// A world of ranks on made-up nodes.
 fn world(size: u32, node: impl Fn(u32) -> u32) -> Vec<Background> {
+    late_after(Duration::from_secs(300), size, node)
+}
+
+fn late_after(desync_after: Duration, size: u32, node: impl Fn(u32) -> u32) -> Vec<Background> {
     let secret = Secret::generate().unwrap();
     let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -20,6 +24,7 @@ fn world(size: u32, node: impl Fn(u32) -> u32) -> Vec<Background> {
         node: format!("node{}", node(rank)),
         host: format!("node{}", node(rank)),
         join_within: Duration::from_secs(30),
+        desync_after,
         ..Settings::new(rank, size, "127.0.0.1", port, secret.clone())
     };
     let mut all: Vec<Settings> = (0..size).map(rank).collect();
@@ -67,6 +72,15 @@ fn any_session_is_right() {
 #[test]
 fn huge_ones_too() {
     suite::huge(|size| world(size, |rank| rank / 2));
+}
+
+#[test]
+fn one_that_waits_elsewhere_is_not_blamed() {
+    let of: [fn(u32) -> u32; 3] = [|_| 0, |rank| rank / 2, |rank| u32::from(rank > 0)];
+    for node in of {
+        let world = late_after(Duration::from_secs(2), 3, node);
+        suite::blame::one_that_waits_elsewhere_is_not_blamed(world);
+    }
 }
 
 #[test]

@@ -6,6 +6,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -16,6 +17,7 @@ use rustix::net::{
 
 use super::arena::{self, Arena};
 use super::board::{Board, Doing};
+use super::home::{Home, Waiting};
 use super::layout::{CPU_WORDS, Layout};
 use super::segment::Segment;
 use super::split::{FIRST_PAGE, allocate};
@@ -37,6 +39,8 @@ pub struct Seat {
     pub rank: usize,
     pub peers: Vec<Peer>,
     pub lives: Vec<u32>,
+    /// What it is split off, if it is.
+    pub home: Option<Arc<Home>>,
     pub arena: Option<Arc<Arena>>,
     pub settings: Settings,
 }
@@ -149,14 +153,24 @@ fn seat(
 ) -> Seat {
     let lives = (0..peers.len() as u32).collect();
     let arena = Arena::open(&segment, after(layout), layout.ranks, rank);
-    Seat { segment, start: FIRST_PAGE as u64, layout, rank, peers, lives, arena, settings }
+    let (start, home) = (FIRST_PAGE as u64, None);
+    Seat { segment, start, layout, rank, peers, lives, home, arena, settings }
 }
 
 fn mapped(seat: Seat, here: Vec<bool>) -> Result<Shared, CommError> {
-    let Seat { segment, start, layout, rank, peers, lives, arena, settings } = seat;
+    let home = seat.home.clone().map_or_else(|| home(&seat), Ok)?;
+    let Seat { segment, start, layout, rank, peers, lives, arena, settings, .. } = seat;
     let map = segment.map(start, layout.bytes())?;
     let board = Board::new(map, layout, rank);
-    Ok(Shared { board, segment, peers, arena, lives, here, crowded: true, settings })
+    let waiting = Waiting::new(home, lives.clone());
+    Ok(Shared { board, segment, peers, arena, lives, here, crowded: true, waiting, settings })
+}
+
+/// Of a communicator that is the first.
+fn home(seat: &Seat) -> Result<Arc<Home>, CommError> {
+    let map = seat.segment.map(seat.start, seat.layout.bytes_of_ranks())?;
+    let (board, peers) = (Board::new(map, seat.layout, seat.rank), seat.peers.clone());
+    Ok(Arc::new(Home { board, peers, had: AtomicUsize::new(0) }))
 }
 
 /// Takes a seat, and waits until all have. `unchecked`: those of whom it is not asked whether they

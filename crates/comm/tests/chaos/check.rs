@@ -4,7 +4,7 @@ use std::path::Path;
 
 use regatta_wire::secret::Secret;
 
-use crate::case::{By, Case, Fault, Wrong};
+use crate::case::{By, Case, Fault};
 use crate::words::Said;
 
 /// Whether what all ranks said is right.
@@ -59,7 +59,7 @@ fn rank_is_right(case: &Case, rank: usize, said: &Said) -> Result<(), String> {
     if is_cut_off(case, rank) || is_accused(case, said) {
         return Ok(());
     }
-    match names_the_cause(case, rank, kind, said) {
+    match names_the_cause(case, kind, said) {
         true => Ok(()),
         false => Err("it does not name the cause".to_owned()),
     }
@@ -84,12 +84,10 @@ fn is_accused(case: &Case, said: &Said) -> bool {
         && waited.is_some_and(|(_, who)| who.contains(&victim))
 }
 
-fn names_the_cause(case: &Case, rank: usize, kind: &str, said: &Said) -> bool {
+fn names_the_cause(case: &Case, kind: &str, said: &Said) -> bool {
     let victim = said.ranks().contains(&case.victim);
     let node = |rank: usize| case.nodes[rank];
     let on_victims_node = said.ranks().iter().any(|r| node(*r) == node(case.victim));
-    // Whoever waits for the victim in one communicator is waited for in another.
-    let by_part = victim || case.script.iter().any(|step| step.in_part);
     match case.fault {
         Fault::Killed | Fault::Exits => kind == "Lost" && victim,
         // Before they are connected some only know that it does not come.
@@ -98,25 +96,21 @@ fn names_the_cause(case: &Case, rank: usize, kind: &str, said: &Said) -> bool {
             // Who never came to a part cannot tell those in it why.
             matches!(kind, "Lost" | "Join" | "Aborted") && (told || case.colours > 1)
         }
-        Fault::Stopped | Fault::Woken if case.by == By::Memory => kind == "Late" && by_part,
+        Fault::Stopped | Fault::Woken if case.by == By::Memory => kind == "Late" && victim,
         Fault::Stopped | Fault::Woken => kind == "Lost" && victim,
         Fault::Aborts => kind == "Aborted" && victim,
-        Fault::Silent => kind == "Late" && by_part,
-        Fault::Calls(Wrong::Order) => (kind == "Disagree" && victim) || (kind == "Late" && by_part),
-        Fault::Calls(_) => {
-            (kind == "Disagree" && victim) || (rank != case.victim && kind == "Late" && by_part)
-        }
+        Fault::Silent => kind == "Late" && victim,
+        Fault::Calls(_) => matches!(kind, "Disagree" | "Late") && victim,
         Fault::Cut => kind == "Lost" && on_victims_node,
         Fault::CutBetween { other } => {
             let on_other = said.ranks().iter().any(|r| node(*r) == other);
             kind == "Path" && on_victims_node && on_other
         }
-        // To rank 0, if it is slow itself, all others are; and one may be slow in a part.
-        Fault::Slow => match kind {
-            "Lost" | "Path" => on_victims_node || node(0) == node(case.victim),
-            "Late" => on_victims_node || node(0) == node(case.victim) || by_part,
-            _ => false,
-        },
+        // To rank 0, if it is slow itself, all others are.
+        Fault::Slow => {
+            let right = on_victims_node || node(0) == node(case.victim);
+            matches!(kind, "Lost" | "Path" | "Late") && right
+        }
         Fault::Paused => false,
     }
 }

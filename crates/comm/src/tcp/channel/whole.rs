@@ -37,9 +37,11 @@ impl Whole for TcpTransport {
             }
             // The one who gave up has said why.
             CommError::Aborted { .. } => false,
-            CommError::Late { .. } | CommError::Disagree { .. } | CommError::System { .. }
-                if self.in_call =>
-            {
+            CommError::Late { .. } => {
+                self.inquire(&error);
+                false
+            }
+            CommError::Disagree { .. } | CommError::System { .. } if self.in_call => {
                 self.inquire(&error);
                 false
             }
@@ -84,13 +86,15 @@ impl Whole for TcpTransport {
 impl TcpTransport {
     /// Asks where all are in this call, and those in particular that a part did not hear of.
     fn inquire(&self, error: &CommError) {
-        let late = Some(self.watch.seconds(Instant::now()));
-        let (channel, members) = (self.channel, self.members.clone());
-        let call = Some(self.calls_done + 1);
-        let awaited = match error {
-            CommError::Late { missing, .. } => missing.iter().map(|p| self.global_of(p)).collect(),
-            _ => Vec::new(),
+        let (awaited, late) = match error {
+            CommError::Late { missing, seconds, .. } => {
+                (missing.iter().map(|peer| self.global_of(peer)).collect(), *seconds)
+            }
+            _ => (Vec::new(), self.watch.seconds(Instant::now())),
         };
+        let members = if self.in_call { self.members.clone() } else { Vec::new() };
+        let (channel, late) = (self.channel, Some(late));
+        let call = self.in_call.then_some(self.calls_done + 1);
         self.endpoint.control.tell(Up::Ask { channel, call, awaited, members, late });
     }
 
