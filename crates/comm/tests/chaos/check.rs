@@ -1,11 +1,16 @@
 //! What every rank must have been told.
 
 use std::path::Path;
+use std::time::Duration;
 
 use regatta_wire::secret::Secret;
 
 use crate::case::{By, Case, Fault};
+use crate::rank::patience;
 use crate::words::Said;
+
+/// What a busy machine may add.
+const SLACK: Duration = Duration::from_secs(2);
 
 /// Whether what all ranks said is right.
 pub fn all(case: &Case, said: &[Option<Said>]) -> Result<(), String> {
@@ -44,6 +49,9 @@ fn rank_is_right(case: &Case, rank: usize, said: &Said) -> Result<(), String> {
     let Some(kind) = said.kind.as_deref() else {
         return if case.may_end_well() { Ok(()) } else { Err("all went well".to_owned()) };
     };
+    if said.took_ms > time_for(case, rank).as_millis() as u64 {
+        return Err(format!("it took {} ms", said.took_ms));
+    }
     // Rank 0 stays until the slow ones have gone.
     if said.left != "nothing" && !(case.fault == Fault::Slow && rank == 0) {
         return Err(format!("left behind: {}", said.left));
@@ -63,6 +71,21 @@ fn rank_is_right(case: &Case, rank: usize, said: &Said) -> Result<(), String> {
         true => Ok(()),
         false => Err("it does not name the cause".to_owned()),
     }
+}
+
+/// How long a call may take that ends with an error: what is set, and the answer of rank 0, or that
+/// there is none. One that has slept itself could not return.
+fn time_for(case: &Case, rank: usize) -> Duration {
+    let (lost_after, desync_after) = patience(case);
+    let set = match case.fault {
+        Fault::Silent | Fault::Woken if rank == case.victim => return Duration::MAX,
+        Fault::Calls(_) | Fault::Silent => desync_after,
+        Fault::Stopped | Fault::Woken if case.by == By::Memory => desync_after,
+        Fault::Stopped | Fault::Woken | Fault::Cut | Fault::CutBetween { .. } => lost_after,
+        Fault::Slow => lost_after + desync_after,
+        _ => Duration::ZERO,
+    };
+    set + Duration::from_secs(6) + SLACK
 }
 
 /// Whether a rank cannot know what happened: it is the one to whom it did.
