@@ -185,8 +185,9 @@ impl Host {
     /// ours for them.
     fn fail(&mut self, error: CommError, doing: &str) -> CommError {
         // One engine alone says itself what is wrong; but it may have been ended by what is known
-        // of the whole.
-        let asks = self.in_parts() || matches!(error, CommError::Aborted { .. });
+        // of the whole, and who is late may wait in another communicator, of which it knows nothing.
+        let elsewhere = matches!(error, CommError::Aborted { .. } | CommError::Late { .. });
+        let asks = self.in_parts() || elsewhere;
         let told = self.whole.as_mut().filter(|_| asks).map(|whole| whole.explain(error.clone()));
         let mut error = match (error, told) {
             // Who has found it out himself knows it best.

@@ -194,6 +194,15 @@ fn receive(from: u32, output: &mut [u8]) -> Call<'_> {
 }
 
 #[test]
+fn one_that_waits_elsewhere_is_not_blamed() {
+    let of: [fn(u32) -> u32; 3] = [|_| 0, |rank| rank / 2, |rank| u32::from(rank > 0)];
+    for node in of {
+        let world = patient(3, node, Duration::from_secs(2));
+        suite::blame::one_that_waits_elsewhere_is_not_blamed(world);
+    }
+}
+
+#[test]
 fn a_rank_that_gives_up_is_known_on_every_node() {
     let ended = suite::on_all(world(6, |rank| rank / 2), |comm| {
         comm.barrier().unwrap();

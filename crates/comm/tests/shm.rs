@@ -213,6 +213,11 @@ fn hasty() -> Settings {
     Settings { desync_after: Duration::from_millis(300), ..Settings::default() }
 }
 
+/// Not so hasty that it matters who begins first.
+fn patient() -> Settings {
+    Settings { desync_after: Duration::from_secs(2), ..Settings::default() }
+}
+
 #[test]
 fn a_rank_that_does_not_come_is_named() {
     let barrier = std::sync::Barrier::new(3);
@@ -234,7 +239,7 @@ fn a_rank_that_does_not_come_is_named() {
 #[test]
 fn one_that_waits_for_a_third_is_not_blamed() {
     let barrier = std::sync::Barrier::new(3);
-    let ends = suite::on_all(shm::world_with(3, hasty()).unwrap(), |comm| {
+    let ends = suite::on_all(shm::world_with(3, patient()).unwrap(), |comm| {
         let end = match comm.rank() {
             0 => comm.receive(&mut [0u8], 2, 0),
             1 => comm.barrier(),
@@ -252,7 +257,7 @@ fn one_that_waits_for_a_third_is_not_blamed() {
 #[test]
 fn a_root_that_waits_for_a_third_is_not_blamed() {
     let barrier = std::sync::Barrier::new(3);
-    let ends = suite::on_all(shm::world_with(3, hasty()).unwrap(), |comm| {
+    let ends = suite::on_all(shm::world_with(3, patient()).unwrap(), |comm| {
         let all = vec![1u8; if comm.rank() == 1 { 3000 } else { 0 }];
         let scatter = |_| comm.scatter(&all, &mut [0u8; 1000], 1);
         // The root is some calls ahead before it waits for the last.
@@ -264,6 +269,11 @@ fn a_root_that_waits_for_a_third_is_not_blamed() {
         let Err(CommError::Late { missing, .. }) = end else { panic!("{end:?}") };
         assert_eq!(missing.iter().map(|peer| peer.rank).collect::<Vec<_>>(), [2], "{end:?}");
     }
+}
+
+#[test]
+fn one_that_waits_elsewhere_is_not_blamed() {
+    suite::blame::one_that_waits_elsewhere_is_not_blamed(shm::world_with(3, patient()).unwrap());
 }
 
 #[test]

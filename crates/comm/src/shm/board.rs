@@ -16,9 +16,6 @@ use super::segment::Mapping;
 use super::sign::{self, SIGN_WORDS};
 use crate::Signature;
 
-/// So many that a rank waits for can be said at once.
-const WAITS_MAX: usize = LINE_BYTES / 8 - 1;
-
 /// What a rank is at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Doing {
@@ -227,27 +224,6 @@ impl Board {
     fn costs(&self, rank: usize, class: usize) -> usize {
         const { assert!(40 + CLASSES * 8 <= LINE_BYTES) };
         self.layout.state(rank) + 40 + class * 8
-    }
-
-    /// Says whom this rank waits for, of very many only some, and how long already.
-    pub fn say_waits(&self, ranks: &[usize], waited: Duration) {
-        let line = self.layout.waits(self.rank);
-        let said = ranks.len().min(WAITS_MAX);
-        for (i, rank) in ranks[..said].iter().enumerate() {
-            self.word(line + 8 + i * 8).store(*rank as u64, Ordering::Relaxed);
-        }
-        let word = (waited.as_millis() as u64) << 8 | said as u64;
-        self.word(line).store(word, Ordering::Release);
-    }
-
-    /// Whom a rank said that it waits for, and how long it did when it said so.
-    pub fn waits(&self, rank: usize) -> (Vec<usize>, Duration) {
-        let line = self.layout.waits(rank);
-        let word = self.word(line).load(Ordering::Acquire);
-        let of = |i: usize| self.word(line + 8 + i * 8).load(Ordering::Relaxed) as usize;
-        let said = (word as usize & 0xff).min(WAITS_MAX);
-        let ranks = (0..said).map(of).filter(|rank| *rank < self.layout.ranks).collect();
-        (ranks, Duration::from_millis(word >> 8))
     }
 
     /// Says that this rank posts nothing any more.

@@ -29,6 +29,9 @@ pub const MAIL_INLINE_BYTES: usize = 32;
 /// From here on posts take places of their slots by turns.
 const ROTATED_BYTES: usize = 4 << 10;
 
+/// In how many communicators a rank can say whom it waits for.
+pub const WAITS: usize = 16;
+
 /// Words with which CPUs are told.
 pub const CPU_WORDS: usize = 16;
 
@@ -43,9 +46,9 @@ const CALLS: usize = POSTS + RING as usize * LINE_BYTES;
 const STATE: usize = CALLS + (RING as usize + 1) * LINE_BYTES;
 const BELL: usize = STATE + LINE_BYTES;
 const CPUS: usize = BELL + LINE_BYTES;
-const WAITS: usize = CPUS + CPU_WORDS * 8;
+const WAITING: usize = CPUS + CPU_WORDS * 8;
 const RANK_BYTES: usize = 4096;
-const _: () = assert!(WAITS + LINE_BYTES <= RANK_BYTES);
+const _: () = assert!(WAITING + WAITS * LINE_BYTES <= RANK_BYTES);
 
 // In a channel.
 const TAKEN: usize = SLOTS as usize * LINE_BYTES;
@@ -92,9 +95,14 @@ impl Layout {
         self.block(rank) + CPUS
     }
 
-    /// Whom a rank waits for.
-    pub fn waits(&self, rank: usize) -> usize {
-        self.block(rank) + WAITS
+    /// Whom a rank waits for, in one of its communicators.
+    pub fn waits(&self, rank: usize, line: usize) -> usize {
+        self.block(rank) + WAITING + line * LINE_BYTES
+    }
+
+    /// Bytes up to where the ranks' blocks end.
+    pub fn bytes_of_ranks(&self) -> usize {
+        self.block(self.ranks)
     }
 
     /// The line of a piece of a message.
@@ -174,7 +182,7 @@ mod tests {
             taken.push((layout.state(rank), LINE_BYTES));
             taken.push((layout.bell(rank), LINE_BYTES));
             taken.push((layout.cpus(rank), CPU_WORDS * 8));
-            taken.push((layout.waits(rank), LINE_BYTES));
+            taken.extend((0..WAITS).map(|line| (layout.waits(rank, line), LINE_BYTES)));
             for to in 0..3 {
                 taken.extend((0..SLOTS).map(|n| (layout.mail(rank, to, n), LINE_BYTES)));
                 taken.extend((0..SLOTS).map(|n| (layout.mail_slot(rank, to, n), MAIL_BYTES)));

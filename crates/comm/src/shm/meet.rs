@@ -6,6 +6,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -16,6 +17,7 @@ use rustix::net::{
 
 use super::arena::{self, Arena};
 use super::board::{Board, Doing};
+use super::home::{Home, Waiting};
 use super::layout::{CPU_WORDS, Layout};
 use super::segment::Segment;
 use super::split::{FIRST_PAGE, allocate};
@@ -30,6 +32,7 @@ const CHUNK_MIN: usize = 16 << 10;
 const PAUSE: Duration = Duration::from_millis(2);
 
 /// A rank's place in a communicator.
+#[derive(Clone)]
 pub struct Seat {
     pub segment: Arc<Segment>,
     pub start: u64,
@@ -37,6 +40,8 @@ pub struct Seat {
     pub rank: usize,
     pub peers: Vec<Peer>,
     pub lives: Vec<u32>,
+    /// What it is split off, if it is.
+    pub home: Option<Arc<Home>>,
     pub arena: Option<Arc<Arena>>,
     pub settings: Settings,
 }
@@ -73,17 +78,17 @@ pub fn join_unless(
     let limit = Instant::now() + settings.join_within;
     let layout = Layout { ranks: peers.len(), chunk_bytes: settings.chunk_bytes };
     let hello = Hello { rank, ranks: peers.len() as u32, settings: alike(&settings) };
-    let segment = match rank {
-        0 => {
-            let segment = furnished(layout)?;
-            segment.show_life(0)?;
-            hand_out(name, &segment, hello, &peers, limit, over)?;
-            segment
-        }
+    let segment = Arc::new(match rank {
+        0 => furnished(layout)?,
         _ => Segment::received(fetch(name, hello, limit, over)?),
-    };
+    });
     segment.show_life(rank)?;
-    let seat = seat(Arc::new(segment), layout, rank as usize, peers, settings);
+    let seat = seat(segment, layout, rank as usize, peers, settings);
+    if rank == 0 {
+        // It is here, whoever is not: nobody should wait for it.
+        mapped(seat.clone(), Vec::new())?.arrive();
+        hand_out(name, &seat.segment, hello, &seat.peers, limit, over)?;
+    }
     let rest = limit.saturating_duration_since(Instant::now());
     // Before they are here they show no life: only the time tells.
     let unchecked = vec![true; seat.peers.len()];
@@ -108,7 +113,7 @@ pub fn threads(ranks: u32, settings: Settings) -> Result<Vec<ShmEngine>, CommErr
     let board = |rank: usize| -> Result<Shared, CommError> {
         let seat = seat(segment.clone(), layout, rank, peers.clone(), settings);
         let shared = mapped(seat, vec![true; ranks as usize])?;
-        shared.board.arrive(process(), cpus(), shared.arena.is_some());
+        shared.arrive();
         Ok(shared)
     };
     let all: Result<Vec<Shared>, CommError> = (0..ranks as usize).map(board).collect();
@@ -149,14 +154,24 @@ fn seat(
 ) -> Seat {
     let lives = (0..peers.len() as u32).collect();
     let arena = Arena::open(&segment, after(layout), layout.ranks, rank);
-    Seat { segment, start: FIRST_PAGE as u64, layout, rank, peers, lives, arena, settings }
+    let (start, home) = (FIRST_PAGE as u64, None);
+    Seat { segment, start, layout, rank, peers, lives, home, arena, settings }
 }
 
 fn mapped(seat: Seat, here: Vec<bool>) -> Result<Shared, CommError> {
-    let Seat { segment, start, layout, rank, peers, lives, arena, settings } = seat;
+    let home = seat.home.clone().map_or_else(|| home(&seat), Ok)?;
+    let Seat { segment, start, layout, rank, peers, lives, arena, settings, .. } = seat;
     let map = segment.map(start, layout.bytes())?;
     let board = Board::new(map, layout, rank);
-    Ok(Shared { board, segment, peers, arena, lives, here, crowded: true, settings })
+    let waiting = Waiting::new(home, lives.clone());
+    Ok(Shared { board, segment, peers, arena, lives, here, crowded: true, waiting, settings })
+}
+
+/// Of a communicator that is the first.
+fn home(seat: &Seat) -> Result<Arc<Home>, CommError> {
+    let map = seat.segment.map(seat.start, seat.layout.bytes_of_ranks())?;
+    let (board, peers) = (Board::new(map, seat.layout, seat.rank), seat.peers.clone());
+    Ok(Arc::new(Home { board, peers, had: AtomicUsize::new(0) }))
 }
 
 /// Takes a seat, and waits until all have. `unchecked`: those of whom it is not asked whether they
@@ -172,19 +187,39 @@ pub fn take_seat(
     let settings = seat.settings;
     let mut shared = mapped(seat, unchecked)?;
     shared.settings.desync_after = within;
-    shared.board.arrive(process(), cpus(), shared.arena.is_some());
+    shared.arrive();
     let (kind, dtype, op) = (Kind::Barrier, DType::U8, ReduceOp::Sum);
     let signature = Signature { kind, dtype, op, root: 0, count: 0, shape: 0 };
     let now = Now { doing: Doing::Message(0), signature, digest: 0 };
     for other in 0..shared.peers.len() {
         let here = || shared.board.process(other).is_some();
-        shared.wait(other, &now, || here() || over().is_some())?;
+        shared.wait(other, &now, || here() || over().is_some()).map_err(|e| absent(e, &shared))?;
         if let Some(error) = over().filter(|_| !here()) {
             return Err(error);
         }
     }
     shared.settings = settings;
     Ok(ShmEngine::new(settled(shared), region))
+}
+
+impl Shared {
+    /// Says that this rank is here.
+    fn arrive(&self) {
+        self.board.arrive(process(), cpus(), self.arena.is_some());
+    }
+}
+
+/// If it is said who does not come, all are named who are not here.
+fn absent(error: CommError, shared: &Shared) -> CommError {
+    let away = |peer: &&Peer| shared.board.process(peer.rank as usize).is_none();
+    let away: Vec<Peer> = shared.peers.iter().filter(away).cloned().collect();
+    match error {
+        CommError::Late { call, seconds, missing } => {
+            let missing = if away.is_empty() { missing } else { away };
+            CommError::Late { call, seconds, missing }
+        }
+        other => other,
+    }
 }
 
 /// All are here: what is to be known of them is known.

@@ -21,6 +21,7 @@ mod direct;
 mod exchange;
 mod group;
 mod habit;
+mod home;
 mod layout;
 mod mail;
 mod meet;
@@ -257,10 +258,7 @@ impl Engine for ShmEngine {
 
     fn waits(&self) -> Waits {
         let shared = self.shared.clone();
-        Arc::new(move || {
-            let (ranks, waited) = shared.board.waits(shared.board.rank);
-            ranks.into_iter().map(|rank| (rank as u32, waited)).collect()
-        })
+        Arc::new(move || shared.waiting.own())
     }
 
     fn abort(&self) -> Abort {

@@ -8,7 +8,6 @@ use super::ShmEngine;
 use super::layout::Layout;
 use super::meet::{self, Seat};
 use super::segment::Segment;
-use super::verdict;
 use crate::background::Engine;
 use crate::comm::order;
 use crate::error::Peer;
@@ -52,13 +51,14 @@ impl ShmEngine {
             layout: layout(colour),
             rank,
             peers: (0..).zip(&ranks).map(|(rank, of)| self.renamed(rank, old(of))).collect(),
+            home: Some(self.shared.waiting.home()),
             lives: ranks.iter().map(|of| self.shared.lives[old(of)]).collect(),
             arena: self.shared.arena.clone(),
             settings: self.shared.settings,
         };
         let unchecked = ranks.iter().map(|of| self.shared.here[old(of)]).collect();
         // If this communicator is over, so is what is made of it.
-        let over = || verdict::read(&self.shared.board, &self.shared.peers, "a split");
+        let over = || self.shared.verdict_of("a split");
         let within = self.shared.settings.desync_after;
         meet::take_seat(seat, unchecked, within, true, &over).map(Some)
     }

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::board::{Board, Doing};
+use super::home::Waiting;
 use super::sign;
 use crate::error::Peer;
 use crate::{CommError, Signature};
@@ -23,6 +24,9 @@ const LOST: u64 = 1;
 const DISAGREE: u64 = 2;
 const LATE: u64 = 3;
 const ABORTED: u64 = 4;
+
+/// Marks the number of a rank that is none of the communicator's, but of the first one.
+const OUTSIDE: u64 = 1 << 32;
 
 /// How long one waits for somebody who began to say why, and may have died over it.
 const PATIENCE: Duration = Duration::from_millis(20);
@@ -66,7 +70,7 @@ pub fn is_over(board: &Board) -> bool {
 }
 
 /// Why it is over, for this rank, which was at `call`.
-pub fn read(board: &Board, peers: &[Peer], call: &str) -> Option<CommError> {
+pub fn read(board: &Board, peers: &[Peer], waiting: &Waiting, call: &str) -> Option<CommError> {
     let start = board.layout.abort();
     let by = board.word(start).load(Ordering::Acquire).checked_sub(1)?;
     let by = peer(peers, by);
@@ -85,7 +89,8 @@ pub fn read(board: &Board, peers: &[Peer], call: &str) -> Option<CommError> {
     let text = unsafe { std::slice::from_raw_parts(board.text(TEXT_MAX), length) };
     let record = Record { words, text: String::from_utf8_lossy(text).into_owned() };
     let own = board.announced(board.rank, Doing::Call(words[1]));
-    Some(decode(record, by, peers, (board.rank as u32, own), call))
+    let outside = |rank| waiting.peer(rank);
+    Some(decode(record, by, (peers, &outside), (board.rank as u32, own), call))
 }
 
 fn peer(peers: &[Peer], rank: u64) -> Peer {
@@ -112,7 +117,7 @@ fn encode(error: &CommError) -> Record {
             let shown = missing.len().min(MISSING_MAX);
             words[..3].copy_from_slice(&[LATE, *seconds, shown as u64]);
             for (word, peer) in words[3..].iter_mut().zip(&missing[..shown]) {
-                *word = peer.rank.into();
+                *word = u64::from(peer.rank) | if peer.is_outside() { OUTSIDE } else { 0 };
             }
             call.clone()
         }
@@ -132,7 +137,7 @@ fn encode(error: &CommError) -> Record {
 fn decode(
     record: Record,
     by: Peer,
-    peers: &[Peer],
+    (peers, outside): (&[Peer], &dyn Fn(u32) -> Peer),
     (rank, own): (u32, Option<Signature>),
     call: &str,
 ) -> CommError {
@@ -169,14 +174,14 @@ fn decode(
         }
         LATE => {
             let shown = (words[2] as usize).min(MISSING_MAX);
-            let missing: Vec<Peer> = words[3..3 + shown].iter().map(|r| peer(peers, *r)).collect();
+            let name = |word: &u64| match word & OUTSIDE {
+                0 => peer(peers, *word),
+                _ => outside(*word as u32),
+            };
+            let accused = words[3..3 + shown].contains(&u64::from(rank));
+            let missing = words[3..3 + shown].iter().map(name).collect();
             let late = CommError::Late { call: text, seconds: words[1], missing };
-            match &late {
-                CommError::Late { missing, .. } if missing.iter().any(|p| p.rank == rank) => {
-                    aborted(by, late.to_string())
-                }
-                _ => late,
-            }
+            if accused { aborted(by, late.to_string()) } else { late }
         }
         _ => aborted(by, text),
     }
@@ -191,9 +196,13 @@ mod tests {
         (0..3).map(|rank| Peer { rank, host: format!("n{rank}") }).collect()
     }
 
+    fn stranger(rank: u32) -> Peer {
+        Peer::outside(rank, "elsewhere")
+    }
+
     /// What a rank reads of what rank 0 said.
     fn told(error: &CommError, rank: u32) -> CommError {
-        decode(encode(error), peers()[0].clone(), &peers(), (rank, None), "barrier")
+        decode(encode(error), peers()[0].clone(), (&peers(), &stranger), (rank, None), "barrier")
     }
 
     #[test]
@@ -211,6 +220,9 @@ mod tests {
         };
         assert_eq!(told(&late, 1), late);
         assert!(matches!(told(&late, 2), CommError::Aborted { by, .. } if by.rank == 0));
+        let missing = vec![stranger(1)];
+        let of_another = CommError::Late { call: "barrier".to_owned(), seconds: 3, missing };
+        assert_eq!(told(&of_another, 1), of_another);
     }
 
     #[test]
@@ -236,7 +248,8 @@ mod tests {
         // One that called the same as one of them is told what itself and the other called.
         for (count, theirs) in [(3, (2, 4)), (4, (0, 3))] {
             let own = (1, Some(signature(count)));
-            let told = decode(encode(&error), peers()[0].clone(), &peers(), own, "barrier");
+            let names: (&[Peer], &dyn Fn(u32) -> Peer) = (&peers(), &stranger);
+            let told = decode(encode(&error), peers()[0].clone(), names, own, "barrier");
             assert_eq!(told, disagree((1, count), theirs));
         }
     }

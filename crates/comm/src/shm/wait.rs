@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use super::Settings;
 use super::arena::Arena;
 use super::board::{Board, Doing};
+use super::home::Waiting;
 use super::layout::{RING, SLOTS};
 use super::segment::Segment;
 use super::verdict;
-use crate::blame;
 use crate::error::Peer;
 use crate::{CommError, Kind, Signature};
 
@@ -49,6 +49,8 @@ pub struct Shared {
     pub here: Vec<bool>,
     /// Whether there are more ranks than CPUs.
     pub crowded: bool,
+    /// Where it is said whom is waited for.
+    pub waiting: Waiting,
     pub settings: Settings,
 }
 
@@ -99,7 +101,7 @@ impl Shared {
                 looked.for_each(|_| std::hint::spin_loop());
                 continue;
             }
-            self.board.say_waits(ranks, waited);
+            self.waiting.say(ranks, waited);
             let trouble = ranks.iter().find_map(|rank| self.trouble(*rank, now, waited));
             // What came before the trouble still counts.
             if let Some(error) = trouble.filter(|_| !ready()) {
@@ -109,7 +111,7 @@ impl Shared {
             self.board.sleep(first, nap, || ready() || verdict::is_over(&self.board));
             nap = (nap * 2).min(longest);
         }
-        self.board.say_waits(&[], Duration::ZERO);
+        self.waiting.say(&[], Duration::ZERO);
         Ok(())
     }
 
@@ -136,7 +138,12 @@ impl Shared {
 
     /// Why the communicator is over, if it is.
     pub fn verdict(&self, now: &Now) -> Option<CommError> {
-        verdict::read(&self.board, &self.peers, &now.signature.to_string())
+        self.verdict_of(&now.signature.to_string())
+    }
+
+    /// The same, for a rank that is at this.
+    pub fn verdict_of(&self, call: &str) -> Option<CommError> {
+        verdict::read(&self.board, &self.peers, &self.waiting, call)
     }
 
     /// Tells all ranks of an error.
@@ -200,19 +207,6 @@ impl Shared {
         }
     }
 
-    /// Those for whom these wait in the end, as they said themselves.
-    fn blamed(&self, missing: &[u32]) -> Vec<u32> {
-        let waits = |rank: u32| {
-            let (ranks, waited) = self.board.waits(rank as usize);
-            let counts = blame::explains(waited, self.settings.desync_after);
-            ranks.into_iter().filter(|_| counts).map(|rank| rank as u32).collect()
-        };
-        let mut blamed = blame::blamed(missing, waits);
-        // In a circle: whom this rank waits for.
-        blamed.retain(|rank| *rank != self.board.rank as u32);
-        if blamed.is_empty() { missing.to_vec() } else { blamed }
-    }
-
     /// Whom a rank waits for in a message. Whoever could go on and does not waits for nobody.
     fn waits_for(&self, rank: usize) -> Option<usize> {
         let doing = self.board.doing(rank);
@@ -244,13 +238,12 @@ impl Shared {
         let collective = matches!(now.doing, Doing::Call(_)) && !now.signature.kind.has_root();
         let came = |other: usize| self.board.doing(other).number() >= now.doing.number();
         let missing = |other: &usize| *other == rank || (collective && !came(*other));
-        let missing: Vec<u32> = others().filter(missing).map(|other| other as u32).collect();
-        // Not those who would come if a third came.
-        let blamed = self.blamed(&missing).into_iter();
+        let missing: Vec<usize> = others().filter(missing).collect();
         CommError::Late {
             call: now.signature.to_string(),
             seconds: self.settings.desync_after.as_secs(),
-            missing: blamed.map(|other| self.peers[other as usize].clone()).collect(),
+            // Not those who would come if a third came.
+            missing: self.waiting.blamed(&missing, self.settings.desync_after),
         }
     }
 }

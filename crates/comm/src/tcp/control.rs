@@ -162,6 +162,8 @@ pub struct Left {
 pub enum Up {
     /// Its connection with another broke.
     Saw {
+        /// In which communicator it matters.
+        channel: u64,
         /// With whom.
         rank: u32,
         /// Whether it is one on which this rank sends.

@@ -30,9 +30,10 @@ pub enum To {
 pub struct Judge {
     /// Who has left which communicator.
     left: HashMap<u64, BTreeMap<u32, Left>>,
-    /// Who ended well, and who is lost.
-    ended: HashSet<u32>,
+    /// Who ended well, and what had been told last before that.
+    ended: HashMap<u32, Option<Fault>>,
     lost: HashSet<u32>,
+    told: Option<Fault>,
     /// Communicators that are over.
     over: HashSet<u64>,
     saws: Vec<(Instant, Saw)>,
@@ -49,6 +50,7 @@ pub struct Judge {
 #[derive(Debug, Clone)]
 struct Saw {
     by: u32,
+    channel: u64,
     rank: u32,
     /// Whether the one who saw it was sending.
     sends: bool,
@@ -64,8 +66,8 @@ impl Judge {
     /// A rank told something.
     pub fn hear(&mut self, from: u32, up: Up, now: Instant) {
         match up {
-            Up::Saw { rank, sends, why } => {
-                self.saws.push((now + SAW_AFTER, Saw { by: from, rank, sends, why }));
+            Up::Saw { channel, rank, sends, why } => {
+                self.saws.push((now + SAW_AFTER, Saw { by: from, channel, rank, sends, why }));
             }
             Up::Ask { channel, call, awaited, members, late } => {
                 self.ask(from, Question { channel, call, awaited, members }, late, now);
@@ -84,7 +86,7 @@ impl Judge {
                 self.left.entry(left.channel).or_default().insert(from, left);
             }
             Up::Bye => {
-                self.ended.insert(from);
+                self.ended.insert(from, self.told.clone());
                 // Nobody can ask any more once rank 0 is gone.
                 if from == 0 {
                     let own = self.left.values().filter_map(|left| left.get(&0));
@@ -98,9 +100,8 @@ impl Judge {
 
     /// A rank's connection is over.
     pub fn closed(&mut self, rank: u32, why: &str) {
-        if !self.ended.contains(&rank) && self.lost.insert(rank) {
-            let fault = Fault::Lost { rank, why: why.to_owned() };
-            self.out.push((To::All, Down::Verdict { channel: None, fault }));
+        if !self.ended.contains_key(&rank) && self.lost.insert(rank) {
+            self.tell(None, Fault::Lost { rank, why: why.to_owned() });
             self.saws.clear();
             self.probes.clear();
         }
@@ -130,8 +131,11 @@ impl Judge {
 
     /// A rank with which a connection broke has ended, or is gone, or is there and answers.
     fn look_into(&mut self, saw: Saw, now: Instant) {
-        let Saw { by, rank, .. } = saw;
-        if self.ended.contains(&rank) {
+        let Saw { by, channel, rank, .. } = saw;
+        if let Some(fault) = self.never_came(channel, rank) {
+            return self.rule(channel, fault);
+        }
+        if self.ended.contains_key(&rank) {
             let left = self.left.values().filter_map(|left| left.get(&rank)).cloned();
             let down = left.map(|left| (To::Rank(by), Down::Left { rank, left }));
             self.out.extend(down);
@@ -145,16 +149,35 @@ impl Judge {
 
     /// Both ranks are there, and the path between them is not.
     fn broken(&mut self, saw: Saw) {
-        let Saw { by, rank, sends, why } = saw;
+        let Saw { by, rank, sends, why, .. } = saw;
         let (from, to) = if sends { (by, rank) } else { (rank, by) };
-        let fault = Fault::Path { from, to, why };
-        self.out.push((To::All, Down::Verdict { channel: None, fault }));
+        self.tell(None, Fault::Path { from, to, why });
+    }
+
+    /// Why a rank ended that never was in a communicator, if it is one: something befell it before.
+    fn never_came(&self, channel: u64, rank: u32) -> Option<Fault> {
+        let before = self.ended.get(&rank)?;
+        if self.left.get(&channel).is_some_and(|left| left.contains_key(&rank)) {
+            return None;
+        }
+        let ended = |why: &str| Fault::Aborted { rank, why: why.to_owned() };
+        Some(match before {
+            None => ended("it ended"),
+            // In a call of another communicator.
+            Some(fault @ Fault::Disagree { .. }) => ended(&fault.to_string()),
+            Some(fault) => fault.clone(),
+        })
+    }
+
+    fn tell(&mut self, channel: Option<u64>, fault: Fault) {
+        self.told = Some(fault.clone());
+        self.out.push((To::All, Down::Verdict { channel, fault }));
     }
 
     /// A verdict is made once. Who comes later has it already.
     fn rule(&mut self, channel: u64, fault: Fault) {
         if self.over.insert(channel) {
-            self.out.push((To::All, Down::Verdict { channel: Some(channel), fault }));
+            self.tell(Some(channel), fault);
         }
     }
 
@@ -169,6 +192,11 @@ impl Judge {
             let down = Down::Left { rank: *rank, left: left.clone() };
             self.out.push((To::Rank(by), down));
             return;
+        }
+        let channel = question.channel;
+        let never = |rank: &u32| self.never_came(channel, *rank);
+        if let Some(fault) = question.awaited.iter().find_map(never) {
+            return self.rule(channel, fault);
         }
         let Some(late_s) = late else { return };
         let again = self.again.iter_mut().map(|(_, inquiry)| inquiry);

@@ -150,7 +150,7 @@ fn who_has_left_is_told_to_those_who_wait_in_vain() {
 #[test]
 fn a_broken_connection_waits_for_the_cause() {
     let now = Instant::now();
-    let saw = |rank| Up::Saw { rank, sends: true, why: "reset".to_owned() };
+    let saw = |rank| Up::Saw { channel: 7, rank, sends: true, why: "reset".to_owned() };
     let lost = |rank, why: &str| {
         let fault = Fault::Lost { rank, why: why.to_owned() };
         vec![(To::All, Down::Verdict { channel: None, fault })]
@@ -176,7 +176,7 @@ fn if_the_other_answers_it_is_the_path_that_is_broken() {
     let now = Instant::now();
     for (sends, from, to) in [(true, 2, 1), (false, 1, 2)] {
         let mut judge = Judge::default();
-        judge.hear(2, Up::Saw { rank: 1, sends, why: "timed out".to_owned() }, now);
+        judge.hear(2, Up::Saw { channel: 7, rank: 1, sends, why: "timed out".to_owned() }, now);
         judge.tick(now + Duration::from_secs(1));
         assert_eq!(judge.take().len(), 1);
         judge.hear(1, waiting(1, 3, &[]), now);
@@ -221,4 +221,36 @@ fn who_ended_well_is_not_lost() {
     assert_eq!(judge.take(), []);
     judge.hear(0, Up::Bye, now);
     assert_eq!(judge.take(), [(To::All, Down::Bye)]);
+}
+
+#[test]
+fn one_that_ended_before_it_came_to_a_communicator_is_not_waited_for() {
+    let now = Instant::now();
+    let waits = |judge: &mut Judge, channel| {
+        let (call, awaited, members, late) = (Some(1), vec![1], vec![], None);
+        judge.hear(2, Up::Ask { channel, call, awaited, members, late }, now);
+        judge.take()
+    };
+    let told = |channel, fault| vec![(To::All, Down::Verdict { channel: Some(channel), fault })];
+    for lost in [false, true] {
+        let mut judge = Judge::default();
+        let left = Left { channel: 8, calls: 1, messages: vec![] };
+        judge.hear(1, Up::Left(left), now);
+        if lost {
+            judge.closed(3, "killed");
+            judge.take();
+        }
+        assert_eq!(waits(&mut judge, 7), []);
+        judge.hear(1, Up::Bye, now);
+        // It has done its part in the other.
+        assert_eq!(waits(&mut judge, 8), []);
+        let fault = match lost {
+            true => Fault::Lost { rank: 3, why: "killed".to_owned() },
+            false => Fault::Aborted { rank: 1, why: "it ended".to_owned() },
+        };
+        assert_eq!(waits(&mut judge, 7), told(7, fault.clone()));
+        judge.hear(2, Up::Saw { channel: 9, rank: 1, sends: true, why: "reset".to_owned() }, now);
+        judge.tick(now + Duration::from_secs(1));
+        assert_eq!(judge.take(), told(9, fault));
+    }
 }

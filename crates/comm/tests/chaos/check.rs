@@ -1,11 +1,16 @@
 //! What every rank must have been told.
 
 use std::path::Path;
+use std::time::Duration;
 
 use regatta_wire::secret::Secret;
 
-use crate::case::{By, Case, Fault, Wrong};
+use crate::case::{By, Case, Fault};
+use crate::rank::patience;
 use crate::words::Said;
+
+/// What a busy machine may add.
+const SLACK: Duration = Duration::from_secs(2);
 
 /// Whether what all ranks said is right.
 pub fn all(case: &Case, said: &[Option<Said>]) -> Result<(), String> {
@@ -44,6 +49,9 @@ fn rank_is_right(case: &Case, rank: usize, said: &Said) -> Result<(), String> {
     let Some(kind) = said.kind.as_deref() else {
         return if case.may_end_well() { Ok(()) } else { Err("all went well".to_owned()) };
     };
+    if said.took_ms > time_for(case, rank).as_millis() as u64 {
+        return Err(format!("it took {} ms", said.took_ms));
+    }
     // Rank 0 stays until the slow ones have gone.
     if said.left != "nothing" && !(case.fault == Fault::Slow && rank == 0) {
         return Err(format!("left behind: {}", said.left));
@@ -59,10 +67,25 @@ fn rank_is_right(case: &Case, rank: usize, said: &Said) -> Result<(), String> {
     if is_cut_off(case, rank) || is_accused(case, said) {
         return Ok(());
     }
-    match names_the_cause(case, rank, kind, said) {
+    match names_the_cause(case, kind, said) {
         true => Ok(()),
         false => Err("it does not name the cause".to_owned()),
     }
+}
+
+/// How long a call may take that ends with an error: what is set, and the answer of rank 0, or that
+/// there is none. One that has slept itself could not return.
+fn time_for(case: &Case, rank: usize) -> Duration {
+    let (lost_after, desync_after) = patience(case);
+    let set = match case.fault {
+        Fault::Silent | Fault::Woken if rank == case.victim => return Duration::MAX,
+        Fault::Calls(_) | Fault::Silent => desync_after,
+        Fault::Stopped | Fault::Woken if case.by == By::Memory => desync_after,
+        Fault::Stopped | Fault::Woken | Fault::Cut | Fault::CutBetween { .. } => lost_after,
+        Fault::Slow => lost_after + desync_after,
+        _ => Duration::ZERO,
+    };
+    set + Duration::from_secs(6) + SLACK
 }
 
 /// Whether a rank cannot know what happened: it is the one to whom it did.
@@ -84,12 +107,10 @@ fn is_accused(case: &Case, said: &Said) -> bool {
         && waited.is_some_and(|(_, who)| who.contains(&victim))
 }
 
-fn names_the_cause(case: &Case, rank: usize, kind: &str, said: &Said) -> bool {
+fn names_the_cause(case: &Case, kind: &str, said: &Said) -> bool {
     let victim = said.ranks().contains(&case.victim);
     let node = |rank: usize| case.nodes[rank];
     let on_victims_node = said.ranks().iter().any(|r| node(*r) == node(case.victim));
-    // Whoever waits for the victim in one communicator is waited for in another.
-    let by_part = victim || case.script.iter().any(|step| step.in_part);
     match case.fault {
         Fault::Killed | Fault::Exits => kind == "Lost" && victim,
         // Before they are connected some only know that it does not come.
@@ -98,25 +119,21 @@ fn names_the_cause(case: &Case, rank: usize, kind: &str, said: &Said) -> bool {
             // Who never came to a part cannot tell those in it why.
             matches!(kind, "Lost" | "Join" | "Aborted") && (told || case.colours > 1)
         }
-        Fault::Stopped | Fault::Woken if case.by == By::Memory => kind == "Late" && by_part,
+        Fault::Stopped | Fault::Woken if case.by == By::Memory => kind == "Late" && victim,
         Fault::Stopped | Fault::Woken => kind == "Lost" && victim,
         Fault::Aborts => kind == "Aborted" && victim,
-        Fault::Silent => kind == "Late" && by_part,
-        Fault::Calls(Wrong::Order) => (kind == "Disagree" && victim) || (kind == "Late" && by_part),
-        Fault::Calls(_) => {
-            (kind == "Disagree" && victim) || (rank != case.victim && kind == "Late" && by_part)
-        }
+        Fault::Silent => kind == "Late" && victim,
+        Fault::Calls(_) => matches!(kind, "Disagree" | "Late") && victim,
         Fault::Cut => kind == "Lost" && on_victims_node,
         Fault::CutBetween { other } => {
             let on_other = said.ranks().iter().any(|r| node(*r) == other);
             kind == "Path" && on_victims_node && on_other
         }
-        // To rank 0, if it is slow itself, all others are; and one may be slow in a part.
-        Fault::Slow => match kind {
-            "Lost" | "Path" => on_victims_node || node(0) == node(case.victim),
-            "Late" => on_victims_node || node(0) == node(case.victim) || by_part,
-            _ => false,
-        },
+        // To rank 0, if it is slow itself, all others are.
+        Fault::Slow => {
+            let right = on_victims_node || node(0) == node(case.victim);
+            matches!(kind, "Lost" | "Path" | "Late") && right
+        }
         Fault::Paused => false,
     }
 }

@@ -40,6 +40,7 @@ fn play_all(
 ) {
     let first = number("REGATTA_CHAOS_SEED", 1);
     let (next, failures) = (AtomicU64::new(first), Mutex::new(Vec::new()));
+    let times = Mutex::new(BTreeMap::<String, u64>::new());
     let work = || {
         let cluster = cluster();
         loop {
@@ -48,9 +49,18 @@ fn play_all(
                 return;
             }
             let case = Case::new(seed, place);
-            if let Err(why) = play::play(&case, cluster.as_ref()) {
-                eprintln!("{case:?}\n{why}\ncargo xtask chaos --comm --cases 1 --seed {seed}\n");
-                failures.lock().unwrap().push(seed);
+            match play::play(&case, cluster.as_ref()) {
+                Ok(took_ms) => {
+                    let mut times = times.lock().unwrap();
+                    let longest = times.entry(name(&case)).or_default();
+                    *longest = took_ms.max(*longest);
+                }
+                Err(why) => {
+                    eprintln!(
+                        "{case:?}\n{why}\ncargo xtask chaos --comm --cases 1 --seed {seed}\n"
+                    );
+                    failures.lock().unwrap().push(seed);
+                }
             }
         }
     };
@@ -58,18 +68,24 @@ fn play_all(
     let failures = failures.into_inner().unwrap();
     assert!(failures.is_empty(), "{} of {cases} cases failed: {failures:?}", failures.len());
     println!(
-        "{cases} cases from seed {first}, {place:?}: all ended as they must: {}",
-        tally(first, cases, place)
+        "{cases} cases from seed {first}, {place:?}: all ended as they must: {}\n\
+         milliseconds until the last had its error: {:?}",
+        tally(first, cases, place),
+        times.into_inner().unwrap()
     );
+}
+
+/// What befalls a case, without whom.
+fn name(case: &Case) -> String {
+    let fault = format!("{:?}", case.fault);
+    fault.split_whitespace().next().unwrap_or_default().to_owned()
 }
 
 /// How many cases there were of each way to connect and of each fault.
 fn tally(first: u64, cases: u64, place: Place) -> String {
     let mut counts = BTreeMap::<String, u64>::new();
     for case in (first..first + cases).map(|seed| Case::new(seed, place)) {
-        let fault = format!("{:?}", case.fault);
-        let fault = fault.split_whitespace().next().unwrap_or_default().to_owned();
-        for what in [format!("{:?}", case.by), fault] {
+        for what in [format!("{:?}", case.by), name(&case)] {
             *counts.entry(what).or_default() += 1;
         }
     }

@@ -50,8 +50,9 @@ fn folder(case: &Case, cluster: Option<&Cluster>) -> Folder {
     Folder(path)
 }
 
-/// Plays a case; what is given back is what is not as it must be.
-pub fn play(case: &Case, cluster: Option<&Cluster>) -> Result<(), String> {
+/// Plays a case; gives back in how many milliseconds the last rank had its error, or what is not as
+/// it must be.
+pub fn play(case: &Case, cluster: Option<&Cluster>) -> Result<u64, String> {
     let folder = folder(case, cluster);
     let mut world = World::start(case, cluster, &folder.0);
     let outcome = world.watch(case, cluster);
@@ -59,8 +60,13 @@ pub fn play(case: &Case, cluster: Option<&Cluster>) -> Result<(), String> {
     if let Some(cluster) = cluster {
         harm::mend(cluster);
     }
-    let right = outcome.and_then(|said| check::all(case, &said));
-    right.and_then(|()| check::nothing_left(&folder.0)).map_err(|why| why + &complaints(&folder.0))
+    let right = outcome.and_then(|said| {
+        check::all(case, &said)?;
+        check::nothing_left(&folder.0)?;
+        let others = said.iter().enumerate().filter(|(rank, _)| *rank != case.victim);
+        Ok(others.filter_map(|(_, said)| Some(said.as_ref()?.took_ms)).max().unwrap_or(0))
+    });
+    right.map_err(|why| why + &complaints(&folder.0))
 }
 
 /// Where ranks panicked.

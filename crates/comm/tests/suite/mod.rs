@@ -7,6 +7,7 @@
 #![allow(clippy::unwrap_used, reason = "a test's own functions may panic as it may")]
 #![allow(dead_code, reason = "each test uses a part of it")]
 
+pub mod blame;
 mod case;
 mod messages;
 mod recipe;

@@ -9,9 +9,13 @@ use crate::{joined, settings, suite};
 
 /// A world that does not wait long.
 fn hasty(size: u32) -> Vec<Background> {
+    late_after(size, Duration::from_millis(500))
+}
+
+fn late_after(size: u32, desync_after: Duration) -> Vec<Background> {
     let mut all = settings(size);
     for settings in &mut all {
-        settings.desync_after = Duration::from_millis(500);
+        settings.desync_after = desync_after;
         settings.lost_after = Duration::from_secs(20);
     }
     joined(all)
@@ -104,6 +108,12 @@ fn a_rank_that_does_not_come_is_named() {
 }
 
 #[test]
+fn one_that_waits_elsewhere_is_not_blamed() {
+    let world = late_after(3, Duration::from_secs(2));
+    suite::blame::one_that_waits_elsewhere_is_not_blamed(world);
+}
+
+#[test]
 fn a_message_that_never_comes_is_late() {
     let errors = suite::on_all(hasty(2), |comm| match comm.rank() {
         0 => Some(comm.receive(&mut [0u8; 4], 1, 3).unwrap_err()),
@@ -118,7 +128,7 @@ fn a_message_that_never_comes_is_late() {
 
 #[test]
 fn large_messages_in_a_circle_are_late_and_it_is_said_what_to_do() {
-    let errors = suite::on_all(hasty(3), |comm| {
+    let errors = suite::on_all(late_after(3, Duration::from_secs(2)), |comm| {
         let (to, large) = ((comm.rank() + 1) % comm.size(), vec![1u8; 64 << 20]);
         comm.barrier().unwrap();
         comm.send(&large, to, 3).unwrap_err()

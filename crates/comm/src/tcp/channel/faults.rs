@@ -34,7 +34,8 @@ impl TcpTransport {
     pub(super) fn suspect(&mut self, rank: u32, way: Way, why: String) {
         if self.suspicion.is_none() {
             let sends = way == Way::Out;
-            self.endpoint.control.tell(Up::Saw { rank, sends, why: why.clone() });
+            let channel = self.channel;
+            self.endpoint.control.tell(Up::Saw { channel, rank, sends, why: why.clone() });
             let error = CommError::Lost { peer: self.peer(rank), why, call: self.doing.clone() };
             self.suspicion = Some((Instant::now() + VERDICT_WITHIN, error));
         }

@@ -15,9 +15,6 @@ use crate::{CommError, Signature};
 /// How often it is looked whether rank 0 has answered.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// How much longer a message is waited for than a collective.
-const GIVE_WAY: Duration = Duration::from_secs(1);
-
 impl Whole for TcpTransport {
     fn begin(&mut self, signature: Signature) -> Result<(), CommError> {
         Transport::begin(self, signature)
@@ -31,7 +28,6 @@ impl Whole for TcpTransport {
         if let Some(known) = self.failed.clone().or_else(|| Whole::verdict(self)) {
             return self.fail(known);
         }
-        let mut within = VERDICT_WITHIN;
         let mut reported = match &error {
             CommError::Shape { .. } => return error,
             // This rank knows best.
@@ -41,25 +37,21 @@ impl Whole for TcpTransport {
             }
             // The one who gave up has said why.
             CommError::Aborted { .. } => false,
-            CommError::Late { .. } | CommError::Disagree { .. } | CommError::System { .. }
-                if self.in_call =>
-            {
+            CommError::Late { .. } => {
                 self.inquire(&error);
                 false
             }
-            // Of messages others know nothing; but who should have sent it may wait for a third in a
-            // collective, and then those who are in that are about to hear it.
-            CommError::Late { .. } => {
-                within = GIVE_WAY;
+            CommError::Disagree { .. } | CommError::System { .. } if self.in_call => {
+                self.inquire(&error);
                 false
             }
-            // Who is gone is gone.
+            // Who is gone is gone, and of messages others know nothing.
             _ => {
                 self.report(&error);
                 true
             }
         };
-        let mut until = Instant::now() + within;
+        let mut until = Instant::now() + VERDICT_WITHIN;
         loop {
             if let Some(verdict) = Whole::verdict(self) {
                 return self.fail(verdict);
@@ -98,13 +90,15 @@ impl Whole for TcpTransport {
 impl TcpTransport {
     /// Asks where all are in this call, and those in particular that a part did not hear of.
     fn inquire(&self, error: &CommError) {
-        let late = Some(self.watch.seconds(Instant::now()));
-        let (channel, members) = (self.channel, self.members.clone());
-        let call = Some(self.calls_done + 1);
-        let awaited = match error {
-            CommError::Late { missing, .. } => missing.iter().map(|p| self.global_of(p)).collect(),
-            _ => Vec::new(),
+        let (awaited, late) = match error {
+            CommError::Late { missing, seconds, .. } => {
+                (missing.iter().map(|peer| self.global_of(peer)).collect(), *seconds)
+            }
+            _ => (Vec::new(), self.watch.seconds(Instant::now())),
         };
+        let members = if self.in_call { self.members.clone() } else { Vec::new() };
+        let (channel, late) = (self.channel, Some(late));
+        let call = self.in_call.then_some(self.calls_done + 1);
         self.endpoint.control.tell(Up::Ask { channel, call, awaited, members, late });
     }
 
