@@ -1,9 +1,10 @@
 //! What several runs have in common: the same operation of the same size in each.
 
 use regatta_model::{BenchResult, BenchTable, Measurement, Operation};
+use serde::Serialize;
 
 /// One thing that runs measured.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Case {
     /// What was done.
     pub operation: Operation,

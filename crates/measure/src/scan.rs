@@ -1,6 +1,7 @@
 //! `--scan`: the same on 1, 2, 4 … nodes, and how it scales.
 
 use regatta_model::{BenchResult, units};
+use serde::Serialize;
 
 use crate::cases::{self, Case};
 
@@ -13,7 +14,7 @@ pub fn counts(nodes: u32) -> Vec<u32> {
 }
 
 /// One number of nodes.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Step {
     /// How many nodes.
     pub nodes: u32,
@@ -28,7 +29,7 @@ pub struct Step {
 }
 
 /// How one operation of one size scales.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Scaling {
     /// What was measured.
     pub case: Case,

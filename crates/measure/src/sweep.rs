@@ -2,6 +2,7 @@
 //! each size.
 
 use regatta_model::{BenchResult, units};
+use serde::Serialize;
 
 use crate::cases::{self, Case};
 
@@ -151,7 +152,7 @@ fn variable(word: &str) -> Result<(String, Vec<String>), SweepError> {
 }
 
 /// The best setting for one operation and size.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Best {
     /// What was measured.
     pub case: Case,

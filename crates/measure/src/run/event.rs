@@ -1,5 +1,6 @@
 //! What a run tells while it goes on: data, which a screen, a file or another process takes.
 
+use regatta_model::bench::{Ceiling, Pairs};
 use regatta_model::{BenchResult, BenchRow, BenchTable};
 use serde::{Deserialize, Serialize};
 
@@ -13,6 +14,12 @@ pub enum Event {
     Table(BenchTable),
     /// A size was measured.
     Row(Box<BenchRow>),
+    /// Every pair of ranks was measured.
+    Pairs(Box<Pairs>),
+    /// What each rank's devices, memory and file system can do was measured.
+    Ceilings(Vec<Ceiling>),
+    /// A table was made by which ranks choose algorithms: a document.
+    Tuned(String),
     /// How far it is.
     Progress(Progress),
     /// Something the user should know.

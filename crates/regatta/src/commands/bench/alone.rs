@@ -10,10 +10,9 @@ use std::time::SystemTime;
 use anyhow::{Context, Result, bail};
 use clap::Parser;
 use regatta_launch::folder::run_id;
-use regatta_model::Operation;
 
-use super::args::{Backend, RankArgs, RunArgs};
-use super::asked;
+use super::args::{Backend, RankArgs};
+use super::asked::Asked;
 use super::rank::EVENT;
 use super::report::Report;
 use crate::cli::{Cli, Command, LaunchArgs};
@@ -25,13 +24,12 @@ use crate::plan::Survey;
 const LOCAL_RANKS: std::ops::RangeInclusive<usize> = 2..=8;
 
 /// Starts the ranks.
-pub fn run(operations: Vec<Operation>, args: &RunArgs) -> Result<ExitCode> {
-    asked::plan(operations, args)?;
+pub fn run(asked: &Asked<'_>) -> Result<ExitCode> {
     let id = run_id(SystemTime::now(), std::process::id());
-    let folder = args.ranks.run_dir.clone().unwrap_or_else(|| PathBuf::from("runs").join(id));
-    let launch = launch_args(&args.ranks, &folder)?;
-    let out = args.output.out.clone().unwrap_or_else(|| folder.join("bench.json"));
-    let report = Rc::new(RefCell::new(Report::new(&args.output, Some(out))?));
+    let folder = asked.ranks.run_dir.clone().unwrap_or_else(|| PathBuf::from("runs").join(id));
+    let launch = launch_args(asked.ranks, &folder)?;
+    let out = asked.output.out.clone().unwrap_or_else(|| folder.join("bench.json"));
+    let report = Rc::new(RefCell::new(Report::new(asked, Some(out))?));
     let hears = report.clone();
     let listener = Box::new(move |line: &str| match line.strip_prefix(EVENT) {
         Some(event) => {

@@ -47,6 +47,12 @@ pub enum What {
     SendRecv(RunArgs),
     /// All of these, one table each
     All(RunArgs),
+    /// What matrix products each rank's cores and GPU can do, and which rank is slower than others
+    Gemm(CeilingArgs),
+    /// What each rank's memory and GPU can copy, and which rank is slower than others
+    Copy(CeilingArgs),
+    /// What each rank's file system can do, and which rank is slower than others
+    Disk(DiskArgs),
     /// Put results side by side, with ratios to the first: files of `regatta bench`, nccl-tests,
     /// rccl-tests or the OSU micro-benchmarks
     Compare(CompareArgs),
@@ -69,7 +75,9 @@ impl What {
             Self::Scatter(args) => (Operation::Scatter, args),
             Self::SendRecv(args) => (Operation::SendRecv, args),
             Self::All(args) => return Some((ALL.to_vec(), args)),
-            Self::Compare(_) | Self::Read(_) => return None,
+            Self::Gemm(_) | Self::Copy(_) | Self::Disk(_) | Self::Compare(_) | Self::Read(_) => {
+                return None;
+            }
         };
         Some((vec![operation], args))
     }
@@ -113,9 +121,81 @@ pub struct RunArgs {
     #[command(flatten)]
     pub rounds: RoundArgs,
     #[command(flatten)]
+    pub more: MoreArgs,
+    #[command(flatten)]
     pub ranks: RankArgs,
     #[command(flatten)]
     pub output: OutputArgs,
+}
+
+impl RunArgs {
+    /// Whether it is made of several runs.
+    pub fn is_repeated(&self) -> bool {
+        self.more.scan || !self.more.sweep.is_empty()
+    }
+}
+
+/// What else can be measured by collectives and messages.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Instead of one table")]
+pub struct MoreArgs {
+    /// Measure once for each of these settings, and show the best for each size, as in
+    /// `--sweep NCCL_ALGO=Ring,Tree NCCL_NET_GDR_LEVEL=0,3`
+    #[arg(long, value_name = "NAME=VALUE,VALUE", num_args = 1..)]
+    pub sweep: Vec<String>,
+    /// Measure on 1, 2, 4... nodes up to all, and show how it scales
+    #[arg(long, conflicts_with = "sweep")]
+    pub scan: bool,
+    /// Measure messages between every pair of nodes (on one node: of ranks), draw the matrix, and
+    /// name links and nodes that are slow; exit 1 if there are any
+    #[arg(long, conflicts_with_all = ["sweep", "scan"])]
+    pub pairs: bool,
+    /// With --pairs: every pair of ranks, on several nodes too
+    #[arg(long, requires = "pairs")]
+    pub every_rank: bool,
+    /// With --pairs: one pair after the other, for networks that pairs would share
+    #[arg(long, requires = "pairs")]
+    pub one_at_a_time: bool,
+    /// Measure all algorithms of all collectives over the network, and write the table to FILE by
+    /// which ranks with REGATTA_TUNING=FILE choose
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["sweep", "scan", "pairs"])]
+    pub tune: Option<PathBuf>,
+}
+
+/// `regatta bench gemm` and `copy`.
+#[derive(Debug, Args)]
+pub struct CeilingArgs {
+    #[command(flatten)]
+    pub judge: JudgeArgs,
+    #[command(flatten)]
+    pub ranks: RankArgs,
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+/// `regatta bench disk`.
+#[derive(Debug, Args)]
+pub struct DiskArgs {
+    /// The folder whose file system is measured
+    #[arg(long, value_name = "FOLDER", default_value = ".")]
+    pub folder: PathBuf,
+    /// The size of the large file of each rank
+    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = parse_size)]
+    pub size: u64,
+    #[command(flatten)]
+    pub judge: JudgeArgs,
+    #[command(flatten)]
+    pub ranks: RankArgs,
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+/// Who is slow.
+#[derive(Debug, Args)]
+pub struct JudgeArgs {
+    /// A rank that is slower than the median of all by more than this is named
+    #[arg(long, value_name = "PERCENT", default_value = "10%")]
+    pub slower_than: String,
 }
 
 /// Which sizes and elements.

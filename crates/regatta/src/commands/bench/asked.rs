@@ -1,14 +1,90 @@
 //! What the options ask to be measured. No I/O: a wrong option is refused before a rank is started.
 
+use std::path::PathBuf;
+
 use anyhow::Result;
+use regatta_measure::baseline::Tolerance;
 use regatta_measure::run::{Average, Memory, Plan, Rounds, Sizes, names};
+use regatta_measure::{ceiling, pairs};
 use regatta_model::Operation;
 use regatta_model::bench::SizeStep;
 
-use super::args::{RunArgs, SizeArgs};
+use super::args::{MoreArgs, OutputArgs, RankArgs, RunArgs, SizeArgs, What};
+
+/// A run that is asked for.
+pub struct Asked<'a> {
+    pub job: Job,
+    pub ranks: &'a RankArgs,
+    pub output: &'a OutputArgs,
+    /// Seconds after which a call that does not end is an error.
+    pub timeout: Option<u64>,
+}
+
+/// What ranks do.
+pub enum Job {
+    /// Collectives over sizes, in buffers of the communicator or not.
+    Tables { plan: Box<Plan>, sizes: Sizes, register: bool },
+    /// Messages of every pair.
+    Pairs(pairs::Options),
+    /// All algorithms; the table goes into the file.
+    Tune(PathBuf),
+    /// What each rank can do by itself, and by what fraction it may be slower than others.
+    Ceiling(Ceiling, f64),
+}
+
+/// What a rank can do by itself.
+pub enum Ceiling {
+    Gemm(ceiling::gemm::Settings),
+    Copy(ceiling::copy::Settings),
+    Disk(ceiling::disk::Settings),
+}
+
+/// What is asked for, if it is something to measure.
+pub fn asked(what: &What) -> Result<Option<Asked<'_>>> {
+    let (job, ranks, output) = match what {
+        What::Gemm(args) => {
+            let job = Ceiling::Gemm(ceiling::gemm::Settings::default());
+            (Job::Ceiling(job, fraction(&args.judge.slower_than)?), &args.ranks, &args.output)
+        }
+        What::Copy(args) => {
+            let job = Ceiling::Copy(ceiling::copy::Settings::default());
+            (Job::Ceiling(job, fraction(&args.judge.slower_than)?), &args.ranks, &args.output)
+        }
+        What::Disk(args) => {
+            let (folder, bytes) = (args.folder.clone(), args.size);
+            let settings = ceiling::disk::Settings { folder, bytes, ..Default::default() };
+            let job = Ceiling::Disk(settings);
+            (Job::Ceiling(job, fraction(&args.judge.slower_than)?), &args.ranks, &args.output)
+        }
+        collectives => {
+            let Some((operations, args)) = collectives.run() else { return Ok(None) };
+            let job = job(operations, args)?;
+            let timeout = args.rounds.timeout;
+            return Ok(Some(Asked { job, ranks: &args.ranks, output: &args.output, timeout }));
+        }
+    };
+    Ok(Some(Asked { job, ranks, output, timeout: None }))
+}
+
+fn fraction(percent: &str) -> Result<f64> {
+    Ok(percent.parse::<Tolerance>()?.fraction)
+}
+
+fn job(operations: Vec<Operation>, args: &RunArgs) -> Result<Job> {
+    let MoreArgs { pairs, every_rank, one_at_a_time, tune, .. } = &args.more;
+    if let Some(file) = tune {
+        return Ok(Job::Tune(file.clone()));
+    }
+    if *pairs {
+        let (every_rank, one_at_a_time) = (*every_rank, *one_at_a_time);
+        return Ok(Job::Pairs(pairs::Options { every_rank, one_at_a_time, ..Default::default() }));
+    }
+    let (plan, sizes) = plan(operations, args)?;
+    Ok(Job::Tables { plan: Box::new(plan), sizes, register: args.rounds.register != 0 })
+}
 
 /// What is to be measured, and the sizes as they were asked for.
-pub fn plan(operations: Vec<Operation>, args: &RunArgs) -> Result<(Plan, Sizes)> {
+fn plan(operations: Vec<Operation>, args: &RunArgs) -> Result<(Plan, Sizes)> {
     let sizes = sizes(&args.sizes).map_err(anyhow::Error::msg)?;
     let plan = Plan {
         operations,

@@ -9,7 +9,7 @@ use regatta_comm::join::{self, Settings};
 use regatta_comm::nccl::{self, Vendor};
 use regatta_comm::{Collectives, Comm, ReduceOp};
 
-use super::args::{Backend, RunArgs};
+use super::args::Backend;
 
 /// Ranks that are connected, and what connects them.
 pub struct Connected {
@@ -22,14 +22,11 @@ pub struct Connected {
 }
 
 /// Connects this rank with the others.
-pub fn connect(args: &RunArgs) -> Result<Connected> {
-    let mut settings = Settings::from_environment()?;
-    if let Some(seconds) = args.rounds.timeout {
-        settings.desync_after = Duration::from_secs(seconds);
-    }
+pub fn connect(backend: Backend, timeout: Option<u64>) -> Result<Connected> {
+    let mut settings = settings(timeout)?;
     let host = |comm, name| Connected { comm, name, device: None, version: None };
     let limits = (settings.local_rank, settings.desync_after);
-    Ok(match args.ranks.backend {
+    Ok(match backend {
         Backend::Host => host(join::join(settings)?, "host"),
         Backend::Tcp => {
             settings.fabric = Choice::Tcp;
@@ -46,6 +43,15 @@ pub fn connect(args: &RunArgs) -> Result<Connected> {
             }
         }
     })
+}
+
+/// How ranks are connected, by their environment; a call that takes longer is an error.
+pub fn settings(timeout: Option<u64>) -> Result<Settings> {
+    let mut settings = Settings::from_environment()?;
+    if let Some(seconds) = timeout {
+        settings.desync_after = Duration::from_secs(seconds);
+    }
+    Ok(settings)
 }
 
 fn by_network(settings: Settings) -> Result<Background> {

@@ -5,22 +5,16 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
 use regatta_comm::{Collectives, Comm};
-use regatta_measure::run::{Plan, Sizes};
 use regatta_model::bench::{BenchDevice, BenchMachine, BenchParameters, BenchShape, Program};
 use regatta_model::{BenchResult, Machine, units};
 
-use super::args::RunArgs;
+use super::asked::{Asked, Job};
 use super::backend::Connected;
 use crate::options::SourceArgs;
 use crate::plan::Survey;
 
 /// All that is known before anything is measured.
-pub fn begun(
-    connected: &Connected,
-    plan: &Plan,
-    sizes: &Sizes,
-    args: &RunArgs,
-) -> Result<BenchResult> {
+pub fn begun(connected: &Connected, asked: &Asked<'_>) -> Result<BenchResult> {
     let comm = &connected.comm;
     let mut hosts: Vec<String> = Vec::new();
     let mut counts: BTreeMap<String, u32> = BTreeMap::new();
@@ -44,7 +38,7 @@ pub fn begun(
         ranks_per_node: each.filter(|each| counts.values().all(|count| count == each)),
         hosts,
     };
-    let label = args.output.label.clone().unwrap_or_else(|| {
+    let label = asked.output.label.clone().unwrap_or_else(|| {
         let ranks = units::count(comm.size() as usize, "rank");
         let nodes = units::count(shape.hosts.len(), "node");
         format!("{}, {ranks} on {nodes}", connected.name)
@@ -61,18 +55,24 @@ pub fn begun(
         backend: Some(connected.name.to_owned()),
         settings: settings(),
         versions,
-        parameters: Some(BenchParameters {
-            threads: 1,
-            devices: 1,
-            min_bytes: sizes.min,
-            max_bytes: sizes.max,
-            step: sizes.step,
-            warmup: u64::from(plan.rounds.warmup),
-            iterations: u64::from(plan.rounds.iterations),
-            check: u64::from(plan.rounds.check),
-            ..BenchParameters::default()
-        }),
+        parameters: parameters(&asked.job),
         ..BenchResult::default()
+    })
+}
+
+/// The options of nccl-tests, where they are what was asked for.
+fn parameters(job: &Job) -> Option<BenchParameters> {
+    let Job::Tables { plan, sizes, .. } = job else { return None };
+    Some(BenchParameters {
+        threads: 1,
+        devices: 1,
+        min_bytes: sizes.min,
+        max_bytes: sizes.max,
+        step: sizes.step,
+        warmup: u64::from(plan.rounds.warmup),
+        iterations: u64::from(plan.rounds.iterations),
+        check: u64::from(plan.rounds.check),
+        ..BenchParameters::default()
     })
 }
 

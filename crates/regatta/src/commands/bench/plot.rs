@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use regatta_measure::plot;
+use regatta_measure::{pairs, plot};
+use regatta_model::bench::Pairs;
 use regatta_model::{BenchResult, Operation};
 
 use crate::output;
@@ -44,4 +45,12 @@ pub fn draw(path: &Path, results: &[BenchResult]) -> Result<()> {
         }
     };
     output::write_file(path, &text)
+}
+
+/// Draws the matrices of pairs.
+pub fn draw_pairs(path: &Path, found: &Pairs) -> Result<()> {
+    if ending(path) != "svg" {
+        bail!("--plot {}: pairs are drawn into an .svg", path.display());
+    }
+    output::write_file(path, &pairs::svg::draw(found, "regatta bench --pairs"))
 }

@@ -6,10 +6,11 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 use regatta_measure::run::Event;
 use regatta_measure::write::{self, Layout};
-use regatta_model::bench::BenchSummary;
+use regatta_measure::{ceiling, pairs};
+use regatta_model::bench::{BenchDevice, BenchSummary, Ceiling, Pairs};
 use regatta_model::{BenchResult, BenchRow, BenchTable, document, units};
 
-use super::args::OutputArgs;
+use super::asked::{Asked, Job};
 use super::bar::Bar;
 use super::verdict::Verdict;
 use crate::cli::{ERROR, FAINT, WARNING};
@@ -25,8 +26,17 @@ pub struct Report {
     unsaved: Option<anyhow::Error>,
     plot: Option<PathBuf>,
     verdict: Option<Verdict>,
+    /// Where the table of algorithms goes.
+    tuning: Option<PathBuf>,
+    /// By what part a rank may be slower than others.
+    slower_than: f64,
+    /// Whether nothing stands out.
+    good: bool,
     bar: Bar,
 }
+
+/// The width of a drawing in text.
+const COLUMNS: usize = 100;
 
 /// How the result is printed.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -40,7 +50,8 @@ enum Form {
 
 impl Report {
     /// Nothing was told yet. What could not be used at the end is refused now.
-    pub fn new(args: &OutputArgs, out: Option<PathBuf>) -> Result<Self> {
+    pub fn new(asked: &Asked<'_>, out: Option<PathBuf>) -> Result<Self> {
+        let args = asked.output;
         let form = match (args.json, args.csv) {
             (true, _) => Form::Json,
             (_, true) => Form::Csv,
@@ -57,6 +68,15 @@ impl Report {
             unsaved: None,
             plot: args.plot.clone(),
             verdict: Verdict::new(args)?,
+            tuning: match &asked.job {
+                Job::Tune(file) => Some(file.clone()),
+                _ => None,
+            },
+            slower_than: match &asked.job {
+                Job::Ceiling(_, fraction) => *fraction,
+                _ => 0.0,
+            },
+            good: true,
             bar: Bar::new(),
         })
     }
@@ -80,6 +100,9 @@ impl Report {
             Event::Begin(result) => self.result = *result,
             Event::Table(table) => self.begin(table),
             Event::Row(row) => self.add(*row),
+            Event::Pairs(pairs) => self.pairs(*pairs),
+            Event::Ceilings(ceilings) => self.ceilings(ceilings),
+            Event::Tuned(table) => self.tuned(&table),
             Event::Progress(progress) => self.bar.show(&progress),
             Event::Note(note) => {
                 self.bar.hide();
@@ -89,7 +112,9 @@ impl Report {
             Event::End => {
                 self.result.complete = true;
                 self.foot();
-                self.result.summary = Some(summary(&self.result));
+                if !self.result.tables.is_empty() {
+                    self.result.summary = Some(summary(&self.result));
+                }
                 self.save();
             }
         }
@@ -114,6 +139,44 @@ impl Report {
         self.save();
     }
 
+    /// Every pair was measured.
+    fn pairs(&mut self, pairs: Pairs) {
+        let mut text = pairs::text::draw(&pairs, COLUMNS);
+        pairs.findings.iter().for_each(|finding| text.push_str(&format!("{finding}\n")));
+        if pairs.findings.is_empty() {
+            text.push_str("no link and no node stands out\n");
+        }
+        self.good = pairs.findings.is_empty();
+        self.result.pairs = Some(pairs);
+        self.show(&text);
+    }
+
+    /// What each rank can do was measured.
+    fn ceilings(&mut self, ceilings: Vec<Ceiling>) {
+        let of = |device: &BenchDevice| (device.rank, device.host.clone());
+        let ranks: Vec<(u32, String)> = self.result.devices.iter().map(of).collect();
+        let verdict = ceiling::judge::judge(&ranks, &ceilings, self.slower_than);
+        let mut lines = ceiling::text::table(&ceilings, &verdict);
+        lines.extend(ceiling::text::findings(&verdict));
+        lines.extend(ceiling::text::notes(&ceilings));
+        self.good = verdict.is_even();
+        self.result.ceilings = ceilings;
+        self.show(&(lines.join("\n") + "\n"));
+    }
+
+    /// A table of algorithms was made.
+    fn tuned(&mut self, table: &str) {
+        let Some(file) = &self.tuning else { return };
+        self.bar.hide();
+        match output::write_file(file, table) {
+            Ok(()) => output::complain(&format!(
+                "algorithms: {0}; ranks use it with REGATTA_TUNING={0}\n",
+                file.display()
+            )),
+            Err(error) => self.unsaved = Some(error),
+        }
+    }
+
     /// The closing lines of the operation before.
     fn foot(&mut self) {
         let Some(table) = self.result.tables.last() else { return };
@@ -131,7 +194,7 @@ impl Report {
 
     /// Writes all that was measured. A full disk must not end the run.
     fn save(&mut self) {
-        let Some(out) = &self.out else { return };
+        let Some(out) = self.out.as_ref().filter(|_| self.tuning.is_none()) else { return };
         let text = document::to_json(&self.result).map_err(anyhow::Error::from);
         self.unsaved = text.and_then(|text| output::write_file(out, &text)).err();
     }
@@ -139,8 +202,11 @@ impl Report {
     /// Prints and draws what there is, and says whether it is good enough.
     pub fn finish(&mut self) -> Result<ExitCode> {
         self.bar.hide();
+        if self.tuning.is_some() {
+            return self.unsaved.take().map_or(Ok(ExitCode::SUCCESS), Err);
+        }
         let rows = self.result.tables.iter().map(|table| table.rows.len()).sum();
-        if rows == 0 {
+        if rows == 0 && self.result.ceilings.is_empty() && self.result.pairs.is_none() {
             return Ok(ExitCode::FAILURE);
         }
         match self.form {
@@ -148,8 +214,10 @@ impl Report {
             Form::Json => output::print(&document::to_json(&self.result)?)?,
             Form::Csv => output::print(&write::csv(std::slice::from_ref(&self.result)))?,
         }
-        if let Some(plot) = &self.plot {
-            super::plot::draw(plot, std::slice::from_ref(&self.result))?;
+        match (&self.plot, &self.result.pairs) {
+            (Some(plot), Some(found)) => super::plot::draw_pairs(plot, found)?,
+            (Some(plot), None) => super::plot::draw(plot, std::slice::from_ref(&self.result))?,
+            _ => {}
         }
         self.say_where(rows);
         if let Some(error) = self.unsaved.take() {
@@ -163,7 +231,8 @@ impl Report {
         }
         match &self.verdict {
             Some(verdict) => verdict.judge(&self.result),
-            None => Ok(ExitCode::SUCCESS),
+            None if self.good => Ok(ExitCode::SUCCESS),
+            None => Ok(ExitCode::FAILURE),
         }
     }
 
