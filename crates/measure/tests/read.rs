@@ -254,6 +254,24 @@ fn the_osu_micro_benchmarks() {
 }
 
 #[test]
+fn a_page_that_lost_signs_of_comments() {
+    let text = "> mpirun -np 4 \\\n>   -npernode 2 ./all_reduce_perf -b 8\n\n```\n\
+                nThread 1 nGpus 1 minBytes 8 maxBytes 8 step: 2(factor) warmup iters: 5 iters: 20 \
+                validation: 1\nUsing devices\n\
+                Rank  0 Group  0 Pid  1 on  a device  0 [0000:04:00] NVIDIA H100\n\
+                #  Rank  3 Group  0 Pid  1 on  b device  0 [0000:04:00] NVIDIA H100\n\
+                some  aligned  words\n\
+                #   size   count   type  redop  root  time  algbw  busbw #wrong\n\
+                     8       2  float    sum    -1  1.50   0.01   0.01      0\n```\n\
+                ```\na  b  c\nd  e  f\n```\n";
+    let all = read("page.md", text).unwrap();
+    assert_eq!((all.len(), all[0].devices.len(), all[0].shape.nodes), (2, 2, Some(2)));
+    assert_eq!(all[0].command.as_deref(), Some("mpirun -np 4 -npernode 2 ./all_reduce_perf -b 8"));
+    assert_eq!(all[0].tables[0].rows[0].out_of_place.as_ref().unwrap().time_us, Some(1.5));
+    assert_eq!(all[1].sheets[0].rows.len(), 2);
+}
+
+#[test]
 fn errors_name_file_line_and_what_was_expected() {
     let text = data("cray-ex-nccl.txt").replace("   12174 ", "   12x74 ");
     let error = read("run.txt", &text).unwrap_err();
