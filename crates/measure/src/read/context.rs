@@ -126,7 +126,7 @@ pub(super) fn shape_of_command(command: &str) -> BenchShape {
     BenchShape { ranks, nodes, ranks_per_node, hosts: Vec::new() }
 }
 
-/// The number of an option, in one word or two.
+/// The number of an option, in one word or two. Of nothing nothing is started.
 fn option(words: &[&str], names: &[&str]) -> Option<u32> {
     words.iter().enumerate().find_map(|(index, word)| {
         names.iter().find_map(|name| {
@@ -137,7 +137,7 @@ fn option(words: &[&str], names: &[&str]) -> Option<u32> {
                 None if !name.starts_with("--") => rest,
                 None => return None,
             };
-            value.parse().ok()
+            value.parse().ok().filter(|number| *number > 0)
         })
     })
 }
@@ -148,7 +148,7 @@ pub(super) fn shape_of_title(title: &str) -> BenchShape {
     let words: Vec<&str> = lower.split(|c: char| !c.is_alphanumeric()).collect();
     let before = |noun: &str| {
         let found = words.windows(2).find(|pair| pair[1].starts_with(noun))?;
-        if found[0] == "single" { Some(1) } else { found[0].parse().ok() }
+        if found[0] == "single" { Some(1) } else { found[0].parse().ok().filter(|n| *n > 0) }
     };
     BenchShape { ranks: before("rank"), nodes: before("node"), ..BenchShape::default() }
 }
