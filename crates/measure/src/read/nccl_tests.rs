@@ -192,10 +192,11 @@ impl Run {
         line: &Line<'_>,
         words: &[&str],
     ) -> Result<bool, ReadError> {
-        let columns = self.columns.get_or_insert_with(Columns::usual);
+        let columns = self.columns.clone().unwrap_or_else(Columns::usual);
         if !columns.is_row(words) {
             return Ok(false);
         }
+        self.columns = Some(columns);
         self.idle = false;
         self.part = Some((line.number, line.text.to_owned()));
         self.complete(name)?;
