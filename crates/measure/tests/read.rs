@@ -205,7 +205,11 @@ fn single_calls_and_times_of_day() {
 
 #[test]
 fn rccl_tests_and_one_place_alone() {
+    // Whatever a library prints before the table changes nothing of it.
+    let text = data("versions/rccl-in-place.txt");
+    let noisy = text.replacen("# Using", "a library says hello\n# Using", 1);
     let run = only("versions/rccl-in-place.txt");
+    assert_eq!(read("versions/rccl-in-place.txt", &noisy).unwrap()[0], run);
     assert_eq!(run.program, Program::RcclTests);
     assert_eq!(run.versions["rccl-tests"], "develop:ae3e635");
     let row = &run.tables[0].rows[0];
@@ -251,6 +255,24 @@ fn the_osu_micro_benchmarks() {
     let rate = only("osu/osu_mbw_mr.txt");
     let row = rate.tables[0].rows[0].out_of_place.as_ref().unwrap();
     assert_eq!((row.algbw, row.other["Messages/s"]), (Some(0.03125), 31_250_000.0));
+}
+
+#[test]
+fn a_page_that_lost_signs_of_comments() {
+    let text = "> mpirun -np 4 \\\n>   -npernode 2 ./all_reduce_perf -b 8\n\n```\n\
+                nThread 1 nGpus 1 minBytes 8 maxBytes 8 step: 2(factor) warmup iters: 5 iters: 20 \
+                validation: 1\nUsing devices\n\
+                Rank  0 Group  0 Pid  1 on  a device  0 [0000:04:00] NVIDIA H100\n\
+                #  Rank  3 Group  0 Pid  1 on  b device  0 [0000:04:00] NVIDIA H100\n\
+                some  aligned  words\n\
+                #   size   count   type  redop  root  time  algbw  busbw #wrong\n\
+                     8       2  float    sum    -1  1.50   0.01   0.01      0\n```\n\
+                ```\na  b  c\nd  e  f\n```\n";
+    let all = read("page.md", text).unwrap();
+    assert_eq!((all.len(), all[0].devices.len(), all[0].shape.nodes), (2, 2, Some(2)));
+    assert_eq!(all[0].command.as_deref(), Some("mpirun -np 4 -npernode 2 ./all_reduce_perf -b 8"));
+    assert_eq!(all[0].tables[0].rows[0].out_of_place.as_ref().unwrap().time_us, Some(1.5));
+    assert_eq!(all[1].sheets[0].rows.len(), 2);
 }
 
 #[test]

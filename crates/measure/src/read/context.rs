@@ -51,8 +51,11 @@ impl Context {
             let last = lines.iter().position(|line| program(line).is_some())?;
             // Behind a prompt another command begins.
             let first = lines[..=last].iter().rposition(|line| line.starts_with('$')).unwrap_or(0);
-            let words = lines[first..=last].join(" ");
-            Some((index, words.trim_start_matches(['$', '>', ' ']).to_owned()))
+            // Without prompts, marks of quotation and the ends of lines that go on.
+            let words = lines[first..=last]
+                .iter()
+                .map(|line| line.trim_start_matches(['$', '>', ' ']).trim_end_matches([' ', '\\']));
+            Some((index, words.collect::<Vec<_>>().join(" ")))
         })
     }
 
@@ -103,8 +106,13 @@ pub(super) fn shape_of_command(command: &str) -> BenchShape {
     };
     let launcher: Vec<&str> = command[..at].split_whitespace().collect();
     let own: Vec<&str> = command[at..].split_whitespace().collect();
-    let nodes = option(&launcher, &["-N", "--nodes"]);
-    let each = option(&launcher, &["--ntasks-per-node", "--tasks-per-node", "-ppn", "--ppn"]);
+    let each =
+        ["--ntasks-per-node", "--tasks-per-node", "-ppn", "--ppn", "-npernode", "--npernode"];
+    // To Open MPI a number of ranks on a node, to Slurm one of nodes.
+    let mpi = launcher.iter().any(|word| word.contains("mpirun") || word.contains("mpiexec"));
+    let nodes = option(&launcher, if mpi { &[] } else { &["-N", "--nodes"] });
+    let each =
+        option(&launcher, &each).or_else(|| option(&launcher, if mpi { &["-N"] } else { &[] }));
     let tasks = option(&launcher, &["-np", "--np", "-n", "--ntasks"]);
     let tasks = tasks.or_else(|| nodes?.checked_mul(each?));
     // A task may have several threads, and a thread several devices.
@@ -118,7 +126,7 @@ pub(super) fn shape_of_command(command: &str) -> BenchShape {
     BenchShape { ranks, nodes, ranks_per_node, hosts: Vec::new() }
 }
 
-/// The number of an option, in one word or two.
+/// The number of an option, in one word or two. Of nothing nothing is started.
 fn option(words: &[&str], names: &[&str]) -> Option<u32> {
     words.iter().enumerate().find_map(|(index, word)| {
         names.iter().find_map(|name| {
@@ -129,7 +137,7 @@ fn option(words: &[&str], names: &[&str]) -> Option<u32> {
                 None if !name.starts_with("--") => rest,
                 None => return None,
             };
-            value.parse().ok()
+            value.parse().ok().filter(|number| *number > 0)
         })
     })
 }
@@ -140,7 +148,7 @@ pub(super) fn shape_of_title(title: &str) -> BenchShape {
     let words: Vec<&str> = lower.split(|c: char| !c.is_alphanumeric()).collect();
     let before = |noun: &str| {
         let found = words.windows(2).find(|pair| pair[1].starts_with(noun))?;
-        if found[0] == "single" { Some(1) } else { found[0].parse().ok() }
+        if found[0] == "single" { Some(1) } else { found[0].parse().ok().filter(|n| *n > 0) }
     };
     BenchShape { ranks: before("rank"), nodes: before("node"), ..BenchShape::default() }
 }
@@ -216,6 +224,7 @@ mod tests {
         let srun = "srun -n16 -N2 --tasks-per-node=8 all_reduce_perf -b 8 -n 20 -g 1";
         assert_eq!(shape(srun), (Some(16), Some(2), Some(8)));
         assert_eq!(shape("mpirun -np 2 ./all_gather_perf -g 4"), (Some(8), None, None));
+        assert_eq!(shape("mpirun -np 16 -N 8 all_reduce_perf_mpi"), (Some(16), Some(2), Some(8)));
         assert_eq!(shape("./all_reduce_perf -g 8 -b 8"), (Some(8), None, None));
         assert_eq!(shape("srun --nodes=2 --ntasks-per-node=4 a_perf").0, Some(8));
         assert_eq!(shape("cat file"), (None, None, None));

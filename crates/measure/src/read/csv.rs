@@ -139,8 +139,9 @@ impl<'a> Record<'a> {
             let program = programs.into_iter().find(|p| Some(&p.name()) == program);
             result.program = program.unwrap_or_default();
             result.backend = self.text("backend");
-            result.shape.ranks = self.parse("ranks")?;
-            result.shape.nodes = self.parse("nodes")?;
+            // None is as many as nobody knows of.
+            result.shape.ranks = self.parse("ranks")?.filter(|ranks| *ranks > 0);
+            result.shape.nodes = self.parse("nodes")?.filter(|nodes| *nodes > 0);
             results.push(result);
         }
         Ok(&mut results[at])

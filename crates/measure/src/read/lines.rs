@@ -9,6 +9,8 @@ pub(super) struct Line<'a> {
     pub text: &'a str,
     /// Whether it is between two lines of three backticks.
     pub fenced: bool,
+    /// Whether it is such a line.
+    pub is_fence: bool,
 }
 
 impl<'a> Line<'a> {
@@ -34,10 +36,10 @@ pub(super) fn lines(text: &str) -> impl Iterator<Item = Line<'_>> {
     text.lines().enumerate().filter_map(move |(index, raw)| {
         if raw.trim_start().starts_with("```") {
             fenced = !fenced;
-            return Some(Line { number: index + 1, text: "", fenced: false });
+            return Some(Line { number: index + 1, text: "", fenced: false, is_fence: true });
         }
         let text = before_log(without_label(raw))?;
-        Some(Line { number: index + 1, text, fenced })
+        Some(Line { number: index + 1, text, fenced, is_fence: false })
     })
 }
 

@@ -95,8 +95,9 @@ impl Run {
         }
         match line.comment() {
             Some(comment) => Ok(self.comment(comment)),
-            // Slides lose the sign of a comment.
-            None if self.version(line.text) || is_units(line.text) => Ok(true),
+            None if self.version(line.text) => Ok(true),
+            // Slides and pages lose the sign of a comment.
+            None if is_units(line.text) || self.device(line.text) => Ok(true),
             None => self.begin_row(name, line, &words),
         }
     }
@@ -143,6 +144,13 @@ impl Run {
         true
     }
 
+    fn device(&mut self, text: &str) -> bool {
+        let found = comments::device(text);
+        let is_one = found.is_some();
+        self.result.devices.extend(found);
+        is_one
+    }
+
     fn comment(&mut self, text: &str) -> bool {
         if let Some(columns) = Columns::of_head(text, self.first) {
             let free = self.rows == 0;
@@ -154,8 +162,7 @@ impl Run {
         if comments::summarize(text, &mut self.result.summary) {
             return true;
         }
-        if let Some(device) = comments::device(text) {
-            self.result.devices.push(device);
+        if self.device(text) {
             return true;
         }
         let (whole, text) = (text, text.trim());
@@ -185,10 +192,11 @@ impl Run {
         line: &Line<'_>,
         words: &[&str],
     ) -> Result<bool, ReadError> {
-        let columns = self.columns.get_or_insert_with(Columns::usual);
+        let columns = self.columns.clone().unwrap_or_else(Columns::usual);
         if !columns.is_row(words) {
             return Ok(false);
         }
+        self.columns = Some(columns);
         self.idle = false;
         self.part = Some((line.number, line.text.to_owned()));
         self.complete(name)?;

@@ -142,7 +142,7 @@ fn operation(title: &str) -> Operation {
 
 /// The columns' names, if a comment is made of such.
 fn columns(head: &str) -> Option<Vec<String>> {
-    const NAMES: [&str; 28] = [
+    const NAMES: [&str; 24] = [
         "Size",
         "Latency (us)",
         "Latency(us)",
@@ -152,10 +152,6 @@ fn columns(head: &str) -> Option<Vec<String>> {
         "Min Lat(us)",
         "Max Latency(us)",
         "Max Lat(us)",
-        "P50 Tail Lat(us)",
-        "P90 Tail Lat(us)",
-        "P95 Tail Lat(us)",
-        "P99 Tail Lat(us)",
         "Iterations",
         "Bandwidth (MB/s)",
         "MB/s",
@@ -174,9 +170,10 @@ fn columns(head: &str) -> Option<Vec<String>> {
     ];
     let (mut rest, mut found) = (head.trim_start(), Vec::new());
     while !rest.is_empty() {
-        let name = NAMES.iter().find(|name| rest.starts_with(*name));
+        let name = NAMES.iter().find(|name| rest.starts_with(*name)).map(|name| name.len());
+        let name = name.or_else(|| percentile(rest));
         // Later versions may have others: two spaces end a name.
-        let end = name.map_or_else(|| rest.find("  ").unwrap_or(rest.len()), |name| name.len());
+        let end = name.unwrap_or_else(|| rest.find("  ").unwrap_or(rest.len()));
         if name.is_none() && found.is_empty() {
             return None;
         }
@@ -184,6 +181,12 @@ fn columns(head: &str) -> Option<Vec<String>> {
         rest = rest[end..].trim_start();
     }
     (!found.is_empty()).then_some(found)
+}
+
+/// The length of a name such as `P99 Tail Lat(us)`, behind which there may be only one space.
+fn percentile(text: &str) -> Option<usize> {
+    let digits = text.strip_prefix('P')?.trim_start_matches(|c: char| c.is_ascii_digit());
+    digits.strip_prefix(" Tail ").and_then(|_| text.find(')')).map(|end| end + 1)
 }
 
 /// `Pass` or `Fail`: how many are wrong is not told.
@@ -254,6 +257,8 @@ mod tests {
         assert_eq!(columns(" Size Bandwidth (MB/s)").unwrap(), ["Size", "Bandwidth (MB/s)"]);
         let new = " Size    Latency (us)   Strange Thing   Validation";
         assert_eq!(columns(new).unwrap()[2], "Strange Thing");
+        let tails = " Size  Bandwidth (MB/s) P50 Tail BW(MB/s) P99 Tail BW(MB/s)        Validation";
+        assert_eq!(columns(tails).unwrap()[3], "P99 Tail BW(MB/s)");
         assert_eq!(columns(" Datatype: MPI_CHAR."), None);
         assert_eq!(columns(" Avg Latency(us)").unwrap(), ["Avg Latency(us)"]);
     }

@@ -36,10 +36,15 @@ pub(super) fn read(name: &str, text: &str) -> Result<Vec<BenchResult>, ReadError
 impl<'a> Reader<'a> {
     fn line(&mut self, line: &Line<'a>) -> Result<(), ReadError> {
         let name = self.name;
+        if line.is_fence {
+            // What is quoted ends there.
+            self.close()?;
+        }
         let taken = match &mut self.open {
             Open::Nothing => false,
             Open::Nccl(run) => run.take(name, line)?,
             Open::Osu(run) => run.take(name, line)?,
+            Open::Cells(_) if osu::begins(line) || nccl_tests::begins(line) => false,
             Open::Cells(cells) => cells.take(line),
         };
         if taken {
@@ -60,13 +65,18 @@ impl<'a> Reader<'a> {
             let mut run = nccl_tests::Run::new(name, line, &self.context);
             run.take(name, line)?;
             self.open = Open::Nccl(Box::new(run));
-        } else if slides::begins(line) {
+        } else if slides::begins(line) && (line.text.contains('\t') || self.is_free()) {
             self.close()?;
             self.open = Open::Cells(slides::Cells::new(line));
         } else {
             self.context.push(line);
         }
         Ok(())
+    }
+
+    /// Whether no run is being read, in whose output anything may be aligned.
+    fn is_free(&self) -> bool {
+        matches!(self.open, Open::Nothing)
     }
 
     fn close(&mut self) -> Result<(), ReadError> {
