@@ -40,7 +40,7 @@ impl Key {
 
 impl std::fmt::Display for Key {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} {}", self.kind.name(), self.what)?;
+        f.write_str(&self.kind.label(&self.what))?;
         match self.device.as_str() {
             "" | "cpu" => Ok(()),
             device => write!(f, " on {device}"),

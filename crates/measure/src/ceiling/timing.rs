@@ -112,7 +112,7 @@ impl Timed {
             median: amount / median,
             time_us: median * 1e6,
             repetitions: self.times.len() as u32,
-            note: None,
+            notes: Vec::new(),
         }
     }
 }

@@ -27,8 +27,8 @@ pub(super) fn measure(cases: &mut Cases<'_>, settings: &Settings) -> Result<(), 
     let what = settings.sized("write");
     cases.case(&what, |stop| {
         let timed = repeat(settings, stop, || write(&mut scratch, settings.bytes, &block, stop))?;
-        let note = Some("with fsync".to_owned());
-        Ok::<_, CeilingError>(timed.map(|timed| Row { note, ..settings.moved(&timed, &what) }))
+        let notes = vec!["with fsync".to_owned()];
+        Ok::<_, CeilingError>(timed.map(|timed| Row { notes, ..settings.moved(&timed, &what) }))
     })?;
     let what = settings.sized("read");
     cases.case(&what, |stop| {
@@ -37,8 +37,8 @@ pub(super) fn measure(cases: &mut Cases<'_>, settings: &Settings) -> Result<(), 
             kept = kept.max(cached::drop_pages(&scratch.file, settings.bytes));
             read(&mut scratch, settings.bytes, &mut block, stop)
         })?;
-        let note = cached::note(kept);
-        Ok::<_, CeilingError>(timed.map(|timed| Row { note, ..settings.moved(&timed, &what) }))
+        let notes = cached::note(kept).into_iter().collect();
+        Ok::<_, CeilingError>(timed.map(|timed| Row { notes, ..settings.moved(&timed, &what) }))
     })
 }
 

@@ -37,9 +37,9 @@ pub(super) fn measure(cases: &mut Cases<'_>, settings: &Settings) -> Result<(), 
             }
             let Some((files, times)) = &done else { return Ok(None) };
             let timed = Timed::new(1, times.iter().map(|round| round[at]).collect());
-            let note = Some(format!("{files} empty files in one folder"));
+            let notes = vec![format!("{files} empty files in one folder")];
             Ok::<_, CeilingError>(
-                timed.map(|timed| Row { note, ..settings.done(&timed, what, *files) }),
+                timed.map(|timed| Row { notes, ..settings.done(&timed, what, *files) }),
             )
         })?;
     }

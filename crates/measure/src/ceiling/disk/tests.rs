@@ -50,7 +50,7 @@ fn all_is_measured_and_nothing_stays() {
         assert!(row.median > 0.0 && row.best >= row.median && row.repetitions == 2, "{row:?}");
         assert!(row.device.ends_with(folder.0.file_name().unwrap().to_str().unwrap()));
     }
-    assert_eq!(rows[2].note.as_deref(), Some("20 empty files in one folder"));
+    assert_eq!(rows[2].notes, ["20 empty files in one folder"]);
     assert_eq!(folder.names(), ["mine"]);
     assert_eq!(fs::read_to_string(folder.0.join("mine")).unwrap(), "precious");
 }

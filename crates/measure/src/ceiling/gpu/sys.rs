@@ -195,8 +195,7 @@ fn open(variable: &str, names: &[&str]) -> Result<Library, GpuError> {
         }
     }
     let first = names.first().copied().unwrap_or_default();
-    let why = format!("not found: name it by {variable}, or put its folder into LD_LIBRARY_PATH");
-    Err(GpuError { what: first.to_owned(), why })
+    Err(GpuError { what: first.to_owned(), why: format!("not found (name it by {variable})") })
 }
 
 fn symbol<F: Copy>(library: &Library, name: &str) -> Result<F, GpuError> {
