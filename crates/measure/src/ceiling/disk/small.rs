@@ -62,7 +62,8 @@ fn rounds(settings: &Settings, stop: &AtomicBool) -> Result<Rounds, CeilingError
             // Only the first round may cut the number of files, which all have in common.
             let most = if times.is_empty() { settings.case } else { Duration::MAX };
             let begin = Instant::now();
-            let done = each(&mut folder, files, (what, step), stop, |_| begin.elapsed() > most)?;
+            let enough = |_| begin.elapsed() > most;
+            let done = each(&mut folder, files, (what, step), stop, enough)?;
             *time = begin.elapsed();
             files = if what == "create" { done } else { files };
         }
@@ -88,7 +89,7 @@ pub(super) fn each(
         }
         let path = folder.file(number);
         folder.files = folder.files.max(number + 1);
-        step(&path).map_err(|error| failed(doing, &path, error))?;
+        step(&path).map_err(|error| failed(doing, &path, &folder.inside, error))?;
     }
     Ok(files)
 }

@@ -111,10 +111,20 @@ fn more_than_there_is_room_for_is_not_begun() {
 #[test]
 fn a_disk_that_is_full_is_an_error_with_its_path() {
     let mut full = OpenOptions::new().write(true).open("/dev/full").unwrap();
-    let error = large::fill(&mut full, Path::new("/scratch/x"), 100, &[1; 64], &never());
+    let settings = settings(Path::new("/scratch"));
+    let error = large::fill(&mut full, Path::new("/scratch/x"), &settings, &[1; 64], &never());
     let error = error.unwrap_err();
     assert!(matches!(&error, CeilingError::Full { .. }), "{error:?}");
     assert!(error.to_string().starts_with("no room in /scratch: No space left"), "{error}");
+}
+
+#[test]
+fn a_disk_without_room_for_another_file_is_full_too() {
+    let folder = Folder::new("inodes");
+    let mut own = scratch::ScratchFolder::create(&folder.0).unwrap();
+    let full = |_: &Path| Err(std::io::ErrorKind::StorageFull.into());
+    let error = small::each(&mut own, 3, ("create", full), &never(), |_| false).unwrap_err();
+    assert!(matches!(&error, CeilingError::Full { folder: named, .. } if *named == folder.0));
 }
 
 #[test]
