@@ -55,7 +55,8 @@ pub enum GpuChoice {
 pub enum CeilingError {
     /// There is no room for what is to be written.
     #[error(
-        "no room in {}: {why}; free some, or choose another folder or a smaller size", folder.display()
+        "no room in {}: {why}; free some, or choose another folder or a smaller size",
+        folder.display()
     )]
     Full {
         /// The folder.
@@ -75,7 +76,8 @@ pub enum CeilingError {
     },
     /// Threads cannot be started.
     #[error(
-        "cannot start {threads} threads: {source}; raise the limit (ulimit -u), or bind the rank to fewer CPUs"
+        "cannot start {threads} threads: {source}; raise the limit (ulimit -u), or bind the rank \
+         to fewer CPUs"
     )]
     Threads {
         /// How many there should be.

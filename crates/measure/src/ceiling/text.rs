@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use regatta_model::{Ceiling, CeilingKind, CpuSet};
 
 use super::judge::{Key, Verdict};
+use Align::{Left, Right};
 
 /// Which way a column is aligned.
 #[derive(Clone, Copy, PartialEq)]
@@ -12,8 +13,6 @@ enum Align {
     Left,
     Right,
 }
-
-use Align::{Left, Right};
 
 /// Every rate of every rank, what it is of the median, and a mark at those that stand out.
 pub fn table(ceilings: &[Ceiling], verdict: &Verdict) -> Vec<String> {
@@ -48,7 +47,7 @@ pub fn table(ceilings: &[Ceiling], verdict: &Verdict) -> Vec<String> {
     columns(&head, ceilings.iter().map(row).collect())
 }
 
-/// A line for each thing that was measured: what the ranks reached, from the slowest to the fastest.
+/// A line for each thing that was measured: what the slowest, the median and the fastest reached.
 pub fn summary(verdict: &Verdict) -> Vec<String> {
     let head = [
         ("what", Left),

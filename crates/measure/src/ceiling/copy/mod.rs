@@ -1,8 +1,8 @@
 //! What copies of memory reach: GB/s (10⁹ bytes) on the host and between it and its GPU.
 //!
 //! Of a copy the bytes count once, as they do for nccl-tests: memory moves twice as many. Of the
-//! triad `a = b + s·c` the bytes of all three arrays count, as STREAM has it. Sizes are those of one
-//! array, shared by the threads.
+//! triad `a = b + s·c` the bytes of all three arrays count, as STREAM has it. Sizes are those of
+//! one array, shared by the threads.
 
 mod gpu;
 mod host;

@@ -9,8 +9,8 @@ use rustix::fs::Advice;
 /// A share of pages that is too small to matter.
 const FEW: f64 = 0.01;
 
-/// Has the kernel forget the pages of a file; the share of them that it keeps. Where nobody knows it
-/// is all of them.
+/// Has the kernel forget the pages of a file; the share of them that it keeps. Where nobody knows
+/// it is all of them.
 pub(super) fn drop_pages(file: &File, bytes: u64) -> f64 {
     // A file system that does not listen shows in what it keeps.
     let _ = rustix::fs::fadvise(file, 0, None, Advice::DontNeed);

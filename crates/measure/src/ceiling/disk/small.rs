@@ -75,7 +75,8 @@ fn rounds(settings: &Settings, stop: &AtomicBool) -> Result<Rounds, CeilingError
     Ok((files, times))
 }
 
-/// Does something with each file, until it is enough; with how many it was done. There is always one.
+/// Does something with each file, until it is enough; with how many it was done, which is one at
+/// least.
 pub(super) fn each(
     folder: &mut ScratchFolder,
     files: u32,

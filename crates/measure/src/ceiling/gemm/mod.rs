@@ -56,8 +56,8 @@ impl Settings {
     }
 }
 
-/// Measures products on this rank's cores and its GPU. Without one, and when it fails, the first row
-/// has a note that says so. Once `stop` is set it returns what it has.
+/// Measures products on this rank's cores and its GPU. Without one, and when it fails, the first
+/// row has a note that says so. Once `stop` is set it returns what it has.
 pub fn measure(
     settings: &Settings,
     stop: &AtomicBool,
