@@ -128,7 +128,10 @@ impl Runtime {
             vendor,
             device_count: symbol(&library, &of("GetDeviceCount"))?,
             set_device: symbol(&library, &of("SetDevice"))?,
-            properties: symbol(&library, &of("GetDeviceProperties"))?,
+            // Versions that have several layouts of them have several names.
+            properties: symbol(&library, &of("GetDeviceProperties"))
+                .or_else(|_| symbol(&library, &of("GetDeviceProperties_v2")))
+                .or_else(|_| symbol(&library, &of("GetDevicePropertiesR0600")))?,
             malloc: symbol(&library, &of("Malloc"))?,
             free: symbol(&library, &of("Free"))?,
             host_malloc: symbol(&library, &of(host_malloc))?,
