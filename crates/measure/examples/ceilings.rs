@@ -1,5 +1,5 @@
-//! What this machine can do, measured by one rank: `cargo run --release -p regatta-measure --example
-//! ceilings [gemm|copy|disk]`.
+//! What this machine can do, measured by one rank: `cargo run --release -p regatta-measure
+//! --example ceilings [gemm|copy|disk]`.
 
 use std::sync::atomic::AtomicBool;
 

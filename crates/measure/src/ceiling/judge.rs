@@ -10,8 +10,8 @@ use super::Row;
 /// A rank is slow if it is this much below the median.
 pub const TOLERANCE: f64 = 0.1;
 
-/// Of values that are spread as errors are, one in a thousand is further below the median than this
-/// many deviations of the median kind. (A standard deviation is 1.4826 of them.)
+/// So many median deviations below the median is far: three standard deviations, each of which is
+/// 1.4826 median ones where values are spread as errors are.
 const FAR: f64 = 3.0 * 1.4826;
 
 /// What rows must have in common to be compared.
@@ -40,7 +40,7 @@ impl Key {
 
 impl std::fmt::Display for Key {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} {}", self.kind.name(), self.what)?;
+        f.write_str(&self.kind.label(&self.what))?;
         match self.device.as_str() {
             "" | "cpu" => Ok(()),
             device => write!(f, " on {device}"),
@@ -141,10 +141,7 @@ impl Verdict {
 /// tolerance, and by more than ranks differ anyway: where all rates are scattered, as those of a
 /// shared file system, a low one does not stand out.
 pub fn judge(ranks: &[(u32, String)], ceilings: &[Ceiling], tolerance: f64) -> Verdict {
-    let mut by_key: BTreeMap<Key, Vec<&Ceiling>> = BTreeMap::new();
-    for ceiling in ceilings.iter().filter(|ceiling| ceiling.row.median.is_finite()) {
-        by_key.entry(Key::of(&ceiling.row)).or_default().push(ceiling);
-    }
+    let by_key = by_key(ceilings);
     let mut verdict = Verdict { missing: missing(ranks, &by_key), ..Verdict::default() };
     for (key, members) in by_key {
         let rates: Vec<f64> = members.iter().map(|ceiling| ceiling.row.median).collect();
@@ -158,6 +155,21 @@ pub fn judge(ranks: &[(u32, String)], ceilings: &[Ceiling], tolerance: f64) -> V
     }
     verdict.slow.sort_by(|a, b| a.ratio.total_cmp(&b.ratio).then(a.rank.cmp(&b.rank)));
     verdict
+}
+
+/// The rows of the same thing together, things in the order they were measured in.
+fn by_key(ceilings: &[Ceiling]) -> Vec<(Key, Vec<&Ceiling>)> {
+    let mut places: BTreeMap<Key, usize> = BTreeMap::new();
+    let mut found: Vec<(Key, Vec<&Ceiling>)> = Vec::new();
+    for ceiling in ceilings.iter().filter(|ceiling| ceiling.row.median.is_finite()) {
+        let key = Key::of(&ceiling.row);
+        let place = *places.entry(key.clone()).or_insert(found.len());
+        if place == found.len() {
+            found.push((key, Vec::new()));
+        }
+        found[place].1.push(ceiling);
+    }
+    found
 }
 
 /// How rates spread; `None` if there are none, or most are zero.
@@ -179,7 +191,7 @@ fn group(key: Key, mut rates: Vec<f64>, tolerance: f64) -> Option<Group> {
 }
 
 /// Who has no row where more than half of the ranks have one.
-fn missing(ranks: &[(u32, String)], by_key: &BTreeMap<Key, Vec<&Ceiling>>) -> Vec<Missing> {
+fn missing(ranks: &[(u32, String)], by_key: &[(Key, Vec<&Ceiling>)]) -> Vec<Missing> {
     let mut found: Vec<Missing> = ranks
         .iter()
         .map(|(rank, host)| Missing { rank: *rank, host: host.clone(), keys: Vec::new() })

@@ -117,9 +117,10 @@ proptest! {
         let scaled: Vec<f64> = rates.iter().map(|rate| rate * 1024.0).collect();
         prop_assert_eq!(&slow(&scaled), &here);
         let shift = shift % rates.len();
-        let turned: Vec<f64> = (0..rates.len()).map(|at| rates[(at + shift) % rates.len()]).collect();
+        let place = |at: usize| (at + shift) % rates.len();
+        let turned: Vec<f64> = (0..rates.len()).map(|at| rates[place(at)]).collect();
         let mut back: Vec<u32> =
-            slow(&turned).iter().map(|rank| ((*rank as usize + shift) % rates.len()) as u32).collect();
+            slow(&turned).iter().map(|rank| place(*rank as usize) as u32).collect();
         back.sort_unstable();
         prop_assert_eq!(back, here);
     }

@@ -23,6 +23,9 @@ pub use regatta_model::CeilingRow as Row;
 pub use timing::Effort;
 
 /// How far a measurement is. It is told when a case begins, and again, with its row, when it ended.
+///
+/// Ranks with the same settings and GPUs have the same cases in the same order, so whoever is told
+/// may wait for the other ranks there, to have each case begin on all at once.
 #[derive(Debug, Clone, Copy)]
 pub struct Progress<'a> {
     /// Cases that are done.
@@ -52,7 +55,8 @@ pub enum GpuChoice {
 pub enum CeilingError {
     /// There is no room for what is to be written.
     #[error(
-        "no room in {}: {why}; free some, or choose another folder or a smaller size", folder.display()
+        "no room in {}: {why}; free some, or choose another folder or a smaller size",
+        folder.display()
     )]
     Full {
         /// The folder.
@@ -72,7 +76,8 @@ pub enum CeilingError {
     },
     /// Threads cannot be started.
     #[error(
-        "cannot start {threads} threads: {source}; raise the limit (ulimit -u), or bind the rank to fewer CPUs"
+        "cannot start {threads} threads: {source}; raise the limit (ulimit -u), or bind the rank \
+         to fewer CPUs"
     )]
     Threads {
         /// How many there should be.
@@ -138,8 +143,7 @@ impl<'a> Cases<'a> {
     /// The rows. What there is to say of the measurement as a whole is noted at the first.
     fn finish(mut self) -> Vec<Row> {
         if let Some(first) = self.rows.first_mut() {
-            let notes = first.note.take().into_iter().chain(self.notes);
-            first.note = Some(notes.collect::<Vec<_>>().join("; ")).filter(|note| !note.is_empty());
+            first.notes.append(&mut self.notes);
         }
         self.rows
     }
@@ -168,7 +172,7 @@ mod tests {
         cases.notes.push("no GPU".to_owned());
         let rows = cases.finish();
         assert_eq!(rows.len(), 2, "what was said to stop goes on");
-        assert_eq!(rows[0].note.as_deref(), Some("no GPU"));
+        assert_eq!((rows[0].notes.len(), rows[0].notes[0].as_str()), (1, "no GPU"));
         let word = |what: &str| what.to_owned();
         let all = [(0, "a", false), (1, "a", true), (1, "b", false), (2, "b", true)];
         assert_eq!(told, all.map(|(done, what, row)| (done, 3, word(what), row)));

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use regatta_model::{Ceiling, CpuSet};
+use regatta_model::{Ceiling, CeilingKind, CpuSet};
 
 use super::judge::{Key, Verdict};
+use Align::{Left, Right};
 
 /// Which way a column is aligned.
 #[derive(Clone, Copy, PartialEq)]
@@ -12,8 +13,6 @@ enum Align {
     Left,
     Right,
 }
-
-use Align::{Left, Right};
 
 /// Every rate of every rank, what it is of the median, and a mark at those that stand out.
 pub fn table(ceilings: &[Ceiling], verdict: &Verdict) -> Vec<String> {
@@ -36,7 +35,7 @@ pub fn table(ceilings: &[Ceiling], verdict: &Verdict) -> Vec<String> {
         vec![
             rank.to_string(),
             host.clone(),
-            format!("{} {}", row.kind.name(), row.what),
+            row.label(),
             row.device.clone(),
             figure(row.median),
             figure(row.best),
@@ -48,7 +47,7 @@ pub fn table(ceilings: &[Ceiling], verdict: &Verdict) -> Vec<String> {
     columns(&head, ceilings.iter().map(row).collect())
 }
 
-/// A line for each thing that was measured: what the ranks reached, from the slowest to the fastest.
+/// A line for each thing that was measured: what the slowest, the median and the fastest reached.
 pub fn summary(verdict: &Verdict) -> Vec<String> {
     let head = [
         ("what", Left),
@@ -63,7 +62,7 @@ pub fn summary(verdict: &Verdict) -> Vec<String> {
     let slow = |key: &Key| verdict.slow.iter().filter(|slow| slow.key == *key).count();
     let rows = verdict.groups.iter().map(|group| {
         vec![
-            format!("{} {}", group.key.kind.name(), group.key.what),
+            group.key.kind.label(&group.key.what),
             group.key.device.clone(),
             group.ranks.to_string(),
             figure(group.least),
@@ -82,19 +81,27 @@ pub fn findings(verdict: &Verdict) -> Vec<String> {
     slow.chain(verdict.missing.iter().map(ToString::to_string)).collect()
 }
 
-/// The notes of all rows, each once, with the ranks that have it.
+/// The notes of all rows, each once a kind, with the ranks that have it if not all do.
 pub fn notes(ceilings: &[Ceiling]) -> Vec<String> {
-    let mut by_note: BTreeMap<(String, &str), Vec<u32>> = BTreeMap::new();
+    let mut ranks: BTreeMap<CeilingKind, CpuSet> = BTreeMap::new();
+    let mut by_note: Vec<(CeilingKind, &str, CpuSet)> = Vec::new();
     for Ceiling { rank, row, .. } in ceilings {
-        if let Some(note) = &row.note {
-            let what = format!("{} {}", row.kind.name(), row.what);
-            by_note.entry((what, note)).or_default().push(*rank);
+        let rank = *rank as usize;
+        ranks.entry(row.kind).or_default().insert(rank);
+        for note in &row.notes {
+            let same = |(kind, text, _): &&mut (_, &str, _)| *kind == row.kind && *text == note;
+            match by_note.iter_mut().find(same) {
+                Some((_, _, ranks)) => ranks.insert(rank),
+                None => by_note.push((row.kind, note, [rank].into_iter().collect())),
+            }
         }
     }
-    let line = |((what, note), ranks): ((String, &str), Vec<u32>)| {
-        let noun = if ranks.len() == 1 { "rank" } else { "ranks" };
-        let ranks: CpuSet = ranks.into_iter().map(|rank| rank as usize).collect();
-        format!("{what} ({noun} {ranks}): {note}")
+    let line = |(kind, note, some): (CeilingKind, &str, CpuSet)| {
+        let noun = if some.len() == 1 { "rank" } else { "ranks" };
+        match ranks.get(&kind) == Some(&some) {
+            true => format!("{}: {note}", kind.name()),
+            false => format!("{}, {noun} {some}: {note}", kind.name()),
+        }
     };
     by_note.into_iter().map(line).collect()
 }
@@ -142,12 +149,13 @@ mod tests {
             unit: RateUnit::Gflops,
             median,
             best: 1240.0,
-            note: Some(note.to_owned()),
+            notes: vec!["once".to_owned(), note.to_owned()],
             ..CeilingRow::default()
         };
         let host = |rank| format!("nid{rank:03}");
+        let note = |rank| if rank == 1 { "fast" } else { "no GPU" };
         rates
-            .map(|(rank, rate)| Ceiling { rank, host: host(rank), row: row(rate, "no GPU") })
+            .map(|(rank, rate)| Ceiling { rank, host: host(rank), row: row(rate, note(rank)) })
             .to_vec()
     }
 
@@ -181,7 +189,7 @@ mod tests {
 
     #[test]
     fn a_note_that_many_have_is_told_once() {
-        let expected = ["gemm f32 2048, 2 threads (ranks 0-1,12): no GPU"];
+        let expected = ["gemm: once", "gemm, ranks 0,12: no GPU", "gemm, rank 1: fast"];
         assert_eq!(notes(&ceilings()), expected);
     }
 

@@ -112,7 +112,7 @@ impl Timed {
             median: amount / median,
             time_us: median * 1e6,
             repetitions: self.times.len() as u32,
-            note: None,
+            notes: Vec::new(),
         }
     }
 }
@@ -172,7 +172,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_call_is_timed_in_the_end(one_ns in 0u64..10_000_000_000, overhead in 0u64..1_000_000) {
+        fn any_call_is_timed_in_the_end(
+            one_ns in 0u64..10_000_000_000, overhead in 0u64..1_000_000,
+        ) {
             let found = timed(one_ns, overhead);
             prop_assert!(found.calls >= 1);
             let row = found.row(CeilingKind::Gemm, String::new(), 1.0, RateUnit::Gflops);

@@ -26,6 +26,14 @@ impl CeilingKind {
             Self::Disk => "disk",
         }
     }
+
+    /// What was measured of it, in full. The words for copies need no more.
+    pub fn label(self, what: &str) -> String {
+        match self {
+            Self::Gemm | Self::Disk => format!("{} {what}", self.name()),
+            Self::Copy => what.to_owned(),
+        }
+    }
 }
 
 /// What a rate counts.
@@ -80,8 +88,8 @@ pub struct CeilingRow {
     /// How many repetitions were timed.
     pub repetitions: u32,
     /// What else there is to know of it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub note: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
 }
 
 /// One rate, and who reached it.
@@ -98,6 +106,11 @@ pub struct Ceiling {
 }
 
 impl CeilingRow {
+    /// What was measured, in full: `gemm f32 2048, 2 threads`.
+    pub fn label(&self) -> String {
+        self.kind.label(&self.what)
+    }
+
     /// A figure that no measurement gives, if there is one.
     pub(super) fn impossible(&self) -> Option<f64> {
         let figures = [self.best, self.median, self.time_us];

@@ -3,7 +3,7 @@
 use super::super::gpu::{Device, GpuError, Memory};
 use super::super::timing::time;
 use super::super::{Cases, Row};
-use super::{Settings, row, sized};
+use super::{COUNTED, Settings, row, sized};
 
 /// To the device, from it, and on it.
 pub(super) const WAYS: usize = 3;
@@ -34,7 +34,7 @@ pub(super) fn measure(
                 Ok::<_, GpuError>(timed.map(|timed| Row {
                     device: device.name().to_owned(),
                     device_number: Some(device.number()),
-                    note: Some("bytes copied, counted once; host memory is pinned".to_owned()),
+                    notes: vec![COUNTED.to_owned(), "host memory is pinned".to_owned()],
                     ..row(&timed, what.clone(), bytes)
                 }))
             })?;

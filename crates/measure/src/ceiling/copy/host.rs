@@ -4,10 +4,16 @@ use std::hint::black_box;
 
 use super::super::together::{Work, time_all};
 use super::super::{Cases, CeilingError, threads_text};
-use super::{Settings, row, sized};
+use super::{COUNTED, Settings, row, sized};
 
 /// How memory is used: a copy and a triad.
 pub(super) const WAYS: usize = 2;
+
+/// Which bytes of a triad count.
+const ALL_COUNTED: &str = "bytes of all three arrays counted";
+
+/// So many bytes are thought to be beyond all caches.
+const LARGE: usize = 64 << 20;
 
 const ELEMENT: usize = size_of::<f64>();
 
@@ -25,23 +31,21 @@ pub(super) fn measure(
             cases.case(&what, |stop| {
                 let mut parts: Vec<Copy> = parts(bytes, threads).map(Copy::new).collect();
                 let counted = bytes / ELEMENT * ELEMENT;
-                let note = noted("bytes copied, counted once", 2 * bytes, cache);
+                let notes = noted(COUNTED, 2 * bytes, cache);
                 let timed = time_all(&mut parts, effort, stop)?;
-                Ok::<_, CeilingError>(timed.map(|timed| super::Row {
-                    note: Some(note),
-                    ..row(&timed, what.clone(), counted)
-                }))
+                Ok::<_, CeilingError>(
+                    timed.map(|timed| super::Row { notes, ..row(&timed, what.clone(), counted) }),
+                )
             })?;
             let what = format!("{}, {}", sized("triad", bytes), threads_text(threads));
             cases.case(&what, |stop| {
                 let mut parts: Vec<Triad> = parts(bytes, threads).map(Triad::new).collect();
                 let counted = 3 * (bytes / ELEMENT * ELEMENT);
-                let note = noted("bytes of all three arrays counted", 3 * bytes, cache);
+                let notes = noted(ALL_COUNTED, 3 * bytes, cache);
                 let timed = time_all(&mut parts, effort, stop)?;
-                Ok::<_, CeilingError>(timed.map(|timed| super::Row {
-                    note: Some(note),
-                    ..row(&timed, what.clone(), counted)
-                }))
+                Ok::<_, CeilingError>(
+                    timed.map(|timed| super::Row { notes, ..row(&timed, what.clone(), counted) }),
+                )
             })?;
         }
     }
@@ -49,14 +53,13 @@ pub(super) fn measure(
 }
 
 /// What is counted; and whether the largest size is not beyond the last cache after all.
-fn noted(counted: &str, used: usize, cache: Option<usize>) -> String {
-    match cache {
-        Some(cache) if used >= 64 << 20 && used < 2 * cache => {
-            let cache = regatta_model::units::bytes(cache as u64);
-            format!("{counted}; the last-level cache has {cache}, so this is not memory alone")
-        }
-        _ => counted.to_owned(),
-    }
+fn noted(counted: &str, used: usize, cache: Option<usize>) -> Vec<String> {
+    let within = cache.filter(|cache| used >= LARGE && used / 2 < *cache);
+    let note = within.map(|cache| {
+        let cache = regatta_model::units::bytes(cache as u64);
+        format!("the last-level cache has {cache}, so this is not memory alone")
+    });
+    std::iter::once(counted.to_owned()).chain(note).collect()
 }
 
 /// How many elements each thread has of so many bytes. A thread without any is left out.
@@ -172,8 +175,8 @@ mod tests {
     fn a_size_within_the_last_cache_is_noted() {
         let sizes = ["32768K", "32M", "512", "x", "99999999999999999999K"].map(cache_bytes);
         assert_eq!(sizes, [Some(32 << 20), Some(32 << 20), Some(512), None, None]);
-        assert!(noted("x", 256 << 20, Some(1 << 30)).contains("1 GiB"));
-        assert_eq!(noted("x", 256 << 20, Some(32 << 20)), "x");
-        assert_eq!(noted("x", 256 << 20, None), "x");
+        assert!(noted("x", 256 << 20, Some(1 << 30))[1].contains("1 GiB"));
+        assert_eq!(noted("x", 256 << 20, Some(32 << 20)), ["x"]);
+        assert_eq!(noted("x", 256 << 20, None), ["x"]);
     }
 }

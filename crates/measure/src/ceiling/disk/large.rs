@@ -26,19 +26,19 @@ pub(super) fn measure(cases: &mut Cases<'_>, settings: &Settings) -> Result<(), 
     let mut block = noise(BLOCK.min(usize::try_from(settings.bytes).unwrap_or(BLOCK)));
     let what = settings.sized("write");
     cases.case(&what, |stop| {
-        let timed = repeat(settings, stop, || write(&mut scratch, settings.bytes, &block, stop))?;
-        let note = Some("with fsync".to_owned());
-        Ok::<_, CeilingError>(timed.map(|timed| Row { note, ..settings.moved(&timed, &what) }))
+        let timed = repeat(settings, stop, || write(&mut scratch, settings, &block, stop))?;
+        let notes = vec!["with fsync".to_owned()];
+        Ok::<_, CeilingError>(timed.map(|timed| Row { notes, ..settings.moved(&timed, &what) }))
     })?;
     let what = settings.sized("read");
     cases.case(&what, |stop| {
         let mut kept: f64 = 0.0;
         let timed = repeat(settings, stop, || {
             kept = kept.max(cached::drop_pages(&scratch.file, settings.bytes));
-            read(&mut scratch, settings.bytes, &mut block, stop)
+            read(&mut scratch, settings, &mut block, stop)
         })?;
-        let note = cached::note(kept);
-        Ok::<_, CeilingError>(timed.map(|timed| Row { note, ..settings.moved(&timed, &what) }))
+        let notes = cached::note(kept).into_iter().collect();
+        Ok::<_, CeilingError>(timed.map(|timed| Row { notes, ..settings.moved(&timed, &what) }))
     })
 }
 
@@ -75,18 +75,18 @@ fn check_room(file: &File, settings: &Settings) -> Result<(), CeilingError> {
 /// Writes the file anew, to the disk.
 fn write(
     scratch: &mut ScratchFile,
-    bytes: u64,
+    settings: &Settings,
     block: &[u8],
     stop: &AtomicBool,
 ) -> Result<Option<Duration>, CeilingError> {
-    let (file, path) = (&mut scratch.file, &scratch.path);
+    let ScratchFile { file, path, .. } = scratch;
     let emptied = file.set_len(0).and_then(|()| file.rewind());
-    emptied.map_err(|error| failed("empty", path, error))?;
+    emptied.map_err(|error| failed("empty", path, &settings.folder, error))?;
     let begin = Instant::now();
-    if !fill(file, path, bytes, block, stop)? {
+    if !fill(file, path, settings, block, stop)? {
         return Ok(None);
     }
-    file.sync_all().map_err(|error| failed("write", path, error))?;
+    file.sync_all().map_err(|error| failed("write", path, &settings.folder, error))?;
     Ok(Some(begin.elapsed()))
 }
 
@@ -94,17 +94,17 @@ fn write(
 pub(super) fn fill(
     file: &mut File,
     path: &Path,
-    bytes: u64,
+    settings: &Settings,
     block: &[u8],
     stop: &AtomicBool,
 ) -> Result<bool, CeilingError> {
-    let mut left = bytes;
+    let mut left = settings.bytes;
     while left > 0 {
         if stop.load(Ordering::Relaxed) {
             return Ok(false);
         }
         let part = &block[..usize::try_from(left).unwrap_or(block.len()).min(block.len())];
-        file.write_all(part).map_err(|error| failed("write", path, error))?;
+        file.write_all(part).map_err(|error| failed("write", path, &settings.folder, error))?;
         left -= part.len() as u64;
     }
     Ok(true)
@@ -113,20 +113,21 @@ pub(super) fn fill(
 /// Reads the whole file.
 fn read(
     scratch: &mut ScratchFile,
-    bytes: u64,
+    settings: &Settings,
     block: &mut [u8],
     stop: &AtomicBool,
 ) -> Result<Option<Duration>, CeilingError> {
-    let (file, path) = (&mut scratch.file, &scratch.path);
-    file.rewind().map_err(|error| failed("read", path, error))?;
+    let ScratchFile { file, path, .. } = scratch;
+    file.rewind().map_err(|error| failed("read", path, &settings.folder, error))?;
     let begin = Instant::now();
-    let mut left = bytes;
+    let mut left = settings.bytes;
     while left > 0 {
         if stop.load(Ordering::Relaxed) {
             return Ok(None);
         }
         let part = usize::try_from(left).unwrap_or(block.len()).min(block.len());
-        file.read_exact(&mut block[..part]).map_err(|error| failed("read", path, error))?;
+        file.read_exact(&mut block[..part])
+            .map_err(|error| failed("read", path, &settings.folder, error))?;
         left -= part as u64;
     }
     Ok(Some(begin.elapsed()))

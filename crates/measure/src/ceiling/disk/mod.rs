@@ -47,7 +47,8 @@ impl Default for Settings {
 }
 
 impl Settings {
-    fn check(&self) -> Result<(), CeilingError> {
+    /// The same, with the folder in full, if they make sense.
+    fn checked(&self) -> Result<Self, CeilingError> {
         let wrong = |what: &str| Err(CeilingError::Setting { what: what.to_owned() });
         if self.bytes == 0 {
             return wrong("a file of no bytes says nothing: choose a size of 1 or more");
@@ -55,7 +56,11 @@ impl Settings {
         if self.files == 0 {
             return wrong("no files say nothing: choose 1 or more");
         }
-        Ok(())
+        let full = self.folder.canonicalize().map_err(|source| {
+            let path = self.folder.clone();
+            CeilingError::File { doing: "use the folder", path, source }
+        });
+        Ok(Self { folder: full?, ..self.clone() })
     }
 }
 
@@ -65,7 +70,7 @@ pub fn measure(
     stop: &AtomicBool,
     report: &mut dyn FnMut(Progress<'_>),
 ) -> Result<Vec<Row>, CeilingError> {
-    settings.check()?;
+    let settings = &settings.checked()?;
     let mut cases = Cases::new(stop, report);
     cases.total = large::CASES + small::CASES;
     large::measure(&mut cases, settings)?;
@@ -88,8 +93,7 @@ impl Settings {
     }
 
     fn here(&self, row: Row) -> Row {
-        let folder = self.folder.canonicalize().unwrap_or_else(|_| self.folder.clone());
-        Row { device: folder.display().to_string(), ..row }
+        Row { device: self.folder.display().to_string(), ..row }
     }
 
     /// `write 256 MiB`.

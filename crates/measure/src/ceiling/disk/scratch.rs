@@ -10,12 +10,16 @@ use super::super::CeilingError;
 /// So often is another name tried.
 const TRIES: usize = 16;
 
-/// What the system said of a path, in words that help.
-pub(super) fn failed(doing: &'static str, path: &Path, source: io::Error) -> CeilingError {
+/// What the system said of a path in the user's folder, in words that help.
+pub(super) fn failed(
+    doing: &'static str,
+    path: &Path,
+    folder: &Path,
+    source: io::Error,
+) -> CeilingError {
     let full = [ErrorKind::StorageFull, ErrorKind::QuotaExceeded, ErrorKind::FileTooLarge];
     if full.contains(&source.kind()) {
-        let folder = path.parent().unwrap_or(path).to_owned();
-        return CeilingError::Full { folder, why: source.to_string() };
+        return CeilingError::Full { folder: folder.to_owned(), why: source.to_string() };
     }
     CeilingError::File { doing, path: path.to_owned(), source }
 }
@@ -33,12 +37,12 @@ fn make<T>(
         match make(&path) {
             Ok(made) => return Ok((path, made)),
             Err(error) if error.kind() == ErrorKind::AlreadyExists => last = Some((path, error)),
-            Err(error) => return Err(failed(doing, &path, error)),
+            Err(error) => return Err(failed(doing, &path, folder, error)),
         }
     }
     let (path, error) =
         last.unwrap_or_else(|| (folder.to_owned(), ErrorKind::AlreadyExists.into()));
-    Err(failed(doing, &path, error))
+    Err(failed(doing, &path, folder, error))
 }
 
 /// A file that is gone as soon as it is closed.
@@ -72,6 +76,8 @@ impl Drop for ScratchFile {
 /// A folder that goes with what was put into it, and with nothing else.
 pub(super) struct ScratchFolder {
     pub path: PathBuf,
+    /// The folder that it is in.
+    pub inside: PathBuf,
     /// Files that may be there.
     pub files: u32,
 }
@@ -79,7 +85,7 @@ pub(super) struct ScratchFolder {
 impl ScratchFolder {
     pub fn create(folder: &Path) -> Result<Self, CeilingError> {
         let (path, ()) = make(folder, "create a folder as", |path| std::fs::create_dir(path))?;
-        Ok(Self { path, files: 0 })
+        Ok(Self { path, inside: folder.to_owned(), files: 0 })
     }
 
     /// The path of a file.

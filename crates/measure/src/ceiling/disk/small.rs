@@ -37,9 +37,9 @@ pub(super) fn measure(cases: &mut Cases<'_>, settings: &Settings) -> Result<(), 
             }
             let Some((files, times)) = &done else { return Ok(None) };
             let timed = Timed::new(1, times.iter().map(|round| round[at]).collect());
-            let note = Some(format!("{files} empty files in one folder"));
+            let notes = vec![format!("{files} empty files in one folder")];
             Ok::<_, CeilingError>(
-                timed.map(|timed| Row { note, ..settings.done(&timed, what, *files) }),
+                timed.map(|timed| Row { notes, ..settings.done(&timed, what, *files) }),
             )
         })?;
     }
@@ -62,7 +62,8 @@ fn rounds(settings: &Settings, stop: &AtomicBool) -> Result<Rounds, CeilingError
             // Only the first round may cut the number of files, which all have in common.
             let most = if times.is_empty() { settings.case } else { Duration::MAX };
             let begin = Instant::now();
-            let done = each(&mut folder, files, (what, step), stop, |_| begin.elapsed() > most)?;
+            let enough = |_| begin.elapsed() > most;
+            let done = each(&mut folder, files, (what, step), stop, enough)?;
             *time = begin.elapsed();
             files = if what == "create" { done } else { files };
         }
@@ -74,7 +75,8 @@ fn rounds(settings: &Settings, stop: &AtomicBool) -> Result<Rounds, CeilingError
     Ok((files, times))
 }
 
-/// Does something with each file, until it is enough; with how many it was done. There is always one.
+/// Does something with each file, until it is enough; with how many it was done, which is one at
+/// least.
 pub(super) fn each(
     folder: &mut ScratchFolder,
     files: u32,
@@ -88,7 +90,7 @@ pub(super) fn each(
         }
         let path = folder.file(number);
         folder.files = folder.files.max(number + 1);
-        step(&path).map_err(|error| failed(doing, &path, error))?;
+        step(&path).map_err(|error| failed(doing, &path, &folder.inside, error))?;
     }
     Ok(files)
 }

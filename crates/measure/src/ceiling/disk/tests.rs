@@ -50,7 +50,7 @@ fn all_is_measured_and_nothing_stays() {
         assert!(row.median > 0.0 && row.best >= row.median && row.repetitions == 2, "{row:?}");
         assert!(row.device.ends_with(folder.0.file_name().unwrap().to_str().unwrap()));
     }
-    assert_eq!(rows[2].note.as_deref(), Some("20 empty files in one folder"));
+    assert_eq!(rows[2].notes, ["20 empty files in one folder"]);
     assert_eq!(folder.names(), ["mine"]);
     assert_eq!(fs::read_to_string(folder.0.join("mine")).unwrap(), "precious");
 }
@@ -111,10 +111,20 @@ fn more_than_there_is_room_for_is_not_begun() {
 #[test]
 fn a_disk_that_is_full_is_an_error_with_its_path() {
     let mut full = OpenOptions::new().write(true).open("/dev/full").unwrap();
-    let error = large::fill(&mut full, Path::new("/scratch/x"), 100, &[1; 64], &never());
+    let settings = settings(Path::new("/scratch"));
+    let error = large::fill(&mut full, Path::new("/scratch/x"), &settings, &[1; 64], &never());
     let error = error.unwrap_err();
     assert!(matches!(&error, CeilingError::Full { .. }), "{error:?}");
     assert!(error.to_string().starts_with("no room in /scratch: No space left"), "{error}");
+}
+
+#[test]
+fn a_disk_without_room_for_another_file_is_full_too() {
+    let folder = Folder::new("inodes");
+    let mut own = scratch::ScratchFolder::create(&folder.0).unwrap();
+    let full = |_: &Path| Err(std::io::ErrorKind::StorageFull.into());
+    let error = small::each(&mut own, 3, ("create", full), &never(), |_| false).unwrap_err();
+    assert!(matches!(&error, CeilingError::Full { folder: named, .. } if *named == folder.0));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 
-use super::sys::{BlasFunctions, Handle, OK, Product};
+use super::sys::{BlasFunctions, CublasGemmEx, Handle, OK, Product, RocblasGemmEx};
 use super::{Device, GpuError, Memory};
 
 /// What is multiplied. All but `f64` are added up as `f32`.
@@ -113,81 +113,73 @@ impl Blas {
             return Err(GpuError { what: what(), why: format!("no room for {size} rows") });
         };
         let [left, right, result] = matrices.map(|matrix| matrix.start);
-        // What the products are multiplied with, and what is in the result already.
         let (double, single) = ([1.0f64, 0.0], [1.0f32, 0.0]);
-        let scales: [*const c_void; 2] = match number {
+        let [alpha, beta]: [*const c_void; 2] = match number {
             Number::F64 => [(&raw const double[0]).cast(), (&raw const double[1]).cast()],
             _ => [(&raw const single[0]).cast(), (&raw const single[1]).cast()],
         };
-        let [alpha, beta] = scales;
+        let call = Call { handle: self.handle, n, alpha, beta, left, right, result };
         let code = match (self.functions.product, number.rocblas()) {
-            (Product::Cublas(gemm), _) => {
-                let (kind, compute) = number.cublas();
-                let plain = CUBLAS_PLAIN;
-                // SAFETY: the memory has room for such matrices, the scales are of the type that the
-                // way to compute asks for, and are read before the function returns.
-                unsafe {
-                    gemm(
-                        self.handle,
-                        plain,
-                        plain,
-                        n,
-                        n,
-                        n,
-                        alpha,
-                        left,
-                        kind,
-                        n,
-                        right,
-                        kind,
-                        n,
-                        beta,
-                        result,
-                        kind,
-                        n,
-                        compute,
-                        CUBLAS_ANY,
-                    )
-                }
-            }
-            (Product::Rocblas(gemm), Some((kind, compute))) => {
-                let plain = ROCBLAS_PLAIN;
-                // SAFETY: as before.
-                unsafe {
-                    gemm(
-                        self.handle,
-                        plain,
-                        plain,
-                        n,
-                        n,
-                        n,
-                        alpha,
-                        left,
-                        kind,
-                        n,
-                        right,
-                        kind,
-                        n,
-                        beta,
-                        result,
-                        kind,
-                        n,
-                        result,
-                        kind,
-                        n,
-                        compute,
-                        ROCBLAS_ANY,
-                        0,
-                        0,
-                    )
-                }
-            }
+            // SAFETY: the memory has room for such matrices; the scales are of the type that is
+            // computed in, and are read before the function returns.
+            (Product::Cublas(gemm), _) => unsafe { call.cublas(gemm, number.cublas()) },
+            // SAFETY: as before.
+            (Product::Rocblas(gemm), Some(types)) => unsafe { call.rocblas(gemm, types) },
             (Product::Rocblas(_), None) => {
                 return Err(GpuError { what: what(), why: "the library has none".to_owned() });
             }
         };
         // Its words are only put together when they are needed: it is called often.
         check("", code).map_err(|error| GpuError { what: what(), ..error })
+    }
+}
+
+/// What both libraries are told of a product.
+struct Call {
+    handle: Handle,
+    /// Rows and columns of all matrices.
+    n: c_int,
+    /// What the product is multiplied with.
+    alpha: *const c_void,
+    /// What the result that was there before is multiplied with.
+    beta: *const c_void,
+    left: *const c_void,
+    right: *const c_void,
+    result: *mut c_void,
+}
+
+impl Call {
+    /// # Safety
+    /// The matrices must have room for `n` times `n` elements, and the scales be of the type that
+    /// is computed in.
+    unsafe fn cublas(&self, gemm: CublasGemmEx, (kind, compute): (c_int, c_int)) -> c_int {
+        let Self { handle, n, alpha, beta, left, right, result } = *self;
+        let plain = CUBLAS_PLAIN;
+        // SAFETY: as the caller says.
+        #[rustfmt::skip]
+        let code = unsafe {
+            gemm(
+                handle, plain, plain, n, n, n, alpha, left, kind, n, right, kind, n,
+                beta, result, kind, n, compute, CUBLAS_ANY,
+            )
+        };
+        code
+    }
+
+    /// # Safety
+    /// As before.
+    unsafe fn rocblas(&self, gemm: RocblasGemmEx, (kind, compute): (c_int, c_int)) -> c_int {
+        let Self { handle, n, alpha, beta, left, right, result } = *self;
+        let plain = ROCBLAS_PLAIN;
+        // SAFETY: as the caller says.
+        #[rustfmt::skip]
+        let code = unsafe {
+            gemm(
+                handle, plain, plain, n, n, n, alpha, left, kind, n, right, kind, n,
+                beta, result, kind, n, result, kind, n, compute, ROCBLAS_ANY, 0, 0,
+            )
+        };
+        code
     }
 }
 

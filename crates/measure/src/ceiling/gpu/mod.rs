@@ -37,7 +37,7 @@ pub(super) fn open(choice: GpuChoice) -> Result<Option<Device>, GpuError> {
         Ok(device) => Ok(Some(device)),
         Err(error) => Err(GpuError {
             what: "only the CPU is measured".to_owned(),
-            why: format!("{why}; {error}"),
+            why: format!("{why}, {error}"),
         }),
     }
 }

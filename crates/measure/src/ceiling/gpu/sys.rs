@@ -128,7 +128,10 @@ impl Runtime {
             vendor,
             device_count: symbol(&library, &of("GetDeviceCount"))?,
             set_device: symbol(&library, &of("SetDevice"))?,
-            properties: symbol(&library, &of("GetDeviceProperties"))?,
+            // Versions that have several layouts of them have several names.
+            properties: symbol(&library, &of("GetDeviceProperties"))
+                .or_else(|_| symbol(&library, &of("GetDeviceProperties_v2")))
+                .or_else(|_| symbol(&library, &of("GetDevicePropertiesR0600")))?,
             malloc: symbol(&library, &of("Malloc"))?,
             free: symbol(&library, &of("Free"))?,
             host_malloc: symbol(&library, &of(host_malloc))?,
@@ -195,8 +198,7 @@ fn open(variable: &str, names: &[&str]) -> Result<Library, GpuError> {
         }
     }
     let first = names.first().copied().unwrap_or_default();
-    let why = format!("not found: name it by {variable}, or put its folder into LD_LIBRARY_PATH");
-    Err(GpuError { what: first.to_owned(), why })
+    Err(GpuError { what: first.to_owned(), why: format!("not found (name it by {variable})") })
 }
 
 fn symbol<F: Copy>(library: &Library, name: &str) -> Result<F, GpuError> {
