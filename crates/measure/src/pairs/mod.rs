@@ -1,7 +1,7 @@
 //! Every pair of ranks measured, so that a bad link or node stands out by name.
 //!
-//! [`rounds`] says who meets whom and when, [`effort`] how much is sent, [`measure`] does it, and
-//! [`judge`](judge()) says what stands out; [`text`] and [`svg`] draw the matrices.
+//! [`rounds`] says who meets whom and when, [`effort`] how much is sent, [`measure()`] does it, and
+//! [`judge()`] says what stands out; [`text`] and [`svg`] draw the matrices.
 
 pub mod effort;
 mod ends;

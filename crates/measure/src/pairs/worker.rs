@@ -85,7 +85,7 @@ impl<'a> Worker<'a> {
     /// Sends bursts until it is enough; what is given back is the bandwidth in GB/s.
     fn send_bursts(&mut self, other: u32, back_us: f64) -> Result<Option<f64>, CommError> {
         let start = Instant::now();
-        let back = Duration::from_secs_f64((back_us / 1e6).clamp(0.0, 1.0));
+        let back = Duration::try_from_secs_f64(back_us / 1e6).unwrap_or_default();
         let mut sent = Vec::new();
         while let Some(burst) = self.effort.next(&sent, start.elapsed()) {
             self.comm.send(&[burst.bytes as i64, i64::from(burst.messages)], other, 0)?;
