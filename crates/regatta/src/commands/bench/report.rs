@@ -159,7 +159,6 @@ impl Report {
         let mut lines = ceiling::text::table(&ceilings, &verdict);
         lines.extend(ceiling::text::findings(&verdict));
         lines.extend(ceiling::text::notes(&ceilings));
-        self.good = verdict.is_even();
         self.result.ceilings = ceilings;
         self.show(&(lines.join("\n") + "\n"));
     }
