@@ -30,7 +30,7 @@ fn variable(name: &str) -> Option<String> {
 
 fn settings(desync_after: u64) -> Settings {
     let desync_after = Duration::from_secs(desync_after);
-    Settings { vendor: Vendor::Nvidia, device: 0, desync_after, debug: false }
+    Settings { vendor: Vendor::Nvidia, device: 0, desync_after, debug: false, blocking: false }
 }
 
 /// This rank's communicator.

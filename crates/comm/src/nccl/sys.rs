@@ -29,9 +29,10 @@ pub struct Config {
 }
 
 impl Config {
-    /// Nothing that the library does may keep a caller waiting.
-    pub fn patient() -> Self {
-        Self { bytes: size_of::<Self>(), magic: 0xcafe_beef, version: 21400, blocking: 0 }
+    /// What the library does may keep a caller waiting, or not.
+    pub fn new(blocking: bool) -> Self {
+        let (bytes, blocking) = (size_of::<Self>(), c_int::from(blocking));
+        Self { bytes, magic: 0xcafe_beef, version: 21400, blocking }
     }
 }
 

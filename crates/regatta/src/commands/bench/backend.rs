@@ -95,7 +95,8 @@ fn on_devices(
     // A rank that has its own device only sees it as the first.
     let count = nccl::devices(vendor)?.max(1);
     let device = local_rank % count;
-    let settings = nccl::Settings { vendor, device, desync_after, debug: false };
+    // As nccl-tests: a benchmark is to show what the library can do.
+    let settings = nccl::Settings { vendor, device, desync_after, debug: false, blocking: true };
     if meeting.rank() == 0 && meeting.size() > count {
         note_shared(&meeting, count);
     }
