@@ -3,10 +3,11 @@
 //!
 //! What is large and reduced is cut into shares: each rank of a node reduces one of them, meets the
 //! ranks of the other nodes that have the same share, and all get all shares back. What is small, or
-//! where nodes have different numbers of ranks, goes through the first rank of each node. All-gather,
-//! reduce-scatter, gather, scatter and all-to-alls of short blocks go by columns, if nodes have the
-//! same number of ranks; if not, gather and scatter go through the first ranks, and the rest through
-//! the network as if there were no nodes. Messages between two ranks of a node stay inside it.
+//! where nodes have different numbers of ranks, goes through the first rank of each node. All-gather
+//! and reduce-scatter go by columns, if nodes have the same number of ranks, and so do gathers,
+//! scatters and all-to-alls of little; where nodes differ, little is gathered and scattered through
+//! first ranks. The rest goes through the network as if there were no nodes. Messages between two
+//! ranks of a node stay inside it.
 
 mod columns;
 mod layout;
