@@ -3,14 +3,16 @@
 //!
 //! What is large and reduced is cut into shares: each rank of a node reduces one of them, meets the
 //! ranks of the other nodes that have the same share, and all get all shares back. What is small, or
-//! where nodes have different numbers of ranks, goes through the first rank of each node. All-gather,
-//! reduce-scatter, gather, scatter and all-to-alls of short blocks go by columns, if nodes have the
-//! same number of ranks; if not, gather and scatter go through the first ranks, and the rest through
-//! the network as if there were no nodes. Messages between two ranks of a node stay inside it.
+//! where nodes have different numbers of ranks, goes through the first rank of each node. All-gather
+//! and reduce-scatter go by columns, if nodes have the same number of ranks, and so do gathers,
+//! scatters and all-to-alls of little; where nodes differ, little is gathered and scattered through
+//! first ranks. The rest goes through the network as if there were no nodes. Messages between two
+//! ranks of a node stay inside it.
 
 mod columns;
 mod layout;
 mod messages;
+mod naming;
 mod part;
 mod rooted;
 mod turned;
@@ -26,6 +28,7 @@ use crate::tcp::TcpEngine;
 use crate::whole::Whole;
 use crate::{Call, CommError, Kind, join, shm};
 use layout::Layout;
+use naming::Naming;
 use part::Part;
 
 /// One rank.
@@ -47,30 +50,9 @@ struct Host {
     failed: Option<CommError>,
 }
 
-/// How sub-communicators are told apart.
-#[derive(Clone)]
-struct Naming {
-    /// What only this job's ranks know.
-    name: String,
-    /// This node.
-    node: u64,
-    splits: u64,
-    settings: shm::Settings,
-}
-
 /// Connects this rank with all others, by the fastest way to each.
 pub fn join(settings: join::Settings) -> Result<Background, CommError> {
-    let naming = Naming {
-        name: settings.secret.derive("shared memory").to_hex(),
-        node: fingerprint(&settings.node),
-        splits: 0,
-        settings: shm::Settings {
-            desync_after: settings.desync_after,
-            debug: settings.debug,
-            join_within: settings.join_within,
-            ..shm::Settings::default()
-        },
-    };
+    let naming = Naming::new(&settings);
     let world = join::engine(settings)?;
     Ok(Background::new(Host::compose(world, naming)?))
 }
@@ -79,9 +61,13 @@ impl Host {
     /// Adds shared memory to ranks that are connected.
     fn compose(mut world: TcpEngine, naming: Naming) -> Result<Box<dyn Engine>, CommError> {
         let whole = world.whole();
-        let layout = Layout::new(world.rank(), &everybodys(&mut world, naming.node)?);
+        let said = everybodys(&mut world, [naming.node, naming::number()])?;
+        let nodes: Vec<u64> = said.iter().map(|[node, _]| *node).collect();
+        let layout = Layout::new(world.rank(), &nodes);
+        // The first rank's number counts.
+        let name = naming.name(said[0][1], layout.node);
         let over = || whole.as_ref().and_then(|whole| whole.verdict());
-        let joined = Self::local(&world, &layout, &naming, &over)
+        let joined = Self::local(&world, &layout, &name, naming.settings, &over)
             .and_then(|local| Ok((local, Self::across(&mut world, &layout)?)));
         let (local, across) = match (joined, &whole) {
             (Ok(parts), _) => parts,
@@ -110,16 +96,16 @@ impl Host {
     fn local(
         world: &TcpEngine,
         layout: &Layout,
-        naming: &Naming,
+        name: &str,
+        settings: shm::Settings,
         over: &dyn Fn() -> Option<CommError>,
     ) -> Result<Option<Part<ShmEngine>>, CommError> {
         if layout.members.len() == 1 {
             return Ok(None);
         }
-        let name = format!("{}.{}.{}", naming.name, naming.splits, layout.node);
         let peers = world.peers();
         let own = layout.members.iter().map(|&r| peers[r as usize].clone()).collect();
-        let engine = shm::join_unless(&name, layout.local, own, naming.settings, over)?;
+        let engine = shm::join_unless(name, layout.local, own, settings, over)?;
         Ok(Some(Part { engine, members: layout.members.clone() }))
     }
 
@@ -208,22 +194,13 @@ impl Host {
     }
 }
 
-/// A number for a text: FNV-1a, the same on every machine.
-fn fingerprint(text: &str) -> u64 {
-    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    })
-}
-
-/// A number of each rank.
-fn everybodys(world: &mut dyn Engine, own: u64) -> Result<Vec<u64>, CommError> {
-    let all = gathered(world, &own.to_le_bytes())?;
-    let number = |bytes: &[u8]| {
-        let mut eight = [0; 8];
-        eight.copy_from_slice(bytes);
-        u64::from_le_bytes(eight)
-    };
-    Ok(all.chunks_exact(8).map(number).collect())
+/// Two numbers of each rank.
+fn everybodys(world: &mut dyn Engine, own: [u64; 2]) -> Result<Vec<[u64; 2]>, CommError> {
+    let bytes: Vec<u8> = own.into_iter().flat_map(u64::to_le_bytes).collect();
+    let all = gathered(world, &bytes)?;
+    let (numbers, _) = all.as_chunks::<8>();
+    let (pairs, _) = numbers.as_chunks::<2>();
+    Ok(pairs.iter().map(|pair| pair.map(u64::from_le_bytes)).collect())
 }
 
 impl Engine for Host {
@@ -254,14 +231,10 @@ impl Engine for Host {
         key: i64,
     ) -> Result<Option<Box<dyn Engine>>, CommError> {
         self.usable()?;
-        self.naming.splits += 1;
         let part =
             self.world.split_off(colour, key).map_err(|error| self.fail(error, "a split"))?;
         let Some(part) = part else { return Ok(None) };
-        // By which split it came: no two communicators of a job have one name.
-        let Naming { name, splits, .. } = &self.naming;
-        let name = format!("{name}.{splits}-{}", colour.unwrap_or_default());
-        Self::compose(part, Naming { name, splits: 0, ..self.naming.clone() }).map(Some)
+        Self::compose(part, self.naming.clone()).map(Some)
     }
 
     fn memory(&self) -> Memory {

@@ -1,6 +1,9 @@
-//! Gather and scatter in two levels. Where all nodes have the same number of ranks they go by columns,
-//! as an all-gather does: through all ranks of the root's node at a time. Else the parts of a node go
-//! through its first rank.
+//! Gather and scatter in two levels, of parts so short that what counts is how many messages there
+//! are. Where all nodes have the same number of ranks they go by columns, as an all-gather does:
+//! through all ranks of the root's node at a time. Else the parts of a node go through its first rank.
+//!
+//! Longer parts go through the network as they are, straight from where they are to where they
+//! belong: to bring them together costs two copies and more.
 
 use super::Host;
 use super::columns::{Columns, bytes, each, moves};
@@ -9,8 +12,8 @@ use super::two_level::leaders;
 use crate::background::Engine;
 use crate::{Call, CommError, Counts, Kind};
 
-/// No more than this goes through first ranks, who may not have the memory: they are not the root.
-const THROUGH_FIRST: usize = 64 << 20;
+/// Longer parts, on average, are copied for longer than a message takes.
+const SHORT_PART: usize = 4 << 10;
 
 /// The parts of all ranks, node by node.
 struct Nodes {
@@ -55,23 +58,24 @@ fn part<'a>(
 
 impl Host {
     pub(super) fn gather(&mut self, call: Call<'_>) -> Result<(), CommError> {
-        match self.layout.even {
-            true => self.gather_columns(call),
-            false if self.fits_first(&call) => self.gather_nodes(call),
-            false => self.world.run(call),
+        match (self.is_short(&call), self.layout.even) {
+            (true, true) => self.gather_columns(call),
+            (true, false) => self.gather_nodes(call),
+            (false, _) => self.world.run(call),
         }
     }
 
     pub(super) fn scatter(&mut self, call: Call<'_>) -> Result<(), CommError> {
-        match self.layout.even {
-            true => self.scatter_columns(call),
-            false if self.fits_first(&call) => self.scatter_nodes(call),
-            false => self.world.run(call),
+        match (self.is_short(&call), self.layout.even) {
+            (true, true) => self.scatter_columns(call),
+            (true, false) => self.scatter_nodes(call),
+            (false, _) => self.world.run(call),
         }
     }
 
-    fn fits_first(&self, call: &Call<'_>) -> bool {
-        call.counts.total(self.layout.ranks()) * call.dtype.size() <= THROUGH_FIRST
+    fn is_short(&self, call: &Call<'_>) -> bool {
+        let ranks = self.layout.ranks();
+        call.counts.total(ranks) * call.dtype.size() <= SHORT_PART * ranks
     }
 
     /// Where this rank's part is in what the root has.

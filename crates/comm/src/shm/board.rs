@@ -11,7 +11,7 @@ use rustix::thread::futex;
 
 use super::barrier;
 use super::habit::{CLASSES, Costs};
-use super::layout::{CPU_WORDS, INLINE_BYTES, LINE_BYTES, Layout, MAIL_BYTES, SLOTS};
+use super::layout::{CPU_WORDS, INLINE_BYTES, LINE_BYTES, Layout, MAIL_BYTES, MAIL_SLOTS};
 use super::segment::Mapping;
 use super::sign::{self, SIGN_WORDS};
 use crate::Signature;
@@ -113,7 +113,7 @@ impl Board {
     /// How many pieces of messages were sent to a rank that it has not taken.
     pub fn on_its_way(&self, from: usize, to: usize) -> u64 {
         let number = |n: u64| self.word(self.layout.mail(from, to, n)).load(Ordering::Acquire);
-        let sent = (0..SLOTS).map(number).max().unwrap_or(0);
+        let sent = (0..MAIL_SLOTS).map(number).max().unwrap_or(0);
         sent.saturating_sub(self.word(self.layout.taken(from, to)).load(Ordering::Acquire))
     }
 

@@ -11,8 +11,12 @@ pub const LINE_BYTES: usize = 64;
 /// [`READING`], of the slowest.
 pub const RING: u64 = 16;
 
-/// The same of posts with a slot, and of the pieces of a message.
+/// The same of posts with a slot.
 pub const SLOTS: u64 = 4;
+
+/// The same of the pieces of messages to a rank. Many, for the two need not take turns as often, and
+/// small ones need not be waited for.
+pub const MAIL_SLOTS: u64 = 16;
 
 /// Whoever has posted `n` has no more to read of posts before `n + 1 - READING`.
 pub const READING: u64 = 2;
@@ -51,8 +55,8 @@ const RANK_BYTES: usize = 4096;
 const _: () = assert!(WAITING + WAITS * LINE_BYTES <= RANK_BYTES);
 
 // In a channel.
-const TAKEN: usize = SLOTS as usize * LINE_BYTES;
-const CHANNEL_BYTES: usize = 512;
+const TAKEN: usize = MAIL_SLOTS as usize * LINE_BYTES;
+const CHANNEL_BYTES: usize = 2048;
 const _: () = assert!(TAKEN + LINE_BYTES <= CHANNEL_BYTES);
 
 /// The layout for a number of ranks.
@@ -107,7 +111,7 @@ impl Layout {
 
     /// The line of a piece of a message.
     pub fn mail(&self, from: usize, to: usize, number: u64) -> usize {
-        self.channel(from, to) + (number % SLOTS) as usize * LINE_BYTES
+        self.channel(from, to) + (number % MAIL_SLOTS) as usize * LINE_BYTES
     }
 
     /// How many pieces were taken.
@@ -140,13 +144,14 @@ impl Layout {
 
     /// Room for a piece of a message.
     pub fn mail_slot(&self, from: usize, to: usize, number: u64) -> usize {
-        let slot = (from * self.ranks + to) * SLOTS as usize + (number % SLOTS) as usize;
+        let first = (from * self.ranks + to) * MAIL_SLOTS as usize;
+        let slot = first + (number % MAIL_SLOTS) as usize;
         self.mail_slots() + slot * MAIL_BYTES
     }
 
     /// Bytes of all.
     pub fn bytes(&self) -> usize {
-        self.mail_slots() + self.ranks * self.ranks * SLOTS as usize * MAIL_BYTES
+        self.mail_slots() + self.ranks * self.ranks * MAIL_SLOTS as usize * MAIL_BYTES
     }
 
     fn block(&self, rank: usize) -> usize {
@@ -184,8 +189,8 @@ mod tests {
             taken.push((layout.cpus(rank), CPU_WORDS * 8));
             taken.extend((0..WAITS).map(|line| (layout.waits(rank, line), LINE_BYTES)));
             for to in 0..3 {
-                taken.extend((0..SLOTS).map(|n| (layout.mail(rank, to, n), LINE_BYTES)));
-                taken.extend((0..SLOTS).map(|n| (layout.mail_slot(rank, to, n), MAIL_BYTES)));
+                taken.extend((0..MAIL_SLOTS).map(|n| (layout.mail(rank, to, n), LINE_BYTES)));
+                taken.extend((0..MAIL_SLOTS).map(|n| (layout.mail_slot(rank, to, n), MAIL_BYTES)));
                 taken.push((layout.taken(rank, to), LINE_BYTES));
             }
         }

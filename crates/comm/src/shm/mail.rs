@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use super::ShmEngine;
 use super::board::Doing;
-use super::layout::{LINE_BYTES, MAIL_BYTES, MAIL_INLINE_BYTES, SLOTS};
+use super::layout::{LINE_BYTES, MAIL_BYTES, MAIL_INLINE_BYTES, MAIL_SLOTS};
 use super::sign;
 use super::wait::Now;
 use crate::{Call, CommError, DType, Kind, Signature};
@@ -233,7 +233,8 @@ impl ShmEngine {
 
     pub(super) fn has_room(&self, to: usize, number: u64) -> bool {
         let board = &self.shared.board;
-        board.word(board.layout.taken(self.rank(), to)).load(Ordering::Acquire) + SLOTS >= number
+        board.word(board.layout.taken(self.rank(), to)).load(Ordering::Acquire) + MAIL_SLOTS
+            >= number
     }
 
     /// Where a piece is: in its line, if it fits.

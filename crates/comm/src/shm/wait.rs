@@ -8,7 +8,7 @@ use super::Settings;
 use super::arena::Arena;
 use super::board::{Board, Doing};
 use super::home::Waiting;
-use super::layout::{RING, SLOTS};
+use super::layout::{MAIL_SLOTS, RING};
 use super::segment::Segment;
 use super::verdict;
 use crate::error::Peer;
@@ -215,7 +215,7 @@ impl Shared {
         let waits = match (doing, theirs.kind) {
             (Doing::Message(_), _) if other >= self.peers.len() => false,
             (Doing::Message(_), Kind::Receive) => self.board.on_its_way(other, rank) == 0,
-            (Doing::Message(_), _) => self.board.on_its_way(rank, other) >= SLOTS,
+            (Doing::Message(_), _) => self.board.on_its_way(rank, other) >= MAIL_SLOTS,
             _ => false,
         };
         waits.then_some(other)

@@ -55,7 +55,7 @@ impl TcpTransport {
         }
         let left = mesh.news.left.iter().filter(|((channel, _), _)| *channel == self.channel);
         left.map(|((_, rank), left)| (*rank, left))
-            .find(|(rank, left)| self.is_in_vain(*rank, left))
+            .find(|(rank, left)| self.is_in_vain(*rank, left, mesh))
             .map(|(rank, _)| CommError::Aborted {
                 by: self.peer(rank),
                 why: format!("it closed the communicator, while others do {}", self.doing),
@@ -63,14 +63,17 @@ impl TcpTransport {
     }
 
     /// Whether what is done waits for a rank that has left before.
-    fn is_in_vain(&self, rank: u32, left: &Left) -> bool {
+    fn is_in_vain(&self, rank: u32, left: &Left, mesh: &Mesh) -> bool {
         if self.in_call {
             return left.calls <= self.calls_done;
         }
         let of = |counts: &[(u32, u64)], of: u32| {
             counts.iter().find(|(rank, _)| *rank == of).map_or(0, |(_, count)| *count)
         };
-        let waits = self.open.iter().any(|posting| posting.with == rank);
+        // What is done and not yet looked at may have been all that it stayed for.
+        let channel = mesh.channels.peek(self.channel);
+        let is_done = |ticket: &Ticket| channel.is_some_and(|c| c.done.contains(ticket));
+        let waits = self.open.iter().any(|p| p.with == rank && !is_done(&p.ticket));
         waits && of(&self.received, rank) >= of(&left.messages, self.me())
     }
 
