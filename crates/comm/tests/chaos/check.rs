@@ -10,7 +10,7 @@ use crate::rank::patience;
 use crate::words::Said;
 
 /// What a busy machine may add.
-const SLACK: Duration = Duration::from_secs(2);
+const SLACK: Duration = Duration::from_secs(3);
 
 /// Whether what all ranks said is right.
 pub fn all(case: &Case, said: &[Option<Said>]) -> Result<(), String> {
@@ -73,8 +73,8 @@ fn rank_is_right(case: &Case, rank: usize, said: &Said) -> Result<(), String> {
     }
 }
 
-/// How long a call may take that ends with an error: what is set, and the answer of rank 0, or that
-/// there is none. One that has slept itself could not return.
+/// How long a call may take that ends with an error: what is set, and until rank 0 has found out, or
+/// does not answer; of one that is gone, nothing. One that has slept itself could not return.
 fn time_for(case: &Case, rank: usize) -> Duration {
     let (lost_after, desync_after) = patience(case);
     let set = match case.fault {
@@ -83,7 +83,7 @@ fn time_for(case: &Case, rank: usize) -> Duration {
         Fault::Stopped | Fault::Woken if case.by == By::Memory => desync_after,
         Fault::Stopped | Fault::Woken | Fault::Cut | Fault::CutBetween { .. } => lost_after,
         Fault::Slow => lost_after + desync_after,
-        _ => Duration::ZERO,
+        _ => return SLACK,
     };
     set + Duration::from_secs(6) + SLACK
 }
@@ -116,13 +116,13 @@ fn names_the_cause(case: &Case, kind: &str, said: &Said) -> bool {
         // Before they are connected some only know that it does not come.
         Fault::KilledEarly => {
             let told = victim || said.text.contains(&format!("rank {}", case.victim));
-            // Who never came to a part cannot tell those in it why.
-            matches!(kind, "Lost" | "Join" | "Aborted") && (told || case.colours > 1)
+            matches!(kind, "Lost" | "Join" | "Aborted") && told
         }
         Fault::Stopped | Fault::Woken if case.by == By::Memory => kind == "Late" && victim,
         Fault::Stopped | Fault::Woken => kind == "Lost" && victim,
         Fault::Aborts => kind == "Aborted" && victim,
-        Fault::Silent => kind == "Late" && victim,
+        // And nobody else.
+        Fault::Silent => kind == "Late" && said.ranks() == [case.victim],
         Fault::Calls(_) => matches!(kind, "Disagree" | "Late") && victim,
         Fault::Cut => kind == "Lost" && on_victims_node,
         Fault::CutBetween { other } => {
