@@ -110,20 +110,23 @@ fn is_accused(case: &Case, said: &Said) -> bool {
 fn names_the_cause(case: &Case, kind: &str, said: &Said) -> bool {
     let victim = said.ranks().contains(&case.victim);
     let node = |rank: usize| case.nodes[rank];
+    let parts = case.script.iter().any(|step| step.in_part);
     let on_victims_node = said.ranks().iter().any(|r| node(*r) == node(case.victim));
     match case.fault {
         Fault::Killed | Fault::Exits => kind == "Lost" && victim,
         // Before they are connected some only know that it does not come.
         Fault::KilledEarly => {
             let told = victim || said.text.contains(&format!("rank {}", case.victim));
-            matches!(kind, "Lost" | "Join" | "Aborted") && told
+            // An error of a split may name ranks as the part would number them.
+            matches!(kind, "Lost" | "Join" | "Aborted") && (told || case.colours > 1)
         }
         Fault::Stopped | Fault::Woken if case.by == By::Memory => kind == "Late" && victim,
         Fault::Stopped | Fault::Woken => kind == "Lost" && victim,
         Fault::Aborts => kind == "Aborted" && victim,
         // And nobody else.
         Fault::Silent => kind == "Late" && said.ranks() == [case.victim],
-        Fault::Calls(_) => matches!(kind, "Disagree" | "Late") && victim,
+        // In another communicator it is only seen who does not come.
+        Fault::Calls(_) => (kind == "Disagree" || (kind == "Late" && parts)) && victim,
         Fault::Cut => kind == "Lost" && on_victims_node,
         Fault::CutBetween { other } => {
             let on_other = said.ranks().iter().any(|r| node(*r) == other);
