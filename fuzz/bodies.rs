@@ -8,8 +8,11 @@ use regatta_launch::fleet::member::{self, Member, Patience};
 use regatta_launch::fleet::message::{Down, Hello, Up, decode};
 use regatta_launch::fleet::roll::{self, Roll};
 use regatta_launch::fleet::tree::Tree;
+use regatta_measure::baseline::{Tolerance, judge};
+use regatta_measure::compare::{Choice, compare};
+use regatta_measure::{plot, read, write};
 use regatta_model::document::{Document, from_json, to_json, to_json_line};
-use regatta_model::{Allocation, CpuSet, Machine, Placement, hostlist};
+use regatta_model::{Allocation, BenchResult, CpuSet, Machine, Placement, hostlist};
 use regatta_wire::link::{Link, LinkError, Role, Step, Timing};
 use regatta_wire::secret::Secret;
 
@@ -23,7 +26,7 @@ pub enum Body {
 }
 
 /// The targets by name; each has a folder of this name in the corpus.
-pub const TARGETS: [(&str, Body); 7] = [
+pub const TARGETS: [(&str, Body); 8] = [
     ("hostlist", Body::Text(hosts)),
     ("cpuset", Body::Text(cpus)),
     ("nodefile", Body::Text(nodes)),
@@ -31,6 +34,7 @@ pub const TARGETS: [(&str, Body); 7] = [
     ("json", Body::Text(json)),
     ("link", Body::Bytes(link)),
     ("message", Body::Bytes(message)),
+    ("bench", Body::Text(bench)),
 ];
 
 /// Runs one target on one input.
@@ -143,6 +147,31 @@ fn json(text: &str) {
     document::<Machine>(text);
     document::<Placement>(text);
     document::<Allocation>(text);
+    document::<BenchResult>(text);
+}
+
+/// Whatever is read as results survives being written, and can be written in other forms, compared,
+/// judged and drawn.
+fn bench(text: &str) {
+    let all = match read::read("input", text) {
+        Ok(all) => all,
+        Err(error) => return sentence(&error, text),
+    };
+    for result in &all {
+        survives(result);
+        judge(result, &all[0], Tolerance { fraction: 0.1 }).failures();
+        write::nccl_tests(result);
+    }
+    let values = write::csv(&all);
+    // Our own documents may hold what has no place between commas.
+    if !text.trim_start().starts_with('{') && values.lines().count() > 1 {
+        match read::read("values", &values) {
+            Ok(again) => assert_eq!(write::csv(&again), values),
+            Err(error) => panic!("written, but not read again: {error}\n{values}"),
+        }
+    }
+    compare(&all, Choice::default()).iter().for_each(|comparison| drop(comparison.text()));
+    plot::html("input", &all);
 }
 
 fn document<T: Document + PartialEq + std::fmt::Debug>(text: &str) {

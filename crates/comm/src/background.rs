@@ -16,6 +16,9 @@ use crate::{Call, Comm, CommError, Counts, DType, Kind, OwnedCall, Pending, Redu
 /// Tells an engine from another thread to give up what it does.
 pub type Abort = Arc<dyn Fn(&str) + Send + Sync>;
 
+/// Tells without waiting whether an engine has given up, or knows that it will.
+pub type Over = Arc<dyn Fn() -> bool + Send + Sync>;
+
 /// Where buffers for an engine come from, while it does something else.
 #[derive(Clone)]
 pub struct Memory {
@@ -54,6 +57,20 @@ pub trait Engine: Send {
         }
     }
 
+    /// Does one so many times in a row, as [`Comm::run_owned`].
+    fn repeat(&mut self, call: &mut OwnedCall, times: u32) -> Result<(), CommError> {
+        (0..times).try_for_each(|_| self.run_owned(call))
+    }
+
+    /// Sends and receives messages so many times, as [`Comm::run_messages`].
+    fn repeat_messages(&mut self, messages: &mut [OwnedCall], times: u32) -> Result<(), CommError> {
+        if let Some((kind, space)) = elsewhere(messages)? {
+            return Err(out_of_reach(kind.name(), space));
+        }
+        (0..times)
+            .try_for_each(|_| self.run_group(messages.iter_mut().map(OwnedCall::as_call).collect()))
+    }
+
     /// Does several at once, as [`Comm::run_group`]. An engine in which a message waits for the
     /// other rank must do better than this.
     fn run_group(&mut self, calls: Vec<Call<'_>>) -> Result<(), CommError> {
@@ -88,6 +105,11 @@ pub trait Engine: Send {
     /// How to make it give up.
     fn abort(&self) -> Abort;
 
+    /// How to ask whether it is over.
+    fn over(&self) -> Over {
+        Arc::new(|| false)
+    }
+
     /// For an engine that does its collectives in parts, of which this one is for all ranks.
     fn whole(&self) -> Option<Box<dyn Whole>> {
         None
@@ -96,7 +118,11 @@ pub trait Engine: Send {
 
 /// The messages of a group, and its collectives, each in their order.
 pub fn apart(calls: Vec<Call<'_>>) -> (Vec<Call<'_>>, Vec<Call<'_>>) {
-    calls.into_iter().partition(|call| matches!(call.kind, Kind::Send | Kind::Receive))
+    calls.into_iter().partition(|call| is_message(call.kind))
+}
+
+fn is_message(kind: Kind) -> bool {
+    matches!(kind, Kind::Send | Kind::Receive)
 }
 
 /// Bytes of all ranks, one after the other; all give as many.
@@ -115,6 +141,17 @@ pub(crate) fn gathered(engine: &mut dyn Engine, own: &[u8]) -> Result<Vec<u8>, C
     Ok(all)
 }
 
+/// The first of these calls that is not in host memory.
+pub(crate) fn elsewhere(calls: &[OwnedCall]) -> Result<Option<(Kind, Space)>, CommError> {
+    for call in calls {
+        let space = call.space()?;
+        if space != Space::Host {
+            return Ok(Some((call.kind, space)));
+        }
+    }
+    Ok(None)
+}
+
 /// What says that ranks cannot reach where buffers lie.
 fn out_of_reach(call: &'static str, space: Space) -> CommError {
     let what = format!(
@@ -129,6 +166,7 @@ pub struct Background {
     rank: u32,
     peers: Vec<Peer>,
     abort: Abort,
+    over: Over,
     memory: Memory,
     shared: Arc<Shared>,
 }
@@ -255,6 +293,7 @@ impl Background {
             rank: engine.rank(),
             peers: engine.peers(),
             abort: engine.abort(),
+            over: engine.over(),
             memory: engine.memory(),
             shared: Arc::new(Shared {
                 in_one_line: engine.in_one_line(),
@@ -310,6 +349,20 @@ impl Comm for Background {
         self.in_turn(|engine| engine.run_group(calls))
     }
 
+    fn run_owned(&self, call: &mut OwnedCall, times: u32) -> Result<(), CommError> {
+        call.check(self.rank, self.size())?;
+        self.in_turn(|engine| engine.repeat(call, times))
+    }
+
+    fn run_messages(&self, messages: &mut [OwnedCall], times: u32) -> Result<(), CommError> {
+        messages.iter().try_for_each(|message| message.check(self.rank, self.size()))?;
+        if let Some(other) = messages.iter().find(|m| !is_message(m.kind)) {
+            let what = "it is no message: do it by Comm::run_owned".to_owned();
+            return Err(CommError::Shape { call: other.kind.name(), what });
+        }
+        self.in_turn(|engine| engine.repeat_messages(messages, times))
+    }
+
     fn start(&self, call: OwnedCall) -> Pending {
         let (pending, finish) = Pending::new();
         if let Err(error) = call.check(self.rank, self.size()) {
@@ -352,6 +405,10 @@ impl Comm for Background {
 
     fn abort(&self, why: &str) {
         (self.abort)(why);
+    }
+
+    fn is_over(&self) -> bool {
+        (self.over)()
     }
 }
 

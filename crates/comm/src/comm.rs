@@ -29,6 +29,14 @@ pub trait Comm: Send + Sync {
         calls.into_iter().try_for_each(|call| self.run(call))
     }
 
+    /// Does one whose buffers may lie on a device, so many times in a row. On a device all are
+    /// queued, and waited for once.
+    fn run_owned(&self, call: &mut OwnedCall, times: u32) -> Result<(), CommError>;
+
+    /// Sends and receives messages whose buffers may lie on a device, all at once, so many times in
+    /// a row.
+    fn run_messages(&self, messages: &mut [OwnedCall], times: u32) -> Result<(), CommError>;
+
     /// Begins one that goes on while the caller does something else. They are done in the order of
     /// their beginnings, and so are those that [`Comm::run`] does.
     fn start(&self, call: OwnedCall) -> Pending;
@@ -50,6 +58,10 @@ pub trait Comm: Send + Sync {
 
     /// Gives up, so that no other rank waits for this one.
     fn abort(&self, why: &str);
+
+    /// Whether it is known, without waiting for anybody, that every further call fails: a rank is
+    /// gone, or has given up. The next call says which.
+    fn is_over(&self) -> bool;
 }
 
 /// A collective that goes on.

@@ -71,10 +71,9 @@ pub enum CommError {
         /// What that called.
         theirs: Box<Signature>,
     },
-    /// Of an all-to-all, what a rank sends is not what the other expects.
+    /// In an all-to-all or a message, what a rank sends is not what the other expects.
     #[error(
-        "all-to-all: {from} sends {sent} {dtype} to {to}, which expects {expected}; both must say \
-         the same"
+        "{from} sends {sent} {dtype} to {to}, which expects {expected}; both must say the same"
     )]
     Unmatched {
         /// Who sends.

@@ -2,6 +2,7 @@
 
 mod agree;
 mod cut;
+mod expected;
 mod flow;
 mod memory;
 mod plan;
@@ -12,6 +13,7 @@ use crate::schedule::Program;
 use crate::transport::{Landing, Lane, Ticket, Transport};
 use crate::{Call, CommError, DType, Kind, ReduceOp, kernel};
 use cut::Cut;
+use expected::{Expected, in_elements};
 use flow::{Act, Flow, Id, Work};
 use memory::Memory;
 pub use memory::Room;
@@ -83,8 +85,19 @@ fn steps(
 
 /// Sends to ranks and receives from them, all at once.
 pub fn messages(transport: &mut dyn Transport, calls: Vec<Call<'_>>) -> Result<(), CommError> {
+    messages_beside(transport, calls, &mut || Ok(PATIENCE))
+}
+
+/// The same while something else goes on, which has a turn again and again, and says how long it
+/// can be left alone.
+pub(crate) fn messages_beside(
+    transport: &mut dyn Transport,
+    calls: Vec<Call<'_>>,
+    beside: &mut dyn FnMut() -> Result<Duration, CommError>,
+) -> Result<(), CommError> {
     let (sends, receives): (Vec<_>, Vec<_>) =
         calls.into_iter().partition(|call| call.kind == Kind::Send);
+    let expected: Vec<Expected> = receives.iter().map(Expected::of).collect();
     let mut open = Open { transport, tickets: 0 };
     // Receives first: what comes early then has a place already.
     for call in receives {
@@ -100,7 +113,13 @@ pub fn messages(transport: &mut dyn Transport, calls: Vec<Call<'_>>) -> Result<(
         unsafe { open.transport.post_send(call.root, Lane::Tag(call.tag), bytes) }?;
         open.tickets += 1;
     }
-    open.wait()
+    let ended = open.wait_beside(beside);
+    drop(open);
+    let ended = ended.map_err(|error| in_elements(error, &expected));
+    if let Err(error @ CommError::Unmatched { .. }) = &ended {
+        (transport.abort())(&error.to_string());
+    }
+    ended
 }
 
 /// A program that is being done.
@@ -179,9 +198,16 @@ struct Open<'t> {
 impl Open<'_> {
     /// Until all that is posted is done.
     fn wait(&mut self) -> Result<(), CommError> {
+        self.wait_beside(&mut || Ok(PATIENCE))
+    }
+
+    fn wait_beside(
+        &mut self,
+        beside: &mut dyn FnMut() -> Result<Duration, CommError>,
+    ) -> Result<(), CommError> {
         let mut done: Vec<Ticket> = Vec::new();
         while self.tickets > 0 {
-            self.transport.progress(PATIENCE, &mut done)?;
+            self.transport.progress(beside()?, &mut done)?;
             self.tickets = self.tickets.saturating_sub(done.len());
             done.clear();
         }

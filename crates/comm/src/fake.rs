@@ -4,7 +4,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use crate::background::{Abort, Background, Engine, apart};
+use crate::background::{Abort, Background, Engine, Over, apart};
 use crate::comm::order;
 use crate::error::Peer;
 use crate::reference::{exchanged, outputs};
@@ -289,6 +289,11 @@ impl Engine for Fake {
     fn abort(&self) -> Abort {
         let (world, rank) = (self.world.clone(), self.rank);
         Arc::new(move |why| world.give_up(rank, why))
+    }
+
+    fn over(&self) -> Over {
+        let world = self.world.clone();
+        Arc::new(move || world.lock().over.is_some())
     }
 }
 

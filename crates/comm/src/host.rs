@@ -3,20 +3,26 @@
 //!
 //! What is large and reduced is cut into shares: each rank of a node reduces one of them, meets the
 //! ranks of the other nodes that have the same share, and all get all shares back. What is small, or
-//! where nodes have different numbers of ranks, goes through the first rank of each node. All-gather and
-//! reduce-scatter go by columns, if nodes have the same number of ranks; gather, scatter, all-to-all
-//! and messages go through the network even inside a node.
+//! where nodes have different numbers of ranks, goes through the first rank of each node. All-gather,
+//! reduce-scatter, gather, scatter and all-to-alls of short blocks go by columns, if nodes have the
+//! same number of ranks; if not, gather and scatter go through the first ranks, and the rest through
+//! the network as if there were no nodes. Messages between two ranks of a node stay inside it.
 
 mod columns;
 mod layout;
+mod messages;
 mod part;
+mod rooted;
+mod turned;
 mod two_level;
 
 use std::sync::Arc;
 
-use crate::background::{Abort, Background, Engine, Memory, apart, gathered};
+use crate::background::{Abort, Background, Engine, Memory, Over, apart, gathered};
 use crate::blame::Waits;
 use crate::error::Peer;
+use crate::shm::ShmEngine;
+use crate::tcp::TcpEngine;
 use crate::whole::Whole;
 use crate::{Call, CommError, Kind, join, shm};
 use layout::Layout;
@@ -25,17 +31,19 @@ use part::Part;
 /// One rank.
 struct Host {
     /// All ranks, through the network.
-    world: Box<dyn Engine>,
+    world: TcpEngine,
     /// Those of this node, if there are others.
-    local: Option<Part>,
+    local: Option<Part<ShmEngine>>,
     /// One of each node: those with this rank's number there, or the first ones.
-    across: Option<Part>,
+    across: Option<Part<TcpEngine>>,
     /// What is wrong with a collective, of which each engine knows a part.
     whole: Option<Box<dyn Whole>>,
     layout: Layout,
     naming: Naming,
     /// How to make all engines give up.
     parts: Vec<Abort>,
+    /// How many collectives were begun.
+    calls: u64,
     failed: Option<CommError>,
 }
 
@@ -63,18 +71,18 @@ pub fn join(settings: join::Settings) -> Result<Background, CommError> {
             ..shm::Settings::default()
         },
     };
-    let world = Box::new(join::engine(settings)?);
+    let world = join::engine(settings)?;
     Ok(Background::new(Host::compose(world, naming)?))
 }
 
 impl Host {
     /// Adds shared memory to ranks that are connected.
-    fn compose(mut world: Box<dyn Engine>, naming: Naming) -> Result<Box<dyn Engine>, CommError> {
+    fn compose(mut world: TcpEngine, naming: Naming) -> Result<Box<dyn Engine>, CommError> {
         let whole = world.whole();
-        let layout = Layout::new(world.rank(), &everybodys(world.as_mut(), naming.node)?);
+        let layout = Layout::new(world.rank(), &everybodys(&mut world, naming.node)?);
         let over = || whole.as_ref().and_then(|whole| whole.verdict());
-        let joined = Self::local(world.as_ref(), &layout, &naming, &over)
-            .and_then(|local| Ok((local, Self::across(world.as_mut(), &layout)?)));
+        let joined = Self::local(&world, &layout, &naming, &over)
+            .and_then(|local| Ok((local, Self::across(&mut world, &layout)?)));
         let (local, across) = match (joined, &whole) {
             (Ok(parts), _) => parts,
             // The others may wait for this rank where they do not hear that it is gone.
@@ -84,26 +92,27 @@ impl Host {
             }
             (Err(error), None) => return Err(error),
         };
-        let engines = [local.as_ref(), across.as_ref()].into_iter().flatten();
-        let mut parts: Vec<Abort> = engines.map(|part| part.engine.abort()).collect();
-        parts.push(world.abort());
+        let inside = local.as_ref().map(|part| part.engine.abort());
+        let outside = across.as_ref().map(|part| part.engine.abort());
+        let parts = inside.into_iter().chain(outside).chain([world.abort()]);
+        let parts: Vec<Abort> = parts.collect();
         if let Some(whole) = &whole {
             let parts = parts.clone();
             let over = Arc::new(move |why: &str| parts.iter().for_each(|abort| abort(why)));
             let none: Waits = Arc::new(Vec::new);
             whole.when_over(over, local.as_ref().map_or(none, Part::waits));
         }
-        let failed = None;
-        Ok(Box::new(Self { world, local, across, whole, layout, naming, parts, failed }))
+        let (calls, failed) = (0, None);
+        Ok(Box::new(Self { world, local, across, whole, layout, naming, parts, calls, failed }))
     }
 
     /// The ranks of this node, if there are others.
     fn local(
-        world: &dyn Engine,
+        world: &TcpEngine,
         layout: &Layout,
         naming: &Naming,
         over: &dyn Fn() -> Option<CommError>,
-    ) -> Result<Option<Part>, CommError> {
+    ) -> Result<Option<Part<ShmEngine>>, CommError> {
         if layout.members.len() == 1 {
             return Ok(None);
         }
@@ -111,17 +120,20 @@ impl Host {
         let peers = world.peers();
         let own = layout.members.iter().map(|&r| peers[r as usize].clone()).collect();
         let engine = shm::join_unless(&name, layout.local, own, naming.settings, over)?;
-        Ok(Some(Part { engine: Box::new(engine), members: layout.members.clone() }))
+        Ok(Some(Part { engine, members: layout.members.clone() }))
     }
 
     /// One rank of each node, if there are several.
-    fn across(world: &mut dyn Engine, layout: &Layout) -> Result<Option<Part>, CommError> {
+    fn across(
+        world: &mut TcpEngine,
+        layout: &Layout,
+    ) -> Result<Option<Part<TcpEngine>>, CommError> {
         if layout.nodes == 1 {
             return Ok(None);
         }
         let takes_part = layout.even || layout.local == 0;
         let colour = takes_part.then_some(layout.local);
-        let engine = world.split(colour, i64::from(layout.node))?;
+        let engine = world.split_off(colour, i64::from(layout.node))?;
         Ok(engine.map(|engine| Part { engine, members: layout.across() }))
     }
 
@@ -132,19 +144,22 @@ impl Host {
 }
 
 impl Host {
-    /// Messages go the way that all of them can go.
+    /// Messages between some.
     fn run_messages(&mut self, messages: Vec<Call<'_>>) -> Result<(), CommError> {
         self.usable()?;
-        let done = match (self.local.as_mut(), self.layout.nodes) {
-            (Some(local), 1) => local.run_group(messages),
-            _ => self.world.run_group(messages),
-        };
-        done.map_err(|error| self.fail(error, "messages"))
+        self.exchange(messages).map_err(|mut error| {
+            // Shared memory has counted its parts of collectives.
+            if let CommError::Disagree { sequence, .. } = &mut error {
+                *sequence = self.calls;
+            }
+            self.fail(error, "messages")
+        })
     }
 
     /// A collective in which all take part.
     fn run_collective(&mut self, call: Call<'_>) -> Result<(), CommError> {
         self.usable()?;
+        self.calls += 1;
         let in_parts = self.in_parts();
         let signature = call.signature(self.layout.ranks());
         if let Some(whole) = self.whole.as_mut().filter(|_| in_parts)
@@ -240,7 +255,8 @@ impl Engine for Host {
     ) -> Result<Option<Box<dyn Engine>>, CommError> {
         self.usable()?;
         self.naming.splits += 1;
-        let part = self.world.split(colour, key).map_err(|error| self.fail(error, "a split"))?;
+        let part =
+            self.world.split_off(colour, key).map_err(|error| self.fail(error, "a split"))?;
         let Some(part) = part else { return Ok(None) };
         // By which split it came: no two communicators of a job have one name.
         let Naming { name, splits, .. } = &self.naming;
@@ -257,5 +273,12 @@ impl Engine for Host {
         let whole = self.whole.as_ref().map(|whole| whole.abort());
         let all: Vec<Abort> = whole.into_iter().chain(self.parts.iter().cloned()).collect();
         Arc::new(move |why| all.iter().for_each(|abort| abort(why)))
+    }
+
+    fn over(&self) -> Over {
+        let whole = self.whole.as_ref().map(|whole| whole.over());
+        let local = self.local.as_ref().map(|local| local.engine.over());
+        let all: Vec<Over> = whole.into_iter().chain(local).chain([self.world.over()]).collect();
+        Arc::new(move || all.iter().any(|over| over()))
     }
 }

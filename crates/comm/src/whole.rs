@@ -1,7 +1,7 @@
 //! Collectives that are done in parts, by several engines: each knows of its part only, and what
 //! went wrong is to be told of the whole.
 
-use crate::background::Abort;
+use crate::background::{Abort, Over};
 use crate::blame::Waits;
 use crate::{CommError, Signature};
 
@@ -25,4 +25,7 @@ pub trait Whole: Send {
 
     /// How to make it give up.
     fn abort(&self) -> Abort;
+
+    /// How to ask whether it is over.
+    fn over(&self) -> Over;
 }

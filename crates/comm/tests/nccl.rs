@@ -39,11 +39,16 @@ fn joined(desync_after: u64) -> Background {
 }
 
 fn joined_with(settings: Settings) -> Background {
+    nccl::over(Box::new(met()), settings).unwrap()
+}
+
+/// How this rank meets the others.
+fn met() -> Background {
     let number = |name: &str| variable(name).unwrap().parse::<u32>().unwrap();
     let secret = Secret::from_hex(&variable(SECRET).unwrap()).unwrap();
     let port = number(PORT) as u16;
     let host = join::Settings::new(number(RANK), number(RANKS), "127.0.0.1", port, secret);
-    nccl::over(Box::new(join::join(host).unwrap()), settings).unwrap()
+    join::join(host).unwrap()
 }
 
 /// Starts ranks, each a process of this test.
@@ -90,7 +95,9 @@ fn is_a_rank() {
         "special" => special(&joined(60)),
         "disagree" => disagree(&joined_with(Settings { debug: true, ..settings(5) })),
         "silent" => silent(&joined(5)),
-        _ => loses_one(&joined(5)),
+        "abort" => aborts(&joined(600)),
+        "early" => loses_one_early(met()),
+        _ => loses_one(&joined(600)),
     }
 }
 
@@ -103,6 +110,7 @@ fn special(comm: &Background) {
     assert!(call.output.as_slice::<f32>().iter().all(|v| *v == ranks as f32));
     adopted(comm);
     messages(comm);
+    in_a_row(comm);
     suite::group_on(comm);
     // What each sends is not what the others expect: all are told, and all the same.
     let other = (comm.rank() as usize + 1) % ranks;
@@ -163,6 +171,30 @@ fn messages(comm: &Background) {
     assert_eq!(got, before as i32);
 }
 
+/// Several in a row are queued: each adds up what the one before gave.
+fn in_a_row(comm: &Background) {
+    let mut buffer = comm.device_buffer(80).unwrap();
+    buffer.put(&[1.0f64; 10]).unwrap();
+    let mut call = OwnedCall::all_reduce(DType::F64, ReduceOp::Sum, buffer);
+    comm.run_owned(&mut call, 5).unwrap();
+    let mut got = [0.0; 10];
+    call.output.fetch(&mut got).unwrap();
+    assert_eq!(got, [f64::from(comm.size()).powi(5); 10]);
+    let (rank, ranks) = (comm.rank(), comm.size());
+    let message = |kind, other: u32| {
+        let mut buffer = comm.device_buffer(4).unwrap();
+        buffer.put(&[rank as i32]).unwrap();
+        let call = OwnedCall::new(kind, DType::I32, Counts::Equal(1), buffer);
+        OwnedCall { root: other, ..call }
+    };
+    let before = (rank + ranks - 1) % ranks;
+    let mut both = [message(Kind::Send, (rank + 1) % ranks), message(Kind::Receive, before)];
+    comm.run_messages(&mut both, 3).unwrap();
+    let mut got = [0i32];
+    both[1].output.fetch(&mut got).unwrap();
+    assert_eq!(got, [before as i32]);
+}
+
 /// One calls something else, and all are told.
 fn disagree(comm: &Background) {
     comm.barrier().unwrap();
@@ -182,6 +214,29 @@ fn silent(comm: &Background) {
         return std::thread::sleep(Duration::from_secs(8));
     }
     let error = comm.all_reduce(&mut [1.0f32; 9], ReduceOp::Sum).unwrap_err().to_string();
+    assert!(error.contains("rank 1 on"), "{error}");
+}
+
+/// One gives up instead of calling, and the others are told why.
+fn aborts(comm: &Background) {
+    comm.barrier().unwrap();
+    if comm.rank() == 1 {
+        return comm.abort("no more data");
+    }
+    let mut data = vec![1.0f32; 1 << 20];
+    let error = comm.all_reduce(&mut data, ReduceOp::Sum).unwrap_err().to_string();
+    assert!(error.contains("rank 1 on") && error.contains("no more data"), "{error}");
+    assert!(comm.is_over());
+}
+
+/// Rank 1 dies after it said that it has a device, and before it connects it.
+fn loses_one_early(meeting: Background) {
+    if meeting.rank() == 1 {
+        meeting.all_gather(&[1u8], &mut vec![0; meeting.size() as usize]).unwrap();
+        meeting.broadcast(&mut [0u8; 128], 0).unwrap();
+        std::process::abort();
+    }
+    let error = nccl::over(Box::new(meeting), settings(600)).map(drop).unwrap_err().to_string();
     assert!(error.contains("rank 1 on"), "{error}");
 }
 
@@ -239,7 +294,16 @@ fn a_rank_that_dies_is_an_error_of_the_others() {
     if !here() {
         return;
     }
-    for (rank, mut child) in start(3, "lose").into_iter().enumerate() {
-        assert_eq!(child.wait().unwrap().success(), rank != 1, "rank {rank}");
+    for work in ["lose", "early"] {
+        for (rank, mut child) in start(3, work).into_iter().enumerate() {
+            assert_eq!(child.wait().unwrap().success(), rank != 1, "rank {rank}, {work}");
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_gives_up_is_an_error_of_the_others() {
+    if here() {
+        all_well(3, "abort");
     }
 }

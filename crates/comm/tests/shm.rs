@@ -48,6 +48,7 @@ fn any_combination_is_right() {
 #[test]
 fn any_messages_arrive() {
     suite::any_messages(24, 1..9, world);
+    suite::any_groups(24, 1..9, world);
 }
 
 #[test]

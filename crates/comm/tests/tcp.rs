@@ -75,6 +75,7 @@ fn any_combination_is_right() {
 #[test]
 fn any_messages_arrive() {
     suite::any_messages(16, 1..9, world);
+    suite::any_groups(16, 1..9, world);
 }
 
 #[test]

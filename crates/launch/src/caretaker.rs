@@ -14,7 +14,7 @@ use rustix::fs::{OFlags, fcntl_setfl};
 use crate::bind::lead_session;
 use crate::lines::Splitter;
 use crate::process::signal_group;
-use crate::started::{StartedError, State, Tell, lock, memory_file, spawn_error};
+use crate::started::{Ending, StartedError, State, Tell, lock, memory_file, spawn_error};
 use crate::starter::Invocation;
 
 /// How many may log in at once: a server refuses more from one machine, and a machine has only so
@@ -72,19 +72,19 @@ impl Caretaker {
     pub(crate) fn run(mut self, tell: Tell) {
         let first = self.start_some(true).err();
         if first.is_some() {
-            lock(&self.state).kill_at = Some(Instant::now());
+            lock(&self.state).ending = Some(Ending::now(self.invocations.len()));
         }
         // Nobody listens if the owner is gone, who then has said what to do.
         let _ = tell.send(first);
         loop {
-            let killing = self.kill_if_due();
+            let ending = self.urge();
             self.reap();
             if self.waiting.is_empty() && self.running.is_empty() {
                 return;
             }
             // Failures of later ones are told as ends.
             let _ = self.start_some(false);
-            let soon = killing || !self.waiting.is_empty();
+            let soon = ending || !self.waiting.is_empty();
             self.listen(if soon { SOON } else { LATER });
         }
     }
@@ -139,7 +139,7 @@ impl Caretaker {
         unsafe { command.pre_exec(move || lead_session(parent)) };
         // Under the lock, so that it is either signalled or not yet begun.
         let mut state = lock(&self.state);
-        if state.kill_at.is_some() {
+        if state.ending.is_some() {
             return Ok(None);
         }
         let child = command.spawn()?;
@@ -148,15 +148,14 @@ impl Caretaker {
         Ok(Some(Running { starter, child, since: now, boot, output, lines }))
     }
 
-    /// Kills all if it is time to; whether there is such a time at all.
-    fn kill_if_due(&mut self) -> bool {
-        let state = lock(&self.state);
-        let Some(at) = state.kill_at else { return false };
-        self.waiting.clear();
-        if Instant::now() >= at {
-            state.signal(libc::SIGKILL);
+    /// Has those ended whose time is up; whether there is such a time at all.
+    fn urge(&mut self) -> bool {
+        let mut state = lock(&self.state);
+        state.urge(Instant::now());
+        if state.ending.is_some() {
+            self.waiting.clear();
         }
-        true
+        state.ending.is_some()
     }
 
     /// Waits until a starter says something or ends, or the owner wants something.

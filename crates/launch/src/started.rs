@@ -77,8 +77,27 @@ pub(crate) struct State {
     pub(crate) running: Vec<Option<u32>>,
     /// Those that ended and were not asked for yet.
     pub(crate) ended: Vec<(Range<usize>, ExitStatus)>,
-    /// From then on whatever runs is killed, and nothing more is started.
-    pub(crate) kill_at: Option<Instant>,
+    /// When and how all are to end; nothing more is started then.
+    pub(crate) ending: Option<Ending>,
+}
+
+/// How the starters are to end.
+#[derive(Debug)]
+pub(crate) struct Ending {
+    /// Until then each has the time to end because its agents do.
+    ask_at: Vec<Instant>,
+    /// Whether it was asked since.
+    asked: Vec<bool>,
+    /// How long it has from then on until it is killed.
+    grace: Duration,
+}
+
+impl Ending {
+    /// All are killed at once.
+    pub(crate) fn now(starters: usize) -> Self {
+        let (ask_at, asked) = (vec![Instant::now(); starters], vec![false; starters]);
+        Self { ask_at, asked, grace: Duration::ZERO }
+    }
 }
 
 impl State {
@@ -97,6 +116,31 @@ impl State {
     pub(crate) fn signal(&self, signal: i32) {
         self.running.iter().flatten().for_each(|&pid| signal_group(pid, signal));
     }
+
+    /// Asks or kills those whose time is up.
+    pub(crate) fn urge(&mut self, now: Instant) {
+        let Some(ending) = &mut self.ending else { return };
+        for (starter, pid) in self.running.iter().enumerate() {
+            let Some(pid) = *pid else { continue };
+            let ask_at = ending.ask_at[starter];
+            if now < ask_at {
+                continue;
+            }
+            let was_asked = std::mem::replace(&mut ending.asked[starter], true);
+            if now >= after(ask_at, ending.grace) {
+                signal_group(pid, libc::SIGKILL);
+            } else if !was_asked {
+                signal_group(pid, libc::SIGTERM);
+                // A stopped process hears of it only when it goes on.
+                signal_group(pid, libc::SIGCONT);
+            }
+        }
+    }
+}
+
+/// That much later.
+fn after(now: Instant, time: Duration) -> Instant {
+    now.checked_add(time).unwrap_or(now + NEVER)
 }
 
 /// The shared state; a panic elsewhere does not make it unusable.
@@ -164,21 +208,27 @@ impl Started {
         lock(&self.state).signal(signal);
     }
 
-    /// Asks all to end, kills those that have not after `grace`, and waits until none is left.
-    pub fn end(mut self, grace: Duration) {
-        self.finish(grace);
+    /// Waits until none is left. The agents were told to leave, and a starter ends when its agents
+    /// have: killed before, `ssh` would end and leave its agent to end later. Those that have not
+    /// ended after `patience` are asked to, and killed after `grace`. For hosts that are `gone`
+    /// there is nothing to wait for. Returns the hosts that were waited for in vain.
+    pub fn end(mut self, gone: &[u32], patience: Duration, grace: Duration) -> Vec<usize> {
+        let starters = self.ranges.len();
+        let is_gone =
+            |range: &Range<usize>| gone.iter().any(|&host| range.contains(&(host as usize)));
+        let now = Instant::now();
+        let ask_at = |range| if is_gone(range) { now } else { after(now, patience) };
+        let ask_at: Vec<Instant> = self.ranges.iter().map(ask_at).collect();
+        self.finish(Ending { ask_at, asked: vec![false; starters], grace });
+        let state = lock(&self.state);
+        let asked = |starter: usize| state.ending.as_ref().is_some_and(|e| e.asked[starter]);
+        let late = self.ranges.iter().enumerate().filter(|(s, range)| asked(*s) && !is_gone(range));
+        late.flat_map(|(_, range)| range.clone()).collect()
     }
 
-    fn finish(&mut self, grace: Duration) {
+    fn finish(&mut self, ending: Ending) {
         let Some(caretaker) = self.caretaker.take() else { return };
-        {
-            let mut state = lock(&self.state);
-            let now = Instant::now();
-            state.kill_at = Some(now.checked_add(grace).unwrap_or(now + NEVER));
-            state.signal(if grace.is_zero() { libc::SIGKILL } else { libc::SIGTERM });
-            // A stopped process hears of it only when it goes on.
-            state.signal(libc::SIGCONT);
-        }
+        lock(&self.state).ending = Some(ending);
         self.wake = None;
         // It ends when the last starter has.
         let _ = caretaker.join();
@@ -187,7 +237,7 @@ impl Started {
 
 impl Drop for Started {
     fn drop(&mut self) {
-        self.finish(Duration::ZERO);
+        self.finish(Ending::now(self.ranges.len()));
     }
 }
 

@@ -89,8 +89,24 @@ fn what_ignores_term_is_killed_with_what_it_started() {
         both.into_iter().collect::<Option<Vec<_>>>().map(|all| all.concat())
     });
     assert!(pids.len() == 3 && pids.iter().all(|pid| lives(pid)), "{pids:?}");
-    started.end(Duration::from_millis(300));
+    // Nobody waits for what is gone, nor says that it is late.
+    let late = started.end(&[1], Duration::ZERO, Duration::from_millis(300));
+    assert_eq!(late, [0], "asked in vain");
     assert!(!pids.iter().any(|pid| lives(pid)), "{pids:?}");
+}
+
+#[test]
+fn what_is_about_to_end_is_not_disturbed() {
+    let file = std::env::temp_dir().join(format!("regatta-leave-{}", std::process::id()));
+    let slow = "echo ready; read go; sleep 0.3; echo done > $0";
+    let mut invocation = stand_in(0, slow);
+    invocation.args.push(file.clone().into());
+    let started = Started::spawn(vec![invocation], "go\n", &hosts(1)).unwrap();
+    until(|| started.said(0).pop());
+    let forever = Duration::from_secs(86_400);
+    assert!(started.end(&[], forever, Duration::ZERO).is_empty());
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "done\n");
+    std::fs::remove_file(file).unwrap();
 }
 
 #[test]
@@ -159,7 +175,7 @@ fn logins_that_hang_do_not_hold_up_others_for_ever() {
     let moment = Duration::from_millis(10);
     let mut started = Started::spawn_with(all, "boot", &hosts(100), moment).unwrap();
     assert_eq!(codes(&mut started, 36), vec![Some(0); 36]);
-    started.end(Duration::ZERO);
+    started.end(&[], Duration::ZERO, Duration::ZERO);
 }
 
 #[test]

@@ -1,7 +1,8 @@
-//! Regatta's nouns and their file formats: what a machine, an allocation, a job and a placement
-//! are. Every stage reads and writes these; none of them does any I/O.
+//! Regatta's nouns and their file formats: what a machine, an allocation, a job, a placement and a
+//! benchmark's result are. Every stage reads and writes these; none of them does any I/O.
 
 pub mod allocation;
+pub mod bench;
 pub mod cpuset;
 pub mod document;
 pub mod hostlist;
@@ -12,6 +13,10 @@ pub mod result;
 pub mod units;
 
 pub use allocation::{AllocatedNode, Allocation, Distribution, Launcher, RankId, Scheduler};
+pub use bench::{
+    BenchResult, BenchRow, BenchTable, Ceiling, CeilingKind, CeilingRow, Measurement, Operation,
+    RateUnit,
+};
 pub use cpuset::CpuSet;
 pub use document::{Document, DocumentError};
 pub use job::{Job, MemoryChoice, Reserve, SmtUse, Visibility};

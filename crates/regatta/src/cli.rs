@@ -10,6 +10,7 @@ use regatta_launch::starter::Starter;
 use regatta_model::CpuSet;
 use regatta_place::binding::Launcher;
 
+use crate::commands::bench::BenchArgs;
 use crate::options::{EnvChoices, JobArgs, SourceArgs};
 
 /// How errors are marked.
@@ -53,6 +54,9 @@ pub enum Command {
     /// Start a job's ranks on its nodes, each bound and with its environment, and see to their end
     #[command(after_long_help = LAUNCH_EXAMPLES)]
     Launch(Box<LaunchArgs>),
+    /// Measure collectives as nccl-tests does, on host memory or GPUs; compare and draw results
+    #[command(after_long_help = BENCH_EXAMPLES)]
+    Bench(Box<BenchArgs>),
     /// Run the ranks of this node for a `regatta launch` elsewhere; started by it
     #[command(hide = true)]
     Agent(AgentArgs),
@@ -98,6 +102,14 @@ Examples:
                                                 a node that fails is replaced by a spare one
   srun $(regatta map -N 2 --format srun) regatta launch -- python train.py
                                                 started once a rank: becomes that rank";
+
+const BENCH_EXAMPLES: &str = "\
+Examples:
+  regatta bench all-reduce                      on this machine, 8 bytes to 32 MiB
+  regatta bench all-reduce -b 8 -e 4G -f 2      with the options of nccl-tests
+  salloc -N 2 regatta bench all -e 1G -f 4      on the nodes of an allocation, without MPI
+  regatta launch -n 4 -- regatta bench broadcast
+                                                as any other command of ranks";
 
 /// `regatta map`.
 #[derive(Debug, Args)]

@@ -11,7 +11,7 @@ use regatta_place::environment::Framework;
 const MAX_NODES: i64 = 1_000_000;
 
 /// Where machine, allocation and site come from.
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Machine")]
 pub struct SourceArgs {
     /// Describe nodes by FILE, not by the live machine: a file of `map --dump`, hwloc 2 XML, or a

@@ -39,6 +39,13 @@ pub fn memory_policy() -> ActualMemory {
     }
 }
 
+/// Bytes of memory that can be had now without hurting others.
+pub fn free_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
 /// What a name resolves to, IPv4 first; empty if to nothing.
 pub fn resolve(name: &str) -> Vec<IpAddr> {
     let mut found: Vec<IpAddr> = match (name, 0u16).to_socket_addrs() {

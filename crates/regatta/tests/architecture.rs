@@ -6,15 +6,16 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// What each crate may use of ours, outside of tests.
-const MAY_USE: [(&str, &[&str]); 10] = [
+const MAY_USE: [(&str, &[&str]); 11] = [
     ("crates/model", &[]),
     ("crates/discover", &["model"]),
     ("crates/place", &["model"]),
     ("crates/wire", &[]),
     ("crates/launch", &["model", "discover", "place", "wire"]),
     ("crates/comm", &["model", "wire"]),
+    ("crates/measure", &["model", "comm"]),
     ("crates/testbed", &[]),
-    ("crates/regatta", &["model", "discover", "place", "wire", "launch", "comm"]),
+    ("crates/regatta", &["model", "discover", "place", "wire", "launch", "comm", "measure"]),
     ("bench", &["model", "discover", "place", "wire", "launch", "comm", "testbed"]),
     ("xtask", &[]),
 ];
@@ -33,6 +34,18 @@ const IO: [&str; 11] = [
     "Instant::now",
     "SystemTime::now",
     "libc::",
+];
+
+/// The parts of `measure` that only read, write, compare and draw what they are given.
+const RESULTS: [&str; 8] = [
+    "baseline.rs",
+    "compare.rs",
+    "figure.rs",
+    "formula.rs",
+    "place.rs",
+    "plot/",
+    "read/",
+    "write/",
 ];
 
 /// Where `discover` may open files by itself: the root, files the user names, and the device files
@@ -120,6 +133,17 @@ fn decisions_do_no_io() {
 }
 
 #[test]
+fn forms_of_results_do_no_io() {
+    for (path, text) in sources("crates/measure") {
+        if RESULTS.iter().any(|part| path.starts_with(part)) {
+            for word in IO {
+                assert!(!text.contains(word), "{word} in crates/measure/src/{path}");
+            }
+        }
+    }
+}
+
+#[test]
 fn discover_reads_through_its_root() {
     for (path, text) in sources("crates/discover") {
         if OPENERS.contains(&path.as_str()) {
@@ -133,7 +157,9 @@ fn discover_reads_through_its_root() {
 
 #[test]
 fn only_the_binary_prints() {
-    for name in ["crates/model", "crates/discover", "crates/place", "crates/launch"] {
+    for name in
+        ["crates/model", "crates/discover", "crates/place", "crates/launch", "crates/measure"]
+    {
         for word in ["println!", "eprint", "print!", "dbg!"] {
             let found = lines_with(name, word);
             assert!(found.is_empty(), "{}", found.join("\n"));

@@ -38,6 +38,15 @@ impl Cluster {
         self.switch().limit(&host.port(), rate)
     }
 
+    /// Has the way between two nodes carry so much, in either direction; what else they send is not
+    /// held up. It takes the place of what [`Cluster::slow`] did to what they send.
+    pub fn slow_between(&self, one: &str, other: &str, rate: &str) -> Result<(), TestbedError> {
+        for (here, there) in [(one, other), (other, one)] {
+            self.find(here)?.limit_to("eth0", &self.address(there)?, rate)?;
+        }
+        Ok(())
+    }
+
     /// Puts the cable back, and all is as it was.
     pub fn mend(&self, host: &str) -> Result<(), TestbedError> {
         self.link(host, "up")?;

@@ -102,6 +102,22 @@ impl Host {
         self.traffic(&[&words[..], &["burst", "3kb", "latency", "400ms"]].concat())
     }
 
+    /// Has a device send so much to one address at most.
+    pub(crate) fn limit_to(
+        &self,
+        device: &str,
+        address: &str,
+        rate: &str,
+    ) -> Result<(), TestbedError> {
+        // What is in no class is sent as it comes.
+        let root = ["qdisc", "replace", "dev", device, "root", "handle", "1:", "htb"];
+        self.traffic(&root)?;
+        let class = ["class", "replace", "dev", device, "parent", "1:", "classid", "1:1", "htb"];
+        self.traffic(&[&class[..], &["rate", rate, "burst", "3kb", "cburst", "3kb"]].concat())?;
+        let filter = ["filter", "add", "dev", device, "parent", "1:", "protocol", "ip", "u32"];
+        self.traffic(&[&filter[..], &["match", "ip", "dst", address, "flowid", "1:1"]].concat())
+    }
+
     /// Has it send as much as it can.
     pub(crate) fn unlimit(&self, device: &str) -> Result<(), TestbedError> {
         self.traffic(&["qdisc", "delete", "dev", device, "root"])

@@ -82,6 +82,12 @@ fn a_path_can_be_cut_alone_and_a_link_be_slow() {
     assert!(show.contains("tbf") && show.contains("8Kbit"), "{show}");
     cluster.mend("node2").unwrap();
     assert!(!bash(&cluster, "node2", "tc qdisc show dev eth0").stdout.contains("tbf"));
+    cluster.slow_between("node2", "node3", "8kbit").unwrap();
+    let show = bash(&cluster, "node3", "tc class show dev eth0; tc filter show dev eth0").stdout;
+    assert!(show.contains("8Kbit") && show.contains("0a4d0002/ffffffff"), "{show}");
+    assert!(!bash(&cluster, "node1", "tc qdisc show dev eth0").stdout.contains("htb"));
+    cluster.mend("node3").unwrap();
+    assert!(!bash(&cluster, "node3", "tc qdisc show dev eth0").stdout.contains("htb"));
     assert!(cluster.cut_between("node1", "node9").is_err());
     drop(cluster);
     server.wait().unwrap();

@@ -294,18 +294,29 @@ impl Carrier {
     /// Waits until the provider has let go of a communicator's memory, which it mostly has at once.
     /// If it does not, only closing the endpoint makes it.
     fn take_back(&mut self, channel: u64, grace: Duration, channels: &mut Channels) {
-        if self.dead.is_some() || self.gear.recall(channel, true) {
-            return;
-        }
+        let mut back = self.dead.is_some() || self.gear.recall(channel, true);
         let until = Instant::now() + grace;
-        while !self.gear.recall(channel, false) {
+        while !back && self.dead.is_none() {
             if Instant::now() >= until {
                 self.die(format!("it held on to memory for {} ms", grace.as_millis()));
-                return;
+                break;
             }
             let broken = self.pass(channels);
             self.broken.extend(broken);
             std::thread::sleep(FIRST_REST);
+            back = self.gear.recall(channel, false);
+        }
+        if self.dead.is_some() {
+            self.let_go(channel, channels);
+        }
+    }
+
+    /// Waits for an endpoint that cannot be closed, as long as it may write to a caller's memory:
+    /// the caller would use it for something else, and we cannot keep it from that.
+    fn let_go(&mut self, channel: u64, channels: &mut Channels) {
+        while !self.gear.shut() && self.gear.may_write(channel) {
+            self.complete(channels);
+            std::thread::sleep(LAST_REST);
         }
     }
 

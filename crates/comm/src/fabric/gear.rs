@@ -69,7 +69,6 @@ unsafe impl Send for Lent {}
 
 /// The endpoint and what is under way on it.
 pub struct Gear {
-    // The first to be dropped: then nothing below is touched any more.
     port: Port,
     slots: Vec<Slot>,
     free: Vec<usize>,
@@ -305,11 +304,23 @@ impl Gear {
 
     /// Closes the endpoint: no memory is touched any more, and nothing more is completed. A provider
     /// that does nothing by itself touches none if it is not asked, which nobody does from now on.
-    pub fn shut(&mut self) {
-        if !self.facts().passive {
-            self.port.shut();
-            self.slots.iter_mut().for_each(|slot| slot.flight = None);
+    /// False: it cannot be closed, and may still touch what is under way.
+    pub fn shut(&mut self) -> bool {
+        if self.facts().passive {
+            return true;
         }
+        if !self.port.shut() {
+            return false;
+        }
+        let over: Vec<Flight> = self.slots.iter_mut().filter_map(|s| s.flight.take()).collect();
+        over.into_iter().for_each(|flight| self.keep(flight.stage));
+        true
+    }
+
+    /// Whether something may still come into memory of a communicator's caller.
+    pub fn may_write(&self, channel: u64) -> bool {
+        let comes = |f: &Flight| f.lent == Some(channel) && matches!(f.work, Work::In(..));
+        self.slots.iter().any(|slot| slot.flight.as_ref().is_some_and(comes))
     }
 
     /// At the end. To close an endpoint in the middle of a transfer crashes some versions of
@@ -324,7 +335,13 @@ impl Gear {
 
 impl Drop for Gear {
     fn drop(&mut self) {
-        self.port.shut();
+        if !self.port.close() {
+            // What is still open may write to what it was given at any time: that stays for ever.
+            std::mem::forget(std::mem::take(&mut self.slots));
+            std::mem::forget(std::mem::take(&mut self.short));
+            std::mem::forget(std::mem::take(&mut self.long));
+            return;
+        }
         for slot in &self.slots {
             // SAFETY: it was leaked from a box, and the endpoint that used it is closed.
             drop(unsafe { Box::from_raw(slot.context.as_ptr()) });

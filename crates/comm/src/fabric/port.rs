@@ -1,5 +1,7 @@
 //! A rank's endpoint of libfabric: addresses, messages, completions. Nothing here waits.
 
+mod closing;
+
 use std::ffi::{c_int, c_void};
 use std::os::fd::RawFd;
 use std::sync::{Mutex, PoisonError};
@@ -60,11 +62,16 @@ pub struct Port {
     av: *mut Av,
     cq: *mut Cq,
     ep: *mut Ep,
+    /// Whether nothing is posted any more.
+    over: bool,
     /// Tells when something is done, if the provider can.
     fd: Option<RawFd>,
     /// By rank.
     addresses: Vec<u64>,
     regions: Vec<*mut Mr>,
+    /// How the endpoint is closed, while it only seems that it cannot be.
+    #[cfg(test)]
+    closing: Option<*const abi::Ops>,
 }
 
 // SAFETY: libfabric's objects may be used by any thread, one at a time as was asked for; this one is
@@ -96,9 +103,12 @@ impl Port {
             av: std::ptr::null_mut(),
             cq: std::ptr::null_mut(),
             ep: std::ptr::null_mut(),
+            over: false,
             fd: None,
             addresses: Vec::new(),
             regions: Vec::new(),
+            #[cfg(test)]
+            closing: None,
         };
         let opened = alone(|| port.open_objects());
         // What was opened before something failed is closed with the port.
@@ -243,7 +253,7 @@ impl Port {
         context: *mut Context,
     ) -> Result<bool, String> {
         let (ep, (start, length)) = (self.ep, bytes);
-        if ep.is_null() {
+        if self.over {
             return Err(SHUT.to_owned());
         }
         let address = self.addresses.get(to as usize).copied().unwrap_or(abi::ADDR_UNSPEC);
@@ -267,7 +277,7 @@ impl Port {
         context: *mut Context,
     ) -> Result<bool, String> {
         let (ep, (start, length)) = (self.ep, bytes);
-        if ep.is_null() {
+        if self.over {
             return Err(SHUT.to_owned());
         }
         // SAFETY: promised by the caller.
@@ -333,12 +343,6 @@ impl Port {
             _ => Ok(None),
         }
     }
-
-    /// Closes the endpoint: no memory is touched any more.
-    pub fn shut(&mut self) {
-        let ep = std::mem::replace(&mut self.ep, std::ptr::null_mut());
-        alone(|| close(ep.cast()));
-    }
 }
 
 fn facts(offer: &Offer) -> Facts {
@@ -365,24 +369,4 @@ fn alone<R>(work: impl FnOnce() -> R) -> R {
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     work()
-}
-
-fn close(object: *mut Fid) {
-    if !object.is_null() {
-        // SAFETY: it is open, and nobody uses it any more. What cannot be closed stays.
-        unsafe { ((*(*object).ops).close)(object) };
-    }
-}
-
-impl Drop for Port {
-    fn drop(&mut self) {
-        self.shut();
-        alone(|| {
-            self.regions.drain(..).for_each(|region| close(region.cast()));
-            close(self.cq.cast());
-            close(self.av.cast());
-            close(self.domain.cast());
-            close(self.fabric.cast());
-        });
-    }
 }

@@ -44,6 +44,26 @@ fn two(registered: bool) -> Option<[Rank; 2]> {
     }))
 }
 
+#[test]
+fn what_cannot_be_closed_takes_nothing_more_and_is_closed_later() {
+    let localhost = Some(std::net::Ipv4Addr::LOCALHOST.into());
+    let mut port = match open(&Choice::parse("tcp"), localhost, 0, 1) {
+        Ok(port) => port,
+        Err(why) => return println!("skipped: {why}"),
+    };
+    let mut room = vec![0u8; 100];
+    port.want_registration();
+    port.register(room.as_mut_ptr(), room.len()).unwrap();
+    port.pretend_busy(true);
+    assert!(!port.shut() && !port.close());
+    let (bytes, none) = ((room.as_ptr(), room.len()), std::ptr::null_mut());
+    // SAFETY: nothing is posted.
+    let refused = unsafe { port.send(0, bytes, none, 0, std::ptr::null_mut()) };
+    assert!(refused.unwrap_err().contains("shut"));
+    port.pretend_busy(false);
+    assert!(port.close() && port.close());
+}
+
 fn key(tag: u64) -> Key {
     Key { channel: CHANNEL, tagged: true, number: tag }
 }

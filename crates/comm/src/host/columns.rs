@@ -7,24 +7,25 @@ use std::ops::Range;
 use super::Host;
 use super::layout::Layout;
 use super::two_level::part;
+use crate::background::Engine;
 use crate::{Call, CommError, Counts, Kind, ReduceOp, kernel};
 
 /// The parts of all ranks, column by column.
-struct Columns {
+pub(super) struct Columns {
     /// The ranks in this order, and how many elements each has.
-    ranks: Vec<(u32, usize)>,
+    pub ranks: Vec<(u32, usize)>,
     /// The elements of each column.
-    heights: Vec<usize>,
+    pub heights: Vec<usize>,
     /// The elements of each rank of the own column.
-    own: Vec<usize>,
+    pub own: Vec<usize>,
     /// Where the own column is, in elements.
-    column: Range<usize>,
+    pub column: Range<usize>,
     /// Where this rank's part is in it.
     part: Range<usize>,
 }
 
 impl Columns {
-    fn new(layout: &Layout, counts: &Counts<'_>) -> Self {
+    pub fn new(layout: &Layout, counts: &Counts<'_>) -> Self {
         let count = |rank: &u32| (*rank, counts.of(*rank as usize));
         let column = |local: u32| layout.column(local).iter().map(count).collect::<Vec<_>>();
         let all: Vec<Vec<(u32, usize)>> = (0..layout.members.len() as u32).map(column).collect();
@@ -42,27 +43,27 @@ impl Columns {
             own,
         }
     }
-
-    /// For each rank, where its part is in the order of ranks, and where in that of columns.
-    fn moves(
-        &self,
-        counts: &Counts<'_>,
-        size: usize,
-    ) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
-        let mut at = 0;
-        self.ranks.iter().map(move |(rank, count)| {
-            let (start, bytes) = (counts.offset(*rank as usize) * size, count * size);
-            at += bytes;
-            (start..start + bytes, at - bytes..at)
-        })
-    }
 }
 
-fn bytes(elements: &Range<usize>, size: usize) -> Range<usize> {
+/// For each rank, where its part is in the order of ranks, and where in this one.
+pub(super) fn moves(
+    ranks: &[(u32, usize)],
+    counts: &Counts<'_>,
+    size: usize,
+) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
+    let mut at = 0;
+    ranks.iter().map(move |(rank, count)| {
+        let (start, bytes) = (counts.offset(*rank as usize) * size, count * size);
+        at += bytes;
+        (start..start + bytes, at - bytes..at)
+    })
+}
+
+pub(super) fn bytes(elements: &Range<usize>, size: usize) -> Range<usize> {
     elements.start * size..elements.end * size
 }
 
-fn each(counts: &[usize]) -> Counts<'_> {
+pub(super) fn each(counts: &[usize]) -> Counts<'_> {
     Counts::Each(counts.into())
 }
 
@@ -82,7 +83,7 @@ impl Host {
         column[bytes(&columns.part, size)].copy_from_slice(given);
         across.run(part(Kind::AllGather, of, 0, each(&columns.own), column))?;
         local.run(part(Kind::AllGather, of, 0, each(&columns.heights), &mut all))?;
-        for (place, from) in columns.moves(&call.counts, size) {
+        for (place, from) in moves(&columns.ranks, &call.counts, size) {
             call.output[place].copy_from_slice(&all[from]);
         }
         Ok(())
@@ -99,7 +100,7 @@ impl Host {
         let (size, of) = (call.dtype.size(), (call.dtype, op));
         let given = call.input.unwrap_or(call.output);
         let mut all = vec![0; given.len()];
-        for (place, to) in columns.moves(&call.counts, size) {
+        for (place, to) in moves(&columns.ranks, &call.counts, size) {
             all[to].copy_from_slice(&given[place]);
         }
         local.run(part(Kind::ReduceScatter, of, 0, each(&columns.heights), &mut all))?;

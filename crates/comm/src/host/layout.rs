@@ -61,9 +61,20 @@ impl Layout {
         ranks.into_iter().map(|(_, rank)| rank).collect()
     }
 
+    /// The ranks of a node.
+    pub fn ranks_of(&self, node: u32) -> impl Iterator<Item = u32> {
+        let here = move |((n, _), _): &(&(u32, u32), u32)| *n == node;
+        self.places.iter().zip(0..).filter(here).map(|(_, rank)| rank)
+    }
+
     /// Whether no two ranks share a node.
     pub fn is_flat(&self) -> bool {
         self.nodes as usize == self.places.len()
+    }
+
+    /// Whether a rank is on this node.
+    pub fn is_here(&self, rank: u32) -> bool {
+        self.place(rank).0 == self.node
     }
 
     /// A rank's node, and its place there.

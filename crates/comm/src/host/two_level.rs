@@ -4,7 +4,9 @@ use std::ops::Range;
 
 use super::Host;
 use super::part::Part;
+use crate::background::Engine;
 use crate::schedule::share;
+use crate::tcp::TcpEngine;
 use crate::{Call, CommError, Counts, DType, Kind, ReduceOp, kernel};
 
 /// From this many bytes of a rank's share on, shares are worth their rounds.
@@ -33,6 +35,9 @@ impl Host {
             (_, _, Kind::Barrier) => self.barrier(),
             (_, _, Kind::AllGather) if self.layout.even => self.all_gather(call),
             (_, _, Kind::ReduceScatter) if self.layout.even => self.reduce_scatter(call),
+            (_, _, Kind::Gather) => self.gather(call),
+            (_, _, Kind::Scatter) => self.scatter(call),
+            (_, _, Kind::AllToAll) => self.all_to_all(call),
             _ => self.world.run(call),
         }
     }
@@ -127,23 +132,24 @@ impl Host {
     }
 
     fn barrier(&mut self) -> Result<(), CommError> {
-        let of = (DType::U8, ReduceOp::Sum);
-        let meet =
-            |engine: &mut Part| engine.run(part(Kind::Barrier, of, 0, Counts::Equal(0), &mut []));
+        let meet = || part(Kind::Barrier, (DType::U8, ReduceOp::Sum), 0, Counts::Equal(0), &mut []);
         if let Some(local) = &mut self.local {
-            meet(local)?;
+            local.run(meet())?;
         }
         if let Some(leaders) = leaders(&mut self.across, self.layout.local) {
-            meet(leaders)?;
+            leaders.run(meet())?;
         }
         match &mut self.local {
-            Some(local) => meet(local),
+            Some(local) => local.run(meet()),
             None => Ok(()),
         }
     }
 }
 
 /// The first ranks of the nodes, for one who is one of them.
-fn leaders(across: &mut Option<Part>, local: u32) -> Option<&mut Part> {
+pub(super) fn leaders(
+    across: &mut Option<Part<TcpEngine>>,
+    local: u32,
+) -> Option<&mut Part<TcpEngine>> {
     across.as_mut().filter(|_| local == 0)
 }

@@ -61,13 +61,22 @@ impl Nccl {
         self.device.wait()
     }
 
-    /// Has a call done on buffers of this rank's device, where they lie.
-    pub(super) fn on_device(&mut self, owned: &mut OwnedCall) -> Result<(), CommError> {
+    /// Has a call done on buffers of this rank's device, where they lie, so many times.
+    pub(super) fn on_device(&mut self, owned: &mut OwnedCall, times: u32) -> Result<(), CommError> {
         let call = owned.described();
         if done_by_host(&call) {
-            return self.through_host(owned);
+            return (0..times).try_for_each(|_| self.through_host(owned));
         }
         self.agree_on_counts(&call)?;
+        for _ in 0..times {
+            self.queue_on_device(owned)?;
+        }
+        self.settle(call.kind, call.root)
+    }
+
+    /// Has the library queue a call on buffers of this rank's device.
+    fn queue_on_device(&mut self, owned: &OwnedCall) -> Result<(), CommError> {
+        let call = owned.described();
         let parts = Parts { counts: &owned.counts, size: call.dtype.size() };
         let address = |buffer: &Buffer| buffer.address().as_ptr().cast::<c_void>();
         let output = address(&owned.output);
@@ -83,7 +92,32 @@ impl Nccl {
             spots.from = self.input.start;
         }
         self.queue(&call, &parts, spots)?;
-        self.settle(call.kind, call.root)
+        self.accepted(call.kind)
+    }
+
+    /// Messages from and to buffers of this rank's device, so many times.
+    pub(super) fn messages_on_device(
+        &mut self,
+        calls: &[OwnedCall],
+        times: u32,
+    ) -> Result<(), CommError> {
+        let message = |call: &OwnedCall| {
+            let buffer = call.input.as_ref().unwrap_or(&call.output);
+            let address = buffer.address().as_ptr().cast();
+            Message { with: call.root as usize, address, bytes: buffer.len() }
+        };
+        let of = |kind: Kind| {
+            let mut some: Vec<&OwnedCall> = calls.iter().filter(|c| c.kind == kind).collect();
+            some.sort_by_key(|call| call.tag);
+            some.into_iter().map(message).collect::<Vec<_>>()
+        };
+        let (gives, takes) = (of(Kind::Send), of(Kind::Receive));
+        for _ in 0..times {
+            self.queue_messages(&gives, &takes)?;
+            self.accepted(Kind::Send)?;
+        }
+        let other = gives.iter().chain(&takes).next().map_or(0, |message| message.with);
+        self.settle(Kind::Send, other as u32)
     }
 
     /// What the library cannot do on the device, or does otherwise.

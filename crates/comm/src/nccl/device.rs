@@ -3,7 +3,6 @@
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use super::sys::{ANY_DIRECTION, Functions, NON_BLOCKING, NOT_READY, OK, Stream};
 use crate::CommError;
@@ -103,23 +102,12 @@ impl Device {
         self.check("work on the device", code)
     }
 
-    /// Waits until all that is queued is done, as long as `go_on` agrees.
-    pub fn settle(
-        &self,
-        mut go_on: impl FnMut() -> Result<(), CommError>,
-    ) -> Result<(), CommError> {
-        let start = Instant::now();
-        loop {
-            // SAFETY: the stream is ours.
-            match unsafe { (self.functions.stream_query)(self.stream) } {
-                NOT_READY => {}
-                code => return self.check("work on the device", code),
-            }
-            go_on()?;
-            // What is soon over is spun for; what is not is not worth a core.
-            if start.elapsed() > Duration::from_millis(1) {
-                std::thread::sleep(Duration::from_micros(20));
-            }
+    /// Whether all that is queued is done.
+    pub fn is_idle(&self) -> Result<bool, CommError> {
+        // SAFETY: the stream is ours.
+        match unsafe { (self.functions.stream_query)(self.stream) } {
+            NOT_READY => Ok(false),
+            code => self.check("work on the device", code).map(|()| true),
         }
     }
 }

@@ -4,6 +4,7 @@
 use std::ptr::null_mut;
 
 use super::Nccl;
+use super::sys::RawComm;
 use crate::shm::sign;
 use crate::{Call, Collectives, CommError, Counts, Kind, ReduceOp, Signature};
 
@@ -22,12 +23,24 @@ impl Nccl {
             CommError::Aborted { .. } | CommError::Unmatched { .. } | CommError::Disagree { .. }
         );
         let error = if message || known { error } else { self.inquire(error, call) };
-        // SAFETY: the communicator is ours, and is used no more.
-        unsafe { (self.device.functions.abort)(self.raw) };
-        self.raw = null_mut();
+        self.end(error)
+    }
+
+    /// Ends the communicator, and has all others end it for that reason.
+    pub(super) fn end(&mut self, error: CommError) -> CommError {
+        // They hear it first: to abort may take a while.
         self.meeting.abort(&error.to_string());
+        if let Some(raw) = self.given_out() {
+            self.break_off(raw);
+        }
         self.failed = Some(error.clone());
         error
+    }
+
+    /// The communicator of the library, which is used no more but to end it.
+    pub(super) fn given_out(&mut self) -> Option<RawComm> {
+        let raw = std::mem::replace(&mut self.raw, null_mut());
+        (!raw.is_null()).then_some(raw)
     }
 
     /// All that fail tell each other what they called: whoever is gone or does not come is found by

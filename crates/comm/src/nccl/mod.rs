@@ -27,18 +27,19 @@ mod fault;
 mod gpu;
 mod queue;
 mod sys;
+mod wait;
 
 use std::ffi::c_int;
 use std::ptr::null_mut;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use crate::background::{Abort, Background, Engine, Memory, apart};
+use crate::background::{Abort, Background, Engine, Memory, Over, apart, elsewhere};
 use crate::buffer::{Buffer, Space};
 use crate::error::Peer;
 use crate::{Call, Collectives, Comm, CommError, Kind, OwnedCall, Signature};
 use device::{Device, DeviceMemory};
-use sys::{Functions, IN_PROGRESS, OK, RawComm, UniqueId};
+use sys::{Config, Functions, IN_PROGRESS, OK, RawComm, UniqueId};
 
 pub use gpu::Gpu;
 pub use sys::Vendor;
@@ -87,6 +88,32 @@ pub fn over(meeting: Box<dyn Comm>, settings: Settings) -> Result<Background, Co
     Ok(Background::new(Box::new(Nccl::join(functions, meeting.into(), settings)?)))
 }
 
+/// How many devices the runtime sees.
+pub fn devices(vendor: Vendor) -> Result<u32, CommError> {
+    let functions = Functions::open(vendor)?;
+    let mut count = 0;
+    // SAFETY: the function writes one number.
+    match unsafe { (functions.device_count)(&mut count) } {
+        OK => Ok(count.unsigned_abs()),
+        code => Err(CommError::System {
+            what: "the number of devices".to_owned(),
+            why: functions.explain_runtime(code),
+        }),
+    }
+}
+
+/// The library's version.
+pub fn version(vendor: Vendor) -> Result<String, CommError> {
+    let functions = Functions::open(vendor)?;
+    let mut number = 0;
+    // SAFETY: the function writes one number.
+    explain(&functions, "the version", unsafe { (functions.version)(&mut number) })?;
+    // Before 2.9 a part less was in the number.
+    let (major, rest) = if number < 10_000 { (1000, 100) } else { (10_000, 100) };
+    let (minor, patch) = (number % major / rest, number % rest);
+    Ok(format!("{}.{minor}.{patch}", number / major))
+}
+
 impl Nccl {
     fn join(
         functions: Arc<Functions>,
@@ -94,7 +121,17 @@ impl Nccl {
         settings: Settings,
     ) -> Result<Self, CommError> {
         let device = all_ready(meeting.as_ref(), Device::open(functions.clone(), settings.device))?;
-        let device = Arc::new(device);
+        Self::connect(Arc::new(device), meeting.clone(), settings)
+            .inspect_err(|error| meeting.abort(&error.to_string()))
+    }
+
+    /// Connects the devices of ranks that all have one.
+    fn connect(
+        device: Arc<Device>,
+        meeting: Arc<dyn Comm>,
+        settings: Settings,
+    ) -> Result<Self, CommError> {
+        let functions = device.functions.clone();
         let _selected = device.select()?;
         let mut id = UniqueId([0; 128]);
         if meeting.rank() == 0 {
@@ -103,11 +140,12 @@ impl Nccl {
         }
         meeting.broadcast(&mut id.0, 0)?;
         let (rank, size) = (meeting.rank(), meeting.size());
-        let mut raw = null_mut();
+        let (mut raw, mut config) = (null_mut(), Config::patient());
         // SAFETY: the function writes one pointer; all ranks give the same id and size.
-        let code = unsafe { (functions.init)(&mut raw, size as c_int, id, rank as c_int) };
+        let code =
+            unsafe { (functions.init)(&mut raw, size as c_int, id, rank as c_int, &mut config) };
         explain(&functions, "a communicator", code)?;
-        Ok(Self {
+        let mut nccl = Self {
             rank,
             peers: (0..size).map(|r| meeting.peer(r)).collect(),
             raw,
@@ -120,7 +158,9 @@ impl Nccl {
             aborted: Arc::default(),
             failed: None,
             meeting,
-        })
+        };
+        let joined = nccl.awaken();
+        joined.map_err(|error| nccl.end(error)).map(|()| nccl)
     }
 
     /// Makes room for a call.
@@ -134,35 +174,6 @@ impl Nccl {
         Ok(())
     }
 
-    /// Waits until the device has done what is queued; not for ever, and not if the library knows
-    /// of a failure.
-    fn settle(&self, kind: Kind, root: u32) -> Result<(), CommError> {
-        let start = Instant::now();
-        self.device.settle(|| {
-            let mut code = OK;
-            // SAFETY: the communicator is ours; the function writes one number.
-            unsafe { (self.device.functions.async_error)(self.raw, &mut code) };
-            if code != OK && code != IN_PROGRESS {
-                explain(&self.device.functions, kind.name(), code)?;
-            }
-            if let Some(why) = self.aborted.get() {
-                let by = self.peers[self.rank as usize].clone();
-                return Err(CommError::Aborted { by, why: why.clone() });
-            }
-            let limit = self.settings.desync_after;
-            let message = matches!(kind, Kind::Send | Kind::Receive);
-            let awaited = |p: &&Peer| p.rank != self.rank && (!message || p.rank == root);
-            match start.elapsed() < limit {
-                true => Ok(()),
-                false => Err(CommError::Late {
-                    call: kind.name().to_owned(),
-                    seconds: limit.as_secs(),
-                    missing: self.peers.iter().filter(awaited).cloned().collect(),
-                }),
-            }
-        })
-    }
-
     /// A rank that sends to itself waits for itself, unless it does both at once.
     fn not_alone(&self, kind: Kind, other: u32) -> Result<(), CommError> {
         let message = matches!(kind, Kind::Send | Kind::Receive);
@@ -171,6 +182,13 @@ impl Nccl {
         }
         let what = "to oneself one sends and receives in one group (Comm::run_group)".to_owned();
         Err(CommError::Shape { call: kind.name(), what })
+    }
+
+    /// What says that buffers lie where this rank does not work.
+    fn not_ours(&self, kind: Kind, space: Space) -> CommError {
+        let own = Space::Device(self.settings.device);
+        let what = format!("its buffers lie in {space}, this rank works in {own}");
+        CommError::Shape { call: kind.name(), what }
     }
 
     /// Does something with the device, and if it fails, ends the communicator.
@@ -242,16 +260,33 @@ impl Engine for Nccl {
         let own = Space::Device(self.settings.device);
         match call.space()? {
             Space::Host => self.run(call.as_call()),
-            space if space == own => {
-                self.not_alone(call.kind, call.root)?;
-                let signature = call.described().signature(self.peers.len());
-                self.attempt(signature, |nccl| nccl.on_device(call))
-            }
-            other => Err(CommError::Shape {
-                call: call.kind.name(),
-                what: format!("its buffers lie in {other}, this rank works in {own}"),
-            }),
+            space if space == own => self.repeat(call, 1),
+            other => Err(self.not_ours(call.kind, other)),
         }
+    }
+
+    fn repeat(&mut self, call: &mut OwnedCall, times: u32) -> Result<(), CommError> {
+        if call.space()? != Space::Device(self.settings.device) {
+            return (0..times).try_for_each(|_| self.run_owned(call));
+        }
+        self.not_alone(call.kind, call.root)?;
+        let signature = call.described().signature(self.peers.len());
+        self.attempt(signature, |nccl| nccl.on_device(call, times))
+    }
+
+    fn repeat_messages(&mut self, messages: &mut [OwnedCall], times: u32) -> Result<(), CommError> {
+        if elsewhere(messages)?.is_none() {
+            return (0..times).try_for_each(|_| {
+                self.run_group(messages.iter_mut().map(OwnedCall::as_call).collect())
+            });
+        }
+        let own = Space::Device(self.settings.device);
+        if let Some(other) = messages.iter().find(|message| message.output.space() != own) {
+            return Err(self.not_ours(other.kind, other.output.space()));
+        }
+        let Some(first) = messages.first() else { return Ok(()) };
+        let signature = first.described().signature(self.peers.len());
+        self.attempt(signature, |nccl| nccl.messages_on_device(messages, times))
     }
 
     fn split(
@@ -275,12 +310,8 @@ impl Engine for Nccl {
     }
 
     fn close(&mut self) {
-        // To destroy it sees to it that the others get what was sent to them. One that failed was
-        // aborted.
-        if !self.raw.is_null() {
-            // SAFETY: the communicator is ours, and nobody uses it any more.
-            unsafe { (self.device.functions.destroy)(self.raw) };
-            self.raw = null_mut();
+        if let Some(raw) = self.given_out() {
+            self.farewell(raw);
         }
     }
 
@@ -291,6 +322,11 @@ impl Engine for Nccl {
             let _ = aborted.set(why.to_owned());
             meeting.abort(why);
         })
+    }
+
+    fn over(&self) -> Over {
+        let meeting = self.meeting.clone();
+        Arc::new(move || meeting.is_over())
     }
 }
 

@@ -18,6 +18,23 @@ pub type RawComm = *mut c_void;
 /// A queue of work on a device.
 pub type Stream = *mut c_void;
 
+/// How a communicator is to work, as the library's version 2.14 knew it; later ones take their
+/// defaults for what this does not say.
+#[repr(C)]
+pub struct Config {
+    bytes: usize,
+    magic: c_uint,
+    version: c_uint,
+    blocking: c_int,
+}
+
+impl Config {
+    /// Nothing that the library does may keep a caller waiting.
+    pub fn patient() -> Self {
+        Self { bytes: size_of::<Self>(), magic: 0xcafe_beef, version: 21400, blocking: 0 }
+    }
+}
+
 /// What a function of the library returns when all is well.
 pub const OK: c_int = 0;
 /// The library is still at it.
@@ -64,8 +81,11 @@ impl Vendor {
 
 /// The functions that are used. The libraries stay open as long as this lives.
 pub struct Functions {
+    pub version: unsafe extern "C" fn(*mut c_int) -> c_int,
+    pub device_count: unsafe extern "C" fn(*mut c_int) -> c_int,
     pub unique_id: unsafe extern "C" fn(*mut UniqueId) -> c_int,
-    pub init: unsafe extern "C" fn(*mut RawComm, c_int, UniqueId, c_int) -> c_int,
+    pub init: unsafe extern "C" fn(*mut RawComm, c_int, UniqueId, c_int, *mut Config) -> c_int,
+    pub finalize: unsafe extern "C" fn(RawComm) -> c_int,
     pub destroy: unsafe extern "C" fn(RawComm) -> c_int,
     pub abort: unsafe extern "C" fn(RawComm) -> c_int,
     pub async_error: unsafe extern "C" fn(RawComm, *mut c_int) -> c_int,
@@ -124,8 +144,11 @@ impl Functions {
         let collectives = open(collectives.0, collectives.1)?;
         let of = |name: &str| format!("{}{name}\0", vendor.prefix());
         Ok(Self {
+            version: symbol(&collectives, "ncclGetVersion\0")?,
+            device_count: symbol(&runtime, &of("GetDeviceCount"))?,
             unique_id: symbol(&collectives, "ncclGetUniqueId\0")?,
-            init: symbol(&collectives, "ncclCommInitRank\0")?,
+            init: symbol(&collectives, "ncclCommInitRankConfig\0")?,
+            finalize: symbol(&collectives, "ncclCommFinalize\0")?,
             destroy: symbol(&collectives, "ncclCommDestroy\0")?,
             abort: symbol(&collectives, "ncclCommAbort\0")?,
             async_error: symbol(&collectives, "ncclCommGetAsyncError\0")?,
@@ -196,6 +219,6 @@ fn symbol<F: Copy>(library: &Library, name: &str) -> Result<F, CommError> {
     let found: Result<Symbol<'_, F>, _> = unsafe { library.get(name.as_bytes()) };
     found.map(|f| *f).map_err(|error| CommError::Join {
         what: error.to_string(),
-        hint: "use a newer NCCL or RCCL".to_owned(),
+        hint: "use NCCL or RCCL 2.14 or newer".to_owned(),
     })
 }

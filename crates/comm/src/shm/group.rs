@@ -29,7 +29,7 @@ struct Awaited<'a> {
 
 /// What is left to do.
 #[derive(Default)]
-struct Group<'a> {
+pub(super) struct Group<'a> {
     sends: Vec<Sending<'a>>,
     receives: Vec<Awaited<'a>>,
 }
@@ -46,7 +46,7 @@ impl Group<'_> {
     }
 
     /// The ranks that are waited for, and for what the first of them is.
-    fn awaited(&self) -> (Vec<usize>, Option<Now>) {
+    pub(super) fn awaited(&self) -> (Vec<usize>, Option<Now>) {
         let receives = self.receives.iter().filter(|r| !r.done).map(|r| (r.from, r.now));
         let sends = self.sends.iter().filter(|s| !s.done).map(|s| (s.to, s.now));
         let all: Vec<(usize, Now)> = receives.chain(sends).collect();
@@ -63,9 +63,13 @@ impl Group<'_> {
 impl ShmEngine {
     pub(super) fn run_messages(&mut self, calls: Vec<Call<'_>>) -> Result<(), CommError> {
         let mut group = self.begin_group(calls)?;
-        self.take_kept(&mut group)?;
+        self.finish_group(&mut group)
+    }
+
+    /// Until all is sent and has come.
+    pub(super) fn finish_group(&mut self, group: &mut Group<'_>) -> Result<(), CommError> {
         loop {
-            let moved = self.send_what_fits(&mut group) | self.take_what_came(&mut group)?;
+            let moved = self.pass(group)?;
             let (ranks, now) = group.awaited();
             let Some(now) = now else { return Ok(()) };
             if moved {
@@ -83,8 +87,14 @@ impl ShmEngine {
         }
     }
 
-    /// What is to be done; what goes to this rank itself is on its way at once.
-    fn begin_group<'a>(&mut self, calls: Vec<Call<'a>>) -> Result<Group<'a>, CommError> {
+    /// Moves what can be moved at once. Whether anything could.
+    pub(super) fn pass(&mut self, group: &mut Group<'_>) -> Result<bool, CommError> {
+        Ok(self.send_what_fits(group) | self.take_what_came(group)?)
+    }
+
+    /// What is to be done; what goes to this rank itself is on its way at once, and what came before
+    /// it was asked for is taken.
+    pub(super) fn begin_group<'a>(&mut self, calls: Vec<Call<'a>>) -> Result<Group<'a>, CommError> {
         let mut group = Group::default();
         for call in calls {
             let now = self.begin_message(&call)?;
@@ -109,6 +119,7 @@ impl ShmEngine {
                 }
             }
         }
+        self.take_kept(&mut group)?;
         Ok(group)
     }
 

@@ -18,6 +18,7 @@ mod barrier;
 mod board;
 mod buffers;
 mod direct;
+mod exchange;
 mod group;
 mod habit;
 mod home;
@@ -45,7 +46,7 @@ use self::mail::Mailbox;
 use self::plan::Plan;
 use self::reduce::Room;
 use self::wait::{Now, Shared};
-use crate::background::{Abort, Background, Engine, Memory, apart};
+use crate::background::{Abort, Background, Engine, Memory, Over, apart};
 use crate::blame::Waits;
 use crate::error::Peer;
 use crate::{Call, CommError, Kind, Signature};
@@ -266,6 +267,11 @@ impl Engine for ShmEngine {
             let by = shared.peers[shared.board.rank].clone();
             shared.fail(CommError::Aborted { by, why: why.to_owned() });
         })
+    }
+
+    fn over(&self) -> Over {
+        let shared = self.shared.clone();
+        Arc::new(move || verdict::is_over(&shared.board))
     }
 }
 

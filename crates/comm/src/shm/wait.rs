@@ -24,8 +24,8 @@ const YIELD_CROWDED: Duration = Duration::from_micros(5);
 /// How often it is looked between two such.
 const SPINS_BETWEEN: u32 = 30;
 /// How long is slept before it is looked whether all are well: at first, and at most.
-const NAP: Duration = Duration::from_millis(1);
-const NAP_MAX: Duration = Duration::from_millis(16);
+pub(super) const NAP: Duration = Duration::from_millis(1);
+pub(super) const NAP_MAX: Duration = Duration::from_millis(16);
 
 /// What this rank does.
 #[derive(Debug, Clone, Copy)]
@@ -116,7 +116,7 @@ impl Shared {
     }
 
     /// Why the wait for a rank should end.
-    fn trouble(&self, rank: usize, now: &Now, waited: Duration) -> Option<CommError> {
+    pub(super) fn trouble(&self, rank: usize, now: &Now, waited: Duration) -> Option<CommError> {
         if let Some(error) = self.verdict(now) {
             return Some(error);
         }
@@ -153,7 +153,7 @@ impl Shared {
     }
 
     /// The same, unless another was told first: then that is it for this rank, too.
-    fn tell(&self, error: CommError, now: &Now) -> CommError {
+    pub fn tell(&self, error: CommError, now: &Now) -> CommError {
         match verdict::declare(&self.board, &error) {
             true => error,
             false => self.verdict(now).unwrap_or(error),

@@ -268,11 +268,14 @@ pub struct Called {
     shape: u64,
 }
 
+/// What a signature may be of beside the collectives.
+const MESSAGES: [Kind; 2] = [Kind::Send, Kind::Receive];
+
 impl From<Signature> for Called {
     fn from(of: Signature) -> Self {
         let place = |found: Option<usize>| found.unwrap_or(0) as u8;
         Self {
-            kind: place(Kind::ALL.iter().position(|k| *k == of.kind)),
+            kind: place(Kind::ALL.iter().chain(&MESSAGES).position(|k| *k == of.kind)),
             dtype: place(DType::ALL.iter().position(|d| *d == of.dtype)),
             op: place(ReduceOp::ALL.iter().position(|o| *o == of.op)),
             root: of.root,
@@ -284,8 +287,9 @@ impl From<Signature> for Called {
 
 impl From<Called> for Signature {
     fn from(of: Called) -> Self {
+        let mut kinds = Kind::ALL.iter().chain(&MESSAGES);
         Self {
-            kind: Kind::ALL.get(of.kind as usize).copied().unwrap_or(Kind::Barrier),
+            kind: kinds.nth(of.kind as usize).copied().unwrap_or(Kind::Barrier),
             dtype: DType::ALL.get(of.dtype as usize).copied().unwrap_or(DType::U8),
             op: ReduceOp::ALL.get(of.op as usize).copied().unwrap_or(ReduceOp::Sum),
             root: of.root,
@@ -296,6 +300,11 @@ impl From<Called> for Signature {
 }
 
 impl Called {
+    /// Whether it is no collective, but one side of a message.
+    pub fn is_message(&self) -> bool {
+        usize::from(self.kind) >= Kind::ALL.len()
+    }
+
     /// As one number.
     pub fn number(&self) -> u32 {
         let small = [self.kind, self.dtype, self.op];

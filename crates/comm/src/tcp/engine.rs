@@ -1,8 +1,9 @@
 //! Collectives over TCP.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use crate::background::{Abort, Engine, apart, gathered};
+use crate::background::{Abort, Engine, Over, apart, gathered};
 use crate::comm::order;
 use crate::error::Peer;
 use crate::execute::{self, Planner, Room};
@@ -35,6 +36,35 @@ impl TcpEngine {
     /// How messages between ranks go: by which provider of libfabric's, or why by TCP.
     pub fn carried(&self) -> &str {
         self.transport.carried()
+    }
+
+    /// Messages, as [`execute::messages_beside`].
+    pub(crate) fn run_messages_beside(
+        &mut self,
+        messages: Vec<Call<'_>>,
+        beside: &mut dyn FnMut() -> Result<Duration, CommError>,
+    ) -> Result<(), CommError> {
+        execute::messages_beside(&mut self.transport, messages, beside)
+    }
+
+    /// One for the ranks of the same colour, as [`Engine::split`].
+    pub(crate) fn split_off(
+        &mut self,
+        colour: Option<u32>,
+        key: i64,
+    ) -> Result<Option<Self>, CommError> {
+        let said = self.said(colour, key)?;
+        let Some(colour) = colour else { return Ok(None) };
+        let ranks = order(&said, colour);
+        let own = self.transport.rank();
+        let rank = ranks.iter().position(|&rank| rank == own).unwrap_or(0) as u32;
+        let world = |rank: &u32| self.transport.members().get(*rank as usize).copied();
+        let members = ranks.iter().filter_map(world).collect();
+        let channel = self.transport.child_channel(colour);
+        let transport = self.transport.child(channel, members, rank);
+        let mut child = Self::new(transport);
+        child.planner.set_table(self.planner.table().clone());
+        Ok(Some(child))
     }
 
     /// What all ranks said of colour and key.
@@ -85,22 +115,16 @@ impl Engine for TcpEngine {
         colour: Option<u32>,
         key: i64,
     ) -> Result<Option<Box<dyn Engine>>, CommError> {
-        let said = self.said(colour, key)?;
-        let Some(colour) = colour else { return Ok(None) };
-        let ranks = order(&said, colour);
-        let own = self.transport.rank();
-        let rank = ranks.iter().position(|&rank| rank == own).unwrap_or(0) as u32;
-        let world = |rank: &u32| self.transport.members().get(*rank as usize).copied();
-        let members = ranks.iter().filter_map(world).collect();
-        let channel = self.transport.child_channel(colour);
-        let transport = self.transport.child(channel, members, rank);
-        let mut child = Self::new(transport);
-        child.planner.set_table(self.planner.table().clone());
-        Ok(Some(Box::new(child)))
+        let child = self.split_off(colour, key)?;
+        Ok(child.map(|child| Box::new(child) as Box<dyn Engine>))
     }
 
     fn abort(&self) -> Abort {
         Transport::abort(&self.transport)
+    }
+
+    fn over(&self) -> Over {
+        self.transport.over()
     }
 
     fn whole(&self) -> Option<Box<dyn Whole>> {

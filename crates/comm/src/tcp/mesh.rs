@@ -5,6 +5,7 @@ mod channels;
 mod hooks;
 mod incoming;
 mod outgoing;
+mod pass;
 mod reader;
 mod silence;
 mod target;
@@ -49,6 +50,9 @@ pub enum Way {
     In,
 }
 
+/// How much is kept of a rank's messages that nobody has asked for yet, before others come first.
+const KEEP: usize = 256 << 20;
+
 /// All connections.
 #[derive(Default)]
 pub struct Mesh {
@@ -63,6 +67,9 @@ pub struct Mesh {
     sleeper: bool,
     followers: usize,
     tickets: u64,
+    keep: usize,
+    /// How often in a row ranks of which much is kept were not read, for others moved.
+    put_off: u32,
 }
 
 /// A mesh for several threads.
@@ -74,6 +81,12 @@ pub struct Shared {
 }
 
 impl Mesh {
+    /// One that keeps so much of a rank's messages that nobody has asked for, while there is
+    /// something else to do.
+    pub fn new(keep: usize) -> Self {
+        Self { keep, ..Self::default() }
+    }
+
     /// How many connections there are to a rank.
     pub fn lanes_to(&self, rank: u32) -> usize {
         self.outgoing.get(&rank).map_or(0, Outgoing::lanes)
@@ -123,27 +136,6 @@ impl Mesh {
         }
         self.incoming.entry(from).or_default().post(posted, &mut self.channels);
         posted.ticket
-    }
-
-    /// Moves what can be moved without waiting.
-    pub fn pass(&mut self) {
-        let mut broken = match &mut self.fabric {
-            Some(fabric) => fabric.pass(&mut self.channels),
-            None => Vec::new(),
-        };
-        for (rank, outgoing) in &mut self.outgoing {
-            if let Err(error) = outgoing.write(&mut self.channels) {
-                broken.push((*rank, Way::Out, std::io::Error::from(error).to_string()));
-            }
-        }
-        for (rank, incoming) in &mut self.incoming {
-            if let Err(why) = incoming.read(&mut self.channels) {
-                broken.push((*rank, Way::In, why));
-            }
-        }
-        for (rank, way, why) in broken {
-            self.broke(rank, way, why);
-        }
     }
 
     /// What waits for it waits on; who waits sees that it is broken.
@@ -214,7 +206,8 @@ impl Mesh {
 impl Shared {
     pub fn new() -> std::io::Result<Self> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self { mesh: Mutex::default(), moved: Condvar::new(), wake, hooks: Mutex::default() })
+        let mesh = Mutex::new(Mesh::new(KEEP));
+        Ok(Self { mesh, moved: Condvar::new(), wake, hooks: Mutex::default() })
     }
 
     pub fn lock(&self) -> MutexGuard<'_, Mesh> {

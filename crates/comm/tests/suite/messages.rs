@@ -6,6 +6,9 @@ use regatta_comm::{Buffer, Call, Comm, Counts, DType, Kind, OwnedCall, Pending, 
 use super::case::mix;
 use super::on_all;
 
+/// So many messages are in a group.
+const GROUP: usize = 12;
+
 /// One message.
 #[derive(Debug, Clone)]
 pub struct Message {
@@ -70,6 +73,47 @@ impl Mail {
 
     pub fn check<C: Comm>(&self, world: Vec<C>) {
         on_all(world, |comm| self.play(comm));
+    }
+
+    /// The same, some at a time in a group, and then the other way round: what comes first is asked
+    /// for last, and only tags tell messages apart.
+    pub fn check_groups<C: Comm>(&self, world: Vec<C>) {
+        on_all(world, |comm| {
+            for (at, messages) in self.messages.chunks(GROUP).enumerate() {
+                play_group(comm, messages, at % 2 == 1);
+            }
+        });
+    }
+}
+
+/// A rank's part in messages that are one group.
+fn play_group(comm: &dyn Comm, messages: &[Message], backwards: bool) {
+    let own = |message: &&Message| message.from == comm.rank() || message.to == comm.rank();
+    let bytes: Vec<Vec<u8>> = messages.iter().filter(own).map(Message::bytes).collect();
+    let mut outputs: Vec<Vec<u8>> = bytes.iter().map(|right| vec![0; right.len()]).collect();
+    let mut calls = Vec::new();
+    for ((message, right), output) in messages.iter().filter(own).zip(&bytes).zip(&mut outputs) {
+        let counts = || Counts::Equal(message.count);
+        let (dtype, op, tag) = (message.dtype, ReduceOp::Sum, message.tag);
+        let call = |kind, root, input, output| {
+            let counts = counts();
+            Call { kind, dtype, op, root, tag, counts, input, output }
+        };
+        if message.from == comm.rank() {
+            calls.push(call(Kind::Send, message.to, Some(&right[..]), &mut []));
+        }
+        if message.to == comm.rank() {
+            calls.push(call(Kind::Receive, message.from, None, &mut output[..]));
+        }
+    }
+    if backwards {
+        // Receives before sends; messages of one tag keep their order.
+        calls.sort_by_key(|call| (call.kind == Kind::Send, std::cmp::Reverse(call.tag)));
+    }
+    comm.run_group(calls).unwrap();
+    let came = messages.iter().filter(own).zip(outputs.iter().zip(&bytes));
+    for (message, (output, right)) in came.filter(|(message, _)| message.to == comm.rank()) {
+        assert!(output == right, "rank {}: {message:?}", comm.rank());
     }
 }
 

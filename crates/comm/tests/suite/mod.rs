@@ -13,7 +13,8 @@ mod messages;
 mod recipe;
 pub mod session;
 
-use proptest::strategy::{Strategy, ValueTree};
+use proptest::prelude::prop;
+use proptest::strategy::{Just, Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use regatta_comm::{Call, Collectives, Comm, CommError, Counts, DType, Kind, OwnedCall, ReduceOp};
 
@@ -97,6 +98,26 @@ pub fn any_messages<C: Comm>(
     world: impl Fn(u32) -> Vec<C>,
 ) {
     tried(usual, &messages::mail(ranks, true), |mail| mail.check(world(mail.ranks)));
+}
+
+/// Messages in groups, likewise.
+pub fn any_groups<C: Comm>(usual: u32, ranks: std::ops::Range<u32>, world: impl Fn(u32) -> Vec<C>) {
+    tried(usual, &messages::mail(ranks, true), |mail| mail.check_groups(world(mail.ranks)));
+}
+
+/// Sessions and groups of messages, of ranks anywhere on some nodes: `world` is given the node of
+/// each rank.
+pub fn any_layout<C: Comm>(usual: u32, world: impl Fn(&[u32]) -> Vec<C>) {
+    let drawn = prop::collection::vec(0u32..4, 2..10).prop_flat_map(|nodes| {
+        let ranks = nodes.len() as u32;
+        let (session, mail) =
+            (session::session(ranks..ranks + 1), messages::mail(ranks..ranks + 1, true));
+        (Just(nodes), session, mail)
+    });
+    tried(usual, &drawn, |(nodes, session, mail)| {
+        session.check(world(&nodes));
+        mail.check_groups(world(&nodes));
+    });
 }
 
 /// Tries what chance draws from a seed, and finds a simple one that fails if one does.

@@ -142,22 +142,30 @@ fn large_messages_in_a_circle_are_late_and_it_is_said_what_to_do() {
 }
 
 #[test]
-fn a_message_of_another_size_does_no_harm() {
-    suite::on_all(hasty(2), |comm| match comm.rank() {
-        0 => {
-            comm.send(&[1u8; 10], 1, 0).unwrap();
-            comm.send(&[2u8; 4], 1, 0).unwrap();
-            comm.barrier().unwrap();
-        }
-        _ => {
-            let error = comm.receive(&mut [0u8; 9], 0, 0).unwrap_err();
-            assert_eq!(error.to_string(), "receive: 10 bytes came, 9 fit");
-            let mut next = [0u8; 4];
-            comm.receive(&mut next, 0, 0).unwrap();
-            assert_eq!(next, [2; 4]);
-            comm.barrier().unwrap();
-        }
-    });
+fn a_message_of_another_size_is_told_to_all() {
+    // One for which somebody waits already, and one that nobody has asked for when it comes.
+    for early in [false, true] {
+        let errors = suite::on_all(hasty(3), |comm| {
+            let done = match comm.rank() {
+                0 => {
+                    let wrong = comm.send(&[1.0f32; 10], 1, 0);
+                    if early { wrong.and_then(|()| comm.send(&[0u8], 1, 1)) } else { wrong }
+                }
+                1 if early => {
+                    comm.receive(&mut [0u8], 0, 1).unwrap();
+                    comm.receive(&mut [0.0f32; 9], 0, 0)
+                }
+                1 => comm.receive(&mut [0.0f32; 9], 0, 0),
+                _ => Ok(()),
+            };
+            let error = done.and_then(|()| comm.barrier()).unwrap_err();
+            let exact = matches!(&error, CommError::Unmatched { sent: 10, expected: 9, .. });
+            assert_eq!(exact, comm.rank() == 1, "{error}");
+            error.to_string()
+        });
+        let right = "rank 0 on node0 sends 10 f32 to rank 1 on node1, which expects 9";
+        assert!(errors.iter().all(|error| error.contains(right)), "{errors:?}");
+    }
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! One file a command.
 
 pub mod agent;
+pub mod bench;
 pub mod check;
 pub mod docs;
 pub mod env;

@@ -4,7 +4,7 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use regatta_model::result::RunResult;
 use regatta_model::{Placement, document};
@@ -182,9 +182,7 @@ fn the_same_job_whoever_starts_it() {
         let options = ["--ranks-per-node", "2", "--oversubscribe", "--fan-out", "3"];
         let folder = bed.launch(way, &format!("run-{way}"), &options, &["sh", "-c", TELL]);
         assert_right(way, &folder, NODES, EACH);
-        for host in bed.cluster.nodes() {
-            assert_eq!(bed.cluster.processes(host).unwrap(), [], "{way}: left on {host}");
-        }
+        assert_nothing_left(way, &bed.cluster);
         if let Some(python) = &python {
             let options = ["-N", "3", "--ranks-per-node", "1", "--oversubscribe"];
             let folder = bed.launch(way, &format!("ddp-{way}"), &options, &[python, &ddp]);
@@ -192,6 +190,19 @@ fn the_same_job_whoever_starts_it() {
         }
     }
     adopted(&bed, python.as_deref(), &ddp);
+}
+
+/// When the launcher ends, its agents have, and soon what others started to start them.
+fn assert_nothing_left(way: &str, cluster: &Cluster) {
+    let on_all = || cluster.nodes().iter().flat_map(|host| cluster.processes(host).unwrap());
+    let agents: Vec<_> = on_all().filter(|p| p.command.contains(" agent --boot ")).collect();
+    assert!(agents.is_empty(), "{way} left {agents:?}");
+    let start = Instant::now();
+    while on_all().next().is_some() {
+        let left: Vec<_> = on_all().collect();
+        assert!(start.elapsed() < Duration::from_secs(30), "{way} left {left:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 /// All ranks saw all others' gradients.

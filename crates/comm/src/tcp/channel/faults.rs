@@ -1,14 +1,17 @@
 //! What is wrong with a communicator: told by rank 0, shown by messages, or by the clock.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::watch::Due;
 use super::{Posting, TcpTransport};
-use crate::CommError;
+use crate::background::Over;
 use crate::error::Peer;
 use crate::fabric::Carrier;
 use crate::tcp::control::{Called, Fault, Left, Up};
 use crate::tcp::mesh::{Mesh, Trouble, Way};
+use crate::transport::Ticket;
+use crate::{CommError, DType};
 
 /// How long rank 0 may take to say what is wrong; then this rank says what it sees itself.
 pub(super) const VERDICT_WITHIN: Duration = Duration::from_secs(6);
@@ -16,6 +19,15 @@ pub(super) const VERDICT_WITHIN: Duration = Duration::from_secs(6);
 /// What to do about a large message that nobody takes.
 const CIRCLE: &str =
     " that is not received (ranks that all send first wait in a circle: put messages in a group)";
+
+/// What is known to be wrong with a communicator of these members.
+fn fault_of<'a>(mesh: &'a Mesh, channel: u64, members: &[u32]) -> Option<&'a Fault> {
+    let matters = |(of, fault): &&(Option<u64>, Fault)| match of {
+        Some(of) => *of == channel,
+        None => fault.concerns(members),
+    };
+    mesh.news.faults.iter().find(matters).map(|(_, fault)| fault)
+}
 
 impl TcpTransport {
     /// Something is wrong with a rank; rank 0 may know better what.
@@ -29,13 +41,16 @@ impl TcpTransport {
         }
     }
 
+    /// How to ask whether something is known to be wrong with this communicator.
+    pub fn over(&self) -> Over {
+        let (shared, channel) = (self.endpoint.shared.clone(), self.channel);
+        let members = self.members.clone();
+        Arc::new(move || fault_of(&shared.lock(), channel, &members).is_some())
+    }
+
     /// What is known to be wrong with this communicator.
     pub(super) fn verdict(&self, mesh: &Mesh) -> Option<CommError> {
-        let matters = |(channel, fault): &&(Option<u64>, Fault)| match channel {
-            Some(channel) => *channel == self.channel,
-            None => fault.concerns(&self.members),
-        };
-        if let Some((_, fault)) = mesh.news.faults.iter().find(matters) {
+        if let Some(fault) = fault_of(mesh, self.channel, &self.members) {
             return Some(self.explain(fault, mesh));
         }
         let left = mesh.news.left.iter().filter(|((channel, _), _)| *channel == self.channel);
@@ -67,6 +82,17 @@ impl TcpTransport {
                 why: why.clone(),
                 call: self.doing.clone(),
             },
+            Fault::Disagree { sequence, most, odd } if most.1.is_message() => {
+                // Of the two, this rank first; others were at neither.
+                let (ours, theirs) = if odd.0 == self.me() { (odd, most) } else { (most, odd) };
+                CommError::Disagree {
+                    sequence: *sequence,
+                    ours_by: self.peer(ours.0),
+                    ours: Box::new(ours.1.into()),
+                    theirs_by: self.peer(theirs.0),
+                    theirs: Box::new(theirs.1.into()),
+                }
+            }
             Fault::Disagree { sequence, most, odd } => {
                 let own = mesh.channels.peek(self.channel).and_then(|c| c.called(*sequence));
                 self.disagree(*sequence, own, *most, *odd)
@@ -188,10 +214,7 @@ impl TcpTransport {
             return Err(self.concede(CommError::System { what, why: why.to_owned() }));
         }
         match mesh.channels.get(self.channel).trouble.take() {
-            Some(Trouble::Size { came, room }) => {
-                let what = format!("{came} bytes came, {room} fit");
-                return Err(CommError::Shape { call: "receive", what });
-            }
+            Some(Trouble::Size { of, came, room }) => return Err(self.unmatched(of, came, room)),
             Some(Trouble::Mismatch { call }) => self.mismatch(call, now),
             None => {}
         }
@@ -233,6 +256,14 @@ impl TcpTransport {
             Some((until, _)) => Ok(next.min(*until)),
             None => Ok(next),
         }
+    }
+
+    /// A message has another length than the room for it, both in bytes: all that is known here.
+    fn unmatched(&self, ticket: Ticket, sent: u64, expected: u64) -> CommError {
+        let from = self.open.iter().find(|posting| posting.ticket == ticket);
+        let from = self.peer(from.map_or(u32::MAX, |posting| posting.with));
+        let (to, dtype) = (self.peer(self.me()), DType::U8);
+        CommError::Unmatched { from, to, dtype, sent, expected }
     }
 
     /// Sees whether the path to one that is waited for is still there.

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::TcpTransport;
 use super::faults::VERDICT_WITHIN;
-use crate::background::Abort;
+use crate::background::{Abort, Over};
 use crate::blame::Waits;
 use crate::tcp::control::{Fault, Up};
 use crate::tcp::mesh::Hook;
@@ -37,7 +37,11 @@ impl Whole for TcpTransport {
             }
             // The one who gave up has said why.
             CommError::Aborted { .. } => false,
-            CommError::Late { .. } | CommError::Disagree { .. } => {
+            CommError::Late { .. } => {
+                self.inquire(&error);
+                false
+            }
+            CommError::Disagree { ours, .. } if !ours.kind.is_message() => {
                 self.inquire(&error);
                 false
             }
@@ -81,6 +85,10 @@ impl Whole for TcpTransport {
     fn abort(&self) -> Abort {
         Transport::abort(self)
     }
+
+    fn over(&self) -> Over {
+        TcpTransport::over(self)
+    }
 }
 
 impl TcpTransport {
@@ -103,7 +111,7 @@ impl TcpTransport {
     fn report(&self, error: &CommError) {
         let fault = match error {
             // It is of a call of a part, which has another number in the whole.
-            CommError::Disagree { .. } => {
+            CommError::Disagree { ours, .. } if !ours.kind.is_message() => {
                 Fault::Aborted { rank: self.me(), why: error.to_string() }
             }
             _ => self.fault(error),

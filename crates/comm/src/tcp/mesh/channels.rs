@@ -20,6 +20,8 @@ pub enum Trouble {
     },
     /// A message has another size than the room for it.
     Size {
+        /// Who asked for it.
+        of: Ticket,
         /// Bytes that came.
         came: u64,
         /// Bytes that fit.

@@ -10,9 +10,6 @@ use super::target::{Posted, Target};
 use super::{Channels, Trouble};
 use crate::tcp::frame::{HEAD, Head, stripe};
 
-/// How much is kept of what nobody has asked for yet. A rank that is further ahead has to wait.
-const KEPT: usize = 256 << 20;
-
 /// How much of one rank's is read before the others have their turn.
 const SHARE: usize = 4 << 20;
 
@@ -86,13 +83,18 @@ impl Incoming {
         self.finish(id, channels);
     }
 
-    /// Reads what is there, until a message is complete or somebody else should have a turn. True:
-    /// something came.
-    pub fn read(&mut self, channels: &mut Channels) -> Result<bool, String> {
+    /// Whether so much is kept of what nobody has asked for that others come first.
+    pub fn is_full(&self, keep: usize) -> bool {
+        self.kept >= keep
+    }
+
+    /// Reads what is there, until a message is complete or somebody else should have a turn. No
+    /// message is begun when so much is kept. True: something came.
+    pub fn read(&mut self, channels: &mut Channels, keep: usize) -> Result<bool, String> {
         let mut share = SHARE;
         for lane in 0..self.lanes.len() {
             loop {
-                let turn = match self.step(lane, channels) {
+                let turn = match self.step(lane, channels, keep) {
                     Err(_) if self.can_do_without(lane) => {
                         self.lanes[lane] = None;
                         Turn::Empty
@@ -113,8 +115,8 @@ impl Incoming {
     }
 
     /// One system call, or what can be done without one.
-    fn step(&mut self, lane: usize, channels: &mut Channels) -> Result<Turn, String> {
-        let wants_head = self.wants_head(lane);
+    fn step(&mut self, lane: usize, channels: &mut Channels, keep: usize) -> Result<Turn, String> {
+        let wants_head = self.wants_head(lane) && !self.is_full(keep);
         let Some(reader) = self.lanes.get_mut(lane).and_then(Option::as_mut) else {
             return Ok(Turn::Empty);
         };
@@ -166,7 +168,7 @@ impl Incoming {
     /// message.
     fn wants_head(&self, lane: usize) -> bool {
         let has_heads = lane <= OWN && self.chosen.is_none_or(|chosen| chosen == lane);
-        has_heads && !self.posted.is_empty() && self.kept < KEPT
+        has_heads && !self.posted.is_empty()
     }
 
     /// Whether messages may come over the other connection when this one is closed: a rank that
@@ -290,7 +292,7 @@ pub fn fits(head: &Head, posted: &Posted, channels: &mut Channels) -> bool {
     let trouble = if head.what != posted.what && !key.tagged {
         Trouble::Mismatch { call: key.number }
     } else if head.length as usize != posted.length {
-        Trouble::Size { came: head.length, room: posted.length as u64 }
+        Trouble::Size { of: posted.ticket, came: head.length, room: posted.length as u64 }
     } else {
         return true;
     };
@@ -342,7 +344,7 @@ mod tests {
             let posted = Posted { key, what: 7, ticket, start, length: 3, landing, with: None };
             incoming.post(posted, &mut channels);
             while channels.get(1).done.is_empty() {
-                incoming.read(&mut channels).unwrap();
+                incoming.read(&mut channels, usize::MAX).unwrap();
             }
             assert_eq!(&into, b"abc");
         }

@@ -105,21 +105,19 @@ impl Outgoing {
         }
     }
 
-    /// Writes what goes. True: there is more, and the sockets are full.
+    /// Writes what goes. True: something went.
     pub fn write(&mut self, channels: &mut Channels) -> Result<bool, Errno> {
-        let mut more = false;
+        let mut went = false;
         for lane in &mut self.lanes {
             while let Some(chunk) = lane.queue.front_mut() {
                 if !chunk.is_done() {
                     match send(&lane.stream, chunk) {
                         Ok(count) => {
+                            went = true;
                             chunk.advance(count);
                             channels.moved(chunk.channel, count);
                         }
-                        Err(Errno::AGAIN) => {
-                            more = true;
-                            break;
-                        }
+                        Err(Errno::AGAIN) => break,
                         Err(Errno::INTR) => continue,
                         Err(error) => return Err(error),
                     }
@@ -133,7 +131,7 @@ impl Outgoing {
                 }
             }
         }
-        Ok(more)
+        Ok(went)
     }
 
     /// All connections.

@@ -47,8 +47,16 @@ trait Ground {
     fn end(self: Box<Self>);
 }
 
+/// Takes a line that a rank wrote, or leaves it to the screen.
+pub type Listener = Box<dyn FnMut(&str) -> bool>;
+
 /// Runs the command.
 pub fn run(args: &LaunchArgs) -> Result<ExitCode> {
+    run_heard(args, None)
+}
+
+/// Runs the command for another one, which hears what ranks write before it is shown.
+pub fn run_heard(args: &LaunchArgs, listener: Option<Listener>) -> Result<ExitCode> {
     let survey = Survey::take(&args.source, args.spares)?;
     if !survey.machines[0].is_live() && !args.dry_run {
         bail!("--system and --machine describe another machine: use them with --dry-run");
@@ -57,7 +65,7 @@ pub fn run(args: &LaunchArgs) -> Result<ExitCode> {
         Some(me) if !args.dry_run => return adopt(args, survey, me.rank),
         _ => check_nodes(args, &survey)?,
     }
-    if args.dry_run { dry_run(args, survey) } else { start(args, survey) }
+    if args.dry_run { dry_run(args, survey) } else { start(args, survey, listener) }
 }
 
 /// The exit code of an error: what a shell says where it is the user's command that cannot be run.
@@ -107,12 +115,13 @@ fn dry_run(args: &LaunchArgs, mut survey: Survey) -> Result<ExitCode> {
 }
 
 /// Starts the ranks, and anew after failures, as often as may be.
-fn start(args: &LaunchArgs, survey: Survey) -> Result<ExitCode> {
+fn start(args: &LaunchArgs, survey: Survey, listener: Option<Listener>) -> Result<ExitCode> {
     warden::guard()?;
     let id = run_id(SystemTime::now(), std::process::id());
     let path = args.run_dir.clone().unwrap_or_else(|| PathBuf::from("runs").join(&id));
     let mut folder = RunFolder::create(&path)?;
-    let ended = in_folder(args, survey, &id, &mut folder);
+    let screen = Screen::new(&args.show, args.tee.as_deref(), listener);
+    let ended = screen.and_then(|screen| in_folder(args, survey, &id, &mut folder, screen));
     if ended.is_err() {
         folder.abandon();
     }
@@ -124,13 +133,14 @@ fn in_folder(
     survey: Survey,
     id: &str,
     folder: &mut RunFolder,
+    screen: Screen,
 ) -> Result<ExitCode> {
     let mut signals = Caught::new()?;
     let mut ground: Box<dyn Ground> = match survey.is_elsewhere() {
         true => Box::new(there::There::up(args, survey, id, folder, &mut signals)?),
         false => Box::new(here::Here::new(args, survey, id, Some(folder.logs()))),
     };
-    let code = attempts(args, ground.as_mut(), folder, &mut signals);
+    let code = attempts(args, ground.as_mut(), folder, &mut signals, screen);
     ground.end();
     code
 }
@@ -140,8 +150,8 @@ fn attempts(
     ground: &mut dyn Ground,
     folder: &mut RunFolder,
     signals: &mut Caught,
+    mut screen: Screen,
 ) -> Result<ExitCode> {
-    let mut screen = Screen::new(&args.show, args.tee.as_deref())?;
     let mut attempt = 0;
     loop {
         let planned = ground.plan(attempt)?;

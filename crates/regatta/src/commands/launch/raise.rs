@@ -24,7 +24,7 @@ use regatta_place::rendezvous;
 use regatta_wire::secret::Secret;
 
 use super::report;
-use crate::cli::{FAINT, LaunchArgs};
+use crate::cli::{FAINT, LaunchArgs, WARNING};
 use crate::plan::Survey;
 use crate::shell::quote;
 use crate::{output, system};
@@ -33,6 +33,9 @@ use crate::{output, system};
 const SILENCE: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(10));
 /// Ports that agents try to listen on.
 const PORTS: usize = 8;
+
+/// How long agents that were told to leave are waited for: longer than they wait for each other.
+const LEAVE: Duration = Duration::from_secs(3);
 
 /// Nodes with agents that have connected.
 pub struct Raised {
@@ -122,11 +125,25 @@ pub fn agents(
     let waited = wait(&mut fleet, &mut started, &hosts, times.join, signals);
     let settled = waited.and_then(|()| settle(&fleet, &started, &mut roster, &hosts, times.join));
     if let Err(error) = settled {
+        let gone = fleet.absent();
         fleet.leave();
-        started.end(Duration::from_secs(1));
+        leave(started, &gone, &hosts, Duration::from_secs(1));
         return Err(error);
     }
     Ok(Raised { hosts, roster, starter, unset, fleet, started, marker })
+}
+
+/// Waits until agents that were told to leave have, and says of which it is not known.
+pub fn leave(started: Started, gone: &[u32], hosts: &[String], grace: Duration) {
+    let late = started.end(gone, LEAVE, grace);
+    if !late.is_empty() {
+        let names: Vec<&str> = late.iter().map(|&node| hosts[node].as_str()).collect();
+        output::complain(&format!(
+            "{WARNING}note:{WARNING:#} what started the agents on {} did not end with the job and \
+             was ended; see whether a `regatta agent` is left there\n",
+            hostlist::compress(&names)
+        ));
+    }
 }
 
 fn times(args: &LaunchArgs) -> Times {

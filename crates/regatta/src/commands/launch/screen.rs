@@ -11,6 +11,7 @@ use anyhow::{Context, Result};
 use regatta_launch::lines::Folded;
 use regatta_model::{CpuSet, hostlist};
 
+use super::Listener;
 use crate::cli::FAINT;
 use crate::output;
 
@@ -46,11 +47,13 @@ pub struct Screen {
     /// Since when the terminal takes nothing.
     stuck: Option<Instant>,
     dropped: u64,
+    /// Who hears lines before they are shown.
+    listener: Option<Listener>,
 }
 
 impl Screen {
     /// A screen that shows the lines of the ranks in `only`, or of all.
-    pub fn new(only: &[u32], tee: Option<&Path>) -> Result<Self> {
+    pub fn new(only: &[u32], tee: Option<&Path>, listener: Option<Listener>) -> Result<Self> {
         let open = |path: &Path| File::create(path).with_context(|| path.display().to_string());
         let (orders, receiver) = sync_channel(QUEUE);
         std::thread::Builder::new()
@@ -66,6 +69,7 @@ impl Screen {
             pending: None,
             stuck: None,
             dropped: 0,
+            listener,
         })
     }
 
@@ -73,6 +77,9 @@ impl Screen {
     pub fn show(&mut self, line: &Folded) -> bool {
         if !self.deliver() {
             return false;
+        }
+        if self.listener.as_mut().is_some_and(|takes| takes(&line.text)) {
+            return true;
         }
         if !self.only.is_empty() && !line.ranks.iter().any(|r| self.only.contains(r)) {
             return true;

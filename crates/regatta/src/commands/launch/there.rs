@@ -27,8 +27,8 @@ use crate::cli::LaunchArgs;
 use crate::plan::{Plan, Survey};
 use crate::system;
 
-/// How long agents have to end when the job is over.
-const LEAVE: Duration = Duration::from_secs(5);
+/// How long what started agents has to end when it is asked to.
+const GRACE: Duration = Duration::from_secs(5);
 
 /// The job's nodes.
 pub struct There<'a> {
@@ -252,7 +252,8 @@ impl Ground for There<'_> {
     }
 
     fn end(self: Box<Self>) {
+        let gone = self.fleet.absent();
         self.fleet.leave();
-        self.started.end(LEAVE);
+        raise::leave(self.started, &gone, &self.hosts, GRACE);
     }
 }

@@ -1,0 +1,180 @@
+//! Results drawn: bandwidth and time over size, as SVG and as an HTML page with the tables.
+//!
+//! A drawing is all in one file, light or dark as its reader's screen is.
+
+mod axis;
+mod page;
+mod panel;
+
+use regatta_model::{BenchResult, Operation};
+
+use crate::compare::by_size;
+use crate::figure::Figure;
+use crate::place::Place;
+use panel::{COLOURS, Frame, Series};
+
+pub use page::html;
+
+/// The width of a drawing, and what a panel has of it.
+const WIDTH: f64 = 900.0;
+const LEFT: f64 = 80.0;
+const PANEL_WIDTH: f64 = 790.0;
+const PANEL_HEIGHT: f64 = 260.0;
+/// Above the first panel without its legend, between panels, and below the last.
+const TOP: f64 = 84.0;
+const BETWEEN: f64 = 74.0;
+const LEGEND_LINE: f64 = 20.0;
+
+/// Colours of lines that can be told apart, also by those who see few colours: on white, on black.
+const PALETTE: [(&str, &str); COLOURS] = [
+    ("#0068b5", "#5fb0ff"),
+    ("#c8500a", "#ff9d5c"),
+    ("#00795a", "#3fd1a5"),
+    ("#a1377f", "#f08cca"),
+    ("#7a6400", "#e0c64d"),
+    ("#4b4bb8", "#a5a5ff"),
+    ("#5a5a5a", "#bdbdbd"),
+    ("#a11d1d", "#ff8080"),
+];
+
+/// Draws an operation of several results, each a line: bandwidth in one panel and time in another.
+/// `None` where none of them has a figure of it.
+pub fn svg(results: &[BenchResult], operation: &Operation) -> Option<String> {
+    let bandwidth = match Figure::usual(operation) {
+        Figure::Time => Figure::BusBandwidth,
+        figure => figure,
+    };
+    let place = common_place(results, operation);
+    let figures = [bandwidth, Figure::Time];
+    let panels: Vec<(Figure, Vec<Series>)> = figures
+        .into_iter()
+        .map(|figure| (figure, all_series(results, operation, figure, place)))
+        .filter(|(_, all)| all.iter().any(|series| !series.values.is_empty()))
+        .collect();
+    (!panels.is_empty()).then(|| drawing(operation, place, &panels))
+}
+
+/// Out of place, if all have it; else in place.
+fn common_place(results: &[BenchResult], operation: &Operation) -> Place {
+    let tables = results.iter().flat_map(|result| &result.tables);
+    let mut rows = tables.filter(|table| table.operation == *operation).flat_map(|t| &t.rows);
+    match rows.all(|row| row.out_of_place.is_some()) {
+        true => Place::OutOfPlace,
+        false => Place::InPlace,
+    }
+}
+
+/// A line for each table of the operation; where a result has several, with the type it is of.
+fn all_series(
+    results: &[BenchResult],
+    operation: &Operation,
+    figure: Figure,
+    place: Place,
+) -> Vec<Series> {
+    let mut all = Vec::new();
+    for result in results {
+        let tables: Vec<_> =
+            result.tables.iter().filter(|table| table.operation == *operation).collect();
+        for table in &tables {
+            let kind = [&table.dtype, &table.redop].into_iter().flatten().cloned();
+            let label = match tables.len() {
+                1 => result.label.clone(),
+                _ => format!("{} ({})", result.label, kind.collect::<Vec<_>>().join(" ")),
+            };
+            all.push(Series { label, values: by_size(result, table, figure, place) });
+        }
+    }
+    all
+}
+
+fn drawing(operation: &Operation, place: Place, panels: &[(Figure, Vec<Series>)]) -> String {
+    let labels: Vec<&str> =
+        panels.first().iter().flat_map(|(_, all)| all.iter().map(|s| s.label.as_str())).collect();
+    let legend_height = LEGEND_LINE * labels.len() as f64;
+    let each = PANEL_HEIGHT + BETWEEN;
+    let height = TOP + legend_height + each * panels.len() as f64;
+    let title = escaped(&format!("{operation}, {place}, by size"));
+    let names: Vec<String> = labels.iter().map(|label| escaped(label)).collect();
+    let id = identifier(operation);
+    let mut text = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" class=\"regatta-plot\" role=\"img\" \
+         aria-labelledby=\"{id}-title {id}-desc\" viewBox=\"0 0 {WIDTH} {height}\">\n\
+         <title id=\"{id}-title\">{title}</title>\n\
+         <desc id=\"{id}-desc\">Lines of {}.</desc>\n<style>{}</style>\n\
+         <rect class=\"paper\" width=\"100%\" height=\"100%\"/>\n\
+         <text class=\"title\" x=\"{LEFT}\" y=\"34\">{title}</text>\n",
+        names.join("; "),
+        style()
+    );
+    text.push_str(&legend(&names));
+    for (index, (figure, all)) in panels.iter().enumerate() {
+        let top = TOP + legend_height + each * index as f64;
+        let frame = Frame { left: LEFT, top, width: PANEL_WIDTH, height: PANEL_HEIGHT };
+        text.push_str(&panel::draw(frame, *figure, all));
+    }
+    text.push_str("</svg>\n");
+    text
+}
+
+fn legend(names: &[String]) -> String {
+    let mut text = String::new();
+    for (index, name) in names.iter().enumerate() {
+        let y = 58.0 + LEGEND_LINE * index as f64;
+        let (colour, mark) = (index % COLOURS, panel::mark(index, LEFT + 12.0, y - 4.0));
+        text.push_str(&format!(
+            "<path class=\"line c{colour}\" d=\"M{LEFT} {:.1}h24\"/><path class=\"mark c{colour}\" \
+             d=\"{mark}\"/><text class=\"label\" x=\"{:.1}\" y=\"{y:.1}\">{name}</text>\n",
+            y - 4.0,
+            LEFT + 34.0
+        ));
+    }
+    text
+}
+
+/// The looks, for light and for dark screens. All rules are for our drawings alone.
+fn style() -> String {
+    let colours = |dark: bool| -> String {
+        let one = |(index, (light, black)): (usize, &(&str, &str))| {
+            let colour = if dark { black } else { light };
+            format!(
+                ".regatta-plot .line.c{index}{{stroke:{colour}}}.regatta-plot .mark.c{index}{{fill:{colour}}}"
+            )
+        };
+        PALETTE.iter().enumerate().map(one).collect()
+    };
+    format!(
+        ".regatta-plot{{font:13px system-ui,sans-serif}}\
+         .regatta-plot text{{fill:#222}}.regatta-plot .paper{{fill:#fff}}\
+         .regatta-plot .title{{font-size:18px;font-weight:600}}.regatta-plot .name{{font-weight:600}}\
+         .regatta-plot .tick{{font-size:11px}}.regatta-plot .grid{{stroke:#ddd;fill:none}}\
+         .regatta-plot .line{{fill:none;stroke-width:2}}{}\
+         @media (prefers-color-scheme:dark){{.regatta-plot text{{fill:#e6e6e6}}\
+         .regatta-plot .paper{{fill:#161616}}.regatta-plot .grid{{stroke:#3a3a3a}}{}}}",
+        colours(false),
+        colours(true)
+    )
+}
+
+/// A name for the drawing's parts that no other operation's drawing has.
+fn identifier(operation: &Operation) -> String {
+    let letter = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
+    format!("plot-{}", operation.name().chars().map(letter).collect::<String>())
+}
+
+/// Text as it may stand in SVG and HTML, also between quotes. What XML cannot hold is replaced.
+pub(crate) fn escaped(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for letter in text.chars() {
+        match letter {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            '\'' => out.push_str("&#39;"),
+            '\t' | '\n' | '\r' => out.push(' '),
+            c if c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}') => out.push('\u{fffd}'),
+            c => out.push(c),
+        }
+    }
+    out
+}

@@ -1,0 +1,131 @@
+//! One panel of a drawing: a frame with its axes and a line for each result.
+
+use std::collections::BTreeMap;
+
+use regatta_model::units::bytes;
+
+use super::axis::Axis;
+use super::escaped;
+use crate::figure::Figure;
+
+/// Where a panel is, and how large, in the drawing's units.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Frame {
+    pub left: f64,
+    pub top: f64,
+    pub width: f64,
+    pub height: f64,
+}
+
+/// One result's values by size.
+#[derive(Debug, Clone)]
+pub(super) struct Series {
+    pub label: String,
+    pub values: BTreeMap<u64, f64>,
+}
+
+/// Shapes tell lines apart where colours do not.
+const SHAPES: usize = 4;
+/// How many colours there are.
+pub(super) const COLOURS: usize = 8;
+
+/// Draws a panel.
+pub(super) fn draw(frame: Frame, figure: Figure, all: &[Series]) -> String {
+    let sizes = all.iter().flat_map(|series| series.values.keys().map(|size| *size as f64));
+    let values = || all.iter().flat_map(|series| series.values.values().copied());
+    let x = Axis::log(2.0, sizes.map(|size| size.max(1.0)));
+    let y = match figure.is_bandwidth() {
+        true => Axis::from_zero(values()),
+        false => Axis::log(10.0, values()),
+    };
+    let mut text = String::from("<g>\n");
+    text.push_str(&grid(frame, x, y, figure));
+    for (index, series) in all.iter().enumerate().filter(|(_, s)| !s.values.is_empty()) {
+        text.push_str(&line(frame, x, y, figure, index, series));
+    }
+    text.push_str("</g>\n");
+    text
+}
+
+fn across(frame: Frame, x: Axis, size: f64) -> f64 {
+    frame.left + x.position(size) * frame.width
+}
+
+fn up(frame: Frame, y: Axis, value: f64) -> f64 {
+    frame.top + (1.0 - y.position(value)) * frame.height
+}
+
+fn grid(frame: Frame, x: Axis, y: Axis, figure: Figure) -> String {
+    let Frame { left, top, width, height } = frame;
+    let (right, bottom) = (left + width, top + height);
+    let name = if figure.is_bandwidth() { figure.name() } else { "time" };
+    let mut text =
+        format!("<text class=\"name\" x=\"{left}\" y=\"{:.1}\">{name}</text>\n", top - 10.0);
+    for tick in y.ticks() {
+        let at = up(frame, y, tick);
+        let word = if figure.is_bandwidth() { plain(tick) } else { time(tick) };
+        let end = left - 8.0;
+        text.push_str(&format!(
+            "<path class=\"grid\" d=\"M{left:.1} {at:.1}H{right:.1}\"/>\
+             <text class=\"tick\" x=\"{end:.1}\" y=\"{:.1}\" text-anchor=\"end\">{word}</text>\n",
+            at + 4.0
+        ));
+    }
+    for tick in x.ticks() {
+        let at = across(frame, x, tick);
+        let word = bytes(tick as u64);
+        text.push_str(&format!(
+            "<path class=\"grid\" d=\"M{at:.1} {top:.1}V{bottom:.1}\"/>\
+             <text class=\"tick\" x=\"{at:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{word}</text>\n",
+            bottom + 18.0
+        ));
+    }
+    text
+}
+
+/// A time by the unit that suits it.
+fn time(us: f64) -> String {
+    match us {
+        us if us >= 1e6 => format!("{} s", plain(us / 1e6)),
+        us if us >= 1e3 => format!("{} ms", plain(us / 1e3)),
+        us => format!("{} µs", plain(us)),
+    }
+}
+
+/// A number without zeros at its end.
+fn plain(value: f64) -> String {
+    let text = format!("{value:.6}");
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
+}
+
+fn line(frame: Frame, x: Axis, y: Axis, figure: Figure, index: usize, series: &Series) -> String {
+    let place = |(size, value): (&u64, &f64)| {
+        (across(frame, x, (*size as f64).max(1.0)), up(frame, y, *value))
+    };
+    let points: Vec<String> =
+        series.values.iter().map(place).map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
+    let colour = index % COLOURS;
+    let mut text =
+        format!("<polyline class=\"line c{colour}\" points=\"{}\"/>\n", points.join(" "));
+    for (size, value) in &series.values {
+        let (x, y) = place((size, value));
+        let (label, unit) = (escaped(&series.label), figure.unit());
+        text.push_str(&format!(
+            "<path class=\"mark c{colour}\" d=\"{}\"><title>{label}: {}, {} {unit}</title></path>\n",
+            mark(index, x, y),
+            bytes(*size),
+            plain(*value)
+        ));
+    }
+    text
+}
+
+/// The shape of a result's points.
+pub(super) fn mark(index: usize, x: f64, y: f64) -> String {
+    match index % SHAPES {
+        0 => format!("M{:.1} {y:.1}a3.5 3.5 0 1 0 7 0a3.5 3.5 0 1 0 -7 0Z", x - 3.5),
+        1 => format!("M{:.1} {:.1}h6v6h-6Z", x - 3.0, y - 3.0),
+        2 => format!("M{x:.1} {:.1}l4 7h-8Z", y - 4.0),
+        _ => format!("M{x:.1} {:.1}l4.5 4.5l-4.5 4.5l-4.5 -4.5Z", y - 4.5),
+    }
+}

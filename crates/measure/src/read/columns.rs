@@ -1,0 +1,346 @@
+//! The columns of nccl-tests and rccl-tests, of all their versions, and their rows.
+
+use regatta_model::{BenchRow, Measurement};
+
+use crate::place::Place;
+
+/// One column.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Column {
+    Size,
+    Count,
+    Type,
+    Redop,
+    Root,
+    Figure(Place, Figure),
+    /// A word of the time of day.
+    Stamp,
+    /// One that we do not know, by its name.
+    Other(Place, String),
+}
+
+/// A column that comes once out of place and once in place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Figure {
+    Time,
+    Algbw,
+    Busbw,
+    Wrong,
+    Error,
+    Least,
+    Most,
+    P99,
+    Variation,
+}
+
+/// What the head of a table says of its columns.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Columns(Vec<Column>);
+
+/// A row with what its table is known by.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Row {
+    pub dtype: Option<String>,
+    pub redop: Option<String>,
+    pub root: Option<i64>,
+    pub row: BenchRow,
+}
+
+/// A word that is not what its column wants.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Misfit {
+    pub expected: String,
+    pub found: String,
+}
+
+/// A figure that was not measured.
+const UNKNOWN: &str = "N/A";
+/// What our own writer has where a result does not say what was measured.
+pub(crate) const NOT_SAID: &str = "-";
+
+/// Heads that are no columns: they group others.
+const GROUPS: [&str; 4] = ["out-of-place", "in-place", "(+", "per-iteration)"];
+
+impl Columns {
+    /// Reads the line with the columns' names, if it is one. `first` is the place of the first
+    /// time, which some versions show alone.
+    ///
+    /// Where text was copied off slides, heads are spread over several lines: then the columns are
+    /// those that every version has had since 2.13.
+    pub fn of_head(head: &str, first: Place) -> Option<Self> {
+        let names: Vec<&str> = head
+            .split_whitespace()
+            .filter(|name| !GROUPS.contains(name) && !is_unit(name))
+            .collect();
+        if !names.starts_with(&["size", "count"]) {
+            return None;
+        }
+        let mut columns: Vec<Column> = names.iter().map_while(|name| lead(name)).collect();
+        let figures = &names[columns.len()..];
+        if is_scattered(figures) {
+            columns.extend(usual_figures());
+            return Some(Self(columns));
+        }
+        let mut place = None;
+        for name in figures {
+            let figure = figure(name);
+            if figure == Some(Figure::Time) {
+                place = Some(if place.is_none() { first } else { Place::InPlace });
+            }
+            let place = place.unwrap_or(first);
+            match (figure, *name) {
+                (Some(figure), _) => columns.push(Column::Figure(place, figure)),
+                (None, "timestamp") => columns.extend([Column::Stamp, Column::Stamp]),
+                (None, other) => columns.push(Column::Other(place, other.to_owned())),
+            }
+        }
+        Some(Self(columns))
+    }
+
+    /// What every version has had since 2.13.
+    pub fn usual() -> Self {
+        let lead = [Column::Size, Column::Count, Column::Type, Column::Redop, Column::Root];
+        Self(lead.into_iter().chain(usual_figures()).collect())
+    }
+
+    /// How many words a whole row has.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether a line is a row: it begins as one does, or has as many words behind a size.
+    pub fn is_row(&self, words: &[&str]) -> bool {
+        let sized = words.first().is_some_and(|word| word.parse::<u64>().is_ok());
+        self.begins_row(words) || (sized && words.len() == self.len())
+    }
+
+    /// Whether a line begins as a row does.
+    pub fn begins_row(&self, words: &[&str]) -> bool {
+        let lead = |column: &&Column| !matches!(column, Column::Figure(..));
+        let lead: Vec<&Column> = self.0.iter().take_while(lead).collect();
+        let fits = |(column, word): (&&Column, &&str)| match column {
+            Column::Size => word.parse::<u64>().is_ok(),
+            Column::Count => *word == NOT_SAID || word.parse::<u64>().is_ok(),
+            Column::Root => *word == NOT_SAID || word.parse::<i64>().is_ok(),
+            _ => *word == NOT_SAID || word.starts_with(|c: char| c.is_ascii_alphabetic()),
+        };
+        words.len() >= lead.len().min(3) && lead.iter().zip(words).all(fits)
+    }
+
+    /// Whether the words of a line may be the rest of a row.
+    pub fn continues_row(words: &[&str]) -> bool {
+        !words.is_empty() && words.iter().all(|word| number(word).is_ok() || *word == UNKNOWN)
+    }
+
+    /// Whether so many words are a row of one place alone, behind a gap where the other would be.
+    pub fn is_in_place_alone(&self, line: &str, words: &[&str]) -> bool {
+        let figures = |place| move |c: &&Column| matches!(c, Column::Figure(p, _) if *p == place);
+        let out = self.0.iter().filter(figures(Place::OutOfPlace)).count();
+        out > 0 && words.len() + out == self.len() && line.contains(&" ".repeat(30))
+    }
+
+    /// Reads a row, or as much of it as there is.
+    pub fn row(&self, words: &[&str], in_place_alone: bool) -> Result<Row, Misfit> {
+        let is_out = |c: &Column| matches!(c, Column::Figure(Place::OutOfPlace, _));
+        let columns = self.0.iter().filter(|column| !(in_place_alone && is_out(column)));
+        let mut row = Row::default();
+        for (column, word) in columns.zip(words) {
+            column.fill(word, &mut row)?;
+        }
+        Ok(row)
+    }
+}
+
+/// Names of what a row is, before its figures.
+fn lead(name: &str) -> Option<Column> {
+    Some(match name {
+        "size" => Column::Size,
+        "count" => Column::Count,
+        "type" => Column::Type,
+        "redop" => Column::Redop,
+        "root" => Column::Root,
+        _ => return None,
+    })
+}
+
+fn figure(name: &str) -> Option<Figure> {
+    Some(match name {
+        "time" | "cputime" => Figure::Time,
+        "algbw" => Figure::Algbw,
+        "busbw" => Figure::Busbw,
+        "#wrong" => Figure::Wrong,
+        "error" => Figure::Error,
+        "i_min" => Figure::Least,
+        "i_max" => Figure::Most,
+        "i_p99" => Figure::P99,
+        "i_cv%" | "i_cv" => Figure::Variation,
+        _ => return None,
+    })
+}
+
+fn is_unit(name: &str) -> bool {
+    name.starts_with('(') && name.ends_with(')')
+}
+
+/// Whether a head lacks what every table has.
+fn is_scattered(figures: &[&str]) -> bool {
+    !figures.starts_with(&["time", "algbw", "busbw"])
+        && !figures.starts_with(&["cputime", "algbw", "busbw"])
+}
+
+fn usual_figures() -> impl Iterator<Item = Column> {
+    let figures = [Figure::Time, Figure::Algbw, Figure::Busbw, Figure::Wrong];
+    Place::BOTH
+        .into_iter()
+        .flat_map(move |p| figures.into_iter().map(move |f| Column::Figure(p, f)))
+}
+
+impl Column {
+    fn fill(&self, word: &str, row: &mut Row) -> Result<(), Misfit> {
+        let misfit =
+            |expected: &str| Misfit { expected: expected.to_owned(), found: word.to_owned() };
+        match self {
+            Self::Size => {
+                row.row.size_bytes = word.parse().map_err(|_| misfit("a size in bytes"))?;
+            }
+            Self::Count | Self::Type | Self::Redop | Self::Root if word == NOT_SAID => {}
+            Self::Count => {
+                row.row.count = Some(word.parse().map_err(|_| misfit("a count of elements"))?);
+            }
+            Self::Type => row.dtype = Some(word.to_owned()),
+            Self::Redop => row.redop = Some(word.to_owned()),
+            Self::Root => {
+                row.root = Some(word.parse().map_err(|_| misfit("the number of a root"))?)
+            }
+            Self::Figure(place, figure) => {
+                let measured = place.of_mut(&mut row.row);
+                figure.fill(word, measured).map_err(misfit)?;
+            }
+            Self::Other(place, name) => {
+                let measured = place.of_mut(&mut row.row);
+                let value = number(word).map_err(|()| misfit("a number"))?;
+                measured.other.extend(value.map(|value| (name.clone(), value)));
+            }
+            Self::Stamp => {}
+        }
+        Ok(())
+    }
+}
+
+impl Figure {
+    fn fill(self, word: &str, measured: &mut Measurement) -> Result<(), &'static str> {
+        // What is wrong beyond all bounds is marked.
+        let value = match (self, word) {
+            (_, UNKNOWN) => None,
+            (Self::Wrong, word) => number(word.trim_end_matches('*')).map_err(|()| self.name())?,
+            (_, word) => number(word).map_err(|()| self.name())?,
+        };
+        // A spread of nothing is none.
+        if value.is_none() {
+            return Ok(());
+        }
+        match self {
+            Self::Time => measured.time_us = value,
+            Self::Algbw => measured.algbw = value,
+            Self::Busbw => measured.busbw = value,
+            Self::Wrong => measured.wrong = value.map(|value| value as u64),
+            Self::Error => measured.error = value,
+            Self::Least => measured.spread.get_or_insert_default().min_us = value,
+            Self::Most => measured.spread.get_or_insert_default().max_us = value,
+            Self::P99 => measured.spread.get_or_insert_default().p99_us = value,
+            Self::Variation => measured.spread.get_or_insert_default().cv_percent = value,
+        }
+        Ok(())
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Time => "a time in microseconds",
+            Self::Algbw => "the algorithm's bandwidth in GB/s",
+            Self::Busbw => "the bus bandwidth in GB/s",
+            Self::Wrong => "a number of wrong elements or N/A",
+            Self::Error => "a deviation or N/A",
+            Self::Least | Self::Most | Self::P99 => "a time in microseconds",
+            Self::Variation => "a variation in percent",
+        }
+    }
+}
+
+/// A figure. One below zero is none; one that is not finite is `None`.
+pub(super) fn number(word: &str) -> Result<Option<f64>, ()> {
+    let plain = word.strip_prefix('-').unwrap_or(word);
+    if plain.eq_ignore_ascii_case("nan") || word.eq_ignore_ascii_case("inf") {
+        return Ok(None);
+    }
+    // Words such as "infinity" are numbers to Rust.
+    if !word.starts_with(|c: char| c.is_ascii_digit() || c == '.') {
+        return Err(());
+    }
+    match word.parse::<f64>() {
+        Ok(value) => Ok(value.is_finite().then_some(value)),
+        Err(_) => Err(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: &str = "      size         count      type   redop    root     time   algbw   busbw  \
+                       #wrong     time   algbw   busbw  #wrong ";
+
+    fn words(line: &str) -> Vec<&str> {
+        line.split_whitespace().collect()
+    }
+
+    #[test]
+    fn heads_of_many_versions() {
+        let out = |head: &str| Columns::of_head(head, Place::OutOfPlace);
+        assert_eq!(out(NOW), Some(Columns::usual()));
+        let old =
+            "  size  count  type  redop  time  algbw  busbw  error  time  algbw  busbw  error";
+        assert_eq!(out(old).unwrap().len(), 12);
+        let gather = "  size  count  type  time  algbw  busbw  error  time  algbw  busbw  error";
+        assert_eq!(out(gather).unwrap().len(), 11);
+        let bare = "size count type redop root time algbw busbw time algbw busbw";
+        assert_eq!(out(bare).unwrap().len(), 11);
+        let scattered =
+            "\tsize (B)\tcount (elements)\ttype\tredop\troot\ttime (us)\tout-of-place\t";
+        assert_eq!(out(scattered), Some(Columns::usual()));
+        let stamped = format!("{NOW}          timestamp");
+        assert_eq!(out(&stamped).unwrap().len(), 15);
+        assert_eq!(out("  (B)  (elements)"), None);
+    }
+
+    #[test]
+    fn rows_are_read_whole_and_in_part() {
+        let line = "1024 256 float sum -1 10.5 0.10 0.15 0 N/A nan inf N/A";
+        let found = Columns::usual().row(&words(line), false).unwrap();
+        let out = found.row.out_of_place.unwrap();
+        assert_eq!((out.time_us, out.busbw, out.wrong), (Some(10.5), Some(0.15), Some(0)));
+        assert_eq!(found.root, Some(-1));
+        let part = Columns::usual().row(&words("1024 256 float sum -1 10.5"), false).unwrap();
+        assert_eq!(part.row.in_place, None);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_named() {
+        let misfit = |line: &str| Columns::usual().row(&words(line), false).unwrap_err();
+        let found = misfit("1024 256 float sum -1 ten");
+        assert_eq!(
+            (found.expected.as_str(), found.found.as_str()),
+            ("a time in microseconds", "ten")
+        );
+        assert_eq!(misfit("1024 256 float sum -1 -3").expected, "a time in microseconds");
+        assert_eq!(misfit("1024 256 float sum -1 infinity").found, "infinity");
+    }
+
+    #[test]
+    fn a_place_alone() {
+        let line = format!("1024 256 float sum -1{}10.5 0.10 0.15 0", " ".repeat(32));
+        let usual = Columns::usual();
+        assert!(usual.is_in_place_alone(&line, &words(&line)));
+        let found = usual.row(&words(&line), true).unwrap();
+        assert_eq!((found.row.out_of_place, found.row.in_place.unwrap().wrong), (None, Some(0)));
+    }
+}

@@ -1,0 +1,245 @@
+//! What stands around a table: its title, the command that made it, and what they tell.
+
+use std::collections::BTreeMap;
+
+use regatta_model::Operation;
+use regatta_model::bench::BenchShape;
+
+use super::lines::Line;
+
+/// How many paragraphs are remembered.
+const KEPT: usize = 8;
+/// The most words of an operation's name: `all-to-all-v`.
+const PARTS: usize = 4;
+/// A longer line is no title.
+const TITLE: usize = 80;
+
+/// The paragraphs since the last table.
+#[derive(Debug, Default)]
+pub(super) struct Context {
+    paragraphs: Vec<Vec<String>>,
+    open: bool,
+}
+
+impl Context {
+    /// Takes a line that is of no table.
+    pub fn push(&mut self, line: &Line<'_>) {
+        if line.is_blank() {
+            self.open = false;
+            return;
+        }
+        if !self.open {
+            self.paragraphs.push(Vec::new());
+            if self.paragraphs.len() > KEPT {
+                self.paragraphs.remove(0);
+            }
+            self.open = true;
+        }
+        if let Some(paragraph) = self.paragraphs.last_mut() {
+            paragraph.push(line.text.trim().to_owned());
+        }
+    }
+
+    /// Forgets all: a table was read.
+    pub fn clear(&mut self) {
+        *self = Self::default();
+    }
+
+    /// The command of a benchmark and where its paragraph is: the lines up to the program's name.
+    fn command(&self) -> Option<(usize, String)> {
+        self.paragraphs.iter().enumerate().rev().find_map(|(index, lines)| {
+            let last = lines.iter().position(|line| program(line).is_some())?;
+            // Behind a prompt another command begins.
+            let first = lines[..=last].iter().rposition(|line| line.starts_with('$')).unwrap_or(0);
+            // Without prompts, marks of quotation and the ends of lines that go on.
+            let words = lines[first..=last]
+                .iter()
+                .map(|line| line.trim_start_matches(['$', '>', ' ']).trim_end_matches([' ', '\\']));
+            Some((index, words.collect::<Vec<_>>().join(" ")))
+        })
+    }
+
+    /// The command, if there is one.
+    pub fn command_line(&self) -> Option<String> {
+        self.command().map(|(_, command)| command)
+    }
+
+    /// The line that is most like a title: the first of the paragraph before the command, or of
+    /// the last one that is short.
+    pub fn title(&self) -> Option<String> {
+        let before = self.command().map_or(self.paragraphs.len(), |(index, _)| index);
+        let last = self.paragraphs[..before].iter().rev().flat_map(|lines| lines.first());
+        last.map(|line| line.trim_matches(['#', '*', ' '])).find(|l| is_title(l)).map(str::to_owned)
+    }
+}
+
+/// Neither prose, nor an item of a list, nor a command.
+fn is_title(line: &str) -> bool {
+    line.len() <= TITLE && line.starts_with(char::is_alphanumeric)
+}
+
+/// The word of a command that is the program.
+fn program(line: &str) -> Option<&str> {
+    line.split_whitespace().find(|word| {
+        let name = word.rsplit('/').next().unwrap_or(word);
+        name.contains("_perf") || name.starts_with("osu_")
+    })
+}
+
+/// Variables that a command sets before the program: `NCCL_ALGO=Tree`.
+pub(super) fn settings(command: &str) -> BTreeMap<String, String> {
+    let before = program(command).and_then(|p| command.find(p)).unwrap_or(command.len());
+    let is_name = |name: &str| {
+        name.starts_with(|c: char| c.is_ascii_uppercase())
+            && name.chars().all(|c| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_')
+    };
+    let words = command[..before].split_whitespace().filter_map(|word| word.split_once('='));
+    // What the shell would put in is not known.
+    let set = words.filter(|(name, value)| is_name(name) && !value.contains(['$', '`']));
+    set.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
+}
+
+/// How many ranks a command starts, and where.
+pub(super) fn shape_of_command(command: &str) -> BenchShape {
+    let Some(at) = program(command).and_then(|p| command.find(p)) else {
+        return BenchShape::default();
+    };
+    let launcher: Vec<&str> = command[..at].split_whitespace().collect();
+    let own: Vec<&str> = command[at..].split_whitespace().collect();
+    let each =
+        ["--ntasks-per-node", "--tasks-per-node", "-ppn", "--ppn", "-npernode", "--npernode"];
+    // To Open MPI a number of ranks on a node, to Slurm one of nodes.
+    let mpi = launcher.iter().any(|word| word.contains("mpirun") || word.contains("mpiexec"));
+    let nodes = option(&launcher, if mpi { &[] } else { &["-N", "--nodes"] });
+    let each =
+        option(&launcher, &each).or_else(|| option(&launcher, if mpi { &["-N"] } else { &[] }));
+    let tasks = option(&launcher, &["-np", "--np", "-n", "--ntasks"]);
+    let tasks = tasks.or_else(|| nodes?.checked_mul(each?));
+    // A task may have several threads, and a thread several devices.
+    let devices = option(&own, &["-g", "--ngpus"]).unwrap_or(1);
+    let threads = option(&own, &["-t", "--nthreads"]).unwrap_or(1);
+    let times = |n: u32| n.checked_mul(devices)?.checked_mul(threads);
+    let ranks = tasks.and_then(times).or_else(|| launcher.is_empty().then(|| times(1)).flatten());
+    let ranks_per_node = each.and_then(times);
+    let whole = |(ranks, each): (u32, u32)| ranks.checked_div(each).filter(|n| n * each == ranks);
+    let nodes = nodes.or_else(|| ranks.zip(ranks_per_node).and_then(whole));
+    BenchShape { ranks, nodes, ranks_per_node, hosts: Vec::new() }
+}
+
+/// The number of an option, in one word or two. Of nothing nothing is started.
+fn option(words: &[&str], names: &[&str]) -> Option<u32> {
+    words.iter().enumerate().find_map(|(index, word)| {
+        names.iter().find_map(|name| {
+            let rest = word.strip_prefix(name)?;
+            let value = match rest.strip_prefix('=') {
+                Some(value) => value,
+                None if rest.is_empty() => words.get(index + 1)?,
+                None if !name.starts_with("--") => rest,
+                None => return None,
+            };
+            value.parse().ok().filter(|number| *number > 0)
+        })
+    })
+}
+
+/// How many ranks and nodes a title tells of: `2 nodes, 16 ranks`.
+pub(super) fn shape_of_title(title: &str) -> BenchShape {
+    let lower = title.to_lowercase();
+    let words: Vec<&str> = lower.split(|c: char| !c.is_alphanumeric()).collect();
+    let before = |noun: &str| {
+        let found = words.windows(2).find(|pair| pair[1].starts_with(noun))?;
+        if found[0] == "single" { Some(1) } else { found[0].parse().ok().filter(|n| *n > 0) }
+    };
+    BenchShape { ranks: before("rank"), nodes: before("node"), ..BenchShape::default() }
+}
+
+/// The operation that a text names: `all_reduce_perf`, `All_reduce`, `osu_bcast`.
+pub(super) fn operation_in(text: &str) -> Option<Operation> {
+    let words = text.split(|c: char| !(c.is_alphanumeric() || c == '_' || c == '-'));
+    words.into_iter().find_map(|word| {
+        let lower = word.to_lowercase();
+        let parts: Vec<&str> = lower.split(['_', '-']).filter(|part| !part.is_empty()).collect();
+        // The longest first: an all-reduce is no reduce.
+        (1..=PARTS).rev().find_map(|n| parts.windows(n).find_map(|few| by_name(&few.concat())))
+    })
+}
+
+fn by_name(plain: &str) -> Option<Operation> {
+    Some(match plain {
+        "allreduce" => Operation::AllReduce,
+        "allgather" => Operation::AllGather,
+        "reducescatter" => Operation::ReduceScatter,
+        "broadcast" | "bcast" => Operation::Broadcast,
+        "reduce" => Operation::Reduce,
+        "alltoall" => Operation::AllToAll,
+        "alltoallv" => Operation::AllToAllV,
+        "gather" => Operation::Gather,
+        "scatter" => Operation::Scatter,
+        "sendrecv" => Operation::SendRecv,
+        "hypercube" => Operation::Hypercube,
+        "barrier" => Operation::Barrier,
+        _ => return None,
+    })
+}
+
+/// The name of a file without its folder and ending, to call a result by.
+pub(super) fn stem(name: &str) -> &str {
+    let file = name.rsplit('/').next().unwrap_or(name);
+    match file.rsplit_once('.') {
+        Some((stem, _)) if !stem.is_empty() => stem,
+        _ => file,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn context(text: &str) -> Context {
+        let mut context = Context::default();
+        super::super::lines::lines(text).for_each(|line| context.push(&line));
+        context
+    }
+
+    #[test]
+    fn a_command_over_several_lines_is_one() {
+        let found =
+            context("Two nodes\n\nA=1\nNCCL_ALGO=Ring srun -n16\nx/all_reduce_perf -b 8\n(x)");
+        assert_eq!(
+            found.command_line().as_deref(),
+            Some("A=1 NCCL_ALGO=Ring srun -n16 x/all_reduce_perf -b 8")
+        );
+        assert_eq!(found.title().as_deref(), Some("Two nodes"));
+        let settings = settings(&found.command_line().unwrap());
+        assert_eq!(settings.get("NCCL_ALGO").map(String::as_str), Some("Ring"));
+        assert_eq!(settings.len(), 2);
+    }
+
+    #[test]
+    fn commands_tell_how_many() {
+        let shape = |command: &str| {
+            let found = shape_of_command(command);
+            (found.ranks, found.nodes, found.ranks_per_node)
+        };
+        let srun = "srun -n16 -N2 --tasks-per-node=8 all_reduce_perf -b 8 -n 20 -g 1";
+        assert_eq!(shape(srun), (Some(16), Some(2), Some(8)));
+        assert_eq!(shape("mpirun -np 2 ./all_gather_perf -g 4"), (Some(8), None, None));
+        assert_eq!(shape("mpirun -np 16 -N 8 all_reduce_perf_mpi"), (Some(16), Some(2), Some(8)));
+        assert_eq!(shape("./all_reduce_perf -g 8 -b 8"), (Some(8), None, None));
+        assert_eq!(shape("srun --nodes=2 --ntasks-per-node=4 a_perf").0, Some(8));
+        assert_eq!(shape("cat file"), (None, None, None));
+        assert_eq!(shape("srun -n 4000000000 a_perf -g 4000000000").0, None);
+        let titled = shape_of_title("All_reduce on 2 nodes, 16 ranks (n16N2)");
+        assert_eq!((titled.ranks, titled.nodes), (Some(16), Some(2)));
+        assert_eq!(shape_of_title("Single Node").nodes, Some(1));
+    }
+
+    #[test]
+    fn operations_are_found_in_names_and_titles() {
+        assert_eq!(operation_in("x/all_reduce_perf"), Some(Operation::AllReduce));
+        assert_eq!(operation_in("RCCL All_reduce on 2"), Some(Operation::AllReduce));
+        assert_eq!(operation_in("osu_bcast.txt"), Some(Operation::Broadcast));
+        assert_eq!(operation_in("nothing here"), None);
+        assert_eq!((stem("a/b.c.txt"), stem(".x"), stem("")), ("b.c", ".x", ""));
+    }
+}

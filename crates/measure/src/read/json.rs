@@ -1,0 +1,262 @@
+//! Our own documents, and the JSON that nccl-tests writes with `-J`.
+
+use regatta_model::bench::{BenchDevice, BenchParameters, BenchSummary, Program, SizeStep, Spread};
+use regatta_model::document::from_json;
+use regatta_model::{BenchResult, BenchRow, BenchTable, Measurement};
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::nccl_tests::{count_devices, name_operations};
+use super::{ReadError, context};
+
+/// Reads either.
+pub(super) fn read(name: &str, text: &str) -> Result<BenchResult, ReadError> {
+    #[derive(Deserialize)]
+    struct Peek {
+        results: Option<serde::de::IgnoredAny>,
+        format: Option<serde::de::IgnoredAny>,
+    }
+    let peek: Option<Peek> = serde_json::from_str(text).ok();
+    let foreign = peek.is_some_and(|peek| peek.results.is_some() && peek.format.is_none());
+    if !foreign {
+        let named = |source| ReadError::Document { file: name.to_owned(), source };
+        return from_json::<BenchResult>(text).map_err(named);
+    }
+    let named = |source| ReadError::Json { file: name.to_owned(), source };
+    let report: Report = serde_json::from_str(text).map_err(named)?;
+    Ok(report.into_result(name))
+}
+
+/// What nccl-tests writes.
+#[derive(Deserialize)]
+struct Report {
+    #[serde(default)]
+    args: Vec<String>,
+    #[serde(default)]
+    env: Vec<String>,
+    nccl_version: Option<u64>,
+    config: Option<Config>,
+    results: Vec<Line>,
+    out_of_bounds: Option<Bounds>,
+    average_bus_bandwidth: Option<Mean>,
+}
+
+#[derive(Deserialize)]
+struct Config {
+    #[serde(default)]
+    nthreads: u64,
+    #[serde(default)]
+    ngpus: u64,
+    #[serde(default)]
+    minimum_bytes: u64,
+    #[serde(default)]
+    maximum_bytes: u64,
+    step_factor: Option<u64>,
+    step_bytes: Option<u64>,
+    #[serde(default)]
+    warmup_iters: u64,
+    #[serde(default)]
+    iterations: u64,
+    aggregated_iterations: Option<u64>,
+    #[serde(default)]
+    validation: u64,
+    graph: Option<u64>,
+    #[serde(default)]
+    devices: Vec<Device>,
+}
+
+#[derive(Deserialize)]
+struct Device {
+    rank: u32,
+    group: Option<u32>,
+    #[serde(default)]
+    pid: u64,
+    hostname: String,
+    #[serde(default)]
+    device: u32,
+    #[serde(default)]
+    device_hex: String,
+    #[serde(default)]
+    device_info: String,
+}
+
+#[derive(Deserialize)]
+struct Line {
+    size: u64,
+    count: Option<u64>,
+    #[serde(rename = "type")]
+    dtype: Option<String>,
+    redop: Option<String>,
+    root: Option<String>,
+    out_of_place: Option<Figures>,
+    in_place: Option<Figures>,
+    out_of_place_per_iter: Option<Single>,
+    in_place_per_iter: Option<Single>,
+    actual_iterations: Option<u64>,
+}
+
+#[derive(Deserialize)]
+struct Figures {
+    #[serde(alias = "cpu_time")]
+    time: Value,
+    alg_bw: Value,
+    bus_bw: Value,
+    #[serde(default)]
+    nwrong: Value,
+}
+
+#[derive(Deserialize)]
+struct Single {
+    #[serde(default)]
+    min_us: Value,
+    #[serde(default)]
+    max_us: Value,
+    #[serde(default)]
+    p50_us: Value,
+    #[serde(default)]
+    p95_us: Value,
+    #[serde(default)]
+    p99_us: Value,
+    #[serde(default)]
+    cv_pct: Value,
+}
+
+#[derive(Deserialize)]
+struct Bounds {
+    count: u64,
+}
+
+#[derive(Deserialize)]
+struct Mean {
+    bandwidth: Value,
+    #[serde(default)]
+    okay: Value,
+}
+
+/// A number. What is none is a word, such as "nan".
+fn number(value: &Value) -> Option<f64> {
+    value.as_f64().filter(|value| value.is_finite() && *value >= 0.0)
+}
+
+impl Report {
+    fn into_result(self, name: &str) -> BenchResult {
+        let mut result = BenchResult {
+            program: Program::NcclTests,
+            label: context::stem(name).to_owned(),
+            command: (!self.args.is_empty()).then(|| self.args.join(" ")),
+            complete: self.average_bus_bandwidth.is_some(),
+            ..BenchResult::default()
+        };
+        let nccl = self.nccl_version.map(|version| ("nccl".to_owned(), version.to_string()));
+        result.versions.extend(nccl);
+        let set = self.env.iter().filter_map(|line| line.split_once('='));
+        let set = set.filter(|(name, _)| matters(name));
+        result.settings = set.map(|(n, value)| (n.to_owned(), value.to_owned())).collect();
+        if let Some(config) = self.config {
+            result.parameters = Some(config.parameters());
+            result.devices = config.devices.into_iter().map(Device::into_device).collect();
+        }
+        for line in self.results {
+            line.add_to(&mut result.tables);
+        }
+        let mean = self.average_bus_bandwidth.as_ref();
+        if self.out_of_bounds.is_some() || mean.is_some() {
+            result.summary = Some(BenchSummary {
+                out_of_bounds: self.out_of_bounds.map(|bounds| bounds.count),
+                average_busbw: mean.and_then(|mean| number(&mean.bandwidth)),
+                average_good: mean.and_then(|mean| mean.okay.as_bool()),
+            });
+        }
+        count_devices(&mut result);
+        let hints = [self.args.first().cloned().unwrap_or_default(), name.to_owned()];
+        name_operations(&mut result, &hints);
+        result
+    }
+}
+
+/// Whether a variable may change what is measured.
+fn matters(name: &str) -> bool {
+    let heads = ["NCCL_", "RCCL_", "FI_", "UCX_", "CUDA_VISIBLE", "HIP_VISIBLE", "ROCR_VISIBLE"];
+    heads.iter().any(|head| name.starts_with(head))
+}
+
+impl Config {
+    fn parameters(&self) -> BenchParameters {
+        let bytes = self.step_bytes.map(SizeStep::Bytes);
+        BenchParameters {
+            threads: self.nthreads,
+            devices: self.ngpus,
+            min_bytes: self.minimum_bytes,
+            max_bytes: self.maximum_bytes,
+            step: self.step_factor.map(SizeStep::Factor).or(bytes).unwrap_or_default(),
+            warmup: self.warmup_iters,
+            iterations: self.iterations,
+            aggregated: self.aggregated_iterations,
+            check: self.validation,
+            graph: self.graph,
+            unalign: None,
+        }
+    }
+}
+
+impl Device {
+    fn into_device(self) -> BenchDevice {
+        BenchDevice {
+            rank: self.rank,
+            group: self.group,
+            pid: self.pid,
+            host: self.hostname,
+            device: self.device,
+            bus: self.device_hex,
+            name: self.device_info,
+        }
+    }
+}
+
+impl Line {
+    fn add_to(self, tables: &mut Vec<BenchTable>) {
+        let iterations = self.actual_iterations;
+        let measured = |figures: Option<Figures>, single: Option<Single>| {
+            let figures = figures?;
+            Some(Measurement {
+                time_us: number(&figures.time),
+                algbw: number(&figures.alg_bw),
+                busbw: number(&figures.bus_bw),
+                wrong: number(&figures.nwrong).map(|wrong| wrong as u64),
+                iterations,
+                spread: single.map(Single::into_spread),
+                ..Measurement::default()
+            })
+        };
+        let row = BenchRow {
+            size_bytes: self.size,
+            count: self.count,
+            out_of_place: measured(self.out_of_place, self.out_of_place_per_iter),
+            in_place: measured(self.in_place, self.in_place_per_iter),
+            line: None,
+        };
+        let (dtype, redop) = (self.dtype, self.redop);
+        let root = self.root.and_then(|root| root.trim().parse().ok());
+        match tables.last_mut() {
+            Some(t) if t.dtype == dtype && t.redop == redop && t.root == root => t.rows.push(row),
+            _ => {
+                let rows = vec![row];
+                tables.push(BenchTable { dtype, redop, root, rows, ..BenchTable::default() });
+            }
+        }
+    }
+}
+
+impl Single {
+    fn into_spread(self) -> Spread {
+        Spread {
+            min_us: number(&self.min_us),
+            p50_us: number(&self.p50_us),
+            p90_us: None,
+            p95_us: number(&self.p95_us),
+            p99_us: number(&self.p99_us),
+            max_us: number(&self.max_us),
+            cv_percent: number(&self.cv_pct),
+        }
+    }
+}

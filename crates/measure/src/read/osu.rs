@@ -1,0 +1,265 @@
+//! The output of the OSU micro-benchmarks: point to point, collective and one-sided.
+
+use regatta_model::bench::{BenchShape, Program};
+use regatta_model::{BenchResult, BenchRow, BenchTable, Measurement, Operation};
+
+use super::ReadError;
+use super::columns::number;
+use super::context::{self, Context};
+use super::lines::Line;
+
+/// One run, as far as it was read.
+#[derive(Debug)]
+pub(super) struct Run {
+    result: BenchResult,
+    table: BenchTable,
+    columns: Vec<String>,
+}
+
+/// Whether a run begins with this line.
+pub(super) fn begins(line: &Line<'_>) -> bool {
+    line.text.trim_start().starts_with("# OSU ")
+}
+
+impl Run {
+    /// A run of a file that begins with this line.
+    pub fn new(name: &str, line: &Line<'_>, context: &Context) -> Self {
+        let title = line.comment().unwrap_or_default().trim();
+        let (title, version) = match title.rsplit_once(" v") {
+            Some((title, version)) => (title, Some(version)),
+            None => (title, None),
+        };
+        let operation = operation(title);
+        let command = context.command_line();
+        let mut result = BenchResult {
+            program: Program::Osu,
+            label: context::stem(name).to_owned(),
+            settings: command.as_deref().map(context::settings).unwrap_or_default(),
+            shape: command.as_deref().map(context::shape_of_command).unwrap_or_default(),
+            command,
+            backend: title.split(' ').nth(1).map(str::to_lowercase),
+            notes: vec![line.text.trim().to_owned()],
+            complete: true,
+            ..BenchResult::default()
+        };
+        let version = version.map(|version| ("osu".to_owned(), version.to_owned()));
+        result.versions.extend(version);
+        if is_between_two(&operation) {
+            result.shape = BenchShape { ranks: Some(2), ..result.shape };
+        }
+        let table = BenchTable { operation, ..BenchTable::default() };
+        Self { result, table, columns: Vec::new() }
+    }
+
+    /// Takes a line; `false` if it is none of this run.
+    pub fn take(&mut self, name: &str, line: &Line<'_>) -> Result<bool, ReadError> {
+        if let Some(comment) = line.comment() {
+            if begins(line) {
+                return Ok(false);
+            }
+            match columns(comment) {
+                Some(columns) if self.table.rows.is_empty() => self.columns = columns,
+                _ => self.comment(comment.trim()),
+            }
+            return Ok(true);
+        }
+        let words: Vec<&str> = line.words().collect();
+        let is_row = words.first().is_some_and(|word| number(word).is_ok_and(|n| n.is_some()));
+        if !is_row || self.columns.is_empty() {
+            return Ok(false);
+        }
+        self.row(&words, line).map_err(|(expected, found)| ReadError::Line {
+            file: name.to_owned(),
+            line: line.number,
+            expected,
+            found,
+        })?;
+        Ok(true)
+    }
+
+    fn comment(&mut self, text: &str) {
+        match text.strip_prefix("Datatype:") {
+            Some(dtype) => self.table.dtype = Some(dtype.trim().trim_end_matches('.').to_owned()),
+            None if !text.is_empty() => self.result.notes.push(format!("# {text}")),
+            None => {}
+        }
+    }
+
+    fn row(&mut self, words: &[&str], line: &Line<'_>) -> Result<(), (String, String)> {
+        if words.len() > self.columns.len() {
+            let expected = format!("a row of {} columns", self.columns.len());
+            return Err((expected, line.text.trim().to_owned()));
+        }
+        let (mut row, mut measured) = (BenchRow::default(), Measurement::default());
+        for (column, word) in self.columns.iter().zip(words) {
+            let misfit = |expected: &str| (expected.to_owned(), (*word).to_owned());
+            match column.as_str() {
+                "Size" => row.size_bytes = word.parse().map_err(|_| misfit("a size in bytes"))?,
+                "Validation" => measured.wrong = verdict(word).map_err(misfit)?,
+                name => fill(name, word, &mut measured).map_err(misfit)?,
+            }
+        }
+        row.out_of_place = Some(measured);
+        row.line = Some(line.text.to_owned());
+        self.table.rows.push(row);
+        Ok(())
+    }
+
+    /// All of it.
+    pub fn finish(mut self) -> BenchResult {
+        self.result.tables.push(self.table);
+        self.result
+    }
+}
+
+/// Measured by two ranks, however many there are.
+fn is_between_two(operation: &Operation) -> bool {
+    matches!(operation, Operation::Latency | Operation::Bandwidth | Operation::BiBandwidth)
+}
+
+/// What a title says is measured.
+fn operation(title: &str) -> Operation {
+    let name = title.strip_prefix("OSU ").unwrap_or(title);
+    let name = name.strip_suffix(" Test").unwrap_or(name);
+    // The library, perhaps with the device's: `MPI-CUDA`. A function's name stays.
+    let plain = match name.split_once(' ') {
+        Some((first, rest)) if !first.contains('_') => rest,
+        _ => name,
+    };
+    match plain.to_lowercase().as_str() {
+        "latency" => Operation::Latency,
+        "bandwidth" => Operation::Bandwidth,
+        "bi-directional bandwidth" => Operation::BiBandwidth,
+        "all-to-all personalized exchange latency" => Operation::AllToAll,
+        "all-to-allv personalized exchange latency" => Operation::AllToAllV,
+        lower => {
+            let one = lower.strip_suffix(" latency").filter(|name| !name.contains(' '));
+            let other = || Operation::Other(lower.replace([' ', '_'], "-").replace("-/-", "-"));
+            one.and_then(context::operation_in).unwrap_or_else(other)
+        }
+    }
+}
+
+/// The columns' names, if a comment is made of such.
+fn columns(head: &str) -> Option<Vec<String>> {
+    const NAMES: [&str; 24] = [
+        "Size",
+        "Latency (us)",
+        "Latency(us)",
+        "Avg Latency(us)",
+        "Avg Lat(us)",
+        "Min Latency(us)",
+        "Min Lat(us)",
+        "Max Latency(us)",
+        "Max Lat(us)",
+        "Iterations",
+        "Bandwidth (MB/s)",
+        "MB/s",
+        "Messages/s",
+        "Validation",
+        "Transmit Size",
+        "Overall(us)",
+        "Compute(us)",
+        "Coll. Init(us)",
+        "MPI_Test(us)",
+        "MPI_Wait(us)",
+        "Pure Comm.(us)",
+        "Min Comm.(us)",
+        "Max Comm.(us)",
+        "Overlap(%)",
+    ];
+    let (mut rest, mut found) = (head.trim_start(), Vec::new());
+    while !rest.is_empty() {
+        let name = NAMES.iter().find(|name| rest.starts_with(*name)).map(|name| name.len());
+        let name = name.or_else(|| percentile(rest));
+        // Later versions may have others: two spaces end a name.
+        let end = name.unwrap_or_else(|| rest.find("  ").unwrap_or(rest.len()));
+        if name.is_none() && found.is_empty() {
+            return None;
+        }
+        found.push(rest[..end].trim_end().to_owned());
+        rest = rest[end..].trim_start();
+    }
+    (!found.is_empty()).then_some(found)
+}
+
+/// The length of a name such as `P99 Tail Lat(us)`, behind which there may be only one space.
+fn percentile(text: &str) -> Option<usize> {
+    let digits = text.strip_prefix('P')?.trim_start_matches(|c: char| c.is_ascii_digit());
+    digits.strip_prefix(" Tail ").and_then(|_| text.find(')')).map(|end| end + 1)
+}
+
+/// `Pass` or `Fail`: how many are wrong is not told.
+fn verdict(word: &str) -> Result<Option<u64>, &'static str> {
+    match word {
+        "Pass" => Ok(Some(0)),
+        "Fail" => Ok(Some(1)),
+        "-" => Ok(None),
+        _ => Err("Pass or Fail"),
+    }
+}
+
+fn fill(name: &str, word: &str, measured: &mut Measurement) -> Result<(), &'static str> {
+    let value = number(word).map_err(|()| "a number")?;
+    match name {
+        "Latency (us)" | "Latency(us)" | "Avg Latency(us)" | "Avg Lat(us)" | "Overall(us)" => {
+            measured.time_us = value;
+        }
+        "Min Latency(us)" | "Min Lat(us)" => {
+            measured.rank_spread.get_or_insert_default().min_us = value;
+        }
+        "Max Latency(us)" | "Max Lat(us)" => {
+            measured.rank_spread.get_or_insert_default().max_us = value;
+        }
+        "P50 Tail Lat(us)" => measured.spread.get_or_insert_default().p50_us = value,
+        "P90 Tail Lat(us)" => measured.spread.get_or_insert_default().p90_us = value,
+        "P95 Tail Lat(us)" => measured.spread.get_or_insert_default().p95_us = value,
+        "P99 Tail Lat(us)" => measured.spread.get_or_insert_default().p99_us = value,
+        "Iterations" => measured.iterations = value.map(|value| value as u64),
+        // By its digits a thousandth, so that it is the nearest number to what was written.
+        "Bandwidth (MB/s)" | "MB/s" => measured.algbw = thousandth(word),
+        _ => measured.other.extend(value.map(|value| (name.to_owned(), value))),
+    }
+    Ok(())
+}
+
+fn thousandth(word: &str) -> Option<f64> {
+    let value = format!("{word}e-3").parse::<f64>().or_else(|_| word.parse().map(|v: f64| v / 1e3));
+    value.ok().filter(|value| value.is_finite())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn titles_tell_what_was_measured() {
+        let of = |title: &str| operation(title);
+        assert_eq!(of("OSU MPI Latency Test"), Operation::Latency);
+        assert_eq!(of("OSU MPI-CUDA Bi-Directional Bandwidth Test"), Operation::BiBandwidth);
+        assert_eq!(of("OSU MPI Broadcast Latency Test"), Operation::Broadcast);
+        assert_eq!(of("OSU MPI Reduce_scatter Latency Test"), Operation::ReduceScatter);
+        assert_eq!(of("OSU NCCL Allreduce Latency Test"), Operation::AllReduce);
+        let all = "OSU MPI All-to-All Personalized Exchange Latency Test";
+        assert_eq!(of(all), Operation::AllToAll);
+        let other = |name: &str| Operation::Other(name.to_owned());
+        let rate = "OSU MPI Multiple Bandwidth / Message Rate Test";
+        assert_eq!(of(rate), other("multiple-bandwidth-message-rate"));
+        let overlapped = "OSU MPI Non-blocking Allreduce Latency Test";
+        assert_eq!(of(overlapped), other("non-blocking-allreduce-latency"));
+        assert_eq!(of("OSU MPI_Put Latency Test"), other("mpi-put-latency"));
+    }
+
+    #[test]
+    fn heads_tell_the_columns() {
+        let full = " Size       Avg Latency(us)   Min Latency(us)   Max Latency(us)  Iterations";
+        assert_eq!(columns(full).unwrap().len(), 5);
+        assert_eq!(columns(" Size Bandwidth (MB/s)").unwrap(), ["Size", "Bandwidth (MB/s)"]);
+        let new = " Size    Latency (us)   Strange Thing   Validation";
+        assert_eq!(columns(new).unwrap()[2], "Strange Thing");
+        let tails = " Size  Bandwidth (MB/s) P50 Tail BW(MB/s) P99 Tail BW(MB/s)        Validation";
+        assert_eq!(columns(tails).unwrap()[3], "P99 Tail BW(MB/s)");
+        assert_eq!(columns(" Datatype: MPI_CHAR."), None);
+        assert_eq!(columns(" Avg Latency(us)").unwrap(), ["Avg Latency(us)"]);
+    }
+}

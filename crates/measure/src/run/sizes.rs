@@ -1,0 +1,112 @@
+//! The sizes of a run: `8`, `64K`, `4G`, from one to the next by a factor or by steps.
+
+use regatta_model::bench::SizeStep;
+
+/// More rows than anybody reads: a step that was meant in other units.
+const MOST: usize = 100_000;
+
+/// From the least to the greatest size, both in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sizes {
+    /// The first, in bytes.
+    pub min: u64,
+    /// None is greater.
+    pub max: u64,
+    /// From one to the next.
+    pub step: SizeStep,
+}
+
+impl Sizes {
+    /// All of them, or what is wrong with them.
+    pub fn list(&self) -> Result<Vec<u64>, String> {
+        if self.min > self.max {
+            return Err(format!(
+                "the least size, {} bytes, is above the greatest, {} bytes",
+                self.min, self.max
+            ));
+        }
+        let mut sizes = vec![self.min];
+        let mut next = self.after(self.min);
+        while let Some(size) = next.filter(|size| *size <= self.max) {
+            if sizes.len() == MOST {
+                return Err(format!("these are more than {MOST} sizes: take larger steps"));
+            }
+            sizes.push(size);
+            next = self.after(size);
+        }
+        Ok(sizes)
+    }
+
+    /// The next size, if it is another one.
+    fn after(&self, size: u64) -> Option<u64> {
+        let next = match self.step {
+            SizeStep::Factor(factor) => size.checked_mul(factor),
+            SizeStep::Bytes(bytes) => size.checked_add(bytes),
+        };
+        next.filter(|next| *next > size)
+    }
+}
+
+/// Reads a size: a number, with K, M, G or T for powers of 1024, as nccl-tests reads it.
+pub fn parse_size(text: &str) -> Result<u64, String> {
+    let wrong = || format!("{text} is no size: write bytes, as in 8, 64K, 1.5M or 4G");
+    let text = text.trim();
+    let end = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = match text[end.len()..].to_ascii_uppercase().as_str() {
+        "" | "B" => 1,
+        "K" | "KB" | "KIB" => 1 << 10,
+        "M" | "MB" | "MIB" => 1 << 20,
+        "G" | "GB" | "GIB" => 1 << 30,
+        "T" | "TB" | "TIB" => 1u64 << 40,
+        _ => return Err(wrong()),
+    };
+    if let Ok(whole) = end.parse::<u64>() {
+        return whole.checked_mul(unit).ok_or_else(wrong);
+    }
+    let digits = end.chars().all(|c| c.is_ascii_digit() || c == '.');
+    match end.parse::<f64>() {
+        Ok(number) if digits && number * (unit as f64) < 9e18 => Ok((number * unit as f64) as u64),
+        _ => Err(wrong()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn sizes_are_read_as_nccl_tests_reads_them() {
+        for (text, bytes) in [("8", 8), ("64K", 65536), ("1.5m", 1_572_864), ("4G", 1 << 32)] {
+            assert_eq!(parse_size(text), Ok(bytes));
+        }
+        for text in ["", "G", "-1", "8X", "1e9", "nan", "99999999999G", "0x10"] {
+            assert!(parse_size(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn by_factor_and_by_steps() {
+        let list = |min, max, step| Sizes { min, max, step }.list();
+        assert_eq!(list(8, 100, SizeStep::Factor(2)), Ok(vec![8, 16, 32, 64]));
+        assert_eq!(list(0, 3, SizeStep::Bytes(1)), Ok(vec![0, 1, 2, 3]));
+        assert_eq!(list(7, 9, SizeStep::Factor(1)), Ok(vec![7]));
+        assert!(list(9, 8, SizeStep::Factor(2)).is_err());
+        assert!(list(0, u64::MAX, SizeStep::Bytes(1)).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_read_or_refused(text in "\\PC{0,12}") {
+            let _ = parse_size(&text);
+        }
+
+        #[test]
+        fn sizes_rise_and_stay_within(min in 0u64..u64::MAX, max in 0u64..u64::MAX, by in 2u64..9) {
+            if let Ok(sizes) = (Sizes { min, max, step: SizeStep::Factor(by) }).list() {
+                prop_assert!(sizes.windows(2).all(|w| w[0] < w[1]));
+                prop_assert!(sizes[0] == min && sizes.iter().all(|s| *s <= max));
+            }
+        }
+    }
+}

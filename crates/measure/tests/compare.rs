@@ -1,0 +1,233 @@
+//! Results side by side, by a baseline, and drawn.
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::Path;
+
+use proptest::prelude::*;
+use regatta_measure::baseline::{Tolerance, judge};
+use regatta_measure::compare::{Choice, Comparison, compare, csv};
+use regatta_measure::figure::Figure;
+use regatta_measure::place::Place;
+use regatta_measure::plot::{html, svg};
+use regatta_measure::read::read;
+use regatta_model::bench::Program;
+use regatta_model::{BenchResult, BenchRow, BenchTable, Measurement, Operation};
+
+fn talk() -> Vec<BenchResult> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/frontier-rccl.txt");
+    read("frontier-rccl.txt", &std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+/// The runs on two nodes: no plug-in, plug-in, plug-in with RDMA.
+fn on_two_nodes() -> Vec<BenchResult> {
+    let two = |run: &BenchResult| run.program == Program::RcclTests && run.shape.nodes == Some(2);
+    talk().into_iter().filter(two).collect()
+}
+
+fn column(comparison: &Comparison, index: usize) -> Vec<f64> {
+    comparison.rows.iter().map(|row| row.values[index].unwrap()).collect()
+}
+
+#[test]
+fn the_talks_own_comparison_comes_out() {
+    let labels = ["No Plugin", "With Plugin", "With Plugin+GDR=3"];
+    let chart = talk().into_iter().filter(|result| labels.contains(&result.label.as_str()));
+    let all: Vec<BenchResult> = on_two_nodes().into_iter().chain(chart).collect();
+    assert_eq!(all.len(), 6);
+    let found = &compare(&all, Choice::default())[0];
+    assert_eq!((found.place, found.figure), (Place::InPlace, Figure::BusBandwidth));
+    assert_eq!((found.rows.len(), &found.operation), (17, &Operation::AllReduce));
+    for index in 0..3 {
+        assert_eq!(column(found, index), column(found, index + 3));
+    }
+    let last = &found.rows[16];
+    assert_eq!(last.ratios[0], Some(1.0));
+    assert_eq!(last.ratios[2], Some(109.01 / 8.03));
+}
+
+#[test]
+fn a_comparison_as_text_and_as_values() {
+    let found = compare(&on_two_nodes(), Choice { place: Some(Place::InPlace), figure: None });
+    let text = found[0].text();
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines[0], "all-reduce of float, in-place, bus bandwidth in GB/s");
+    assert_eq!(
+        lines[2], "#2  RCCL Test Data - 2 Nodes with the Plugin",
+        "a name too long for a column"
+    );
+    assert_eq!(lines.len(), 1 + 3 + 1 + 1 + 17);
+    let cells: Vec<&str> = lines.last().unwrap().split_whitespace().collect();
+    assert_eq!(cells, ["4", "GiB", "8.03", "56.85", "×7.08", "109.01", "×13.58"]);
+    let values = csv(&found);
+    assert_eq!(values.lines().count(), 1 + 3 * 17);
+    assert!(values.ends_with(&format!(",109.01,{}\n", 109.01 / 8.03)), "{values}");
+}
+
+/// A result of one table with these sizes and figures.
+fn result(label: &str, rows: &[(u64, Measurement)]) -> BenchResult {
+    let row = |(size_bytes, measured): &(u64, Measurement)| BenchRow {
+        size_bytes: *size_bytes,
+        out_of_place: Some(measured.clone()),
+        ..BenchRow::default()
+    };
+    let operation = Operation::AllReduce;
+    let rows = rows.iter().map(row).collect();
+    let table = BenchTable { operation, rows, ..BenchTable::default() };
+    BenchResult { label: label.to_owned(), tables: vec![table], ..BenchResult::default() }
+}
+
+fn busbw(value: f64) -> Measurement {
+    Measurement { busbw: Some(value), ..Measurement::default() }
+}
+
+fn timed(value: f64) -> Measurement {
+    Measurement { time_us: Some(value), ..Measurement::default() }
+}
+
+#[test]
+fn what_one_lacks_stays_empty() {
+    let a = result("a", &[(8, busbw(2.0)), (16, busbw(0.0))]);
+    let b = result("b", &[(16, busbw(3.0)), (32, busbw(4.0)), (32, busbw(6.0))]);
+    let found = compare(&[a, b], Choice::default());
+    let rows: Vec<_> =
+        found[0].rows.iter().map(|row| (row.size_bytes, row.values.clone())).collect();
+    let wanted =
+        [(8, vec![Some(2.0), None]), (16, vec![Some(0.0), Some(3.0)]), (32, vec![None, Some(5.0)])];
+    assert_eq!(rows, wanted, "of several measurements the mean");
+    assert!(found[0].rows.iter().all(|row| row.ratios[1].is_none()));
+    assert!(compare(&[], Choice::default()).is_empty());
+}
+
+#[test]
+fn bandwidth_that_is_not_told_is_worked_out() {
+    let mut run = result("osu", &[(1000, timed(1.0))]);
+    run.shape.ranks = Some(4);
+    let found = compare(std::slice::from_ref(&run), Choice::default());
+    assert_eq!(found[0].rows[0].values, [Some(1.5)]);
+    // Of an all-gather, OSU's size is a part.
+    (run.program, run.tables[0].operation) = (Program::Osu, Operation::AllGather);
+    assert!(compare(&[run], Choice::default()).is_empty());
+}
+
+fn tolerance() -> Tolerance {
+    "10%".parse().unwrap()
+}
+
+#[test]
+fn tolerances_are_in_percent() {
+    assert_eq!(tolerance().fraction, 0.1);
+    assert_eq!(" 2.5 %".parse::<Tolerance>().unwrap().to_string(), "2.5%");
+    for bad in ["10", "", "%", "-1%", "101%", "nan%", "inf%", "ten%"] {
+        let error = bad.parse::<Tolerance>().unwrap_err().to_string();
+        assert!(error.contains("such as 10%"), "{error}");
+    }
+}
+
+#[test]
+fn a_baseline_passes_within_and_fails_beyond() {
+    let old = result("old", &[(1 << 20, busbw(20.0)), (1 << 21, busbw(40.0))]);
+    assert!(judge(&old, &old, tolerance()).passed());
+    let near = result("near", &[(1 << 20, busbw(18.0)), (1 << 21, busbw(50.0))]);
+    assert!(judge(&near, &old, tolerance()).passed());
+    let slow = result("slow", &[(1 << 20, busbw(20.0)), (1 << 21, busbw(20.0))]);
+    let judged = judge(&slow, &old, tolerance());
+    assert!(!judged.passed());
+    assert_eq!(
+        judged.failures(),
+        [
+            "all-reduce of 2 MiB (2097152 B), out-of-place: 20.00 GB/s, the baseline has 40.00 GB/s, \
+          ×0.500: beyond the tolerance of 10%"
+        ]
+    );
+}
+
+#[test]
+fn small_bandwidths_are_judged_by_time() {
+    let with_time = |busbw: f64, time: f64| Measurement {
+        time_us: Some(time),
+        ..Measurement { busbw: Some(busbw), ..Measurement::default() }
+    };
+    let old = result("old", &[(8, with_time(0.01, 10.0))]);
+    let now = |time| judge(&result("new", &[(8, with_time(0.0, time))]), &old, tolerance());
+    assert_eq!(now(10.9).verdicts[0].figure, Figure::Time);
+    assert!(now(10.9).passed() && !now(11.1).passed());
+}
+
+#[test]
+fn what_is_missing_or_wrong_does_not_pass() {
+    let old = result("old", &[(8, timed(1.0)), (16, timed(2.0))]);
+    let judged = judge(&result("cut", &[(8, timed(1.0))]), &old, tolerance());
+    assert_eq!((judged.passed(), judged.failures().len()), (false, 1));
+    assert!(judged.failures()[0].contains("16 B), out-of-place: not measured"));
+    let wrong = Measurement { wrong: Some(3), ..timed(1.0) };
+    let judged = judge(&result("bad", &[(8, wrong), (16, timed(2.0))]), &old, tolerance());
+    assert_eq!(judged.failures(), ["all-reduce of 8 B (8 B), out-of-place: 3 elements are wrong"]);
+    let nothing = BenchResult::default();
+    assert!(!judge(&old, &nothing, tolerance()).passed(), "of nothing, nothing passes");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_worse_figure_never_passes_where_a_better_one_fails(
+        old in 1.5f64..200.0, one in 1.5f64..200.0, other in 1.5f64..200.0, percent in 0u32..=100,
+    ) {
+        let tolerance: Tolerance = format!("{percent}%").parse().unwrap();
+        let old = result("old", &[(8, busbw(old))]);
+        let passes = |value| judge(&result("new", &[(8, busbw(value))]), &old, tolerance).passed();
+        prop_assert!(passes(one.max(other)) || !passes(one.min(other)));
+    }
+
+    #[test]
+    fn no_text_breaks_out_of_a_drawing(label in "\\PC*|[<>&\"'\0-\u{1f}]*") {
+        let runs = [result(&label, &[(8, busbw(1.0)), (0, busbw(2.0))])];
+        for text in [svg(&runs, &Operation::AllReduce).unwrap(), html(&label, &runs)] {
+            well_formed(&text);
+        }
+    }
+}
+
+/// Tags are opened and closed, nothing else is in angle brackets, and every `&` begins an entity.
+fn well_formed(text: &str) {
+    let mut open: Vec<&str> = Vec::new();
+    let mut rest = text;
+    while let Some(start) = rest.find('<') {
+        let end = start + rest[start..].find('>').unwrap();
+        let tag = &rest[start + 1..end];
+        assert!(!tag.contains('<'), "{tag}");
+        let name = tag.split([' ', '/']).find(|word| !word.is_empty()).unwrap();
+        match tag {
+            _ if tag.starts_with('!') || tag.starts_with("meta") || tag.ends_with('/') => {}
+            _ if tag.starts_with('/') => assert_eq!(open.pop(), Some(name)),
+            _ => open.push(name),
+        }
+        rest = &rest[end + 1..];
+    }
+    assert!(open.is_empty(), "{open:?}");
+    let entities = ["&amp;", "&lt;", "&gt;", "&quot;", "&#39;"];
+    for (at, _) in text.match_indices('&') {
+        assert!(entities.iter().any(|entity| text[at..].starts_with(entity)));
+    }
+    assert!(!text.chars().any(|c| c.is_control() && c != '\n'));
+}
+
+#[test]
+fn a_drawing_has_both_panels_and_all_runs() {
+    let runs = on_two_nodes();
+    let text = svg(&runs, &Operation::AllReduce).unwrap();
+    well_formed(&text);
+    assert!(text.contains(">bus bandwidth in GB/s<") && text.contains(">time<"));
+    assert_eq!(text.matches("<polyline").count(), 6);
+    assert_eq!(text.matches("class=\"mark").count(), 3 + 6 * 17);
+    assert!(text.contains("role=\"img\"") && text.contains("prefers-color-scheme:dark"));
+    assert!(svg(&runs, &Operation::Gather).is_none());
+    let page = html("Frontier", &runs);
+    well_formed(&page);
+    assert_eq!(page.matches("<tr>").count(), 18);
+    assert!(
+        !page.contains("http://")
+            || page.matches("http://").count() == page.matches("xmlns=").count()
+    );
+}

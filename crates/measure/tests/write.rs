@@ -1,0 +1,275 @@
+//! What is written is read back, and what was read is written as it was.
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::Path;
+
+use proptest::collection::vec;
+use proptest::option::{of, weighted};
+use proptest::prelude::*;
+use regatta_measure::read::read;
+use regatta_measure::write::{CSV_COLUMNS, csv, nccl_tests};
+use regatta_model::bench::{
+    BenchDevice, BenchParameters, BenchSummary, Operation, Program, SizeStep, Spread,
+};
+use regatta_model::document::{from_json, to_json};
+use regatta_model::{BenchResult, BenchRow, BenchTable, Measurement};
+
+fn data(name: &str) -> String {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/versions");
+    std::fs::read_to_string(folder.join(name)).unwrap()
+}
+
+#[test]
+fn the_form_of_nccl_tests_to_the_byte() {
+    let text = data("v2.19-all_reduce.txt");
+    let mut all = read("x.txt", &text).unwrap();
+    assert_eq!(all.len(), 1);
+    assert_eq!(nccl_tests(&all.remove(0)), text);
+}
+
+#[test]
+fn single_calls_have_their_columns() {
+    // But no times of day.
+    let text = data("v2.19-alltoall-iterations.txt");
+    let found = nccl_tests(&read("x.txt", &text).unwrap()[0]);
+    let trimmed = |text: &str| {
+        let cut = |line: &str| {
+            let end = line.find("timestamp").or(line.find("%Y-%m")).or(line.find("2026-"));
+            line[..end.unwrap_or(line.len())].trim_end().to_owned()
+        };
+        text.lines().map(cut).collect::<Vec<_>>()
+    };
+    assert_eq!(trimmed(&found), trimmed(&text));
+}
+
+#[test]
+fn a_result_of_several_operations_is_several_runs() {
+    let row = || BenchRow {
+        size_bytes: 8,
+        out_of_place: Some(Measurement {
+            busbw: Some(2.0),
+            wrong: Some(3),
+            ..Measurement::default()
+        }),
+        ..BenchRow::default()
+    };
+    let table = |operation| BenchTable { operation, rows: vec![row()], ..BenchTable::default() };
+    let tables = vec![table(Operation::AllReduce), table(Operation::SendRecv)];
+    let result = BenchResult { tables, complete: true, ..BenchResult::default() };
+    let text = nccl_tests(&result);
+    let all = read("x.txt", &text).unwrap();
+    let found: Vec<_> = all.iter().map(|run| run.tables[0].operation.clone()).collect();
+    assert_eq!(found, [Operation::AllReduce, Operation::SendRecv]);
+    assert!(all.iter().all(|run| run.summary.as_ref().unwrap().out_of_bounds == Some(3)), "{text}");
+    assert_eq!(csv(&[result]).lines().count(), 3);
+}
+
+/// Figures that nccl-tests' columns hold: two decimals, in so many letters.
+fn short(most: u32) -> BoxedStrategy<Option<f64>> {
+    weighted(0.9, (0..most).prop_map(|n| f64::from(n) / 100.0)).boxed()
+}
+
+/// Any figures.
+fn any_figure(_: u32) -> BoxedStrategy<Option<f64>> {
+    weighted(0.9, prop_oneof![0.0..1e3f64, 0.0..1e18f64, (0.0..1.0f64).prop_map(|x| x * 1e-12)])
+        .boxed()
+}
+
+type Figure = fn(u32) -> BoxedStrategy<Option<f64>>;
+
+fn measurement(figure: Figure, whole: bool) -> impl Strategy<Value = Measurement> {
+    let rest = move || if whole { figure(999_999) } else { Just(None).boxed() };
+    let spread = (
+        figure(999_999),
+        figure(999_999),
+        figure(999_999),
+        figure(999_999),
+        rest(),
+        rest(),
+        rest(),
+    );
+    let spread = spread.prop_map(|(min_us, max_us, p99_us, cv_percent, p50_us, p90_us, p95_us)| {
+        let spread = Spread { min_us, max_us, p99_us, cv_percent, p50_us, p90_us, p95_us };
+        (spread != Spread::default()).then_some(spread)
+    });
+    let iterations = if whole { of(any::<u64>()).boxed() } else { Just(None).boxed() };
+    (figure(999_999), figure(99_999), figure(99_999), of(0u64..999_999), spread, rest(), iterations)
+        .prop_map(|(time_us, algbw, busbw, wrong, spread, error, iterations)| {
+            let figures =
+                Measurement { time_us, algbw, busbw, wrong, spread, ..Measurement::default() };
+            Measurement { error, iterations, ..figures }
+        })
+}
+
+fn row(figure: Figure, whole: bool) -> impl Strategy<Value = BenchRow> {
+    let measured = move || of(measurement(figure, whole));
+    let places =
+        (measured(), measured()).prop_filter("something", |(a, b)| a.is_some() || b.is_some());
+    (any::<u64>(), of(any::<u64>()), places).prop_map(
+        |(size_bytes, count, (out_of_place, in_place))| BenchRow {
+            size_bytes,
+            count,
+            out_of_place,
+            in_place,
+            line: None,
+        },
+    )
+}
+
+fn tables(figure: Figure, whole: bool) -> impl Strategy<Value = Vec<BenchTable>> {
+    let operation = (0..11usize).prop_map(|at| Operation::NAMED[at].clone());
+    let redop = of(prop_oneof![Just("sum".to_owned()), Just("none".to_owned())]);
+    (operation, redop, of(-1i64..9), vec(vec(row(figure, whole), 1..6), 1..4)).prop_map(
+        |(operation, redop, root, all)| {
+            let dtypes = [Some("float".to_owned()), None, Some("int8".to_owned())];
+            let one = |(rows, dtype)| {
+                let (operation, redop) = (operation.clone(), redop.clone());
+                BenchTable { operation, dtype, redop, root, rows }
+            };
+            all.into_iter().zip(dtypes).map(one).collect()
+        },
+    )
+}
+
+fn parameters() -> impl Strategy<Value = BenchParameters> {
+    let step = prop_oneof![
+        any::<u64>().prop_map(SizeStep::Factor),
+        any::<u64>().prop_map(SizeStep::Bytes)
+    ];
+    let plain = (any::<[u64; 7]>(), step, of(any::<u64>()), of(any::<u64>()), of(any::<u64>()));
+    plain.prop_map(|(n, step, aggregated, graph, unalign)| BenchParameters {
+        threads: n[0],
+        devices: n[1],
+        min_bytes: n[2],
+        max_bytes: n[3],
+        step,
+        warmup: n[4],
+        iterations: n[5],
+        aggregated,
+        check: n[6],
+        graph,
+        unalign,
+    })
+}
+
+fn device() -> impl Strategy<Value = BenchDevice> {
+    (
+        0u32..99,
+        of(0u32..9),
+        any::<u64>(),
+        "[a-z][a-z0-9-]{0,12}",
+        0u32..16,
+        "[0-9a-f:.]{1,9}",
+        "[A-Z][a-z ]{0,9}[a-z0-9]",
+    )
+        .prop_map(|(rank, group, pid, host, device, bus, name)| BenchDevice {
+            rank,
+            group,
+            pid,
+            host,
+            device,
+            bus,
+            name,
+        })
+}
+
+/// A run as nccl-tests could have printed it.
+fn printed(figure: Figure) -> impl Strategy<Value = BenchResult> {
+    let summary =
+        (any::<u32>(), figure(99_999), of(any::<bool>())).prop_map(|(wrong, mean, good)| {
+            // Without a mean the run did not end.
+            let mean = Some(mean.unwrap_or(1.0));
+            let out_of_bounds = Some(u64::from(wrong));
+            BenchSummary { out_of_bounds, average_busbw: mean, average_good: good }
+        });
+    let around =
+        (of(parameters()), vec(device(), 0..4), vec("# [A-Z][a-z ]{0,20}[a-z]", 0..3), of(summary));
+    (tables(figure, false), around).prop_map(|(tables, (parameters, devices, notes, summary))| {
+        let complete = summary.is_some();
+        let program = Program::NcclTests;
+        let result =
+            BenchResult { program, label: "x".to_owned(), tables, ..BenchResult::default() };
+        BenchResult { parameters, devices, notes, summary, complete, ..result }
+    })
+}
+
+/// Without what a text has and a result has not.
+fn plain(mut result: BenchResult, like: &BenchResult) -> BenchResult {
+    result.tables.iter_mut().flat_map(|t| &mut t.rows).for_each(|row| row.line = None);
+    BenchResult { command: None, shape: like.shape.clone(), ..result }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 100,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn runs_are_read_back(result in printed(short)) {
+        let text = nccl_tests(&result);
+        let mut all = read("x.txt", &text).unwrap();
+        prop_assert_eq!(all.len(), 1, "{}", text);
+        prop_assert_eq!(plain(all.remove(0), &result), result, "{}", text);
+    }
+
+    #[test]
+    fn runs_with_any_figures_are_written_the_same_again(result in printed(any_figure)) {
+        let text = nccl_tests(&result);
+        let all = read("x.txt", &text).unwrap();
+        prop_assert_eq!(nccl_tests(&all[0]), text);
+    }
+
+    #[test]
+    fn values_between_commas_are_read_back(
+        tables in tables(any_figure, true), label in ".{1,12}", backend in of("[a-z\", ]{1,5}"),
+        ranks in of(1u32..9), nodes in of(1u32..9), text in "\\PC{0,9}",
+    ) {
+        let mut one = BenchResult { program: Program::Osu, label, tables, ..BenchResult::default() };
+        (one.backend, one.shape.ranks, one.shape.nodes) = (backend, ranks, nodes);
+        one.complete = true;
+        let mut two = one.clone();
+        two.label.push_str("\n2");
+        two.tables[0].redop = Some(format!("r{text}"));
+        let all = vec![one, two];
+        prop_assert_eq!(read("x.csv", &csv(&all)).unwrap(), all);
+    }
+
+    #[test]
+    fn documents_are_read_back(tables in tables(any_figure, true), label in ".*") {
+        let result = BenchResult { label, tables, ..BenchResult::default() };
+        let text = to_json(&result).unwrap();
+        prop_assert_eq!(from_json::<BenchResult>(&text).unwrap(), result.clone());
+        prop_assert_eq!(read("x.json", &text).unwrap(), vec![result]);
+    }
+
+    #[test]
+    fn no_text_is_too_strange(text in "[#0-9a-z \t\n.,{}\"`:-]{0,300}", head in 0usize..5) {
+        let heads = [
+            "# size count type redop root time algbw busbw #wrong time algbw busbw #wrong\n",
+            "# OSU MPI Latency Test v7\n# Size  Latency (us)\n",
+            "size_bytes,time_us,place\n",
+            "Message Size\tA\tB\n",
+            "",
+        ];
+        if let Ok(all) = read("x", &format!("{}{text}", heads[head])) {
+            for result in &all {
+                let again = to_json(result).unwrap();
+                prop_assert_eq!(&from_json::<BenchResult>(&again).unwrap(), result);
+            }
+        }
+    }
+}
+
+#[test]
+fn the_columns_are_those_that_are_read() {
+    let text = format!(
+        "{}\n{}\n",
+        CSV_COLUMNS.join(","),
+        "1,osu,2,3,4,5,6,7,8,9,10,in-place,12,13,14,15,16,17,18,19,20,21,22,23,24"
+    );
+    let all = read("x.csv", &text).unwrap();
+    assert_eq!(csv(&all), text, "none is passed over");
+}

@@ -1,0 +1,44 @@
+//! `regatta bench`: measures collectives, pairs, devices and disks, and reads, compares and draws
+//! results.
+
+mod alone;
+pub mod args;
+mod asked;
+mod backend;
+mod bar;
+mod begun;
+mod files;
+mod plot;
+mod rank;
+mod repeat;
+mod report;
+mod verdict;
+
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use regatta_launch::secret_file;
+
+pub use args::BenchArgs;
+use args::What;
+
+/// Runs the command: as a rank of a job, or as one that starts the ranks.
+pub fn run(args: &BenchArgs) -> Result<ExitCode> {
+    match &args.what {
+        What::Compare(args) => return files::compare(args),
+        What::Read(args) => return files::read(args),
+        _ => {}
+    }
+    let Some(asked) = asked::asked(&args.what)? else { return Ok(ExitCode::SUCCESS) };
+    let in_a_job = [secret_file::VARIABLE, "RANK", "WORLD_SIZE"];
+    let in_a_job = in_a_job.iter().all(|name| std::env::var_os(name).is_some());
+    let more = args.what.run().map(|(_, args)| args).filter(|args| args.is_repeated());
+    match (in_a_job, more) {
+        (true, None) => rank::run(asked),
+        (true, Some(_)) => {
+            bail!("--sweep and --scan start ranks themselves: run them without `regatta launch`")
+        }
+        (false, Some(args)) => repeat::run(args),
+        (false, None) => alone::run(&asked),
+    }
+}

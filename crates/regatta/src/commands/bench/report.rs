@@ -1,0 +1,268 @@
+//! What becomes of what a run tells: a table on the screen, a file after every size, a verdict.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use regatta_measure::run::Event;
+use regatta_measure::write::{self, Layout};
+use regatta_measure::{ceiling, pairs};
+use regatta_model::bench::{BenchDevice, BenchSummary, Ceiling, Pairs};
+use regatta_model::{BenchResult, BenchRow, BenchTable, document, units};
+
+use super::asked::{Asked, Job};
+use super::bar::Bar;
+use super::verdict::Verdict;
+use crate::cli::{ERROR, FAINT, WARNING};
+use crate::output;
+
+/// What was told so far, and where it goes.
+pub struct Report {
+    result: BenchResult,
+    form: Form,
+    layout: Layout,
+    out: Option<PathBuf>,
+    /// Why the file misses what was measured since.
+    unsaved: Option<anyhow::Error>,
+    plot: Option<PathBuf>,
+    verdict: Option<Verdict>,
+    /// Where the table of algorithms goes.
+    tuning: Option<PathBuf>,
+    /// By what part a rank may be slower than others.
+    slower_than: f64,
+    /// Whether nothing stands out.
+    good: bool,
+    bar: Bar,
+}
+
+/// The width of a drawing in text.
+const COLUMNS: usize = 100;
+
+/// How the result is printed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Form {
+    /// Row by row.
+    Table,
+    /// When it is over.
+    Json,
+    Csv,
+}
+
+impl Report {
+    /// Nothing was told yet. What could not be used at the end is refused now.
+    pub fn new(asked: &Asked<'_>, out: Option<PathBuf>) -> Result<Self> {
+        let args = asked.output;
+        let form = match (args.json, args.csv) {
+            (true, _) => Form::Json,
+            (_, true) => Form::Csv,
+            _ => Form::Table,
+        };
+        if let Some(plot) = &args.plot {
+            super::plot::check(plot)?;
+        }
+        Ok(Self {
+            result: BenchResult::default(),
+            form,
+            layout: if args.spread { Layout::Iterations } else { Layout::Means },
+            out,
+            unsaved: None,
+            plot: args.plot.clone(),
+            verdict: Verdict::new(args)?,
+            tuning: match &asked.job {
+                Job::Tune(file) => Some(file.clone()),
+                _ => None,
+            },
+            slower_than: match &asked.job {
+                Job::Ceiling(_, fraction) => *fraction,
+                _ => 0.0,
+            },
+            good: true,
+            bar: Bar::new(),
+        })
+    }
+
+    /// Takes what happened, as text of another process.
+    pub fn hear_text(&mut self, text: &str) {
+        match serde_json::from_str(text) {
+            Ok(event) => self.hear(event),
+            Err(error) => output::complain(&format!("rank 0 said what cannot be read: {error}\n")),
+        }
+    }
+
+    /// Something else is about to be written.
+    pub fn make_way(&mut self) {
+        self.bar.hide();
+    }
+
+    /// Takes what happened.
+    pub fn hear(&mut self, event: Event) {
+        match event {
+            Event::Begin(result) => self.result = *result,
+            Event::Table(table) => self.begin(table),
+            Event::Row(row) => self.add(*row),
+            Event::Pairs(pairs) => self.pairs(*pairs),
+            Event::Ceilings(ceilings) => self.ceilings(ceilings),
+            Event::Tuned(table) => self.tuned(&table),
+            Event::Progress(progress) => self.bar.show(&progress),
+            Event::Note(note) => {
+                self.bar.hide();
+                output::complain(&format!("{WARNING}note:{WARNING:#} {note}\n"));
+                self.result.notes.push(note);
+            }
+            Event::End => {
+                self.result.complete = true;
+                self.foot();
+                if !self.result.tables.is_empty() {
+                    self.result.summary = Some(summary(&self.result));
+                }
+                self.save();
+            }
+        }
+    }
+
+    /// The next rows are of this table.
+    fn begin(&mut self, table: BenchTable) {
+        let before = self.result.tables.last().map(|table| &table.operation);
+        if before != Some(&table.operation) {
+            self.foot();
+            let text = write::preamble(&self.result, &table.operation) + &write::head(self.layout);
+            self.show(&text);
+        }
+        self.result.tables.push(table);
+    }
+
+    fn add(&mut self, row: BenchRow) {
+        let Some(table) = self.result.tables.last_mut() else { return };
+        let text = write::row(self.layout, table, &row);
+        table.rows.push(row);
+        self.show(&text);
+        self.save();
+    }
+
+    /// Every pair was measured.
+    fn pairs(&mut self, pairs: Pairs) {
+        let mut text = pairs::text::draw(&pairs, COLUMNS);
+        pairs.findings.iter().for_each(|finding| text.push_str(&format!("{finding}\n")));
+        if pairs.findings.is_empty() {
+            text.push_str("no link and no node stands out\n");
+        }
+        self.good = pairs.findings.is_empty();
+        self.result.pairs = Some(pairs);
+        self.show(&text);
+    }
+
+    /// What each rank can do was measured.
+    fn ceilings(&mut self, ceilings: Vec<Ceiling>) {
+        let of = |device: &BenchDevice| (device.rank, device.host.clone());
+        let ranks: Vec<(u32, String)> = self.result.devices.iter().map(of).collect();
+        let verdict = ceiling::judge::judge(&ranks, &ceilings, self.slower_than);
+        let mut lines = ceiling::text::table(&ceilings, &verdict);
+        lines.extend(ceiling::text::findings(&verdict));
+        lines.extend(ceiling::text::notes(&ceilings));
+        self.result.ceilings = ceilings;
+        self.show(&(lines.join("\n") + "\n"));
+    }
+
+    /// A table of algorithms was made.
+    fn tuned(&mut self, table: &str) {
+        let Some(file) = &self.tuning else { return };
+        self.bar.hide();
+        match output::write_file(file, table) {
+            Ok(()) => output::complain(&format!(
+                "algorithms: {0}; ranks use it with REGATTA_TUNING={0}\n",
+                file.display()
+            )),
+            Err(error) => self.unsaved = Some(error),
+        }
+    }
+
+    /// The closing lines of the operation before.
+    fn foot(&mut self) {
+        let Some(table) = self.result.tables.last() else { return };
+        let text = write::footer(&self.result, &table.operation.clone());
+        self.show(&text);
+    }
+
+    fn show(&mut self, text: &str) {
+        if self.form == Form::Table {
+            self.bar.hide();
+            // The file has it, if nobody reads on.
+            let _ = output::print(text);
+        }
+    }
+
+    /// Writes all that was measured. A full disk must not end the run.
+    fn save(&mut self) {
+        let Some(out) = self.out.as_ref().filter(|_| self.tuning.is_none()) else { return };
+        let text = document::to_json(&self.result).map_err(anyhow::Error::from);
+        self.unsaved = text.and_then(|text| output::write_file(out, &text)).err();
+    }
+
+    /// Prints and draws what there is, and says whether it is good enough.
+    pub fn finish(&mut self) -> Result<ExitCode> {
+        self.bar.hide();
+        if self.tuning.is_some() {
+            return self.unsaved.take().map_or(Ok(ExitCode::SUCCESS), Err);
+        }
+        let rows = self.result.tables.iter().map(|table| table.rows.len()).sum();
+        if rows == 0 && self.result.ceilings.is_empty() && self.result.pairs.is_none() {
+            return Ok(ExitCode::FAILURE);
+        }
+        match self.form {
+            Form::Table => {}
+            Form::Json => output::print(&document::to_json(&self.result)?)?,
+            Form::Csv => output::print(&write::csv(std::slice::from_ref(&self.result)))?,
+        }
+        match (&self.plot, &self.result.pairs) {
+            (Some(plot), Some(found)) => super::plot::draw_pairs(plot, found)?,
+            (Some(plot), None) => super::plot::draw(plot, std::slice::from_ref(&self.result))?,
+            _ => {}
+        }
+        self.say_where(rows);
+        if let Some(error) = self.unsaved.take() {
+            bail!("the result is not saved: {error:#}");
+        }
+        let wrong = wrong(&self.result);
+        if wrong > 0 {
+            let wrong = units::count(usize::try_from(wrong).unwrap_or(usize::MAX), "element");
+            output::complain(&format!("{ERROR}{wrong} wrong{ERROR:#}: see the column #wrong\n"));
+            return Ok(ExitCode::FAILURE);
+        }
+        match &self.verdict {
+            Some(verdict) => verdict.judge(&self.result),
+            None if self.good => Ok(ExitCode::SUCCESS),
+            None => Ok(ExitCode::FAILURE),
+        }
+    }
+
+    fn say_where(&self, rows: usize) {
+        let Some(out) = self.out.as_deref().filter(|out| *out != Path::new("-")) else { return };
+        let what = match self.result.complete {
+            true => "result".to_owned(),
+            false => format!("stopped early; {} kept", units::count(rows, "size")),
+        };
+        output::complain(&format!("{FAINT}{what}: {}{FAINT:#}\n", out.display()));
+    }
+}
+
+/// Wrong elements of all sizes.
+fn wrong(result: &BenchResult) -> u64 {
+    let rows = result.tables.iter().flat_map(|table| &table.rows);
+    rows.flat_map(|row| [&row.out_of_place, &row.in_place])
+        .flatten()
+        .filter_map(|measured| measured.wrong)
+        .sum()
+}
+
+/// The closing figures of all operations.
+fn summary(result: &BenchResult) -> BenchSummary {
+    let rows = result.tables.iter().flat_map(|table| &table.rows);
+    let all = rows.flat_map(|row| [&row.out_of_place, &row.in_place]).flatten();
+    let bandwidths: Vec<f64> = all.filter_map(|measured| measured.busbw).collect();
+    let mean = bandwidths.iter().sum::<f64>() / bandwidths.len().max(1) as f64;
+    BenchSummary {
+        out_of_bounds: Some(wrong(result)),
+        average_busbw: (!bandwidths.is_empty()).then_some(mean),
+        average_good: None,
+    }
+}
