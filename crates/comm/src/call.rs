@@ -77,6 +77,11 @@ impl Kind {
     pub fn has_root(self) -> bool {
         matches!(self, Self::Reduce | Self::Broadcast | Self::Gather | Self::Scatter)
     }
+
+    /// Whether it is between two ranks only.
+    pub fn is_message(self) -> bool {
+        matches!(self, Self::Send | Self::Receive)
+    }
 }
 
 /// One collective, from one rank's side.

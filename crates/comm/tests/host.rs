@@ -194,6 +194,27 @@ fn receive(from: u32, output: &mut [u8]) -> Call<'_> {
 }
 
 #[test]
+fn ranks_that_disagree_are_told_by_name_whatever_each_is_at() {
+    let ends = suite::on_all(world(4, |rank| rank / 2), |comm| {
+        // In two levels calls are counted in more than one way.
+        (0..3).try_for_each(|_| comm.barrier()).unwrap();
+        let mut all = vec![0u8; if comm.rank() == 1 { 12 } else { 0 }];
+        match comm.rank() {
+            // This one is not even in a collective.
+            0 => comm.receive(&mut [0u8], 2, 7),
+            3 => comm.gather(&[1i8; 3], &mut [], 1),
+            _ => comm.gather(&[1u8; 3], &mut all, 1),
+        }?;
+        comm.barrier()
+    });
+    for end in ends {
+        let error = end.unwrap_err().to_string();
+        let both = error.contains("gather of 12 u8") && error.contains("gather of 12 i8");
+        assert!(both && error.contains("rank 3 on node1"), "{error}");
+    }
+}
+
+#[test]
 fn one_that_waits_elsewhere_is_not_blamed() {
     let of: [fn(u32) -> u32; 3] = [|_| 0, |rank| rank / 2, |rank| u32::from(rank > 0)];
     for node in of {

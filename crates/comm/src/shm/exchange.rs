@@ -40,6 +40,7 @@ impl Exchange<'_, '_> {
     pub fn turn(&mut self, now: Instant) -> Result<Duration, CommError> {
         if self.engine.pass(&mut self.group)? {
             self.since = now;
+            self.engine.shared.waiting.say(&[], Duration::ZERO);
             return Ok(Duration::ZERO);
         }
         let waited = now.saturating_duration_since(self.since);
@@ -55,11 +56,12 @@ impl Exchange<'_, '_> {
         }
         let shown = Signature { shape: OF_MANY, ..first.signature };
         shared.board.announce(first.doing, sign::encode(&shown));
+        shared.waiting.say(&ranks, waited);
         let trouble = ranks.iter().find_map(|rank| shared.trouble(*rank, &first, waited));
         match trouble {
             // What came before the trouble still counts.
             Some(_) if self.engine.pass(&mut self.group)? => Ok(Duration::ZERO),
-            Some(error) => Err(self.engine.shared.fail(error)),
+            Some(error) => Err(self.engine.shared.tell(error, &first)),
             None => Ok(waited.min(NAP)),
         }
     }

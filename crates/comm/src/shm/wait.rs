@@ -153,7 +153,7 @@ impl Shared {
     }
 
     /// The same, unless another was told first: then that is it for this rank, too.
-    fn tell(&self, error: CommError, now: &Now) -> CommError {
+    pub fn tell(&self, error: CommError, now: &Now) -> CommError {
         match verdict::declare(&self.board, &error) {
             true => error,
             false => self.verdict(now).unwrap_or(error),

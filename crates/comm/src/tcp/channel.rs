@@ -178,8 +178,12 @@ impl TcpTransport {
         let broken = mesh.broken.contains_key(&(to, Way::Out));
         drop(mesh);
         if have < usize::from(lanes) && !broken {
-            let over = || self.verdict(&self.endpoint.shared.lock()).is_some();
-            if let Err(why) = self.endpoint.connect(to, lanes, &over) {
+            let over = || self.verdict(&self.endpoint.shared.lock());
+            if let Err(why) = self.endpoint.connect(to, lanes, &|| over().is_some()) {
+                // It was given up, perhaps, which says nothing about the path.
+                if let Some(error) = over() {
+                    return Err(self.fail(error));
+                }
                 self.suspect(to, Way::Out, why);
                 self.endpoint.shared.lock().broken.entry((to, Way::Out)).or_default();
             }

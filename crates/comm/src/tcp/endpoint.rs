@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use regatta_wire::link::Timing;
 use regatta_wire::secret::Secret;
 
-use super::control::{Hello, Member, TAKEN, TAKEN_TOO, encode};
+use super::control::{Fault, Hello, Member, TAKEN, TAKEN_TOO, encode};
 use super::dial::{Dial, NoLine};
 use super::keeper::Control;
 use super::mesh::Shared;
@@ -48,7 +48,15 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Makes sure that there are so many connections to a rank.
+    /// Whether a rank is known to be gone.
+    fn is_lost(&self, rank: u32) -> bool {
+        let lost =
+            |(_, fault): &(_, Fault)| matches!(fault, Fault::Lost { rank: of, .. } if *of == rank);
+        self.shared.lock().news.faults.iter().any(lost)
+    }
+
+    /// Makes sure that there are so many connections to a rank. `stop`: whether there is no use in it
+    /// any more.
     pub fn connect(&self, to: u32, lanes: u8, stop: &dyn Fn() -> bool) -> Result<(), String> {
         // One thread at a time, or two would make the same.
         let _alone = self.dialling.lock().unwrap_or_else(PoisonError::into_inner);
@@ -71,13 +79,15 @@ impl Endpoint {
             };
             let hello = encode(&Hello::Data { rank: self.rank, index });
             let line = dial.open();
-            let line = line.and_then(|mut line| Ok((dial.ask_last(&mut line, &hello)?, line)));
+            // Once it has the connection, it would take its end for a broken path.
+            let last = Dial { stop: &|| self.is_lost(to), ..dial };
+            let line = line.and_then(|mut line| Ok((last.ask_last(&mut line, &hello)?, line)));
             let (stream, too) = match line {
                 Ok((answer, line)) if answer == TAKEN => (line.stream, false),
                 Ok((answer, line)) if answer == TAKEN_TOO => (line.stream, true),
                 Ok(_) => return Err("it did not take the connection".to_owned()),
                 Err(NoLine::Nobody(why) | NoLine::Stranger(why)) => {
-                    return Err(format!("no connection to {}: {why}", dial.to));
+                    return Err(format!("no connection to {}: {why}", last.to));
                 }
             };
             match index {

@@ -6,7 +6,7 @@ use super::TcpTransport;
 use super::faults::VERDICT_WITHIN;
 use crate::background::{Abort, Over};
 use crate::blame::Waits;
-use crate::tcp::control::Up;
+use crate::tcp::control::{Fault, Up};
 use crate::tcp::mesh::Hook;
 use crate::transport::Transport;
 use crate::whole::Whole;
@@ -41,7 +41,11 @@ impl Whole for TcpTransport {
                 self.inquire(&error);
                 false
             }
-            CommError::Disagree { .. } | CommError::System { .. } if self.in_call => {
+            CommError::Disagree { ours, .. } if !ours.kind.is_message() => {
+                self.inquire(&error);
+                false
+            }
+            CommError::System { .. } if self.in_call => {
                 self.inquire(&error);
                 false
             }
@@ -96,14 +100,23 @@ impl TcpTransport {
             }
             _ => (Vec::new(), self.watch.seconds(Instant::now())),
         };
-        let members = if self.in_call { self.members.clone() } else { Vec::new() };
+        // Who is late with a message has nothing to do with all others.
+        let all = self.in_call || awaited.is_empty();
+        let members = if all { self.members.clone() } else { Vec::new() };
         let (channel, late) = (self.channel, Some(late));
         let call = self.in_call.then_some(self.calls_done + 1);
         self.endpoint.control.tell(Up::Ask { channel, call, awaited, members, late });
     }
 
     fn report(&self, error: &CommError) {
-        let (channel, fault) = (self.channel, self.fault(error));
+        let fault = match error {
+            // It is of a call of a part, which has another number in the whole.
+            CommError::Disagree { ours, .. } if !ours.kind.is_message() => {
+                Fault::Aborted { rank: self.me(), why: error.to_string() }
+            }
+            _ => self.fault(error),
+        };
+        let channel = self.channel;
         self.endpoint.control.tell(Up::Report { channel, fault });
     }
 }
