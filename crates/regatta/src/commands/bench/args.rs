@@ -157,7 +157,7 @@ pub struct MoreArgs {
     #[arg(long, requires = "pairs")]
     pub one_at_a_time: bool,
     /// Measure all algorithms of all collectives over the network, and write the table to FILE by
-    /// which ranks with REGATTA_TUNING=FILE choose
+    /// which ranks with REGATTA_TUNING=FILE choose; -b, -e, -f, -i and -n say how much is measured
     #[arg(long, value_name = "FILE", conflicts_with_all = ["sweep", "scan", "pairs"])]
     pub tune: Option<PathBuf>,
 }
@@ -224,6 +224,13 @@ pub struct SizeArgs {
     /// The root of broadcast, reduce, gather and scatter
     #[arg(short = 'r', long, value_name = "RANK", default_value_t = 0)]
     pub root: u32,
+}
+
+impl SizeArgs {
+    /// Whether no sizes were asked for.
+    pub fn is_usual(&self) -> bool {
+        [self.min, self.max, self.step, self.factor].iter().all(Option::is_none)
+    }
 }
 
 /// How it is measured.
