@@ -277,13 +277,13 @@ pub struct RankArgs {
     #[arg(long, value_enum, value_name = "WHAT", default_value = "auto")]
     pub backend: Backend,
     /// Ranks in all; without it one a GPU, or one a core of this machine (at least 2, at most 8)
-    #[arg(long, value_name = "COUNT")]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
     pub ranks: Option<u32>,
     /// Ranks on each node
-    #[arg(long, value_name = "COUNT")]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
     pub ranks_per_node: Option<u32>,
     /// Use this many nodes of the allocation, or of --hostfile
-    #[arg(long, value_name = "COUNT")]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
     pub nodes: Option<u32>,
     /// Take the nodes from FILE, not from the scheduler
     #[arg(long, value_name = "FILE")]

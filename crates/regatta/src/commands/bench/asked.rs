@@ -114,8 +114,8 @@ impl Job {
     /// Whether so many ranks can do it.
     pub fn check_ranks(&self, ranks: u32) -> Result<()> {
         match self {
-            Self::Tables { plan, .. } if (1..=plan.root).contains(&ranks) => {
-                bail!("-r {}, but the ranks are 0 to {}", plan.root, ranks - 1)
+            Self::Tables { plan, .. } if plan.root >= ranks => {
+                bail!("-r {}, but the ranks are 0 to {}", plan.root, ranks.saturating_sub(1))
             }
             Self::Pairs(_) if ranks < 2 => bail!("--pairs needs two ranks"),
             _ => Ok(()),
