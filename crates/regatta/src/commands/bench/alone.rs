@@ -69,7 +69,11 @@ fn launch_args(ranks: &RankArgs, count: Option<u32>, folder: &Path) -> Result<Bo
     words.push("--".into());
     words.push(std::env::current_exe().context("where this program is")?.into());
     words.extend(std::env::args_os().skip(1));
-    words.push("--events".into());
+    // Who is a rank already, by its scheduler, becomes that rank: nobody hears its events.
+    let surroundings = Survey::take(&SourceArgs::default(), 0);
+    if !surroundings.is_ok_and(|survey| survey.allocation.me.is_some()) {
+        words.push("--events".into());
+    }
     match Cli::try_parse_from(words).map(|cli| cli.command) {
         Ok(Command::Launch(args)) => Ok(args),
         Ok(_) => bail!("--launch takes options of `regatta launch` only"),
