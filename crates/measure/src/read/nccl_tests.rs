@@ -285,7 +285,9 @@ pub(super) fn count_devices(result: &mut BenchResult) {
     let highest = result.devices.iter().map(|device| device.rank).max();
     let Some(ranks) = highest.and_then(|rank| rank.checked_add(1)) else { return };
     let amd = |name: &str| name.contains("AMD") || name.contains("gfx");
-    if result.devices.iter().any(|device| amd(&device.name)) {
+    // Of a program that names itself, the device may be a processor.
+    let unsure = result.program == Program::NcclTests;
+    if unsure && result.devices.iter().any(|device| amd(&device.name)) {
         result.program = Program::RcclTests;
     }
     let nodes = hosts.len() as u32;

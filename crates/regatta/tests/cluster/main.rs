@@ -5,6 +5,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test's own functions may panic as it may")]
 
+mod bench;
 mod bound;
 mod cancel;
 mod gpus;

@@ -4,6 +4,7 @@
 #![allow(dead_code, reason = "each test file uses its own part")]
 #![allow(clippy::unwrap_used, reason = "a test's own functions may panic as it may")]
 
+pub mod bench;
 pub mod job;
 pub mod tree;
 

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::rc::Rc;
 use std::time::SystemTime;
@@ -27,27 +27,24 @@ const LOCAL_RANKS: std::ops::RangeInclusive<usize> = 2..=8;
 pub fn run(asked: &Asked<'_>) -> Result<ExitCode> {
     let id = run_id(SystemTime::now(), std::process::id());
     let folder = asked.ranks.run_dir.clone().unwrap_or_else(|| PathBuf::from("runs").join(id));
-    let launch = launch_args(asked.ranks, &folder)?;
+    let ranks = wanted_ranks(asked.ranks)?;
+    ranks.map_or(Ok(()), |ranks| asked.job.check_ranks(ranks))?;
+    let launch = launch_args(asked.ranks, ranks, &folder)?;
     let out = asked.output.out.clone().unwrap_or_else(|| folder.join("bench.json"));
     let report = Rc::new(RefCell::new(Report::new(asked, Some(out))?));
     let hears = report.clone();
-    let listener = Box::new(move |line: &str| match line.strip_prefix(EVENT) {
-        Some(event) => {
-            hears.borrow_mut().hear_text(event);
-            true
-        }
-        None => {
-            hears.borrow_mut().make_way();
-            false
-        }
+    let hear = Box::new(move |line: &str| match line.strip_prefix(EVENT) {
+        Some(event) => hears.borrow_mut().hear_text(event),
+        None => hears.borrow_mut().make_way(),
     });
+    let listener = launch::Listener { takes: |line| line.starts_with(EVENT), hear };
     let code = launch::run_heard(&launch, Some(listener))?;
     let ended = report.borrow_mut().finish()?;
     Ok(if code == ExitCode::SUCCESS { ended } else { code })
 }
 
 /// The options of `regatta launch` that start these ranks.
-fn launch_args(ranks: &RankArgs, folder: &std::path::Path) -> Result<Box<LaunchArgs>> {
+fn launch_args(ranks: &RankArgs, count: Option<u32>, folder: &Path) -> Result<Box<LaunchArgs>> {
     let mut words: Vec<OsString> = ["regatta", "launch", "--run-dir"].map(OsString::from).to_vec();
     words.push(folder.into());
     let mut option = |name: &str, value: Option<String>| {
@@ -59,7 +56,6 @@ fn launch_args(ranks: &RankArgs, folder: &std::path::Path) -> Result<Box<LaunchA
     option("--nodes", ranks.nodes.map(|n| n.to_string()));
     let hostfile = ranks.hostfile.as_ref().map(|file| file.to_string_lossy().into_owned());
     option("--hostfile", hostfile);
-    let count = wanted_ranks(ranks)?;
     option("--ranks", count.map(|n| n.to_string()));
     if !matches!(ranks.backend, Backend::Auto | Backend::Nccl | Backend::Rccl) {
         words.push("--no-gpus".into());
@@ -73,10 +69,19 @@ fn launch_args(ranks: &RankArgs, folder: &std::path::Path) -> Result<Box<LaunchA
     words.push("--".into());
     words.push(std::env::current_exe().context("where this program is")?.into());
     words.extend(std::env::args_os().skip(1));
-    words.push("--events".into());
-    match Cli::try_parse_from(words)?.command {
-        Command::Launch(args) => Ok(args),
-        _ => bail!("--launch takes options of `regatta launch` only"),
+    // Who is a rank already, by its scheduler, becomes that rank: nobody hears its events.
+    let surroundings = Survey::take(&SourceArgs::default(), 0);
+    if !surroundings.is_ok_and(|survey| survey.allocation.me.is_some()) {
+        words.push("--events".into());
+    }
+    match Cli::try_parse_from(words).map(|cli| cli.command) {
+        Ok(Command::Launch(args)) => Ok(args),
+        Ok(_) => bail!("--launch takes options of `regatta launch` only"),
+        Err(error) => {
+            let error = error.to_string();
+            let what = error.lines().next().unwrap_or_default();
+            bail!("--launch: {}", what.trim_start_matches("error: "))
+        }
     }
 }
 

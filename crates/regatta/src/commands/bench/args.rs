@@ -157,7 +157,7 @@ pub struct MoreArgs {
     #[arg(long, requires = "pairs")]
     pub one_at_a_time: bool,
     /// Measure all algorithms of all collectives over the network, and write the table to FILE by
-    /// which ranks with REGATTA_TUNING=FILE choose
+    /// which ranks with REGATTA_TUNING=FILE choose; -b, -e, -f, -i and -n say how much is measured
     #[arg(long, value_name = "FILE", conflicts_with_all = ["sweep", "scan", "pairs"])]
     pub tune: Option<PathBuf>,
 }
@@ -226,6 +226,13 @@ pub struct SizeArgs {
     pub root: u32,
 }
 
+impl SizeArgs {
+    /// Whether no sizes were asked for.
+    pub fn is_usual(&self) -> bool {
+        [self.min, self.max, self.step, self.factor].iter().all(Option::is_none)
+    }
+}
+
 /// How it is measured.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Rounds (as nccl-tests)")]
@@ -270,13 +277,13 @@ pub struct RankArgs {
     #[arg(long, value_enum, value_name = "WHAT", default_value = "auto")]
     pub backend: Backend,
     /// Ranks in all; without it one a GPU, or one a core of this machine (at least 2, at most 8)
-    #[arg(long, value_name = "COUNT")]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
     pub ranks: Option<u32>,
     /// Ranks on each node
-    #[arg(long, value_name = "COUNT")]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
     pub ranks_per_node: Option<u32>,
     /// Use this many nodes of the allocation, or of --hostfile
-    #[arg(long, value_name = "COUNT")]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
     pub nodes: Option<u32>,
     /// Take the nodes from FILE, not from the scheduler
     #[arg(long, value_name = "FILE")]

@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
+use regatta_comm::tune;
 use regatta_measure::baseline::Tolerance;
 use regatta_measure::run::{Average, Memory, Plan, Rounds, Sizes, names};
 use regatta_measure::{ceiling, pairs};
@@ -10,6 +11,7 @@ use regatta_model::Operation;
 use regatta_model::bench::SizeStep;
 
 use super::args::{MoreArgs, OutputArgs, RankArgs, RunArgs, SizeArgs, What};
+use super::plot;
 
 /// A run that is asked for.
 pub struct Asked<'a> {
@@ -27,7 +29,7 @@ pub enum Job {
     /// Messages of every pair.
     Pairs(pairs::Options),
     /// All algorithms; the table goes into the file.
-    Tune(PathBuf),
+    Tune(PathBuf, tune::Effort),
     /// What each rank can do by itself, and by what fraction it may be slower than others.
     Ceiling(Ceiling, f64),
 }
@@ -41,6 +43,18 @@ pub enum Ceiling {
 
 /// What is asked for, if it is something to measure.
 pub fn asked(what: &What) -> Result<Option<Asked<'_>>> {
+    let asked = parsed(what)?;
+    if let Some(Asked { job, output: OutputArgs { plot: Some(path), .. }, .. }) = &asked {
+        match job {
+            Job::Tables { plan, .. } => plot::check_operations(path, plan.operations.len())?,
+            Job::Pairs(_) => plot::check_pairs(path)?,
+            Job::Tune(..) | Job::Ceiling(..) => bail!("--plot draws collectives and --pairs only"),
+        }
+    }
+    Ok(asked)
+}
+
+fn parsed(what: &What) -> Result<Option<Asked<'_>>> {
     let (job, ranks, output) = match what {
         What::Gemm(args) => {
             let job = Ceiling::Gemm(ceiling::gemm::Settings::default());
@@ -73,7 +87,7 @@ fn fraction(percent: &str) -> Result<f64> {
 fn job(operations: Vec<Operation>, args: &RunArgs) -> Result<Job> {
     let MoreArgs { pairs, every_rank, one_at_a_time, tune, .. } = &args.more;
     if let Some(file) = tune {
-        return Ok(Job::Tune(file.clone()));
+        return Ok(Job::Tune(file.clone(), effort(args)?));
     }
     if *pairs {
         let (every_rank, one_at_a_time) = (*every_rank, *one_at_a_time);
@@ -81,6 +95,32 @@ fn job(operations: Vec<Operation>, args: &RunArgs) -> Result<Job> {
     }
     let (plan, sizes) = plan(operations, args)?;
     Ok(Job::Tables { plan: Box::new(plan), sizes, register: args.rounds.register != 0 })
+}
+
+/// How much of every algorithm is measured: what the options say, and usually enough.
+fn effort(args: &RunArgs) -> Result<tune::Effort> {
+    let mut effort = tune::Effort::default();
+    if !args.sizes.is_usual() {
+        effort.bytes =
+            sizes(&args.sizes).and_then(|sizes| sizes.list()).map_err(anyhow::Error::msg)?;
+    }
+    if let Some(iterations) = args.rounds.iterations {
+        effort.most = u64::from(iterations);
+    }
+    Ok(effort)
+}
+
+impl Job {
+    /// Whether so many ranks can do it.
+    pub fn check_ranks(&self, ranks: u32) -> Result<()> {
+        match self {
+            Self::Tables { plan, .. } if plan.root >= ranks => {
+                bail!("-r {}, but the ranks are 0 to {}", plan.root, ranks.saturating_sub(1))
+            }
+            Self::Pairs(_) if ranks < 2 => bail!("--pairs needs two ranks"),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// What is to be measured, and the sizes as they were asked for.
@@ -112,8 +152,7 @@ fn plan(operations: Vec<Operation>, args: &RunArgs) -> Result<(Plan, Sizes)> {
 /// The sizes that the options ask for; nccl-tests would measure one only if none does.
 fn sizes(args: &SizeArgs) -> Result<Sizes, String> {
     const LARGEST: u64 = 32 << 20;
-    let none = [args.min, args.max, args.step, args.factor].iter().all(Option::is_none);
-    if none {
+    if args.is_usual() {
         return Ok(Sizes { min: 8, max: LARGEST, step: SizeStep::Factor(2) });
     }
     let step = match (args.factor, args.step) {

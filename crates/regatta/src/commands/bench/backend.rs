@@ -7,7 +7,7 @@ use regatta_comm::background::Background;
 use regatta_comm::fabric::Choice;
 use regatta_comm::join::{self, Settings};
 use regatta_comm::nccl::{self, Vendor};
-use regatta_comm::{Collectives, Comm, ReduceOp};
+use regatta_comm::{Collectives, Comm, ReduceOp, host};
 
 use super::args::Backend;
 
@@ -24,22 +24,22 @@ pub struct Connected {
 /// Connects this rank with the others.
 pub fn connect(backend: Backend, timeout: Option<u64>) -> Result<Connected> {
     let mut settings = settings(timeout)?;
-    let host = |comm, name| Connected { comm, name, device: None, version: None };
+    let in_memory = |comm, name| Connected { comm, name, device: None, version: None };
     let limits = (settings.local_rank, settings.desync_after);
     Ok(match backend {
-        Backend::Host => host(join::join(settings)?, "host"),
+        Backend::Host => in_memory(host::join(settings)?, "host"),
         Backend::Tcp => {
             settings.fabric = Choice::Tcp;
-            host(by_network(settings)?, "tcp")
+            in_memory(join::join(settings)?, "tcp")
         }
         Backend::Libfabric => libfabric(settings)?,
         Backend::Nccl => on_devices(join::join(settings)?, Vendor::Nvidia, limits)?,
         Backend::Rccl => on_devices(join::join(settings)?, Vendor::Amd, limits)?,
         Backend::Auto => {
-            let meeting = join::join(settings)?;
+            let meeting = host::join(settings)?;
             match vendor_of_all(&meeting)? {
                 Some(vendor) => on_devices(meeting, vendor, limits)?,
-                None => host(meeting, "host"),
+                None => in_memory(meeting, "host"),
             }
         }
     })
@@ -52,10 +52,6 @@ pub fn settings(timeout: Option<u64>) -> Result<Settings> {
         settings.desync_after = Duration::from_secs(seconds);
     }
     Ok(settings)
-}
-
-fn by_network(settings: Settings) -> Result<Background> {
-    Ok(Background::new(Box::new(join::engine(settings)?)))
 }
 
 fn libfabric(settings: Settings) -> Result<Connected> {

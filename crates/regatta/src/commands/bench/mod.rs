@@ -30,8 +30,16 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode> {
         _ => {}
     }
     let Some(asked) = asked::asked(&args.what)? else { return Ok(ExitCode::SUCCESS) };
-    let in_a_job = [secret_file::VARIABLE, "RANK", "WORLD_SIZE"];
-    let in_a_job = in_a_job.iter().all(|name| std::env::var_os(name).is_some());
+    let is_set = |name: &str| std::env::var_os(name).is_some();
+    let in_a_job = is_set("RANK") && is_set("WORLD_SIZE");
+    if in_a_job && !is_set(secret_file::VARIABLE) {
+        bail!(
+            "this is a rank by RANK and WORLD_SIZE, but has nothing to know the others by: start \
+             `regatta bench` once, outside of ranks, and it starts them; or give all ranks a {} \
+             that only you can read, with 64 hexadecimal digits",
+            secret_file::VARIABLE
+        );
+    }
     let more = args.what.run().map(|(_, args)| args).filter(|args| args.is_repeated());
     match (in_a_job, more) {
         (true, None) => rank::run(asked),

@@ -21,6 +21,26 @@ pub fn check(path: &Path) -> Result<()> {
     }
 }
 
+/// Whether so many operations can be drawn so.
+pub fn check_operations(path: &Path, count: usize) -> Result<()> {
+    check(path)?;
+    if ending(path) == "svg" && count != 1 {
+        bail!(
+            "--plot {}: an .svg is of one operation, and these are {count}; take .html",
+            path.display()
+        );
+    }
+    Ok(())
+}
+
+/// Whether pairs can be drawn so.
+pub fn check_pairs(path: &Path) -> Result<()> {
+    match ending(path) {
+        "svg" => Ok(()),
+        _ => bail!("--plot {}: pairs are drawn into an .svg", path.display()),
+    }
+}
+
 /// Draws results.
 pub fn draw(path: &Path, results: &[BenchResult]) -> Result<()> {
     check(path)?;
@@ -33,15 +53,9 @@ pub fn draw(path: &Path, results: &[BenchResult]) -> Result<()> {
                     operations.push(operation);
                 }
             }
-            let [operation] = operations.as_slice() else {
-                bail!(
-                    "--plot {}: an .svg is of one operation, and these are {}; take .html",
-                    path.display(),
-                    operations.len()
-                );
-            };
-            let nothing = || format!("--plot {}: nothing to draw", path.display());
-            plot::svg(results, operation).with_context(nothing)?
+            check_operations(path, operations.len())?;
+            let drawn = operations.first().and_then(|operation| plot::svg(results, operation));
+            drawn.with_context(|| format!("--plot {}: nothing to draw", path.display()))?
         }
     };
     output::write_file(path, &text)
@@ -49,8 +63,6 @@ pub fn draw(path: &Path, results: &[BenchResult]) -> Result<()> {
 
 /// Draws the matrices of pairs.
 pub fn draw_pairs(path: &Path, found: &Pairs) -> Result<()> {
-    if ending(path) != "svg" {
-        bail!("--plot {}: pairs are drawn into an .svg", path.display());
-    }
+    check_pairs(path)?;
     output::write_file(path, &pairs::svg::draw(found, "regatta bench --pairs"))
 }

@@ -23,10 +23,11 @@ const BUFFERS: u64 = 3;
 
 /// Measures.
 pub fn run(asked: Asked<'_>) -> Result<ExitCode> {
-    if let Job::Tune(_) = asked.job {
-        return tuned(&asked);
+    if let Job::Tune(_, effort) = &asked.job {
+        return tuned(&asked, effort);
     }
     let connected = backend::connect(asked.ranks.backend, asked.timeout)?;
+    asked.job.check_ranks(connected.comm.size())?;
     let mut teller = Teller::new(connected.comm.rank(), &asked)?;
     let begun = begun::begun(&connected, &asked)?;
     teller.tell(Event::Begin(Box::new(begun)));
@@ -34,7 +35,7 @@ pub fn run(asked: Asked<'_>) -> Result<ExitCode> {
         Job::Tables { plan, register, .. } => tables(&connected, *plan, register, &mut teller)?,
         Job::Pairs(options) => every_pair(&connected.comm, &options, &mut teller)?,
         Job::Ceiling(what, _) => ceilings(&connected, &what, &mut teller)?,
-        Job::Tune(_) => {}
+        Job::Tune(..) => {}
     }
     teller.tell(Event::End);
     teller.end()
@@ -48,9 +49,6 @@ fn tables(
     teller: &mut Teller,
 ) -> Result<()> {
     let comm = &connected.comm;
-    if plan.root >= comm.size() {
-        bail!("-r {}, but the ranks are 0 to {}", plan.root, comm.size() - 1);
-    }
     plan.memory = match (connected.device, register) {
         (Some(_), _) => Memory::Device,
         (None, false) => Memory::Heap,
@@ -86,9 +84,6 @@ fn fit(comm: &dyn Comm, plan: &mut Plan) -> Result<Option<String>> {
 
 /// Messages of every pair.
 fn every_pair(comm: &dyn Comm, options: &pairs::Options, teller: &mut Teller) -> Result<()> {
-    if comm.size() < 2 {
-        bail!("--pairs needs two ranks");
-    }
     let mut progress = |done, of| {
         let doing = "messages of pairs".to_owned();
         teller.tell(Event::Progress(Progress { doing, done, of, left_s: 0.0 }));
@@ -124,13 +119,13 @@ fn ceilings(connected: &Connected, what: &Ceiling, teller: &mut Teller) -> Resul
 }
 
 /// All algorithms over the network.
-fn tuned(asked: &Asked<'_>) -> Result<ExitCode> {
+fn tuned(asked: &Asked<'_>, effort: &tune::Effort) -> Result<ExitCode> {
     let mut engine = join::engine(backend::settings(asked.timeout)?)?;
     let rank = regatta_comm::background::Engine::rank(&engine);
     let mut teller = Teller::new(rank, asked)?;
     let doing = "all algorithms of all collectives".to_owned();
     teller.tell(Event::Progress(Progress { doing, done: 0, of: 1, left_s: 0.0 }));
-    let table = tune::tune(&mut engine, &tune::Effort::default())?;
+    let table = tune::tune(&mut engine, effort)?;
     teller.tell(Event::Tuned(document::to_json(&table)?));
     teller.tell(Event::End);
     teller.end()

@@ -3,11 +3,12 @@
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
-use std::time::SystemTime;
+use std::process::{Command, ExitCode, ExitStatus};
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, bail};
 use regatta_launch::folder::run_id;
+use regatta_launch::signals::Caught;
 use regatta_measure::sweep::Sweep;
 use regatta_measure::{scan, sweep};
 use regatta_model::BenchResult;
@@ -19,11 +20,13 @@ use crate::options::SourceArgs;
 use crate::output;
 use crate::plan::Survey;
 
+/// How often it is looked whether a run is over.
+const TICK: Duration = Duration::from_millis(20);
+
 /// Measures several times, and shows what comes of it.
 pub fn run(args: &RunArgs) -> Result<ExitCode> {
     let id = run_id(SystemTime::now(), std::process::id());
     let folder = args.ranks.run_dir.clone().unwrap_or_else(|| PathBuf::from("runs").join(id));
-    std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
     match args.more.scan {
         true => over_nodes(args, &folder),
         false => over_settings(args, &folder),
@@ -124,7 +127,7 @@ impl One {
         if args.output.json {
             command.stdout(std::process::Stdio::null());
         }
-        let status = command.status().context("starting a run")?;
+        let status = status(&mut command)?;
         if !status.success() {
             bail!(
                 "{} failed ({status}); what was measured before is in {}",
@@ -134,6 +137,25 @@ impl One {
         }
         let mut results = files::load(&out)?;
         results.pop().with_context(|| format!("{} has no result", out.display()))
+    }
+}
+
+/// Runs a command to its end. A signal that is for the whole is for it, who keeps what it has.
+fn status(command: &mut Command) -> Result<ExitStatus> {
+    let mut signals = Caught::new()?;
+    let mut child = command.spawn().context("starting a run")?;
+    loop {
+        if let Some(status) = child.try_wait().context("waiting for a run")? {
+            return Ok(status);
+        }
+        for signal in signals.pending() {
+            let signal = rustix::process::Signal::from_named_raw(signal);
+            if let (Some(signal), Ok(child)) = (signal, i32::try_from(child.id())) {
+                let _ = rustix::process::Pid::from_raw(child)
+                    .map(|child| rustix::process::kill_process(child, signal));
+            }
+        }
+        std::thread::sleep(TICK);
     }
 }
 

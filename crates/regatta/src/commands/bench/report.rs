@@ -12,6 +12,7 @@ use regatta_model::{BenchResult, BenchRow, BenchTable, document, units};
 
 use super::asked::{Asked, Job};
 use super::bar::Bar;
+use super::plot;
 use super::verdict::Verdict;
 use crate::cli::{ERROR, FAINT, WARNING};
 use crate::output;
@@ -57,9 +58,6 @@ impl Report {
             (_, true) => Form::Csv,
             _ => Form::Table,
         };
-        if let Some(plot) = &args.plot {
-            super::plot::check(plot)?;
-        }
         Ok(Self {
             result: BenchResult::default(),
             form,
@@ -69,7 +67,7 @@ impl Report {
             plot: args.plot.clone(),
             verdict: Verdict::new(args)?,
             tuning: match &asked.job {
-                Job::Tune(file) => Some(file.clone()),
+                Job::Tune(file, _) => Some(file.clone()),
                 _ => None,
             },
             slower_than: match &asked.job {
@@ -214,14 +212,14 @@ impl Report {
             Form::Csv => output::print(&write::csv(std::slice::from_ref(&self.result)))?,
         }
         match (&self.plot, &self.result.pairs) {
-            (Some(plot), Some(found)) => super::plot::draw_pairs(plot, found)?,
-            (Some(plot), None) => super::plot::draw(plot, std::slice::from_ref(&self.result))?,
+            (Some(plot), Some(found)) => plot::draw_pairs(plot, found)?,
+            (Some(plot), None) => plot::draw(plot, std::slice::from_ref(&self.result))?,
             _ => {}
         }
-        self.say_where(rows);
         if let Some(error) = self.unsaved.take() {
             bail!("the result is not saved: {error:#}");
         }
+        self.say_where(rows);
         let wrong = wrong(&self.result);
         if wrong > 0 {
             let wrong = units::count(usize::try_from(wrong).unwrap_or(usize::MAX), "element");

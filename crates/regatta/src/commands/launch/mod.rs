@@ -47,8 +47,13 @@ trait Ground {
     fn end(self: Box<Self>);
 }
 
-/// Takes a line that a rank wrote, or leaves it to the screen.
-pub type Listener = Box<dyn FnMut(&str) -> bool>;
+/// Hears every line that ranks write, before it is shown.
+pub struct Listener {
+    /// Whether a line is for the listener alone.
+    pub takes: fn(&str) -> bool,
+    /// Hears a line.
+    pub hear: Box<dyn FnMut(&str)>,
+}
 
 /// Runs the command.
 pub fn run(args: &LaunchArgs) -> Result<ExitCode> {
@@ -157,7 +162,10 @@ fn attempts(
         let planned = ground.plan(attempt)?;
         report::record(folder, &planned)?;
         screen.shows(&planned.hosts());
-        let outcome = one(args, ground, &planned, folder, signals, &mut screen, attempt)?;
+        let mut outcome = one(args, ground, &planned, folder, signals, &mut screen, attempt)?;
+        if let Some(failure) = &mut outcome.result.failure {
+            failure.last_lines.retain(|line| screen.is_shown(line));
+        }
         screen.settle();
         report::conclude(&outcome.result, folder);
         // A full disk may be what ended the job: it must not hide how.

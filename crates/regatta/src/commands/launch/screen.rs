@@ -78,7 +78,10 @@ impl Screen {
         if !self.deliver() {
             return false;
         }
-        if self.listener.as_mut().is_some_and(|takes| takes(&line.text)) {
+        if let Some(listener) = &mut self.listener {
+            (listener.hear)(&line.text);
+        }
+        if !self.is_shown(&line.text) {
             return true;
         }
         if !self.only.is_empty() && !line.ranks.iter().any(|r| self.only.contains(r)) {
@@ -93,6 +96,11 @@ impl Screen {
         self.pending = Some(Order::Line { error: line.error, text });
         self.deliver();
         true
+    }
+
+    /// Whether a line is for people.
+    pub fn is_shown(&self, line: &str) -> bool {
+        !self.listener.as_ref().is_some_and(|listener| (listener.takes)(line))
     }
 
     /// From now on the ranks are on these nodes.

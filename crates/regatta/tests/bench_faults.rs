@@ -1,0 +1,174 @@
+//! `regatta bench` when something goes wrong: what is refused, what is kept, what is said.
+
+#![allow(clippy::unwrap_used, reason = "a test's own functions may panic as it may")]
+
+mod support;
+
+use std::process::{Child, Command, Stdio};
+
+use regatta_model::{BenchResult, document};
+use support::bench::{bench, kept, rows, run};
+use support::job::{lives, signal, until};
+use support::{Folder, Run, command};
+
+/// So many calls of so many sizes that it is not over before it is harmed.
+const LONG: &str = "-b 8 -e 16M -f 2 -n 5000 -c 0";
+
+/// The result that is in a file by now, once it has some sizes.
+fn begun(folder: &Folder, file: &str) -> BenchResult {
+    let path = folder.path().join(file);
+    let result = || -> Option<BenchResult> {
+        let result = document::from_json(&std::fs::read_to_string(&path).ok()?).ok()?;
+        (rows(&result).len() >= 2).then_some(result)
+    };
+    until("two sizes", || result().is_some());
+    result().unwrap()
+}
+
+fn started(command: &mut Command) -> Child {
+    command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+fn over(child: Child) -> Run {
+    Run::from(child.wait_with_output().unwrap())
+}
+
+/// Asserts that what was measured is kept, and that nobody is left.
+fn assert_kept(folder: &Folder, file: &str, before: &BenchResult) {
+    let result = kept(folder, file);
+    assert!(!result.complete);
+    assert!(rows(&result).starts_with(&rows(before)), "sizes that were there are gone");
+    for device in &result.devices {
+        let pid = device.pid.to_string();
+        until("the end of all ranks", || !lives(&pid));
+    }
+}
+
+#[test]
+fn an_interrupted_run_keeps_what_it_has() {
+    let folder = Folder::new();
+    let words = format!("all-reduce {LONG} --ranks 2 --run-dir run --backend host");
+    let child = started(&mut bench(&folder, &words));
+    let before = begun(&folder, "run/bench.json");
+    for device in &before.devices {
+        let maps = std::fs::read_to_string(format!("/proc/{}/maps", device.pid)).unwrap();
+        assert!(maps.contains("regatta-comm"), "ranks of a node share memory");
+    }
+    signal(&child, 2);
+    let run = over(child);
+    assert_eq!(run.code, Some(128 + 2), "{run:?}");
+    assert!(run.err.contains("stopped early; "), "{}", run.err);
+    assert!(run.err.contains("kept: run/bench.json"), "{}", run.err);
+    assert_kept(&folder, "run/bench.json", &before);
+}
+
+#[test]
+fn so_does_one_of_a_job_and_one_of_a_sweep() {
+    let folder = Folder::new();
+    let words = "launch -n 2 --oversubscribe --run-dir run --";
+    let mut launch = command();
+    launch.env("TMPDIR", folder.path()).current_dir(folder.path()).args(words.split(' '));
+    launch.arg(env!("CARGO_BIN_EXE_regatta")).args(["bench", "all-reduce", "--out", "own.json"]);
+    let child = started(launch.args(LONG.split(' ')));
+    let before = begun(&folder, "own.json");
+    signal(&child, 2);
+    assert_eq!(over(child).code, Some(128 + 2));
+    assert_kept(&folder, "own.json", &before);
+
+    let words = format!("all-reduce {LONG} --ranks 2 --run-dir swept --sweep REGATTA_A=1,2");
+    let child = started(&mut bench(&folder, &words));
+    let before = begun(&folder, "swept/0/bench.json");
+    signal(&child, 2);
+    let run = over(child);
+    assert_ne!(run.code, Some(0));
+    assert!(run.err.contains("REGATTA_A=1 failed"), "{}", run.err);
+    assert_kept(&folder, "swept/0/bench.json", &before);
+    assert!(!folder.path().join("swept/1").exists(), "the next is not begun");
+}
+
+#[test]
+fn a_killed_rank_is_named_and_what_was_measured_kept() {
+    for victim in [0, 2] {
+        let folder = Folder::new();
+        let words = format!("all-reduce {LONG} --ranks 3 --run-dir run");
+        let child = started(&mut bench(&folder, &words));
+        let before = begun(&folder, "run/bench.json");
+        let pid = before.devices[victim].pid.to_string();
+        assert!(Command::new("kill").args(["-9", &pid]).status().unwrap().success());
+        let run = over(child);
+        assert!(run.code.is_some_and(|code| code != 0), "{run:?}");
+        // Whoever is first: itself, or one that misses it.
+        assert!(run.err.contains(&format!("rank {victim} on ")), "{}", run.err);
+        assert!(!run.err.contains("regatta-bench-event"), "not for people: {}", run.err);
+        assert_kept(&folder, "run/bench.json", &before);
+    }
+}
+
+#[test]
+fn a_full_disk_does_not_end_a_run() {
+    let folder = Folder::new();
+    let full = run(&folder, "all-reduce -b 8 -e 64 -f 8 -n 2 --ranks 2 --out /dev/full");
+    assert_eq!(full.code, Some(1), "{full:?}");
+    assert!(full.out.contains("Collective test concluded"), "all is measured: {}", full.out);
+    let last = full.err.lines().last().unwrap();
+    let said = "error: the result is not saved: /dev/full: No space left on device";
+    assert!(last.starts_with(said), "{}", full.err);
+    let nowhere = run(&folder, "all-reduce -b 8 -e 8 -n 2 --ranks 2 --out no/where.json");
+    assert!(nowhere.err.contains("not saved: no/where.json"), "{}", nowhere.err);
+}
+
+/// Options, and what is said of them.
+const WRONG: [(&str, &str); 15] = [
+    ("all-reduce -b 8 -e 4", "the least size, 8 bytes, is above the greatest, 4 bytes"),
+    ("all-reduce -f 2 -i 8", "give -f or -i, not both"),
+    ("all-reduce -d fp8", "no type is called fp8"),
+    ("all-reduce -o mulsum", "no reduction is called mulsum"),
+    ("broadcast -r 2 --ranks 2", "-r 2, but the ranks are 0 to 1"),
+    ("send-recv --pairs --ranks 1", "--pairs needs two ranks"),
+    ("all-reduce --plot x.png", "must end in .svg or .html"),
+    ("all --plot x.svg", "take .html"),
+    ("send-recv --pairs --plot x.html", "pairs are drawn into an .svg"),
+    ("disk --plot x.svg", "--plot draws collectives and --pairs only"),
+    ("all-reduce --baseline none.json", "none.json: No such file"),
+    ("all-reduce --launch --nonsense", "--launch: unexpected argument '--nonsense'"),
+    ("all-reduce --sweep A", "\"A\" is no setting"),
+    ("all-reduce --scan", "--scan doubles the number of nodes, and there is one"),
+    ("gemm --slower-than 10", "write it in percent"),
+];
+
+#[test]
+fn wrong_options_are_refused_before_anything_is_started() {
+    let folder = Folder::new();
+    for (words, what) in WRONG {
+        let sentence = run(&folder, words).sentence();
+        assert!(sentence.contains(what), "{words}: {sentence}");
+        assert_eq!(folder.names(), [""; 0], "{words}");
+    }
+    for words in ["--json --csv", "-n 0", "--tolerance 5%", "--ranks 0", "--sweep A=1 --scan"] {
+        assert_eq!(run(&folder, &format!("all-reduce {words}")).code, Some(2), "{words}");
+    }
+    let baseline = folder.write("other.txt", "nothing of the kind\n");
+    let sentence = run(&folder, &format!("all-reduce --baseline {baseline}")).sentence();
+    assert!(sentence.contains("other.txt: no table"), "{sentence}");
+    let sentence = run(&folder, "read none other.txt").sentence();
+    assert!(sentence.starts_with("none: No such file"), "{sentence}");
+    assert_eq!(folder.names(), ["other.txt"]);
+}
+
+#[test]
+fn a_disk_is_measured_and_left_as_it_was() {
+    let folder = Folder::new();
+    std::fs::create_dir(folder.path().join("disk")).unwrap();
+    let words = "disk --ranks 2 --size 1M --folder disk --run-dir run --slower-than 100%";
+    let shown = run(&folder, words).ok();
+    assert!(shown.contains("disk write 1 MiB") && shown.contains("disk create"), "{shown}");
+    let result = kept(&folder, "run/bench.json");
+    for rank in 0..2 {
+        assert!(result.ceilings.iter().filter(|one| one.rank == rank).count() >= 5);
+    }
+    assert!(result.complete);
+    assert_eq!(std::fs::read_dir(folder.path().join("disk")).unwrap().count(), 0);
+    let missing = run(&folder, "disk --ranks 1 --size 1M --folder nowhere");
+    assert_eq!(missing.code, Some(1), "{missing:?}");
+    assert!(missing.err.contains("nowhere"), "{}", missing.err);
+}
