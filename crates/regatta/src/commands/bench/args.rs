@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 use regatta_measure::run::parse_size;
-use regatta_model::Operation;
+use regatta_model::{CpuSet, Operation};
 
 /// `regatta bench`.
 #[derive(Debug, Args)]
@@ -364,10 +364,13 @@ pub struct ReadArgs {
     pub form: FormArgs,
 }
 
-/// How results are printed.
+/// Which results, and how they are printed.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Output")]
 pub struct FormArgs {
+    /// Of all results of all files only these, as in 1,3-4: the first is number 1
+    #[arg(long, value_name = "NUMBERS")]
+    pub only: Option<CpuSet>,
     /// Print as JSON
     #[arg(long, conflicts_with = "csv")]
     pub json: bool,

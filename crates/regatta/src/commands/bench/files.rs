@@ -1,7 +1,7 @@
 //! Results in files: read, printed, compared, drawn.
 
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
@@ -36,17 +36,23 @@ pub fn load(path: &Path) -> Result<Vec<BenchResult>> {
     Ok(reader::read(&name, &String::from_utf8_lossy(&bytes))?)
 }
 
-fn load_all(paths: &[std::path::PathBuf]) -> Result<Vec<BenchResult>> {
+/// The results of files that are asked for.
+fn load_all(paths: &[PathBuf], form: &FormArgs) -> Result<Vec<BenchResult>> {
     let mut all = Vec::new();
     for path in paths {
         all.extend(load(path)?);
     }
-    Ok(all)
+    let Some(only) = &form.only else { return Ok(all) };
+    if let Some(number) = only.iter().find(|number| *number == 0 || *number > all.len()) {
+        bail!("--only {number}, but the results are 1 to {}", all.len());
+    }
+    let numbered = (1..).zip(all);
+    Ok(numbered.filter(|(number, _)| only.contains(*number)).map(|(_, result)| result).collect())
 }
 
 /// `regatta bench read`.
 pub fn read(args: &ReadArgs) -> Result<ExitCode> {
-    let results = load_all(&args.files)?;
+    let results = load_all(&args.files, &args.form)?;
     draw(&args.form, &results)?;
     let text = match (args.form.json, args.form.csv) {
         (true, _) => as_json(&results)?,
@@ -81,13 +87,15 @@ fn shown(result: &BenchResult) -> String {
 
 /// `regatta bench compare`.
 pub fn compare(args: &CompareArgs) -> Result<ExitCode> {
-    let mut results = load_all(&args.files)?;
+    let mut results = load_all(&args.files, &args.form)?;
     if !args.labels.is_empty() && args.labels.len() != results.len() {
         bail!("--labels has {} names, and these are {} results", args.labels.len(), results.len());
     }
     for (result, label) in results.iter_mut().zip(&args.labels) {
         result.label.clone_from(label);
     }
+    // Tables of other things have nothing to compare.
+    results.retain(|result| !result.tables.is_empty());
     draw(&args.form, &results)?;
     let figure = args.figure.map(|figure| match figure {
         FigureName::Busbw => Figure::BusBandwidth,
@@ -99,7 +107,7 @@ pub fn compare(args: &CompareArgs) -> Result<ExitCode> {
     let text = match (args.form.json, args.form.csv) {
         (true, _) => serde_json::to_string_pretty(&found)? + "\n",
         (_, true) => compare::csv(&found),
-        _ => found.iter().map(|one| format!("{}\n{}\n", one.title(), one.text())).collect(),
+        _ => found.iter().map(|one| one.text() + "\n").collect(),
     };
     output::print(&text)?;
     Ok(ExitCode::SUCCESS)
