@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 
-use regatta_comm::{Buffer, Call, Comm, CommError, Counts, DType, Kind, OwnedCall, ReduceOp};
+use regatta_comm::{
+    Buffer, Call, Comm, CommError, Counts, DType, Kind, OwnedCall, ReduceOp, Space,
+};
 use regatta_model::Operation;
 
 use super::pattern::{Pattern, Period, Whose};
@@ -94,21 +96,24 @@ impl<'c> Case<'c> {
             Some(input) => (input, Some(&mut call.output)),
             None => (&mut call.output, None),
         };
-        let mut bytes = vec![UNSENT; given.len()];
-        self.sent.fill(&mut bytes[place.start * whole..place.end * whole], 0);
-        given.put(&bytes)?;
-        let others = rest.into_iter().chain(more.iter_mut().map(|c| &mut c.output));
-        for other in others {
-            other.put(&vec![UNSENT; other.len()])?;
-        }
-        Ok(())
+        let sent = &self.sent;
+        write(given, |bytes| sent.fill(&mut bytes[place.start * whole..place.end * whole], 0))?;
+        let mut others = rest.into_iter().chain(more.iter_mut().map(|c| &mut c.output));
+        others.try_for_each(|other| write(other, |_| ()))
     }
 
     /// How many elements are wrong after a call.
     pub fn wrong(&self) -> Result<u64, CommError> {
         let Some(call) = self.calls.last() else { return Ok(0) };
-        let mut got = vec![0u8; call.output.len()];
-        call.output.fetch(&mut got)?;
+        let mut fetched = Vec::new();
+        let got = match call.output.space() {
+            Space::Host => call.output.bytes(),
+            Space::Device(_) => {
+                fetched.resize(call.output.len(), 0u8);
+                call.output.fetch(&mut fetched)?;
+                &fetched
+            }
+        };
         let size = self.shape.dtype.size();
         let pattern = pattern(self.comm, &self.shape);
         let wrong = |due: Due| {
@@ -166,6 +171,23 @@ impl<'c> Case<'c> {
 
 /// A byte that no pattern begins with.
 const UNSENT: u8 = 0xa5;
+
+/// Writes a buffer anew; in host memory where it lies, for large ones leave no room for a copy.
+fn write(buffer: &mut Buffer, fill: impl FnOnce(&mut [u8])) -> Result<(), CommError> {
+    match buffer.space() {
+        Space::Host => {
+            let bytes = buffer.bytes_mut();
+            bytes.fill(UNSENT);
+            fill(bytes);
+            Ok(())
+        }
+        Space::Device(_) => {
+            let mut bytes = vec![UNSENT; buffer.len()];
+            fill(&mut bytes);
+            buffer.put(&bytes)
+        }
+    }
+}
 
 fn before(rank: u32, ranks: u32) -> u32 {
     (rank + ranks - 1) % ranks
