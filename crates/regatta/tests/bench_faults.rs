@@ -11,8 +11,8 @@ use support::bench::{bench, kept, rows, run};
 use support::job::{lives, signal, until};
 use support::{Folder, Run, command};
 
-/// So many calls of so many sizes that it is not over before it is harmed.
-const LONG: &str = "-b 8 -e 16M -f 2 -n 5000 -c 0";
+/// The first sizes are soon there, and the last take so long that it is not over before it is harmed.
+const LONG: &str = "-b 8 -e 64M -f 2 -n 500 -c 0";
 
 /// The result that is in a file by now, once it has some sizes.
 fn begun(folder: &Folder, file: &str) -> BenchResult {

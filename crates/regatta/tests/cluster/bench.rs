@@ -154,8 +154,11 @@ fn pairs(bed: &Bed) {
     bed.cluster.slow("node5", QUARTER).unwrap();
     bed.cluster.slow_between("node2", "node3", QUARTER).unwrap();
     let found = slow("harmed");
+    assert!(found.iter().all(|finding| !finding.contains("cannot be told")), "{found:?}");
     let [node, link] = found.as_slice() else { panic!("{found:?}") };
     assert!(node.starts_with("node5 ") && node.contains(" is slow: "), "{node}");
+    let percent = node.split_once(" % of the ").unwrap().0.rsplit(' ').next().unwrap();
+    assert!((15..40).contains(&percent.parse::<u32>().unwrap()), "{node}");
     assert!(link.contains("node2") && link.contains("node3"), "{link}");
     assert!(link.starts_with("between ") && link.contains("it is slow, both ways"), "{link}");
 }

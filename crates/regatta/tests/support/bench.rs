@@ -10,8 +10,9 @@ use super::{Folder, Run, command};
 /// `regatta bench` with the words of a line, in a folder.
 pub fn bench(folder: &Folder, words: &str) -> Command {
     let mut bench = command();
-    // Secrets and such go there.
+    // Secrets and such go there. Where there are GPUs, they are not what is tested here.
     bench.env("TMPDIR", folder.path()).current_dir(folder.path());
+    bench.env("CUDA_VISIBLE_DEVICES", "").env("ROCR_VISIBLE_DEVICES", "");
     bench.arg("bench").args(words.split_whitespace());
     bench
 }
