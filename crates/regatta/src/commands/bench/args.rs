@@ -246,14 +246,16 @@ pub struct RoundArgs {
     /// Calls whose results are compared with what must come, element by element (0: none)
     #[arg(short = 'c', long = "check", value_name = "COUNT", default_value_t = 1)]
     pub check: u32,
-    /// Whose time counts: 0 rank 0's, 1 the mean, 2 the least, 3 the greatest of all ranks
-    #[arg(short = 'a', long = "average", value_name = "WHOSE", default_value_t = 1, value_parser = clap::value_parser!(u8).range(..=3))]
-    pub average: u8,
+    /// Whose time counts: 0 rank 0's, 1 the mean, 2 the least, 3 the greatest of all ranks; without
+    /// it the mean, and of operations with a root in host memory the greatest
+    #[arg(short = 'a', long = "average", value_name = "WHOSE", value_parser = clap::value_parser!(u8).range(..=3))]
+    pub average: Option<u8>,
     /// 1: use buffers of the communicator, which need a copy less, for host memory
     #[arg(short = 'R', long = "local_register", value_name = "0|1", default_value_t = 0, value_parser = clap::value_parser!(u8).range(..=2))]
     pub register: u8,
-    /// Seconds after which a call that does not end is an error, which names who did not come
-    #[arg(short = 'T', long = "timeout", value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    /// Seconds after which a call that does not end is an error, which names who did not come (0: as
+    /// without it)
+    #[arg(short = 'T', long = "timeout", value_name = "SECONDS")]
     pub timeout: Option<u64>,
     /// Has no effect: calls are not put into groups
     #[arg(short = 'm', long = "agg_iters", value_name = "COUNT", hide = true)]
@@ -267,6 +269,18 @@ pub struct RoundArgs {
     /// Has no effect: there is no null stream
     #[arg(short = 'y', long = "stream_null", value_name = "0|1", hide = true)]
     pub stream_null: Option<u32>,
+    /// Of other options of nccl-tests only what they are without it is taken
+    #[arg(short = 'G', long = "cudagraph", value_name = "0", hide = true, value_parser = clap::value_parser!(u32).range(..=0))]
+    pub graph: Option<u32>,
+    /// See -G
+    #[arg(short = 'C', long = "report_cputime", value_name = "0", hide = true, value_parser = clap::value_parser!(u32).range(..=0))]
+    pub cpu_time: Option<u32>,
+    /// See -G
+    #[arg(short = 'N', long = "run_cycles", value_name = "1", hide = true, value_parser = clap::value_parser!(u32).range(1..=1))]
+    pub cycles: Option<u32>,
+    /// See -G
+    #[arg(short = 'S', long = "report_timestamps", value_name = "0", hide = true, value_parser = clap::value_parser!(u32).range(..=0))]
+    pub timestamps: Option<u32>,
 }
 
 /// Who measures: local ranks, or those of an allocation.
