@@ -7,6 +7,8 @@ use clap::{Args, Subcommand, ValueEnum};
 use regatta_measure::run::parse_size;
 use regatta_model::{CpuSet, Operation};
 
+use super::part::PartArgs;
+
 /// `regatta bench`.
 #[derive(Debug, Args)]
 pub struct BenchArgs {
@@ -81,6 +83,19 @@ impl What {
         };
         Some((vec![operation], args))
     }
+
+    /// The options of a run, if it is one, to be changed.
+    pub fn run_mut(&mut self) -> Option<&mut RunArgs> {
+        match self {
+            Self::AllReduce(args) | Self::AllGather(args) | Self::ReduceScatter(args) => Some(args),
+            Self::Broadcast(args) | Self::Reduce(args) | Self::AllToAll(args) => Some(args),
+            Self::Gather(args) | Self::Scatter(args) | Self::SendRecv(args) => Some(args),
+            Self::All(args) => Some(args),
+            Self::Gemm(_) | Self::Copy(_) | Self::Disk(_) | Self::Compare(_) | Self::Read(_) => {
+                None
+            }
+        }
+    }
 }
 
 /// What `all` means.
@@ -126,6 +141,8 @@ pub struct RunArgs {
     pub ranks: RankArgs,
     #[command(flatten)]
     pub output: OutputArgs,
+    #[command(flatten)]
+    pub part: PartArgs,
 }
 
 impl RunArgs {
@@ -141,10 +158,10 @@ impl RunArgs {
 pub struct MoreArgs {
     /// Measure once for each of these settings, and show the best for each size, as in
     /// `--sweep NCCL_ALGO=Ring,Tree NCCL_NET_GDR_LEVEL=0,3`
-    #[arg(long, value_name = "NAME=VALUE,VALUE", num_args = 1..)]
+    #[arg(long, value_name = "NAME=VALUE,VALUE", num_args = 1.., conflicts_with = "baseline")]
     pub sweep: Vec<String>,
     /// Measure on 1, 2, 4... nodes up to all, and show how it scales
-    #[arg(long, conflicts_with = "sweep")]
+    #[arg(long, conflicts_with_all = ["sweep", "baseline"])]
     pub scan: bool,
     /// Measure messages between every pair of nodes (on one node: of ranks), draw the matrix, and
     /// name links and nodes that are slow; exit 1 if there are any
@@ -314,6 +331,9 @@ pub struct RankArgs {
     /// The run's folder; without it a new one below runs/
     #[arg(long, value_name = "FOLDER")]
     pub run_dir: Option<PathBuf>,
+    /// A variable that a sweep tries: what the site sets would win over it
+    #[arg(long, value_name = "VARIABLE", hide = true)]
+    pub trying: Vec<String>,
     /// Tell what happens to the process that started this one, not to a person
     #[arg(long, hide = true)]
     pub events: bool,

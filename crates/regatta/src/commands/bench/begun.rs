@@ -10,6 +10,7 @@ use regatta_model::{BenchResult, Machine, units};
 
 use super::asked::{Asked, Job};
 use super::backend::Connected;
+use super::part;
 use crate::options::SourceArgs;
 use crate::plan::Survey;
 
@@ -26,7 +27,8 @@ pub fn begun(connected: &Connected, asked: &Asked<'_>) -> Result<BenchResult> {
         *counts.entry(host).or_default() += 1;
     }
     let each = counts.values().next().copied();
-    let command: Vec<String> = std::env::args().filter(|word| word != "--events").collect();
+    let is_own = |word: &str| word == "--events" || part::is_option(word);
+    let command: Vec<String> = std::env::args().filter(|word| !is_own(word)).collect();
     let mut versions =
         BTreeMap::from([("regatta".to_owned(), env!("CARGO_PKG_VERSION").to_owned())]);
     if let Some(version) = &connected.version {
