@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 
 use regatta_model::{BenchResult, document};
 use support::bench::{bench, kept, rows, run};
-use support::job::{lives, signal, until};
+use support::job::{ended, lives, signal, until};
 use support::{Folder, Run, command};
 
 /// The first sizes are soon there, and the last take so long that it is not over before it is harmed.
@@ -171,4 +171,16 @@ fn a_disk_is_measured_and_left_as_it_was() {
     let missing = run(&folder, "disk --ranks 1 --size 1M --folder nowhere");
     assert_eq!(missing.code, Some(1), "{missing:?}");
     assert!(missing.err.contains("nowhere"), "{}", missing.err);
+}
+
+#[test]
+fn what_rank_0_tells_may_be_long() {
+    let folder = Folder::new();
+    let long = "x".repeat(70_000);
+    let words = "all-reduce -b 8 -e 64 -f 8 -n 2 --ranks 2 --run-dir run";
+    let shown = ended(bench(&folder, words).env("NCCL_FOO", &long)).ok();
+    assert!(shown.contains("Collective test concluded"), "{shown}");
+    let result = kept(&folder, "run/bench.json");
+    assert!(result.complete && result.settings["NCCL_FOO"] == long);
+    assert_eq!(rows(&result).len(), 2);
 }

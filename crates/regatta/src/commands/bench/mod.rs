@@ -8,6 +8,8 @@ mod backend;
 mod bar;
 mod begun;
 mod files;
+mod keep;
+mod pieces;
 mod plot;
 mod rank;
 mod repeat;

@@ -12,6 +12,7 @@ use regatta_model::{document, units};
 use super::asked::{Asked, Ceiling, Job};
 use super::backend::{self, Connected};
 use super::begun;
+use super::pieces::pieces;
 use super::report::Report;
 use crate::output;
 
@@ -31,12 +32,13 @@ pub fn run(asked: Asked<'_>) -> Result<ExitCode> {
     let mut teller = Teller::new(connected.comm.rank(), &asked)?;
     let begun = begun::begun(&connected, &asked)?;
     teller.tell(Event::Begin(Box::new(begun)));
-    match asked.job {
-        Job::Tables { plan, register, .. } => tables(&connected, *plan, register, &mut teller)?,
-        Job::Pairs(options) => every_pair(&connected.comm, &options, &mut teller)?,
-        Job::Ceiling(what, _) => ceilings(&connected, &what, &mut teller)?,
-        Job::Tune(..) => {}
-    }
+    let measured = match asked.job {
+        Job::Tables { plan, register, .. } => tables(&connected, *plan, register, &mut teller),
+        Job::Pairs(options) => every_pair(&connected.comm, &options, &mut teller),
+        Job::Ceiling(what, _) => ceilings(&connected, &what, &mut teller),
+        Job::Tune(..) => Ok(()),
+    };
+    measured.inspect_err(|_| teller.keep())?;
     teller.tell(Event::End);
     teller.end()
 }
@@ -155,9 +157,18 @@ impl Teller {
             Self::Starter => {
                 // Whoever does not listen is gone, and so is soon this rank.
                 let text = serde_json::to_string(&event).unwrap_or_default();
-                let _ = output::print(&format!("{EVENT}{text}\n"));
+                for piece in pieces(&text) {
+                    let _ = output::print(&format!("{EVENT}{piece}\n"));
+                }
             }
             Self::Here(report) => report.hear(event),
+        }
+    }
+
+    /// It ends before its time.
+    fn keep(&mut self) {
+        if let Self::Here(report) = self {
+            report.keep();
         }
     }
 
