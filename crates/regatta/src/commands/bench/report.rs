@@ -285,7 +285,8 @@ fn wrong(result: &BenchResult) -> u64 {
 
 /// The closing figures of all operations.
 fn summary(result: &BenchResult) -> BenchSummary {
-    let rows = result.tables.iter().flat_map(|table| &table.rows);
+    // Of no bytes there is no bandwidth.
+    let rows = result.tables.iter().flat_map(|table| &table.rows).filter(|row| row.size_bytes > 0);
     let all = rows.flat_map(|row| [&row.out_of_place, &row.in_place]).flatten();
     let bandwidths: Vec<f64> = all.filter_map(|measured| measured.busbw).collect();
     let mean = bandwidths.iter().sum::<f64>() / bandwidths.len().max(1) as f64;
