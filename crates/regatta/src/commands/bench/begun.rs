@@ -1,10 +1,12 @@
 //! What is known of a run before anything is measured.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
 use regatta_comm::{Collectives, Comm};
+use regatta_launch::folder;
 use regatta_model::bench::{BenchDevice, BenchMachine, BenchParameters, BenchShape, Program};
 use regatta_model::{BenchResult, Machine, units};
 
@@ -26,7 +28,8 @@ pub fn begun(connected: &Connected, asked: &Asked<'_>) -> Result<BenchResult> {
         *counts.entry(host).or_default() += 1;
     }
     let each = counts.values().next().copied();
-    let command: Vec<String> = std::env::args().filter(|word| word != "--events").collect();
+    let words = std::env::args_os().filter(|word| word != "--events");
+    let command: Vec<String> = words.map(|word| word.to_string_lossy().into_owned()).collect();
     let mut versions =
         BTreeMap::from([("regatta".to_owned(), env!("CARGO_PKG_VERSION").to_owned())]);
     if let Some(version) = &connected.version {
@@ -53,7 +56,7 @@ pub fn begun(connected: &Connected, asked: &Asked<'_>) -> Result<BenchResult> {
         machine: machine.as_ref().map(in_short),
         shape,
         backend: Some(connected.name.to_owned()),
-        settings: settings(),
+        settings: settings(std::env::vars_os()),
         versions,
         parameters: parameters(&asked.job),
         ..BenchResult::default()
@@ -113,12 +116,50 @@ fn in_short(machine: &Machine) -> BenchMachine {
     }
 }
 
-/// Variables that change what is measured.
-fn settings() -> BTreeMap<String, String> {
+/// Variables that change what is measured. Results are shown to others: what may be secret is left
+/// out.
+fn settings(all: impl Iterator<Item = (OsString, OsString)>) -> BTreeMap<String, String> {
     const FAMILIES: [&str; 8] =
         ["NCCL_", "RCCL_", "FI_", "REGATTA_", "HSA_", "CUDA_", "HIP_", "ROCR_"];
+    const SECRET: [&str; 6] = ["TOKEN", "PASS", "KEY", "CRED", "AUTH", "SECRET"];
     let matters = |name: &str| {
-        FAMILIES.iter().any(|family| name.starts_with(family)) && !name.contains("SECRET")
+        let upper = name.to_ascii_uppercase();
+        FAMILIES.iter().any(|family| name.starts_with(family))
+            && !SECRET.iter().any(|word| upper.contains(word))
+            && name != folder::VARIABLE
     };
-    std::env::vars().filter(|(name, _)| matters(name)).collect()
+    let text = |(name, value): (OsString, OsString)| {
+        let name = name.into_string().ok().filter(|name| matters(name))?;
+        Some((name, value.to_string_lossy().into_owned()))
+    };
+    all.filter_map(text).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::ffi::OsStringExt;
+
+    #[test]
+    fn settings_are_what_matters_and_no_secrets() {
+        let all = [
+            ("NCCL_ALGO", "Ring"),
+            ("NCCL_API_TOKEN", "x"),
+            ("FI_USER_password", "x"),
+            ("REGATTA_SECRET_FILE", "x"),
+            ("REGATTA_RUN_DIR", "x"),
+            ("NCCL_AUTHORITY", "x"),
+            ("CUDA_KEY", "x"),
+            ("HSA_CREDENTIALS", "x"),
+            ("HOME", "x"),
+        ];
+        let mut all: Vec<(OsString, OsString)> =
+            all.iter().map(|(name, value)| (name.into(), value.into())).collect();
+        let foreign = || OsString::from_vec(b"NCCL_\xff".to_vec());
+        all.push((foreign(), "x".into()));
+        all.push(("FI_PROVIDER".into(), foreign()));
+        let found: Vec<_> = settings(all.into_iter()).into_iter().collect();
+        let expected = [("FI_PROVIDER", "NCCL_\u{fffd}"), ("NCCL_ALGO", "Ring")];
+        assert_eq!(found, expected.map(|(name, value)| (name.to_owned(), value.to_owned())));
+    }
 }

@@ -1,10 +1,13 @@
 //! A rank of the benchmark: measures with the others; rank 0 tells.
 
+use std::iter;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::{Result, bail};
 use regatta_comm::{Collectives, Comm, ReduceOp, join, tune};
+use regatta_launch::folder;
 use regatta_measure::run::{self, Event, Memory, Plan, Progress};
 use regatta_measure::{ceiling, pairs};
 use regatta_model::{document, units};
@@ -18,6 +21,9 @@ use crate::output;
 
 /// What a line begins with that is for the process that started the ranks.
 pub const EVENT: &str = "regatta-bench-event ";
+
+/// More results than anybody makes in one job.
+const MOST_FILES: u32 = 9999;
 
 /// How many buffers of a size a rank has, with what the communicator needs.
 const BUFFERS: u64 = 3;
@@ -133,6 +139,15 @@ fn tuned(asked: &Asked<'_>, effort: &tune::Effort) -> Result<ExitCode> {
     teller.end()
 }
 
+/// A new file in the run folder, if the job has one that is seen here. Another `regatta bench` of
+/// the same job may have left its own.
+fn file_of_run() -> Option<PathBuf> {
+    let folder = PathBuf::from(std::env::var_os(folder::VARIABLE)?);
+    let more = (2..=MOST_FILES).map(|number| format!("bench-{number}.json"));
+    let mut files = iter::once("bench.json".to_owned()).chain(more).map(|name| folder.join(name));
+    files.find(|file| folder.is_dir() && !file.exists())
+}
+
 /// Who takes what happens.
 enum Teller {
     /// Ranks but the first have nothing to say.
@@ -146,7 +161,10 @@ impl Teller {
     fn new(rank: u32, asked: &Asked<'_>) -> Result<Self> {
         Ok(match rank {
             0 if asked.ranks.events => Self::Starter,
-            0 => Self::Here(Box::new(Report::new(asked, asked.output.out.clone())?)),
+            0 => {
+                let out = asked.output.out.clone().or_else(file_of_run);
+                Self::Here(Box::new(Report::new(asked, out)?))
+            }
             _ => Self::Nobody,
         })
     }
