@@ -296,3 +296,35 @@ fn summary(result: &BenchResult) -> BenchSummary {
         average_good: None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::super::{asked, pieces::pieces};
+    use super::*;
+    use crate::cli::{Cli, Command};
+
+    /// How a run ends of which rank 0 told this, with a row.
+    fn ended(told: &[String]) -> Result<ExitCode> {
+        let words = ["regatta", "bench", "all-reduce", "--csv"];
+        let Command::Bench(args) = Cli::try_parse_from(words)?.command else { bail!("no bench") };
+        let asked = asked::asked(&args.what)?.unwrap();
+        let mut report = Report::new(&asked, None)?;
+        report.hear(Event::Table(BenchTable::default()));
+        report.hear(Event::Row(Box::default()));
+        told.iter().for_each(|piece| report.hear_text(piece));
+        report.finish()
+    }
+
+    #[test]
+    fn a_run_of_which_something_cannot_be_read_fails() {
+        let event = serde_json::to_string(&Event::Note("x".repeat(70_000))).unwrap();
+        let all = pieces(&event);
+        assert!(all.len() > 1 && ended(&all).is_ok());
+        for told in [&all[1..], &pieces("{")[..], &pieces("{\"other\": 1}"), &["x".to_owned()]] {
+            let error = ended(told).unwrap_err().to_string();
+            assert!(error.contains("rank 0 said") && error.contains("cannot be read"), "{error}");
+        }
+    }
+}
