@@ -8,6 +8,9 @@ use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
 
+/// The variable that tells ranks where the folder is.
+pub const VARIABLE: &str = "REGATTA_RUN_DIR";
+
 /// Why the run folder cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[error("run folder {path}: {source}; choose another with --run-dir")]

@@ -81,12 +81,14 @@ pub struct Judgement {
 }
 
 /// Judges a result by an earlier one: every size that the baseline has must be there, right, and
-/// at most by the tolerance worse.
+/// at most by the tolerance worse. Where there are others, size 0 is left out: no bytes have no
+/// bandwidth, and the time of such a call is noise.
 pub fn judge(result: &BenchResult, baseline: &BenchResult, tolerance: Tolerance) -> Judgement {
     let mut verdicts = Vec::new();
     for table in &baseline.tables {
         let now = matching(result, baseline, table);
-        for old in &table.rows {
+        let sized = table.rows.iter().any(|row| row.size_bytes > 0);
+        for old in table.rows.iter().filter(|row| !sized || row.size_bytes > 0) {
             let new = now.and_then(|now| now.rows.iter().find(|r| r.size_bytes == old.size_bytes));
             for place in Place::BOTH {
                 let pair = Pair { result, baseline, table, now, old, new, place };

@@ -11,6 +11,7 @@ use regatta_measure::figure::Figure;
 use regatta_measure::place::Place;
 use regatta_measure::plot::{html, svg};
 use regatta_measure::read::read;
+use regatta_measure::write;
 use regatta_model::bench::Program;
 use regatta_model::{BenchResult, BenchRow, BenchTable, Measurement, Operation};
 
@@ -165,6 +166,24 @@ fn what_is_missing_or_wrong_does_not_pass() {
     assert_eq!(judged.failures(), ["all-reduce of 8 B (8 B), out-of-place: 3 elements are wrong"]);
     let nothing = BenchResult::default();
     assert!(!judge(&old, &nothing, tolerance()).passed(), "of nothing, nothing passes");
+}
+
+#[test]
+fn no_bytes_are_not_judged_where_there_are_others() {
+    let old = result("old", &[(0, timed(1.0)), (8, timed(1.0))]);
+    let judged = judge(&result("new", &[(0, timed(9.0)), (8, timed(1.0))]), &old, tolerance());
+    assert!(judged.passed() && judged.verdicts.len() == 1, "{judged:?}");
+    assert!(judge(&result("new", &[(8, timed(1.0))]), &old, tolerance()).passed());
+    // A barrier has no size at all.
+    let old = result("old", &[(0, timed(1.0))]);
+    assert!(!judge(&result("new", &[(0, timed(9.0))]), &old, tolerance()).passed());
+}
+
+#[test]
+fn no_bytes_do_not_lower_the_mean() {
+    let result = result("run", &[(0, busbw(0.0)), (8, busbw(3.0))]);
+    let text = write::footer(&result, &Operation::AllReduce);
+    assert!(text.contains(": 3 \n"), "{text}");
 }
 
 proptest! {

@@ -4,12 +4,14 @@
 
 mod support;
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::process::{Child, Command, Stdio};
 
 use regatta_measure::read::read;
 use regatta_model::{BenchResult, document};
 use support::bench::{bench, kept, rows, run};
-use support::job::{lives, signal, until};
+use support::job::{ended, job, lives, signal, until};
 use support::{Folder, Run, command};
 
 /// The first sizes are soon there, and the last take so long that it is not over before it is harmed.
@@ -61,6 +63,32 @@ fn an_interrupted_run_keeps_what_it_has() {
     assert!(run.err.contains("stopped early; "), "{}", run.err);
     assert!(run.err.contains("kept: run/bench.json"), "{}", run.err);
     assert_kept(&folder, "run/bench.json", &before);
+}
+
+#[test]
+fn so_does_one_of_a_job_in_the_run_folder() {
+    let folder = Folder::new();
+    let mut launch = command();
+    launch.env("TMPDIR", folder.path()).current_dir(folder.path());
+    launch.args(["launch", "-n", "2", "--oversubscribe", "--run-dir", "run", "--"]);
+    launch.arg(env!("CARGO_BIN_EXE_regatta")).args(["bench", "all-reduce"]);
+    let child = started(launch.args(LONG.split(' ')));
+    let before = begun(&folder, "run/bench.json");
+    assert!(!before.settings.contains_key("REGATTA_RUN_DIR"), "{:?}", before.settings);
+    signal(&child, 2);
+    assert_eq!(over(child).code, Some(128 + 2));
+    assert_kept(&folder, "run/bench.json", &before);
+}
+
+#[test]
+fn results_of_one_job_lie_beside_each_other() {
+    let folder = Folder::new();
+    let bench = format!("{} bench all-reduce -e 64 -n 2", env!("CARGO_BIN_EXE_regatta"));
+    let script = format!("{bench} --label a && {bench} --label b");
+    let mut launch = job(&folder, &["-n", "2", "--run-dir", "run"], &script);
+    ended(launch.env("TMPDIR", folder.path())).ok();
+    let label = |file| kept(&folder, file).label;
+    assert_eq!([label("run/bench.json"), label("run/bench-2.json")], ["a", "b"]);
 }
 
 #[test]
@@ -221,4 +249,29 @@ fn a_disk_is_measured_and_left_as_it_was() {
     let missing = run(&folder, "disk --ranks 1 --size 1M --folder nowhere");
     assert_eq!(missing.code, Some(1), "{missing:?}");
     assert!(missing.err.contains("nowhere"), "{}", missing.err);
+}
+
+#[test]
+fn what_rank_0_tells_may_be_long() {
+    let folder = Folder::new();
+    let long = "x".repeat(70_000);
+    let words = "all-reduce -b 8 -e 64 -f 8 -n 2 --ranks 2 --run-dir run";
+    let shown = ended(bench(&folder, words).env("NCCL_FOO", &long)).ok();
+    assert!(shown.contains("Collective test concluded"), "{shown}");
+    let result = kept(&folder, "run/bench.json");
+    assert!(result.complete && result.settings["NCCL_FOO"] == long);
+    assert_eq!(rows(&result).len(), 2);
+}
+
+#[test]
+fn what_is_no_text_is_no_harm() {
+    let folder = Folder::new();
+    let foreign = OsStr::from_bytes(b"r\xff.json");
+    let mut bench = bench(&folder, "all-reduce -b 8 -e 8 -n 2 --ranks 2 --run-dir run");
+    let found = ended(bench.env("NCCL_FOO", foreign).env(foreign, "x").arg("--out").arg(foreign));
+    found.ok();
+    let text = std::fs::read_to_string(folder.path().join(foreign)).unwrap();
+    let result: BenchResult = document::from_json(&text).unwrap();
+    assert_eq!(result.settings["NCCL_FOO"], "r\u{fffd}.json");
+    assert!(result.command.unwrap().contains("--out r\u{fffd}.json"));
 }

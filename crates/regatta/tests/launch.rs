@@ -432,3 +432,16 @@ fn a_rank_has_no_terminal_to_wait_for() {
     assert!(out.status.success(), "{out:?}");
     assert_eq!(log(&folder, "run", 0, "out"), "none\n");
 }
+
+#[test]
+fn ranks_know_the_run_folder() {
+    let folder = Folder::new();
+    let script =
+        "test \"$REGATTA_RUN_DIR\" = \"$PWD/some/run\" && touch \"$REGATTA_RUN_DIR/own-$RANK\"";
+    ended(&mut job(&folder, &["-n", "2", "--run-dir", "some/run"], script)).ok();
+    for rank in 0..2 {
+        assert!(folder.path().join(format!("some/run/own-{rank}")).exists());
+    }
+    let environment = std::fs::read_to_string(folder.path().join("some/run/environment.json"));
+    assert!(environment.unwrap().contains("REGATTA_RUN_DIR"));
+}

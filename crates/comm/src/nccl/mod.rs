@@ -29,7 +29,7 @@ mod queue;
 mod sys;
 mod wait;
 
-use std::ffi::c_int;
+use std::ffi::{c_char, c_int};
 use std::ptr::null_mut;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -106,6 +106,27 @@ pub fn devices(vendor: Vendor) -> Result<u32, CommError> {
         }),
     }
 }
+
+/// Where a device is plugged in, as in `0000:07:00.0`, by its number as the runtime counts.
+pub fn bus(vendor: Vendor, device: u32) -> Result<String, CommError> {
+    let functions = Functions::open(vendor)?;
+    let mut text = [0 as c_char; BUS_BYTES];
+    // SAFETY: the function writes so many bytes at most, the last of which is 0.
+    let code = unsafe { (functions.bus)(text.as_mut_ptr(), BUS_BYTES as c_int, device as c_int) };
+    match code {
+        OK => {
+            let bytes = text.iter().take_while(|byte| **byte != 0).map(|byte| *byte as u8);
+            Ok(String::from_utf8_lossy(&bytes.collect::<Vec<_>>()).to_lowercase())
+        }
+        code => Err(CommError::System {
+            what: format!("the place of device {device}"),
+            why: functions.explain_runtime(code),
+        }),
+    }
+}
+
+/// Room for such a text.
+pub const BUS_BYTES: usize = 32;
 
 /// The library's version.
 pub fn version(vendor: Vendor) -> Result<String, CommError> {

@@ -84,6 +84,7 @@ impl Vendor {
 pub struct Functions {
     pub version: unsafe extern "C" fn(*mut c_int) -> c_int,
     pub device_count: unsafe extern "C" fn(*mut c_int) -> c_int,
+    pub bus: unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int,
     pub unique_id: unsafe extern "C" fn(*mut UniqueId) -> c_int,
     pub init: unsafe extern "C" fn(*mut RawComm, c_int, UniqueId, c_int, *mut Config) -> c_int,
     pub finalize: unsafe extern "C" fn(RawComm) -> c_int,
@@ -147,6 +148,7 @@ impl Functions {
         Ok(Self {
             version: symbol(&collectives, "ncclGetVersion\0")?,
             device_count: symbol(&runtime, &of("GetDeviceCount"))?,
+            bus: symbol(&runtime, &of("DeviceGetPCIBusId"))?,
             unique_id: symbol(&collectives, "ncclGetUniqueId\0")?,
             init: symbol(&collectives, "ncclCommInitRankConfig\0")?,
             finalize: symbol(&collectives, "ncclCommFinalize\0")?,

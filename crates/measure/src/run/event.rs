@@ -41,32 +41,9 @@ pub struct Progress {
     pub left_s: f64,
 }
 
-/// Estimates how long the rest takes, from the sizes that are done and their seconds: a size takes
-/// at least as long as the one before, and large ones in proportion.
-pub fn left_s(done: &[(u64, f64)], rest: &[u64]) -> f64 {
-    let estimate = |size: u64| {
-        let nearest = done.iter().min_by_key(|(known, _)| known.abs_diff(size));
-        nearest.map_or(0.0, |(known, seconds)| {
-            seconds * (size.max(PROPORTIONAL) as f64 / (*known).max(PROPORTIONAL) as f64)
-        })
-    };
-    rest.iter().map(|size| estimate(*size)).sum()
-}
-
-/// Below this it is not the bytes that take the time.
-const PROPORTIONAL: u64 = 1 << 20;
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn large_sizes_take_their_time() {
-        assert_eq!(left_s(&[], &[8, 16]), 0.0);
-        assert_eq!(left_s(&[(8, 0.5)], &[16, 32]), 1.0);
-        let megabytes = |n: u64| n << 20;
-        assert_eq!(left_s(&[(8, 0.1), (megabytes(4), 1.0)], &[megabytes(8), megabytes(16)]), 6.0);
-    }
 
     #[test]
     fn events_are_carried_as_text() {

@@ -3,6 +3,7 @@
 
 mod case;
 mod event;
+mod left;
 mod measure;
 pub mod names;
 mod pattern;

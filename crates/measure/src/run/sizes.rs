@@ -47,6 +47,18 @@ impl Sizes {
     }
 }
 
+/// The sizes of a table, of which each is rounded to what can be measured: none twice in a row. What
+/// rounding makes nothing of is left out, unless nothing was asked for or all are such.
+pub fn distinct(wanted: &[u64], rounded: impl Fn(u64) -> u64) -> Vec<u64> {
+    let mut sizes = wanted.to_vec();
+    sizes.dedup_by_key(|size| rounded(*size));
+    let vanishes = |size: u64| size > 0 && rounded(size) == 0;
+    if sizes.len() > 1 {
+        sizes.retain(|size| !vanishes(*size));
+    }
+    sizes
+}
+
 /// Reads a size: a number, with K, M, G or T for powers of 1024, as nccl-tests reads it.
 pub fn parse_size(text: &str) -> Result<u64, String> {
     let wrong = || format!("{text} is no size: write bytes, as in 8, 64K, 1.5M or 4G");
@@ -93,6 +105,16 @@ mod tests {
         assert_eq!(list(7, 9, SizeStep::Factor(1)), Ok(vec![7]));
         assert!(list(9, 8, SizeStep::Factor(2)).is_err());
         assert!(list(0, u64::MAX, SizeStep::Bytes(1)).is_err());
+    }
+
+    #[test]
+    fn no_size_is_measured_twice() {
+        let by_32 = |size: u64| size / 32 * 32;
+        assert_eq!(distinct(&[8, 16, 32, 64], by_32), [32, 64]);
+        assert_eq!(distinct(&[32, 40, 63, 64, 100], by_32), [32, 64, 100]);
+        assert_eq!(distinct(&[0, 8, 16, 32], by_32), [0, 32], "nothing was asked for");
+        assert_eq!(distinct(&[8, 16], by_32), [8], "else there would be no row");
+        assert_eq!(distinct(&[], by_32), [0u64; 0]);
     }
 
     proptest! {

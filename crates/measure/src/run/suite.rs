@@ -6,9 +6,11 @@ use regatta_comm::{Comm, CommError, DType, Kind, ReduceOp};
 use regatta_model::{BenchRow, BenchTable, Measurement, Operation};
 
 use super::case::{Case, Memory, Shape, kind};
-use super::event::{Event, Progress, left_s};
+use super::event::{Event, Progress};
+use super::left::Left;
 use super::measure::{Rounds, check, measure};
 use super::names;
+use super::sizes::distinct;
 use crate::formula;
 
 /// What is to be measured.
@@ -67,6 +69,15 @@ struct Topic {
     op: ReduceOp,
 }
 
+impl Topic {
+    /// The sizes that its table has.
+    fn sizes(&self, plan: &Plan, ranks: u32) -> Vec<u64> {
+        let element = self.dtype.size() as u64;
+        let counts = |size| formula::counts(&self.operation, ranks, element, size);
+        distinct(&plan.sizes, |size| counts(size).size_bytes(element))
+    }
+}
+
 impl Plan {
     /// One for each table.
     fn topics(&self) -> Vec<Topic> {
@@ -86,24 +97,20 @@ impl Plan {
 /// Measures all of it, and tells of it as it goes on. All ranks call it alike; what they are told is
 /// the same for all.
 pub fn run(comm: &dyn Comm, plan: &Plan, tell: &mut dyn FnMut(Event)) -> Result<(), CommError> {
-    let topics = plan.topics();
-    let of = topics.len() * plan.sizes.len();
-    let mut done: Vec<(u64, f64)> = Vec::new();
-    for (number, topic) in topics.iter().enumerate() {
+    let with_sizes = |topic: Topic| (topic.sizes(plan, comm.size()), topic);
+    let tables: Vec<(Vec<u64>, Topic)> = plan.topics().into_iter().map(with_sizes).collect();
+    let of = tables.iter().map(|(sizes, _)| sizes.len()).sum();
+    let mut left = Left::new(tables.iter().flat_map(|(sizes, _)| sizes).copied());
+    let mut done = 0;
+    for (sizes, topic) in &tables {
         tell(Event::Table(table(plan, topic)));
-        for (at, &size) in plan.sizes.iter().enumerate() {
-            let later = (topics.len() - number - 1).saturating_mul(plan.sizes.len());
-            let rest: Vec<u64> = plan.sizes[at..]
-                .iter()
-                .chain(plan.sizes.iter().cycle().take(later))
-                .copied()
-                .collect();
+        for &size in sizes {
             let doing = format!("{} of {size} bytes", topic.operation);
-            let left_s = left_s(&done, &rest);
-            tell(Event::Progress(Progress { doing, done: done.len(), of, left_s }));
+            tell(Event::Progress(Progress { doing, done, of, left_s: left.seconds() }));
             let start = Instant::now();
             let row = row(comm, plan, topic, size)?;
-            done.push((size, start.elapsed().as_secs_f64()));
+            left.done(size, start.elapsed().as_secs_f64());
+            done += 1;
             tell(Event::Row(Box::new(row)));
         }
     }
@@ -208,8 +215,10 @@ mod tests {
                 .iter()
                 .filter_map(|e| if let Event::Row(r) = e { Some(r) } else { None })
                 .collect();
-            // Nine types of nine operations, three of which reduce in five ways.
-            assert_eq!(rows.len(), (6 + 3 * 5) * 9 * plan.sizes.len());
+            // Nine types of nine operations, three of which reduce in five ways. Five are of parts,
+            // one of which reduces: 8 bytes are nothing to them, as 0 are.
+            let (parted, whole) = (4 + 5, 2 + 2 * 5);
+            assert_eq!(rows.len(), (parted * 3 + whole * 4) * 9);
             for row in rows {
                 let out = row.out_of_place.as_ref().unwrap();
                 assert_eq!(out.wrong, Some(0), "{row:?}");
@@ -217,6 +226,22 @@ mod tests {
                 assert!(out.time_us > Some(0.0) && out.rank_times_us.len() == ranks as usize);
             }
         }
+    }
+
+    #[test]
+    fn sizes_that_are_the_same_are_measured_once() {
+        let mut plan = plan(&[Operation::AllGather, Operation::AllReduce]);
+        (plan.dtypes, plan.sizes) = (vec![DType::F32], vec![8, 16, 32, 40, 64]);
+        let events = told(2, &plan);
+        let row = |e: &Event| if let Event::Row(r) = e { Some(r.size_bytes) } else { None };
+        let sizes: Vec<u64> = events.iter().filter_map(row).collect();
+        assert_eq!(sizes[..2], [32, 64]);
+        assert_eq!(sizes[2..7], plan.sizes, "an all-reduce has no parts");
+        let last = events.iter().rev().find_map(|event| match event {
+            Event::Progress(Progress { done, of, .. }) => Some((*done, *of)),
+            _ => None,
+        });
+        assert_eq!(last, Some((sizes.len() - 1, sizes.len())));
     }
 
     #[test]

@@ -229,13 +229,14 @@ pub fn footer(result: &BenchResult, operation: &Operation) -> String {
 }
 
 /// The closing figures of an operation, from its rows.
-fn summarized(result: &BenchResult, operation: &Operation) -> BenchSummary {
+fn summarized<'a>(result: &'a BenchResult, operation: &Operation) -> BenchSummary {
     let tables = result.tables.iter().filter(|table| table.operation == *operation);
-    let rows = tables.flat_map(|table| &table.rows);
-    let measured: Vec<&Measurement> =
-        rows.flat_map(|row| Place::BOTH.map(|place| place.of(row))).flatten().collect();
-    let busbw: Vec<f64> = measured.iter().filter_map(|measured| measured.busbw).collect();
-    let wrong = measured.iter().filter_map(|measured| measured.wrong);
+    let rows: Vec<&BenchRow> = tables.flat_map(|table| &table.rows).collect();
+    let both = |row: &&'a BenchRow| Place::BOTH.map(|place| place.of(row));
+    let wrong = rows.iter().flat_map(both).flatten().filter_map(|measured| measured.wrong);
+    // Of no bytes there is no bandwidth.
+    let sized = rows.iter().filter(|row| row.size_bytes > 0);
+    let busbw: Vec<f64> = sized.flat_map(both).flatten().filter_map(|m| m.busbw).collect();
     BenchSummary {
         out_of_bounds: Some(wrong.fold(0, u64::saturating_add)),
         average_busbw: Some(busbw.iter().sum::<f64>() / busbw.len().max(1) as f64),

@@ -9,7 +9,9 @@ use std::time::SystemTime;
 
 use anyhow::{Context, Result, bail};
 use clap::Parser;
+use regatta_comm::nccl::{self, Vendor};
 use regatta_launch::folder::run_id;
+use regatta_model::Machine;
 
 use super::args::{Backend, RankArgs};
 use super::asked::Asked;
@@ -111,9 +113,17 @@ fn wanted_ranks(ranks: &RankArgs) -> Result<Option<u32>> {
     let devices = matches!(ranks.backend, Backend::Auto | Backend::Nccl | Backend::Rccl);
     let by_launcher = survey.is_elsewhere()
         || survey.allocation.me.is_some()
-        || (devices && !machine.gpus.is_empty());
+        || (devices && has_devices(machine, ranks.backend));
     let cores = machine.cores.len().clamp(*LOCAL_RANKS.start(), *LOCAL_RANKS.end());
     Ok((!by_launcher).then_some(cores as u32))
+}
+
+/// Whether ranks work on GPUs: whoever asks for them does; else there must be several, for one rank
+/// has nobody to send to, and the library.
+fn has_devices(machine: &Machine, backend: Backend) -> bool {
+    let library = |vendor| nccl::devices(vendor).is_ok_and(|count| count > 1);
+    let several = machine.gpus.len() > 1;
+    backend != Backend::Auto || several && (library(Vendor::Nvidia) || library(Vendor::Amd))
 }
 
 /// Whether the user's own options for `regatta launch` say how many ranks there are, or where.

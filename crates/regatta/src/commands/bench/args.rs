@@ -343,7 +343,7 @@ pub struct RankArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Output")]
 pub struct OutputArgs {
-    /// Write the result to FILE, after every size; without it to bench.json in the run folder
+    /// Write the result to FILE, while it goes on, too; without it to bench.json in the run folder
     #[arg(short = 'J', long = "output_file", visible_alias = "out", value_name = "FILE")]
     pub out: Option<PathBuf>,
     /// Print the result as JSON when it is complete, not the table

@@ -7,7 +7,7 @@ use regatta_comm::background::Background;
 use regatta_comm::fabric::Choice;
 use regatta_comm::join::{self, Settings};
 use regatta_comm::nccl::{self, Vendor};
-use regatta_comm::{Collectives, Comm, ReduceOp, host};
+use regatta_comm::{Collectives, Comm, host};
 
 use super::args::Backend;
 
@@ -16,7 +16,7 @@ pub struct Connected {
     pub comm: Background,
     pub name: &'static str,
     /// On which device buffers lie; none if in host memory.
-    pub device: Option<u32>,
+    pub device: Option<(Vendor, u32)>,
     /// The library's version, where there is one.
     pub version: Option<String>,
 }
@@ -37,7 +37,7 @@ pub fn connect(backend: Backend, timeout: Option<u64>) -> Result<Connected> {
         Backend::Rccl => on_devices(join::join(settings)?, Vendor::Amd, limits)?,
         Backend::Auto => {
             let meeting = host::join(settings)?;
-            match vendor_of_all(&meeting)? {
+            match vendor_of_all(&meeting, limits.0)? {
                 Some(vendor) => on_devices(meeting, vendor, limits)?,
                 None => in_memory(meeting, "host"),
             }
@@ -67,16 +67,40 @@ fn libfabric(settings: Settings) -> Result<Connected> {
     Ok(Connected { comm, name: "libfabric", device: None, version: Some(carried) })
 }
 
-/// Whose devices all ranks have, if they do.
-fn vendor_of_all(meeting: &Background) -> Result<Option<Vendor>> {
-    let has = |vendor| i32::from(nccl::devices(vendor).is_ok_and(|count| count > 0));
-    let mut all = [has(Vendor::Nvidia), has(Vendor::Amd)];
-    meeting.all_reduce(&mut all, ReduceOp::Min)?;
-    Ok(match all {
-        [1, _] => Some(Vendor::Nvidia),
-        [_, 1] => Some(Vendor::Amd),
-        _ => None,
-    })
+/// Whose devices all ranks have, each its own, if they do.
+fn vendor_of_all(meeting: &Background, local_rank: u32) -> Result<Option<Vendor>> {
+    for vendor in [Vendor::Nvidia, Vendor::Amd] {
+        let buses = buses(meeting, device_of(vendor, local_rank).map(|device| (vendor, device)))?;
+        let places: Vec<(String, &str)> = (0..)
+            .map(|rank| meeting.peer(rank).host)
+            .zip(buses.iter().map(String::as_str))
+            .collect();
+        let each_its_own = places.iter().all(|place| {
+            !place.1.is_empty() && places.iter().filter(|other| *other == place).count() == 1
+        });
+        if each_its_own {
+            return Ok(Some(vendor));
+        }
+    }
+    Ok(None)
+}
+
+/// The device of a rank of a node. One that has its own only sees it as the first.
+fn device_of(vendor: Vendor, local_rank: u32) -> Option<u32> {
+    let count = nccl::devices(vendor).ok().filter(|count| *count > 0)?;
+    Some(local_rank % count)
+}
+
+/// Where the devices of all ranks are plugged in; empty of those that have none.
+pub fn buses(comm: &dyn Comm, own: Option<(Vendor, u32)>) -> Result<Vec<String>> {
+    let own = own.and_then(|(vendor, device)| nccl::bus(vendor, device).ok()).unwrap_or_default();
+    let mut said = [0u8; nccl::BUS_BYTES];
+    let length = own.len().min(said.len());
+    said[..length].copy_from_slice(&own.as_bytes()[..length]);
+    let mut all = vec![0u8; said.len() * comm.size() as usize];
+    comm.all_gather(&said, &mut all)?;
+    let text = |said: &[u8]| String::from_utf8_lossy(said).trim_end_matches('\0').to_owned();
+    Ok(all.chunks_exact(said.len()).map(text).collect())
 }
 
 fn on_devices(
@@ -88,7 +112,6 @@ fn on_devices(
         Vendor::Nvidia => ("nccl", nccl::version(vendor)?),
         Vendor::Amd => ("rccl", nccl::version(vendor)?),
     };
-    // A rank that has its own device only sees it as the first.
     let count = nccl::devices(vendor)?.max(1);
     let device = local_rank % count;
     // As nccl-tests: a benchmark is to show what the library can do.
@@ -97,7 +120,7 @@ fn on_devices(
         note_shared(&meeting, count);
     }
     let comm = nccl::over(Box::new(meeting), settings)?;
-    Ok(Connected { comm, name, device: Some(device), version: Some(version) })
+    Ok(Connected { comm, name, device: Some((vendor, device)), version: Some(version) })
 }
 
 /// Says what to do where several ranks of a node have one device, which the library refuses unless

@@ -1,15 +1,17 @@
 //! What is known of a run before anything is measured.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
 use regatta_comm::{Collectives, Comm};
+use regatta_launch::folder;
 use regatta_model::bench::{BenchDevice, BenchMachine, BenchParameters, BenchShape, Program};
 use regatta_model::{BenchResult, Machine, units};
 
 use super::asked::{Asked, Job};
-use super::backend::Connected;
+use super::backend::{self, Connected};
 use super::part;
 use crate::options::SourceArgs;
 use crate::plan::Survey;
@@ -28,7 +30,8 @@ pub fn begun(connected: &Connected, asked: &Asked<'_>) -> Result<BenchResult> {
     }
     let each = counts.values().next().copied();
     let is_own = |word: &str| word == "--events" || part::is_option(word);
-    let command: Vec<String> = std::env::args().filter(|word| !is_own(word)).collect();
+    let words = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
+    let command: Vec<String> = words.filter(|word| !is_own(word)).collect();
     let mut versions =
         BTreeMap::from([("regatta".to_owned(), env!("CARGO_PKG_VERSION").to_owned())]);
     if let Some(version) = &connected.version {
@@ -55,7 +58,7 @@ pub fn begun(connected: &Connected, asked: &Asked<'_>) -> Result<BenchResult> {
         machine: machine.as_ref().map(in_short),
         shape,
         backend: Some(connected.name.to_owned()),
-        settings: settings(),
+        settings: settings(std::env::vars_os()),
         versions,
         parameters: parameters(&asked.job),
         ..BenchResult::default()
@@ -81,21 +84,24 @@ fn parameters(job: &Job) -> Option<BenchParameters> {
 /// What each rank works with. Nodes are taken to be alike.
 fn devices(connected: &Connected, machine: Option<&Machine>) -> Result<Vec<BenchDevice>> {
     let comm = &connected.comm;
-    let own = [i64::from(std::process::id()), connected.device.map_or(-1, i64::from)];
+    let number = connected.device.map_or(-1, |(_, number)| i64::from(number));
+    let own = [i64::from(std::process::id()), number];
     let mut all = vec![0i64; 2 * comm.size() as usize];
     comm.all_gather(&own, &mut all)?;
-    let gpu = |number: i64| machine?.gpus.get(usize::try_from(number).ok()?);
+    let buses = backend::buses(comm, connected.device)?;
+    // Numbers count what a process sees, which need not be what the machine has.
+    let gpu = |bus: &str| machine?.gpus.iter().find(|gpu| gpu.pci.as_deref() == Some(bus));
     let processor = machine.and_then(|machine| machine.cpu_model.as_deref());
-    let one = |(rank, said): (u32, &[i64])| BenchDevice {
+    let one = |(rank, (said, bus)): (u32, (&[i64], &String))| BenchDevice {
         rank,
         group: Some(0),
         pid: said[0].unsigned_abs(),
         host: comm.peer(rank).host,
         device: u32::try_from(said[1]).unwrap_or(0),
-        bus: gpu(said[1]).and_then(|gpu| gpu.pci.clone()).unwrap_or_else(|| "host".to_owned()),
-        name: gpu(said[1]).map_or(processor.unwrap_or("memory"), |gpu| &gpu.name).to_owned(),
+        bus: if bus.is_empty() { "host".to_owned() } else { bus.clone() },
+        name: gpu(bus).map_or(processor.unwrap_or("memory"), |gpu| &gpu.name).to_owned(),
     };
-    Ok((0..).zip(all.chunks_exact(2)).map(one).collect())
+    Ok((0..).zip(all.chunks_exact(2).zip(&buses)).map(one).collect())
 }
 
 /// This machine. A benchmark does not fail because something of it cannot be read.
@@ -115,12 +121,50 @@ fn in_short(machine: &Machine) -> BenchMachine {
     }
 }
 
-/// Variables that change what is measured.
-fn settings() -> BTreeMap<String, String> {
+/// Variables that change what is measured. Results are shown to others: what may be secret is left
+/// out.
+fn settings(all: impl Iterator<Item = (OsString, OsString)>) -> BTreeMap<String, String> {
     const FAMILIES: [&str; 8] =
         ["NCCL_", "RCCL_", "FI_", "REGATTA_", "HSA_", "CUDA_", "HIP_", "ROCR_"];
+    const SECRET: [&str; 6] = ["TOKEN", "PASS", "KEY", "CRED", "AUTH", "SECRET"];
     let matters = |name: &str| {
-        FAMILIES.iter().any(|family| name.starts_with(family)) && !name.contains("SECRET")
+        let upper = name.to_ascii_uppercase();
+        FAMILIES.iter().any(|family| name.starts_with(family))
+            && !SECRET.iter().any(|word| upper.contains(word))
+            && name != folder::VARIABLE
     };
-    std::env::vars().filter(|(name, _)| matters(name)).collect()
+    let text = |(name, value): (OsString, OsString)| {
+        let name = name.into_string().ok().filter(|name| matters(name))?;
+        Some((name, value.to_string_lossy().into_owned()))
+    };
+    all.filter_map(text).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::ffi::OsStringExt;
+
+    #[test]
+    fn settings_are_what_matters_and_no_secrets() {
+        let all = [
+            ("NCCL_ALGO", "Ring"),
+            ("NCCL_API_TOKEN", "x"),
+            ("FI_USER_password", "x"),
+            ("REGATTA_SECRET_FILE", "x"),
+            ("REGATTA_RUN_DIR", "x"),
+            ("NCCL_AUTHORITY", "x"),
+            ("CUDA_KEY", "x"),
+            ("HSA_CREDENTIALS", "x"),
+            ("HOME", "x"),
+        ];
+        let mut all: Vec<(OsString, OsString)> =
+            all.iter().map(|(name, value)| (name.into(), value.into())).collect();
+        let foreign = || OsString::from_vec(b"NCCL_\xff".to_vec());
+        all.push((foreign(), "x".into()));
+        all.push(("FI_PROVIDER".into(), foreign()));
+        let found: Vec<_> = settings(all.into_iter()).into_iter().collect();
+        let expected = [("FI_PROVIDER", "NCCL_\u{fffd}"), ("NCCL_ALGO", "Ring")];
+        assert_eq!(found, expected.map(|(name, value)| (name.to_owned(), value.to_owned())));
+    }
 }

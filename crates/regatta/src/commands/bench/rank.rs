@@ -1,10 +1,13 @@
 //! A rank of the benchmark: measures with the others; rank 0 tells.
 
+use std::iter;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::{Result, bail};
 use regatta_comm::{Collectives, Comm, ReduceOp, join, tune};
+use regatta_launch::folder;
 use regatta_measure::run::{self, Event, Memory, Plan, Progress};
 use regatta_measure::{ceiling, pairs};
 use regatta_model::{document, units};
@@ -12,11 +15,15 @@ use regatta_model::{document, units};
 use super::asked::{Asked, Ceiling, Job};
 use super::backend::{self, Connected};
 use super::begun;
+use super::pieces::pieces;
 use super::report::Report;
 use crate::output;
 
 /// What a line begins with that is for the process that started the ranks.
 pub const EVENT: &str = "regatta-bench-event ";
+
+/// More results than anybody makes in one job.
+const MOST_FILES: u32 = 9999;
 
 /// How many buffers of a size a rank has, with what the communicator needs.
 const BUFFERS: u64 = 3;
@@ -31,12 +38,13 @@ pub fn run(asked: Asked<'_>) -> Result<ExitCode> {
     let mut teller = Teller::new(connected.comm.rank(), &asked)?;
     let begun = begun::begun(&connected, &asked)?;
     teller.tell(Event::Begin(Box::new(begun)));
-    match asked.job {
-        Job::Tables { plan, register, .. } => tables(&connected, *plan, register, &mut teller)?,
-        Job::Pairs(options) => every_pair(&connected.comm, &options, &mut teller)?,
-        Job::Ceiling(what, _) => ceilings(&connected, &what, &mut teller)?,
-        Job::Tune(..) => {}
-    }
+    let measured = match asked.job {
+        Job::Tables { plan, register, .. } => tables(&connected, *plan, register, &mut teller),
+        Job::Pairs(options) => every_pair(&connected.comm, &options, &mut teller),
+        Job::Ceiling(what, _) => ceilings(&connected, &what, &mut teller),
+        Job::Tune(..) => Ok(()),
+    };
+    measured.inspect_err(|_| teller.keep())?;
     teller.tell(Event::End);
     teller.end()
 }
@@ -131,6 +139,15 @@ fn tuned(asked: &Asked<'_>, effort: &tune::Effort) -> Result<ExitCode> {
     teller.end()
 }
 
+/// A new file in the run folder, if the job has one that is seen here. Another `regatta bench` of
+/// the same job may have left its own.
+fn file_of_run() -> Option<PathBuf> {
+    let folder = PathBuf::from(std::env::var_os(folder::VARIABLE)?);
+    let more = (2..=MOST_FILES).map(|number| format!("bench-{number}.json"));
+    let mut files = iter::once("bench.json".to_owned()).chain(more).map(|name| folder.join(name));
+    files.find(|file| folder.is_dir() && !file.exists())
+}
+
 /// Who takes what happens.
 enum Teller {
     /// Ranks but the first have nothing to say.
@@ -144,7 +161,10 @@ impl Teller {
     fn new(rank: u32, asked: &Asked<'_>) -> Result<Self> {
         Ok(match rank {
             0 if asked.ranks.events => Self::Starter,
-            0 => Self::Here(Box::new(Report::new(asked, asked.output.out.clone())?)),
+            0 => {
+                let out = asked.output.out.clone().or_else(file_of_run);
+                Self::Here(Box::new(Report::new(asked, out)?))
+            }
             _ => Self::Nobody,
         })
     }
@@ -155,9 +175,18 @@ impl Teller {
             Self::Starter => {
                 // Whoever does not listen is gone, and so is soon this rank.
                 let text = serde_json::to_string(&event).unwrap_or_default();
-                let _ = output::print(&format!("{EVENT}{text}\n"));
+                for piece in pieces(&text) {
+                    let _ = output::print(&format!("{EVENT}{piece}\n"));
+                }
             }
             Self::Here(report) => report.hear(event),
+        }
+    }
+
+    /// It ends before its time.
+    fn keep(&mut self) {
+        if let Self::Here(report) = self {
+            report.keep();
         }
     }
 

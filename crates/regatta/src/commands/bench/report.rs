@@ -1,7 +1,8 @@
-//! What becomes of what a run tells: a table on the screen, a file after every size, a verdict.
+//! What becomes of what a run tells: a table on the screen, a file that is written now and then, a verdict.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Instant;
 
 use anyhow::{Result, bail};
 use regatta_measure::run::Event;
@@ -12,6 +13,8 @@ use regatta_model::{BenchResult, BenchRow, BenchTable, document, units};
 
 use super::asked::{Asked, Job};
 use super::bar::Bar;
+use super::keep::Keep;
+use super::pieces::Joining;
 use super::plot;
 use super::verdict::Verdict;
 use crate::cli::{ERROR, FAINT, WARNING};
@@ -22,13 +25,17 @@ pub struct Report {
     result: BenchResult,
     form: Form,
     layout: Layout,
-    out: Option<PathBuf>,
-    /// Why the file misses what was measured since.
-    unsaved: Option<anyhow::Error>,
+    keep: Keep,
+    /// What rank 0 has told in part.
+    joining: Joining,
+    /// Why the result misses something that rank 0 told.
+    unread: Option<String>,
     plot: Option<PathBuf>,
     verdict: Option<Verdict>,
     /// Where the table of algorithms goes.
     tuning: Option<PathBuf>,
+    /// Why it is not there.
+    untuned: Option<anyhow::Error>,
     /// By what part a rank may be slower than others.
     slower_than: f64,
     /// Whether nothing stands out.
@@ -62,14 +69,16 @@ impl Report {
             result: BenchResult::default(),
             form,
             layout: if args.spread { Layout::Iterations } else { Layout::Means },
-            out,
-            unsaved: None,
+            keep: Keep::new(out),
+            joining: Joining::default(),
+            unread: None,
             plot: args.plot.clone(),
             verdict: Verdict::new(args)?,
             tuning: match &asked.job {
                 Job::Tune(file, _) => Some(file.clone()),
                 _ => None,
             },
+            untuned: None,
             slower_than: match &asked.job {
                 Job::Ceiling(_, fraction) => *fraction,
                 _ => 0.0,
@@ -79,11 +88,17 @@ impl Report {
         })
     }
 
-    /// Takes what happened, as text of another process.
-    pub fn hear_text(&mut self, text: &str) {
-        match serde_json::from_str(text) {
+    /// Takes a piece of the text of another process that says what happened.
+    pub fn hear_text(&mut self, piece: &str) {
+        let event = match self.joining.push(piece) {
+            Ok(None) => return,
+            Ok(Some(text)) => serde_json::from_str(&text).map_err(|error| error.to_string()),
+            Err(torn) => Err(torn.to_string()),
+        };
+        match event {
             Ok(event) => self.hear(event),
-            Err(error) => output::complain(&format!("rank 0 said what cannot be read: {error}\n")),
+            // The first says most: others may follow from it.
+            Err(error) => drop(self.unread.get_or_insert(error)),
         }
     }
 
@@ -114,6 +129,7 @@ impl Report {
                     self.result.summary = Some(summary(&self.result));
                 }
                 self.save();
+                self.keep();
             }
         }
     }
@@ -170,7 +186,7 @@ impl Report {
                 "algorithms: {0}; ranks use it with REGATTA_TUNING={0}\n",
                 file.display()
             )),
-            Err(error) => self.unsaved = Some(error),
+            Err(error) => self.untuned = Some(error),
         }
     }
 
@@ -189,18 +205,32 @@ impl Report {
         }
     }
 
-    /// Writes all that was measured. A full disk must not end the run.
+    /// There is more to keep.
     fn save(&mut self) {
-        let Some(out) = self.out.as_ref().filter(|_| self.tuning.is_none()) else { return };
-        let text = document::to_json(&self.result).map_err(anyhow::Error::from);
-        self.unsaved = text.and_then(|text| output::write_file(out, &text)).err();
+        if self.tuning.is_none() {
+            self.keep.more(&self.result, Instant::now());
+        }
+    }
+
+    /// Keeps all there is, of a run that ends before its time, too.
+    pub fn keep(&mut self) {
+        self.bar.hide();
+        self.keep.all(&self.result);
     }
 
     /// Prints and draws what there is, and says whether it is good enough.
     pub fn finish(&mut self) -> Result<ExitCode> {
-        self.bar.hide();
+        self.keep();
+        let ended = self.ended()?;
+        match self.unread.take() {
+            Some(why) => bail!("the result misses what rank 0 said: it cannot be read: {why}"),
+            None => Ok(ended),
+        }
+    }
+
+    fn ended(&mut self) -> Result<ExitCode> {
         if self.tuning.is_some() {
-            return self.unsaved.take().map_or(Ok(ExitCode::SUCCESS), Err);
+            return self.untuned.take().map_or(Ok(ExitCode::SUCCESS), Err);
         }
         let rows = self.result.tables.iter().map(|table| table.rows.len()).sum();
         if rows == 0 && self.result.ceilings.is_empty() && self.result.pairs.is_none() {
@@ -208,6 +238,7 @@ impl Report {
         }
         match self.form {
             Form::Table => {}
+            Form::Json if self.keep.is_printed() => {}
             Form::Json => output::print(&document::to_json(&self.result)?)?,
             Form::Csv => output::print(&write::csv(std::slice::from_ref(&self.result)))?,
         }
@@ -216,7 +247,7 @@ impl Report {
             (Some(plot), None) => plot::draw(plot, std::slice::from_ref(&self.result))?,
             _ => {}
         }
-        if let Some(error) = self.unsaved.take() {
+        if let Some(error) = self.keep.error() {
             bail!("the result is not saved: {error:#}");
         }
         self.say_where(rows);
@@ -234,7 +265,7 @@ impl Report {
     }
 
     fn say_where(&self, rows: usize) {
-        let Some(out) = self.out.as_deref().filter(|out| *out != Path::new("-")) else { return };
+        let Some(out) = self.keep.file() else { return };
         let what = match self.result.complete {
             true => "result".to_owned(),
             false => format!("stopped early; {} kept", units::count(rows, "size")),
@@ -254,7 +285,8 @@ fn wrong(result: &BenchResult) -> u64 {
 
 /// The closing figures of all operations.
 fn summary(result: &BenchResult) -> BenchSummary {
-    let rows = result.tables.iter().flat_map(|table| &table.rows);
+    // Of no bytes there is no bandwidth.
+    let rows = result.tables.iter().flat_map(|table| &table.rows).filter(|row| row.size_bytes > 0);
     let all = rows.flat_map(|row| [&row.out_of_place, &row.in_place]).flatten();
     let bandwidths: Vec<f64> = all.filter_map(|measured| measured.busbw).collect();
     let mean = bandwidths.iter().sum::<f64>() / bandwidths.len().max(1) as f64;
@@ -262,5 +294,37 @@ fn summary(result: &BenchResult) -> BenchSummary {
         out_of_bounds: Some(wrong(result)),
         average_busbw: (!bandwidths.is_empty()).then_some(mean),
         average_good: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::super::{asked, pieces::pieces};
+    use super::*;
+    use crate::cli::{Cli, Command};
+
+    /// How a run ends of which rank 0 told this, with a row.
+    fn ended(told: &[String]) -> Result<ExitCode> {
+        let words = ["regatta", "bench", "all-reduce", "--csv"];
+        let Command::Bench(args) = Cli::try_parse_from(words)?.command else { bail!("no bench") };
+        let asked = asked::asked(&args.what)?.unwrap();
+        let mut report = Report::new(&asked, None)?;
+        report.hear(Event::Table(BenchTable::default()));
+        report.hear(Event::Row(Box::default()));
+        told.iter().for_each(|piece| report.hear_text(piece));
+        report.finish()
+    }
+
+    #[test]
+    fn a_run_of_which_something_cannot_be_read_fails() {
+        let event = serde_json::to_string(&Event::Note("x".repeat(70_000))).unwrap();
+        let all = pieces(&event);
+        assert!(all.len() > 1 && ended(&all).is_ok());
+        for told in [&all[1..], &pieces("{")[..], &pieces("{\"other\": 1}"), &["x".to_owned()]] {
+            let error = ended(told).unwrap_err().to_string();
+            assert!(error.contains("rank 0 said") && error.contains("cannot be read"), "{error}");
+        }
     }
 }

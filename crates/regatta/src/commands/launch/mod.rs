@@ -159,7 +159,8 @@ fn attempts(
 ) -> Result<ExitCode> {
     let mut attempt = 0;
     loop {
-        let planned = ground.plan(attempt)?;
+        let mut planned = ground.plan(attempt)?;
+        planned.tell_folder(folder.path());
         report::record(folder, &planned)?;
         screen.shows(&planned.hosts());
         let mut outcome = one(args, ground, &planned, folder, signals, &mut screen, attempt)?;

@@ -2,9 +2,11 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
+use std::path::Path;
 
 use anyhow::{Result, bail};
 use regatta_launch::bind::Binding;
+use regatta_launch::folder;
 use regatta_launch::process::{RankSpec, Setting};
 use regatta_launch::wrap::Wrap;
 use regatta_model::hostlist;
@@ -33,6 +35,22 @@ impl Planned {
     /// The node of each rank.
     pub fn hosts(&self) -> Vec<String> {
         self.ranks.iter().map(|r| r.host.clone()).collect()
+    }
+
+    /// Tells all ranks where the run folder is: there they may leave what belongs to the run. One
+    /// whose name is no text is not told.
+    pub fn tell_folder(&mut self, path: &Path) {
+        let path = std::path::absolute(path).ok();
+        let Some(path) = path.as_deref().and_then(Path::to_str) else { return };
+        let line = EnvLine {
+            variable: folder::VARIABLE.to_owned(),
+            value: Some(path.to_owned()),
+            why: "the run folder".to_owned(),
+        };
+        for rank in &mut self.ranks {
+            rank.spec.env.push((line.variable.clone(), line.value.clone()));
+            rank.lines.push(line.clone());
+        }
     }
 
     /// What all ranks have set to the same, and what each has to itself.
