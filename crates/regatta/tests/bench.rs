@@ -179,8 +179,8 @@ fn a_sweep_has_as_many_ranks_as_a_plain_run() {
     let swept = run(&folder, "all-reduce -b 8 -e 8 -n 2 --run-dir swept --sweep REGATTA_OTHER=a");
     assert!(!swept.err.contains("note:"), "{}", swept.err);
     swept.ok();
-    let more = "all-reduce -b 8 -e 8 -n 2 --run-dir more --launch";
-    ended(bench(&folder, more).arg("--start-within 60")).ok();
+    let more = "all-reduce -b 8 -e 8 -n 2 --run-dir more --launch=--start-within=60";
+    run(&folder, more).ok();
     let ranks = kept(&folder, "plain/bench.json").shape.ranks;
     assert!(ranks >= Some(2));
     for file in ["swept/0/bench.json", "more/bench.json"] {
