@@ -189,6 +189,23 @@ fn a_sweep_has_as_many_ranks_as_a_plain_run() {
 }
 
 #[test]
+fn a_scan_doubles_the_nodes_and_keeps_all_results() {
+    let folder = Folder::new();
+    folder.write("hosts", "one\ntwo\n");
+    // Every host is this machine: what comes after its name is run here.
+    let ssh =
+        folder.write("ssh", "while [ \"$1\" != -- ]; do shift; done\nshift 2\nexec sh -c \"$*\"\n");
+    let words = "all-reduce -b 8 -e 8 -n 2 --ranks-per-node 1 --hostfile hosts --nodes 2 --scan \
+                 --run-dir run -J=all.json --launch";
+    let shown = ended(bench(&folder, words).arg(format!("--ssh 'sh {ssh}'"))).ok();
+    assert!(shown.contains("nodes  time (us)"), "{shown}");
+    let kept = ["run/1-nodes/bench.json", "run/2-nodes/bench.json"].map(|file| kept(&folder, file));
+    assert_eq!(kept.each_ref().map(|one| one.shape.ranks), [Some(1), Some(2)]);
+    let list = std::fs::read_to_string(folder.file("all.json")).unwrap();
+    assert_eq!(read("all.json", &list).unwrap(), kept);
+}
+
+#[test]
 fn results_of_a_sweep_go_where_they_are_asked_for() {
     let folder = Folder::new();
     let words = "all-reduce -b 8 -e 8 -n 2 --ranks 2 --run-dir run --csv -Jall.json \
