@@ -185,13 +185,30 @@ fn a_sweep_has_as_many_ranks_as_a_plain_run() {
     let swept = run(&folder, "all-reduce -b 8 -e 8 -n 2 --run-dir swept --sweep REGATTA_OTHER=a");
     assert!(!swept.err.contains("note:"), "{}", swept.err);
     swept.ok();
-    let more = "all-reduce -b 8 -e 8 -n 2 --run-dir more --launch";
-    ended(bench(&folder, more).arg("--start-within 60")).ok();
+    let more = "all-reduce -b 8 -e 8 -n 2 --run-dir more --launch=--start-within=60";
+    run(&folder, more).ok();
     let ranks = kept(&folder, "plain/bench.json").shape.ranks;
     assert!(ranks >= Some(2));
     for file in ["swept/0/bench.json", "more/bench.json"] {
         assert_eq!(kept(&folder, file).shape.ranks, ranks, "{file}");
     }
+}
+
+#[test]
+fn a_scan_doubles_the_nodes_and_keeps_all_results() {
+    let folder = Folder::new();
+    folder.write("hosts", "one\ntwo\n");
+    // Every host is this machine: what comes after its name is run here.
+    let ssh =
+        folder.write("ssh", "while [ \"$1\" != -- ]; do shift; done\nshift 2\nexec sh -c \"$*\"\n");
+    let words = "all-reduce -b 8 -e 8 -n 2 --ranks-per-node 1 --hostfile hosts --nodes 2 --scan \
+                 --run-dir run -J=all.json --launch";
+    let shown = ended(bench(&folder, words).arg(format!("--ssh 'sh {ssh}'"))).ok();
+    assert!(shown.contains("nodes  time (us)"), "{shown}");
+    let kept = ["run/1-nodes/bench.json", "run/2-nodes/bench.json"].map(|file| kept(&folder, file));
+    assert_eq!(kept.each_ref().map(|one| one.shape.ranks), [Some(1), Some(2)]);
+    let list = std::fs::read_to_string(folder.file("all.json")).unwrap();
+    assert_eq!(read("all.json", &list).unwrap(), kept);
 }
 
 #[test]

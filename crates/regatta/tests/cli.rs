@@ -262,6 +262,10 @@ fn variables_can_be_left_out() {
     let fewer = variables(&format!("{words} --without NCCL_NET_GDR_LEVEL --without NCCL_NET"));
     assert!(all.contains_key("NCCL_NET_GDR_LEVEL"));
     assert_eq!(fewer.len(), all.len() - 2);
+    // What a sweep tries need not be there.
+    let trying = format!("{words} --trying NCCL_NET_GDR_LEVEL --trying REGATTA_NONE");
+    assert_eq!(line(&trying).err, "");
+    assert_eq!(variables(&trying).len(), all.len() - 1);
 }
 
 #[test]

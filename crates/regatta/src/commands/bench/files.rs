@@ -11,7 +11,7 @@ use regatta_measure::place::Place;
 use regatta_measure::{read as reader, write};
 use regatta_model::{BenchResult, document};
 
-use super::args::{CompareArgs, FigureName, FormArgs, ReadArgs};
+use super::file_args::{CompareArgs, FigureName, FormArgs, ReadArgs};
 use super::plot;
 use crate::output;
 

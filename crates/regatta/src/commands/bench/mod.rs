@@ -7,6 +7,7 @@ mod asked;
 mod backend;
 mod bar;
 mod begun;
+mod file_args;
 mod files;
 mod keep;
 mod part;
