@@ -9,7 +9,7 @@ use regatta_measure::formula;
 use regatta_measure::place::Place;
 use regatta_measure::read::{ReadError, read};
 use regatta_model::bench::{Program, SizeStep};
-use regatta_model::{BenchResult, BenchRow, Operation};
+use regatta_model::{BenchResult, BenchRow, Operation, document};
 
 fn data(name: &str) -> String {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
@@ -296,4 +296,22 @@ fn errors_name_file_line_and_what_was_expected() {
     assert_eq!(error, "a.csv, line 2: expected a number for time_us, found \"fast\"");
     let error = read("osu.txt", "# OSU MPI Latency Test v7\n# Size   Latency (us)\n8  x\n");
     assert_eq!(error.unwrap_err().to_string(), "osu.txt, line 3: expected a number, found \"x\"");
+}
+
+#[test]
+fn a_list_of_documents_is_read_as_its_results() {
+    let mut all = results("versions/v2.19-all_reduce.txt");
+    all[0].label = "with ], [ and \"},{\"".to_owned();
+    all.extend(results("versions/rccl-in-place.txt"));
+    let texts: Vec<String> = all.iter().map(|one| document::to_json(one).unwrap()).collect();
+    for text in [format!("[{}]", texts.join(",")), format!("\n [ {} ]\n", texts.join("\n,\n"))] {
+        assert_eq!(read("all.json", &text).unwrap(), all);
+    }
+    let said = |text: &str| read("all.json", text).unwrap_err().to_string();
+    let cut = format!("[{}", texts.join(","));
+    for wrong in [&cut, "[{}, 3]", "[{}]", &format!("[{}]]", texts[0]), "[{"] {
+        assert!(said(wrong).starts_with("all.json: not a "), "{}", said(wrong));
+    }
+    assert!(said("[]").contains("no table"), "{}", said("[]"));
+    assert!(said("[0] rank 0 said").contains("no table"), "a rank's name is no list");
 }

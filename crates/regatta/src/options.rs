@@ -93,6 +93,9 @@ pub struct EnvChoices {
     /// Leave out this variable (may be repeated), for instance NCCL_NET_GDR_LEVEL
     #[arg(long, value_name = "VARIABLE")]
     pub without: Vec<String>,
+    /// Leave out this variable, if it is there: what the environment has for it is tried
+    #[arg(long, value_name = "VARIABLE", hide = true)]
+    pub trying: Vec<String>,
 }
 
 /// The frameworks that `env` knows.

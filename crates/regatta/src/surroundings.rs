@@ -24,7 +24,8 @@ pub fn of_rank(
     rank: u32,
 ) -> Result<Vec<EnvLine>> {
     let mut lines = all_of_rank(plan, choices, meet, rank)?;
-    lines.retain(|l| !choices.without.contains(&l.variable));
+    let left_out = [&choices.without, &choices.trying];
+    lines.retain(|l| !left_out.iter().any(|names| names.contains(&l.variable)));
     Ok(lines)
 }
 

@@ -1,6 +1,7 @@
 //! Questions to the running kernel that only the binary asks: memory policy, names, ports.
 
 use std::net::{IpAddr, ToSocketAddrs};
+use std::path::Path;
 use std::time::Duration;
 
 use regatta_launch::started;
@@ -39,11 +40,25 @@ pub fn memory_policy() -> ActualMemory {
     }
 }
 
-/// Bytes of memory that can be had now without hurting others.
+/// Bytes of memory that this process can have now without hurting others: of the machine, and of
+/// its control group and those above.
 pub fn free_memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+    let machine = line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)?;
+    let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let own = groups.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
+    let above = Path::new(own).ancestors().map(|group| Path::new("/sys/fs/cgroup").join(group));
+    Some(above.filter_map(|group| left_in(&group)).fold(machine, u64::min))
+}
+
+/// What a control group may still take, if it has a limit.
+fn left_in(group: &Path) -> Option<u64> {
+    let number = |name: &str| {
+        let text = std::fs::read_to_string(group.join(name)).ok()?;
+        text.trim().parse::<u64>().ok()
+    };
+    Some(number("memory.max")?.saturating_sub(number("memory.current")?))
 }
 
 /// What a name resolves to, IPv4 first; empty if to nothing.

@@ -179,6 +179,37 @@ fn each_setting_of_a_sweep_is_measured() {
 }
 
 #[test]
+fn a_sweep_has_as_many_ranks_as_a_plain_run() {
+    let folder = Folder::new();
+    run(&folder, "all-reduce -b 8 -e 8 -n 2 --run-dir plain").ok();
+    let swept = run(&folder, "all-reduce -b 8 -e 8 -n 2 --run-dir swept --sweep REGATTA_OTHER=a");
+    assert!(!swept.err.contains("note:"), "{}", swept.err);
+    swept.ok();
+    let more = "all-reduce -b 8 -e 8 -n 2 --run-dir more --launch";
+    ended(bench(&folder, more).arg("--start-within 60")).ok();
+    let ranks = kept(&folder, "plain/bench.json").shape.ranks;
+    assert!(ranks >= Some(2));
+    for file in ["swept/0/bench.json", "more/bench.json"] {
+        assert_eq!(kept(&folder, file).shape.ranks, ranks, "{file}");
+    }
+}
+
+#[test]
+fn results_of_a_sweep_go_where_they_are_asked_for() {
+    let folder = Folder::new();
+    let words = "all-reduce -b 8 -e 8 -n 2 --ranks 2 --run-dir run --csv -Jall.json \
+                 --sweep REGATTA_OTHER=a,b";
+    let csv = run(&folder, words).ok();
+    let kept = ["run/0/bench.json", "run/1/bench.json"].map(|file| kept(&folder, file));
+    assert_eq!(csv, regatta_measure::write::csv(&kept));
+    let list = std::fs::read_to_string(folder.file("all.json")).unwrap();
+    assert_eq!(read("all.json", &list).unwrap(), kept);
+    assert_eq!(run(&folder, "read all.json --csv").ok(), csv);
+    let compared = run(&folder, "compare all.json").ok();
+    assert!(compared.contains("REGATTA_OTHER=a") && compared.contains("REGATTA_OTHER=b"));
+}
+
+#[test]
 fn drawings_are_well_formed() {
     let folder = Folder::new();
     run(&folder, "all-reduce -b 8 -e 64 -f 8 -n 2 --ranks 2 --plot one.svg --run-dir run").ok();

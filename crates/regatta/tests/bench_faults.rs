@@ -8,6 +8,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::process::{Child, Command, Stdio};
 
+use regatta_measure::read::read;
 use regatta_model::{BenchResult, document};
 use support::bench::{bench, kept, rows, run};
 use support::job::{ended, job, lives, signal, until};
@@ -103,15 +104,62 @@ fn so_does_one_of_a_job_and_one_of_a_sweep() {
     assert_eq!(over(child).code, Some(128 + 2));
     assert_kept(&folder, "own.json", &before);
 
-    let words = format!("all-reduce {LONG} --ranks 2 --run-dir swept --sweep REGATTA_A=1,2");
+    let words = format!(
+        "all-reduce {LONG} --ranks 2 --run-dir swept --out all.json --sweep REGATTA_A=1,2,3"
+    );
     let child = started(&mut bench(&folder, &words));
-    let before = begun(&folder, "swept/0/bench.json");
+    let killed = begun(&folder, "swept/0/bench.json");
+    let pid = killed.devices[1].pid.to_string();
+    assert!(Command::new("kill").args(["-9", &pid]).status().unwrap().success());
+    let before = begun(&folder, "swept/1/bench.json");
     signal(&child, 2);
     let run = over(child);
-    assert_ne!(run.code, Some(0));
-    assert!(run.err.contains("REGATTA_A=1 failed"), "{}", run.err);
-    assert_kept(&folder, "swept/0/bench.json", &before);
-    assert!(!folder.path().join("swept/1").exists(), "the next is not begun");
+    assert_eq!(run.code, Some(128 + 2), "{run:?}");
+    assert!(run.err.contains("note: REGATTA_A=1 failed"), "{}", run.err);
+    assert!(run.err.contains("note: REGATTA_A=2 stopped"), "{}", run.err);
+    assert!(!run.out.contains("best setting"), "none is: {}", run.out);
+    assert_kept(&folder, "swept/0/bench.json", &killed);
+    assert_kept(&folder, "swept/1/bench.json", &before);
+    assert!(!folder.path().join("swept/2").exists(), "the next is not begun");
+    let list = std::fs::read_to_string(folder.path().join("all.json")).unwrap();
+    let both = read("all.json", &list).unwrap();
+    assert_eq!(both.len(), 2);
+    assert!(both.iter().all(|result| !result.complete && result.notes.len() == 1));
+}
+
+#[test]
+fn one_setting_that_fails_does_not_end_a_sweep() {
+    let folder = Folder::new();
+    let words = "all-reduce -b 8 -e 64 -f 8 -n 2 --ranks 2 --backend tcp";
+    run(&folder, &format!("{words} --tune table.json")).ok();
+    let sweep = "--sweep REGATTA_TUNING=none.json,table.json --run-dir failed -J all.json";
+    let failed = run(&folder, &format!("{words} {sweep}"));
+    assert_eq!(failed.code, Some(1), "{failed:?}");
+    let note = "note: REGATTA_TUNING=none.json failed (exit status: 1); nothing was measured";
+    assert!(failed.err.contains(note), "{}", failed.err);
+    let table = failed.out.split_once("best setting").unwrap().1;
+    let best: Vec<&str> = table.lines().filter(|line| !line.is_empty()).collect();
+    assert_eq!(best.len(), 2, "{table}");
+    assert!(best.iter().all(|line| line.ends_with("-  REGATTA_TUNING=table.json")), "{table}");
+    let list = std::fs::read_to_string(folder.path().join("all.json")).unwrap();
+    assert_eq!(read("all.json", &list).unwrap(), [kept(&folder, "failed/1/bench.json")]);
+
+    let again = run(&folder, &format!("{words} {sweep}")).sentence();
+    assert!(again.starts_with("failed/1/bench.json is there already"), "{again}");
+
+    // Who reads it waits for somebody to write.
+    let pipe = folder.path().join("pipe");
+    assert!(Command::new("mkfifo").arg(pipe).status().unwrap().success());
+    let sweep = "--sweep REGATTA_TUNING=table.json,pipe,none.json --run-dir stopped";
+    let child = started(&mut bench(&folder, &format!("{words} {sweep} --launch=--grace=1")));
+    until("the second", || folder.path().join("stopped/1/log/rank-1.err").exists());
+    signal(&child, 15);
+    let stopped = over(child);
+    assert_eq!(stopped.code, Some(128 + 15), "{stopped:?}");
+    assert!(stopped.err.contains("note: REGATTA_TUNING=pipe stopped"), "{}", stopped.err);
+    let table = stopped.out.split_once("best setting").unwrap().1;
+    assert_eq!(table.matches("REGATTA_TUNING=table.json").count(), 2, "{table}");
+    assert!(!folder.path().join("stopped/2").exists(), "the next is not begun");
 }
 
 #[test]
@@ -172,7 +220,9 @@ fn wrong_options_are_refused_before_anything_is_started() {
         assert!(sentence.contains(what), "{words}: {sentence}");
         assert_eq!(folder.names(), [""; 0], "{words}");
     }
-    for words in ["--json --csv", "-n 0", "--tolerance 5%", "--ranks 0", "--sweep A=1 --scan"] {
+    let several = ["--sweep A=1 --scan", "--sweep A=1 --baseline x", "--scan --baseline x"];
+    let others = ["--json --csv", "-n 0", "--tolerance 5%", "--ranks 0"];
+    for words in several.iter().chain(&others) {
         assert_eq!(run(&folder, &format!("all-reduce {words}")).code, Some(2), "{words}");
     }
     let baseline = folder.write("other.txt", "nothing of the kind\n");

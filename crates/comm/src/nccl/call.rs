@@ -28,7 +28,7 @@ impl Nccl {
         let got = &mut call.output[place];
         // To fetch into memory that the device does not know waits for all that is queued, however
         // long: first it must be done.
-        self.settle(call.kind, call.root)?;
+        self.settle(call.kind, &[call.root])?;
         self.device.fetch(got, self.output.start)?;
         self.device.wait()?;
         if call.kind.reduces() {
@@ -53,8 +53,7 @@ impl Nccl {
             self.device.put(message.address, call.input.unwrap_or(call.output))?;
         }
         self.queue_messages(&gives, &takes)?;
-        let other = gives.iter().chain(&takes).next().map_or(0, |message| message.with);
-        self.settle(Kind::Send, other as u32)?;
+        self.settle(Kind::Send, &partners(&gives, &takes))?;
         for (call, message) in receives.iter_mut().zip(&takes) {
             self.device.fetch(call.output, message.address)?;
         }
@@ -68,10 +67,22 @@ impl Nccl {
             return (0..times).try_for_each(|_| self.through_host(owned));
         }
         self.agree_on_counts(&call)?;
-        for _ in 0..times {
-            self.queue_on_device(owned)?;
+        for batch in self.batches(owned.output.len(), times) {
+            (0..batch).try_for_each(|_| self.queue_on_device(owned))?;
+            self.settle(call.kind, &[call.root])?;
         }
-        self.settle(call.kind, call.root)
+        Ok(())
+    }
+
+    /// How many calls are queued at once, so that none of a batch is late because of the others, and
+    /// the runtime, which takes some thousand, does not keep us.
+    fn batches(&self, bytes: usize, times: u32) -> impl Iterator<Item = u32> + use<> {
+        const MOST: u64 = 256;
+        // Bytes a second that any network carries.
+        const SLOW: u64 = 100_000_000;
+        let in_time = self.settings.desync_after.as_secs() / 4 * SLOW;
+        let batch = (in_time / (bytes as u64).max(1)).clamp(1, MOST) as u32;
+        (0..times).step_by(batch as usize).map(move |done| batch.min(times - done))
     }
 
     /// Has the library queue a call on buffers of this rank's device.
@@ -112,12 +123,16 @@ impl Nccl {
             some.into_iter().map(message).collect::<Vec<_>>()
         };
         let (gives, takes) = (of(Kind::Send), of(Kind::Receive));
-        for _ in 0..times {
-            self.queue_messages(&gives, &takes)?;
-            self.accepted(Kind::Send)?;
+        let partners = partners(&gives, &takes);
+        let bytes = gives.iter().chain(&takes).map(|message| message.bytes).sum();
+        for batch in self.batches(bytes, times) {
+            for _ in 0..batch {
+                self.queue_messages(&gives, &takes)?;
+                self.accepted(Kind::Send)?;
+            }
+            self.settle(Kind::Send, &partners)?;
         }
-        let other = gives.iter().chain(&takes).next().map_or(0, |message| message.with);
-        self.settle(Kind::Send, other as u32)
+        Ok(())
     }
 
     /// What the library cannot do on the device, or does otherwise.
@@ -159,6 +174,11 @@ impl Nccl {
         call.output[place].copy_from_slice(&sum[from..from + bytes]);
         Ok(())
     }
+}
+
+/// With whom messages are exchanged.
+fn partners(gives: &[Message], takes: &[Message]) -> Vec<u32> {
+    gives.iter().chain(takes).map(|message| message.with as u32).collect()
 }
 
 /// Messages one after the other in one memory, and how long it must be.

@@ -145,26 +145,25 @@ impl Nccl {
         }
         meeting.broadcast(&mut id.0, 0)?;
         let (rank, size) = (meeting.rank(), meeting.size());
-        let (mut raw, mut config) = (null_mut(), Config::new(settings.blocking));
-        // SAFETY: the function writes one pointer; all ranks give the same id and size.
-        let code =
-            unsafe { (functions.init)(&mut raw, size as c_int, id, rank as c_int, &mut config) };
-        explain(&functions, "a communicator", code)?;
         let mut nccl = Self {
             rank,
             peers: (0..size).map(|r| meeting.peer(r)).collect(),
-            raw,
+            raw: null_mut(),
             input: device.memory(1)?,
             output: device.memory(1)?,
             device,
             settings,
-            gpu: Gpu::with(functions, settings.device)?,
+            gpu: Gpu::with(functions.clone(), settings.device)?,
             calls: 0,
             aborted: Arc::default(),
             failed: None,
             meeting,
         };
-        let joined = nccl.awaken();
+        let (count, mut config) = (size as c_int, Config::new(settings.blocking));
+        // SAFETY: the function writes one pointer; all ranks give the same id and size.
+        let code =
+            unsafe { (functions.init)(&mut nccl.raw, count, id, rank as c_int, &mut config) };
+        let joined = explain(&functions, "a communicator", code).and_then(|()| nccl.awaken());
         joined.map_err(|error| nccl.end(error)).map(|()| nccl)
     }
 

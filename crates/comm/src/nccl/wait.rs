@@ -40,7 +40,8 @@ impl Nccl {
     }
 
     /// Waits until the library has queued what it was asked for, and the device has done it.
-    pub(super) fn settle(&self, kind: Kind, root: u32) -> Result<(), CommError> {
+    /// Of messages the other ranks are named.
+    pub(super) fn settle(&self, kind: Kind, others: &[u32]) -> Result<(), CommError> {
         let limit = self.settings.desync_after;
         let mut queued = false;
         let done = self.patiently(limit, || {
@@ -49,7 +50,7 @@ impl Nccl {
         })?;
         let message = matches!(kind, Kind::Send | Kind::Receive);
         done.then_some(())
-            .ok_or_else(|| self.late(kind.name(), limit, |peer| !message || peer.rank == root))
+            .ok_or_else(|| self.late(kind.name(), limit, |p| !message || others.contains(&p.rank)))
     }
 
     /// Ends a communicator in peace: what was sent to others must have reached them.

@@ -1,9 +1,12 @@
 //! Our own documents, and the JSON that nccl-tests writes with `-J`.
 
+use std::collections::BTreeMap;
+
 use regatta_model::bench::{BenchDevice, BenchParameters, BenchSummary, Program, SizeStep, Spread};
-use regatta_model::document::from_json;
-use regatta_model::{BenchResult, BenchRow, BenchTable, Measurement};
+use regatta_model::document::{Document, from_json};
+use regatta_model::{BenchResult, BenchRow, BenchTable, DocumentError, Measurement};
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::Value;
 
 use super::nccl_tests::{count_devices, name_operations};
@@ -25,6 +28,30 @@ pub(super) fn read(name: &str, text: &str) -> Result<BenchResult, ReadError> {
     let named = |source| ReadError::Json { file: name.to_owned(), source };
     let report: Report = serde_json::from_str(text).map_err(named)?;
     Ok(report.into_result(name))
+}
+
+/// Whether a text is a list of documents, and no line that begins with the name of a rank.
+pub(super) fn is_list(text: &str) -> bool {
+    let inside = text.trim_start().strip_prefix('[').map(str::trim_start);
+    inside.is_some_and(|inside| inside.starts_with(['{', ']']))
+}
+
+/// Reads a list of either.
+pub(super) fn read_list(name: &str, text: &str) -> Result<Vec<BenchResult>, ReadError> {
+    let broken = |source| DocumentError::Json { kind: BenchResult::KIND, source };
+    let named = |source| ReadError::Document { file: name.to_owned(), source: broken(source) };
+    serde_json::from_str::<Vec<BTreeMap<String, IgnoredAny>>>(text).map_err(named)?;
+    let mut results = Vec::new();
+    // What lies between documents is white space and one mark, or else it were no list.
+    let mut rest = text.trim_start().trim_start_matches('[').trim_start();
+    while rest.starts_with('{') {
+        let mut values = serde_json::Deserializer::from_str(rest).into_iter::<IgnoredAny>();
+        values.next().transpose().map_err(named)?;
+        let (document, after) = rest.split_at(values.byte_offset());
+        results.push(read(name, document)?);
+        rest = after.trim_start().trim_start_matches(',').trim_start();
+    }
+    Ok(results)
 }
 
 /// What nccl-tests writes.

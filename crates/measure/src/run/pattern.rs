@@ -47,9 +47,10 @@ impl Pattern {
             };
             encode(self.dtype, value, &mut bytes);
         }
-        // A device may divide before it adds up.
+        // A device may divide before it adds up, and then rounds at each rank.
         let averages = whose == Whose::All && self.op == Some(ReduceOp::Average);
-        let tolerance = if averages { 4.0 * precision(self.dtype) } else { 0.0 };
+        let roundings = f64::from(self.ranks) / 2.0 + 2.0;
+        let tolerance = if averages { roundings * precision(self.dtype) } else { 0.0 };
         Period { dtype: self.dtype, bytes, tolerance }
     }
 

@@ -28,8 +28,9 @@ pub struct Plan {
     pub sizes: Vec<u64>,
     /// How often.
     pub rounds: Rounds,
-    /// Of which rank the time is.
-    pub average: Average,
+    /// Of which rank the time is; without it the mean, and of operations with a root in host memory
+    /// the greatest, for there some are done as soon as they have given away what they have.
+    pub average: Option<Average>,
     /// Where buffers lie.
     pub memory: Memory,
 }
@@ -151,7 +152,10 @@ fn row(comm: &dyn Comm, plan: &Plan, topic: &Topic, size: u64) -> Result<BenchRo
         let mut case = Case::new(comm, shape, plan.memory)?;
         let queued = plan.memory == Memory::Device;
         let timed = measure(comm, &mut case, &plan.rounds, queued)?;
-        let measured = timed.of_all(comm, &topic.operation, size_bytes, plan.average)?;
+        let rooted = kind(&topic.operation).is_some_and(Kind::has_root);
+        let usual = if rooted && !queued { Average::Greatest } else { Average::Mean };
+        let average = plan.average.unwrap_or(usual);
+        let measured = timed.of_all(comm, &topic.operation, size_bytes, average)?;
         let wrong = check(comm, &mut case, &plan.rounds)?;
         Ok(Some(Measurement { wrong, ..measured }))
     };
@@ -177,7 +181,7 @@ mod tests {
             root: 1,
             sizes: vec![0, 8, 1000, 70_000],
             rounds: Rounds { warmup: 1, iterations: 2, or_more: false, check: 1 },
-            average: Average::Mean,
+            average: None,
             memory: Memory::Heap,
         }
     }

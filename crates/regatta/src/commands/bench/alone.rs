@@ -62,10 +62,8 @@ fn launch_args(ranks: &RankArgs, count: Option<u32>, folder: &Path) -> Result<Bo
     }
     // A benchmark of too many ranks is a benchmark of that.
     words.push("--oversubscribe".into());
-    if let Some(more) = &ranks.launch {
-        let more = shlex::split(more).context("--launch: a quote is not closed")?;
-        words.extend(more.into_iter().map(OsString::from));
-    }
+    words.extend(ranks.trying.iter().map(|name| format!("--trying={name}").into()));
+    words.extend(more_words(ranks)?);
     words.push("--".into());
     words.push(std::env::current_exe().context("where this program is")?.into());
     words.extend(std::env::args_os().skip(1));
@@ -74,6 +72,17 @@ fn launch_args(ranks: &RankArgs, count: Option<u32>, folder: &Path) -> Result<Bo
     if !surroundings.is_ok_and(|survey| survey.allocation.me.is_some()) {
         words.push("--events".into());
     }
+    parsed(words)
+}
+
+/// The user's own options for `regatta launch`.
+fn more_words(ranks: &RankArgs) -> Result<Vec<OsString>> {
+    let more = ranks.launch.as_deref().unwrap_or_default();
+    let more = shlex::split(more).context("--launch: a quote is not closed")?;
+    Ok(more.into_iter().map(OsString::from).collect())
+}
+
+fn parsed(words: Vec<OsString>) -> Result<Box<LaunchArgs>> {
     match Cli::try_parse_from(words).map(|cli| cli.command) {
         Ok(Command::Launch(args)) => Ok(args),
         Ok(_) => bail!("--launch takes options of `regatta launch` only"),
@@ -93,8 +102,8 @@ fn wanted_ranks(ranks: &RankArgs) -> Result<Option<u32>> {
     if ranks.threads.is_some() || ranks.gpus.is_some() {
         return Ok(Some(ranks.threads.unwrap_or(1).saturating_mul(ranks.gpus.unwrap_or(1))));
     }
-    let elsewhere = ranks.nodes.is_some() || ranks.hostfile.is_some() || ranks.launch.is_some();
-    if ranks.ranks_per_node.is_some() || elsewhere {
+    let elsewhere = ranks.nodes.is_some() || ranks.hostfile.is_some();
+    if ranks.ranks_per_node.is_some() || elsewhere || is_said_to_launch(ranks)? {
         return Ok(None);
     }
     let survey = Survey::take(&SourceArgs::default(), 0)?;
@@ -105,4 +114,37 @@ fn wanted_ranks(ranks: &RankArgs) -> Result<Option<u32>> {
         || (devices && !machine.gpus.is_empty());
     let cores = machine.cores.len().clamp(*LOCAL_RANKS.start(), *LOCAL_RANKS.end());
     Ok((!by_launcher).then_some(cores as u32))
+}
+
+/// Whether the user's own options for `regatta launch` say how many ranks there are, or where.
+fn is_said_to_launch(ranks: &RankArgs) -> Result<bool> {
+    let mut words: Vec<OsString> = ["regatta", "launch"].map(OsString::from).to_vec();
+    words.extend(more_words(ranks)?);
+    words.extend(["--".into(), "regatta".into()]);
+    let LaunchArgs { source, job, .. } = *parsed(words)?;
+    let nodes = source.nodes.is_some() || source.hostfile.is_some();
+    Ok(nodes || job.ranks.is_some() || job.ranks_per_node.is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::Command;
+
+    #[test]
+    fn launch_says_how_many_ranks_there_are_or_nothing_of_it() {
+        let said = |launch: &str| {
+            let words = ["regatta", "bench", "all-reduce", "--launch", launch];
+            let Command::Bench(args) = Cli::try_parse_from(words).unwrap().command else {
+                panic!("no benchmark");
+            };
+            is_said_to_launch(&args.what.run().unwrap().1.ranks).unwrap()
+        };
+        for launch in ["-N2", "--nodes=2", "--hostfile hosts", "-n 4", "--ranks-per-node 2"] {
+            assert!(said(launch), "{launch}");
+        }
+        for launch in ["--start-within 60", "--without NCCL_ALGO --grace 1", ""] {
+            assert!(!said(launch), "{launch}");
+        }
+    }
 }

@@ -7,6 +7,8 @@ use clap::{Args, Subcommand, ValueEnum};
 use regatta_measure::run::parse_size;
 use regatta_model::{CpuSet, Operation};
 
+use super::part::PartArgs;
+
 /// `regatta bench`.
 #[derive(Debug, Args)]
 pub struct BenchArgs {
@@ -81,6 +83,19 @@ impl What {
         };
         Some((vec![operation], args))
     }
+
+    /// The options of a run, if it is one, to be changed.
+    pub fn run_mut(&mut self) -> Option<&mut RunArgs> {
+        match self {
+            Self::AllReduce(args) | Self::AllGather(args) | Self::ReduceScatter(args) => Some(args),
+            Self::Broadcast(args) | Self::Reduce(args) | Self::AllToAll(args) => Some(args),
+            Self::Gather(args) | Self::Scatter(args) | Self::SendRecv(args) => Some(args),
+            Self::All(args) => Some(args),
+            Self::Gemm(_) | Self::Copy(_) | Self::Disk(_) | Self::Compare(_) | Self::Read(_) => {
+                None
+            }
+        }
+    }
 }
 
 /// What `all` means.
@@ -126,6 +141,8 @@ pub struct RunArgs {
     pub ranks: RankArgs,
     #[command(flatten)]
     pub output: OutputArgs,
+    #[command(flatten)]
+    pub part: PartArgs,
 }
 
 impl RunArgs {
@@ -141,10 +158,10 @@ impl RunArgs {
 pub struct MoreArgs {
     /// Measure once for each of these settings, and show the best for each size, as in
     /// `--sweep NCCL_ALGO=Ring,Tree NCCL_NET_GDR_LEVEL=0,3`
-    #[arg(long, value_name = "NAME=VALUE,VALUE", num_args = 1..)]
+    #[arg(long, value_name = "NAME=VALUE,VALUE", num_args = 1.., conflicts_with = "baseline")]
     pub sweep: Vec<String>,
     /// Measure on 1, 2, 4... nodes up to all, and show how it scales
-    #[arg(long, conflicts_with = "sweep")]
+    #[arg(long, conflicts_with_all = ["sweep", "baseline"])]
     pub scan: bool,
     /// Measure messages between every pair of nodes (on one node: of ranks), draw the matrix, and
     /// name links and nodes that are slow; exit 1 if there are any
@@ -246,14 +263,16 @@ pub struct RoundArgs {
     /// Calls whose results are compared with what must come, element by element (0: none)
     #[arg(short = 'c', long = "check", value_name = "COUNT", default_value_t = 1)]
     pub check: u32,
-    /// Whose time counts: 0 rank 0's, 1 the mean, 2 the least, 3 the greatest of all ranks
-    #[arg(short = 'a', long = "average", value_name = "WHOSE", default_value_t = 1, value_parser = clap::value_parser!(u8).range(..=3))]
-    pub average: u8,
+    /// Whose time counts: 0 rank 0's, 1 the mean, 2 the least, 3 the greatest of all ranks; without
+    /// it the mean, and of operations with a root in host memory the greatest
+    #[arg(short = 'a', long = "average", value_name = "WHOSE", value_parser = clap::value_parser!(u8).range(..=3))]
+    pub average: Option<u8>,
     /// 1: use buffers of the communicator, which need a copy less, for host memory
     #[arg(short = 'R', long = "local_register", value_name = "0|1", default_value_t = 0, value_parser = clap::value_parser!(u8).range(..=2))]
     pub register: u8,
-    /// Seconds after which a call that does not end is an error, which names who did not come
-    #[arg(short = 'T', long = "timeout", value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    /// Seconds after which a call that does not end is an error, which names who did not come (0: as
+    /// without it)
+    #[arg(short = 'T', long = "timeout", value_name = "SECONDS")]
     pub timeout: Option<u64>,
     /// Has no effect: calls are not put into groups
     #[arg(short = 'm', long = "agg_iters", value_name = "COUNT", hide = true)]
@@ -267,6 +286,18 @@ pub struct RoundArgs {
     /// Has no effect: there is no null stream
     #[arg(short = 'y', long = "stream_null", value_name = "0|1", hide = true)]
     pub stream_null: Option<u32>,
+    /// Of other options of nccl-tests only what they are without it is taken
+    #[arg(short = 'G', long = "cudagraph", value_name = "0", hide = true, value_parser = clap::value_parser!(u32).range(..=0))]
+    pub graph: Option<u32>,
+    /// See -G
+    #[arg(short = 'C', long = "report_cputime", value_name = "0", hide = true, value_parser = clap::value_parser!(u32).range(..=0))]
+    pub cpu_time: Option<u32>,
+    /// See -G
+    #[arg(short = 'N', long = "run_cycles", value_name = "1", hide = true, value_parser = clap::value_parser!(u32).range(1..=1))]
+    pub cycles: Option<u32>,
+    /// See -G
+    #[arg(short = 'S', long = "report_timestamps", value_name = "0", hide = true, value_parser = clap::value_parser!(u32).range(..=0))]
+    pub timestamps: Option<u32>,
 }
 
 /// Who measures: local ranks, or those of an allocation.
@@ -300,6 +331,9 @@ pub struct RankArgs {
     /// The run's folder; without it a new one below runs/
     #[arg(long, value_name = "FOLDER")]
     pub run_dir: Option<PathBuf>,
+    /// A variable that a sweep tries: what the site sets would win over it
+    #[arg(long, value_name = "VARIABLE", hide = true)]
+    pub trying: Vec<String>,
     /// Tell what happens to the process that started this one, not to a person
     #[arg(long, hide = true)]
     pub events: bool,

@@ -73,7 +73,7 @@ fn parsed(what: &What) -> Result<Option<Asked<'_>>> {
         collectives => {
             let Some((operations, args)) = collectives.run() else { return Ok(None) };
             let job = job(operations, args)?;
-            let timeout = args.rounds.timeout;
+            let timeout = args.rounds.timeout.filter(|seconds| *seconds > 0);
             return Ok(Some(Asked { job, ranks: &args.ranks, output: &args.output, timeout }));
         }
     };
@@ -138,12 +138,12 @@ fn plan(operations: Vec<Operation>, args: &RunArgs) -> Result<(Plan, Sizes)> {
             or_more: args.rounds.iterations.is_none(),
             check: args.rounds.check,
         },
-        average: match args.rounds.average {
+        average: args.rounds.average.map(|whose| match whose {
             0 => Average::First,
             2 => Average::Least,
             3 => Average::Greatest,
             _ => Average::Mean,
-        },
+        }),
         memory: Memory::Heap,
     };
     Ok((plan, sizes))
@@ -186,18 +186,20 @@ mod tests {
         assert_eq!((sizes.min, sizes.max, sizes.step), (8, 4 << 30, SizeStep::Factor(2)));
         assert_eq!(plan.sizes.len(), 30);
         let rounds = Rounds { warmup: 3, iterations: 100, or_more: false, check: 0 };
-        assert_eq!((plan.rounds, plan.average), (rounds, Average::Greatest));
+        assert_eq!((plan.rounds, plan.average), (rounds, Some(Average::Greatest)));
         let (plan, sizes) = asked("-b 8").unwrap();
         assert_eq!((sizes.max, sizes.step), (32 << 20, SizeStep::Bytes(1 << 20)));
         assert_eq!(plan.sizes[1], 8 + (1 << 20));
         assert_eq!(asked("-e 1M").unwrap().0.sizes, [1 << 20]);
         assert_eq!(asked("").unwrap().0.sizes.len(), 23);
-        assert!(asked("-t 2 -g 4 -p 1 -z 0 -m 1 -y 0 -R 1 -T 60").is_ok());
+        assert!(asked("-t 2 -g 4 -p 1 -z 0 -m 1 -y 0 -R 1 -T 0 -G 0 -C 0 -N 1 -S 0").is_ok());
     }
 
     #[test]
     fn what_makes_no_sense_is_refused() {
-        for wrong in ["-b 8 -e 4", "-f 2 -i 8", "-d fp8", "-o mulsum", "-b eight", "-n 0", "-a 4"] {
+        for wrong in
+            ["-b 8 -e 4", "-f 2 -i 8", "-d fp8", "-o mulsum", "-b eight", "-n 0", "-a 4", "-G 1"]
+        {
             assert!(asked(wrong).is_err(), "{wrong}");
         }
     }

@@ -12,6 +12,7 @@ use regatta_model::{BenchResult, Machine, units};
 
 use super::asked::{Asked, Job};
 use super::backend::Connected;
+use super::part;
 use crate::options::SourceArgs;
 use crate::plan::Survey;
 
@@ -28,8 +29,9 @@ pub fn begun(connected: &Connected, asked: &Asked<'_>) -> Result<BenchResult> {
         *counts.entry(host).or_default() += 1;
     }
     let each = counts.values().next().copied();
-    let words = std::env::args_os().filter(|word| word != "--events");
-    let command: Vec<String> = words.map(|word| word.to_string_lossy().into_owned()).collect();
+    let words = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
+    let is_own = |word: &str| word == "--events" || part::is_option(word);
+    let command: Vec<String> = words.filter(|word| !is_own(word)).collect();
     let mut versions =
         BTreeMap::from([("regatta".to_owned(), env!("CARGO_PKG_VERSION").to_owned())]);
     if let Some(version) = &connected.version {

@@ -65,12 +65,17 @@ pub fn read(args: &ReadArgs) -> Result<ExitCode> {
 
 /// One document, or a list of them.
 fn as_json(results: &[BenchResult]) -> Result<String> {
+    match results {
+        [one] => Ok(document::to_json(one)?),
+        many => as_list(many),
+    }
+}
+
+/// A list of documents.
+pub fn as_list(results: &[BenchResult]) -> Result<String> {
     let all: Result<Vec<String>, _> = results.iter().map(document::to_json).collect();
-    let all = all?;
-    Ok(match all.as_slice() {
-        [one] => format!("{}\n", one.trim_end()),
-        many => format!("[{}]\n", many.join(",\n")),
-    })
+    let all: Vec<String> = all?.iter().map(|one| one.trim_end().to_owned()).collect();
+    Ok(format!("[{}]\n", all.join(",\n")))
 }
 
 /// A result as people know it, with its name.

@@ -9,6 +9,7 @@ mod bar;
 mod begun;
 mod files;
 mod keep;
+mod part;
 mod pieces;
 mod plot;
 mod rank;
@@ -25,7 +26,10 @@ pub use args::BenchArgs;
 use args::What;
 
 /// Runs the command: as a rank of a job, or as one that starts the ranks.
-pub fn run(args: &BenchArgs) -> Result<ExitCode> {
+pub fn run(mut args: BenchArgs) -> Result<ExitCode> {
+    if let Some(args) = args.what.run_mut() {
+        part::settle(args);
+    }
     match &args.what {
         What::Compare(args) => return files::compare(args),
         What::Read(args) => return files::read(args),
