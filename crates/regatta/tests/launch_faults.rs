@@ -92,6 +92,15 @@ fn state(pid: &str) -> char {
     stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next()).unwrap_or('-')
 }
 
+/// Whether a shell is stopped: itself, or what is about to become its `sleep`: for that it waits, and
+/// until then it cannot be stopped itself.
+fn is_stopped(shell: &str) -> bool {
+    let children = Command::new("ps").args(["--ppid", shell, "-o", "pid="]).output().unwrap();
+    let children = String::from_utf8(children.stdout).unwrap();
+    let waits = state(shell) == 'D' && children.lines().any(|child| state(child.trim()) == 'T');
+    state(shell) == 'T' || waits
+}
+
 fn count(folder: &Folder) -> u64 {
     std::fs::metadata(folder.path().join("count")).map_or(0, |m| m.len())
 }
@@ -186,7 +195,7 @@ fn a_job_is_stopped_and_continued() {
     let rank = std::fs::read_to_string(rank).unwrap();
     let (warden, worker) = (child.id().to_string(), worker(&child));
     signal(&child, TSTP);
-    until("the stop", || state(rank.trim()) == 'T' && state(&warden) == 'T');
+    until("the stop", || is_stopped(rank.trim()) && state(&warden) == 'T');
     assert_ne!(state(&worker), 'T', "the worker goes on: it has to continue the ranks");
     let stopped_at = count(&folder);
     std::thread::sleep(Duration::from_millis(200));
