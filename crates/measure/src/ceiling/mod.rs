@@ -1,7 +1,7 @@
 //! Ceilings: what the devices, memory and file system of each rank can do.
 //!
 //! [`gemm::measure`], [`copy::measure`] and [`disk::measure`] each return this rank's rows.
-//! [`gather`] brings the rows of all ranks to rank 0, [`judge`](judge::judge) says who stands out,
+//! [`gather()`] brings the rows of all ranks to rank 0, [`judge`](judge::judge) says who stands out,
 //! and [`text`] shows it. All ranks should measure at once, after a barrier: what the ranks of a
 //! node take from each other is part of what each can do.
 
