@@ -25,6 +25,16 @@ impl Gpu {
         Ok(Self { device: Arc::new(Device::open(functions, number)?) })
     }
 
+    /// How many bytes of its memory nobody has.
+    pub fn free_bytes(&self) -> Result<u64, CommError> {
+        let _selected = self.device.select()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: the function writes two numbers.
+        let code = unsafe { (self.device.functions.memory_info)(&mut free, &mut total) };
+        self.device.check("the memory of a device", code)?;
+        Ok(free as u64)
+    }
+
     /// Memory on it. What is in it is not known before it is written.
     pub fn buffer(&self, bytes: usize) -> Result<Buffer, CommError> {
         let memory = self.device.memory(bytes)?;

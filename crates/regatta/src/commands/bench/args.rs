@@ -166,7 +166,7 @@ pub struct MoreArgs {
     pub scan: bool,
     /// Measure messages between every pair of nodes (on one node: of ranks), draw the matrix, and
     /// name links and nodes that are slow; exit 1 if there are any
-    #[arg(long, conflicts_with_all = ["sweep", "scan"])]
+    #[arg(long, conflicts_with_all = ["sweep", "scan", "baseline"])]
     pub pairs: bool,
     /// With --pairs: every pair of ranks, on several nodes too
     #[arg(long, requires = "pairs")]
@@ -176,7 +176,7 @@ pub struct MoreArgs {
     pub one_at_a_time: bool,
     /// Measure all algorithms of all collectives over the network, and write the table to FILE by
     /// which ranks with REGATTA_TUNING=FILE choose; -b, -e, -f, -i and -n say how much is measured
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["sweep", "scan", "pairs"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["sweep", "scan", "pairs", "baseline"])]
     pub tune: Option<PathBuf>,
 }
 

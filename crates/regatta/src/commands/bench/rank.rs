@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::{Result, bail};
+use regatta_comm::nccl::Gpu;
 use regatta_comm::{Collectives, Comm, ReduceOp, join, tune};
 use regatta_launch::folder;
 use regatta_measure::run::{self, Event, Memory, Plan, Progress};
@@ -62,21 +63,16 @@ fn tables(
         (None, false) => Memory::Heap,
         (None, true) => Memory::Registered,
     };
-    if let Some(note) = fit(comm, &mut plan)? {
+    if let Some(note) = fit(connected, &mut plan)? {
         teller.tell(Event::Note(note));
     }
     Ok(run::run(comm, &plan, &mut |event| teller.tell(event))?)
 }
 
 /// Leaves out sizes for which there is no room, and says so.
-fn fit(comm: &dyn Comm, plan: &mut Plan) -> Result<Option<String>> {
-    let host = comm.peer(comm.rank()).host;
-    let here = (0..comm.size()).filter(|rank| comm.peer(*rank).host == host).count() as u64;
-    // How much a device has is not known before it is asked for.
-    let on_device = plan.memory == Memory::Device;
-    let room = if on_device { None } else { crate::system::free_memory() };
-    let each = room.unwrap_or(u64::MAX) / here.max(1) / BUFFERS;
-    let mut most = [i64::try_from(each).unwrap_or(i64::MAX)];
+fn fit(connected: &Connected, plan: &mut Plan) -> Result<Option<String>> {
+    let comm = &connected.comm;
+    let mut most = [i64::try_from(room(connected)?).unwrap_or(i64::MAX)];
     comm.all_reduce(&mut most, ReduceOp::Min)?;
     let most = most[0].unsigned_abs();
     let before = plan.sizes.len();
@@ -88,6 +84,22 @@ fn fit(comm: &dyn Comm, plan: &mut Plan) -> Result<Option<String>> {
     }
     let left_out = (left_out > 0).then(|| units::count(left_out, "size"));
     Ok(left_out.map(|sizes| format!("{sizes} left out: a rank has memory for {room}")))
+}
+
+/// The greatest size that this rank has memory for, while all others of its node have as much. What
+/// lies on a device is filled and checked through host memory.
+fn room(connected: &Connected) -> Result<u64> {
+    let comm = &connected.comm;
+    let own = comm.peer(comm.rank()).host;
+    let here: Vec<u32> = (0..comm.size()).filter(|rank| comm.peer(*rank).host == own).collect();
+    let each = |free: u64, ranks: usize| free / ranks.max(1) as u64 / BUFFERS;
+    let host = crate::system::free_memory().map_or(u64::MAX, |free| each(free, here.len()));
+    let buses = backend::buses(comm, connected.device)?;
+    let Some((vendor, device)) = connected.device else { return Ok(host) };
+    let bus = |rank: &u32| &buses[*rank as usize];
+    let sharing = here.iter().filter(|rank| bus(rank) == bus(&comm.rank())).count();
+    let free = Gpu::open(vendor, device)?.free_bytes()?;
+    Ok(each(free, sharing).min(host))
 }
 
 /// Messages of every pair.
