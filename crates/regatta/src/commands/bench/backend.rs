@@ -8,6 +8,7 @@ use regatta_comm::fabric::Choice;
 use regatta_comm::join::{self, Settings};
 use regatta_comm::nccl::{self, Vendor};
 use regatta_comm::{Collectives, Comm, host};
+use regatta_model::units;
 
 use super::args::Backend;
 
@@ -129,8 +130,9 @@ fn note_shared(meeting: &Background, devices: u32) {
     let host = meeting.peer(0).host;
     let here = (0..meeting.size()).filter(|rank| meeting.peer(*rank).host == host).count();
     if here > devices as usize && std::env::var_os("NCCL_HOSTID").is_none() {
+        let gpus = units::count(devices as usize, "GPU");
         crate::output::complain(&format!(
-            "note: {here} ranks of {host} share {devices} GPUs, which NCCL refuses: start them by \
+            "note: {here} ranks of {host} share {gpus}, which NCCL refuses: start them by \
              `regatta launch --wrap 'env NCCL_HOSTID={{rank}}'`, and take no figure for a network's\n"
         ));
     }
