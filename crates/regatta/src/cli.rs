@@ -107,9 +107,11 @@ const BENCH_EXAMPLES: &str = "\
 Examples:
   regatta bench all-reduce                      on this machine, 8 bytes to 32 MiB
   regatta bench all-reduce -b 8 -e 4G -f 2      with the options of nccl-tests
-  salloc -N 2 regatta bench all -e 1G -f 4      on the nodes of an allocation, without MPI
+  salloc -N 2 regatta bench all -b 8 -e 1G -f 4 on the nodes of an allocation, without MPI
   regatta launch -n 4 -- regatta bench broadcast
-                                                as any other command of ranks";
+                                                as any other command of ranks
+  regatta bench send-recv --pairs               which link or node is slow?
+  regatta bench compare old.txt new.json        nccl-tests' output beside a result of ours";
 
 /// `regatta map`.
 #[derive(Debug, Args)]

@@ -201,11 +201,7 @@ pub struct DiskArgs {
     #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = parse_size)]
     pub size: u64,
     #[command(flatten)]
-    pub judge: JudgeArgs,
-    #[command(flatten)]
-    pub ranks: RankArgs,
-    #[command(flatten)]
-    pub output: OutputArgs,
+    pub ceiling: CeilingArgs,
 }
 
 /// Who is slow.

@@ -68,7 +68,11 @@ fn parsed(what: &What) -> Result<Option<Asked<'_>>> {
             let (folder, bytes) = (args.folder.clone(), args.size);
             let settings = ceiling::disk::Settings { folder, bytes, ..Default::default() };
             let job = Ceiling::Disk(settings);
-            (Job::Ceiling(job, fraction(&args.judge.slower_than)?), &args.ranks, &args.output)
+            (
+                Job::Ceiling(job, fraction(&args.ceiling.judge.slower_than)?),
+                &args.ceiling.ranks,
+                &args.ceiling.output,
+            )
         }
         collectives => {
             let Some((operations, args)) = collectives.run() else { return Ok(None) };
