@@ -28,8 +28,8 @@ impl Embedding {
     }
 
     /// The same of the gradients.
-    pub fn table_mut<'a>(&self, grads: &'a mut ViewMut<'_>) -> ViewMut<'a> {
-        grads.part(self.tokens.clone())
+    pub fn table_of<'a>(&self, grads: ViewMut<'a>) -> ViewMut<'a> {
+        grads.split_at(self.tokens.start).1.split_at(self.tokens.len()).0
     }
 
     /// `x = table[token] + positions[position]`.
