@@ -9,6 +9,7 @@ pub mod config;
 pub mod cpu;
 pub mod data;
 pub mod device;
+pub mod generate;
 pub mod memory;
 pub mod metrics;
 pub mod model;

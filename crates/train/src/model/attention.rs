@@ -31,6 +31,13 @@ pub struct AttentionHalfSaved {
     log_sums: Lent,
 }
 
+impl AttentionHalfSaved {
+    /// Queries, keys and values.
+    pub fn qkv(&self) -> &Tensor {
+        &self.qkv
+    }
+}
+
 impl AttentionHalf {
     pub fn new(shape: &Shape, layer: usize, block: &Block) -> Self {
         let (width, inner) = (shape.width, shape.heads * shape.head_width());

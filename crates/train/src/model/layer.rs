@@ -21,6 +21,14 @@ pub struct Saved {
     inner: Option<Inner>,
 }
 
+impl Saved {
+    /// Queries, keys and values, if there are any and they were saved.
+    pub(super) fn qkv(&self) -> Option<&Tensor> {
+        let (attention, _) = self.inner.as_ref()?.attention.as_ref()?;
+        Some(attention.qkv())
+    }
+}
+
 #[derive(Debug)]
 struct Inner {
     /// What attention left, and the stream behind it, if there is attention.

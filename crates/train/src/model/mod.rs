@@ -2,6 +2,7 @@
 //! There is no graph: what the backward pass needs, the forward pass leaves in a `Saved`.
 
 mod attention;
+mod decode;
 mod embedding;
 mod feed_forward;
 mod head;
@@ -9,6 +10,7 @@ mod layer;
 mod parts;
 mod scratch;
 
+pub use decode::Cache;
 pub use embedding::Embedding;
 pub use head::{Head, HeadGrads, HeadParams};
 pub use layer::{Layer, Saved};
