@@ -1,0 +1,119 @@
+//! Byte-level BPE from a Hugging Face `tokenizer.json`: what GPT-2, Llama 3 and their relatives use.
+//!
+//! Words are cut by one of the known patterns ([`super::split`]); a word's bytes are tokens at
+//! first, and the pair of neighbours that was learned first becomes one, again and again.
+
+mod file;
+mod merge;
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use super::error::{DataError, Result};
+use super::split::Words;
+use merge::Merges;
+
+/// A byte-level BPE tokenizer.
+#[derive(Debug, Clone)]
+pub struct Bpe {
+    /// The file as it was.
+    file: Vec<u8>,
+    /// The bytes of each token; None where the numbers have a gap.
+    bytes: Vec<Option<Box<[u8]>>>,
+    /// Tokens by their bytes, without added ones.
+    tokens: HashMap<Box<[u8]>, u32>,
+    /// The token of each single byte.
+    alphabet: Box<[Option<u32>; 256]>,
+    merges: Merges,
+    /// Whether a word that is a token is taken as it is.
+    whole_words: bool,
+    /// Tokens that are found in a text as they are, the longest first.
+    added: Vec<(String, u32)>,
+    /// The bytes that added tokens begin with.
+    added_begins: Box<[bool; 256]>,
+    words: Words,
+}
+
+impl Bpe {
+    /// Reads a file; the path is for errors only.
+    pub fn parse(file: &[u8], path: &Path) -> Result<Self> {
+        file::parse(file).map_err(|reason| DataError::tokenizer(path, reason))
+    }
+
+    /// The file as it was.
+    pub fn file(&self) -> &[u8] {
+        &self.file
+    }
+
+    /// How many tokens there are, gaps included.
+    pub fn vocabulary(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// The bytes of a token, if there is such a one.
+    pub fn bytes(&self, token: u32) -> Option<&[u8]> {
+        self.bytes.get(token as usize)?.as_deref()
+    }
+
+    /// The tokens of a text.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        let mut tokens = Vec::with_capacity(text.len() / 3);
+        let mut known = HashMap::new();
+        let mut rest = text;
+        while !rest.is_empty() {
+            let (start, end, added) = self.next_added(rest);
+            self.encode_words(&rest[..start], &mut known, &mut tokens)?;
+            tokens.extend(added);
+            rest = &rest[end..];
+        }
+        Ok(tokens)
+    }
+
+    /// Where the first added token of a text begins and ends, and which it is.
+    fn next_added(&self, text: &str) -> (usize, usize, Option<u32>) {
+        for start in 0..text.len() {
+            let rest = &text.as_bytes()[start..];
+            if self.added_begins[usize::from(rest[0])] {
+                let is_here = |(content, _): &&(String, u32)| rest.starts_with(content.as_bytes());
+                if let Some((content, token)) = self.added.iter().find(is_here) {
+                    return (start, start + content.len(), Some(*token));
+                }
+            }
+        }
+        (text.len(), text.len(), None)
+    }
+
+    /// The tokens of a text without added ones. Words come again and again: known ones are kept.
+    fn encode_words<'a>(
+        &self,
+        text: &'a str,
+        known: &mut HashMap<&'a str, Vec<u32>>,
+        tokens: &mut Vec<u32>,
+    ) -> Result<()> {
+        for word in self.words.of(text) {
+            match known.get(word) {
+                Some(found) => tokens.extend_from_slice(found),
+                None => {
+                    let found = self.encode_word(word)?;
+                    tokens.extend_from_slice(&found);
+                    known.insert(word, found);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn encode_word(&self, word: &str) -> Result<Vec<u32>> {
+        let whole = self.tokens.get(word.as_bytes());
+        if let (true, Some(token)) = (self.whole_words, whole) {
+            return Ok(vec![*token]);
+        }
+        let token = |byte: &u8| {
+            let missing =
+                || DataError::UnknownByte { byte: *byte, text: word.chars().take(40).collect() };
+            self.alphabet[usize::from(*byte)].ok_or_else(missing)
+        };
+        let bytes: Result<Vec<u32>> = word.as_bytes().iter().map(token).collect();
+        Ok(self.merges.apply(bytes?))
+    }
+}

@@ -1,0 +1,222 @@
+//! What is in a `tokenizer.json`, as far as byte-level BPE needs it. What would be read otherwise
+//! than Hugging Face reads it is refused.
+
+use std::collections::{HashMap, HashSet};
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::super::split::Words;
+use super::{Bpe, Merges};
+
+/// More gaps than this between the tokens' numbers are no tokenizer's.
+const GAPS: usize = 1 << 16;
+
+#[derive(Deserialize)]
+struct File {
+    #[serde(default)]
+    added_tokens: Vec<Added>,
+    #[serde(default)]
+    normalizer: Value,
+    #[serde(default)]
+    pre_tokenizer: Value,
+    model: Model,
+}
+
+#[derive(Deserialize)]
+struct Added {
+    id: u32,
+    content: String,
+    #[serde(default)]
+    single_word: bool,
+    #[serde(default)]
+    lstrip: bool,
+    #[serde(default)]
+    rstrip: bool,
+}
+
+#[derive(Deserialize)]
+struct Model {
+    #[serde(rename = "type")]
+    kind: Option<String>,
+    vocab: HashMap<String, u32>,
+    merges: Vec<Merge>,
+    #[serde(default)]
+    ignore_merges: bool,
+    #[serde(default)]
+    byte_fallback: bool,
+    continuing_subword_prefix: Option<String>,
+    end_of_word_suffix: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Merge {
+    Pair(String, String),
+    Line(String),
+}
+
+impl Merge {
+    fn pair(&self) -> Option<(&str, &str)> {
+        match self {
+            Self::Pair(left, right) => Some((left, right)),
+            Self::Line(line) => line.split_once(' '),
+        }
+    }
+}
+
+/// Reads a file, or says what is wrong with it.
+pub fn parse(bytes: &[u8]) -> Result<Bpe, String> {
+    let file: File = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+    let words = pre_tokenizer(&file.pre_tokenizer)?;
+    check(&file)?;
+    let letters = letters();
+    let (tokens, by_number) = vocabulary(&file, &letters)?;
+    let merges = merges(&file.model)?;
+    let alphabet = std::array::from_fn(|byte| tokens.get(&[byte as u8][..]).copied());
+    let mut added: Vec<(String, u32)> =
+        file.added_tokens.into_iter().map(|added| (added.content, added.id)).collect();
+    added.sort_by_key(|(content, _)| std::cmp::Reverse(content.len()));
+    let mut added_begins = [false; 256];
+    for (content, _) in &added {
+        content.bytes().take(1).for_each(|byte| added_begins[usize::from(byte)] = true);
+    }
+    Ok(Bpe {
+        file: bytes.to_vec(),
+        bytes: by_number,
+        tokens,
+        alphabet: Box::new(alphabet),
+        merges,
+        whole_words: file.model.ignore_merges,
+        added,
+        added_begins: Box::new(added_begins),
+        words,
+    })
+}
+
+/// What would be read otherwise than it is meant.
+fn check(file: &File) -> Result<(), String> {
+    let model = &file.model;
+    let has = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
+    match &model.kind {
+        Some(kind) if kind != "BPE" => {
+            return Err(format!("its model is {kind}, and only byte-level BPE is read"));
+        }
+        _ if model.byte_fallback => {
+            return Err("it is BPE of characters (byte_fallback), and only byte-level BPE is \
+                        read, as of GPT-2 and Llama 3"
+                .to_owned());
+        }
+        _ if has(&model.continuing_subword_prefix) || has(&model.end_of_word_suffix) => {
+            return Err("it marks parts of words, and only byte-level BPE is read".to_owned());
+        }
+        _ => {}
+    }
+    if !file.normalizer.is_null() {
+        return Err(format!("its normalizer {} is not known", kind(&file.normalizer)));
+    }
+    let odd = |added: &&Added| added.single_word || added.lstrip || added.rstrip;
+    match file.added_tokens.iter().find(|added| odd(added) || added.content.is_empty()) {
+        Some(added) => {
+            Err(format!("its added token {:?} is matched in an unknown way", added.content))
+        }
+        None => Ok(()),
+    }
+}
+
+/// How the file says that words are cut.
+fn pre_tokenizer(value: &Value) -> Result<Words, String> {
+    let unknown = || format!("its pre-tokenizer {} is not known", kind(value));
+    let parts = match kind(value).as_str() {
+        "ByteLevel" => std::slice::from_ref(value),
+        "Sequence" => value["pretokenizers"].as_array().ok_or_else(unknown)?,
+        _ => return Err(unknown()),
+    };
+    let (split, bytes) = match parts {
+        [bytes] => (None, bytes),
+        [split, bytes] => (Some(split), bytes),
+        _ => return Err(unknown()),
+    };
+    if kind(bytes) != "ByteLevel" {
+        return Err(unknown());
+    }
+    if bytes["add_prefix_space"] != false {
+        return Err("it puts a space in front of a text (add_prefix_space)".to_owned());
+    }
+    let own = bytes["use_regex"] != false;
+    let split = match split {
+        Some(split) => split,
+        None if own => return Ok(Words::Gpt2),
+        None => return Err("it does not say where words end".to_owned()),
+    };
+    let plain = split["behavior"] == "Isolated" && split["invert"] != true;
+    if kind(split) != "Split" || own || !plain {
+        return Err(unknown());
+    }
+    let pattern = split["pattern"]["Regex"].as_str().ok_or_else(unknown)?;
+    let words = Words::of_pattern(pattern);
+    words.ok_or_else(|| format!("it cuts words by the unknown pattern {pattern:?}"))
+}
+
+fn kind(value: &Value) -> String {
+    value["type"].as_str().map_or_else(|| "of no type".to_owned(), str::to_owned)
+}
+
+type Tokens = (HashMap<Box<[u8]>, u32>, Vec<Option<Box<[u8]>>>);
+
+/// Tokens by their bytes, and bytes by token; added tokens only in the second.
+fn vocabulary(file: &File, letters: &HashMap<char, u8>) -> Result<Tokens, String> {
+    let model = file.model.vocab.iter().map(|(text, id)| (text.as_str(), *id));
+    let added = file.added_tokens.iter().map(|added| (added.content.as_str(), added.id));
+    let count = file.model.vocab.len() + file.added_tokens.len();
+    let Some((text, last)) = model.clone().chain(added.clone()).max_by_key(|(_, id)| *id) else {
+        return Err("it has no tokens".to_owned());
+    };
+    if last as usize >= count + GAPS {
+        return Err(format!("{text:?} is token {last} of only {count}"));
+    }
+    let mut by_number = vec![None; last as usize + 1];
+    let mut tokens = HashMap::with_capacity(file.model.vocab.len());
+    let special: HashSet<u32> = added.clone().map(|(_, id)| id).collect();
+    for (text, id) in model {
+        let bytes: Option<Box<[u8]>> = text.chars().map(|c| letters.get(&c).copied()).collect();
+        let Some(bytes) = bytes else {
+            // An added one is looked for as it is.
+            match special.contains(&id) {
+                true => continue,
+                false => return Err(format!("the token {text:?} is not made of bytes")),
+            }
+        };
+        if by_number[id as usize].replace(bytes.clone()).is_some() {
+            return Err(format!("two tokens have the number {id}"));
+        }
+        tokens.insert(bytes, id);
+    }
+    for (text, id) in added {
+        by_number[id as usize] = Some(text.as_bytes().into());
+    }
+    Ok((tokens, by_number))
+}
+
+fn merges(model: &Model) -> Result<Merges, String> {
+    let learned = |merge: &Merge| {
+        let (left, right) = merge.pair().ok_or("one of its merges is not a pair")?;
+        let token = |text: &str| {
+            let missing =
+                || format!("its merge of {left:?} and {right:?} needs {text:?}, which is no token");
+            model.vocab.get(text).copied().ok_or_else(missing)
+        };
+        Ok(((token(left)?, token(right)?), token(&format!("{left}{right}"))?))
+    };
+    let all: Result<Vec<_>, String> = model.merges.iter().map(learned).collect();
+    Ok(Merges::new(all?))
+}
+
+/// The letters that stand for bytes in the file: a printable byte for itself, the others in order
+/// for those from U+0100 on.
+fn letters() -> HashMap<char, u8> {
+    let printable = |byte: &u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
+    let others = (0..=255u8).filter(|byte| !printable(byte));
+    let moved = others.zip('\u{100}'..).map(|(byte, letter)| (letter, byte));
+    (0..=255u8).filter(printable).map(|byte| (char::from(byte), byte)).chain(moved).collect()
+}

@@ -1,0 +1,17 @@
+//! The text that is always there: the project's own.
+
+/// What the project says of itself, as one text.
+pub fn text() -> String {
+    PAGES.join("\n")
+}
+
+const PAGES: [&str; 8] = [
+    include_str!("../../../../README.md"),
+    include_str!("../../../../docs/map.md"),
+    include_str!("../../../../docs/env.md"),
+    include_str!("../../../../docs/launch.md"),
+    include_str!("../../../../docs/comm.md"),
+    include_str!("../../../../docs/bench.md"),
+    include_str!("../../../../docs/architecture.md"),
+    include_str!("../../../../CHANGELOG.md"),
+];

@@ -1,0 +1,198 @@
+//! Sets of text that are known by name: looked for on this machine, else fetched, and never used
+//! without a look at their checksum.
+
+use std::fs::File;
+use std::io::{ErrorKind, Read};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use sha2::{Digest, Sha256};
+
+use super::error::{DataError, Result};
+use super::source::Places;
+use super::tokenizer::hex;
+
+/// A set that is known by name.
+#[derive(Debug, Clone, Copy)]
+pub struct Named {
+    /// Its name.
+    pub name: &'static str,
+    /// Where it is to be had.
+    pub address: &'static str,
+    /// Its SHA-256.
+    pub sha256: &'static str,
+}
+
+/// The sets.
+pub const NAMED: [Named; 1] = [Named {
+    name: "tinyshakespeare",
+    address: "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
+    sha256: "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
+}];
+
+/// Brings a file from an address, or says why not.
+pub type Download = dyn Fn(&str, &Path) -> std::result::Result<(), String>;
+
+/// The file of a set, fetched if need be.
+pub fn find(named: &Named, places: &Places, download: &Download) -> Result<PathBuf> {
+    let file = format!("{}.txt", named.name);
+    if let Some(path) = places.folders().map(|folder| folder.join(&file)).find(|p| p.exists()) {
+        check(named, &path)?;
+        return Ok(path);
+    }
+    let cache = places.cache()?;
+    std::fs::create_dir_all(cache).map_err(DataError::io("make", cache))?;
+    let path = cache.join(&file);
+    // Several ranks may fetch at once: each to a file of its own, and the last one's stays.
+    let part = Part(path.with_added_extension(format!("part-{}", std::process::id())));
+    download(named.address, &part.0).map_err(|reason| DataError::Fetch {
+        name: named.name.to_owned(),
+        address: named.address.to_owned(),
+        reason,
+        path: path.clone(),
+    })?;
+    check(named, &part.0)?;
+    let synced = File::open(&part.0).and_then(|file| file.sync_all());
+    synced.map_err(DataError::io("write", &part.0))?;
+    std::fs::rename(&part.0, &path).map_err(DataError::io("name", &path))?;
+    Ok(path)
+}
+
+/// A file that goes away unless it got another name.
+struct Part(PathBuf);
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+fn check(named: &Named, path: &Path) -> Result<()> {
+    let found = sha256(path)?;
+    if found == named.sha256 {
+        return Ok(());
+    }
+    let (name, expected) = (named.name.to_owned(), named.sha256.to_owned());
+    Err(DataError::WrongSet { name, path: path.to_owned(), expected, found })
+}
+
+/// The SHA-256 of a file.
+pub fn sha256(path: &Path) -> Result<String> {
+    let mut file = File::open(path).map_err(DataError::io("open", path))?;
+    let (mut sum, mut bytes) = (Sha256::new(), vec![0; 1 << 16]);
+    loop {
+        match file.read(&mut bytes).map_err(DataError::io("read", path))? {
+            0 => return Ok(hex(&sum.finalize())),
+            count => sum.update(&bytes[..count]),
+        }
+    }
+}
+
+/// Has curl bring it, or wget. No client of our own: most nodes have no way out, and those that do
+/// have one of these, set up for the site's proxy.
+pub fn download(address: &str, to: &Path) -> std::result::Result<(), String> {
+    let curl =
+        ["--fail", "--silent", "--show-error", "--location", "--max-time", "600", "--output"];
+    let wget = ["--quiet", "--timeout=60", "--tries=2", "-O"];
+    match run("curl", &curl, to, address) {
+        Err(None) => match run("wget", &wget, to, address) {
+            Err(None) => Err("there is neither curl nor wget".to_owned()),
+            Err(Some(reason)) => Err(reason),
+            Ok(()) => Ok(()),
+        },
+        Err(Some(reason)) => Err(reason),
+        Ok(()) => Ok(()),
+    }
+}
+
+/// Runs a program; None if there is no such program.
+fn run(
+    program: &str,
+    options: &[&str],
+    to: &Path,
+    address: &str,
+) -> std::result::Result<(), Option<String>> {
+    let output = Command::new(program).args(options).arg(to).arg(address).output();
+    match output {
+        Err(error) if error.kind() == ErrorKind::NotFound => Err(None),
+        Err(error) => Err(Some(format!("{program}: {error}"))),
+        Ok(output) if output.status.success() => Ok(()),
+        Ok(output) => {
+            let said = String::from_utf8_lossy(&output.stderr);
+            let said = said.trim().lines().next_back().unwrap_or_default();
+            Err(Some(format!("{program} ended with {} {said}", output.status).trim().to_owned()))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+    use crate::data::testing::Folder;
+
+    /// "abc".
+    const SET: Named = Named {
+        name: "letters",
+        address: "https://example.org/letters",
+        sha256: "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad",
+    };
+
+    fn places(folder: &Folder, own: &str) -> Places {
+        let own = folder.path().join(own);
+        Places { folder: Some(own), cache: Some(folder.path().join("cache")) }
+    }
+
+    #[test]
+    fn a_set_is_fetched_once() {
+        let folder = Folder::new();
+        let count = Cell::new(0);
+        let download = |address: &str, to: &Path| {
+            assert_eq!(address, SET.address);
+            count.set(count.get() + 1);
+            std::fs::write(to, "abc").map_err(|error| error.to_string())
+        };
+        let download = &download as &Download;
+        let path = find(&SET, &places(&folder, "own"), download).unwrap();
+        assert_eq!(path, folder.path().join("cache/letters.txt"));
+        assert_eq!(find(&SET, &places(&folder, "own"), download).unwrap(), path);
+        assert_eq!(count.get(), 1);
+        // A folder that the user names goes first.
+        std::fs::create_dir(folder.path().join("own")).unwrap();
+        let own = folder.file("own/letters.txt", "abc");
+        assert_eq!(find(&SET, &places(&folder, "own"), download).unwrap(), own);
+    }
+
+    #[test]
+    fn other_bytes_are_refused_and_not_kept() {
+        let folder = Folder::new();
+        let other = |_: &str, to: &Path| std::fs::write(to, "abd").map_err(|e| e.to_string());
+        let error = find(&SET, &places(&folder, "own"), &other).unwrap_err().to_string();
+        assert!(error.contains(SET.sha256), "{error}");
+        assert!(error.contains("a52d159f262b2c6ddb724a61840befc36eb30c88877a4030b65cbe86298449c9"));
+        assert_eq!(std::fs::read_dir(folder.path().join("cache")).unwrap().count(), 0);
+        std::fs::create_dir(folder.path().join("own")).unwrap();
+        folder.file("own/letters.txt", "abd");
+        assert!(matches!(
+            find(&SET, &places(&folder, "own"), &other),
+            Err(DataError::WrongSet { .. })
+        ));
+    }
+
+    #[test]
+    fn without_a_network_it_says_where_to_put_the_file() {
+        let folder = Folder::new();
+        let none = |_: &str, _: &Path| Err("no route".to_owned());
+        let error = find(&SET, &places(&folder, "own"), &none).unwrap_err().to_string();
+        assert!(error.contains("no route") && error.contains("cache/letters.txt"), "{error}");
+    }
+
+    #[test]
+    fn programs_that_fail_say_why() {
+        let nowhere = Path::new("/nonexistent/file");
+        assert_eq!(run("no-such-program", &[], nowhere, ""), Err(None));
+        let said = run("ls", &["--"], nowhere, "x").unwrap_err().unwrap();
+        assert!(said.starts_with("ls ended with"), "{said}");
+    }
+}

@@ -1,0 +1,247 @@
+//! Makes a folder of token files from texts: what `regatta data prepare` does.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use regatta_model::document::{self, Document};
+use serde::{Deserialize, Serialize};
+
+use super::error::{DataError, Result};
+use super::pieces::{self, Part};
+use super::token_file::TokenWriter;
+use super::tokenizer::Tokenizer;
+use super::{fetch, token_file};
+
+/// The tokens to learn from.
+pub const TRAIN: &str = "train.tokens";
+/// The tokens to see what was learned.
+pub const VALIDATION: &str = "validation.tokens";
+/// What the tokens mean.
+pub const TOKENIZER: &str = "tokenizer.json";
+/// What the folder was made of.
+pub const ABOUT: &str = "prepared.json";
+
+/// What to make of what.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Plan {
+    /// Text files, which are one text together.
+    pub inputs: Vec<PathBuf>,
+    /// A tokenizer file; without one the tokens are the texts' characters.
+    pub tokenizer: Option<PathBuf>,
+    /// The share at the end that is for validation.
+    pub validation: f64,
+    /// The folder to make.
+    pub folder: PathBuf,
+    /// Whether one that is there is replaced.
+    pub replace: bool,
+}
+
+/// What a folder holds and was made of.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct About {
+    /// The texts, in order.
+    pub inputs: Vec<Input>,
+    /// The share at the end that is for validation.
+    pub validation: f64,
+    /// Tokens to learn from.
+    pub train_tokens: u64,
+    /// Tokens to see what was learned.
+    pub validation_tokens: u64,
+    /// Each token is below that.
+    pub vocabulary: usize,
+    /// What the tokens are: `characters` or `BPE`.
+    pub tokenizer: String,
+    /// What tells the tokenizer from others.
+    pub fingerprint: String,
+}
+
+/// A text that went into a folder.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Input {
+    /// The file's name.
+    pub name: String,
+    /// How long it is.
+    pub bytes: u64,
+    /// Its SHA-256.
+    pub sha256: String,
+}
+
+impl Document for About {
+    const KIND: &'static str = "prepared";
+    const VERSION: u32 = 1;
+}
+
+/// How far it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Progress {
+    /// What is being done.
+    pub doing: &'static str,
+    /// Bytes of text it is done with.
+    pub done: u64,
+    /// Bytes of text there are.
+    pub of: u64,
+}
+
+/// Makes the folder: beside its place at first, and there only when it is whole.
+pub fn prepare(plan: &Plan, progress: &mut dyn FnMut(Progress)) -> Result<About> {
+    if !(0.0..=0.9).contains(&plan.validation) {
+        return Err(DataError::Share { share: plan.validation });
+    }
+    may_make(&plan.folder, plan.replace)?;
+    let inputs = look_at(&plan.inputs)?;
+    let total: u64 = inputs.iter().map(|input| input.bytes).sum();
+    let tokenizer = match &plan.tokenizer {
+        Some(path) => Tokenizer::load(path)?,
+        None => characters(&plan.inputs, total, progress)?,
+    };
+    let part = NewFolder::beside(&plan.folder)?;
+    let at = |name: &str| part.path.join(name);
+    tokenizer.save(&at(TOKENIZER))?;
+    let (train_tokens, validation_tokens) =
+        tokenise(plan, &tokenizer, &part.path, total, progress)?;
+    let about = About {
+        inputs,
+        validation: plan.validation,
+        train_tokens,
+        validation_tokens,
+        vocabulary: tokenizer.vocabulary(),
+        tokenizer: tokenizer.kind().to_owned(),
+        fingerprint: tokenizer.fingerprint(),
+    };
+    let json = document::to_json(&about).map_err(std::io::Error::other);
+    let written = json.and_then(|json| std::fs::write(at(ABOUT), json));
+    written.map_err(DataError::io("write", &at(ABOUT)))?;
+    part.take_place_of(&plan.folder)?;
+    Ok(about)
+}
+
+/// What a folder says of itself.
+pub fn about(folder: &Path) -> Result<About> {
+    let fault = |reason: String| DataError::Folder { path: folder.to_owned(), reason };
+    let text = std::fs::read_to_string(folder.join(ABOUT))
+        .map_err(|error| fault(format!("{ABOUT}: {error}")))?;
+    document::from_json(&text).map_err(|error| fault(format!("{ABOUT}: {error}")))
+}
+
+fn look_at(paths: &[PathBuf]) -> Result<Vec<Input>> {
+    let look = |path: &PathBuf| {
+        let bytes = std::fs::metadata(path).map_err(DataError::io("look at", path))?.len();
+        let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+        match bytes {
+            0 => Err(DataError::Empty { what: path.display().to_string() }),
+            _ => Ok(Input { name, bytes, sha256: fetch::sha256(path)? }),
+        }
+    };
+    paths.iter().map(look).collect()
+}
+
+fn characters(
+    inputs: &[PathBuf],
+    of: u64,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Tokenizer> {
+    let (mut found, mut done) = (BTreeSet::new(), 0);
+    pieces::each(inputs, of, |_, text| {
+        found.extend(text.chars());
+        done += text.len() as u64;
+        progress(Progress { doing: "looking for characters", done, of });
+        Ok(())
+    })?;
+    Ok(Tokenizer::of_characters(found))
+}
+
+/// Writes both token files; returns how many tokens they have.
+fn tokenise(
+    plan: &Plan,
+    tokenizer: &Tokenizer,
+    folder: &Path,
+    of: u64,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<(u64, u64)> {
+    let writer = |name: &str| {
+        TokenWriter::create(&folder.join(name), tokenizer.vocabulary(), &tokenizer.fingerprint())
+    };
+    let (mut train, mut validation) = (writer(TRAIN)?, writer(VALIDATION)?);
+    let (mut done, mut characters) = (0, 0);
+    let split = pieces::train_bytes(of, plan.validation);
+    pieces::each(&plan.inputs, split, |part, text| {
+        let tokens = tokenizer.encode(text).map_err(|error| error.behind(characters))?;
+        match part {
+            Part::Train => train.push(&tokens)?,
+            Part::Validation => validation.push(&tokens)?,
+        }
+        characters += text.chars().count();
+        done += text.len() as u64;
+        progress(Progress { doing: "writing tokens", done, of });
+        Ok(())
+    })?;
+    Ok((train.finish()?.tokens, validation.finish()?.tokens))
+}
+
+/// Whether a folder may be made here: where nothing is, or where one of ours is to be replaced.
+fn may_make(folder: &Path, replace: bool) -> Result<()> {
+    let entries = match std::fs::read_dir(folder) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(DataError::io("make the folder", folder)(error)),
+        Ok(entries) => entries,
+    };
+    let mut is_empty = true;
+    for entry in entries {
+        is_empty = false;
+        let name = entry.map_err(DataError::io("read", folder))?.file_name();
+        let ours = [TRAIN, VALIDATION, TOKENIZER, ABOUT].iter().any(|file| name == *file);
+        if replace && !ours {
+            let reason = format!("it holds {name:?}, so it is not replaced");
+            return Err(DataError::Folder { path: folder.to_owned(), reason });
+        }
+    }
+    match is_empty || replace {
+        true => Ok(()),
+        false => Err(DataError::Exists { path: folder.to_owned() }),
+    }
+}
+
+/// A folder that goes away unless it takes its place.
+struct NewFolder {
+    path: PathBuf,
+}
+
+impl NewFolder {
+    fn beside(folder: &Path) -> Result<Self> {
+        if let Some(parent) = folder.parent() {
+            std::fs::create_dir_all(parent).map_err(DataError::io("make", parent))?;
+        }
+        let path = beside(folder, "part");
+        std::fs::create_dir(&path).map_err(DataError::io("make", &path))?;
+        Ok(Self { path })
+    }
+
+    /// Gives it its name. An old one steps aside first, and goes away when the new one is there.
+    fn take_place_of(self, folder: &Path) -> Result<()> {
+        let old = beside(folder, "old");
+        let is_there = std::fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some());
+        if is_there {
+            may_make(folder, true)?;
+            std::fs::rename(folder, &old).map_err(DataError::io("replace", folder))?;
+        }
+        std::fs::rename(&self.path, folder).map_err(DataError::io("name", folder))?;
+        token_file::sync_folder_of(folder)?;
+        match is_there {
+            true => std::fs::remove_dir_all(&old).map_err(DataError::io("remove", &old)),
+            false => Ok(()),
+        }
+    }
+}
+
+impl Drop for NewFolder {
+    fn drop(&mut self) {
+        // It has another name already if it took its place.
+        let _ = std::fs::remove_dir_all(&self.path);
+    }
+}
+
+/// `folder.word-PID`, also if the folder's name ends in a slash.
+fn beside(folder: &Path, word: &str) -> PathBuf {
+    let plain: PathBuf = folder.components().collect();
+    plain.with_added_extension(format!("{word}-{}", std::process::id()))
+}
