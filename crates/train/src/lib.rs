@@ -10,6 +10,7 @@ pub mod cpu;
 pub mod data;
 pub mod device;
 pub mod generate;
+pub mod job;
 pub mod memory;
 pub mod metrics;
 pub mod model;

@@ -21,12 +21,13 @@ pub use load::{First, load, resolve};
 pub use plan::Plan;
 pub use presets::{PRESETS, Preset};
 pub use text::{keys_markdown, keys_text, presets_markdown};
-pub use value::{Kind, Precision, Resume, Switch};
+pub use value::{Kind, Resume, Switch};
 
 use declare::{
     ANY, COUNT, NOT_NEGATIVE, ONE_OR_MORE, POSITIVE, SHARE, SIZE, SIZE_OR_ZERO, configuration,
 };
 
+use crate::cpu::Precision;
 use crate::schedule::{Curve, Scaling};
 use crate::shape::Family;
 

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use crate::cpu::Precision;
 use crate::schedule::{Curve, Scaling};
 use crate::shape::Family;
 
@@ -159,15 +160,6 @@ macro_rules! names {
             }
         }
     };
-}
-
-/// How numbers are multiplied and activations stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Precision {
-    /// Single precision.
-    F32,
-    /// Brain float, where the processor has it, with f32 sums.
-    Bf16,
 }
 
 /// How parameters follow their gradients.

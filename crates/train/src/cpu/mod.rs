@@ -45,6 +45,16 @@ pub enum Precision {
     Bf16,
 }
 
+impl Precision {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+        }
+    }
+}
+
 /// The processor.
 #[derive(Debug)]
 pub struct Cpu {
