@@ -7,3 +7,4 @@ pub mod docs;
 pub mod env;
 pub mod launch;
 pub mod map;
+pub mod train;
