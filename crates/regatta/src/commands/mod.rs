@@ -8,3 +8,4 @@ pub mod env;
 pub mod launch;
 pub mod map;
 pub mod ranks;
+pub mod train;
