@@ -10,6 +10,8 @@ mod cover;
 pub mod disk;
 mod error;
 mod folder;
+mod header;
+pub mod huggingface;
 pub mod manifest;
 pub mod newest;
 pub mod piece;

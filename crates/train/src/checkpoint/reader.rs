@@ -8,19 +8,19 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use safetensors::Dtype;
 use sha2::{Digest, Sha256};
 
 use super::cover::{Copying, cover};
 use super::error::CheckpointError;
 use super::folder::{self, MANIFEST, MANIFEST_SUM};
+use super::header::{self, Place};
 use super::manifest::{About, Manifest, Stored, Tensor};
 use super::piece::{Kind, Part, key};
-use super::shard::{self, Place, hex};
+use super::shard::hex;
 
 /// Bytes that are read at a time.
 const AT_A_TIME: u64 = 1 << 20;
-/// No header is longer: what says so is damaged.
-const LONGEST_HEADER: u64 = 100_000_000;
 
 /// A complete checkpoint.
 #[derive(Debug)]
@@ -219,8 +219,9 @@ impl Checkpoint {
             return Err(damaged(key, "is not in the file".to_owned()));
         };
         let shape = stored.part.own_shape(&tensor.shape);
-        if place.shape != shape {
-            let why = format!("has shape {:?} in the file, not {shape:?}", place.shape);
+        if place.shape != shape || place.dtype != Dtype::F32 {
+            let (dtype, other) = (place.dtype, &place.shape);
+            let why = format!("is {dtype:?} of shape {other:?} in the file, not F32 of {shape:?}");
             return Err(damaged(key, why));
         }
         Ok((path, place.clone()))
@@ -245,23 +246,7 @@ impl Checkpoint {
             let what = if is < was { "truncated" } else { "something else" };
             return Err(wrong(format!("has {is} bytes and was written with {was}: it is {what}")));
         }
-        let mut length = [0; shard::LENGTH];
-        let read = CheckpointError::io("read", path);
-        file.read_exact_at(&mut length, 0).map_err(read)?;
-        let length = u64::from_le_bytes(length);
-        if length > LONGEST_HEADER.min(is) {
-            return Err(wrong("is damaged: its header cannot be so long".to_owned()));
-        }
-        let mut header = vec![0; length as usize];
-        let read = CheckpointError::io("read", path);
-        file.read_exact_at(&mut header, shard::LENGTH as u64).map_err(read)?;
-        let places = shard::places(&header)
-            .map_err(|why| wrong(format!("is damaged: its header is wrong: {why}")))?;
-        let end = places.values().map(|place| place.bytes.end).max();
-        if end.is_some_and(|end| end > is) {
-            return Err(wrong("is damaged: its header names bytes behind its end".to_owned()));
-        }
-        Ok(places)
+        header::read(&file, is).map_err(wrong)
     }
 
     fn wrong(&self, tensor: &Tensor, why: String) -> CheckpointError {

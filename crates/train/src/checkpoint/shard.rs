@@ -1,22 +1,20 @@
 //! A rank's file of numbers, as safetensors: a header, then every piece's bytes.
 
-use std::collections::{HashMap, HashSet};
-use std::ops::Range;
+use std::collections::HashSet;
 use std::path::Path;
 
 use safetensors::Dtype;
-use safetensors::tensor::{Metadata, TensorInfo};
+use safetensors::tensor::TensorInfo;
 use sha2::{Digest, Sha256};
 
 use super::disk::Disk;
 use super::error::CheckpointError;
+use super::header;
 use super::manifest::Written;
 use super::piece::{Piece, key};
 
 /// Numbers that are turned into bytes, hashed and written at a time.
 const AT_A_TIME: usize = 1 << 18;
-/// Bytes of the header's length, before it.
-pub(super) const LENGTH: usize = 8;
 
 /// A shard that is laid out: all but the numbers.
 #[derive(Debug)]
@@ -42,13 +40,10 @@ pub(super) fn lay_out(pieces: &[Piece]) -> Result<Layout, CheckpointError> {
             return Err(refuse(piece, "is given twice".to_owned()));
         }
     }
-    let wrong = |why: String| CheckpointError::Piece { name: "s of this rank".to_owned(), why };
-    let metadata = Metadata::new(None, infos).map_err(|error| wrong(error.to_string()))?;
-    let mut text = serde_json::to_vec(&metadata).map_err(|error| wrong(error.to_string()))?;
-    // Numbers begin at a multiple of 8, so that other programs can map them.
-    text.resize(text.len().next_multiple_of(LENGTH), b' ');
-    let mut header = (text.len() as u64).to_le_bytes().to_vec();
-    header.extend(text);
+    let header = header::write(None, infos).map_err(|why| {
+        let name = pieces.first().map_or_else(String::new, |piece| piece.name.clone());
+        CheckpointError::Piece { name, why }
+    })?;
     let bytes = (header.len() + end) as u64;
     Ok(Layout { header, bytes })
 }
@@ -91,32 +86,6 @@ pub(super) fn write(
     }
     file.sync().map_err(failed())?;
     Ok(written)
-}
-
-/// Where in a file a tensor is.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Place {
-    /// Its shape.
-    pub shape: Vec<usize>,
-    /// Its bytes.
-    pub bytes: Range<u64>,
-}
-
-/// Where the tensors of a file are, by their keys. The header, without its length, may be anything.
-pub(super) fn places(header: &[u8]) -> Result<HashMap<String, Place>, String> {
-    let metadata: Metadata = serde_json::from_slice(header).map_err(|error| error.to_string())?;
-    let base = (LENGTH + header.len()) as u64;
-    let mut places = HashMap::new();
-    for (name, info) in metadata.tensors() {
-        if info.dtype != Dtype::F32 {
-            return Err(format!("{name} is of {:?}, not of 32-bit numbers", info.dtype));
-        }
-        let (start, end) = info.data_offsets;
-        let at = |offset: usize| base.checked_add(offset as u64).ok_or("it is too long");
-        let bytes = at(start)?..at(end)?;
-        places.insert(name, Place { shape: info.shape.clone(), bytes });
-    }
-    Ok(places)
 }
 
 /// A checksum as text.

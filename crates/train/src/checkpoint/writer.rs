@@ -52,7 +52,16 @@ pub struct Writer {
     /// What the last one is about: rank 0 writes it at the end.
     about: Option<About>,
     /// Held by rank 0 as long as it lives: left-overs of others are nobody's then.
-    _lock: Option<File>,
+    lock: Option<File>,
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        // Closing alone would not do while a process that was just started has the file too.
+        if let Some(lock) = &self.lock {
+            let _ = lock.unlock();
+        }
+    }
 }
 
 enum Stage {
@@ -88,7 +97,7 @@ impl Writer {
         }
         let (checkpoints, keep) = (checkpoints.to_owned(), keep.max(1));
         let stage = Stage::Resting(State::Idle);
-        Ok(Self { checkpoints, rank, ranks, keep, disk, stage, about: None, _lock: lock })
+        Ok(Self { checkpoints, rank, ranks, keep, disk, stage, about: None, lock })
     }
 
     /// Begins to write this rank's pieces, which may be none, and returns at once.
