@@ -1,21 +1,25 @@
 //! `regatta train`: trains a model, and shows how that goes.
 
+mod alone;
 pub mod args;
 mod asked;
 mod curve;
 mod face;
 mod figures;
 mod listing;
-#[allow(dead_code, reason = "nothing is trained yet that it could show")]
+mod rank;
+mod report;
 mod screen;
 mod watch;
 
 use std::process::ExitCode;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use regatta_train::config::Resolved;
 
 pub use args::TrainArgs;
+
+use super::ranks::is_rank;
 
 /// Runs the command.
 pub fn run(args: &TrainArgs) -> Result<ExitCode> {
@@ -33,9 +37,9 @@ pub fn run(args: &TrainArgs) -> Result<ExitCode> {
 }
 
 /// Trains: as a rank of a job, or as one that starts the ranks.
-fn train(resolved: &Resolved, _args: &TrainArgs) -> Result<ExitCode> {
-    bail!(
-        "{} cannot be trained yet: so far `regatta train` has --keys, --presets and --print-config",
-        resolved.name
-    )
+fn train(resolved: &Resolved, args: &TrainArgs) -> Result<ExitCode> {
+    match is_rank("train")? {
+        true => rank::run(resolved, args),
+        false => alone::run(resolved, args),
+    }
 }
