@@ -69,6 +69,11 @@ impl<W: Write> Screen<W> {
         Self { form, out, size, watch, drawn, drawn_at: f64::NEG_INFINITY, untold }
     }
 
+    /// Takes what happened before a restart, for the curve.
+    pub fn recall(&mut self, before: &[Event]) {
+        self.watch.recall(before);
+    }
+
     /// Shows what happened.
     pub fn hear(&mut self, event: &Event, now: f64) {
         self.watch.hear(event, now);
