@@ -185,10 +185,13 @@ fn notes_and_the_end_stay_on_the_screen() {
     let note = text.find("the disk is full").unwrap();
     assert!(text.find("\x1b[J").unwrap() < note && note < text.find("step 600/600").unwrap());
     assert!(text.contains("\x1b[36m"), "{text:?}");
+    screen.hear(&Event::Sample("To be\nor not".to_owned()), 1.015);
+    assert_eq!(paper.take(), "");
     screen.hear(&end(), 1.02);
     let text = strip_str(&paper.take()).to_string();
     assert!(text.ends_with(
-        "done: 600 steps in 59 s, loss 1.5000, validation 1.6000, 121 k tokens/s, 38.2 GFLOP/s\n\
+        "what it writes now:\nTo be\nor not\n\
+         done: 600 steps in 59 s, loss 1.5000, validation 1.6000, 121 k tokens/s, 38.2 GFLOP/s\n\
          run folder: runs/1\n"
     ));
     screen.tick(9.0);
