@@ -11,6 +11,7 @@ use regatta_model::CpuSet;
 use regatta_place::binding::Launcher;
 
 use crate::commands::bench::BenchArgs;
+use crate::commands::train::{self, TrainArgs};
 use crate::options::{EnvChoices, JobArgs, SourceArgs};
 
 /// How errors are marked.
@@ -57,6 +58,9 @@ pub enum Command {
     /// Measure collectives as nccl-tests does, on host memory or GPUs; compare and draw results
     #[command(after_long_help = BENCH_EXAMPLES)]
     Bench(Box<BenchArgs>),
+    /// Train a GPT or Llama model on one device or many, and watch it learn
+    #[command(after_long_help = train::args::EXAMPLES)]
+    Train(Box<TrainArgs>),
     /// Run the ranks of this node for a `regatta launch` elsewhere; started by it
     #[command(hide = true)]
     Agent(AgentArgs),

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// What each crate may use of ours, outside of tests.
-const MAY_USE: [(&str, &[&str]); 11] = [
+const MAY_USE: [(&str, &[&str]); 12] = [
     ("crates/model", &[]),
     ("crates/discover", &["model"]),
     ("crates/place", &["model"]),
@@ -14,9 +14,13 @@ const MAY_USE: [(&str, &[&str]); 11] = [
     ("crates/launch", &["model", "discover", "place", "wire"]),
     ("crates/comm", &["model", "wire"]),
     ("crates/measure", &["model", "comm"]),
+    ("crates/train", &["model", "comm"]),
     ("crates/testbed", &[]),
-    ("crates/regatta", &["model", "discover", "place", "wire", "launch", "comm", "measure"]),
-    ("bench", &["model", "discover", "place", "wire", "launch", "comm", "testbed"]),
+    (
+        "crates/regatta",
+        &["model", "discover", "place", "wire", "launch", "comm", "measure", "train"],
+    ),
+    ("bench", &["model", "discover", "place", "wire", "launch", "comm", "train", "testbed"]),
     ("xtask", &[]),
 ];
 

@@ -236,6 +236,9 @@ pub trait Device: Send + Sync {
     /// kinds of tokens. With a scale, `logits` become their gradient, times the scale.
     fn cross_entropy(&self, targets: &[u32], logits: ViewMut<'_>, scale: Option<f64>) -> f64;
 
+    /// `z = x + y`.
+    fn sum(&self, x: View<'_>, y: View<'_>, z: ViewMut<'_>);
+
     /// `y += x`.
     fn add(&self, x: View<'_>, y: ViewMut<'_>);
 

@@ -110,7 +110,8 @@ fn text(plan: &Plan, why: bool) -> String {
     lines.join("\n") + "\n"
 }
 
-fn unicode() -> bool {
+/// Whether the terminal shows more than ASCII.
+pub fn unicode() -> bool {
     let locale = ["LC_ALL", "LC_CTYPE", "LANG"]
         .iter()
         .find_map(|v| std::env::var(v).ok().filter(|s| !s.is_empty()));

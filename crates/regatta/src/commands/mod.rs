@@ -7,3 +7,5 @@ pub mod docs;
 pub mod env;
 pub mod launch;
 pub mod map;
+pub mod ranks;
+pub mod train;

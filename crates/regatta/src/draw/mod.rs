@@ -16,7 +16,7 @@ mod scene;
 mod svg;
 mod svg_parts;
 mod terminal;
-mod text;
+pub mod text;
 
 #[cfg(test)]
 mod samples;

@@ -1,1 +1,308 @@
-//! To be written.
+//! The fast device: the processor's threads and vector instructions, in single precision or with
+//! activations in brain floats.
+//!
+//! Read `level` for how a kernel is compiled for the instructions that are there, `lanes` for what
+//! kernels are written in, `pool` for how work is cut, `product` for matrix products, and
+//! `attention`. Results are the same from run to run for a number of threads.
+
+mod attention;
+pub mod bf16;
+mod elementwise;
+mod embed;
+mod lanes;
+#[cfg(target_arch = "x86_64")]
+mod lanes_x86;
+mod level;
+mod linear;
+mod math;
+mod norm;
+mod numbers;
+mod pool;
+mod product;
+mod rope;
+mod scratch;
+mod step;
+
+use serde::{Deserialize, Serialize};
+
+use self::lanes::WIDTH;
+use self::level::{Level, kernel};
+use self::pool::Pool;
+use self::scratch::{Pieces, Scratch};
+use crate::device::{Attention, AttentionSaved, Device, Linear, Norm, NormGrads, NormSaved, Turn};
+use crate::memory::{Format, Tensor, View, ViewMut};
+use crate::optimizer::{AdamW, Sgd};
+use crate::random::Mask;
+
+/// How activations are stored and multiplied. All else is in single precision.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Precision {
+    /// In single precision.
+    #[default]
+    F32,
+    /// As brain floats, summed in single precision.
+    Bf16,
+}
+
+impl Precision {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+        }
+    }
+}
+
+/// The processor.
+#[derive(Debug)]
+pub struct Cpu {
+    pool: Pool,
+    level: Level,
+    precision: Precision,
+    pieces: Pieces,
+    angles: rope::Angles,
+}
+
+impl Cpu {
+    /// So many threads of it, at least one.
+    pub fn new(threads: usize, precision: Precision) -> Self {
+        Self::with_level(threads, precision, Level::best())
+    }
+
+    fn with_level(threads: usize, precision: Precision, level: Level) -> Self {
+        let (pool, pieces, angles) = (Pool::new(threads), Pieces::default(), Default::default());
+        Self { pool, level, precision, pieces, angles }
+    }
+
+    /// What it computes with, such as `2 threads, f32 on avx512`.
+    pub fn describe(&self) -> String {
+        let threads = match self.pool.threads() {
+            1 => "1 thread".to_owned(),
+            many => format!("{many} threads"),
+        };
+        let precision = match self.precision {
+            Precision::F32 => "f32",
+            Precision::Bf16 => "bf16",
+        };
+        format!("{threads}, {precision} on {}", self.level.name())
+    }
+
+    fn scratch(&self, elements: usize) -> Scratch<'_> {
+        self.pieces.take(elements)
+    }
+}
+
+kernel! {
+    /// As brain floats would be, but still in single precision.
+    fn round<V>(from: &[f32], to: &mut [f32]) {
+        let mut halves = [0; WIDTH];
+        for at in (0..to.len()).step_by(WIDTH) {
+            // SAFETY: there is room for sixteen, and then there are sixteen.
+            let rounded = unsafe {
+                numbers::get::<V>(from, at).store_half(halves.as_mut_ptr());
+                V::load_half(halves.as_ptr())
+            };
+            numbers::put(to, at, rounded);
+        }
+    }
+}
+
+impl Device for Cpu {
+    fn real_format(&self) -> Format {
+        Format::F32
+    }
+
+    fn activation_format(&self) -> Format {
+        match self.precision {
+            Precision::F32 => Format::F32,
+            Precision::Bf16 => Format::Bf16,
+        }
+    }
+
+    fn zeros(&self, elements: usize, format: Format) -> Tensor {
+        Tensor::zeroed(elements, format)
+    }
+
+    fn put(&self, from: &[f32], to: ViewMut<'_>) {
+        self.copy_numbers(View::of(from), to);
+    }
+
+    fn fetch(&self, from: View<'_>, to: &mut [f32]) {
+        self.copy_numbers(from, ViewMut::of(to));
+    }
+
+    fn copy(&self, from: View<'_>, to: ViewMut<'_>) {
+        self.copy_numbers(from, to);
+    }
+
+    fn clear(&self, x: ViewMut<'_>) {
+        self.clear_numbers(x);
+    }
+
+    fn linear(
+        &self,
+        of: Linear,
+        x: View<'_>,
+        weight: View<'_>,
+        bias: Option<View<'_>>,
+        y: ViewMut<'_>,
+    ) {
+        self.linear_forward(of, x, weight, bias, y);
+    }
+
+    fn linear_back_input(
+        &self,
+        of: Linear,
+        dy: View<'_>,
+        weight: View<'_>,
+        dx: ViewMut<'_>,
+        add: bool,
+    ) {
+        self.linear_backward_input(of, dy, weight, dx, add);
+    }
+
+    fn linear_back_weight(
+        &self,
+        of: Linear,
+        x: View<'_>,
+        dy: View<'_>,
+        dweight: ViewMut<'_>,
+        dbias: Option<ViewMut<'_>>,
+    ) {
+        self.linear_backward_weight(of, x, dy, dweight, dbias);
+    }
+
+    fn norm(
+        &self,
+        how: Norm,
+        x: View<'_>,
+        weight: View<'_>,
+        bias: Option<View<'_>>,
+        y: ViewMut<'_>,
+        statistics: ViewMut<'_>,
+    ) {
+        self.norm_forward(how, x, weight, bias, y, statistics);
+    }
+
+    fn norm_back(
+        &self,
+        how: Norm,
+        saved: NormSaved<'_>,
+        dy: View<'_>,
+        dx: ViewMut<'_>,
+        grads: NormGrads<'_>,
+    ) {
+        self.norm_backward(how, saved, dy, dx, grads);
+    }
+
+    fn attention(
+        &self,
+        of: Attention,
+        qkv: View<'_>,
+        drop: Option<Mask>,
+        y: ViewMut<'_>,
+        log_sums: ViewMut<'_>,
+    ) {
+        self.attention_forward(of, qkv, drop, y, log_sums);
+    }
+
+    fn attention_back(
+        &self,
+        of: Attention,
+        saved: AttentionSaved<'_>,
+        drop: Option<Mask>,
+        dy: View<'_>,
+        dqkv: ViewMut<'_>,
+    ) {
+        self.attention_backward(of, saved, drop, dy, dqkv);
+    }
+
+    fn attend(&self, of: Attention, q: View<'_>, keys: View<'_>, values: View<'_>, y: ViewMut<'_>) {
+        self.attend_one(of, q, keys, values, y);
+    }
+
+    fn rope(&self, of: Attention, base: f64, first: usize, turn: Turn, qkv: ViewMut<'_>) {
+        self.rope_turn(of, base, first, turn, qkv);
+    }
+
+    fn gelu(&self, x: View<'_>, y: ViewMut<'_>) {
+        self.gelu_forward(x, y);
+    }
+
+    fn gelu_back(&self, x: View<'_>, dy: ViewMut<'_>) {
+        self.gelu_backward(x, dy);
+    }
+
+    fn swiglu(&self, width: usize, x: View<'_>, y: ViewMut<'_>) {
+        self.swiglu_forward(width, x, y);
+    }
+
+    fn swiglu_back(&self, width: usize, x: View<'_>, dy: View<'_>, dx: ViewMut<'_>) {
+        self.swiglu_backward(width, x, dy, dx);
+    }
+
+    fn embed(
+        &self,
+        tokens: &[u32],
+        sequence: usize,
+        table: View<'_>,
+        positions: Option<View<'_>>,
+        y: ViewMut<'_>,
+    ) {
+        self.embed_forward(tokens, sequence, table, positions, y);
+    }
+
+    fn embed_back(
+        &self,
+        tokens: &[u32],
+        sequence: usize,
+        dy: View<'_>,
+        dtable: ViewMut<'_>,
+        dpositions: Option<ViewMut<'_>>,
+    ) {
+        self.embed_backward(tokens, sequence, dy, dtable, dpositions);
+    }
+
+    fn cross_entropy(&self, targets: &[u32], logits: ViewMut<'_>, scale: Option<f64>) -> f64 {
+        self.loss(targets, logits, scale)
+    }
+
+    fn sum(&self, x: View<'_>, y: View<'_>, z: ViewMut<'_>) {
+        self.sum_numbers(x, y, z);
+    }
+
+    fn add(&self, x: View<'_>, y: ViewMut<'_>) {
+        self.add_numbers(x, y);
+    }
+
+    fn dropout(&self, mask: Mask, x: ViewMut<'_>) {
+        self.drop_numbers(mask, x);
+    }
+
+    fn scale(&self, by: f64, x: ViewMut<'_>) {
+        self.scale_numbers(by, x);
+    }
+
+    fn square_sum(&self, x: View<'_>) -> f64 {
+        self.sum_of_squares(x)
+    }
+
+    fn adamw(
+        &self,
+        how: &AdamW,
+        gradients: View<'_>,
+        state: [ViewMut<'_>; 2],
+        parameters: ViewMut<'_>,
+    ) {
+        self.adamw_step(how, gradients, state, parameters);
+    }
+
+    fn sgd(&self, how: &Sgd, gradients: View<'_>, momentum: ViewMut<'_>, parameters: ViewMut<'_>) {
+        self.sgd_step(how, gradients, momentum, parameters);
+    }
+}
+
+#[cfg(test)]
+mod tests;

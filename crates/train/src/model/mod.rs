@@ -1,1 +1,129 @@
-//! To be written.
+//! Models as chains of blocks, each with its own forward and backward pass: embedding, layers, head.
+//! There is no graph: what the backward pass needs, the forward pass leaves in a `Saved`.
+
+mod attention;
+mod decode;
+mod embedding;
+mod feed_forward;
+mod head;
+mod layer;
+mod parts;
+mod scratch;
+
+pub use decode::Cache;
+pub use embedding::Embedding;
+pub use head::{Head, HeadGrads, HeadParams};
+pub use layer::{Layer, Saved};
+pub use scratch::{Lent, Scratch};
+
+use crate::device::Device;
+use crate::memory::Tensor;
+use crate::random::{self, Mask};
+use crate::shape::{Block, Shape};
+
+/// A model: what its blocks do, and which parameters they have. The parameters themselves are
+/// elsewhere: whoever calls a block brings them.
+#[derive(Debug, Clone)]
+pub struct Model {
+    /// Its sizes.
+    pub shape: Shape,
+    /// The parameters of each block: embedding, layers, head.
+    pub blocks: Vec<Block>,
+    /// The first block.
+    pub embedding: Embedding,
+    /// The blocks between.
+    pub layers: Vec<Layer>,
+    /// The last block.
+    pub head: Head,
+}
+
+impl Model {
+    /// The model of a shape, which must have been checked.
+    pub fn new(shape: Shape) -> Self {
+        let blocks = shape.blocks();
+        let embedding = Embedding::new(&shape, &blocks[0]);
+        let layers = (0..shape.layers).map(|i| Layer::new(&shape, i, &blocks[i + 1])).collect();
+        let head = Head::new(&shape, &blocks[shape.layers + 1]);
+        Self { shape, blocks, embedding, layers, head }
+    }
+
+    /// The number of the head's block.
+    pub fn last(&self) -> usize {
+        self.blocks.len() - 1
+    }
+}
+
+/// What a pass through blocks works with.
+#[derive(Clone, Copy)]
+pub struct Run<'a> {
+    /// Where it is computed.
+    pub device: &'a dyn Device,
+    /// Memory for what is computed.
+    pub scratch: &'a Scratch,
+    /// Sequences in this pass.
+    pub batch: usize,
+    /// Tokens of each.
+    pub sequence: usize,
+    /// What is left out, in training.
+    pub dropout: Option<Dropout>,
+    /// Whether layers keep only their input, and compute the rest again in the backward pass.
+    pub recompute: bool,
+}
+
+impl Run<'_> {
+    /// Tokens in this pass.
+    pub fn rows(&self) -> usize {
+        self.batch * self.sequence
+    }
+
+    /// Memory for numbers of the stream, of gradients of it, and of statistics. Nobody cleared it.
+    fn real(&self, elements: usize) -> Lent {
+        self.scratch.lend(self.device, elements, self.device.real_format())
+    }
+
+    /// Memory for activations. Nobody cleared it.
+    fn activation(&self, elements: usize) -> Lent {
+        self.scratch.lend(self.device, elements, self.device.activation_format())
+    }
+
+    /// The gradient behind a mask, if there is one.
+    fn dropped(&self, mask: Option<Mask>, dx: &Tensor) -> Option<Lent> {
+        let mask = mask?;
+        let mut dropped = self.real(dx.len());
+        self.device.copy(dx.view(), dropped.view_mut());
+        self.device.dropout(mask, dropped.view_mut());
+        Some(dropped)
+    }
+
+    /// The mask for one place in the model, with so many numbers for each sequence.
+    fn mask(&self, place: Place, each: usize) -> Option<Mask> {
+        let Dropout { share, seed, step, first } = self.dropout?;
+        let Place { block, part } = place;
+        let key = random::key(seed, &[DROPOUT, step, block as u64, part]);
+        (share > 0.0).then_some(Mask { share, key, first: first * each as u64 })
+    }
+}
+
+/// What dropout's random numbers are told apart from others by.
+const DROPOUT: u64 = 0x6472_6f70;
+
+/// A place in the model where numbers are left out.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    block: usize,
+    part: u64,
+}
+
+/// Which numbers are left out: a function of the step and of the number that a sequence has among
+/// all of the step, and so the same however the sequences are shared among ranks.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Dropout {
+    /// What share is left out.
+    pub share: f32,
+    /// The seed of the training.
+    pub seed: u64,
+    /// The step.
+    pub step: u64,
+    /// The number of the first sequence of this pass among all of the step.
+    pub first: u64,
+}

@@ -1,1 +1,25 @@
-//! To be written.
+//! How ranks share the work: one file an axis.
+
+mod alone;
+mod data;
+
+pub use alone::Alone;
+pub use data::DataParallel;
+
+use regatta_comm::CommError;
+
+use crate::device::Device;
+use crate::memory::Tensor;
+
+/// How gradients get from what each rank has to what all have together, while the backward pass
+/// goes on.
+pub trait Exchange {
+    /// Memory for gradients, from which they travel best.
+    fn memory(&self, device: &dyn Device, elements: usize) -> Tensor;
+
+    /// This rank's gradients of a block are complete.
+    fn ready(&mut self, block: usize, gradients: Tensor);
+
+    /// Waits until the sums of all ranks are here, and gives them back with their blocks.
+    fn finish(&mut self) -> Result<Vec<(usize, Tensor)>, CommError>;
+}

@@ -1,14 +1,12 @@
 //! Started by a person: starts the ranks, each this program again, and shows what rank 0 tells.
 
 use std::cell::RefCell;
-use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::rc::Rc;
 use std::time::SystemTime;
 
-use anyhow::{Context, Result, bail};
-use clap::Parser;
+use anyhow::Result;
 use regatta_comm::nccl::{self, Vendor};
 use regatta_launch::folder::run_id;
 use regatta_model::Machine;
@@ -17,8 +15,9 @@ use super::args::{Backend, RankArgs};
 use super::asked::Asked;
 use super::rank::EVENT;
 use super::report::Report;
-use crate::cli::{Cli, Command, LaunchArgs};
+use crate::cli::LaunchArgs;
 use crate::commands::launch;
+use crate::commands::ranks::{Wanted, says_how_many};
 use crate::options::SourceArgs;
 use crate::plan::Survey;
 
@@ -31,7 +30,7 @@ pub fn run(asked: &Asked<'_>) -> Result<ExitCode> {
     let folder = asked.ranks.run_dir.clone().unwrap_or_else(|| PathBuf::from("runs").join(id));
     let ranks = wanted_ranks(asked.ranks)?;
     ranks.map_or(Ok(()), |ranks| asked.job.check_ranks(ranks))?;
-    let launch = launch_args(asked.ranks, ranks, &folder)?;
+    let launch = launch_args(asked.ranks, ranks, folder.clone())?;
     let out = asked.output.out.clone().unwrap_or_else(|| folder.join("bench.json"));
     let report = Rc::new(RefCell::new(Report::new(asked, Some(out))?));
     let hears = report.clone();
@@ -46,54 +45,18 @@ pub fn run(asked: &Asked<'_>) -> Result<ExitCode> {
 }
 
 /// The options of `regatta launch` that start these ranks.
-fn launch_args(ranks: &RankArgs, count: Option<u32>, folder: &Path) -> Result<Box<LaunchArgs>> {
-    let mut words: Vec<OsString> = ["regatta", "launch", "--run-dir"].map(OsString::from).to_vec();
-    words.push(folder.into());
-    let mut option = |name: &str, value: Option<String>| {
-        if let Some(value) = value {
-            words.extend([name.into(), value.into()]);
-        }
+fn launch_args(ranks: &RankArgs, count: Option<u32>, folder: PathBuf) -> Result<Box<LaunchArgs>> {
+    let wanted = Wanted {
+        ranks: count,
+        ranks_per_node: ranks.ranks_per_node,
+        nodes: ranks.nodes,
+        hostfile: ranks.hostfile.as_deref(),
+        folder,
+        gpus: matches!(ranks.backend, Backend::Auto | Backend::Nccl | Backend::Rccl),
+        launch: ranks.launch.as_deref(),
+        more: ranks.trying.iter().map(|name| format!("--trying={name}")).collect(),
     };
-    option("--ranks-per-node", ranks.ranks_per_node.map(|n| n.to_string()));
-    option("--nodes", ranks.nodes.map(|n| n.to_string()));
-    let hostfile = ranks.hostfile.as_ref().map(|file| file.to_string_lossy().into_owned());
-    option("--hostfile", hostfile);
-    option("--ranks", count.map(|n| n.to_string()));
-    if !matches!(ranks.backend, Backend::Auto | Backend::Nccl | Backend::Rccl) {
-        words.push("--no-gpus".into());
-    }
-    // A benchmark of too many ranks is a benchmark of that.
-    words.push("--oversubscribe".into());
-    words.extend(ranks.trying.iter().map(|name| format!("--trying={name}").into()));
-    words.extend(more_words(ranks)?);
-    words.push("--".into());
-    words.push(std::env::current_exe().context("where this program is")?.into());
-    words.extend(std::env::args_os().skip(1));
-    // Who is a rank already, by its scheduler, becomes that rank: nobody hears its events.
-    let surroundings = Survey::take(&SourceArgs::default(), 0);
-    if !surroundings.is_ok_and(|survey| survey.allocation.me.is_some()) {
-        words.push("--events".into());
-    }
-    parsed(words)
-}
-
-/// The user's own options for `regatta launch`.
-fn more_words(ranks: &RankArgs) -> Result<Vec<OsString>> {
-    let more = ranks.launch.as_deref().unwrap_or_default();
-    let more = shlex::split(more).context("--launch: a quote is not closed")?;
-    Ok(more.into_iter().map(OsString::from).collect())
-}
-
-fn parsed(words: Vec<OsString>) -> Result<Box<LaunchArgs>> {
-    match Cli::try_parse_from(words).map(|cli| cli.command) {
-        Ok(Command::Launch(args)) => Ok(args),
-        Ok(_) => bail!("--launch takes options of `regatta launch` only"),
-        Err(error) => {
-            let error = error.to_string();
-            let what = error.lines().next().unwrap_or_default();
-            bail!("--launch: {}", what.trim_start_matches("error: "))
-        }
-    }
+    wanted.launch_args()
 }
 
 /// How many ranks there are to be, if that is not for the launcher to say.
@@ -105,7 +68,7 @@ fn wanted_ranks(ranks: &RankArgs) -> Result<Option<u32>> {
         return Ok(Some(ranks.threads.unwrap_or(1).saturating_mul(ranks.gpus.unwrap_or(1))));
     }
     let elsewhere = ranks.nodes.is_some() || ranks.hostfile.is_some();
-    if ranks.ranks_per_node.is_some() || elsewhere || is_said_to_launch(ranks)? {
+    if ranks.ranks_per_node.is_some() || elsewhere || says_how_many(ranks.launch.as_deref())? {
         return Ok(None);
     }
     let survey = Survey::take(&SourceArgs::default(), 0)?;
@@ -124,37 +87,4 @@ fn has_devices(machine: &Machine, backend: Backend) -> bool {
     let library = |vendor| nccl::devices(vendor).is_ok_and(|count| count > 1);
     let several = machine.gpus.len() > 1;
     backend != Backend::Auto || several && (library(Vendor::Nvidia) || library(Vendor::Amd))
-}
-
-/// Whether the user's own options for `regatta launch` say how many ranks there are, or where.
-fn is_said_to_launch(ranks: &RankArgs) -> Result<bool> {
-    let mut words: Vec<OsString> = ["regatta", "launch"].map(OsString::from).to_vec();
-    words.extend(more_words(ranks)?);
-    words.extend(["--".into(), "regatta".into()]);
-    let LaunchArgs { source, job, .. } = *parsed(words)?;
-    let nodes = source.nodes.is_some() || source.hostfile.is_some();
-    Ok(nodes || job.ranks.is_some() || job.ranks_per_node.is_some())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::cli::Command;
-
-    #[test]
-    fn launch_says_how_many_ranks_there_are_or_nothing_of_it() {
-        let said = |launch: &str| {
-            let words = ["regatta", "bench", "all-reduce", "--launch", launch];
-            let Command::Bench(args) = Cli::try_parse_from(words).unwrap().command else {
-                panic!("no benchmark");
-            };
-            is_said_to_launch(&args.what.run().unwrap().1.ranks).unwrap()
-        };
-        for launch in ["-N2", "--nodes=2", "--hostfile hosts", "-n 4", "--ranks-per-node 2"] {
-            assert!(said(launch), "{launch}");
-        }
-        for launch in ["--start-within 60", "--without NCCL_ALGO --grace 1", ""] {
-            assert!(!said(launch), "{launch}");
-        }
-    }
 }

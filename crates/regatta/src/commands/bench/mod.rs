@@ -21,10 +21,11 @@ mod verdict;
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
-use regatta_launch::secret_file;
 
 pub use args::BenchArgs;
 use args::What;
+
+use super::ranks::is_rank;
 
 /// Runs the command: as a rank of a job, or as one that starts the ranks.
 pub fn run(mut args: BenchArgs) -> Result<ExitCode> {
@@ -37,16 +38,7 @@ pub fn run(mut args: BenchArgs) -> Result<ExitCode> {
         _ => {}
     }
     let Some(asked) = asked::asked(&args.what)? else { return Ok(ExitCode::SUCCESS) };
-    let is_set = |name: &str| std::env::var_os(name).is_some();
-    let in_a_job = is_set("RANK") && is_set("WORLD_SIZE");
-    if in_a_job && !is_set(secret_file::VARIABLE) {
-        bail!(
-            "this is a rank by RANK and WORLD_SIZE, but has nothing to know the others by: start \
-             `regatta bench` once, outside of ranks, and it starts them; or give all ranks a {} \
-             that only you can read, with 64 hexadecimal digits",
-            secret_file::VARIABLE
-        );
-    }
+    let in_a_job = is_rank("bench")?;
     let more = args.what.run().map(|(_, args)| args).filter(|args| args.is_repeated());
     match (in_a_job, more) {
         (true, None) => rank::run(asked),

@@ -1,0 +1,57 @@
+//! Started by a person: starts the ranks, each this program again, and shows what rank 0 tells.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::SystemTime;
+
+use anyhow::{Context, Result};
+use regatta_launch::folder::run_id;
+use regatta_train::config::Resolved;
+
+use super::args::TrainArgs;
+use super::asked::CONFIG_FILE;
+use super::rank::EVENT;
+use super::report::Report;
+use crate::commands::launch;
+use crate::commands::ranks::Wanted;
+use crate::output;
+
+/// Starts the ranks.
+pub fn run(resolved: &Resolved, args: &TrainArgs) -> Result<ExitCode> {
+    let id = run_id(SystemTime::now(), std::process::id());
+    let folder = args.run_dir.clone().unwrap_or_else(|| PathBuf::from("runs").join(&id));
+    // What goes on has its ranks' logs beside those of the ranks before.
+    let folder = match &args.resume {
+        Some(before) => before.join("again").join(&id),
+        None => folder,
+    };
+    let ranks = &args.ranks;
+    let wanted = Wanted {
+        ranks: ranks.ranks,
+        ranks_per_node: ranks.ranks_per_node,
+        nodes: ranks.nodes,
+        hostfile: ranks.hostfile.as_deref(),
+        folder: folder.clone(),
+        gpus: false,
+        launch: ranks.launch.as_deref(),
+        more: Vec::new(),
+    };
+    let launch = wanted.launch_args()?;
+    if let Some(count) = ranks.ranks {
+        resolved.config.validate(count as usize)?;
+    }
+    let own = args.resume.clone().unwrap_or(folder);
+    let mut report = Report::new(args, &own, resolved.config.metrics.tensorboard);
+    let hear = Box::new(move |line: &str| match line.strip_prefix(EVENT) {
+        Some(event) => report.hear_text(event),
+        None => report.make_way(),
+    });
+    let listener = launch::Listener { takes: |line| line.starts_with(EVENT), hear };
+    launch::run_heard(&launch, Some(listener))
+}
+
+/// Leaves the configuration in the run's folder, so that the run can go on.
+pub fn keep_config(resolved: &Resolved, folder: &std::path::Path) -> Result<()> {
+    std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
+    output::write_file(&folder.join(CONFIG_FILE), &resolved.to_toml())
+}

@@ -1,0 +1,45 @@
+//! `regatta train`: trains a model, and shows how that goes.
+
+mod alone;
+pub mod args;
+mod asked;
+mod curve;
+mod face;
+mod figures;
+mod listing;
+mod rank;
+mod report;
+mod screen;
+mod watch;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use regatta_train::config::Resolved;
+
+pub use args::TrainArgs;
+
+use super::ranks::is_rank;
+
+/// Runs the command.
+pub fn run(args: &TrainArgs) -> Result<ExitCode> {
+    if args.keys {
+        return listing::keys();
+    }
+    if args.presets {
+        return listing::presets();
+    }
+    let resolved = asked::resolved(args)?;
+    if args.print_config {
+        return listing::configuration(&resolved);
+    }
+    train(&resolved, args)
+}
+
+/// Trains: as a rank of a job, or as one that starts the ranks.
+fn train(resolved: &Resolved, args: &TrainArgs) -> Result<ExitCode> {
+    match is_rank("train")? {
+        true => rank::run(resolved, args),
+        false => alone::run(resolved, args),
+    }
+}

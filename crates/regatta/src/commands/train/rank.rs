@@ -1,0 +1,137 @@
+//! A rank of a training: trains with the others; rank 0 tells.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Context, Result};
+use regatta_comm::{Collectives, Comm, host, join};
+use regatta_launch::folder;
+use regatta_train::config::{Config, Resolved};
+use regatta_train::cpu::Cpu;
+use regatta_train::data::{self, Dataset, Places, Prepared, Spec};
+use regatta_train::job::{self, Job};
+use regatta_train::metrics::Event;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
+
+use super::alone;
+use super::args::TrainArgs;
+use super::report::Report;
+use crate::output;
+
+/// What a line begins with that is for the process that started the ranks.
+pub const EVENT: &str = "regatta-train-event ";
+
+/// What makes a training save and end: Ctrl-C, and what schedulers send before they kill.
+const STOP: [i32; 6] = [SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2];
+
+/// Trains.
+pub fn run(resolved: &Resolved, args: &TrainArgs) -> Result<ExitCode> {
+    let stop = stop_flag()?;
+    let config = resolved.config.clone();
+    let comm: Arc<dyn Comm> = Arc::new(host::join(join::Settings::from_environment()?)?);
+    let folder = training_folder(args);
+    let mut teller = Teller::new(comm.rank(), args, &folder, &config);
+    // Others may wait for this rank, and should know why they wait in vain.
+    let opened = prepared(resolved, &folder, &*comm).inspect_err(|e| comm.abort(&e.to_string()));
+    let threads = threads(&config);
+    let device = Cpu::new(threads, config.train.precision);
+    let kernels = device.describe();
+    let job = Job {
+        config,
+        name: resolved.name.clone(),
+        comm,
+        device: Box::new(device),
+        threads,
+        kernels,
+        dataset: opened?,
+        folder,
+    };
+    let stop = || stop.load(Ordering::Relaxed);
+    job::run(job, &stop, &mut |event| teller.tell(event))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Becomes true when the training is told to end.
+fn stop_flag() -> Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in STOP {
+        signal_hook::flag::register(signal, stop.clone()).context("signals")?;
+    }
+    Ok(stop)
+}
+
+/// Where metrics and checkpoints are: the run that goes on, the one that was named, or the job's.
+fn training_folder(args: &TrainArgs) -> PathBuf {
+    let named = args.resume.clone().or_else(|| args.run_dir.clone());
+    let of_job = || std::env::var_os(folder::VARIABLE).map(PathBuf::from);
+    named.or_else(of_job).unwrap_or_else(|| PathBuf::from("."))
+}
+
+/// As many as are asked for, or as this rank may use cores.
+pub fn threads(config: &Config) -> usize {
+    let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+    if config.train.threads == 0 { cores() } else { config.train.threads }
+}
+
+/// The data. What must be fetched or made is by the first rank of each node, while the others wait.
+fn prepared(resolved: &Resolved, folder: &std::path::Path, comm: &dyn Comm) -> Result<Dataset> {
+    if comm.rank() == 0 {
+        alone::keep_config(resolved, folder)?;
+    }
+    let (spec, places) = (spec(&resolved.config), Places::of(|name| std::env::var_os(name)));
+    let mut firsts = BTreeMap::new();
+    for rank in (0..comm.size()).rev() {
+        firsts.insert(comm.peer(rank).host, rank);
+    }
+    let own = comm.peer(comm.rank()).host;
+    let is_first = firsts.get(&own) == Some(&comm.rank());
+    if is_first {
+        data::prepare(&spec, &places)?;
+    }
+    comm.barrier()?;
+    let prepared: Prepared = data::prepare(&spec, &places)?;
+    Ok(data::open(&prepared)?)
+}
+
+/// What data the configuration asks for.
+pub fn spec(config: &Config) -> Spec {
+    let tokenizer = match config.data.tokenizer.as_str() {
+        "auto" | "char" => None,
+        path => Some(PathBuf::from(path)),
+    };
+    Spec { data: config.data.source.clone(), tokenizer }
+}
+
+/// Who takes what happens.
+enum Teller {
+    /// Ranks but the first have nothing to say.
+    Nobody,
+    /// The process that started the ranks.
+    Starter,
+    Here(Box<Report>),
+}
+
+impl Teller {
+    fn new(rank: u32, args: &TrainArgs, folder: &std::path::Path, config: &Config) -> Self {
+        match rank {
+            0 if args.ranks.events => Self::Starter,
+            0 => Self::Here(Box::new(Report::new(args, folder, config.metrics.tensorboard))),
+            _ => Self::Nobody,
+        }
+    }
+
+    fn tell(&mut self, event: Event) {
+        match self {
+            Self::Nobody => {}
+            Self::Starter => {
+                // Whoever does not listen is gone, and so is soon this rank.
+                let text = serde_json::to_string(&event).unwrap_or_default();
+                let _ = output::print(&format!("{EVENT}{text}\n"));
+            }
+            Self::Here(report) => report.hear(&event),
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! The header of a safetensors file: which tensors it has, and where.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+
+use safetensors::Dtype;
+use safetensors::tensor::{Metadata, TensorInfo};
+
+/// Bytes of the header's length, before it.
+const LENGTH: usize = 8;
+/// No header is longer: what says so is damaged.
+const LONGEST: u64 = 100_000_000;
+
+/// Where in a file a tensor is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Place {
+    /// How its numbers are stored.
+    pub dtype: Dtype,
+    /// Its shape.
+    pub shape: Vec<usize>,
+    /// Its bytes.
+    pub bytes: Range<u64>,
+}
+
+/// Reads the header of a file of so many bytes. What is wrong with it is the end of a sentence.
+pub(super) fn read(file: &File, bytes: u64) -> Result<HashMap<String, Place>, String> {
+    let damaged = |why: &str| format!("is damaged: its header {why}");
+    let mut length = [0; LENGTH];
+    file.read_exact_at(&mut length, 0).map_err(|error| format!("cannot be read: {error}"))?;
+    let length = u64::from_le_bytes(length);
+    if length > LONGEST.min(bytes) {
+        return Err(damaged(&format!("cannot have {length} bytes")));
+    }
+    let mut text = vec![0; length as usize];
+    file.read_exact_at(&mut text, LENGTH as u64)
+        .map_err(|error| format!("cannot be read: {error}"))?;
+    let places = parse(&text).map_err(|why| damaged(&format!("is wrong: {why}")))?;
+    let end = places.values().map(|place| place.bytes.end).max();
+    if end.is_some_and(|end| end > bytes) {
+        return Err(format!("is truncated: it has {bytes} bytes of {}", end.unwrap_or_default()));
+    }
+    Ok(places)
+}
+
+/// Where the tensors of a file are, by name. The header, without its length, may be anything.
+pub(super) fn parse(header: &[u8]) -> Result<HashMap<String, Place>, String> {
+    let metadata: Metadata = serde_json::from_slice(header).map_err(|error| error.to_string())?;
+    let base = (LENGTH + header.len()) as u64;
+    let mut places = HashMap::new();
+    for (name, info) in metadata.tensors() {
+        let (start, end) = info.data_offsets;
+        let at = |offset: usize| base.checked_add(offset as u64).ok_or("it is too long");
+        let bytes = at(start)?..at(end)?;
+        places.insert(name, Place { dtype: info.dtype, shape: info.shape.clone(), bytes });
+    }
+    Ok(places)
+}
+
+/// The first bytes of a file with these tensors, whose numbers follow in this order.
+pub(super) fn write(
+    about: Option<HashMap<String, String>>,
+    tensors: Vec<(String, TensorInfo)>,
+) -> Result<Vec<u8>, String> {
+    let metadata = Metadata::new(about, tensors).map_err(|error| error.to_string())?;
+    let mut text = serde_json::to_vec(&metadata).map_err(|error| error.to_string())?;
+    // Numbers begin at a multiple of 8, so that other programs can map them.
+    text.resize(text.len().next_multiple_of(LENGTH), b' ');
+    let mut header = (text.len() as u64).to_le_bytes().to_vec();
+    header.extend(text);
+    Ok(header)
+}

@@ -1,0 +1,219 @@
+//! What a `config.json` says about a model, and what we say in one. No I/O.
+
+use serde_json::{Map, Value, json};
+
+use crate::shape::{Family, Shape};
+
+/// No size is larger: so all products of sizes can be counted.
+const LARGEST: u64 = 1 << 24;
+/// No model has more layers.
+const MOST_LAYERS: u64 = 1 << 16;
+
+/// Reads a model's sizes. Anything that our models would do otherwise is refused by its key.
+pub fn parse(text: &str) -> Result<Shape, String> {
+    let all: Map<String, Value> =
+        serde_json::from_str(text).map_err(|error| format!("is no config: {error}"))?;
+    let keys = Keys(&all);
+    keys.refuse("quantization_config", &[])?;
+    let shape = match keys.text("model_type")? {
+        "gpt2" => gpt2(&keys)?,
+        "llama" => llama(&keys)?,
+        other => {
+            return Err(format!("has model_type {other:?}, and only gpt2 and llama are known"));
+        }
+    };
+    shape.check()?;
+    Ok(shape)
+}
+
+fn gpt2(keys: &Keys) -> Result<Shape, String> {
+    keys.refuse("activation_function", &[json!("gelu_new"), json!("gelu_pytorch_tanh")])?;
+    keys.refuse("scale_attn_weights", &[json!(true)])?;
+    keys.refuse("scale_attn_by_inverse_layer_idx", &[json!(false)])?;
+    keys.refuse("add_cross_attention", &[json!(false)])?;
+    let width = keys.size("n_embd", None)?;
+    let heads = keys.size("n_head", None)?;
+    Ok(Shape {
+        family: Family::Gpt2,
+        vocabulary: keys.size("vocab_size", None)?,
+        context: keys.size("n_positions", None)?,
+        width,
+        layers: keys.layers("n_layer")?,
+        heads,
+        kv_heads: heads,
+        feed_forward: keys.size("n_inner", Some(4 * width))?,
+        tied: keys.truth("tie_word_embeddings", true)?,
+        bias: true,
+        norm_epsilon: keys.number("layer_norm_epsilon", 1e-5)?,
+        rope_base: 10000.0,
+    })
+}
+
+fn llama(keys: &Keys) -> Result<Shape, String> {
+    keys.refuse("hidden_act", &[json!("silu")])?;
+    keys.refuse("attention_bias", &[json!(false)])?;
+    keys.refuse("mlp_bias", &[json!(false)])?;
+    keys.refuse("rope_scaling", &[])?;
+    keys.refuse("partial_rotary_factor", &[json!(1.0)])?;
+    keys.refuse("use_sliding_window", &[json!(false)])?;
+    if !matches!(keys.get("use_sliding_window"), Some(Value::Bool(false))) {
+        keys.refuse("sliding_window", &[])?;
+    }
+    let width = keys.size("hidden_size", None)?;
+    let heads = keys.size("num_attention_heads", None)?;
+    let usual = width.checked_div(heads).unwrap_or_default();
+    let head = keys.size("head_dim", Some(usual))?;
+    if head * heads != width {
+        return Err(format!(
+            "has head_dim {head}, and only hidden_size / num_attention_heads = {usual} is supported"
+        ));
+    }
+    Ok(Shape {
+        family: Family::Llama,
+        vocabulary: keys.size("vocab_size", None)?,
+        context: keys.size("max_position_embeddings", None)?,
+        width,
+        layers: keys.layers("num_hidden_layers")?,
+        heads,
+        kv_heads: keys.size("num_key_value_heads", Some(heads))?,
+        feed_forward: keys.size("intermediate_size", None)?,
+        tied: keys.truth("tie_word_embeddings", false)?,
+        bias: false,
+        norm_epsilon: keys.number("rms_norm_eps", 1e-6)?,
+        rope_base: rope_base(keys)?,
+    })
+}
+
+/// Newer files have it among `rope_parameters`, with how it is scaled.
+fn rope_base(keys: &Keys) -> Result<f64, String> {
+    let Some(parameters) = keys.get("rope_parameters") else {
+        return keys.number("rope_theta", 10000.0);
+    };
+    let Value::Object(parameters) = parameters else {
+        return Err("has rope_parameters that are none".to_owned());
+    };
+    let inner = Keys(parameters);
+    inner.refuse("rope_type", &[json!("default")])?;
+    inner.refuse("partial_rotary_factor", &[json!(1.0)])?;
+    let outer = keys.number("rope_theta", 10000.0)?;
+    inner.number("rope_theta", outer)
+}
+
+/// The keys of a file that may be anything.
+struct Keys<'a>(&'a Map<String, Value>);
+
+impl<'a> Keys<'a> {
+    /// What a key says; null is as if it was not there.
+    fn get(&self, key: &str) -> Option<&'a Value> {
+        self.0.get(key).filter(|value| !value.is_null())
+    }
+
+    /// Goes on only if the key is absent or says one of these.
+    fn refuse(&self, key: &str, but: &[Value]) -> Result<(), String> {
+        match self.get(key) {
+            Some(value) if !but.contains(value) => {
+                Err(format!("has {key} {}, which is not supported", short(value)))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn text(&self, key: &str) -> Result<&'a str, String> {
+        self.get(key).and_then(Value::as_str).ok_or_else(|| format!("has no text {key}"))
+    }
+
+    fn size(&self, key: &str, absent: Option<usize>) -> Result<usize, String> {
+        self.count(key, absent, LARGEST)
+    }
+
+    fn layers(&self, key: &str) -> Result<usize, String> {
+        self.count(key, None, MOST_LAYERS)
+    }
+
+    fn count(&self, key: &str, absent: Option<usize>, most: u64) -> Result<usize, String> {
+        let Some(value) = self.get(key) else {
+            return absent.ok_or_else(|| format!("has no {key}"));
+        };
+        let wrong = || format!("has {key} {}: a size up to {most} is needed", short(value));
+        value.as_u64().filter(|size| *size <= most).map(|size| size as usize).ok_or_else(wrong)
+    }
+
+    fn truth(&self, key: &str, absent: bool) -> Result<bool, String> {
+        let Some(value) = self.get(key) else { return Ok(absent) };
+        value.as_bool().ok_or_else(|| format!("has {key} {}, not true or false", short(value)))
+    }
+
+    fn number(&self, key: &str, absent: f64) -> Result<f64, String> {
+        let Some(value) = self.get(key) else { return Ok(absent) };
+        let good = value.as_f64().filter(|number| number.is_finite() && *number > 0.0);
+        good.ok_or_else(|| format!("has {key} {}: a number above 0 is needed", short(value)))
+    }
+}
+
+/// The beginning of a value: it may be long.
+fn short(value: &Value) -> String {
+    let text = value.to_string();
+    match text.char_indices().nth(60) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
+    }
+}
+
+/// The `config.json` of a model, or why there is none.
+pub fn to_text(shape: &Shape) -> Result<String, String> {
+    let config = match shape.family {
+        Family::Mlp => return Err("transformers has no model of the family mlp".to_owned()),
+        Family::Gpt2 if shape.kv_heads != shape.heads => {
+            return Err("GPT-2 of transformers has no grouped queries (model.kv_heads)".to_owned());
+        }
+        Family::Llama if shape.bias => {
+            return Err("Llama of transformers has no biases in its norms (model.bias)".to_owned());
+        }
+        Family::Gpt2 => gpt2_config(shape),
+        Family::Llama => llama_config(shape),
+    };
+    Ok(format!("{config:#}\n"))
+}
+
+fn gpt2_config(shape: &Shape) -> Value {
+    json!({
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "vocab_size": shape.vocabulary,
+        "n_positions": shape.context,
+        "n_embd": shape.width,
+        "n_layer": shape.layers,
+        "n_head": shape.heads,
+        "n_inner": shape.feed_forward,
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": shape.norm_epsilon,
+        "tie_word_embeddings": shape.tied,
+        // Those of the original are of its vocabulary, and may be outside of this one.
+        "bos_token_id": null,
+        "eos_token_id": null,
+        "torch_dtype": "float32",
+    })
+}
+
+fn llama_config(shape: &Shape) -> Value {
+    json!({
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": shape.vocabulary,
+        "max_position_embeddings": shape.context,
+        "hidden_size": shape.width,
+        "intermediate_size": shape.feed_forward,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "hidden_act": "silu",
+        "rms_norm_eps": shape.norm_epsilon,
+        "rope_theta": shape.rope_base,
+        "attention_bias": false,
+        "mlp_bias": false,
+        "tie_word_embeddings": shape.tied,
+        "bos_token_id": null,
+        "eos_token_id": null,
+        "torch_dtype": "float32",
+    })
+}

@@ -1,0 +1,122 @@
+//! Writing a model so that `transformers` loads it, a tensor at a time.
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io::{BufWriter, Write};
+use std::path::Path;
+
+use safetensors::Dtype;
+use safetensors::tensor::TensorInfo;
+
+use super::super::header;
+use super::config;
+use super::error::HuggingFaceError;
+use super::names::{self, Source};
+use crate::shape::{Family, Parameter, Shape};
+
+/// The file of numbers.
+pub(super) const MODEL: &str = "model.safetensors";
+
+/// Writes `config.json`, `model.safetensors` and, if there is one, the tokenizer into a folder.
+/// The numbers of each of our parameters are asked for by name, once.
+pub fn export<E: From<HuggingFaceError>>(
+    folder: &Path,
+    shape: &Shape,
+    numbers: &mut dyn FnMut(&str) -> Result<Vec<f32>, E>,
+    tokenizer: Option<&Path>,
+) -> Result<(), E> {
+    let config = config::to_text(shape).map_err(|why| HuggingFaceError::Shape { why })?;
+    fs::create_dir_all(folder).map_err(HuggingFaceError::io("make", folder))?;
+    // The model gets its name when it is whole; without it, nobody takes the folder for a model.
+    let (path, partial) = (folder.join(MODEL), folder.join("model.safetensors.partial"));
+    write_model(&partial, shape, numbers).inspect_err(|_| {
+        let _ = fs::remove_file(&partial);
+    })?;
+    write_text(&folder.join("config.json"), &config)?;
+    if let Some(tokenizer) = tokenizer {
+        let copy = folder.join("tokenizer.json");
+        fs::copy(tokenizer, &copy).map_err(HuggingFaceError::io("copy the tokenizer to", &copy))?;
+        let class = "{\"tokenizer_class\": \"PreTrainedTokenizerFast\"}\n";
+        write_text(&folder.join("tokenizer_config.json"), class)?;
+    }
+    fs::rename(&partial, &path).map_err(HuggingFaceError::io("write", &path))?;
+    Ok(())
+}
+
+fn write_text(path: &Path, text: &str) -> Result<(), HuggingFaceError> {
+    fs::write(path, text).map_err(HuggingFaceError::io("write", path))
+}
+
+fn write_model<E: From<HuggingFaceError>>(
+    path: &Path,
+    shape: &Shape,
+    numbers: &mut dyn FnMut(&str) -> Result<Vec<f32>, E>,
+) -> Result<(), E> {
+    let parameters = with_biases(shape);
+    let wrong = |why| HuggingFaceError::File { path: path.to_owned(), why };
+    let header = lay_out(shape, &parameters).map_err(wrong)?;
+    let file = File::create(path).map_err(HuggingFaceError::io("write", path))?;
+    let mut file = BufWriter::with_capacity(1 << 20, file);
+    let failed = || HuggingFaceError::io("write", path);
+    file.write_all(&header).map_err(failed())?;
+    for (parameter, ours) in &parameters {
+        let mut all = if *ours { numbers(&parameter.name)? } else { vec![0.0; parameter.len()] };
+        if all.len() != parameter.len() {
+            let (name, path) = (parameter.name.clone(), path.to_owned());
+            let why = format!("has {} numbers for shape {:?}", all.len(), parameter.shape);
+            return Err(HuggingFaceError::Tensor { path, name, why }.into());
+        }
+        if names::source(shape, parameter).transposed
+            && let [rows, columns] = parameter.shape[..]
+        {
+            all = transpose(&all, rows, columns);
+        }
+        for number in all {
+            file.write_all(&number.to_le_bytes()).map_err(failed())?;
+        }
+    }
+    file.flush().map_err(failed())?;
+    file.get_ref().sync_all().map_err(failed())?;
+    Ok(())
+}
+
+/// What is to be written, and whether it is ours: GPT-2 always has biases there, zeros if we have
+/// none.
+fn with_biases(shape: &Shape) -> Vec<(Parameter, bool)> {
+    let list = |shape: &Shape| shape.blocks().into_iter().flat_map(|block| block.parameters);
+    let biases = shape.bias || shape.family == Family::Gpt2;
+    let whole = Shape { bias: biases, ..shape.clone() };
+    list(&whole)
+        .map(|parameter| {
+            let ours = shape.bias || !parameter.name.ends_with(".bias");
+            (parameter, ours)
+        })
+        .collect()
+}
+
+fn lay_out(shape: &Shape, parameters: &[(Parameter, bool)]) -> Result<Vec<u8>, String> {
+    let mut infos = Vec::new();
+    let mut end = 0;
+    for (parameter, _) in parameters {
+        let Source { tensors, .. } = names::source(shape, parameter);
+        for theirs in tensors {
+            let prefix = if theirs.name == names::HEAD { "" } else { names::prefix(shape.family) };
+            let start = end;
+            end += theirs.shape.iter().product::<usize>() * size_of::<f32>();
+            let (dtype, shape, data_offsets) = (Dtype::F32, theirs.shape, (start, end));
+            infos.push((
+                format!("{prefix}{}", theirs.name),
+                TensorInfo { dtype, shape, data_offsets },
+            ));
+        }
+    }
+    // Without this, transformers does not know whose layout it is and refuses the file.
+    let about = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+    header::write(Some(about), infos)
+}
+
+/// A matrix of so many rows and columns, with columns as rows.
+pub(super) fn transpose(numbers: &[f32], rows: usize, columns: usize) -> Vec<f32> {
+    let column = |c: usize| (0..rows).map(move |r| numbers[r * columns + c]);
+    (0..columns).flat_map(column).collect()
+}

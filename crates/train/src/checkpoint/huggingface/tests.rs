@@ -1,0 +1,277 @@
+//! Models of `transformers` are read as it means them, and survive being written again.
+
+use std::path::{Path, PathBuf};
+
+use half::{bf16, f16};
+use proptest::prelude::*;
+use safetensors::tensor::TensorInfo;
+use safetensors::{Dtype, SafeTensors};
+use serde_json::{Value, json};
+
+use super::super::header;
+use super::*;
+use crate::shape::{Family, Shape};
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/huggingface").join(name)
+}
+
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Self {
+        let path =
+            std::env::temp_dir().join(format!("regatta-huggingface-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The tensors of a file as they are there.
+fn theirs(file: &Path) -> Vec<(String, Vec<usize>, Vec<f32>)> {
+    let bytes = std::fs::read(file).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let numbers = |data: &[u8]| {
+        data.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+    };
+    let mut all: Vec<_> = tensors
+        .iter()
+        .map(|(name, view)| (name.to_owned(), view.shape().to_vec(), numbers(view.data())))
+        .collect();
+    all.sort_by(|a, b| a.0.cmp(&b.0));
+    all
+}
+
+fn write(file: &Path, tensors: &[(String, Vec<usize>, Vec<f32>)], dtype: Dtype) {
+    let (mut infos, mut data) = (Vec::new(), Vec::new());
+    for (name, shape, numbers) in tensors {
+        let start = data.len();
+        for number in numbers {
+            match dtype {
+                Dtype::F16 => data.extend(f16::from_f32(*number).to_le_bytes()),
+                Dtype::BF16 => data.extend(bf16::from_f32(*number).to_le_bytes()),
+                _ => data.extend(number.to_le_bytes()),
+            }
+        }
+        let (shape, data_offsets) = (shape.clone(), (start, data.len()));
+        infos.push((name.clone(), TensorInfo { dtype, shape, data_offsets }));
+    }
+    let mut bytes = header::write(None, infos).unwrap();
+    bytes.extend(data);
+    std::fs::write(file, bytes).unwrap();
+}
+
+fn find(imported: &Imported, name: &str) -> Vec<f32> {
+    let all = imported.parameters();
+    imported.read(all.iter().find(|p| p.name == name).unwrap()).unwrap()
+}
+
+#[test]
+fn gpt2_is_read_as_it_is_meant() {
+    let model = import(&fixture("gpt2")).unwrap();
+    let shape = &model.shape;
+    assert_eq!((shape.family, shape.tied, shape.bias), (Family::Gpt2, true, true));
+    assert_eq!((shape.width, shape.feed_forward, shape.context), (32, 128, 24));
+    let theirs = theirs(&fixture("gpt2/model.safetensors"));
+    let of = |name: &str| &theirs.iter().find(|t| t.0 == name).unwrap().2;
+    let (ours, original) =
+        (find(&model, "layer.1.qkv.weight"), of("transformer.h.1.attn.c_attn.weight"));
+    for (out, input) in [(0, 0), (1, 0), (0, 1), (95, 31), (40, 7)] {
+        assert_eq!(ours[out * 32 + input], original[input * 96 + out]);
+    }
+    assert_eq!(&find(&model, "layer.0.down.bias"), of("transformer.h.0.mlp.c_proj.bias"));
+    assert_eq!(&find(&model, "embed.positions"), of("transformer.wpe.weight"));
+    assert_eq!(&find(&model, "head.norm.weight"), of("transformer.ln_f.weight"));
+}
+
+#[test]
+fn llama_is_read_as_it_is_meant() {
+    let model = import(&fixture("llama")).unwrap();
+    let shape = &model.shape;
+    assert_eq!((shape.family, shape.tied, shape.bias), (Family::Llama, false, false));
+    assert_eq!((shape.kv_heads, shape.feed_forward, shape.rope_base), (2, 48, 10000.0));
+    let theirs = theirs(&fixture("llama/model.safetensors"));
+    let of = |name: &str| theirs.iter().find(|t| t.0 == name).unwrap().2.clone();
+    let joined = |parts: [&str; 2]| [of(parts[0]), of(parts[1])].concat();
+    let layer = "model.layers.1";
+    let up =
+        joined([&format!("{layer}.mlp.gate_proj.weight"), &format!("{layer}.mlp.up_proj.weight")]);
+    assert_eq!(find(&model, "layer.1.up.weight"), up);
+    let qkv = ["q", "k", "v"].map(|p| of(&format!("{layer}.self_attn.{p}_proj.weight"))).concat();
+    assert_eq!(find(&model, "layer.1.qkv.weight"), qkv);
+    assert_eq!(find(&model, "head.output"), of("lm_head.weight"));
+}
+
+#[test]
+fn what_is_imported_is_exported_to_the_bit() {
+    for name in ["gpt2", "llama"] {
+        let (model, scratch) = (import(&fixture(name)).unwrap(), Scratch::new(name));
+        let mut give = |name: &str| Ok::<_, HuggingFaceError>(find(&model, name));
+        export(&scratch.0, &model.shape, &mut give, None).unwrap();
+        let written = scratch.0.join("model.safetensors");
+        assert_eq!(theirs(&written), theirs(&fixture(name).join("model.safetensors")));
+        assert_eq!(import(&scratch.0).unwrap().shape, model.shape);
+        let left: Vec<_> = std::fs::read_dir(&scratch.0).unwrap().collect();
+        assert_eq!(left.len(), 2, "{left:?}");
+    }
+}
+
+#[test]
+fn half_numbers_several_files_no_prefix_and_constants_are_read() {
+    let scratch = Scratch::new("several");
+    let mut all = theirs(&fixture("gpt2/model.safetensors"));
+    for tensor in &mut all {
+        tensor.0 = tensor.0.replace("transformer.", "");
+    }
+    all.push(("h.0.attn.masked_bias".to_owned(), vec![1], vec![-1e4]));
+    std::fs::copy(fixture("gpt2/config.json"), scratch.0.join("config.json")).unwrap();
+    let (first, second) = all.split_at(9);
+    write(&scratch.0.join("a.safetensors"), first, Dtype::BF16);
+    write(&scratch.0.join("b.safetensors"), second, Dtype::F16);
+    let of = |part: &[(String, Vec<usize>, Vec<f32>)], file: &str| -> Vec<(String, Value)> {
+        part.iter().map(|tensor| (tensor.0.clone(), json!(file))).collect()
+    };
+    let map = [of(first, "a.safetensors"), of(second, "b.safetensors")].concat();
+    let map: serde_json::Map<String, Value> = map.into_iter().collect();
+    let index = json!({ "metadata": { "total_size": 1 }, "weight_map": map });
+    std::fs::write(scratch.0.join("model.safetensors.index.json"), index.to_string()).unwrap();
+    let (model, whole) = (import(&scratch.0).unwrap(), import(&fixture("gpt2")).unwrap());
+    for parameter in whole.parameters() {
+        let (half, single) = (model.read(&parameter).unwrap(), whole.read(&parameter).unwrap());
+        assert_ne!(half, single, "{}", parameter.name);
+        let near = |(a, b): (&f32, &f32)| (a - b).abs() <= b.abs() / 256.0 + 1e-6;
+        assert!(half.iter().zip(&single).all(near), "{}", parameter.name);
+    }
+}
+
+/// What is said about the fixture with a change to its tensors.
+fn said(name: &str, change: impl FnOnce(&mut Vec<(String, Vec<usize>, Vec<f32>)>)) -> String {
+    let scratch = Scratch::new(name);
+    let mut all = theirs(&fixture("llama/model.safetensors"));
+    change(&mut all);
+    std::fs::copy(fixture("llama/config.json"), scratch.0.join("config.json")).unwrap();
+    write(&scratch.0.join("model.safetensors"), &all, Dtype::F32);
+    let checked = import(&scratch.0)
+        .and_then(|model| model.parameters().iter().try_for_each(|p| model.read(p).map(drop)));
+    checked.unwrap_err().to_string()
+}
+
+#[test]
+fn tensors_that_are_missing_wrong_or_too_many_are_named() {
+    let q = "model.layers.0.self_attn.q_proj";
+    let missing = said("missing", |all| all.retain(|t| t.0 != format!("{q}.weight")));
+    assert!(missing.contains(&format!("{q}.weight is missing")), "{missing}");
+    let bias = (format!("{q}.bias"), vec![1], vec![0.0]);
+    let many = said("many", |all| all.push(bias));
+    assert!(many.contains(&format!("{q}.bias has no place")), "{many}");
+    let shape = said("shape", |all| {
+        let (_, shape, _) = all.iter_mut().find(|t| t.1.len() == 2).unwrap();
+        shape.reverse();
+    });
+    assert!(shape.contains("by config.json should have"), "{shape}");
+    let odd = said("odd", |all| all[0].2[3] = f32::NAN);
+    assert!(odd.contains("infinite or none"), "{odd}");
+}
+
+#[test]
+fn damaged_and_missing_files_are_named() {
+    let scratch = Scratch::new("damaged");
+    let config = scratch.0.join("config.json");
+    assert!(import(&scratch.0).unwrap_err().to_string().contains("config.json"));
+    std::fs::copy(fixture("llama/config.json"), &config).unwrap();
+    assert!(import(&scratch.0).unwrap_err().to_string().contains("neither model.safetensors"));
+    let whole = std::fs::read(fixture("llama/model.safetensors")).unwrap();
+    for (length, says) in [(whole.len() - 1, "truncated"), (100, "damaged"), (3, "cannot be read")]
+    {
+        std::fs::write(scratch.0.join("model.safetensors"), &whole[..length]).unwrap();
+        let error = import(&scratch.0).unwrap_err().to_string();
+        assert!(error.contains("model.safetensors") && error.contains(says), "{length}: {error}");
+    }
+}
+
+#[test]
+fn what_our_models_cannot_do_is_refused_by_its_key() {
+    let text = |name: &str| std::fs::read_to_string(fixture(name).join("config.json")).unwrap();
+    let cases = [
+        ("llama", "rope_scaling", json!({ "rope_type": "llama3", "factor": 8.0 })),
+        ("llama", "hidden_act", json!("gelu")),
+        ("llama", "attention_bias", json!(true)),
+        ("llama", "mlp_bias", json!(true)),
+        ("llama", "sliding_window", json!(4096)),
+        ("llama", "head_dim", json!(16)),
+        ("llama", "rope_parameters", json!({ "rope_type": "yarn" })),
+        ("llama", "hidden_size", json!(1u64 << 60)),
+        ("llama", "num_key_value_heads", json!(3)),
+        ("llama", "quantization_config", json!({ "bits": 4 })),
+        ("llama", "rms_norm_eps", json!("small")),
+        ("gpt2", "activation_function", json!("relu")),
+        ("gpt2", "scale_attn_by_inverse_layer_idx", json!(true)),
+        ("gpt2", "model_type", json!("qwen2")),
+        ("gpt2", "n_layer", json!(-2)),
+    ];
+    for (name, key, value) in cases {
+        assert!(config::parse(&text(name)).is_ok());
+        let mut all: Value = serde_json::from_str(&text(name)).unwrap();
+        all[key] = value;
+        let error = config::parse(&all.to_string()).unwrap_err();
+        let ours =
+            key.replace("num_key_value_heads", "kv_heads").replace("rope_parameters", "rope_type");
+        assert!(error.contains(&ours), "{key}: {error}");
+    }
+}
+
+#[test]
+fn models_that_are_unknown_there_are_not_exported() {
+    let shape = import(&fixture("gpt2")).unwrap().shape;
+    let cases = [
+        (Shape { family: Family::Mlp, ..shape.clone() }, "mlp"),
+        (Shape { kv_heads: 2, ..shape.clone() }, "kv_heads"),
+        (Shape { family: Family::Llama, ..shape.clone() }, "bias"),
+    ];
+    for (shape, says) in cases {
+        let error = config::to_text(&shape).unwrap_err();
+        assert!(error.contains(says), "{error}");
+    }
+}
+
+#[test]
+fn gpt2_without_biases_gets_zeros() {
+    let scratch = Scratch::new("zeros");
+    let shape = Shape { bias: false, tied: false, ..import(&fixture("gpt2")).unwrap().shape };
+    let parameters: Vec<_> = shape.blocks().into_iter().flat_map(|b| b.parameters).collect();
+    let mut give = |name: &str| {
+        let parameter = parameters.iter().find(|p| p.name == name).expect("it is ours");
+        Ok::<_, HuggingFaceError>(vec![1.0; parameter.len()])
+    };
+    export(&scratch.0, &shape, &mut give, None).unwrap();
+    let model = import(&scratch.0).unwrap();
+    assert_eq!(model.shape, Shape { bias: true, ..shape });
+    assert!(find(&model, "layer.1.up.bias").iter().all(|number| *number == 0.0));
+    assert!(find(&model, "head.output").iter().all(|number| *number == 1.0));
+}
+
+#[test]
+fn an_index_stays_in_its_folder() {
+    for file in ["../a.safetensors", "/etc/passwd", "a.bin", ""] {
+        let index = json!({ "weight_map": { "a": file } }).to_string();
+        assert!(import::parse_index(&index).is_err(), "{file}");
+    }
+    let index = json!({ "weight_map": { "a": "x.safetensors", "b": "x.safetensors" } }).to_string();
+    assert_eq!(import::parse_index(&index).unwrap(), ["x.safetensors"]);
+}
+
+proptest! {
+    #[test]
+    fn a_matrix_transposed_twice_is_itself(rows in 1usize..20, columns in 1usize..20) {
+        let numbers: Vec<f32> = (0..rows * columns).map(|n| n as f32).collect();
+        let turned = export::transpose(&numbers, rows, columns);
+        prop_assert_eq!(turned.get(1).copied(), numbers.get(if rows > 1 { columns } else { 1 }).copied());
+        prop_assert_eq!(export::transpose(&turned, columns, rows), numbers);
+    }
+}

@@ -1,0 +1,144 @@
+//! Damaged checkpoints are recognised, named and passed over.
+
+use std::fs;
+
+use super::*;
+
+/// Two checkpoints, of steps 1 and 2, by two ranks.
+fn two(name: &str) -> Scratch {
+    let scratch = Scratch::new(name);
+    let mut writers = writers(&scratch.0, 2, 5);
+    save(&mut writers, 1, Split::Columns).unwrap();
+    save(&mut writers, 2, Split::Flat).unwrap();
+    scratch
+}
+
+/// The newest is passed over, and the one before is good.
+fn skipped(scratch: &Scratch) -> String {
+    let (good, skipped) = newest_good(&scratch.0).unwrap();
+    assert_is(&good.unwrap(), 1);
+    let [newest] = skipped.as_slice() else { panic!("{skipped:?}") };
+    assert_eq!(newest.folder, scratch.0.join("step-00000002"));
+    newest.why.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+}
+
+fn change(scratch: &Scratch, file: &str, with: impl FnOnce(&mut Vec<u8>)) {
+    let path = scratch.0.join("step-00000002").join(file);
+    let mut bytes = fs::read(&path).unwrap();
+    with(&mut bytes);
+    fs::write(path, bytes).unwrap();
+}
+
+const SHARD: &str = "rank-00001.safetensors";
+
+#[test]
+fn a_truncated_file_is_named() {
+    let scratch = two("truncated");
+    change(&scratch, SHARD, |bytes| bytes.truncate(bytes.len() - 4));
+    let why = skipped(&scratch);
+    assert!(why.contains(SHARD) && why.contains("truncated"), "{why}");
+    assert_eq!(why.lines().count(), 1, "said once, not for each tensor");
+}
+
+#[test]
+fn a_missing_file_is_named() {
+    let scratch = two("missing");
+    fs::remove_file(scratch.0.join("step-00000002").join(SHARD)).unwrap();
+    let why = skipped(&scratch);
+    assert!(why.contains(SHARD) && why.contains("missing"), "{why}");
+}
+
+#[test]
+fn a_flipped_bit_is_found_with_its_tensor_and_only_there() {
+    let scratch = two("flipped");
+    change(&scratch, SHARD, |bytes| *bytes.last_mut().unwrap() ^= 1);
+    let why = skipped(&scratch);
+    assert!(why.contains(SHARD) && why.contains("checksum differs"), "{why}");
+    assert_eq!(why.lines().count(), 1, "{why}");
+    // What is not touched by it can still be read.
+    let checkpoint = Checkpoint::latest(&scratch.0).unwrap().unwrap();
+    let (mut good, mut bad) = (0, 0);
+    for (kind, name, shape) in tensors() {
+        match checkpoint.read_whole(&name, kind) {
+            Ok(read) => {
+                good += 1;
+                assert_eq!(read, numbers(2, kind, &name, shape.iter().product()));
+            }
+            Err(error) => {
+                bad += 1;
+                assert!(error.to_string().contains(&name), "{error}");
+            }
+        }
+    }
+    assert_eq!((good, bad), (tensors().len() - 1, 1));
+}
+
+#[test]
+fn no_flipped_bit_of_any_file_passes() {
+    let scratch = two("bits");
+    for file in ["rank-00000.safetensors", "checkpoint.json", "checkpoint.json.sha256"] {
+        let path = scratch.0.join("step-00000002").join(file);
+        let whole = fs::read(&path).unwrap();
+        // The name behind the checksum is for `sha256sum`.
+        let end = if file.ends_with("sha256") { 64 } else { whole.len() };
+        for place in (0..end).step_by(end.div_ceil(200)) {
+            let mut bytes = whole.clone();
+            bytes[place] ^= 1 << (place % 8);
+            fs::write(&path, &bytes).unwrap();
+            let checked = Checkpoint::open(&scratch.0.join("step-00000002"))
+                .map_err(|error| vec![error])
+                .and_then(|checkpoint| checkpoint.verify());
+            let errors = checked.expect_err(&format!("byte {place} of {file} was flipped"));
+            for error in errors {
+                let text = error.to_string();
+                assert!(text.contains("step-00000002") && text.len() < 1000, "{text}");
+            }
+        }
+        fs::write(&path, &whole).unwrap();
+    }
+    assert_is(&Checkpoint::latest(&scratch.0).unwrap().unwrap(), 2);
+}
+
+#[test]
+fn another_version_and_another_program_are_told_apart() {
+    let scratch = two("version");
+    let manifest = scratch.0.join("step-00000002/checkpoint.json");
+    let text = fs::read_to_string(&manifest).unwrap();
+    fs::write(&manifest, text.replacen("\"version\": 1", "\"version\": 2", 1)).unwrap();
+    let why = skipped(&scratch);
+    assert!(why.contains("version 2") && why.contains("newer regatta"), "{why}");
+    fs::write(&manifest, "{\"weights\": 3}").unwrap();
+    let why = skipped(&scratch);
+    assert!(why.contains("no checkpoint's"), "{why}");
+    fs::remove_file(&manifest).unwrap();
+    let why = skipped(&scratch);
+    assert!(why.contains("is missing"), "{why}");
+}
+
+#[test]
+fn shards_of_another_checkpoint_are_recognised() {
+    let scratch = two("foreign");
+    let other = fs::read(scratch.0.join("step-00000001").join(SHARD)).unwrap();
+    change(&scratch, SHARD, |bytes| *bytes = other);
+    let why = skipped(&scratch);
+    assert!(why.contains(SHARD), "{why}");
+}
+
+#[test]
+fn what_no_rank_wrote_is_named() {
+    let scratch = Scratch::new("gap");
+    let mut writer = Writer::new(&scratch.0, 0, 1, 1).unwrap();
+    let part = Part::Rectangle { rows: 0..2, columns: 1..3 };
+    let (name, shape) = ("a".to_owned(), vec![2, 3]);
+    let piece = Piece { name, kind: Kind::Parameter, shape, part, numbers: vec![0.5; 4] };
+    writer.begin(about(1), vec![piece]).unwrap();
+    writer.finish(PATIENCE);
+    writer.commit(1).unwrap();
+    let checkpoint = Checkpoint::latest(&scratch.0).unwrap().unwrap();
+    let error = checkpoint.read_whole("a", Kind::Parameter).unwrap_err().to_string();
+    assert!(error.contains("parameter/a") && error.contains("number 0"), "{error}");
+    let mut there = [0.0; 2];
+    checkpoint.read("a", Kind::Parameter, &Part::Flat(4..6), &mut there).unwrap();
+    assert_eq!(there, [0.5; 2]);
+    assert!(checkpoint.verify().unwrap_err()[0].to_string().contains("number 0"));
+}

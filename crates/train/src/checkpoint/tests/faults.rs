@@ -1,0 +1,176 @@
+//! Disks that fail: one clear error, and the last good checkpoint stays.
+
+use super::faulty::{Fault, Faulty};
+use super::*;
+
+fn on(disk: &Faulty, folder: &Path, ranks: usize) -> Result<Vec<Writer>, CheckpointError> {
+    let one = |rank| Writer::on(Arc::new(disk.clone()), folder, rank, ranks, 1);
+    (0..ranks).map(one).collect()
+}
+
+/// Saves step 1 and then, on a disk that fails at this operation, step 2. Whether it succeeded.
+fn fail_at(at: usize, error: i32) -> (Scratch, Result<(), String>) {
+    let scratch = Scratch::new("fault");
+    save(&mut writers(&scratch.0, 1, 1), 1, Split::Rows).unwrap();
+    let disk = Faulty::new(at, Fault::Error(error));
+    let result = on(&disk, &scratch.0, 2).map_err(|error| error.to_string()).and_then(|mut all| {
+        save(&mut all, 2, Split::Flat).map(|_| ()).map_err(|error| error.to_string())
+    });
+    (scratch, result)
+}
+
+#[test]
+fn a_failure_of_any_operation_leaves_a_good_checkpoint_and_no_rest() {
+    let disk = Faulty::new(0, Fault::None);
+    let scratch = Scratch::new("count");
+    save(&mut on(&disk, &scratch.0, 2).unwrap(), 2, Split::Flat).unwrap();
+    // What the other rank does at the same time may come before or after: some more are tried.
+    let operations = disk.count() + 8;
+    assert!(operations > 20, "{:?}", disk.log());
+    for error in [libc::EIO, libc::ENOSPC] {
+        for at in 0..operations {
+            let (scratch, result) = fail_at(at, error);
+            let (good, skipped) = newest_good(&scratch.0).unwrap();
+            assert!(skipped.is_empty(), "operation {at}: {skipped:?}");
+            let step = good.as_ref().unwrap().about().step;
+            assert_is(&good.unwrap(), step);
+            match result {
+                Ok(()) => assert_eq!(step, 2, "operation {at}"),
+                // Its name was given before something failed, or it was not.
+                Err(why) => assert!(why.contains(&*scratch.0.to_string_lossy()), "{why}"),
+            }
+            // The next start finds everything in order.
+            drop(writers(&scratch.0, 1, 1));
+            assert!(
+                scratch.names().iter().all(|name| !name.contains('.')),
+                "{:?}",
+                scratch.names()
+            );
+        }
+    }
+}
+
+#[test]
+fn a_full_disk_is_named_with_the_file_and_the_bytes() {
+    let scratch = Scratch::new("full");
+    save(&mut writers(&scratch.0, 1, 1), 1, Split::Rows).unwrap();
+    // Making the writer: folder, list. Then the partial folder, the file, its header.
+    let disk = Faulty::new(4, Fault::Error(libc::ENOSPC));
+    let mut full = on(&disk, &scratch.0, 1).unwrap();
+    let error = save(&mut full, 2, Split::Rows).unwrap_err();
+    let CheckpointError::NoRoom { path, needed, .. } = &*error else { panic!("{error}") };
+    assert_eq!(path, &scratch.0.join("step-00000002.partial/rank-00000.safetensors"));
+    assert!(*needed > 1000);
+    assert!(error.to_string().contains("last good checkpoint is kept"), "{error}");
+    assert_eq!(scratch.names(), ["step-00000001"]);
+    // Once there is room, it goes on.
+    save(&mut full, 3, Split::Rows).unwrap();
+    assert_eq!(scratch.names(), ["step-00000003"]);
+}
+
+/// A disk that says it is full.
+struct Small(u64);
+
+impl Disk for Small {
+    fn create_folder(&self, path: &Path) -> std::io::Result<()> {
+        System.create_folder(path)
+    }
+    fn create(&self, path: &Path) -> std::io::Result<Box<dyn disk::Output>> {
+        System.create(path)
+    }
+    fn read(&self, path: &Path) -> std::io::Result<Vec<u8>> {
+        System.read(path)
+    }
+    fn list(&self, path: &Path) -> std::io::Result<Vec<String>> {
+        System.list(path)
+    }
+    fn rename(&self, from: &Path, to: &Path) -> std::io::Result<()> {
+        System.rename(from, to)
+    }
+    fn remove(&self, path: &Path) -> std::io::Result<()> {
+        System.remove(path)
+    }
+    fn remove_folder(&self, path: &Path) -> std::io::Result<()> {
+        System.remove_folder(path)
+    }
+    fn sync_folder(&self, path: &Path) -> std::io::Result<()> {
+        System.sync_folder(path)
+    }
+    fn free(&self, _: &Path) -> Option<u64> {
+        Some(self.0)
+    }
+}
+
+#[test]
+fn too_little_room_is_said_before_anything_is_written() {
+    let scratch = Scratch::new("small");
+    let mut writer = Writer::on(Arc::new(Small(100)), &scratch.0, 0, 1, 1).unwrap();
+    let error = save(std::slice::from_mut(&mut writer), 1, Split::Rows).unwrap_err().to_string();
+    assert!(error.contains("100 free") && error.contains("rank-00000.safetensors"), "{error}");
+    assert!(scratch.names().is_empty());
+}
+
+#[test]
+fn a_folder_that_cannot_be_written_is_named() {
+    for code in [libc::EROFS, libc::EACCES] {
+        let scratch = Scratch::new("readonly");
+        let error = on(&Faulty::new(0, Fault::Error(code)), &scratch.0, 1).err().unwrap();
+        assert!(matches!(error, CheckpointError::NotWritable { .. }), "{error}");
+        assert!(error.to_string().contains("checkpoints.folder"), "{error}");
+    }
+}
+
+#[test]
+fn files_that_rank_0_does_not_see_are_named() {
+    let (here, there) = (Scratch::new("here"), Scratch::new("there"));
+    let mut all =
+        vec![Writer::new(&here.0, 0, 2, 1).unwrap(), Writer::new(&there.0, 1, 2, 1).unwrap()];
+    let error = save(&mut all, 5, Split::Rows).unwrap_err().to_string();
+    assert!(error.contains("rank-00001.json") && error.contains("all nodes share"), "{error}");
+    assert!(here.names().is_empty());
+}
+
+#[test]
+fn left_overs_of_a_running_job_stay_and_those_of_a_killed_one_go() {
+    let scratch = Scratch::new("left");
+    let partial = scratch.0.join("step-00000007.partial");
+    std::fs::create_dir(&partial).unwrap();
+    drop(Writer::new(&scratch.0, 1, 2, 1).unwrap());
+    assert!(partial.exists(), "only rank 0 removes");
+    let running = Writer::new(&scratch.0, 0, 1, 1).unwrap();
+    assert!(!partial.exists());
+    std::fs::create_dir(&partial).unwrap();
+    assert!(Writer::new(&scratch.0, 0, 1, 1).is_err());
+    assert!(partial.exists(), "it is the running job's");
+    drop(running);
+}
+
+#[test]
+fn everything_is_on_the_disk_before_the_name_is_and_the_old_goes_after() {
+    let scratch = Scratch::new("sequence");
+    save(&mut writers(&scratch.0, 1, 1), 1, Split::Rows).unwrap();
+    let disk = Faulty::new(0, Fault::None);
+    save(&mut on(&disk, &scratch.0, 1).unwrap(), 2, Split::Rows).unwrap();
+    let log = disk.log();
+    let root = scratch.0.file_name().unwrap().to_string_lossy().into_owned();
+    let order = [
+        "create rank-00000.safetensors",
+        "write rank-00000.safetensors",
+        "sync rank-00000.safetensors",
+        "create rank-00000.json",
+        "sync rank-00000.json",
+        "sync step-00000002.partial",
+        "write checkpoint.json",
+        "sync checkpoint.json",
+        "sync checkpoint.json.sha256",
+        "sync step-00000002.partial",
+        "rename step-00000002.partial",
+        &format!("sync {root}"),
+        "rename step-00000001",
+        "remove step-00000001.removed",
+    ];
+    let mut rest = log.iter();
+    for expected in order {
+        assert!(rest.any(|done| done == expected), "{expected} is not in its place in {log:#?}");
+    }
+}

@@ -1,0 +1,151 @@
+//! A disk whose nth operation fails, or is the last one.
+
+use std::io;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use crate::checkpoint::disk::{Disk, Output, System};
+
+/// What happens at the nth operation.
+#[derive(Debug, Clone, Copy)]
+pub enum Fault {
+    /// Nothing.
+    None,
+    /// It alone fails, with this error of the system.
+    Error(i32),
+    /// It and all that follow do nothing, as if the power was gone.
+    Dead,
+    /// The process is killed.
+    Kill,
+}
+
+#[derive(Clone)]
+pub struct Faulty {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    at: usize,
+    fault: Fault,
+    count: AtomicUsize,
+    log: Mutex<Vec<String>>,
+}
+
+impl Faulty {
+    pub fn new(at: usize, fault: Fault) -> Self {
+        let (count, log) = (AtomicUsize::new(0), Mutex::default());
+        Self { shared: Arc::new(Shared { at, fault, count, log }) }
+    }
+
+    /// Operations so far.
+    pub fn count(&self) -> usize {
+        self.shared.count.load(Ordering::SeqCst)
+    }
+
+    /// What they were, each with the last part of its path.
+    pub fn log(&self) -> Vec<String> {
+        self.shared.log.lock().unwrap().clone()
+    }
+
+    fn step<T>(
+        &self,
+        what: &str,
+        path: &Path,
+        half: impl FnOnce(),
+        whole: impl FnOnce() -> io::Result<T>,
+    ) -> io::Result<T> {
+        let number = self.shared.count.fetch_add(1, Ordering::SeqCst);
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        self.shared.log.lock().unwrap().push(format!("{what} {name}"));
+        let Shared { at, fault, .. } = *self.shared;
+        match fault {
+            Fault::Error(error) if number == at => {
+                half();
+                Err(io::Error::from_raw_os_error(error))
+            }
+            Fault::Dead if number >= at => {
+                if number == at {
+                    half();
+                }
+                Err(io::Error::other("no power"))
+            }
+            Fault::Kill if number == at => {
+                half();
+                let own = rustix::process::getpid();
+                let _ = rustix::process::kill_process(own, rustix::process::Signal::KILL);
+                unreachable!("killed");
+            }
+            _ => whole(),
+        }
+    }
+}
+
+/// Removes half of what is in a folder.
+fn remove_half(path: &Path) {
+    let mut names = System.list(path).unwrap_or_default();
+    names.sort();
+    for name in names.iter().take(names.len() / 2) {
+        let _ = std::fs::remove_file(path.join(name));
+    }
+}
+
+impl Disk for Faulty {
+    fn create_folder(&self, path: &Path) -> io::Result<()> {
+        self.step("make", path, || (), || System.create_folder(path))
+    }
+
+    fn create(&self, path: &Path) -> io::Result<Box<dyn Output>> {
+        let file = self.step("create", path, || (), || System.create(path))?;
+        Ok(Box::new(FaultyFile { disk: self.clone(), path: path.to_owned(), file }))
+    }
+
+    fn read(&self, path: &Path) -> io::Result<Vec<u8>> {
+        self.step("read", path, || (), || System.read(path))
+    }
+
+    fn list(&self, path: &Path) -> io::Result<Vec<String>> {
+        self.step("list", path, || (), || System.list(path))
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.step("rename", from, || (), || System.rename(from, to))
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        self.step("remove", path, || (), || System.remove(path))
+    }
+
+    fn remove_folder(&self, path: &Path) -> io::Result<()> {
+        self.step("remove", path, || remove_half(path), || System.remove_folder(path))
+    }
+
+    fn sync_folder(&self, path: &Path) -> io::Result<()> {
+        self.step("sync", path, || (), || System.sync_folder(path))
+    }
+
+    fn free(&self, path: &Path) -> Option<u64> {
+        System.free(path)
+    }
+}
+
+struct FaultyFile {
+    disk: Faulty,
+    path: std::path::PathBuf,
+    file: Box<dyn Output>,
+}
+
+impl Output for FaultyFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let (disk, file) = (&self.disk, std::cell::RefCell::new(&mut self.file));
+        let half = || {
+            let _ = file.borrow_mut().write(&bytes[..bytes.len() / 2]);
+        };
+        disk.step("write", &self.path, half, || file.borrow_mut().write(bytes))
+    }
+
+    fn sync(&mut self) -> io::Result<()> {
+        let file = &mut self.file;
+        self.disk.step("sync", &self.path, || (), || file.sync())
+    }
+}

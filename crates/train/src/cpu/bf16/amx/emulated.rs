@@ -1,0 +1,51 @@
+//! The instructions that [`super::run`] is made of, played by plain loops: the same packing and
+//! the same places on processors without tiles.
+
+use super::super::convert::widened;
+use super::*;
+
+type Words = [[u32; WORDS]; TILE_ROWS];
+type Floats = [[f32; WORDS]; TILE_ROWS];
+
+/// `tileloadd`, with a row a line.
+unsafe fn load(from: *const Line) -> Words {
+    // SAFETY: as the caller of `run` says.
+    std::array::from_fn(|row| unsafe { (*from.add(row)).0 })
+}
+
+/// `tdpbf16ps`.
+fn multiply(sums: &mut Floats, left: &Words, right: &Words) {
+    let halves = |word: u32| [widened(word as u16), widened((word >> 16) as u16)];
+    for (sums, left) in sums.iter_mut().zip(left) {
+        for (left, right) in left.iter().zip(right) {
+            for (sum, right) in sums.iter_mut().zip(right) {
+                let (left, right) = (halves(*left), halves(*right));
+                *sum += left[0] * right[0];
+                *sum += left[1] * right[1];
+            }
+        }
+    }
+}
+
+/// # Safety
+/// See [`Run`].
+pub unsafe fn run(tile: &Tile, sums: &mut Sums, goal: Goal<'_>) {
+    let Corners { mut left, left_step, mut right, steps } = Corners::of(tile);
+    let mut corners = [[[[0.0; WORDS]; TILE_ROWS]; 2]; 2];
+    for _ in 0..steps {
+        for (corners, left) in corners.iter_mut().zip(left) {
+            for (corner, right) in corners.iter_mut().zip(right) {
+                // SAFETY: as the caller says.
+                unsafe { multiply(corner, &load(left), &load(right)) };
+            }
+        }
+        left = left.map(|at| at.wrapping_byte_add(left_step));
+        right = right.map(|at| at.wrapping_byte_add(1024));
+    }
+    for (row, sums) in sums.0.iter_mut().enumerate() {
+        for (column, sum) in sums.iter_mut().enumerate() {
+            *sum = corners[row / TILE_ROWS][column / WORDS][row % TILE_ROWS][column % WORDS];
+        }
+    }
+    finish(sums, tile.rows, goal);
+}

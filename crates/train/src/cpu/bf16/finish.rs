@@ -1,0 +1,114 @@
+//! The end of a tile: its sums go into the result.
+
+use half::bf16;
+
+use super::convert::{rounded, widened};
+use super::operand::NumbersMut;
+
+/// Columns of the widest tile.
+pub const COLUMNS: usize = 32;
+/// Rows of the tallest tile.
+pub const ROWS: usize = 32;
+
+/// What becomes of the result.
+#[derive(Debug, Clone, Copy)]
+pub enum Ending<'a> {
+    /// It is the product.
+    Set,
+    /// It is the product plus a number for each column.
+    Bias(&'a [f32]),
+    /// The product is added to what is there.
+    Add,
+}
+
+/// The sums of a tile, row after row.
+#[repr(C, align(64))]
+pub struct Sums(pub [[f32; COLUMNS]; ROWS]);
+
+/// Where a tile's sums go.
+pub struct Goal<'a> {
+    /// The result, from the tile's first number on.
+    pub numbers: NumbersMut<'a>,
+    /// From a row to the next.
+    pub stride: usize,
+    /// How many columns the result has here.
+    pub columns: usize,
+    /// What becomes of it; a bias begins at the tile's first column.
+    pub ending: Ending<'a>,
+}
+
+/// A number of the result.
+trait Number: Copy {
+    fn read(self) -> f32;
+    fn write(wide: f32) -> Self;
+}
+
+impl Number for f32 {
+    #[inline(always)]
+    fn read(self) -> f32 {
+        self
+    }
+    #[inline(always)]
+    fn write(wide: f32) -> Self {
+        wide
+    }
+}
+
+impl Number for bf16 {
+    #[inline(always)]
+    fn read(self) -> f32 {
+        widened(self.to_bits())
+    }
+    #[inline(always)]
+    fn write(wide: f32) -> Self {
+        Self::from_bits(rounded(wide))
+    }
+}
+
+/// Writes the first `rows` of the sums. Part of each kernel, so that it is compiled for its
+/// instructions.
+#[inline(always)]
+pub fn finish(sums: &Sums, rows: usize, goal: Goal<'_>) {
+    let Goal { numbers, stride, columns, ending } = goal;
+    match numbers {
+        NumbersMut::F32(c) => finish_rows(sums, rows, c, stride, columns, ending),
+        NumbersMut::Bf16(c) => finish_rows(sums, rows, c, stride, columns, ending),
+    }
+}
+
+#[inline(always)]
+fn finish_rows<T: Number>(
+    sums: &Sums,
+    rows: usize,
+    c: &mut [T],
+    stride: usize,
+    columns: usize,
+    ending: Ending<'_>,
+) {
+    for (row, sums) in sums.0[..rows].iter().enumerate() {
+        let to = &mut c[row * stride..][..columns];
+        match ending {
+            Ending::Set => each(to, sums, sums, |_, sum, _| sum),
+            Ending::Bias(bias) => each(to, sums, &bias[..columns], |_, sum, bias| sum + bias),
+            Ending::Add => each(to, sums, sums, |old, sum, _| old + sum),
+        }
+    }
+}
+
+/// The most common width is known to the compiler.
+#[inline(always)]
+fn each<T: Number>(to: &mut [T], sums: &[f32], third: &[f32], f: impl Fn(f32, f32, f32) -> f32) {
+    if let (Ok(to), Some(sums), Some(third)) = (
+        <&mut [T; COLUMNS]>::try_from(&mut *to),
+        sums.first_chunk::<COLUMNS>(),
+        third.first_chunk::<COLUMNS>(),
+    ) {
+        for i in 0..COLUMNS {
+            to[i] = T::write(f(to[i].read(), sums[i], third[i]));
+        }
+    } else {
+        for ((to, sum), third) in to.iter_mut().zip(sums).zip(third) {
+            *to = T::write(f(to.read(), *sum, *third));
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! Matrix products of brain floats, summed in single precision, by the best instructions that the
+//! processor has.
+//!
+//! Both operands are packed first: rounded to brain floats, two neighbours along `k` in one word,
+//! sixteen words in one line of the cache. All kernels read the same packing, whatever the
+//! order and format of what was packed, so transposed operands cost nothing more. Read
+//! `pack` for the layout, `block` for the loops, `tile` for the heart of them.
+//!
+//! There are no threads here. A product whose rows are cut in any way has the same bits.
+
+mod block;
+mod convert;
+mod finish;
+mod kernel;
+mod lines;
+mod operand;
+mod pack;
+mod tile;
+
+#[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(target_arch = "x86_64")]
+mod pack_avx512;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+#[cfg(test)]
+mod tests;
+
+pub use convert::{round_to, widen};
+pub use finish::Ending;
+pub use kernel::Kernel;
+pub use operand::{Matrix, Numbers, NumbersMut, Output};
+
+use lines::Lines;
+
+/// How large a product is: `m` times `k` by `k` times `n`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sizes {
+    /// Rows of the left operand and of the result.
+    pub m: usize,
+    /// Columns of the right operand and of the result.
+    pub n: usize,
+    /// Columns of the left operand, rows of the right one.
+    pub k: usize,
+}
+
+/// Memory that products pack their operands into: one a thread, used again by every call.
+#[derive(Debug, Default)]
+pub struct Scratch {
+    left: Lines,
+    right: Packed,
+}
+
+/// A right operand, packed once for many products. Threads may share it.
+#[derive(Debug)]
+pub struct Packed {
+    kernel: Kernel,
+    k: usize,
+    n: usize,
+    lines: Lines,
+}
+
+impl Default for Packed {
+    /// Nothing yet: no rows, no columns.
+    fn default() -> Self {
+        Self { kernel: Kernel::Portable, k: 0, n: 0, lines: Lines::default() }
+    }
+}
+
+impl Packed {
+    /// Packs an operand of `k` rows and `n` columns for a kernel, over what was here.
+    ///
+    /// # Panics
+    /// If the operand is not that large, or the processor lacks the kernel's instructions.
+    pub fn fill(&mut self, kernel: Kernel, k: usize, n: usize, b: Matrix<'_>) {
+        kernel.assert_available();
+        b.assert_holds(k, n);
+        (self.kernel, self.k, self.n) = (kernel, k, n);
+        pack::right(kernel, &b, k, n, &mut self.lines);
+    }
+
+    /// The kernel that it is packed for.
+    pub fn kernel(&self) -> Kernel {
+        self.kernel
+    }
+}
+
+/// `c = a b`, ended as `ending` says. Operands in single precision are rounded to brain floats.
+///
+/// # Panics
+/// If an operand is not as large as said, or the processor lacks the kernel's instructions.
+pub fn product(
+    kernel: Kernel,
+    sizes: Sizes,
+    a: Matrix<'_>,
+    b: Matrix<'_>,
+    ending: Ending<'_>,
+    c: Output<'_>,
+    scratch: &mut Scratch,
+) {
+    scratch.right.fill(kernel, sizes.k, sizes.n, b);
+    block::product(sizes.m, a, &scratch.right, ending, c, &mut scratch.left);
+}
+
+/// The same of `m` rows and a right operand that is packed already.
+///
+/// # Panics
+/// If an operand is not as large as said.
+pub fn product_packed(
+    m: usize,
+    a: Matrix<'_>,
+    b: &Packed,
+    ending: Ending<'_>,
+    c: Output<'_>,
+    scratch: &mut Scratch,
+) {
+    block::product(m, a, b, ending, c, &mut scratch.left);
+}

@@ -1,0 +1,297 @@
+//! Packing: operands are rounded to brain floats and laid out as the kernels read them.
+//!
+//! Both operands have *lanes*: rows of the left one, columns of the right one. Their numbers go in
+//! pairs along `k`, in blocks of sixteen lanes by sixteen pairs; what is missing at the edges is
+//! zero. The left operand keeps a line a lane (sixteen pairs of it), the lines of all lanes
+//! together, one such group after the other along `k`. The right one keeps a line a pair (sixteen
+//! lanes of it), the lines of all pairs together: a panel; one panel after the other.
+
+use std::ops::Range;
+
+use half::bf16;
+
+use super::convert::{fastest, rounded};
+use super::kernel::{Kernel, Plan};
+use super::lines::{Line, Lines, WORDS};
+use super::operand::{Matrix, Numbers};
+
+/// Numbers along `k` of a block.
+pub const DEPTH: usize = 2 * WORDS;
+
+/// What is packed.
+pub struct Source<'a> {
+    /// All numbers.
+    pub numbers: Numbers<'a>,
+    /// Where the first one is.
+    pub first: usize,
+    /// How many lanes there are, and from one to the next.
+    pub lanes: usize,
+    lane_stride: usize,
+    /// How many numbers a lane has, and from one to the next.
+    pub k: usize,
+    k_stride: usize,
+}
+
+/// How the lines are laid out.
+#[derive(Clone, Copy)]
+enum Layout {
+    /// A line a lane. The stride leads to the next sixteen pairs.
+    Left { stride: usize },
+    /// A line a pair. The stride leads to the next panel.
+    Right { stride: usize },
+}
+
+/// A line in whatever holds one best.
+pub trait Vector: Copy {
+    /// # Safety
+    /// Here and below: the processor must have the instructions, and the numbers must be there.
+    ///
+    /// `count` numbers next to each other along `k`.
+    unsafe fn along(numbers: Numbers<'_>, at: usize, count: usize) -> Self;
+    /// `count` lanes next to each other, each with its even number and its odd one, if there is.
+    unsafe fn across(numbers: Numbers<'_>, even: usize, odd: Option<usize>, count: usize) -> Self;
+    /// From memory.
+    unsafe fn of(line: Line) -> Self;
+    /// Rows for columns.
+    unsafe fn transposed(block: [Self; WORDS]) -> [Self; WORDS];
+    /// To memory.
+    unsafe fn write(self, to: &mut Line);
+}
+
+/// Lines from a panel of a right operand to the next. Odd, so that lines of two panels do not
+/// compete for the same places of the cache.
+pub fn panel_stride(k: usize) -> usize {
+    (k.div_ceil(DEPTH) * WORDS) | 1
+}
+
+/// Packs a right operand.
+pub fn right(kernel: Kernel, b: &Matrix<'_>, k: usize, n: usize, lines: &mut Lines) {
+    let stride = panel_stride(k);
+    let source = Source {
+        numbers: b.numbers,
+        first: 0,
+        lanes: n,
+        lane_stride: b.column_stride,
+        k,
+        k_stride: b.row_stride,
+    };
+    let out = lines.at_least(n.div_ceil(WORDS) * stride);
+    dispatch(kernel, &source, Layout::Right { stride }, out);
+}
+
+/// A part of the left operand, packed.
+pub struct Left {
+    /// Its first line.
+    pub lines: *const Line,
+    /// Lines from there to the next sixteen pairs.
+    pub stride: usize,
+}
+
+/// Packs some rows and columns of a left operand.
+pub fn left(
+    kernel: Kernel,
+    plan: &Plan,
+    a: &Matrix<'_>,
+    rows: Range<usize>,
+    ks: Range<usize>,
+    lines: &mut Lines,
+) -> Left {
+    // A tile may read, but not use, more rows than there are. The rest of the stride spreads the
+    // groups of a tile over the cache.
+    let stride = (rows.len() + plan.rows - 1 + 47) / 64 * 64 + 16;
+    let count = ks.len().div_ceil(DEPTH) * stride;
+    let source = Source {
+        numbers: a.numbers,
+        first: rows.start * a.row_stride + ks.start * a.column_stride,
+        lanes: rows.len(),
+        lane_stride: a.row_stride,
+        k: ks.len(),
+        k_stride: a.column_stride,
+    };
+    let (narrow, wide) = lines.at_least(count * (1 + plan.left_widens * 2)).split_at_mut(count);
+    dispatch(kernel, &source, Layout::Left { stride }, narrow);
+    if wide.is_empty() {
+        return Left { lines: narrow.as_ptr(), stride };
+    }
+    widen_lines(narrow, wide);
+    Left { lines: wide.as_ptr(), stride: 2 * stride }
+}
+
+/// Each line becomes two: the first numbers of its pairs, then the second ones.
+fn widen_lines(narrow: &[Line], wide: &mut [Line]) {
+    fastest(
+        #[inline(always)]
+        || {
+            for (line, wide) in narrow.iter().zip(wide.as_chunks_mut::<2>().0) {
+                for i in 0..WORDS {
+                    wide[0].0[i] = line.0[i] << 16;
+                    wide[1].0[i] = line.0[i] & 0xffff_0000;
+                }
+            }
+        },
+    );
+}
+
+fn dispatch(kernel: Kernel, source: &Source<'_>, layout: Layout, out: &mut [Line]) {
+    match kernel {
+        #[cfg(target_arch = "x86_64")]
+        Kernel::Amx | Kernel::Avx512Bf16 => {
+            use super::pack_avx512::{By, native};
+            // SAFETY: whoever chose the kernel has made sure of its instructions.
+            unsafe { native(|| pack::<By<true>>(source, layout, out)) }
+        }
+        #[cfg(target_arch = "x86_64")]
+        Kernel::Avx512 => {
+            use super::pack_avx512::{By, plain};
+            // SAFETY: as above.
+            unsafe { plain(|| pack::<By<false>>(source, layout, out)) }
+        }
+        _ => fastest(
+            #[inline(always)]
+            || {
+                // SAFETY: plain words need no instructions of their own.
+                unsafe { pack::<Line>(source, layout, out) }
+            },
+        ),
+    }
+}
+
+/// Block by block, along what lies together in memory.
+#[inline(always)]
+unsafe fn pack<V: Vector>(source: &Source<'_>, layout: Layout, out: &mut [Line]) {
+    let (groups, depths) = (source.lanes.div_ceil(WORDS), source.k.div_ceil(DEPTH));
+    let along = source.k_stride == 1;
+    let (outer, inner) = if along { (groups, depths) } else { (depths, groups) };
+    for i in 0..outer {
+        for j in 0..inner {
+            let (group, depth) = if along { (i, j) } else { (j, i) };
+            // SAFETY: as the caller says.
+            unsafe { pack_block::<V>(source, group, depth, layout, out) };
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn pack_block<V: Vector>(
+    source: &Source<'_>,
+    group: usize,
+    depth: usize,
+    layout: Layout,
+    out: &mut [Line],
+) {
+    let lanes = (source.lanes - group * WORDS).min(WORDS);
+    let (to, count, line_a_lane_wanted) = match layout {
+        Layout::Left { stride } => (depth * stride + group * WORDS, lanes, true),
+        Layout::Right { stride } => (group * stride + depth * WORDS, WORDS, false),
+    };
+    // SAFETY: as the caller says.
+    unsafe {
+        let (mut block, line_a_lane) = load::<V>(source, group * WORDS, lanes, depth * DEPTH);
+        if line_a_lane != line_a_lane_wanted {
+            block = V::transposed(block);
+        }
+        for (line, to) in block.iter().zip(&mut out[to..to + count]) {
+            line.write(to);
+        }
+    }
+}
+
+/// Sixteen lanes by sixteen pairs, and whether a line is one of a lane.
+#[inline(always)]
+unsafe fn load<V: Vector>(
+    source: &Source<'_>,
+    lane: usize,
+    lanes: usize,
+    k: usize,
+) -> ([V; WORDS], bool) {
+    let Source { numbers, first, lane_stride, k_stride, .. } = *source;
+    let at = first + lane * lane_stride + k * k_stride;
+    let depth = (source.k - k).min(DEPTH);
+    // SAFETY: as the caller says; all places are inside, for the operand holds its last number.
+    unsafe {
+        let mut block = [V::of(Line::ZERO); WORDS];
+        if k_stride == 1 {
+            for (i, line) in block[..lanes].iter_mut().enumerate() {
+                *line = V::along(numbers, at + i * lane_stride, depth);
+            }
+            return (block, true);
+        }
+        if lane_stride == 1 {
+            for (i, line) in block[..depth.div_ceil(2)].iter_mut().enumerate() {
+                let even = at + 2 * i * k_stride;
+                let odd = (2 * i + 1 < depth).then_some(even + k_stride);
+                *line = V::across(numbers, even, odd, lanes);
+            }
+            return (block, false);
+        }
+        for (i, line) in block[..lanes].iter_mut().enumerate() {
+            *line = V::of(gathered(numbers, at + i * lane_stride, k_stride, depth));
+        }
+        (block, true)
+    }
+}
+
+/// A line of numbers that do not lie together.
+fn gathered(numbers: Numbers<'_>, at: usize, stride: usize, count: usize) -> Line {
+    let bits = |i: usize| match numbers {
+        _ if i >= count => 0,
+        Numbers::F32(numbers) => u32::from(rounded(numbers[at + i * stride])),
+        Numbers::Bf16(numbers) => u32::from(numbers[at + i * stride].to_bits()),
+    };
+    Line(std::array::from_fn(|word| bits(2 * word) | bits(2 * word + 1) << 16))
+}
+
+impl Vector for Line {
+    #[inline(always)]
+    unsafe fn along(numbers: Numbers<'_>, at: usize, count: usize) -> Self {
+        gathered(numbers, at, 1, count)
+    }
+
+    #[inline(always)]
+    unsafe fn across(numbers: Numbers<'_>, even: usize, odd: Option<usize>, count: usize) -> Self {
+        let mut line = Self::ZERO;
+        let words = &mut line.0[..count];
+        match numbers {
+            Numbers::F32(numbers) => {
+                interleave(words, &numbers[even..], odd.map(|at| &numbers[at..]), |n| rounded(*n))
+            }
+            Numbers::Bf16(numbers) => {
+                interleave(words, &numbers[even..], odd.map(|at| &numbers[at..]), |n: &bf16| {
+                    n.to_bits()
+                })
+            }
+        }
+        line
+    }
+
+    #[inline(always)]
+    unsafe fn of(line: Line) -> Self {
+        line
+    }
+
+    #[inline(always)]
+    unsafe fn transposed(block: [Self; WORDS]) -> [Self; WORDS] {
+        let mut out = block;
+        for (i, line) in block.iter().enumerate() {
+            for (j, word) in line.0.iter().enumerate() {
+                out[j].0[i] = *word;
+            }
+        }
+        out
+    }
+
+    #[inline(always)]
+    unsafe fn write(self, to: &mut Line) {
+        *to = self;
+    }
+}
+
+#[inline(always)]
+fn interleave<T>(words: &mut [u32], even: &[T], odd: Option<&[T]>, bits: impl Fn(&T) -> u16) {
+    for (word, even) in words.iter_mut().zip(even) {
+        *word = u32::from(bits(even));
+    }
+    for (word, odd) in words.iter_mut().zip(odd.unwrap_or_default()) {
+        *word |= u32::from(bits(odd)) << 16;
+    }
+}

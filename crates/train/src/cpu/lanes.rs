@@ -1,0 +1,204 @@
+//! Sixteen numbers at once, and what can be done with them: the kernels' alphabet. Each level of
+//! instructions has its own; all give the same results, but for the rounding of fused operations.
+
+/// How many numbers there are in [`Lanes`].
+pub const WIDTH: usize = 16;
+
+/// Sixteen single-precision numbers.
+///
+/// Only a kernel that was chosen for the level may use the lanes of the level.
+pub trait Lanes: Copy {
+    /// Whether there are 32 registers for them, each a whole one.
+    const WIDE: bool;
+
+    /// All the same.
+    fn splat(number: f32) -> Self;
+
+    /// # Safety
+    /// Sixteen numbers must be there to be read.
+    unsafe fn load(from: *const f32) -> Self;
+
+    /// # Safety
+    /// There must be room for sixteen numbers.
+    unsafe fn store(self, to: *mut f32);
+
+    /// As [`Self::load`], of brain floats.
+    ///
+    /// # Safety
+    /// Sixteen numbers must be there to be read.
+    unsafe fn load_half(from: *const u16) -> Self;
+
+    /// As [`Self::store`], rounded to brain floats.
+    ///
+    /// # Safety
+    /// There must be room for sixteen numbers.
+    unsafe fn store_half(self, to: *mut u16);
+
+    /// `self + b`.
+    fn plus(self, b: Self) -> Self;
+    /// `self - b`.
+    fn minus(self, b: Self) -> Self;
+    /// `self * b`.
+    fn times(self, b: Self) -> Self;
+    /// `self / b`.
+    fn over(self, b: Self) -> Self;
+    /// `self * b + c`.
+    fn fused(self, b: Self, c: Self) -> Self;
+    /// The larger ones; `b` where that is not a number.
+    fn most(self, b: Self) -> Self;
+    /// The smaller ones; `b` where that is not a number.
+    fn least(self, b: Self) -> Self;
+    /// The roots.
+    fn root(self) -> Self;
+    /// `self * 2ⁿ`, where `n` is in the lowest bits of `by`'s representation.
+    fn shifted(self, by: Self) -> Self;
+
+    /// The numbers one by one.
+    #[inline(always)]
+    fn array(self) -> [f32; WIDTH] {
+        let mut array = [0.0; WIDTH];
+        // SAFETY: there is room.
+        unsafe { self.store(array.as_mut_ptr()) };
+        array
+    }
+
+    /// From the numbers one by one.
+    #[inline(always)]
+    fn of(array: [f32; WIDTH]) -> Self {
+        // SAFETY: they are there.
+        unsafe { Self::load(array.as_ptr()) }
+    }
+
+    /// Their sum, in the same order whatever the instructions.
+    #[inline(always)]
+    fn sum(self) -> f32 {
+        fold(self.array(), |a, b| a + b)
+    }
+
+    /// The largest.
+    #[inline(always)]
+    fn largest(self) -> f32 {
+        fold(self.array(), f32::max)
+    }
+
+    /// Columns of sixteen rows.
+    #[inline(always)]
+    fn transposed(rows: [Self; WIDTH]) -> [Self; WIDTH] {
+        let rows = rows.map(Self::array);
+        std::array::from_fn(|column| Self::of(std::array::from_fn(|row| rows[row][column])))
+    }
+}
+
+#[inline(always)]
+fn fold(mut array: [f32; WIDTH], with: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut half = WIDTH / 2;
+    while half > 0 {
+        for at in 0..half {
+            array[at] = with(array[at], array[at + half]);
+        }
+        half /= 2;
+    }
+    array[0]
+}
+
+/// Without any instructions in particular. The compiler makes the best of it.
+#[derive(Clone, Copy)]
+pub struct Plain([f32; WIDTH]);
+
+impl Plain {
+    #[inline(always)]
+    fn with(self, b: Self, f: impl Fn(f32, f32) -> f32) -> Self {
+        Self(std::array::from_fn(|at| f(self.0[at], b.0[at])))
+    }
+}
+
+impl Lanes for Plain {
+    const WIDE: bool = false;
+
+    #[inline(always)]
+    fn splat(number: f32) -> Self {
+        Self([number; WIDTH])
+    }
+
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self {
+        // SAFETY: the caller sees to it.
+        Self(unsafe { from.cast::<[f32; WIDTH]>().read_unaligned() })
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32) {
+        // SAFETY: the caller sees to it.
+        unsafe { to.cast::<[f32; WIDTH]>().write_unaligned(self.0) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_half(from: *const u16) -> Self {
+        // SAFETY: the caller sees to it.
+        let bits = unsafe { from.cast::<[u16; WIDTH]>().read_unaligned() };
+        Self(bits.map(|bits| f32::from_bits(u32::from(bits) << 16)))
+    }
+
+    #[inline(always)]
+    unsafe fn store_half(self, to: *mut u16) {
+        // SAFETY: the caller sees to it.
+        unsafe { to.cast::<[u16; WIDTH]>().write_unaligned(self.0.map(round)) }
+    }
+
+    #[inline(always)]
+    fn plus(self, b: Self) -> Self {
+        self.with(b, |a, b| a + b)
+    }
+
+    #[inline(always)]
+    fn minus(self, b: Self) -> Self {
+        self.with(b, |a, b| a - b)
+    }
+
+    #[inline(always)]
+    fn times(self, b: Self) -> Self {
+        self.with(b, |a, b| a * b)
+    }
+
+    #[inline(always)]
+    fn over(self, b: Self) -> Self {
+        self.with(b, |a, b| a / b)
+    }
+
+    #[inline(always)]
+    fn fused(self, b: Self, c: Self) -> Self {
+        if cfg!(target_arch = "aarch64") {
+            return Self(std::array::from_fn(|at| self.0[at].mul_add(b.0[at], c.0[at])));
+        }
+        self.times(b).plus(c)
+    }
+
+    #[inline(always)]
+    fn most(self, b: Self) -> Self {
+        self.with(b, |a, b| if a > b { a } else { b })
+    }
+
+    #[inline(always)]
+    fn least(self, b: Self) -> Self {
+        self.with(b, |a, b| if a < b { a } else { b })
+    }
+
+    #[inline(always)]
+    fn root(self) -> Self {
+        Self(self.0.map(f32::sqrt))
+    }
+
+    #[inline(always)]
+    fn shifted(self, by: Self) -> Self {
+        self.with(by, |a, by| f32::from_bits(a.to_bits().wrapping_add(by.to_bits() << 23)))
+    }
+}
+
+/// To the nearest brain float, to the even one of two. What is not a number stays so.
+#[inline(always)]
+fn round(number: f32) -> u16 {
+    let bits = number.to_bits();
+    let odd = (bits >> 16) & 1;
+    let rounded = bits.wrapping_add(0x7fff + odd) >> 16;
+    (if number.is_nan() { (bits >> 16) | 0x40 } else { rounded }) as u16
+}

@@ -1,0 +1,193 @@
+//! Sixteen numbers in x86's vector registers.
+
+use std::arch::x86_64::*;
+
+use super::lanes::{Lanes, WIDTH};
+
+/// One register of AVX-512.
+#[derive(Clone, Copy)]
+pub struct Avx512(__m512);
+
+/// Two registers of AVX2.
+#[derive(Clone, Copy)]
+pub struct Avx2(__m256, __m256);
+
+/// An operation of AVX-512 on whole registers.
+macro_rules! wide {
+    ($($name:ident($($arg:ident),*) = $intrinsic:ident;)*) => {$(
+        #[inline(always)]
+        fn $name(self, $($arg: Self),*) -> Self {
+            // SAFETY: only kernels for AVX-512 have these lanes.
+            Self(unsafe { $intrinsic(self.0, $($arg.0),*) })
+        }
+    )*};
+}
+
+impl Lanes for Avx512 {
+    const WIDE: bool = true;
+
+    wide! {
+        plus(b) = _mm512_add_ps;
+        minus(b) = _mm512_sub_ps;
+        times(b) = _mm512_mul_ps;
+        over(b) = _mm512_div_ps;
+        fused(b, c) = _mm512_fmadd_ps;
+        most(b) = _mm512_max_ps;
+        least(b) = _mm512_min_ps;
+        root() = _mm512_sqrt_ps;
+    }
+
+    #[inline(always)]
+    fn splat(number: f32) -> Self {
+        // SAFETY: only kernels for AVX-512 have these lanes.
+        Self(unsafe { _mm512_set1_ps(number) })
+    }
+
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self {
+        // SAFETY: the caller sees to it.
+        Self(unsafe { _mm512_loadu_ps(from) })
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32) {
+        // SAFETY: the caller sees to it.
+        unsafe { _mm512_storeu_ps(to, self.0) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_half(from: *const u16) -> Self {
+        // SAFETY: the caller sees to it.
+        unsafe {
+            let bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
+            Self(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits)))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_half(self, to: *mut u16) {
+        // SAFETY: the caller sees to it.
+        unsafe {
+            let bits = _mm512_castps_si512(self.0);
+            let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+            let up = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
+            let rounded = _mm512_add_epi32(bits, up);
+            let quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x40_0000));
+            let strange = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(self.0, self.0);
+            let result = _mm512_mask_blend_epi32(strange, rounded, quiet);
+            let halves = _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(result));
+            _mm256_storeu_si256(to.cast(), halves);
+        }
+    }
+
+    #[inline(always)]
+    fn shifted(self, by: Self) -> Self {
+        // SAFETY: only kernels for AVX-512 have these lanes.
+        unsafe {
+            let exponent = _mm512_slli_epi32::<23>(_mm512_castps_si512(by.0));
+            let sum = _mm512_add_epi32(_mm512_castps_si512(self.0), exponent);
+            Self(_mm512_castsi512_ps(sum))
+        }
+    }
+}
+
+/// An operation of AVX2 on both registers.
+macro_rules! both {
+    ($($name:ident($($arg:ident),*) = $intrinsic:ident;)*) => {$(
+        #[inline(always)]
+        fn $name(self, $($arg: Self),*) -> Self {
+            // SAFETY: only kernels for AVX2 have these lanes.
+            unsafe { Self($intrinsic(self.0, $($arg.0),*), $intrinsic(self.1, $($arg.1),*)) }
+        }
+    )*};
+}
+
+impl Lanes for Avx2 {
+    const WIDE: bool = false;
+
+    both! {
+        plus(b) = _mm256_add_ps;
+        minus(b) = _mm256_sub_ps;
+        times(b) = _mm256_mul_ps;
+        over(b) = _mm256_div_ps;
+        fused(b, c) = _mm256_fmadd_ps;
+        most(b) = _mm256_max_ps;
+        least(b) = _mm256_min_ps;
+        root() = _mm256_sqrt_ps;
+    }
+
+    #[inline(always)]
+    fn splat(number: f32) -> Self {
+        // SAFETY: only kernels for AVX2 have these lanes.
+        let half = unsafe { _mm256_set1_ps(number) };
+        Self(half, half)
+    }
+
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self {
+        // SAFETY: the caller sees to it.
+        unsafe { Self(_mm256_loadu_ps(from), _mm256_loadu_ps(from.add(WIDTH / 2))) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32) {
+        // SAFETY: the caller sees to it.
+        unsafe {
+            _mm256_storeu_ps(to, self.0);
+            _mm256_storeu_ps(to.add(WIDTH / 2), self.1);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_half(from: *const u16) -> Self {
+        // SAFETY: the caller sees to it.
+        unsafe { Self(widened(from), widened(from.add(WIDTH / 2))) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_half(self, to: *mut u16) {
+        // SAFETY: the caller sees to it.
+        unsafe {
+            // Packs within each half of 128 bits, so the middle quarters change places.
+            let packed = _mm256_packus_epi32(rounded(self.0), rounded(self.1));
+            _mm256_storeu_si256(to.cast(), _mm256_permute4x64_epi64::<0b11_01_10_00>(packed));
+        }
+    }
+
+    #[inline(always)]
+    fn shifted(self, by: Self) -> Self {
+        // SAFETY: only kernels for AVX2 have these lanes.
+        unsafe { Self(shifted(self.0, by.0), shifted(self.1, by.1)) }
+    }
+}
+
+#[inline(always)]
+unsafe fn widened(from: *const u16) -> __m256 {
+    // SAFETY: the caller sees to it that eight are there, and has AVX2.
+    unsafe {
+        let bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
+        _mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits))
+    }
+}
+
+#[inline(always)]
+unsafe fn rounded(numbers: __m256) -> __m256i {
+    // SAFETY: the caller has AVX2.
+    unsafe {
+        let bits = _mm256_castps_si256(numbers);
+        let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+        let rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+        let quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x40_0000));
+        let strange = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(numbers, numbers));
+        _mm256_srli_epi32::<16>(_mm256_blendv_epi8(rounded, quiet, strange))
+    }
+}
+
+#[inline(always)]
+unsafe fn shifted(number: __m256, by: __m256) -> __m256 {
+    // SAFETY: the caller has AVX2.
+    unsafe {
+        let exponent = _mm256_slli_epi32::<23>(_mm256_castps_si256(by));
+        _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(number), exponent))
+    }
+}

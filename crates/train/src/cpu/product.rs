@@ -1,0 +1,153 @@
+//! Matrix products: all of them go through [`Cpu::product`].
+
+use super::Cpu;
+use super::elementwise::copy;
+use super::lanes::WIDTH;
+use super::numbers::{Apart, Source};
+use super::pool::cut;
+use super::scratch::Scratch;
+use super::{Precision, round};
+use crate::memory::{Format, View, ViewMut};
+
+/// A matrix that is read: any rows and columns of a tensor.
+#[derive(Debug, Clone, Copy)]
+pub struct Operand<'a> {
+    /// Its numbers.
+    pub view: View<'a>,
+    /// From a row to the next.
+    pub row_stride: usize,
+    /// From a column to the next.
+    pub column_stride: usize,
+}
+
+/// Multiplications that are worth another thread.
+const LEAST: usize = 64 * 1024;
+
+impl<'a> Operand<'a> {
+    /// A matrix that lies row by row.
+    pub fn rows(view: View<'a>, width: usize) -> Self {
+        Self { view, row_stride: width, column_stride: 1 }
+    }
+
+    /// What lies row by row, with rows for columns.
+    pub fn columns(view: View<'a>, width: usize) -> Self {
+        Self { view, row_stride: 1, column_stride: width }
+    }
+
+    /// How many numbers such a matrix spans.
+    fn span(&self, rows: usize, columns: usize) -> usize {
+        (rows - 1) * self.row_stride + (columns - 1) * self.column_stride + 1
+    }
+}
+
+/// Sizes of a product: `m` rows and `n` columns come out, of sums of `k`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sizes {
+    /// Rows.
+    pub m: usize,
+    /// Columns.
+    pub n: usize,
+    /// Summands.
+    pub k: usize,
+}
+
+impl Cpu {
+    /// `c = a b`, or added to what is there; `c` lies row by row.
+    pub(super) fn product(
+        &self,
+        sizes: Sizes,
+        a: Operand<'_>,
+        b: Operand<'_>,
+        mut c: ViewMut<'_>,
+        add: bool,
+    ) {
+        let Sizes { m, n, k } = sizes;
+        assert_eq!(c.len(), m * n, "a product of another size");
+        if m * n == 0 {
+            return;
+        }
+        if k == 0 {
+            if !add {
+                self.clear_numbers(c);
+            }
+            return;
+        }
+        assert!(a.span(m, k) <= a.view.len() && b.span(k, n) <= b.view.len(), "a matrix too small");
+        let (scratch_a, scratch_b) = (self.rounded(a.view), self.rounded(b.view));
+        let a = Operand { view: scratch_a.as_ref().map_or(a.view, |s| View::of(&s[..])), ..a };
+        let b = Operand { view: scratch_b.as_ref().map_or(b.view, |s| View::of(&s[..])), ..b };
+        if c.format() == Format::F32 {
+            return self.multiply(sizes, a, b, c.host(), add);
+        }
+        let mut sums = self.scratch(m * n);
+        if add {
+            self.copy_numbers(c.view(), ViewMut::of(&mut sums[..]));
+        }
+        self.multiply(sizes, a, b, &mut sums, add);
+        self.copy_numbers(View::of(&sums[..]), c.again());
+    }
+
+    /// In single precision, but with no more digits than brain floats have if those are asked for.
+    /// `None` if the numbers are fit to be multiplied as they are.
+    fn rounded(&self, view: View<'_>) -> Option<Scratch<'_>> {
+        if self.precision == Precision::F32 && view.format() == Format::F32 {
+            return None;
+        }
+        let mut scratch = self.scratch(view.len());
+        let (from, to) = (Source::from(view), Apart::new(&mut scratch[..]));
+        self.pool.run_ranges(view.len(), LEAST, WIDTH, |range| {
+            // SAFETY: ranges are disjoint.
+            let to = unsafe { to.reals(range.clone()) };
+            match from.part(range) {
+                Source::F32(from) => round(self.level, from, to),
+                from => copy(self.level, from, to.into()),
+            }
+        });
+        Some(scratch)
+    }
+
+    /// In single precision. The longer side of the result is cut between the threads.
+    fn multiply(&self, sizes: Sizes, a: Operand<'_>, b: Operand<'_>, c: &mut [f32], add: bool) {
+        let Sizes { m, n, k } = sizes;
+        let (a_numbers, b_numbers) = (a.view.host::<f32>(), b.view.host::<f32>());
+        let c = Apart::new(c);
+        let parts = self.pool.parts(m.saturating_mul(n).saturating_mul(k), LEAST);
+        self.pool.run(parts, |part| {
+            let (rows, columns) = if m >= n {
+                (cut(m, parts, part, WIDTH), 0..n)
+            } else {
+                (0..m, cut(n, parts, part, WIDTH))
+            };
+            if rows.is_empty() || columns.is_empty() {
+                return;
+            }
+            let a_part = &a_numbers[rows.start * a.row_stride..];
+            let b_part = &b_numbers[columns.start * b.column_stride..];
+            // SAFETY: it was seen that both matrices are as large as said. The parts of the result
+            // are within it and disjoint.
+            unsafe {
+                gemm::gemm(
+                    rows.len(),
+                    columns.len(),
+                    k,
+                    c.address(rows.start * n + columns.start),
+                    1,
+                    n as isize,
+                    add,
+                    a_part.as_ptr(),
+                    a.column_stride as isize,
+                    a.row_stride as isize,
+                    b_part.as_ptr(),
+                    b.column_stride as isize,
+                    b.row_stride as isize,
+                    1.0,
+                    1.0,
+                    false,
+                    false,
+                    false,
+                    gemm::Parallelism::None,
+                );
+            }
+        });
+    }
+}

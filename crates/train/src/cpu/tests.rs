@@ -1,0 +1,431 @@
+//! Every operation against the plain one in double precision: on all levels of instructions, in both
+//! precisions, with sizes that fit no vector, on one to three threads.
+
+use super::*;
+use crate::random::{key, normal, uniform};
+use crate::reference::Reference;
+
+/// A tensor of an operation.
+#[derive(Clone, Copy)]
+enum Kind {
+    /// As parameters are stored.
+    Real(usize),
+    /// As activations are stored.
+    Activation(usize),
+}
+use Kind::{Activation as Act, Real};
+
+/// Tensors on both devices.
+type Tensors<'a> = &'a mut [Tensor];
+
+fn devices() -> Vec<Cpu> {
+    let mut all = Vec::new();
+    for level in Level::all() {
+        for precision in [Precision::F32, Precision::Bf16] {
+            all.extend([1, 3].map(|threads| Cpu::with_level(threads, precision, level)));
+        }
+    }
+    all.push(Cpu::new(2, Precision::F32));
+    all
+}
+
+/// Numbers that both formats have.
+fn numbers(seed: u64, elements: usize) -> Vec<f32> {
+    let number = |i| half::bf16::from_f64(normal(key(seed, &[]), i)).to_f32();
+    (0..elements as u64).map(number).collect()
+}
+
+fn tensors(device: &dyn Device, kinds: &[Kind]) -> Vec<Tensor> {
+    let tensor = |(seed, kind): (u64, &Kind)| {
+        let mut tensor = match kind {
+            Real(elements) => device.real(*elements),
+            Act(elements) => device.activation(*elements),
+        };
+        device.put(&numbers(seed, tensor.len()), tensor.view_mut());
+        tensor
+    };
+    (0..).zip(kinds).map(tensor).collect()
+}
+
+fn fetched(device: &dyn Device, tensors: &[Tensor]) -> Vec<Vec<f32>> {
+    let fetch = |tensor: &Tensor| {
+        let mut numbers = vec![0.0; tensor.len()];
+        device.fetch(tensor.view(), &mut numbers);
+        numbers
+    };
+    tensors.iter().map(fetch).collect()
+}
+
+/// Runs an operation on both devices, and compares all tensors and what is returned. Twice here: it
+/// must be the same to the last bit.
+#[track_caller]
+fn same(what: &str, kinds: &[Kind], operation: impl Fn(&dyn Device, Tensors<'_>) -> f64) {
+    let reference = Reference::new();
+    let mut expected = tensors(&reference, kinds);
+    let expected_result = operation(&reference, &mut expected);
+    let expected = fetched(&reference, &expected);
+    for cpu in devices() {
+        let run = || {
+            let mut found = tensors(&cpu, kinds);
+            let result = operation(&cpu, &mut found);
+            (fetched(&cpu, &found), result)
+        };
+        let (found, result) = run();
+        let (again, result_again) = run();
+        assert!(again == found && result_again.to_bits() == result.to_bits(), "{what}: differs");
+        let error = match cpu.precision {
+            Precision::F32 => 2e-5,
+            Precision::Bf16 => 3e-2,
+        };
+        let case = format!("{what} on {}", cpu.describe());
+        let off = (result - expected_result).abs();
+        assert!(
+            off <= error * expected_result.abs().max(1.0),
+            "{case}: {result} {expected_result}"
+        );
+        for (tensor, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            // The largest number of a tensor says how exact its sums can be.
+            let most = expected.iter().fold(1.0f32, |most, x| most.max(x.abs()));
+            for (at, (found, expected)) in found.iter().zip(expected).enumerate() {
+                let off = (found - expected).abs();
+                assert!(
+                    f64::from(off) <= error * f64::from(most) && found.is_finite(),
+                    "{case}: number {at} of tensor {tensor} is {found}, not {expected}"
+                );
+            }
+        }
+    }
+}
+
+const LINEARS: [(usize, usize, usize); 8] = [
+    (1, 1, 1),
+    (1, 17, 3),
+    (5, 1, 33),
+    (7, 16, 1),
+    (33, 31, 65),
+    (64, 48, 32),
+    (100, 70, 130),
+    (130, 64, 200),
+];
+
+#[test]
+fn linear() {
+    for (rows, inputs, outputs) in LINEARS {
+        let of = Linear { rows, inputs, outputs };
+        let what = format!("{of:?}");
+        let (x, w, y) = (Act(rows * inputs), Real(outputs * inputs), Act(rows * outputs));
+        for with_bias in [false, true] {
+            same(&what, &[x, w, Real(outputs), y], |device, t| {
+                let (before, y) = t.split_at_mut(3);
+                let bias = with_bias.then(|| before[2].view());
+                device.linear(of, before[0].view(), before[1].view(), bias, y[0].view_mut());
+                0.0
+            });
+        }
+    }
+}
+
+#[test]
+fn linear_backward() {
+    for (rows, inputs, outputs) in LINEARS {
+        let of = Linear { rows, inputs, outputs };
+        let what = format!("{of:?}");
+        let (x, w, y) = (Act(rows * inputs), Real(outputs * inputs), Act(rows * outputs));
+        for add in [false, true] {
+            for dx in [Act(rows * inputs), Real(rows * inputs)] {
+                same(&what, &[y, w, dx], |device, t| {
+                    let (before, dx) = t.split_at_mut(2);
+                    let (dy, w) = (before[0].view(), before[1].view());
+                    device.linear_back_input(of, dy, w, dx[0].view_mut(), add);
+                    0.0
+                });
+            }
+            same(&what, &[x, y, w, Real(outputs)], |device, t| {
+                let (before, after) = t.split_at_mut(2);
+                let (dw, db) = after.split_at_mut(1);
+                let db = add.then(|| db[0].view_mut());
+                let (x, dy) = (before[0].view(), before[1].view());
+                device.linear_back_weight(of, x, dy, dw[0].view_mut(), db);
+                0.0
+            });
+        }
+    }
+}
+
+#[test]
+fn norm() {
+    for how in [Norm::Layer { epsilon: 1e-5 }, Norm::Rms { epsilon: 1e-6 }] {
+        for (rows, width) in [(1, 1), (3, 5), (1, 16), (17, 33), (40, 128), (700, 50)] {
+            let elements = rows * width;
+            let what = format!("{how:?} of {rows} rows of {width}");
+            let kinds = [Real(elements), Real(width), Real(width), Act(elements), Real(2 * rows)];
+            for with_bias in [false, true] {
+                same(&what, &kinds, |device, t| {
+                    let [x, weight, bias, y, statistics] = t else { panic!() };
+                    let bias = with_bias.then(|| bias.view());
+                    let (y, statistics) = (y.view_mut(), statistics.view_mut());
+                    device.norm(how, x.view(), weight.view(), bias, y, statistics);
+                    0.0
+                });
+                let kinds = [
+                    Real(elements),
+                    Real(width),
+                    Real(2 * rows),
+                    Act(elements),
+                    Real(elements),
+                    Real(width),
+                    Real(width),
+                ];
+                same(&what, &kinds, |device, t| {
+                    let [x, weight, statistics, dy, dx, dweight, dbias] = t else { panic!() };
+                    let saved = NormSaved {
+                        x: x.view(),
+                        weight: weight.view(),
+                        statistics: statistics.view(),
+                    };
+                    let bias = with_bias.then(|| dbias.view_mut());
+                    let grads = NormGrads { weight: dweight.view_mut(), bias };
+                    device.norm_back(how, saved, dy.view(), dx.view_mut(), grads);
+                    0.0
+                });
+            }
+        }
+    }
+}
+
+const ATTENTIONS: [[usize; 5]; 10] = [
+    [1, 1, 1, 1, 1],
+    [2, 1, 2, 1, 16],
+    [3, 5, 2, 2, 6],
+    [1, 16, 4, 2, 8],
+    [2, 17, 3, 1, 16],
+    [1, 48, 2, 2, 32],
+    [2, 49, 2, 2, 32],
+    [1, 64, 4, 4, 64],
+    [1, 103, 4, 2, 20],
+    [1, 150, 2, 1, 48],
+];
+
+fn attention_of([batch, sequence, heads, kv_heads, head_width]: [usize; 5]) -> Attention {
+    Attention { batch, sequence, heads, kv_heads, head_width }
+}
+
+fn masks() -> [Option<Mask>; 2] {
+    [None, Some(Mask { share: 0.3, key: key(5, &[1]), first: 1000 })]
+}
+
+#[test]
+fn attention() {
+    for of in ATTENTIONS.map(attention_of) {
+        let (inside, outside) = (of.rows() * of.qkv_width(), of.rows() * of.width());
+        let sums = of.rows() * of.heads;
+        for drop in masks() {
+            let what = format!("{of:?} {drop:?}");
+            same(&what, &[Act(inside), Act(outside), Real(sums)], |device, t| {
+                let [qkv, y, log_sums] = t else { panic!() };
+                device.attention(of, qkv.view(), drop, y.view_mut(), log_sums.view_mut());
+                0.0
+            });
+            let kinds = [Act(inside), Act(outside), Real(sums), Act(outside), Act(inside)];
+            same(&what, &kinds, |device, t| {
+                let [qkv, y, log_sums, dy, dqkv] = t else { panic!() };
+                device.attention(of, qkv.view(), drop, y.view_mut(), log_sums.view_mut());
+                let (y, log_sums) = (y.view(), log_sums.view());
+                let saved = AttentionSaved { qkv: qkv.view(), y, log_sums };
+                device.attention_back(of, saved, drop, dy.view(), dqkv.view_mut());
+                0.0
+            });
+        }
+    }
+}
+
+#[test]
+fn attention_of_one_token() {
+    for [_, tokens, heads, kv_heads, head_width] in ATTENTIONS {
+        let of = Attention { batch: 1, sequence: 1, heads, kv_heads, head_width };
+        let cache = tokens * kv_heads * head_width;
+        let kinds = [Act(of.width()), Act(cache), Act(cache), Act(of.width())];
+        same(&format!("{of:?}"), &kinds, |device, t| {
+            let [q, keys, values, y] = t else { panic!() };
+            device.attend(of, q.view(), keys.view(), values.view(), y.view_mut());
+            0.0
+        });
+    }
+}
+
+#[test]
+fn rope() {
+    for of in ATTENTIONS.map(attention_of).into_iter().filter(|of| of.head_width % 2 == 0) {
+        for (first, turn) in [(0, Turn::There), (5, Turn::There), (0, Turn::Back)] {
+            let what = format!("{of:?} {first} {turn:?}");
+            same(&what, &[Act(of.rows() * of.qkv_width())], |device, t| {
+                device.rope(of, 10_000.0, first, turn, t[0].view_mut());
+                0.0
+            });
+        }
+    }
+}
+
+const LENGTHS: [usize; 6] = [1, 15, 16, 100, 4099, 33_000];
+
+#[test]
+fn activations() {
+    for elements in LENGTHS {
+        let what = format!("{elements}");
+        same(&what, &[Act(elements), Act(elements)], |device, t| {
+            let [x, y] = t else { panic!() };
+            device.gelu(x.view(), y.view_mut());
+            0.0
+        });
+        same(&what, &[Act(elements), Act(elements)], |device, t| {
+            let [x, dy] = t else { panic!() };
+            device.gelu_back(x.view(), dy.view_mut());
+            0.0
+        });
+    }
+    for (rows, width) in [(1, 1), (3, 16), (5, 33), (700, 50)] {
+        let (one, two) = (rows * width, 2 * rows * width);
+        let what = format!("{rows} rows of {width}");
+        same(&what, &[Act(two), Act(one)], |device, t| {
+            let [x, y] = t else { panic!() };
+            device.swiglu(width, x.view(), y.view_mut());
+            0.0
+        });
+        same(&what, &[Act(two), Act(one), Act(two)], |device, t| {
+            let [x, dy, dx] = t else { panic!() };
+            device.swiglu_back(width, x.view(), dy.view(), dx.view_mut());
+            0.0
+        });
+    }
+}
+
+fn tokens(seed: u64, count: usize, kinds: usize) -> Vec<u32> {
+    (0..count as u64).map(|i| (uniform(key(seed, &[]), i) * kinds as f64) as u32).collect()
+}
+
+#[test]
+fn embedding() {
+    for (batch, sequence, width, kinds) in [(1, 1, 1, 1), (3, 5, 17, 4), (4, 64, 100, 65)] {
+        let rows = batch * sequence;
+        let tokens = tokens(1, rows, kinds);
+        let what = format!("{batch} {sequence} {width}");
+        for with_positions in [false, true] {
+            for y in [Real(rows * width), Act(rows * width)] {
+                let all = [Real(kinds * width), Real((sequence + 2) * width), y];
+                same(&what, &all, |device, t| {
+                    let [table, positions, y] = t else { panic!() };
+                    let positions = with_positions.then(|| positions.view());
+                    device.embed(&tokens, sequence, table.view(), positions, y.view_mut());
+                    0.0
+                });
+                same(&what, &all, |device, t| {
+                    let [table, positions, y] = t else { panic!() };
+                    let positions = with_positions.then(|| positions.view_mut());
+                    device.embed_back(&tokens, sequence, y.view(), table.view_mut(), positions);
+                    0.0
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn cross_entropy() {
+    for (rows, kinds) in [(1, 1), (3, 16), (5, 65), (700, 33), (2, 1000)] {
+        let targets = tokens(2, rows, kinds);
+        for scale in [None, Some(0.125)] {
+            for logits in [Act(rows * kinds), Real(rows * kinds)] {
+                let what = format!("{rows} rows of {kinds}, {scale:?}");
+                same(&what, &[logits], |device, t| {
+                    device.cross_entropy(&targets, t[0].view_mut(), scale)
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn sums_copies_and_masks() {
+    for elements in LENGTHS {
+        let what = format!("{elements}");
+        for (x, y) in [(Real(elements), Act(elements)), (Act(elements), Real(elements))] {
+            same(&what, &[x, y], |device, t| {
+                let [x, y] = t else { panic!() };
+                device.add(x.view(), y.view_mut());
+                device.square_sum(y.view())
+            });
+            same(&what, &[x, y, x], |device, t| {
+                let [x, y, z] = t else { panic!() };
+                device.sum(x.view(), y.view(), z.view_mut());
+                0.0
+            });
+            same(&what, &[x, y], |device, t| {
+                let [x, y] = t else { panic!() };
+                device.copy(x.view(), y.view_mut());
+                device.scale(0.75, x.view_mut());
+                0.0
+            });
+            same(&what, &[x, y], |device, t| {
+                let [x, y] = t else { panic!() };
+                device.clear(x.view_mut());
+                let mask = Mask { share: 0.2, key: key(9, &[]), first: 77 };
+                device.dropout(mask, y.view_mut());
+                0.0
+            });
+        }
+    }
+}
+
+#[test]
+fn optimizers() {
+    for elements in LENGTHS {
+        let what = format!("{elements}");
+        same(&what, &[Real(elements); 4], |device, t| {
+            let [g, m, v, p] = t else { panic!() };
+            // Squares have no sign.
+            let mut squares = numbers(2, elements);
+            squares.iter_mut().for_each(|x| *x = *x * *x);
+            device.put(&squares, v.view_mut());
+            let how = AdamW {
+                rate: 0.1,
+                beta1: 0.9,
+                beta2: 0.99,
+                epsilon: 1e-8,
+                decay: 0.1,
+                step: 3,
+                scale: 0.5,
+            };
+            device.adamw(&how, g.view(), [m.view_mut(), v.view_mut()], p.view_mut());
+            0.0
+        });
+        same(&what, &[Real(elements); 3], |device, t| {
+            let [g, m, p] = t else { panic!() };
+            let how = Sgd { rate: 0.1, momentum: 0.9, decay: 0.01, scale: 0.5 };
+            device.sgd(&how, g.view(), m.view_mut(), p.view_mut());
+            0.0
+        });
+    }
+}
+
+#[test]
+fn what_is_not_a_number_is_not_hidden() {
+    let cpu = Cpu::new(1, Precision::F32);
+    let mut logits = Tensor::zeroed(40, Format::F32);
+    logits.view_mut().host::<f32>()[17] = f32::NAN;
+    assert!(cpu.cross_entropy(&[0, 3], logits.view_mut(), None).is_nan());
+    assert!(cpu.square_sum(logits.view()).is_nan());
+}
+
+#[test]
+#[should_panic(expected = "tensors of different lengths")]
+fn wrong_lengths_are_refused() {
+    let cpu = Cpu::new(2, Precision::F32);
+    cpu.add(Tensor::zeroed(3, Format::F32).view(), Tensor::zeroed(4, Format::F32).view_mut());
+}
+
+#[test]
+fn it_says_what_it_computes_with() {
+    let text = Cpu::with_level(2, Precision::Bf16, Level::Plain).describe();
+    assert_eq!(text, "2 threads, bf16 on plain");
+    assert_eq!(serde_json::to_string(&Precision::Bf16).unwrap(), "\"bf16\"");
+}

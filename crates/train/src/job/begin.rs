@@ -1,0 +1,227 @@
+//! Before the first step: all ranks are told the same, and have the same parameters.
+
+use std::path::{Path, PathBuf};
+
+use regatta_comm::{Collectives, Comm};
+use sha2::{Digest, Sha256};
+
+use super::error::TrainError;
+use super::keep::{self, Keeper};
+use super::report::{self, Speed};
+use super::{CHECKPOINTS, Job, TOKENIZER, Training};
+use crate::checkpoint::{About, Checkpoint, CheckpointError, Skipped, newest_good};
+use crate::config::{Config, Resume};
+use crate::data::{DataError, Loader, Order, Tokens};
+use crate::memory::{Format, Tensor};
+use crate::metrics::Event;
+use crate::model::Model;
+use crate::parallel::{Alone, DataParallel, Exchange};
+use crate::shape::Shape;
+use crate::step::{Engine, Net};
+
+impl Training {
+    /// All ranks have the same parameters, and are ready for the next step.
+    pub(super) fn begin(job: Job, tell: &mut dyn FnMut(Event)) -> Result<Self, TrainError> {
+        let (rank, ranks) = (job.comm.rank() as usize, job.comm.size() as usize);
+        let plan = job.config.validate(ranks)?;
+        let shape = job.config.shape(job.dataset.tokenizer.vocabulary())?;
+        all_alike(&job)?;
+        let checkpoints = checkpoints(&job);
+        let found = match rank {
+            0 => find(&job.config, checkpoints.as_deref())?,
+            _ => None,
+        };
+        let mut done = [found.as_ref().map_or(0, |f| f.checkpoint.about().step as i64)];
+        job.comm.broadcast(&mut done, 0)?;
+        let done = done[0].unsigned_abs();
+        let about = report::about(&job, &plan, &shape, done);
+        let speed = Speed::new(&about, &shape);
+        tell(Event::Begin(Box::new(about)));
+        let Job { config, comm, device, dataset, folder, .. } = job;
+        let exchange: Box<dyn Exchange> = match ranks {
+            1 => Box::new(Alone::default()),
+            _ => Box::new(DataParallel::new(comm.clone())),
+        };
+        let net = Net::new(Model::new(shape.clone()), device);
+        let mut engine = Engine::new(net, exchange, config.train.seed);
+        if let Some(found) = found {
+            found.skipped.iter().for_each(|note| tell(Event::Note(note.clone())));
+            fits(&found.checkpoint, &shape, &dataset.tokenizer.fingerprint())?;
+            keep::restore(&mut engine, &found.checkpoint)?;
+            let from = found.checkpoint.folder().display();
+            tell(Event::Note(format!("goes on after step {done} of {from}")));
+        }
+        spread(&mut engine, &*comm)?;
+        let keeper = match &checkpoints {
+            Some(folder) => Some(Keeper::new(folder, rank, ranks, config.checkpoint.keep)?),
+            None => None,
+        };
+        // All must be there before any begins to write.
+        comm.barrier()?;
+        if let (0, Some(folder)) = (rank, &checkpoints) {
+            dataset.tokenizer.save(&folder.join(TOKENIZER))?;
+        }
+        let validation = validation(&config, &dataset.validation, tell);
+        let schedule = config.schedule(plan.ranks);
+        let kept = (done > 0).then_some(done);
+        Ok(Self {
+            config,
+            plan,
+            schedule,
+            comm,
+            engine,
+            dataset,
+            validation,
+            keeper,
+            folder,
+            done,
+            kept,
+            speed,
+        })
+    }
+}
+
+/// Ranks that were told different things would train something that nobody asked for.
+fn all_alike(job: &Job) -> Result<(), TrainError> {
+    let dataset = &job.dataset;
+    let (train, validation) = (dataset.train.len(), dataset.validation.len());
+    let data = format!("{} {train} {validation}", dataset.tokenizer.fingerprint());
+    agree(&*job.comm, &[("configuration", &job.config.to_toml()), ("data", &data)])
+}
+
+/// Where checkpoints are, if there are to be any.
+fn checkpoints(job: &Job) -> Option<PathBuf> {
+    let told = &job.config.checkpoint;
+    let folder = match told.folder.as_str() {
+        "" => job.folder.join(CHECKPOINTS),
+        folder => PathBuf::from(folder),
+    };
+    (told.every != 0).then_some(folder)
+}
+
+/// What the model is tried on. A text may be too short for that, which is no reason not to train.
+fn validation(config: &Config, tokens: &Tokens, tell: &mut dyn FnMut(Event)) -> Option<Loader> {
+    if config.train.eval_every == 0 {
+        return None;
+    }
+    let order = Order::straight(tokens.len(), config.model.context as u64);
+    let note = |error: &DataError| tell(Event::Note(format!("no validation: {error}")));
+    let order = order.inspect_err(note).ok()?;
+    Some(Loader::new(tokens.clone(), order))
+}
+
+/// All ranks have the same of everything, or the first that differs is named.
+pub fn agree(comm: &dyn Comm, told: &[(&'static str, &str)]) -> Result<(), TrainError> {
+    for (what, text) in told {
+        let own: Vec<u8> = Sha256::digest(text.as_bytes()).to_vec();
+        let mut all = vec![0u8; own.len() * comm.size() as usize];
+        comm.all_gather(&own, &mut all)?;
+        let mut ranks = (0..).zip(all.chunks_exact(own.len()));
+        if let Some((rank, _)) = ranks.find(|(_, digest)| *digest != &all[..own.len()]) {
+            let host = comm.peer(rank).host;
+            return Err(TrainError::Disagree { rank, host, what });
+        }
+    }
+    Ok(())
+}
+
+/// Where a training goes on from.
+#[derive(Debug)]
+pub struct Found {
+    /// The checkpoint.
+    pub checkpoint: Checkpoint,
+    /// Newer ones that are damaged, and how.
+    pub skipped: Vec<String>,
+}
+
+/// The checkpoint to go on from, if there is one. `own` is where this training keeps its own.
+pub fn find(config: &Config, own: Option<&Path>) -> Result<Option<Found>, TrainError> {
+    let folder = match (&config.checkpoint.resume, own) {
+        (Resume::Never, _) | (Resume::Auto, None) => return Ok(None),
+        (Resume::Auto, Some(own)) => own.to_owned(),
+        (Resume::From(path), _) => path.clone(),
+    };
+    let (checkpoint, skipped) = match Checkpoint::open(&folder) {
+        Ok(one) => {
+            one.verify().map_err(|all| first(&folder, all))?;
+            (Some(one), Vec::new())
+        }
+        Err(_) => newest_good(&inside(&folder))?,
+    };
+    let skipped: Vec<String> = skipped.iter().map(told).collect();
+    match (checkpoint, &config.checkpoint.resume) {
+        (Some(checkpoint), _) => Ok(Some(Found { checkpoint, skipped })),
+        (None, Resume::Auto) if skipped.is_empty() => Ok(None),
+        (None, _) => Err(TrainError::Nothing { folder, skipped: skipped.join("; ") }),
+    }
+}
+
+/// A run's folder has its checkpoints in a folder of their own.
+fn inside(folder: &Path) -> PathBuf {
+    let inside = folder.join(CHECKPOINTS);
+    if inside.is_dir() { inside } else { folder.to_owned() }
+}
+
+fn first(folder: &Path, all: Vec<CheckpointError>) -> TrainError {
+    let folder = folder.to_owned();
+    match all.into_iter().next() {
+        Some(error) => error.into(),
+        None => TrainError::Nothing { folder, skipped: String::new() },
+    }
+}
+
+fn told(skipped: &Skipped) -> String {
+    let why = skipped.why.first().map(ToString::to_string).unwrap_or_default();
+    format!("{} is damaged and passed over: {why}", skipped.folder.display())
+}
+
+/// The checkpoint is of this model and these tokens.
+pub fn fits(checkpoint: &Checkpoint, shape: &Shape, tokenizer: &str) -> Result<(), TrainError> {
+    let About { shape: other, tokenizer: made_by, .. } = checkpoint.about();
+    let wrong = |what, why| {
+        let folder = checkpoint.folder().to_owned();
+        Err(TrainError::Other { folder, what, why })
+    };
+    if other != shape {
+        return wrong("model", difference(other, shape));
+    }
+    // A model from elsewhere does not say what its tokens are.
+    if !made_by.is_empty() && made_by != tokenizer {
+        let why = format!("its tokens are by {made_by}, the data's by {tokenizer}");
+        return wrong("tokenizer", why);
+    }
+    Ok(())
+}
+
+/// The first size in which two models differ.
+fn difference(there: &Shape, here: &Shape) -> String {
+    let fields = |shape: &Shape| match serde_json::to_value(shape) {
+        Ok(serde_json::Value::Object(fields)) => fields,
+        _ => serde_json::Map::new(),
+    };
+    let (there, here) = (fields(there), fields(here));
+    let differs = there.iter().find(|(name, value)| here.get(*name) != Some(value));
+    differs.map_or_else(String::new, |(name, value)| {
+        let here = here.get(name).map(ToString::to_string).unwrap_or_default();
+        format!("model.{name} is {value} there, {here} here")
+    })
+}
+
+/// All ranks get what rank 0 has.
+pub fn spread(engine: &mut Engine, comm: &dyn Comm) -> Result<(), TrainError> {
+    let state = &mut engine.state;
+    let moments = state.moments.iter_mut().flatten();
+    for tensor in state.parameters.iter_mut().chain(moments) {
+        broadcast(tensor, comm)?;
+    }
+    Ok(())
+}
+
+fn broadcast(tensor: &mut Tensor, comm: &dyn Comm) -> Result<(), TrainError> {
+    match tensor.format() {
+        Format::F64 => comm.broadcast(tensor.view_mut().host::<f64>(), 0)?,
+        Format::F32 => comm.broadcast(tensor.view_mut().host::<f32>(), 0)?,
+        Format::Bf16 => comm.broadcast(tensor.view_mut().host::<half::bf16>(), 0)?,
+    }
+    Ok(())
+}

@@ -1,0 +1,85 @@
+//! Why a training ends before its time.
+
+use std::path::PathBuf;
+
+use regatta_comm::CommError;
+use thiserror::Error;
+
+use crate::checkpoint::CheckpointError;
+use crate::config::ConfigError;
+use crate::data::DataError;
+
+/// Why a training ends before its time.
+#[derive(Debug, Error)]
+pub enum TrainError {
+    /// What it was told does not fit together.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// What it is trained on cannot be read.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// A checkpoint cannot be read, or the last one cannot be written.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// Another rank is gone, or does something else.
+    #[error(transparent)]
+    Comm(#[from] CommError),
+    /// The loss is no number.
+    #[error(
+        "rank {rank} of {host}: the loss is {loss} in step {step}: a lower optimizer.rate, a longer \
+         optimizer.warmup or optimizer.clip=1 may help; the last checkpoint is as it was"
+    )]
+    NotFinite {
+        /// Which rank saw it; all ranks see the same.
+        rank: u32,
+        /// Where it is.
+        host: String,
+        /// What it is.
+        loss: f64,
+        /// Steps before it.
+        step: u64,
+    },
+    /// Ranks were told different things.
+    #[error(
+        "rank {rank} on {host} has another {what} than rank 0: all ranks must be given the same \
+         configuration, and see the same data"
+    )]
+    Disagree {
+        /// The first rank that differs.
+        rank: u32,
+        /// Where it is.
+        host: String,
+        /// In what.
+        what: &'static str,
+    },
+    /// What was trained could not be kept.
+    #[error("what was trained in {step} steps is not kept: {why}")]
+    Unkept {
+        /// Steps that are done.
+        step: u64,
+        /// Why.
+        why: String,
+    },
+    /// There is no checkpoint to go on from, where there should be one.
+    #[error(
+        "{} has no checkpoint to go on from{}; checkpoint.resume=never begins anew",
+        folder.display(),
+        if skipped.is_empty() { String::new() } else { format!(": {skipped}") }
+    )]
+    Nothing {
+        /// Where it was looked for.
+        folder: PathBuf,
+        /// What was found, and is damaged.
+        skipped: String,
+    },
+    /// The checkpoint to go on from is of something else.
+    #[error("{} is of another {what}: {why}", folder.display())]
+    Other {
+        /// The checkpoint.
+        folder: PathBuf,
+        /// Model or tokenizer.
+        what: &'static str,
+        /// How it differs.
+        why: String,
+    },
+}

@@ -1,0 +1,240 @@
+//! A training from its first step to its last: data, steps, validations, checkpoints, metrics.
+//!
+//! Every rank does this. Nothing here prints: what happens is told as events.
+
+mod begin;
+mod error;
+mod evaluate;
+mod finish;
+mod keep;
+mod report;
+mod tally;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use regatta_comm::{Collectives, Comm, ReduceOp};
+
+pub use begin::find;
+pub use error::TrainError;
+use keep::Keeper;
+pub use keep::restore;
+use report::Speed;
+use tally::Tally;
+
+use crate::config::{Config, Kind, Plan};
+use crate::data::{Ahead, Batch, Dataset, Loader, Order, order};
+use crate::device::Device;
+use crate::metrics::{Ended, Event};
+use crate::optimizer::{AdamW, Sgd};
+use crate::schedule::Schedule;
+use crate::step::{self, Engine, Micro, Rule};
+
+/// The folder of a run's checkpoints, in the run's.
+pub const CHECKPOINTS: &str = "checkpoints";
+
+/// The tokenizer's file, beside the checkpoints.
+pub const TOKENIZER: &str = "tokenizer.json";
+
+/// Passes whose data is read ahead.
+const AHEAD: usize = 8;
+
+/// What a training is given.
+pub struct Job {
+    /// What it is told.
+    pub config: Config,
+    /// What that is called.
+    pub name: String,
+    /// The ranks.
+    pub comm: Arc<dyn Comm>,
+    /// Where it computes.
+    pub device: Box<dyn Device>,
+    /// With how many threads, and what else is to be said of that.
+    pub threads: usize,
+    /// What the processor does it with.
+    pub kernels: String,
+    /// What it is trained on.
+    pub dataset: Dataset,
+    /// Where metrics and checkpoints are kept.
+    pub folder: PathBuf,
+}
+
+/// Trains. `stop` is asked after every step: if it says so on any rank, all save and end.
+pub fn run(
+    job: Job,
+    stop: &dyn Fn() -> bool,
+    tell: &mut dyn FnMut(Event),
+) -> Result<Ended, TrainError> {
+    let comm = job.comm.clone();
+    let trained = Training::begin(job, tell).and_then(|mut training| {
+        let ended = training.steps(stop, tell)?;
+        training.finish(ended, tell)?;
+        Ok(ended)
+    });
+    // Others may wait for this rank, and should know why they wait in vain.
+    trained.inspect_err(|error| comm.abort(&error.to_string()))
+}
+
+/// A rank's training.
+struct Training {
+    config: Config,
+    plan: Plan,
+    schedule: Schedule,
+    comm: Arc<dyn Comm>,
+    engine: Engine,
+    dataset: Dataset,
+    validation: Option<Loader>,
+    keeper: Option<Keeper>,
+    folder: PathBuf,
+    /// Steps that are done.
+    done: u64,
+    /// The steps of the last checkpoint that was begun.
+    kept: Option<u64>,
+    speed: Speed,
+}
+
+impl Training {
+    /// All steps that are left, or until it is told to stop.
+    fn steps(
+        &mut self,
+        stop: &dyn Fn() -> bool,
+        tell: &mut dyn FnMut(Event),
+    ) -> Result<Ended, TrainError> {
+        let mut data = self.read_ahead()?;
+        while self.done < self.config.train.steps {
+            if self.step(&mut data, stop, tell)? {
+                return Ok(Ended::Interrupted);
+            }
+        }
+        Ok(Ended::Done)
+    }
+
+    /// One step. Returns whether it is to be the last because some rank was told to stop.
+    fn step(
+        &mut self,
+        data: &mut Ahead,
+        stop: &dyn Fn() -> bool,
+        tell: &mut dyn FnMut(Event),
+    ) -> Result<bool, TrainError> {
+        let began = Instant::now();
+        let batches = self.batches(data)?;
+        let waited = began.elapsed();
+        let first = self.comm.rank() as usize * self.plan.share;
+        let micros = (first..).step_by(self.plan.micro_batch).zip(&batches).map(micro);
+        let outcome = self.engine.step(&self.step_plan(), micros)?;
+        let kept = self.keeper.as_mut().map_or([0.0; 2], Keeper::says);
+        let own = Tally { stops: f64::from(stop()), kept, ..Tally::new(&outcome, waited) };
+        let all = self.tally(own)?;
+        let loss = all.loss_sum / self.step_tokens() as f64;
+        self.check(loss)?;
+        self.done += 1;
+        let keeping = Instant::now();
+        self.hear(all.kept, tell);
+        let stopping = all.stops > 0.0;
+        let is_last = stopping || self.done == self.config.train.steps;
+        if !is_last && is_due(self.done, self.config.checkpoint.every) {
+            self.begin_keeping(tell)?;
+        }
+        let times = (began.elapsed(), keeping.elapsed());
+        let rate = self.schedule.rate(self.done - 1);
+        let metrics = self.speed.step(self.done, loss, rate, outcome.gradient_norm, &all, times);
+        tell(Event::Step(Box::new(metrics)));
+        if is_last || is_due(self.done, self.config.train.eval_every) {
+            self.validate(tell)?;
+        }
+        Ok(stopping)
+    }
+
+    /// What is the same for all of the next step.
+    fn step_plan(&self) -> step::Plan {
+        let Config { train, optimizer, model, .. } = &self.config;
+        let (rate, scale) = (self.schedule.rate(self.done), 1.0);
+        let rule = match optimizer.kind {
+            Kind::AdamW => Rule::AdamW(AdamW {
+                rate,
+                beta1: optimizer.beta1,
+                beta2: optimizer.beta2,
+                epsilon: optimizer.epsilon,
+                decay: optimizer.weight_decay,
+                step: self.done + 1,
+                scale,
+            }),
+            Kind::Sgd => {
+                let (momentum, decay) = (optimizer.momentum, optimizer.weight_decay);
+                Rule::Sgd(Sgd { rate, momentum, decay, scale })
+            }
+        };
+        step::Plan {
+            step: self.done,
+            tokens: self.step_tokens(),
+            rule,
+            clip: optimizer.clip,
+            dropout: model.dropout as f32,
+            seed: train.seed,
+            recompute: train.recompute,
+        }
+    }
+
+    /// Tokens of a step, of all ranks.
+    fn step_tokens(&self) -> u64 {
+        (self.plan.batch * self.config.model.context) as u64
+    }
+
+    /// The data of all steps that are left, a pass after the other.
+    fn read_ahead(&self) -> Result<Ahead, TrainError> {
+        let context = self.config.model.context as u64;
+        let order = Order::shuffled(self.config.train.seed, self.dataset.train.len(), context)?;
+        let loader = Loader::new(self.dataset.train.clone(), order);
+        let (rank, ranks) = (u64::from(self.comm.rank()), u64::from(self.comm.size()));
+        let Plan { batch, micro_batch, accumulation, .. } = self.plan;
+        let passes = accumulation as u64;
+        let lists = (self.done..self.config.train.steps)
+            .flat_map(move |step| (0..passes).map(move |pass| (step, pass)))
+            .map(move |(step, pass)| {
+                order::share(step, batch as u64, rank, ranks, pass, micro_batch as u64)
+            });
+        Ok(Ahead::new(loader, lists, AHEAD)?)
+    }
+
+    /// The batches of the next step.
+    fn batches(&self, data: &mut Ahead) -> Result<Vec<Batch>, TrainError> {
+        Ok(data.take(self.plan.accumulation).collect::<Result<_, _>>()?)
+    }
+
+    /// What all ranks say about a step, summed.
+    fn tally(&self, own: Tally) -> Result<Tally, TrainError> {
+        let mut numbers = own.numbers();
+        self.comm.all_reduce(&mut numbers, ReduceOp::Sum)?;
+        Ok(Tally::from_numbers(numbers))
+    }
+
+    fn check(&self, loss: f64) -> Result<(), TrainError> {
+        let rank = self.comm.rank();
+        let host = self.comm.peer(rank).host;
+        let step = self.done + 1;
+        let wrong = TrainError::NotFinite { rank, host, loss, step };
+        if loss.is_finite() { Ok(()) } else { Err(wrong) }
+    }
+
+    /// Tries the model on what it is not trained on.
+    fn validate(&mut self, tell: &mut dyn FnMut(Event)) -> Result<(), TrainError> {
+        let Some(loader) = &self.validation else { return Ok(()) };
+        let wanted = (self.config.train.eval_batches * self.plan.batch) as u64;
+        let at_once = self.plan.micro_batch;
+        let loss = evaluate::loss(&self.engine, &*self.comm, loader, wanted, at_once)?;
+        self.speed.validated(loss);
+        tell(Event::Validation { step: self.done, loss });
+        Ok(())
+    }
+}
+
+/// Whether something that is done every so many steps is due after so many; 0 is never.
+fn is_due(done: u64, every: u64) -> bool {
+    every != 0 && done.is_multiple_of(every)
+}
+
+fn micro((first, batch): (usize, &Batch)) -> Micro<'_> {
+    let Batch { inputs, targets, batch, .. } = batch;
+    Micro { inputs, targets, batch: *batch, first: first as u64 }
+}

@@ -1,0 +1,137 @@
+//! The first half of a layer: tokens look at those before them.
+
+use super::parts::{Product, Scaling};
+use super::{Lent, Place, Run};
+use crate::device::{Attention, AttentionSaved, Turn};
+use crate::memory::{Tensor, View, ViewMut};
+use crate::shape::{Block, Family, Shape};
+
+/// The attention half.
+#[derive(Debug, Clone)]
+pub struct AttentionHalf {
+    pub(super) norm: Scaling,
+    pub(super) qkv: Product,
+    pub(super) proj: Product,
+    heads: usize,
+    kv_heads: usize,
+    head_width: usize,
+    pub(super) width: usize,
+    /// The base of rotary positions, if positions are that.
+    pub(super) rope: Option<f64>,
+    block: usize,
+}
+
+/// What its backward pass needs.
+#[derive(Debug)]
+pub struct AttentionHalfSaved {
+    normed: Lent,
+    statistics: Lent,
+    qkv: Lent,
+    heads: Lent,
+    log_sums: Lent,
+}
+
+impl AttentionHalfSaved {
+    /// Queries, keys and values.
+    pub fn qkv(&self) -> &Tensor {
+        &self.qkv
+    }
+}
+
+impl AttentionHalf {
+    pub fn new(shape: &Shape, layer: usize, block: &Block) -> Self {
+        let (width, inner) = (shape.width, shape.heads * shape.head_width());
+        Self {
+            norm: Scaling::new(shape, block, "norm1"),
+            qkv: Product::new(block, "qkv", shape.qkv_width(), width),
+            proj: Product::new(block, "proj", width, inner),
+            heads: shape.heads,
+            kv_heads: shape.kv_heads,
+            head_width: shape.head_width(),
+            width,
+            rope: (shape.family == Family::Llama).then_some(shape.rope_base),
+            block: layer + 1,
+        }
+    }
+
+    /// The sizes of attention in a pass.
+    pub fn sizes(&self, run: &Run<'_>) -> Attention {
+        let Self { heads, kv_heads, head_width, .. } = *self;
+        Attention { batch: run.batch, sequence: run.sequence, heads, kv_heads, head_width }
+    }
+
+    /// `mid = x + dropout(proj(attention(qkv(norm(x)))))`.
+    pub fn forward(
+        &self,
+        run: &Run<'_>,
+        params: View<'_>,
+        x: &Tensor,
+    ) -> (AttentionHalfSaved, Lent) {
+        let (device, rows, sizes) = (run.device, run.rows(), self.sizes(run));
+        let mut normed = run.activation(rows * self.width);
+        let mut statistics = run.real(2 * rows);
+        self.norm.forward(run, params, x.view(), normed.view_mut(), statistics.view_mut());
+        let mut qkv = run.activation(rows * sizes.qkv_width());
+        self.qkv.forward(run, params, &normed, &mut qkv);
+        if let Some(base) = self.rope {
+            device.rope(sizes, base, 0, Turn::There, qkv.view_mut());
+        }
+        let mut heads = run.activation(rows * sizes.width());
+        let mut log_sums = run.real(sizes.heads * rows);
+        let drop = self.attention_mask(run);
+        device.attention(sizes, qkv.view(), drop, heads.view_mut(), log_sums.view_mut());
+        let mut out = run.activation(rows * self.width);
+        self.proj.forward(run, params, &heads, &mut out);
+        if let Some(mask) = self.output_mask(run) {
+            device.dropout(mask, out.view_mut());
+        }
+        let mut mid = run.real(rows * self.width);
+        device.sum(x.view(), out.view(), mid.view_mut());
+        (AttentionHalfSaved { normed, statistics, qkv, heads, log_sums }, mid)
+    }
+
+    /// `dx`, the gradient of `mid`, becomes that of `x`.
+    pub fn backward(
+        &self,
+        run: &Run<'_>,
+        params: View<'_>,
+        grads: &mut ViewMut<'_>,
+        (x, saved): (&Tensor, AttentionHalfSaved),
+        dx: &mut Tensor,
+    ) {
+        let (device, rows, sizes) = (run.device, run.rows(), self.sizes(run));
+        let dropped = run.dropped(self.output_mask(run), dx);
+        let dout = dropped.as_deref().unwrap_or(dx);
+        let mut dheads = run.activation(rows * sizes.width());
+        self.proj.back_input(run, params, dout, &mut dheads);
+        self.proj.back_weight(run, &saved.heads, dout, grads);
+        drop(dropped);
+        let mut dqkv = run.activation(rows * sizes.qkv_width());
+        let (qkv, y, log_sums) = (saved.qkv.view(), saved.heads.view(), saved.log_sums.view());
+        let needed = AttentionSaved { qkv, y, log_sums };
+        device.attention_back(
+            sizes,
+            needed,
+            self.attention_mask(run),
+            dheads.view(),
+            dqkv.view_mut(),
+        );
+        if let Some(base) = self.rope {
+            device.rope(sizes, base, 0, Turn::Back, dqkv.view_mut());
+        }
+        let mut dnormed = run.activation(rows * self.width);
+        self.qkv.back_input(run, params, &dqkv, &mut dnormed);
+        self.qkv.back_weight(run, &saved.normed, &dqkv, grads);
+        let needed = [x.view(), saved.statistics.view(), dnormed.view()];
+        self.norm.backward(run, params, needed, dx.view_mut(), grads);
+    }
+
+    fn attention_mask(&self, run: &Run<'_>) -> Option<crate::random::Mask> {
+        let place = Place { block: self.block, part: 0 };
+        run.mask(place, self.heads * run.sequence * run.sequence)
+    }
+
+    fn output_mask(&self, run: &Run<'_>) -> Option<crate::random::Mask> {
+        run.mask(Place { block: self.block, part: 1 }, run.sequence * self.width)
+    }
+}

@@ -1,0 +1,107 @@
+//! The second half of a layer: each token by itself.
+
+use super::parts::{Product, Scaling};
+use super::{Lent, Place, Run};
+use crate::memory::{Tensor, View, ViewMut};
+use crate::random::Mask;
+use crate::shape::{Block, Shape};
+
+/// The feed-forward half.
+#[derive(Debug, Clone)]
+pub struct FeedForward {
+    norm: Scaling,
+    up: Product,
+    down: Product,
+    width: usize,
+    inner: usize,
+    up_width: usize,
+    gated: bool,
+    block: usize,
+}
+
+/// What its backward pass needs.
+#[derive(Debug)]
+pub struct FeedForwardSaved {
+    normed: Lent,
+    statistics: Lent,
+    up: Lent,
+    active: Lent,
+}
+
+impl FeedForward {
+    pub fn new(shape: &Shape, layer: usize, block: &Block) -> Self {
+        Self {
+            norm: Scaling::new(shape, block, "norm2"),
+            up: Product::new(block, "up", shape.up_width(), shape.width),
+            down: Product::new(block, "down", shape.width, shape.feed_forward),
+            width: shape.width,
+            inner: shape.feed_forward,
+            up_width: shape.up_width(),
+            gated: shape.is_gated(),
+            block: layer + 1,
+        }
+    }
+
+    /// `out = mid + dropout(down(activation(up(norm(mid)))))`.
+    pub fn forward(
+        &self,
+        run: &Run<'_>,
+        params: View<'_>,
+        mid: &Tensor,
+    ) -> (FeedForwardSaved, Lent) {
+        let (device, rows) = (run.device, run.rows());
+        let mut normed = run.activation(rows * self.width);
+        let mut statistics = run.real(2 * rows);
+        self.norm.forward(run, params, mid.view(), normed.view_mut(), statistics.view_mut());
+        let mut up = run.activation(rows * self.up_width);
+        self.up.forward(run, params, &normed, &mut up);
+        let mut active = run.activation(rows * self.inner);
+        match self.gated {
+            true => device.swiglu(self.inner, up.view(), active.view_mut()),
+            false => device.gelu(up.view(), active.view_mut()),
+        }
+        let mut down = run.activation(rows * self.width);
+        self.down.forward(run, params, &active, &mut down);
+        if let Some(mask) = self.mask(run) {
+            device.dropout(mask, down.view_mut());
+        }
+        let mut out = run.real(rows * self.width);
+        device.sum(mid.view(), down.view(), out.view_mut());
+        (FeedForwardSaved { normed, statistics, up, active }, out)
+    }
+
+    /// `dx`, the gradient of `out`, becomes that of `mid`.
+    pub fn backward(
+        &self,
+        run: &Run<'_>,
+        params: View<'_>,
+        grads: &mut ViewMut<'_>,
+        (mid, saved): (&Tensor, FeedForwardSaved),
+        dx: &mut Tensor,
+    ) {
+        let (device, rows) = (run.device, run.rows());
+        let dropped = run.dropped(self.mask(run), dx);
+        let dout = dropped.as_deref().unwrap_or(dx);
+        let mut dactive = run.activation(rows * self.inner);
+        self.down.back_input(run, params, dout, &mut dactive);
+        self.down.back_weight(run, &saved.active, dout, grads);
+        drop(dropped);
+        let dup = if self.gated {
+            let mut dup = run.activation(rows * self.up_width);
+            device.swiglu_back(self.inner, saved.up.view(), dactive.view(), dup.view_mut());
+            dup
+        } else {
+            device.gelu_back(saved.up.view(), dactive.view_mut());
+            dactive
+        };
+        let mut dnormed = run.activation(rows * self.width);
+        self.up.back_input(run, params, &dup, &mut dnormed);
+        self.up.back_weight(run, &saved.normed, &dup, grads);
+        let needed = [mid.view(), saved.statistics.view(), dnormed.view()];
+        self.norm.backward(run, params, needed, dx.view_mut(), grads);
+    }
+
+    fn mask(&self, run: &Run<'_>) -> Option<Mask> {
+        run.mask(Place { block: self.block, part: 2 }, run.sequence * self.width)
+    }
+}

@@ -1,0 +1,78 @@
+//! A layer: attention, then feed-forward, each added to the stream.
+
+use super::attention::{AttentionHalf, AttentionHalfSaved};
+use super::feed_forward::{FeedForward, FeedForwardSaved};
+use super::{Lent, Run};
+use crate::memory::{Tensor, View, ViewMut};
+use crate::shape::{Block, Shape};
+
+/// A layer.
+#[derive(Debug, Clone)]
+pub struct Layer {
+    pub(super) attention: Option<AttentionHalf>,
+    pub(super) feed_forward: FeedForward,
+}
+
+/// What a layer's backward pass needs of the forward one.
+#[derive(Debug)]
+pub struct Saved {
+    x: Lent,
+    /// `None` if it is to be computed again.
+    inner: Option<Inner>,
+}
+
+impl Saved {
+    /// Queries, keys and values, if there are any and they were saved.
+    pub(super) fn qkv(&self) -> Option<&Tensor> {
+        let (attention, _) = self.inner.as_ref()?.attention.as_ref()?;
+        Some(attention.qkv())
+    }
+}
+
+#[derive(Debug)]
+struct Inner {
+    /// What attention left, and the stream behind it, if there is attention.
+    attention: Option<(AttentionHalfSaved, Lent)>,
+    feed_forward: FeedForwardSaved,
+}
+
+impl Layer {
+    pub(super) fn new(shape: &Shape, layer: usize, block: &Block) -> Self {
+        let attention = shape.attends().then(|| AttentionHalf::new(shape, layer, block));
+        Self { attention, feed_forward: FeedForward::new(shape, layer, block) }
+    }
+
+    /// The stream behind the layer, and what the backward pass needs.
+    pub fn forward(&self, run: &Run<'_>, params: View<'_>, x: Lent) -> (Lent, Saved) {
+        let (inner, out) = self.halves(run, params, &x);
+        let inner = (!run.recompute).then_some(inner);
+        (out, Saved { x, inner })
+    }
+
+    fn halves(&self, run: &Run<'_>, params: View<'_>, x: &Tensor) -> (Inner, Lent) {
+        let attention = self.attention.as_ref().map(|half| half.forward(run, params, x));
+        let mid = attention.as_ref().map_or(x, |(_, mid)| mid);
+        let (feed_forward, out) = self.feed_forward.forward(run, params, mid);
+        (Inner { attention, feed_forward }, out)
+    }
+
+    /// `dx`, the gradient of the stream behind the layer, becomes that of the stream before it.
+    pub fn backward(
+        &self,
+        run: &Run<'_>,
+        params: View<'_>,
+        mut grads: ViewMut<'_>,
+        saved: Saved,
+        dx: &mut Tensor,
+    ) {
+        let Saved { x, inner } = saved;
+        let inner = inner.unwrap_or_else(|| self.halves(run, params, &x).0);
+        let Inner { attention, feed_forward } = inner;
+        let mid: &Tensor = attention.as_ref().map_or(&x, |(_, mid)| mid);
+        self.feed_forward.backward(run, params, &mut grads, (mid, feed_forward), dx);
+        if let (Some(half), Some((saved, mid))) = (&self.attention, attention) {
+            drop(mid);
+            half.backward(run, params, &mut grads, (&x, saved), dx);
+        }
+    }
+}

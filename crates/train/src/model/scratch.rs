@@ -1,0 +1,89 @@
+//! Memory that is lent for a while and used again: a step needs the same tensors as the step before,
+//! and new memory from the system costs more than many an operation.
+
+use std::collections::HashMap;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::device::Device;
+use crate::memory::{Format, Tensor};
+
+type Free = HashMap<(usize, Format), Vec<Tensor>>;
+
+/// Tensors that nobody uses now.
+#[derive(Debug, Clone, Default)]
+pub struct Scratch {
+    free: Arc<Mutex<Free>>,
+}
+
+impl Scratch {
+    /// None yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A tensor with anything in it.
+    pub fn lend(&self, device: &dyn Device, elements: usize, format: Format) -> Lent {
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = free.get_mut(&(elements, format)).and_then(Vec::pop);
+        drop(free);
+        let tensor = found.unwrap_or_else(|| device.zeros(elements, format));
+        Lent { tensor: Some(tensor), home: self.free.clone() }
+    }
+}
+
+/// A tensor that goes back when it is dropped.
+#[derive(Debug)]
+pub struct Lent {
+    /// `None` only while it is dropped.
+    tensor: Option<Tensor>,
+    home: Arc<Mutex<Free>>,
+}
+
+impl Deref for Lent {
+    type Target = Tensor;
+
+    fn deref(&self) -> &Tensor {
+        match &self.tensor {
+            Some(tensor) => tensor,
+            None => unreachable!("it is there until it is dropped"),
+        }
+    }
+}
+
+impl DerefMut for Lent {
+    fn deref_mut(&mut self) -> &mut Tensor {
+        match &mut self.tensor {
+            Some(tensor) => tensor,
+            None => unreachable!("it is there until it is dropped"),
+        }
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        if let Some(tensor) = self.tensor.take() {
+            let mut free = self.home.lock().unwrap_or_else(PoisonError::into_inner);
+            free.entry((tensor.len(), tensor.format())).or_default().push(tensor);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reference::Reference;
+
+    #[test]
+    fn what_comes_back_is_lent_again() {
+        let scratch = Scratch::new();
+        let lend = |elements| scratch.lend(&Reference, elements, Format::F64);
+        let mut first = lend(4);
+        first.view_mut().host::<f64>()[0] = 5.0;
+        let second = lend(4);
+        assert_eq!(second.view().host::<f64>()[0], 0.0);
+        drop(first);
+        assert_eq!(lend(4).view().host::<f64>()[0], 5.0);
+        assert_eq!(lend(3).len(), 3);
+    }
+}

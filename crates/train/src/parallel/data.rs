@@ -1,0 +1,45 @@
+//! Data parallel: every rank has all parameters and a part of the batch; gradients are summed.
+//!
+//! The gradients of a block begin their way as soon as its backward pass is over, while those of the
+//! blocks before it are still computed.
+
+use std::sync::Arc;
+
+use regatta_comm::{Comm, CommError, OwnedCall, Pending, ReduceOp};
+
+use super::Exchange;
+use crate::device::Device;
+use crate::memory::{Format, Tensor};
+
+/// Ranks with a copy of the model each.
+pub struct DataParallel {
+    comm: Arc<dyn Comm>,
+    under_way: Vec<(usize, Format, Pending)>,
+}
+
+impl DataParallel {
+    /// Among the ranks of a communicator.
+    pub fn new(comm: Arc<dyn Comm>) -> Self {
+        Self { comm, under_way: Vec::new() }
+    }
+}
+
+impl Exchange for DataParallel {
+    fn memory(&self, device: &dyn Device, elements: usize) -> Tensor {
+        let format = device.real_format();
+        Tensor::from_buffer(self.comm.buffer(elements * format.size()), format)
+    }
+
+    fn ready(&mut self, block: usize, gradients: Tensor) {
+        let format = gradients.format();
+        let call = OwnedCall::all_reduce(format.into(), ReduceOp::Sum, gradients.into_buffer());
+        self.under_way.push((block, format, self.comm.start(call)));
+    }
+
+    fn finish(&mut self) -> Result<Vec<(usize, Tensor)>, CommError> {
+        let wait = |(block, format, pending): (usize, Format, Pending)| {
+            Ok((block, Tensor::from_buffer(pending.wait()?.output, format)))
+        };
+        self.under_way.drain(..).map(wait).collect()
+    }
+}

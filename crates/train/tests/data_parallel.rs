@@ -1,0 +1,115 @@
+//! The same training whatever the number of ranks.
+
+#![allow(clippy::unwrap_used)]
+
+use std::sync::Arc;
+use std::thread;
+
+use regatta_comm::{Collectives, Comm, ReduceOp, fake};
+use regatta_train::model::Model;
+use regatta_train::optimizer::AdamW;
+use regatta_train::parallel::{Alone, DataParallel, Exchange};
+use regatta_train::random;
+use regatta_train::reference::Reference;
+use regatta_train::shape::{Family, Shape};
+use regatta_train::step::{Engine, Micro, Net, Plan, Rule};
+
+const BATCH: usize = 24;
+const SEQUENCE: usize = 4;
+const STEPS: u64 = 6;
+
+fn shape(family: Family) -> Shape {
+    Shape {
+        family,
+        vocabulary: 13,
+        context: SEQUENCE,
+        width: 8,
+        layers: 2,
+        heads: 2,
+        kv_heads: 1,
+        feed_forward: 16,
+        tied: family == Family::Gpt2,
+        bias: family == Family::Gpt2,
+        norm_epsilon: 1e-5,
+        rope_base: 100.0,
+    }
+}
+
+fn plan(step: u64) -> Plan {
+    let adamw = AdamW {
+        rate: 0.01,
+        beta1: 0.9,
+        beta2: 0.99,
+        epsilon: 1e-8,
+        decay: 0.1,
+        step: step + 1,
+        scale: 1.0,
+    };
+    let tokens = (BATCH * SEQUENCE) as u64;
+    let rule = Rule::AdamW(adamw);
+    Plan { step, tokens, rule, clip: 1.0, dropout: 0.1, seed: 3, recompute: step % 2 == 1 }
+}
+
+/// Some sequences of a step: pairs of letters that follow each other, with some noise.
+fn tokens(step: u64, sequences: std::ops::Range<usize>, shift: u64) -> Vec<u32> {
+    let one = |sequence: usize| {
+        let start = random::mix(step << 32 | sequence as u64);
+        (0..SEQUENCE as u64).map(move |i| ((start % 13 + 5 * (i + shift)) % 13) as u32)
+    };
+    sequences.flat_map(one).collect()
+}
+
+/// The mean losses of the steps, as a rank of so many sees them.
+fn losses(comm: Arc<dyn Comm>, family: Family, passes: usize) -> Vec<f64> {
+    let (rank, ranks) = (comm.rank() as usize, comm.size() as usize);
+    let exchange: Box<dyn Exchange> = match ranks {
+        1 => Box::new(Alone::default()),
+        _ => Box::new(DataParallel::new(comm.clone())),
+    };
+    let net = Net::new(Model::new(shape(family)), Box::new(Reference));
+    let mut engine = Engine::new(net, exchange, 11);
+    let (share, each) = (BATCH / ranks, BATCH / ranks / passes);
+    let one = |step: u64| {
+        let first = |pass: usize| rank * share + pass * each;
+        let parts: Vec<_> = (0..passes)
+            .map(|pass| {
+                let here = first(pass)..first(pass) + each;
+                (here.start, tokens(step, here.clone(), 0), tokens(step, here, 1))
+            })
+            .collect();
+        let micros = parts.iter().map(|(first, inputs, targets)| Micro {
+            inputs,
+            targets,
+            batch: each,
+            first: *first as u64,
+        });
+        let outcome = engine.step(&plan(step), micros).unwrap();
+        let mut sum = [outcome.loss_sum];
+        comm.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
+        sum[0] / (BATCH * SEQUENCE) as f64
+    };
+    (0..STEPS).map(one).collect()
+}
+
+fn on(ranks: u32, family: Family, passes: usize) -> Vec<f64> {
+    let start = |comm| thread::spawn(move || losses(Arc::new(comm), family, passes));
+    let all: Vec<_> = fake::world(ranks).into_iter().map(start).collect();
+    let all: Vec<Vec<f64>> = all.into_iter().map(|rank| rank.join().unwrap()).collect();
+    assert!(all.iter().all(|losses| *losses == all[0]), "{all:?}");
+    all[0].clone()
+}
+
+#[test]
+fn any_number_of_ranks_has_the_losses_of_one() {
+    for family in [Family::Gpt2, Family::Llama] {
+        let alone = on(1, family, 1);
+        assert!(alone[STEPS as usize - 1] < alone[0] - 0.05, "nothing was learnt: {alone:?}");
+        for (ranks, passes) in [(1, 4), (2, 1), (2, 3), (3, 2), (4, 1), (8, 3)] {
+            let shared = on(ranks, family, passes);
+            for (one, many) in alone.iter().zip(&shared) {
+                let off = (one - many).abs() / one;
+                assert!(off < 1e-10, "{family:?} on {ranks}: {alone:?} {shared:?}");
+            }
+        }
+    }
+}

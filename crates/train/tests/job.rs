@@ -1,0 +1,187 @@
+//! Whole trainings: the same losses whatever happens on the way.
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+
+use regatta_comm::{Comm, fake};
+use regatta_train::config::{self, Config};
+use regatta_train::cpu::{Cpu, Precision};
+use regatta_train::data::{self, Places, Spec};
+use regatta_train::job::{self, Job, TrainError};
+use regatta_train::metrics::{Ended, Event};
+
+/// A folder of its own for a test.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("regatta-job-{}-{number}", std::process::id());
+        Self(std::env::temp_dir().join(name))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn config(words: &[&str]) -> Config {
+    let small = "model.width=32 model.layers=2 model.heads=2 model.context=16 train.batch=24 \
+                 train.steps=12 train.eval_every=5 train.eval_batches=1 optimizer.warmup=2 \
+                 checkpoint.every=4 model.dropout=0.1 optimizer.rate=0.01";
+    let all: Vec<&str> = small.split_whitespace().chain(words.iter().copied()).collect();
+    config::resolve(None, &all).unwrap().config
+}
+
+/// What a training came to: losses by step, validation losses, notes.
+#[derive(Debug, Default, Clone)]
+struct Told {
+    losses: Vec<(u64, f64)>,
+    validations: Vec<(u64, f64)>,
+    notes: Vec<String>,
+    checkpoints: Vec<u64>,
+}
+
+/// Trains on so many ranks until a step after which it is told to stop.
+fn train(
+    ranks: u32,
+    config: &Config,
+    folder: &Path,
+    stop_after: Option<u64>,
+) -> Result<(Ended, Told), TrainError> {
+    let one = move |comm: Arc<dyn Comm>, config: Config, folder: PathBuf| {
+        let dataset = data::open(&data::prepare(&Spec::default(), &Places::default())?)?;
+        let precision = config.train.precision;
+        let mut told = Told::default();
+        let rank = comm.rank();
+        let done = std::cell::Cell::new(0);
+        let job = Job {
+            config,
+            name: "test".to_owned(),
+            comm,
+            device: Box::new(Cpu::new(1, precision)),
+            threads: 1,
+            kernels: String::new(),
+            dataset,
+            folder,
+        };
+        // Only the last rank hears of it.
+        let stop = || rank == ranks - 1 && stop_after.is_some_and(|after| done.get() + 1 >= after);
+        let mut tell = |event| match event {
+            Event::Step(step) => {
+                done.set(step.step);
+                told.losses.push((step.step, step.loss));
+            }
+            Event::Validation { step, loss } => told.validations.push((step, loss)),
+            Event::Note(note) => told.notes.push(note),
+            Event::Checkpoint { step, .. } => told.checkpoints.push(step),
+            _ => {}
+        };
+        let ended = job::run(job, &stop, &mut tell)?;
+        Ok((ended, told))
+    };
+    let start = |comm| {
+        let (config, folder) = (config.clone(), folder.to_owned());
+        thread::spawn(move || one(Arc::new(comm), config, folder))
+    };
+    let all: Vec<_> = fake::world(ranks).into_iter().map(start).collect();
+    let mut all: Vec<_> = all.into_iter().map(|rank| rank.join().unwrap()).collect();
+    all.swap_remove(0)
+}
+
+fn near(one: &[(u64, f64)], other: &[(u64, f64)]) -> bool {
+    let same = |((a, x), (b, y)): (&(u64, f64), &(u64, f64))| a == b && (x - y).abs() < 1e-5 * x;
+    one.len() == other.len() && one.iter().zip(other).all(same)
+}
+
+#[test]
+fn ranks_and_passes_train_as_one_rank_does() {
+    let folder = Folder::new();
+    let (ended, alone) = train(1, &config(&[]), &folder.0, None).unwrap();
+    assert_eq!(ended, Ended::Done);
+    assert!(alone.losses[11].1 < alone.losses[0].1 - 0.3, "nothing was learnt: {alone:?}");
+    assert_eq!(alone.validations.iter().map(|v| v.0).collect::<Vec<_>>(), [5, 10, 12]);
+    assert_eq!(alone.checkpoints, [4, 8, 12]);
+    for (ranks, words) in
+        [(2, vec![]), (3, vec!["train.micro_batch=4"]), (8, vec!["recompute=true"])]
+    {
+        let folder = Folder::new();
+        let (_, many) = train(ranks, &config(&words), &folder.0, None).unwrap();
+        assert!(near(&alone.losses, &many.losses), "{ranks}: {alone:?} {many:?}");
+        assert!(near(&alone.validations, &many.validations), "{ranks}");
+    }
+}
+
+#[test]
+fn what_is_stopped_goes_on_as_if_nothing_had_been() {
+    let whole = Folder::new();
+    let (_, undisturbed) = train(2, &config(&[]), &whole.0, None).unwrap();
+    let folder = Folder::new();
+    let (ended, first) = train(2, &config(&[]), &folder.0, Some(6)).unwrap();
+    assert_eq!((ended, first.losses.len()), (Ended::Interrupted, 6));
+    let (ended, rest) = train(2, &config(&[]), &folder.0, None).unwrap();
+    assert_eq!(ended, Ended::Done);
+    assert!(rest.notes[0].starts_with("goes on after step 6"), "{:?}", rest.notes);
+    // Bit by bit.
+    let all = [first.losses, rest.losses.clone()].concat();
+    assert_eq!(all, undisturbed.losses);
+    // On another number of ranks the order of sums differs, and nothing else.
+    let other = Folder::new();
+    train(2, &config(&[]), &other.0, Some(6)).unwrap();
+    let (_, more) = train(3, &config(&[]), &other.0, None).unwrap();
+    assert!(near(&more.losses, &rest.losses), "{more:?} {rest:?}");
+}
+
+#[test]
+fn a_damaged_checkpoint_is_passed_over() {
+    let folder = Folder::new();
+    let (_, whole) = train(1, &config(&[]), &folder.0, None).unwrap();
+    let newest = folder.0.join("checkpoints/step-00000012");
+    let file = newest.join("rank-00000.safetensors");
+    let mut bytes = std::fs::read(&file).unwrap();
+    let at = bytes.len() / 2;
+    bytes[at] ^= 4;
+    std::fs::write(&file, bytes).unwrap();
+    let (_, again) = train(1, &config(&[]), &folder.0, None).unwrap();
+    assert!(again.notes[0].contains("step-00000012 is damaged"), "{:?}", again.notes);
+    assert_eq!(again.losses, whole.losses[8..]);
+}
+
+#[test]
+fn a_checkpoint_of_another_model_is_refused() {
+    let folder = Folder::new();
+    train(1, &config(&["steps=4", "decay_steps=12"]), &folder.0, None).unwrap();
+    let error = train(1, &config(&["model.layers=3"]), &folder.0, None).unwrap_err().to_string();
+    assert!(error.contains("model.layers is 2 there, 3 here"), "{error}");
+    let error = train(2, &config(&["resume=/nowhere"]), &folder.0, None).unwrap_err().to_string();
+    assert!(error.contains("/nowhere has no checkpoint"), "{error}");
+    let error = train(5, &config(&[]), &folder.0, None).unwrap_err().to_string();
+    assert!(error.contains("train.batch 24 does not divide among 5 ranks"), "{error}");
+}
+
+#[test]
+fn a_loss_that_is_no_number_ends_it() {
+    let folder = Folder::new();
+    let words = ["optimizer.kind=sgd", "rate=1e30", "clip=0", "warmup=0"];
+    let error = train(2, &config(&words), &folder.0, None).unwrap_err().to_string();
+    assert!(error.contains("the loss is") && error.contains("optimizer.rate"), "{error}");
+}
+
+#[test]
+fn brain_floats_learn_as_well() {
+    let (one, other) = (Folder::new(), Folder::new());
+    let (_, single) = train(1, &config(&["rate=0.002"]), &one.0, None).unwrap();
+    let brain = config(&["rate=0.002", "train.precision=bf16"]);
+    assert_eq!(brain.train.precision, Precision::Bf16);
+    let (_, brain) = train(1, &brain, &other.0, None).unwrap();
+    let pairs = single.losses.iter().zip(&brain.losses);
+    let off = pairs.map(|(a, b)| (a.1 - b.1).abs()).fold(0.0, f64::max);
+    assert!(off > 0.0 && off < 0.002, "{off}: {single:?} {brain:?}");
+}

@@ -1,0 +1,253 @@
+//! Every operation of a device: gradients agree with differences in double precision, and what has
+//! no gradient agrees with its formula.
+
+#![allow(clippy::unwrap_used)]
+
+mod check;
+#[path = "../numbers/mod.rs"]
+mod numbers;
+mod products;
+mod tokens;
+
+use proptest::prelude::*;
+use regatta_train::device::{Attention, Device, Linear, Norm};
+use regatta_train::optimizer::{AdamW, Sgd};
+use regatta_train::random::Mask;
+use regatta_train::reference::Reference;
+
+use check::{Operation, activation, by_differences, real, some, unread};
+use numbers::fetch;
+use products::{Gelu, Product, Scaling, Swiglu};
+use tokens::{Attending, Dropping, Embedding, Loss, Rope};
+
+fn product() -> impl Strategy<Value = Product> {
+    (1usize..5, 1usize..6, 1usize..6, any::<bool>(), any::<bool>()).prop_map(
+        |(rows, inputs, outputs, bias, add)| Product {
+            of: Linear { rows, inputs, outputs },
+            bias,
+            add,
+        },
+    )
+}
+
+/// With a large epsilon: rows of almost equal numbers are too steep for differences.
+fn scaling() -> impl Strategy<Value = Scaling> {
+    (any::<bool>(), 0.1..0.5, 1usize..4, 1usize..8, any::<bool>()).prop_map(
+        |(layer, epsilon, rows, width, bias)| {
+            let how = if layer { Norm::Layer { epsilon } } else { Norm::Rms { epsilon } };
+            Scaling { how, rows, width, bias }
+        },
+    )
+}
+
+fn mask() -> impl Strategy<Value = Mask> {
+    (0.0f32..0.9, any::<u64>(), 0u64..1 << 33).prop_map(|(share, key, first)| Mask {
+        share,
+        key,
+        first,
+    })
+}
+
+/// Heads of this many pairs or single numbers.
+fn sizes(unit: usize) -> impl Strategy<Value = Attention> {
+    (1usize..3, 1usize..5, 1usize..3, 1usize..4, 1usize..4).prop_map(
+        move |(batch, sequence, kv_heads, shared, width)| {
+            let (heads, head_width) = (kv_heads * shared, width * unit);
+            Attention { batch, sequence, heads, kv_heads, head_width }
+        },
+    )
+}
+
+fn attending() -> impl Strategy<Value = Attending> {
+    (sizes(1), proptest::option::of(mask())).prop_map(|(of, drop)| Attending { of, drop })
+}
+
+fn rope() -> impl Strategy<Value = Rope> {
+    (sizes(2), 10.0..10_000.0, 0usize..50).prop_map(|(of, base, first)| Rope { of, base, first })
+}
+
+fn embedding() -> impl Strategy<Value = Embedding> {
+    (1usize..4, 1usize..4, 1usize..6, 1usize..5, any::<bool>(), any::<u64>()).prop_map(
+        |(batch, sequence, vocabulary, width, positions, seed)| Embedding {
+            batch,
+            sequence,
+            vocabulary,
+            width,
+            positions,
+            seed,
+        },
+    )
+}
+
+fn loss() -> impl Strategy<Value = Loss> {
+    (1usize..5, 1usize..8, any::<u64>()).prop_map(|(rows, vocabulary, seed)| Loss {
+        rows,
+        vocabulary,
+        seed,
+    })
+}
+
+fn dropping() -> impl Strategy<Value = Dropping> {
+    (1usize..40, mask()).prop_map(|(count, mask)| Dropping { count, mask })
+}
+
+fn swiglu() -> impl Strategy<Value = Swiglu> {
+    (1usize..4, 1usize..6).prop_map(|(rows, width)| Swiglu { rows, width })
+}
+
+fn any_operation() -> impl Strategy<Value = Box<dyn Operation>> {
+    fn boxed(operation: impl Operation + 'static) -> Box<dyn Operation> {
+        Box::new(operation)
+    }
+    prop_oneof![
+        product().prop_map(boxed),
+        scaling().prop_map(boxed),
+        attending().prop_map(boxed),
+        rope().prop_map(boxed),
+        embedding().prop_map(boxed),
+        loss().prop_map(boxed),
+        dropping().prop_map(boxed),
+        swiglu().prop_map(boxed),
+        (1usize..30).prop_map(|count| boxed(Gelu { count })),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 600, ..ProptestConfig::default() })]
+
+    #[test]
+    fn gradients_agree_with_differences(operation in any_operation(), seed: u64) {
+        by_differences(&Reference, &*operation, seed);
+    }
+}
+
+proptest! {
+    #[test]
+    fn attend_is_the_last_row_of_attention(of in sizes(1), seed: u64) {
+        attend_is_the_last_row(&Reference, Attention { batch: 1, ..of }, seed, 1e-14);
+    }
+
+    #[test]
+    fn adamw_is_its_formula(count in 1usize..20, seed: u64) {
+        adamw_is(&Reference, count, seed, 1e-13);
+    }
+
+    #[test]
+    fn sgd_is_its_formula(count in 1usize..20, seed: u64) {
+        sgd_is(&Reference, count, seed, 1e-13);
+    }
+
+    #[test]
+    fn the_rest_is_what_it_says(count in 1usize..50, seed: u64) {
+        elementwise(&Reference, count, seed, 1e-13);
+    }
+}
+
+/// Each number is the other's within a share of 1 or of itself.
+fn assert_close(found: &[f64], expected: &[f64], within: f64, what: &str) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    for (at, (found, expected)) in found.iter().zip(expected).enumerate() {
+        let off = (found - expected).abs();
+        // What is no number must not pass.
+        let close = off <= within * (1.0 + expected.abs());
+        assert!(close, "{what}: number {at} is {found}, not {expected}");
+    }
+}
+
+fn attend_is_the_last_row(device: &dyn Device, of: Attention, seed: u64, within: f64) {
+    let qkv = some(of.sequence * of.qkv_width(), seed);
+    let all = Attending { of, drop: None }.forward(device, std::slice::from_ref(&qkv));
+    let (queries, keys) = (of.width(), of.kv_heads * of.head_width);
+    let rows = || qkv.chunks_exact(of.qkv_width());
+    let column = |from: usize, width: usize| -> Vec<f64> {
+        rows().flat_map(|row| row[from..from + width].to_vec()).collect()
+    };
+    let q = activation(device, &rows().next_back().unwrap()[..queries]);
+    let k = activation(device, &column(queries, keys));
+    let v = activation(device, &column(queries + keys, keys));
+    let mut y = activation(device, &unread(queries));
+    device.attend(of, q.view(), k.view(), v.view(), y.view_mut());
+    let last = &all[all.len() - queries..];
+    assert_close(&fetch(device, y.view()), last, within, "attend");
+}
+
+/// Gradients of each step: some are nothing, as those of tokens that did not occur.
+fn gradients(count: usize, seed: u64, step: u64) -> Vec<f64> {
+    let mut all = some(count, seed ^ (step << 32));
+    all.iter_mut().step_by(5).for_each(|g| *g = 0.0);
+    all
+}
+
+fn adamw_is(device: &dyn Device, count: usize, seed: u64, within: f64) {
+    let (rate, beta1, beta2, epsilon, decay, scale) = (0.01, 0.9, 0.95, 1e-8, 0.1, 0.7);
+    let mut expected = some(count, seed);
+    let (mut mean, mut squares) = (vec![0.0; count], vec![0.0; count]);
+    let mut parameters = real(device, &expected);
+    let [mut m, mut v] = [(); 2].map(|()| device.real(count));
+    for step in 1..=6 {
+        let given = gradients(count, seed, step);
+        let how = AdamW { rate, beta1, beta2, epsilon, decay, step, scale };
+        let (state, tensor) = ([m.view_mut(), v.view_mut()], real(device, &given));
+        device.adamw(&how, tensor.view(), state, parameters.view_mut());
+        for i in 0..count {
+            let g = given[i] * scale;
+            mean[i] = beta1 * mean[i] + (1.0 - beta1) * g;
+            squares[i] = beta2 * squares[i] + (1.0 - beta2) * g * g;
+            let unbiased_mean = mean[i] / (1.0 - beta1.powi(step as i32));
+            let unbiased_squares: f64 = squares[i] / (1.0 - beta2.powi(step as i32));
+            expected[i] -= rate * decay * expected[i];
+            expected[i] -= rate * unbiased_mean / (unbiased_squares.sqrt() + epsilon);
+        }
+        assert_close(&fetch(device, parameters.view()), &expected, within, "parameters");
+        assert_close(&fetch(device, m.view()), &mean, within, "the mean");
+        assert_close(&fetch(device, v.view()), &squares, within, "the mean of squares");
+    }
+}
+
+fn sgd_is(device: &dyn Device, count: usize, seed: u64, within: f64) {
+    let (rate, momentum, decay, scale) = (0.05, 0.9, 0.01, 0.3);
+    let mut expected = some(count, seed);
+    let mut speed = vec![0.0; count];
+    let (mut parameters, mut m) = (real(device, &expected), device.real(count));
+    for step in 1..=6 {
+        let given = gradients(count, seed, step);
+        let how = Sgd { rate, momentum, decay, scale };
+        let tensor = real(device, &given);
+        device.sgd(&how, tensor.view(), m.view_mut(), parameters.view_mut());
+        for i in 0..count {
+            speed[i] = momentum * speed[i] + (given[i] * scale + decay * expected[i]);
+            expected[i] -= rate * speed[i];
+        }
+        assert_close(&fetch(device, parameters.view()), &expected, within, "parameters");
+        assert_close(&fetch(device, m.view()), &speed, within, "momentum");
+    }
+}
+
+/// `put`, `fetch`, `copy`, `clear`, `sum`, `add`, `scale` and `square_sum`.
+fn elementwise(device: &dyn Device, count: usize, seed: u64, within: f64) {
+    let (a, b) = (some(count, seed), some(count, seed ^ 5));
+    let (x, y) = (real(device, &a), activation(device, &b));
+    let each = |f: &dyn Fn(f64, f64) -> f64| -> Vec<f64> {
+        a.iter().zip(&b).map(|(a, b)| f(*a, *b)).collect()
+    };
+    let mut z = real(device, &unread(count));
+    device.sum(x.view(), y.view(), z.view_mut());
+    assert_close(&fetch(device, z.view()), &each(&|a, b| a + b), within, "sum");
+    device.add(x.view(), z.view_mut());
+    assert_close(&fetch(device, z.view()), &each(&|a, b| 2.0 * a + b), within, "add");
+    device.scale(-0.3, z.view_mut());
+    let expected = each(&|a, b| -0.3 * (2.0 * a + b));
+    assert_close(&fetch(device, z.view()), &expected, within, "scale");
+    let squares: f64 = expected.iter().map(|z| z * z).sum();
+    assert_close(&[device.square_sum(z.view())], &[squares], within * 4.0, "the sum of squares");
+    let mut copied = activation(device, &unread(count));
+    device.copy(x.view(), copied.view_mut());
+    assert_close(&fetch(device, copied.view()), &a, within, "copy");
+    device.clear(z.view_mut());
+    assert_eq!(fetch(device, z.view()), vec![0.0; count]);
+    let short: Vec<f32> = a.iter().map(|a| *a as f32).collect();
+    let mut back = unread(count).iter().map(|x| *x as f32).collect::<Vec<_>>();
+    device.put(&short, z.view_mut());
+    device.fetch(z.view(), &mut back);
+    assert_eq!(back, short);
+}
