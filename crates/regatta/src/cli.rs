@@ -11,6 +11,7 @@ use regatta_model::CpuSet;
 use regatta_place::binding::Launcher;
 
 use crate::commands::bench::BenchArgs;
+use crate::commands::data::{self, DataArgs};
 use crate::commands::train::{self, TrainArgs};
 use crate::options::{EnvChoices, JobArgs, SourceArgs};
 
@@ -61,6 +62,9 @@ pub enum Command {
     /// Train a GPT or Llama model on one device or many, and watch it learn
     #[command(after_long_help = train::args::EXAMPLES)]
     Train(Box<TrainArgs>),
+    /// Make token files of texts for training, or show what is in them
+    #[command(after_long_help = data::EXAMPLES)]
+    Data(DataArgs),
     /// Run the ranks of this node for a `regatta launch` elsewhere; started by it
     #[command(hide = true)]
     Agent(AgentArgs),
