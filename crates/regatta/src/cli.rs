@@ -11,6 +11,7 @@ use regatta_model::CpuSet;
 use regatta_place::binding::Launcher;
 
 use crate::commands::bench::BenchArgs;
+use crate::commands::generate::{self, GenerateArgs};
 use crate::commands::train::{self, TrainArgs};
 use crate::options::{EnvChoices, JobArgs, SourceArgs};
 
@@ -61,6 +62,9 @@ pub enum Command {
     /// Train a GPT or Llama model on one device or many, and watch it learn
     #[command(after_long_help = train::args::EXAMPLES)]
     Train(Box<TrainArgs>),
+    /// Write text with a trained model
+    #[command(after_long_help = generate::EXAMPLES)]
+    Generate(GenerateArgs),
     /// Run the ranks of this node for a `regatta launch` elsewhere; started by it
     #[command(hide = true)]
     Agent(AgentArgs),

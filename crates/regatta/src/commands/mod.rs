@@ -5,6 +5,7 @@ pub mod bench;
 pub mod check;
 pub mod docs;
 pub mod env;
+pub mod generate;
 pub mod launch;
 pub mod map;
 pub mod ranks;
