@@ -11,6 +11,7 @@ use regatta_model::CpuSet;
 use regatta_place::binding::Launcher;
 
 use crate::commands::bench::BenchArgs;
+use crate::commands::checkpoint::CheckpointArgs;
 use crate::options::{EnvChoices, JobArgs, SourceArgs};
 
 /// How errors are marked.
@@ -57,6 +58,9 @@ pub enum Command {
     /// Measure collectives as nccl-tests does, on host memory or GPUs; compare and draw results
     #[command(after_long_help = BENCH_EXAMPLES)]
     Bench(Box<BenchArgs>),
+    /// Look at checkpoints and check them; import and export models of Hugging Face
+    #[command(after_long_help = CHECKPOINT_EXAMPLES)]
+    Checkpoint(CheckpointArgs),
     /// Run the ranks of this node for a `regatta launch` elsewhere; started by it
     #[command(hide = true)]
     Agent(AgentArgs),
@@ -112,6 +116,15 @@ Examples:
                                                 as any other command of ranks
   regatta bench send-recv --pairs               which link or node is slow?
   regatta bench compare old.txt new.json        nccl-tests' output beside a result of ours";
+
+const CHECKPOINT_EXAMPLES: &str = "\
+Examples:
+  regatta checkpoint show runs/shakespeare      the newest checkpoint of a run
+  regatta checkpoint show step-00001000 --json  this one, with all its tensors
+  regatta checkpoint verify runs/shakespeare    read it all and compare the checksums
+  regatta checkpoint import gpt2 --to start     a folder with config.json and model.safetensors
+  regatta checkpoint export runs/shakespeare --to model
+                                                a folder that transformers loads";
 
 /// `regatta map`.
 #[derive(Debug, Args)]

@@ -24,6 +24,7 @@ fn main() -> ExitCode {
         Command::Env(args) => commands::env::run(&args),
         Command::Launch(args) => commands::launch::run(&args),
         Command::Bench(args) => commands::bench::run(*args),
+        Command::Checkpoint(args) => commands::checkpoint::run(&args),
         Command::Agent(args) => commands::agent::run(&args),
         Command::Completions(args) => commands::docs::completions(args.shell),
         Command::Man(args) => commands::docs::man(args.page.as_deref()),

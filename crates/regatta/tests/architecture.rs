@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// What each crate may use of ours, outside of tests.
-const MAY_USE: [(&str, &[&str]); 11] = [
+const MAY_USE: [(&str, &[&str]); 12] = [
     ("crates/model", &[]),
     ("crates/discover", &["model"]),
     ("crates/place", &["model"]),
@@ -14,8 +14,12 @@ const MAY_USE: [(&str, &[&str]); 11] = [
     ("crates/launch", &["model", "discover", "place", "wire"]),
     ("crates/comm", &["model", "wire"]),
     ("crates/measure", &["model", "comm"]),
+    ("crates/train", &["model", "comm"]),
     ("crates/testbed", &[]),
-    ("crates/regatta", &["model", "discover", "place", "wire", "launch", "comm", "measure"]),
+    (
+        "crates/regatta",
+        &["model", "discover", "place", "wire", "launch", "comm", "measure", "train"],
+    ),
     ("bench", &["model", "discover", "place", "wire", "launch", "comm", "testbed"]),
     ("xtask", &[]),
 ];
