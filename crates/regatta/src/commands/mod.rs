@@ -3,6 +3,7 @@
 pub mod agent;
 pub mod bench;
 pub mod check;
+pub mod checkpoint;
 pub mod docs;
 pub mod env;
 pub mod generate;
