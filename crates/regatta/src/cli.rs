@@ -11,9 +11,9 @@ use regatta_model::CpuSet;
 use regatta_place::binding::Launcher;
 
 use crate::commands::bench::BenchArgs;
+use crate::commands::checkpoint::CheckpointArgs;
 use crate::commands::generate::{self, GenerateArgs};
 use crate::commands::train::{self, TrainArgs};
-use crate::commands::checkpoint::CheckpointArgs;
 use crate::options::{EnvChoices, JobArgs, SourceArgs};
 
 /// How errors are marked.
