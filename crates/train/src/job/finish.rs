@@ -5,7 +5,7 @@ use std::time::Instant;
 use regatta_comm::{Collectives, ReduceOp};
 
 use super::keep::Kept;
-use super::{TrainError, Training};
+use super::{TrainError, Training, is_due};
 use crate::checkpoint::About;
 use crate::generate::{Generator, Sampling};
 use crate::metrics::{Ended, Event};
@@ -47,9 +47,7 @@ impl Training {
             }
             Kept::Failed { step, why } => {
                 let why = why.map_or_else(|| "another rank failed".to_owned(), |e| e.to_string());
-                let note =
-                    format!("no checkpoint after step {step}, the one before is kept: {why}");
-                tell(Event::Note(note));
+                tell(Event::Note(format!("no checkpoint after step {step}: {why}")));
                 Some(why)
             }
         }
@@ -74,13 +72,19 @@ impl Training {
         tell: &mut dyn FnMut(Event),
     ) -> Result<(), TrainError> {
         let keeping = self.keep_last(tell);
-        if ended == Ended::Done && self.comm.rank() == 0 {
+        let is_new = self.speed.is_new(self.done);
+        let is_whole = is_new && ended == Ended::Done;
+        if is_whole || is_new && is_due(self.done, self.config.train.eval_every) {
+            self.validate(tell)?;
+        }
+        if is_whole && self.comm.rank() == 0 {
             if let Some(text) = self.sample() {
                 tell(Event::Sample(text));
             }
         }
+        keeping?;
         tell(Event::End(Box::new(self.speed.summary(ended, self.done, &self.folder))));
-        keeping
+        Ok(())
     }
 
     /// The last checkpoint is what all was for: it must not fail quietly.
