@@ -301,3 +301,6 @@ impl Tokens {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

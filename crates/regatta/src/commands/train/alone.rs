@@ -38,7 +38,7 @@ pub fn run(resolved: &Resolved, args: &TrainArgs) -> Result<ExitCode> {
         ranks_per_node: ranks.ranks_per_node,
         nodes: ranks.nodes,
         hostfile: ranks.hostfile.as_deref(),
-        folder,
+        folder: folder.clone(),
         gpus: false,
         launch: ranks.launch.as_deref(),
         more: Vec::new(),
@@ -49,7 +49,8 @@ pub fn run(resolved: &Resolved, args: &TrainArgs) -> Result<ExitCode> {
     if let Some(count) = ranks.ranks {
         resolved.config.validate(count as usize)?;
     }
-    let mut report = Report::new(args);
+    let own = args.resume.clone().unwrap_or(folder);
+    let mut report = Report::new(args, &own);
     let hear = Box::new(move |line: &str| match line.strip_prefix(EVENT) {
         Some(event) => report.hear_text(event),
         None => report.make_way(),

@@ -139,7 +139,7 @@ impl Teller {
     fn new(rank: u32, args: &TrainArgs, folder: &Path, config: &Config) -> Self {
         let ear = match rank {
             0 if args.ranks.events => Ear::Starter,
-            0 => Ear::Here(Box::new(Report::new(args))),
+            0 => Ear::Here(Box::new(Report::new(args, folder))),
             _ => return Self(None),
         };
         Self(Some((Record::new(folder, config.metrics.tensorboard), ear)))

@@ -5,27 +5,38 @@
 
 use std::io::Stdout;
 use std::path::{Path, PathBuf};
-use std::time::{Instant, SystemTime};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime};
 
-use regatta_train::metrics::{Event, Recorder};
+use regatta_train::metrics::{Event, JsonLines, METRICS_FILE, Recorder};
 
 use super::args::TrainArgs;
 use super::screen::{Form, Screen, terminal_size};
 
+/// How often the display shows that time passes, where steps are slow.
+const TICK: Duration = Duration::from_millis(500);
+
+type Shown = Arc<Mutex<Screen<Stdout>>>;
+
 /// Shows what happens.
 pub struct Report {
-    screen: Screen<Stdout>,
+    screen: Shown,
     began: Instant,
+    folder: PathBuf,
+    _clock: Option<Clock>,
 }
 
 impl Report {
-    /// In the form that is asked for.
-    pub fn new(args: &TrainArgs) -> Self {
+    /// In the form that is asked for; the training keeps its metrics in this folder.
+    pub fn new(args: &TrainArgs, folder: &Path) -> Self {
         let form = Form::of_stdout(args.json);
-        Self {
-            screen: Screen::new(form, std::io::stdout(), Box::new(terminal_size)),
-            began: Instant::now(),
-        }
+        let screen = Screen::new(form, std::io::stdout(), Box::new(terminal_size));
+        let (screen, began) = (Arc::new(Mutex::new(screen)), Instant::now());
+        let live = matches!(form, Form::Live { .. });
+        let clock = live.then(|| Clock::start(screen.clone(), began)).flatten();
+        Self { screen, began, folder: folder.to_owned(), _clock: clock }
     }
 
     /// Hears an event as it came from rank 0.
@@ -41,12 +52,20 @@ impl Report {
 
     /// Hears an event.
     pub fn hear(&mut self, event: &Event) {
-        self.screen.hear(event, self.began.elapsed().as_secs_f64());
+        let mut screen = lock(&self.screen);
+        // The curve begins with what was done before.
+        if let Event::Begin(about) = event
+            && about.done > 0
+        {
+            let file = self.folder.join(METRICS_FILE);
+            screen.recall(&JsonLines::read(&file, about.done).unwrap_or_default());
+        }
+        screen.hear(event, self.began.elapsed().as_secs_f64());
     }
 
     /// Something else is about to be shown.
     pub fn make_way(&mut self) {
-        self.screen.make_way();
+        lock(&self.screen).make_way();
     }
 }
 
@@ -76,6 +95,39 @@ impl Record {
         }
         self.recorder.as_mut().and_then(|recorder| recorder.record(event, now))
     }
+}
+
+/// Makes the display show that time passes, until it is dropped.
+struct Clock {
+    /// Dropped first: that ends the thread.
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Clock {
+    fn start(screen: Shown, began: Instant) -> Option<Self> {
+        let (stop, stopped) = channel();
+        let tick = move || {
+            while stopped.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
+                lock(&screen).tick(began.elapsed().as_secs_f64());
+            }
+        };
+        let thread = std::thread::Builder::new().name("clock".to_owned()).spawn(tick).ok()?;
+        Some(Self { stop: Some(stop), thread: Some(thread) })
+    }
+}
+
+impl Drop for Clock {
+    fn drop(&mut self) {
+        self.stop = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn lock(screen: &Shown) -> MutexGuard<'_, Screen<Stdout>> {
+    screen.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Now, in seconds since 1970.

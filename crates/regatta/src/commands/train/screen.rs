@@ -53,7 +53,7 @@ pub fn terminal_size() -> Size {
 pub struct Screen<W: Write> {
     form: Form,
     out: W,
-    size: Box<dyn FnMut() -> Size>,
+    size: Box<dyn FnMut() -> Size + Send>,
     watch: Watch,
     /// How wide each line is that is on the terminal now.
     drawn: Vec<usize>,
@@ -66,7 +66,7 @@ pub struct Screen<W: Write> {
 
 impl<W: Write> Screen<W> {
     /// Shows nothing yet.
-    pub fn new(form: Form, out: W, size: Box<dyn FnMut() -> Size>) -> Self {
+    pub fn new(form: Form, out: W, size: Box<dyn FnMut() -> Size + Send>) -> Self {
         let (watch, drawn, drawn_at) = (Watch::default(), Vec::new(), f64::NEG_INFINITY);
         Self { form, out, size, watch, drawn, drawn_at, untold: None, samples: String::new() }
     }

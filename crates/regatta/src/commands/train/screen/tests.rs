@@ -1,5 +1,6 @@
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::rc::Rc;
+use std::sync::{Arc, Mutex};
 
 use regatta_train::metrics::{About, FLOPS_FORMULA, StepMetrics, StepSeconds, Summary};
 
@@ -139,11 +140,11 @@ fn foreign_names_cannot_steer_the_terminal() {
 }
 
 /// A screen on paper, and how large it believes to be.
-fn screen(form: Form) -> (Screen<Paper>, Paper, Rc<Cell<Size>>) {
+fn screen(form: Form) -> (Screen<Paper>, Paper, Arc<Mutex<Size>>) {
     let paper = Paper::default();
-    let size = Rc::new(Cell::new(Size { width: 80, height: 24 }));
+    let size = Arc::new(Mutex::new(Size { width: 80, height: 24 }));
     let now = size.clone();
-    (Screen::new(form, paper.clone(), Box::new(move || now.get())), paper, size)
+    (Screen::new(form, paper.clone(), Box::new(move || *now.lock().unwrap())), paper, size)
 }
 
 #[test]
@@ -165,7 +166,7 @@ fn it_is_drawn_in_place_at_most_ten_times_a_second() {
         .iter()
         .map(|line| line.chars().count().div_ceil(40).max(1))
         .sum();
-    size.set(Size { width: 40, height: 24 });
+    *size.lock().unwrap() = Size { width: 40, height: 24 };
     screen.tick(0.3);
     assert!(paper.take().starts_with(&format!("\x1b[?25l\r\x1b[{rows}A")));
     screen.make_way();
