@@ -103,10 +103,10 @@ fn checkpoints(config: &Config, run: &Path) -> Option<PathBuf> {
 
 /// Has ranks that are started anew go on from what the run has kept, whatever it first began from.
 pub fn go_on(config: &mut Config, run: &Path) -> Result<(), TrainError> {
-    if let Some(own) = checkpoints(config, run) {
-        if checkpoint::any(&own)? {
-            config.checkpoint.resume = Resume::Auto;
-        }
+    if let Some(own) = checkpoints(config, run)
+        && checkpoint::any(&own)?
+    {
+        config.checkpoint.resume = Resume::Auto;
     }
     Ok(())
 }

@@ -24,7 +24,7 @@ pub enum TrainError {
         /// What it is called.
         data: String,
         /// Why.
-        source: DataError,
+        source: Box<DataError>,
     },
     /// A checkpoint cannot be read, or the last one cannot be written.
     #[error(transparent)]
@@ -95,6 +95,6 @@ pub enum TrainError {
 impl TrainError {
     /// This data cannot be used.
     pub(super) fn unfit(data: &str, source: DataError) -> Self {
-        Self::Unfit { data: data.to_owned(), source }
+        Self::Unfit { data: data.to_owned(), source: Box::new(source) }
     }
 }

@@ -77,10 +77,8 @@ impl Training {
         if is_whole || is_new && is_due(self.done, self.config.train.eval_every) {
             self.validate(tell)?;
         }
-        if is_whole && self.comm.rank() == 0 {
-            if let Some(text) = self.sample() {
-                tell(Event::Sample(text));
-            }
+        if let Some(text) = (is_whole && self.comm.rank() == 0).then(|| self.sample()).flatten() {
+            tell(Event::Sample(text));
         }
         keeping?;
         tell(Event::End(Box::new(self.speed.summary(ended, self.done, &self.folder))));

@@ -208,7 +208,8 @@ pub fn closing(summary: &Summary) -> String {
     };
     let folder = format!("{FAINT}run folder: {}{FAINT:#}\n", printable(&summary.folder));
     let steps = plural(usize::try_from(summary.step).unwrap_or(usize::MAX), "step");
-    if summary.tokens == 0 {
+    // No step, no loss.
+    if summary.loss.is_nan() {
         return format!("{style}{ended}{style:#}: {steps} before, none now\n{folder}");
     }
     let mut text = format!(
