@@ -47,9 +47,9 @@ pub fn metrics_of(file: &Path) -> Metrics {
 /// How many steps are done by now, from the last whole line of a file.
 pub fn done_of(file: &Path) -> u64 {
     let text = std::fs::read_to_string(file).unwrap_or_default();
-    let lines = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+    let last = text.split_inclusive('\n').rfind(|line| line.ends_with('\n'));
     let step = |line: &str| serde_json::from_str::<Value>(line).ok()?["step"].as_u64();
-    lines.last().and_then(step).unwrap_or(0)
+    last.and_then(step).unwrap_or(0)
 }
 
 /// Asserts that every step from the first to the last is there, and as in the other run bit by bit;
