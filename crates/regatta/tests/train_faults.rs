@@ -3,68 +3,21 @@
 
 #![allow(clippy::unwrap_used, reason = "a test's own functions may panic as it may")]
 
-#[path = "chaos/random.rs"]
-#[allow(dead_code, reason = "each test file uses its own part")]
-mod random;
 mod support;
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
-use random::Random;
 use regatta_train::data::prepare::{Plan, prepare};
 use support::Folder;
 use support::job::{result, signal, until};
 use support::metrics::{assert_agree, assert_same, metrics_of};
 use support::train::{
-    FOR_EVER, Started, TINY, checkpoints, done, kill, metrics, processes, regatta, run, tiny,
+    FOR_EVER, Started, TINY, checkpoints, done, flip, metrics, processes, regatta, run, send, tiny,
     until_done,
 };
 
-/// How many runs are harmed, each twice; `REGATTA_TEST_CASES` says another number.
-const CASES: u64 = 4;
-
-/// Goes on with a run, or begins it if nothing of it is there.
-fn started(folder: &Folder, run: &str, words: &str) -> Started {
-    if folder.path().join(run).join("config.toml").exists() {
-        return Started::new(folder, &format!("--resume {run} -n 3"));
-    }
-    let _ = std::fs::remove_dir_all(folder.path().join(run));
-    Started::new(folder, &format!("{TINY} {words} -n 3 --run-dir {run}"))
-}
-
-#[test]
-fn whoever_is_killed_whenever_the_run_goes_on() {
-    const STEPS: u64 = 100;
-    let folder = Folder::new();
-    let words = format!("train.steps={STEPS}");
-    tiny(&folder, &format!("{words} -n 3 --run-dir whole")).ok();
-    let whole = metrics(&folder, "whole");
-    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
-    let first = number("REGATTA_CHAOS_SEED").unwrap_or(0);
-    for seed in first..first + number("REGATTA_TEST_CASES").unwrap_or(CASES) {
-        let mut random = Random::new(seed);
-        let run = format!("run-{seed}");
-        for _ in 0..2 {
-            let training = started(&folder, &run, &words);
-            std::thread::sleep(Duration::from_millis(random.within(0, 1000).into()));
-            // The one that was started, the one below it, or a rank.
-            let all = processes(&folder);
-            if !all.is_empty() {
-                let (pid, rank) = random.pick(&all);
-                let done = done(&folder, &run);
-                eprintln!("seed {seed}: killed {pid}, rank {rank:?}, after step {done}");
-                kill(pid);
-            }
-            training.over();
-            until("the end of all processes", || processes(&folder).is_empty());
-        }
-        let ended = started(&folder, &run, &words).over();
-        assert_eq!(ended.code, Some(0), "seed {seed}: {ended:?}");
-        assert_same(&metrics(&folder, &run), &whole, STEPS);
-    }
-}
+const KILL: i32 = 9;
 
 #[test]
 fn ranks_that_are_started_anew_go_on_by_themselves() {
@@ -76,7 +29,7 @@ fn ranks_that_are_started_anew_go_on_by_themselves() {
         until_done(&folder, "run", step);
         let rank = || processes(&folder).into_iter().find(|(_, rank)| *rank == Some(victim));
         until("the rank", || rank().is_some());
-        kill(rank().unwrap().0);
+        send(rank().unwrap().0, KILL);
         let going_on = victim / 2 + 1;
         until("the next start", || {
             training.out().matches("goes on after step").count() as u32 >= going_on
@@ -211,13 +164,6 @@ fn cut(path: &Path) {
     std::fs::write(path, &bytes[..bytes.len() / 2]).unwrap();
 }
 
-fn flip(path: &Path) {
-    let mut bytes = std::fs::read(path).unwrap();
-    let middle = bytes.len() / 2;
-    bytes[middle] ^= 4;
-    std::fs::write(path, bytes).unwrap();
-}
-
 #[test]
 fn a_damaged_checkpoint_is_passed_over_with_its_name() {
     let folder = Folder::new();
@@ -296,6 +242,44 @@ fn what_does_not_fit_a_run_leaves_it_as_it_was() {
     }
     run(&folder, "--resume run -n 2 train.steps=12").ok();
     assert_same(&metrics(&folder, "run"), &metrics(&folder, "whole"), 12);
+}
+
+#[test]
+fn a_run_that_is_under_way_is_left_alone() {
+    let folder = Folder::new();
+    let training = Started::new(&folder, &format!("{TINY} {FOR_EVER} -n 2 --run-dir run"));
+    until_done(&folder, "run", 20);
+    let refused = run(&folder, "--resume run -n 2");
+    assert_eq!(refused.code, Some(1), "{refused:?}");
+    assert!(refused.err.contains("error: another job (process "), "{refused:?}");
+    let before = done(&folder, "run");
+    until_done(&folder, "run", before + 1);
+    signal(&training.child, 2);
+    assert_eq!(training.over().code, Some(0));
+    let found = metrics(&folder, "run");
+    let steps = found.steps.len() as u64;
+    assert_same(&found, &found, steps);
+    run(&folder, &format!("--resume run -n 2 train.steps={}", steps + 1)).ok();
+}
+
+#[test]
+fn a_rank_that_cannot_write_is_named_with_its_reason() {
+    let folder = Folder::new();
+    let words = format!("{TINY} {FOR_EVER} checkpoint.every=100 -n 3 --run-dir run");
+    let training = Started::new(&folder, &words);
+    until_done(&folder, "run", 1);
+    // No file can be where there is a folder.
+    for step in (100..10_000).step_by(100) {
+        let name = format!("run/checkpoints/step-{step:08}.partial/rank-00001.safetensors");
+        std::fs::create_dir_all(folder.path().join(name)).unwrap();
+    }
+    until("the note", || training.out().contains(": no checkpoint after step "));
+    let out = training.out();
+    let note = out.lines().find(|line| line.contains("no checkpoint after step ")).unwrap();
+    assert!(note.contains(": rank 1 on ") && note.contains("/rank-00001.safetensors"), "{note}");
+    signal(&training.child, 2);
+    let run = training.over();
+    assert_eq!(run.code, Some(0), "the last one is kept: {run:?}");
 }
 
 /// Token files of a text.

@@ -1,8 +1,8 @@
 //! Runs of `regatta train`, and what they left.
 
 use std::fs::File;
-use std::path::PathBuf;
-use std::process::{Child, Command};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 
 use super::job::until;
 use super::metrics::{Metrics, done_of, metrics_of};
@@ -109,10 +109,18 @@ pub fn processes(folder: &Folder) -> Vec<(u32, Option<u32>)> {
     pids.filter(here).map(|pid| (pid, rank(pid))).collect()
 }
 
-/// Kills a process, unless it is over already.
-pub fn kill(pid: u32) {
-    let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
-    let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+/// Sends a signal to a process, unless it is over already.
+pub fn send(pid: u32, signal: i32) {
+    let words = [format!("-{signal}"), pid.to_string()];
+    Command::new("kill").args(words).stderr(Stdio::null()).status().unwrap();
+}
+
+/// Changes a bit in the middle of a file.
+pub fn flip(path: &Path) {
+    let mut bytes = std::fs::read(path).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 4;
+    std::fs::write(path, bytes).unwrap();
 }
 
 /// The names of the checkpoints of a run, the oldest first.

@@ -27,6 +27,11 @@ impl Training {
         let shape = job.config.shape(job.dataset.tokenizer.vocabulary())?;
         all_alike(&job)?;
         let checkpoints = checkpoints(&job.config, &job.folder);
+        // First of all, so that nothing of a run changes that another job is at.
+        let keeper = match &checkpoints {
+            Some(folder) => Some(Keeper::new(folder, rank, ranks, job.config.checkpoint.keep)?),
+            None => None,
+        };
         let found = match rank {
             0 => find(&job.config, checkpoints.as_deref())?,
             _ => None,
@@ -54,10 +59,6 @@ impl Training {
             tell(Event::Note(format!("goes on after step {done} of {from}")));
         }
         spread(&mut engine, &*comm)?;
-        let keeper = match &checkpoints {
-            Some(folder) => Some(Keeper::new(folder, rank, ranks, config.checkpoint.keep)?),
-            None => None,
-        };
         // All must be there before any begins to write.
         comm.barrier()?;
         if let (0, Some(folder)) = (rank, &checkpoints) {

@@ -134,7 +134,7 @@ impl Training {
         self.check(loss)?;
         self.done += 1;
         let keeping = Instant::now();
-        self.hear(all.kept, tell);
+        self.hear(all.kept, tell)?;
         let stopping = all.stops > 0.0;
         let is_last = stopping || self.done == self.config.train.steps;
         if !is_last && is_due(self.done, self.config.checkpoint.every) {
