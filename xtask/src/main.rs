@@ -16,7 +16,9 @@ cargo xtask chaos [--cases N] [--seed S]
                     harm N jobs on a cluster, as the seeds from S on say, and see how they end
 cargo xtask chaos --comm [--cases N] [--seed S]
                     the same with N worlds of ranks in collectives on this machine, and N/10 more on
-                    a network";
+                    a network
+cargo xtask chaos --train [--cases N] [--seed S]
+                    harm N trainings on this machine, and see that they come to the same";
 
 /// Cases of `cargo xtask chaos`.
 const HUNDREDS: u64 = 300;
@@ -44,21 +46,25 @@ fn main() -> ExitCode {
 
 /// What the options say, or else some hundreds of cases that were never seen before.
 fn chaos() -> Result<()> {
-    let (mut cases, mut seed, mut comm) = (HUNDREDS, steps::new_seed(), false);
+    let (mut cases, mut seed, mut what) = (HUNDREDS, steps::new_seed(), None);
     let mut words = std::env::args().skip(2);
     while let Some(option) = words.next() {
-        if option == "--comm" {
-            comm = true;
+        if option == "--comm" || option == "--train" {
+            what = Some(option);
             continue;
         }
         let value = words.next().and_then(|text| text.parse().ok());
         match (option.as_str(), value) {
             ("--cases", Some(value)) => cases = value,
             ("--seed", Some(value)) => seed = value,
-            _ => bail!("{option}: the options are --comm, --cases N and --seed S"),
+            _ => bail!("{option}: the options are --comm, --train, --cases N and --seed S"),
         }
     }
-    if comm { steps::chaos_comm(cases, seed) } else { steps::chaos(cases, seed) }
+    match what.as_deref() {
+        Some("--comm") => steps::chaos_comm(cases, seed),
+        Some(_) => steps::chaos_train(cases, seed),
+        None => steps::chaos(cases, seed),
+    }
 }
 
 fn test() -> Result<()> {

@@ -68,6 +68,15 @@ pub fn chaos_comm(cases: u64, seed: u64) -> Result<()> {
     run("chaos", chaos.env("REGATTA_CHAOS_SEED", seed.to_string()))
 }
 
+/// Harms trainings. What fails tells its seed.
+pub fn chaos_train(cases: u64, seed: u64) -> Result<()> {
+    println!("xtask: {cases} cases from seed {seed}");
+    let mut chaos = cargo();
+    chaos.args(["test", "--package", "regatta", "--test", "train_chaos", "--", "--nocapture"]);
+    chaos.args(["whatever_befalls"]).env("REGATTA_CHAOS_CASES", cases.to_string());
+    run("chaos", chaos.env("REGATTA_CHAOS_SEED", seed.to_string()))
+}
+
 /// A seed that was not used before: the time.
 pub fn new_seed() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(1, |since| since.as_secs())

@@ -11,7 +11,10 @@ mod cancel;
 mod gpus;
 mod launchers;
 mod lumi;
+#[path = "../support/metrics.rs"]
+mod metrics;
 mod nodes;
 mod slurm;
 mod starters;
 mod support;
+mod train;

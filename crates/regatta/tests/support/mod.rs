@@ -6,6 +6,8 @@
 
 pub mod bench;
 pub mod job;
+pub mod metrics;
+pub mod train;
 pub mod tree;
 
 use std::path::{Path, PathBuf};

@@ -19,7 +19,7 @@ pub enum CheckpointError {
     /// There is not enough room, found before or while writing.
     #[error(
         "{} needs {needed} bytes and the disk has {} free; the last good checkpoint is kept: \
-         make room or choose another checkpoints.folder",
+         make room or choose another checkpoint.folder",
         path.display(),
         free.map_or_else(|| "nothing".to_owned(), |free| free.to_string())
     )]
@@ -33,7 +33,7 @@ pub enum CheckpointError {
     },
     /// The folder cannot be written to.
     #[error(
-        "cannot write {} ({needed} bytes): {source}; choose a checkpoints.folder that can be written"
+        "cannot write {} ({needed} bytes): {source}; choose a checkpoint.folder that can be written"
         , path.display()
     )]
     NotWritable {
@@ -47,7 +47,7 @@ pub enum CheckpointError {
     /// Another job writes checkpoints here.
     #[error(
         "another job ({owner}) writes checkpoints in {}: end it, or choose another \
-         checkpoints.folder",
+         checkpoint.folder",
         folder.display()
     )]
     InUse {
@@ -72,7 +72,7 @@ pub enum CheckpointError {
     },
     /// Another rank's file is not seen from rank 0.
     #[error(
-        "rank 0 does not see {}, which rank {rank} has written: checkpoints.folder must be on a \
+        "rank 0 does not see {}, which rank {rank} has written: checkpoint.folder must be on a \
          file system that all nodes share",
         path.display()
     )]

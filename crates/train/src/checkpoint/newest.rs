@@ -35,6 +35,11 @@ pub fn newest_good(
     Ok((None, skipped))
 }
 
+/// Whether there is any checkpoint, good or not.
+pub fn any(checkpoints: &Path) -> Result<bool, CheckpointError> {
+    Ok(!folders(checkpoints)?.is_empty())
+}
+
 /// The folders of complete checkpoints, the newest first. One that was about to be replaced counts
 /// where the other did not come.
 pub(super) fn folders(checkpoints: &Path) -> Result<Vec<PathBuf>, CheckpointError> {

@@ -219,6 +219,16 @@ pub struct Dataset {
     pub tokenizer: Tokenizer,
 }
 
+impl Dataset {
+    /// Reads all of what is in files, and compares with their checksums.
+    pub fn verify(&self) -> Result<()> {
+        [&self.train, &self.validation].into_iter().try_for_each(|tokens| match tokens {
+            Tokens::Memory(_) => Ok(()),
+            Tokens::File(file) => file.verify(),
+        })
+    }
+}
+
 /// Opens data that is on this machine.
 pub fn open(prepared: &Prepared) -> Result<Dataset> {
     match prepared {

@@ -9,7 +9,7 @@ use super::error::TrainError;
 use super::keep::{self, Keeper};
 use super::report::{self, Speed};
 use super::{CHECKPOINTS, Job, TOKENIZER, Training};
-use crate::checkpoint::{About, Checkpoint, CheckpointError, Skipped, newest_good};
+use crate::checkpoint::{self, About, Checkpoint, CheckpointError, Skipped, newest_good};
 use crate::config::{Config, Resume};
 use crate::data::{DataError, Loader, Order, Tokens};
 use crate::memory::{Format, Tensor};
@@ -26,11 +26,19 @@ impl Training {
         let plan = job.config.validate(ranks)?;
         let shape = job.config.shape(job.dataset.tokenizer.vocabulary())?;
         all_alike(&job)?;
-        let checkpoints = checkpoints(&job);
+        let checkpoints = checkpoints(&job.config, &job.folder);
+        // First of all, so that nothing of a run changes that another job is at.
+        let keeper = match &checkpoints {
+            Some(folder) => Some(Keeper::new(folder, rank, ranks, job.config.checkpoint.keep)?),
+            None => None,
+        };
         let found = match rank {
             0 => find(&job.config, checkpoints.as_deref())?,
             _ => None,
         };
+        if let Some(found) = &found {
+            fits(&found.checkpoint, &shape, &job.dataset.tokenizer.fingerprint())?;
+        }
         let mut done = [found.as_ref().map_or(0, |f| f.checkpoint.about().step as i64)];
         job.comm.broadcast(&mut done, 0)?;
         let done = done[0].unsigned_abs();
@@ -46,16 +54,11 @@ impl Training {
         let mut engine = Engine::new(net, exchange, config.train.seed);
         if let Some(found) = found {
             found.skipped.iter().for_each(|note| tell(Event::Note(note.clone())));
-            fits(&found.checkpoint, &shape, &dataset.tokenizer.fingerprint())?;
             keep::restore(&mut engine, &found.checkpoint)?;
             let from = found.checkpoint.folder().display();
             tell(Event::Note(format!("goes on after step {done} of {from}")));
         }
         spread(&mut engine, &*comm)?;
-        let keeper = match &checkpoints {
-            Some(folder) => Some(Keeper::new(folder, rank, ranks, config.checkpoint.keep)?),
-            None => None,
-        };
         // All must be there before any begins to write.
         comm.barrier()?;
         if let (0, Some(folder)) = (rank, &checkpoints) {
@@ -90,13 +93,23 @@ fn all_alike(job: &Job) -> Result<(), TrainError> {
 }
 
 /// Where checkpoints are, if there are to be any.
-fn checkpoints(job: &Job) -> Option<PathBuf> {
-    let told = &job.config.checkpoint;
+fn checkpoints(config: &Config, run: &Path) -> Option<PathBuf> {
+    let told = &config.checkpoint;
     let folder = match told.folder.as_str() {
-        "" => job.folder.join(CHECKPOINTS),
+        "" => run.join(CHECKPOINTS),
         folder => PathBuf::from(folder),
     };
     (told.every != 0).then_some(folder)
+}
+
+/// Has ranks that are started anew go on from what the run has kept, whatever it first began from.
+pub fn go_on(config: &mut Config, run: &Path) -> Result<(), TrainError> {
+    if let Some(own) = checkpoints(config, run)
+        && checkpoint::any(&own)?
+    {
+        config.checkpoint.resume = Resume::Auto;
+    }
+    Ok(())
 }
 
 /// What the model is tried on. A text may be too short for that, which is no reason not to train.

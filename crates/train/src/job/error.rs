@@ -18,6 +18,14 @@ pub enum TrainError {
     /// What it is trained on cannot be read.
     #[error(transparent)]
     Data(#[from] DataError),
+    /// What it is trained on cannot be used.
+    #[error("{data}: {source}")]
+    Unfit {
+        /// What it is called.
+        data: String,
+        /// Why.
+        source: Box<DataError>,
+    },
     /// A checkpoint cannot be read, or the last one cannot be written.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
@@ -82,4 +90,11 @@ pub enum TrainError {
         /// How it differs.
         why: String,
     },
+}
+
+impl TrainError {
+    /// This data cannot be used.
+    pub(super) fn unfit(data: &str, source: DataError) -> Self {
+        Self::Unfit { data: data.to_owned(), source: Box::new(source) }
+    }
 }

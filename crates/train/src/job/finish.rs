@@ -5,10 +5,13 @@ use std::time::Instant;
 use regatta_comm::{Collectives, ReduceOp};
 
 use super::keep::Kept;
-use super::{TrainError, Training};
+use super::{TrainError, Training, is_due};
 use crate::checkpoint::About;
 use crate::generate::{Generator, Sampling};
 use crate::metrics::{Ended, Event};
+
+/// Bytes of a reason that ranks tell each other; more is cut away.
+const REASON: usize = 1024;
 
 /// Tokens of the text that a trained model writes at the end.
 const SAMPLE: usize = 300;
@@ -31,28 +34,54 @@ impl Training {
         keeper.wait();
         let mut said = keeper.says();
         self.comm.all_reduce(&mut said, ReduceOp::Sum)?;
-        Ok(self.hear(said, tell))
+        self.hear(said, tell)
     }
 
     /// Hears what ranks have to say about a checkpoint. Returns why it failed, if it did.
-    pub(super) fn hear(&mut self, said: [f64; 2], tell: &mut dyn FnMut(Event)) -> Option<String> {
-        match self.keeper.as_mut()?.hear(said)? {
+    pub(super) fn hear(
+        &mut self,
+        said: [f64; 2],
+        tell: &mut dyn FnMut(Event),
+    ) -> Result<Option<String>, TrainError> {
+        let Some(kept) = self.keeper.as_mut().and_then(|keeper| keeper.hear(said)) else {
+            return Ok(None);
+        };
+        match kept {
             Kept::Complete { step, folder, seconds, notes } => {
                 notes.into_iter().for_each(|note| tell(Event::Note(note)));
                 if let Some(folder) = folder {
                     let folder = folder.display().to_string();
                     tell(Event::Checkpoint { step, folder, seconds });
                 }
-                None
+                Ok(None)
             }
             Kept::Failed { step, why } => {
-                let why = why.map_or_else(|| "another rank failed".to_owned(), |e| e.to_string());
-                let note =
-                    format!("no checkpoint after step {step}, the one before is kept: {why}");
-                tell(Event::Note(note));
-                Some(why)
+                let own = why.map(|error| error.to_string());
+                // Rank 0 may fail alone, when all have written.
+                let why = match said {
+                    [_, failed] if failed > 0.0 => self.first_reason(own)?,
+                    _ => own.unwrap_or_default(),
+                };
+                tell(Event::Note(format!("no checkpoint after step {step}: {why}")));
+                Ok(Some(why))
             }
         }
+    }
+
+    /// Tells all ranks why the first of those failed that did.
+    fn first_reason(&self, own: Option<String>) -> Result<String, TrainError> {
+        let mut room = [0; REASON];
+        let own = own.unwrap_or_default();
+        room.iter_mut().zip(own.bytes()).for_each(|(to, from)| *to = from);
+        let mut all = vec![0; REASON * self.comm.size() as usize];
+        self.comm.all_gather(&room, &mut all)?;
+        let mut ranks = (0..).zip(all.chunks_exact(REASON));
+        let first = ranks.find(|(_, text)| text[0] != 0);
+        Ok(first.map_or_else(String::new, |(rank, text)| {
+            let end = text.iter().position(|byte| *byte == 0).unwrap_or(REASON);
+            let host = self.comm.peer(rank).host;
+            format!("rank {rank} on {host}: {}", String::from_utf8_lossy(&text[..end]))
+        }))
     }
 
     fn about(&self) -> About {
@@ -74,13 +103,17 @@ impl Training {
         tell: &mut dyn FnMut(Event),
     ) -> Result<(), TrainError> {
         let keeping = self.keep_last(tell);
-        if ended == Ended::Done && self.comm.rank() == 0 {
-            if let Some(text) = self.sample() {
-                tell(Event::Sample(text));
-            }
+        let is_new = self.speed.is_new(self.done);
+        let is_whole = is_new && ended == Ended::Done;
+        if is_whole || is_new && is_due(self.done, self.config.train.eval_every) {
+            self.validate(tell)?;
         }
+        if let Some(text) = (is_whole && self.comm.rank() == 0).then(|| self.sample()).flatten() {
+            tell(Event::Sample(text));
+        }
+        keeping?;
         tell(Event::End(Box::new(self.speed.summary(ended, self.done, &self.folder))));
-        keeping
+        Ok(())
     }
 
     /// The last checkpoint is what all was for: it must not fail quietly.

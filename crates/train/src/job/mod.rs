@@ -16,7 +16,7 @@ use std::time::Instant;
 
 use regatta_comm::{Collectives, Comm, ReduceOp};
 
-pub use begin::find;
+pub use begin::{find, go_on};
 pub use error::TrainError;
 use keep::Keeper;
 pub use keep::restore;
@@ -102,7 +102,11 @@ impl Training {
         tell: &mut dyn FnMut(Event),
     ) -> Result<Ended, TrainError> {
         let mut data = self.read_ahead()?;
-        while self.done < self.config.train.steps {
+        let steps = self.config.train.steps;
+        if self.done >= steps {
+            tell(Event::Note(format!("all {steps} steps are done: train.steps=MORE goes on")));
+        }
+        while self.done < steps {
             if self.step(&mut data, stop, tell)? {
                 return Ok(Ended::Interrupted);
             }
@@ -130,7 +134,7 @@ impl Training {
         self.check(loss)?;
         self.done += 1;
         let keeping = Instant::now();
-        self.hear(all.kept, tell);
+        self.hear(all.kept, tell)?;
         let stopping = all.stops > 0.0;
         let is_last = stopping || self.done == self.config.train.steps;
         if !is_last && is_due(self.done, self.config.checkpoint.every) {
@@ -140,7 +144,8 @@ impl Training {
         let rate = self.schedule.rate(self.done - 1);
         let metrics = self.speed.step(self.done, loss, rate, outcome.gradient_norm, &all, times);
         tell(Event::Step(Box::new(metrics)));
-        if is_last || is_due(self.done, self.config.train.eval_every) {
+        // The last one is after the last checkpoint: who is told to end may not have much time.
+        if !is_last && is_due(self.done, self.config.train.eval_every) {
             self.validate(tell)?;
         }
         Ok(stopping)
@@ -184,7 +189,8 @@ impl Training {
     /// The data of all steps that are left, a pass after the other.
     fn read_ahead(&self) -> Result<Ahead, TrainError> {
         let context = self.config.model.context as u64;
-        let order = Order::shuffled(self.config.train.seed, self.dataset.train.len(), context)?;
+        let order = Order::shuffled(self.config.train.seed, self.dataset.train.len(), context)
+            .map_err(|error| TrainError::unfit(&self.config.data.source, error))?;
         let loader = Loader::new(self.dataset.train.clone(), order);
         let (rank, ranks) = (u64::from(self.comm.rank()), u64::from(self.comm.size()));
         let Plan { batch, micro_batch, accumulation, .. } = self.plan;
@@ -218,7 +224,7 @@ impl Training {
     }
 
     /// Tries the model on what it is not trained on.
-    fn validate(&mut self, tell: &mut dyn FnMut(Event)) -> Result<(), TrainError> {
+    pub(super) fn validate(&mut self, tell: &mut dyn FnMut(Event)) -> Result<(), TrainError> {
         let Some(loader) = &self.validation else { return Ok(()) };
         let wanted = (self.config.train.eval_batches * self.plan.batch) as u64;
         let at_once = self.plan.micro_batch;

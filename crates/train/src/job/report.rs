@@ -106,6 +106,11 @@ impl Speed {
         }
     }
 
+    /// Whether any of the steps that are done were done since it began.
+    pub fn is_new(&self, done: u64) -> bool {
+        done > self.before
+    }
+
     /// The last loss on what is not trained on.
     pub fn validated(&mut self, loss: f64) {
         self.validation_loss = Some(loss);

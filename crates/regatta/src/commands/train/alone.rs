@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::SystemTime;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use regatta_launch::folder::run_id;
 use regatta_train::config::Resolved;
 
@@ -25,6 +25,13 @@ pub fn run(resolved: &Resolved, args: &TrainArgs) -> Result<ExitCode> {
         Some(before) => before.join("again").join(&id),
         None => folder,
     };
+    if folder.join(CONFIG_FILE).exists() {
+        bail!(
+            "{} has a run already: --resume {} goes on with it, --run-dir takes another folder",
+            folder.display(),
+            folder.display()
+        );
+    }
     let ranks = &args.ranks;
     let wanted = Wanted {
         ranks: ranks.ranks,
@@ -37,11 +44,13 @@ pub fn run(resolved: &Resolved, args: &TrainArgs) -> Result<ExitCode> {
         more: Vec::new(),
     };
     let launch = wanted.launch_args()?;
+    // Whatever the data's vocabulary will be.
+    resolved.config.shape(1)?;
     if let Some(count) = ranks.ranks {
         resolved.config.validate(count as usize)?;
     }
     let own = args.resume.clone().unwrap_or(folder);
-    let mut report = Report::new(args, &own, resolved.config.metrics.tensorboard);
+    let mut report = Report::new(args, &own);
     let hear = Box::new(move |line: &str| match line.strip_prefix(EVENT) {
         Some(event) => report.hear_text(event),
         None => report.make_way(),

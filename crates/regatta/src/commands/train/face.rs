@@ -206,9 +206,14 @@ pub fn closing(summary: &Summary) -> String {
         Ended::Done => (GOOD, "done"),
         Ended::Interrupted => (WARNING, "stopped, and kept"),
     };
+    let folder = format!("{FAINT}run folder: {}{FAINT:#}\n", printable(&summary.folder));
+    let steps = plural(usize::try_from(summary.step).unwrap_or(usize::MAX), "step");
+    // No step, no loss.
+    if summary.loss.is_nan() {
+        return format!("{style}{ended}{style:#}: {steps} before, none now\n{folder}");
+    }
     let mut text = format!(
-        "{style}{ended}{style:#}: {} in {}, loss {}",
-        plural(usize::try_from(summary.step).unwrap_or(usize::MAX), "step"),
+        "{style}{ended}{style:#}: {steps} in {}, loss {}",
         duration(summary.seconds),
         loss(summary.loss)
     );
@@ -216,10 +221,9 @@ pub fn closing(summary: &Summary) -> String {
         text.push_str(&format!(", validation {}", loss(value)));
     }
     text.push_str(&format!(
-        ", {} tokens/s, {}\n{FAINT}run folder: {}{FAINT:#}\n",
+        ", {} tokens/s, {}\n{folder}",
         si(summary.tokens_per_second),
         with_unit(summary.flops_per_second, "FLOP/s"),
-        printable(&summary.folder)
     ));
     text
 }

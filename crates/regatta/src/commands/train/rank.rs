@@ -1,7 +1,7 @@
 //! A rank of a training: trains with the others; rank 0 tells.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +18,8 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 
 use super::alone;
 use super::args::TrainArgs;
-use super::report::Report;
+use super::asked::CONFIG_FILE;
+use super::report::{Record, Report};
 use crate::output;
 
 /// What a line begins with that is for the process that started the ranks.
@@ -30,10 +31,14 @@ const STOP: [i32; 6] = [SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2];
 /// Trains.
 pub fn run(resolved: &Resolved, args: &TrainArgs) -> Result<ExitCode> {
     let stop = stop_flag()?;
-    let config = resolved.config.clone();
+    let mut config = resolved.config.clone();
     let comm: Arc<dyn Comm> = Arc::new(host::join(join::Settings::from_environment()?)?);
     let folder = training_folder(args);
-    let mut teller = Teller::new(comm.rank(), args, &folder, &config);
+    if is_started_anew() {
+        job::go_on(&mut config, &folder)?;
+    }
+    let rank = comm.rank();
+    let mut teller = Teller::new(rank, args, &folder, &config);
     // Others may wait for this rank, and should know why they wait in vain.
     let opened = prepared(resolved, &folder, &*comm).inspect_err(|e| comm.abort(&e.to_string()));
     let threads = threads(&config);
@@ -47,11 +52,26 @@ pub fn run(resolved: &Resolved, args: &TrainArgs) -> Result<ExitCode> {
         threads,
         kernels,
         dataset: opened?,
-        folder,
+        folder: folder.clone(),
     };
     let stop = || stop.load(Ordering::Relaxed);
-    job::run(job, &stop, &mut |event| teller.tell(event))?;
+    let mut tell = |event: Event| {
+        // When it begins, the configuration is known to fit what the run has kept.
+        let begins = rank == 0 && matches!(event, Event::Begin(_));
+        teller.tell(event);
+        if let Some(error) = begins.then(|| alone::keep_config(resolved, &folder).err()).flatten() {
+            let note = format!("--resume will go on with the configuration before: {error:#}");
+            teller.tell(Event::Note(note));
+        }
+    };
+    job::run(job, &stop, &mut tell)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Whether these ranks take the place of others of the same run, as `regatta launch` tells them.
+fn is_started_anew() -> bool {
+    let count = std::env::var("TORCHELASTIC_RESTART_COUNT").ok();
+    count.and_then(|text| text.parse::<u64>().ok()).is_some_and(|count| count > 0)
 }
 
 /// Becomes true when the training is told to end.
@@ -76,9 +96,10 @@ pub fn threads(config: &Config) -> usize {
     if config.train.threads == 0 { cores() } else { config.train.threads }
 }
 
-/// The data. What must be fetched or made is by the first rank of each node, while the others wait.
-fn prepared(resolved: &Resolved, folder: &std::path::Path, comm: &dyn Comm) -> Result<Dataset> {
-    if comm.rank() == 0 {
+/// The data. What must be fetched, made or looked through is by the first rank of each node, while
+/// the others wait.
+fn prepared(resolved: &Resolved, folder: &Path, comm: &dyn Comm) -> Result<Dataset> {
+    if comm.rank() == 0 && !folder.join(CONFIG_FILE).exists() {
         alone::keep_config(resolved, folder)?;
     }
     let (spec, places) = (spec(&resolved.config), Places::of(|name| std::env::var_os(name)));
@@ -89,7 +110,7 @@ fn prepared(resolved: &Resolved, folder: &std::path::Path, comm: &dyn Comm) -> R
     let own = comm.peer(comm.rank()).host;
     let is_first = firsts.get(&own) == Some(&comm.rank());
     if is_first {
-        data::prepare(&spec, &places)?;
+        data::open(&data::prepare(&spec, &places)?)?.verify()?;
     }
     comm.barrier()?;
     let prepared: Prepared = data::prepare(&spec, &places)?;
@@ -106,27 +127,37 @@ pub fn spec(config: &Config) -> Spec {
     Spec { data: config.data.source.clone(), tokenizer, validation }
 }
 
-/// Who takes what happens.
-enum Teller {
-    /// Ranks but the first have nothing to say.
-    Nobody,
+/// Who takes what happens: nobody of ranks but the first, which keeps it and passes it on.
+struct Teller(Option<(Record, Ear)>);
+
+enum Ear {
     /// The process that started the ranks.
     Starter,
     Here(Box<Report>),
 }
 
 impl Teller {
-    fn new(rank: u32, args: &TrainArgs, folder: &std::path::Path, config: &Config) -> Self {
-        match rank {
-            0 if args.ranks.events => Self::Starter,
-            0 => Self::Here(Box::new(Report::new(args, folder, config.metrics.tensorboard))),
-            _ => Self::Nobody,
-        }
+    fn new(rank: u32, args: &TrainArgs, folder: &Path, config: &Config) -> Self {
+        let ear = match rank {
+            0 if args.ranks.events => Ear::Starter,
+            0 => Ear::Here(Box::new(Report::new(args, folder))),
+            _ => return Self(None),
+        };
+        Self(Some((Record::new(folder, config.metrics.tensorboard), ear)))
     }
 
     fn tell(&mut self, event: Event) {
+        if let Some((record, ear)) = &mut self.0 {
+            let warning = record.keep(&event);
+            ear.hear(event);
+            warning.into_iter().for_each(|warning| ear.hear(Event::Note(warning)));
+        }
+    }
+}
+
+impl Ear {
+    fn hear(&mut self, event: Event) {
         match self {
-            Self::Nobody => {}
             Self::Starter => {
                 // Whoever does not listen is gone, and so is soon this rank.
                 let text = serde_json::to_string(&event).unwrap_or_default();

@@ -1,4 +1,7 @@
 //! What becomes of events: shown to whoever watches, and kept in the run's folder.
+//!
+//! They are kept by rank 0 itself, so that the figures of a step are there before a checkpoint of it
+//! is: whatever is killed, a run that goes on misses none.
 
 use std::io::Stdout;
 use std::path::{Path, PathBuf};
@@ -17,71 +20,80 @@ const TICK: Duration = Duration::from_millis(500);
 
 type Shown = Arc<Mutex<Screen<Stdout>>>;
 
-/// Shows and keeps what happens.
+/// Shows what happens.
 pub struct Report {
     screen: Shown,
     began: Instant,
     folder: PathBuf,
-    tensorboard: bool,
-    /// Known when the training says how many steps were done before.
-    recorder: Option<Recorder>,
     _clock: Option<Clock>,
 }
 
 impl Report {
-    /// For a training that keeps its metrics in this folder.
-    pub fn new(args: &TrainArgs, folder: &Path, tensorboard: bool) -> Self {
+    /// In the form that is asked for; the training keeps its metrics in this folder.
+    pub fn new(args: &TrainArgs, folder: &Path) -> Self {
         let form = Form::of_stdout(args.json);
         let screen = Screen::new(form, std::io::stdout(), Box::new(terminal_size));
         let (screen, began) = (Arc::new(Mutex::new(screen)), Instant::now());
         let live = matches!(form, Form::Live { .. });
         let clock = live.then(|| Clock::start(screen.clone(), began)).flatten();
-        let folder = folder.to_owned();
-        Self { screen, began, folder, tensorboard, recorder: None, _clock: clock }
+        Self { screen, began, folder: folder.to_owned(), _clock: clock }
     }
 
     /// Hears an event as it came from rank 0.
     pub fn hear_text(&mut self, text: &str) {
         match serde_json::from_str(text) {
             Ok(event) => self.hear(&event),
-            Err(error) => self.note(format!("rank 0 told something that cannot be read: {error}")),
+            Err(error) => {
+                let note = format!("rank 0 told something that cannot be read: {error}");
+                self.hear(&Event::Note(note));
+            }
         }
     }
 
     /// Hears an event.
     pub fn hear(&mut self, event: &Event) {
-        let now = since_1970();
-        if let Event::Begin(about) = event {
-            self.open(about.done, now);
+        let mut screen = lock(&self.screen);
+        // The curve begins with what was done before.
+        if let Event::Begin(about) = event
+            && about.done > 0
+        {
+            let file = self.folder.join(METRICS_FILE);
+            screen.recall(&JsonLines::read(&file, about.done).unwrap_or_default());
         }
-        let warning = self.recorder.as_mut().and_then(|recorder| recorder.record(event, now));
-        self.show(event);
-        warning.into_iter().for_each(|warning| self.note(warning));
+        screen.hear(event, self.began.elapsed().as_secs_f64());
     }
 
     /// Something else is about to be shown.
     pub fn make_way(&mut self) {
         lock(&self.screen).make_way();
     }
+}
 
-    /// Opens the files of a training of which so many steps are done; the curve begins with those.
-    fn open(&mut self, done: u64, now: f64) {
-        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        let (recorder, warning) = Recorder::open(&self.folder, self.tensorboard, done, &host, now);
-        self.recorder = Some(recorder);
-        warning.into_iter().for_each(|warning| self.note(warning));
-        if done > 0 {
-            let before = JsonLines::read(&self.folder.join(METRICS_FILE), done).unwrap_or_default();
-            lock(&self.screen).recall(&before);
+/// Keeps what happens in a run's folder.
+pub struct Record {
+    folder: PathBuf,
+    tensorboard: bool,
+    /// Known when the training says how many steps were done before.
+    recorder: Option<Recorder>,
+}
+
+impl Record {
+    /// In this folder, for TensorBoard too or not.
+    pub fn new(folder: &Path, tensorboard: bool) -> Self {
+        Self { folder: folder.to_owned(), tensorboard, recorder: None }
+    }
+
+    /// Keeps an event. Returns what is to be said of that.
+    pub fn keep(&mut self, event: &Event) -> Option<String> {
+        let now = since_1970();
+        if let Event::Begin(about) = event {
+            let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+            let (recorder, warning) =
+                Recorder::open(&self.folder, self.tensorboard, about.done, &host, now);
+            self.recorder = Some(recorder);
+            return warning;
         }
-    }
-
-    fn note(&mut self, note: String) {
-        self.show(&Event::Note(note));
-    }
-
-    fn show(&mut self, event: &Event) {
-        lock(&self.screen).hear(event, self.began.elapsed().as_secs_f64());
+        self.recorder.as_mut().and_then(|recorder| recorder.record(event, now))
     }
 }
 

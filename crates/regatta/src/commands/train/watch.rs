@@ -82,8 +82,10 @@ impl Watch {
         }
     }
 
-    /// Takes what happened before a restart: it belongs to the curve, not to the pace.
+    /// Takes what happened before a restart: it belongs to the curve, not to the pace. Of steps that
+    /// are done again, what was seen of them does not count.
     pub fn recall(&mut self, before: &[Event]) {
+        (self.training, self.validations) = Default::default();
         for event in before {
             match event {
                 Event::Step(step) => self.training.add(step.step, step.loss),

@@ -116,7 +116,7 @@ fn a_folder_that_cannot_be_written_is_named() {
         let scratch = Scratch::new("readonly");
         let error = on(&Faulty::new(0, Fault::Error(code)), &scratch.0, 1).err().unwrap();
         assert!(matches!(error, CheckpointError::NotWritable { .. }), "{error}");
-        assert!(error.to_string().contains("checkpoints.folder"), "{error}");
+        assert!(error.to_string().contains("checkpoint.folder"), "{error}");
     }
 }
 

@@ -1,0 +1,118 @@
+//! Trainings that are harmed again and again, as a seed says: whatever befalls them, in the end every
+//! step is as in a run that nothing befell, bit by bit.
+//!
+//! `REGATTA_CHAOS_CASES` says how many trainings, `REGATTA_CHAOS_SEED` where they begin;
+//! `cargo xtask chaos --train` sets them.
+
+#![allow(clippy::unwrap_used, reason = "a test's own functions may panic as it may")]
+
+#[path = "chaos/random.rs"]
+mod random;
+mod support;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use random::Random;
+use support::Folder;
+use support::job::until;
+use support::metrics::{Metrics, assert_same};
+use support::train::{Started, TINY, checkpoints, done, flip, metrics, processes, send, tiny};
+
+/// Cases of a plain test.
+const FEW: u64 = 4;
+
+/// Steps of a training: it lasts about as long as the longest pause before it is harmed.
+const STEPS: u64 = 150;
+
+const INT: i32 = 2;
+const KILL: i32 = 9;
+const TERM: i32 = 15;
+
+/// What befalls a training.
+#[derive(Debug, Clone, Copy)]
+enum Harm {
+    /// Any process of it is killed: the one that was started, the one below it, a rank.
+    Kill,
+    /// Two of them at once.
+    KillTwo,
+    /// Whoever watches has had enough.
+    Signal(i32),
+}
+
+#[test]
+fn whatever_befalls_a_training_every_step_is_the_same() {
+    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
+    let first = number("REGATTA_CHAOS_SEED").unwrap_or(1);
+    let cases = number("REGATTA_CHAOS_CASES").unwrap_or(FEW);
+    let folder = Folder::new();
+    let mut undisturbed = BTreeMap::new();
+    for seed in first..first + cases {
+        println!("again: cargo xtask chaos --train --cases 1 --seed {seed}");
+        let mut random = Random::new(seed);
+        let ranks = random.pick(&[1, 2, 3, 4, 6]);
+        let whole = undisturbed.entry(ranks).or_insert_with(|| whole(&folder, ranks));
+        play(&folder, ranks, &mut random);
+        assert_same(&metrics(&folder, "run"), whole, STEPS);
+        std::fs::remove_dir_all(folder.path().join("run")).unwrap();
+    }
+}
+
+/// The metrics of a run that nothing befalls.
+fn whole(folder: &Folder, ranks: u32) -> Metrics {
+    let run = format!("whole-{ranks}");
+    tiny(folder, &format!("train.steps={STEPS} -n {ranks} --run-dir {run}")).ok();
+    metrics(folder, &run)
+}
+
+/// Harms a run a few times, and then lets it come to its end.
+fn play(folder: &Folder, ranks: u32, random: &mut Random) {
+    for _ in 0..random.within(1, 4) {
+        let training = started(folder, ranks);
+        let pause = random.within(0, 1000);
+        let harms = [Harm::Kill, Harm::Kill, Harm::KillTwo, Harm::Signal(INT), Harm::Signal(TERM)];
+        let harm = random.pick(&harms);
+        std::thread::sleep(Duration::from_millis(pause.into()));
+        let after = done(folder, "run");
+        println!("  {ranks} ranks, {harm:?} after {pause} ms and {after} steps");
+        match harm {
+            Harm::Kill => kill_one(folder, random),
+            Harm::KillTwo => (0..2).for_each(|_| kill_one(folder, random)),
+            Harm::Signal(signal) => send(training.child.id(), signal),
+        }
+        training.over();
+        until("the end of all processes", || processes(folder).is_empty());
+        damage(folder, random);
+    }
+    let ended = started(folder, ranks).over();
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+}
+
+/// Goes on with the run, or begins it if nothing of it is there.
+fn started(folder: &Folder, ranks: u32) -> Started {
+    let run = folder.path().join("run");
+    if run.join("config.toml").exists() {
+        return Started::new(folder, &format!("--resume run -n {ranks}"));
+    }
+    let _ = std::fs::remove_dir_all(run);
+    Started::new(folder, &format!("{TINY} train.steps={STEPS} -n {ranks} --run-dir run"))
+}
+
+fn kill_one(folder: &Folder, random: &mut Random) {
+    let all = processes(folder);
+    if !all.is_empty() {
+        send(random.pick(&all).0, KILL);
+    }
+}
+
+/// A third of the times a bit of the newest checkpoint changes, where there is one before it.
+fn damage(folder: &Folder, random: &mut Random) {
+    let all = checkpoints(folder, "run");
+    let complete: Vec<&String> = all.iter().filter(|name| !name.contains('.')).collect();
+    if complete.len() < 2 || random.within(0, 2) > 0 {
+        return;
+    }
+    let file = folder.path().join("run/checkpoints").join(complete[complete.len() - 1]);
+    println!("  {} is damaged", file.display());
+    flip(&file.join("rank-00000.safetensors"));
+}
