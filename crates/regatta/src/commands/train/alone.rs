@@ -12,12 +12,26 @@ use super::args::TrainArgs;
 use super::asked::CONFIG_FILE;
 use super::rank::EVENT;
 use super::report::Report;
+use crate::cli::LaunchArgs;
 use crate::commands::launch;
 use crate::commands::ranks::Wanted;
 use crate::output;
 
 /// Starts the ranks.
 pub fn run(resolved: &Resolved, args: &TrainArgs) -> Result<ExitCode> {
+    let (launch, folder) = launch_args(resolved, args)?;
+    let own = args.resume.clone().unwrap_or(folder);
+    let mut report = Report::new(args, &own, resolved.config.metrics.tensorboard);
+    let hear = Box::new(move |line: &str| match line.strip_prefix(EVENT) {
+        Some(event) => report.hear_text(event),
+        None => report.make_way(),
+    });
+    let listener = launch::Listener { takes: |line| line.starts_with(EVENT), hear };
+    launch::run_heard(&launch, Some(listener))
+}
+
+/// How the ranks are started, and where what they write is kept.
+pub fn launch_args(resolved: &Resolved, args: &TrainArgs) -> Result<(Box<LaunchArgs>, PathBuf)> {
     let id = run_id(SystemTime::now(), std::process::id());
     let folder = args.run_dir.clone().unwrap_or_else(|| PathBuf::from("runs").join(&id));
     // What goes on has its ranks' logs beside those of the ranks before.
@@ -40,14 +54,7 @@ pub fn run(resolved: &Resolved, args: &TrainArgs) -> Result<ExitCode> {
     if let Some(count) = ranks.ranks {
         resolved.config.validate(count as usize)?;
     }
-    let own = args.resume.clone().unwrap_or(folder);
-    let mut report = Report::new(args, &own, resolved.config.metrics.tensorboard);
-    let hear = Box::new(move |line: &str| match line.strip_prefix(EVENT) {
-        Some(event) => report.hear_text(event),
-        None => report.make_way(),
-    });
-    let listener = launch::Listener { takes: |line| line.starts_with(EVENT), hear };
-    launch::run_heard(&launch, Some(listener))
+    Ok((launch, folder))
 }
 
 /// Leaves the configuration in the run's folder, so that the run can go on.
