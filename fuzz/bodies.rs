@@ -13,6 +13,8 @@ use regatta_measure::compare::{Choice, compare};
 use regatta_measure::{plot, read, write};
 use regatta_model::document::{Document, from_json, to_json, to_json_line};
 use regatta_model::{Allocation, BenchResult, CpuSet, Machine, Placement, hostlist};
+use regatta_train::checkpoint::huggingface::{config, import};
+use regatta_train::checkpoint::manifest::{Manifest, Sidecar};
 use regatta_wire::link::{Link, LinkError, Role, Step, Timing};
 use regatta_wire::secret::Secret;
 
@@ -26,7 +28,7 @@ pub enum Body {
 }
 
 /// The targets by name; each has a folder of this name in the corpus.
-pub const TARGETS: [(&str, Body); 8] = [
+pub const TARGETS: [(&str, Body); 10] = [
     ("hostlist", Body::Text(hosts)),
     ("cpuset", Body::Text(cpus)),
     ("nodefile", Body::Text(nodes)),
@@ -35,6 +37,8 @@ pub const TARGETS: [(&str, Body); 8] = [
     ("link", Body::Bytes(link)),
     ("message", Body::Bytes(message)),
     ("bench", Body::Text(bench)),
+    ("checkpoint", Body::Text(checkpoint)),
+    ("huggingface", Body::Text(huggingface)),
 ];
 
 /// Runs one target on one input.
@@ -242,4 +246,32 @@ fn shake_hands(caller: &mut Link, listener: &mut Link, now: Instant) {
 fn pass_on(from: &mut Link, to: &mut Link, now: Instant) {
     assert!(to.receive(from.pending(), now, &mut Vec::new()).is_ok());
     from.sent(from.pending().len());
+}
+
+/// What is believed about a checkpoint survives being written and read.
+fn checkpoint(text: &str) {
+    match Manifest::parse(text) {
+        Ok(manifest) => assert_eq!(Manifest::parse(&manifest.to_text()), Ok(manifest)),
+        Err(error) => sentence(&error, text),
+    }
+    match Sidecar::parse(text) {
+        Ok(sidecar) => assert_eq!(Sidecar::parse(&sidecar.to_text()), Ok(sidecar)),
+        Err(error) => sentence(&error, text),
+    }
+}
+
+/// A model's sizes can be counted and written again; an index names files of its own folder.
+fn huggingface(text: &str) {
+    match config::parse(text) {
+        Ok(shape) => {
+            assert!(shape.parameters() > 0);
+            let written = config::to_text(&shape).expect("what was read can be written");
+            assert_eq!(config::parse(&written), Ok(shape));
+        }
+        Err(error) => sentence(&error, text),
+    }
+    match import::parse_index(text) {
+        Ok(files) => assert!(files.iter().all(|file| !file.contains('/'))),
+        Err(error) => sentence(&error, text),
+    }
 }

@@ -11,6 +11,8 @@ use regatta_model::CpuSet;
 use regatta_place::binding::Launcher;
 
 use crate::commands::bench::BenchArgs;
+use crate::commands::checkpoint::CheckpointArgs;
+use crate::commands::generate::{self, GenerateArgs};
 use crate::commands::train::{self, TrainArgs};
 use crate::options::{EnvChoices, JobArgs, SourceArgs};
 
@@ -61,6 +63,12 @@ pub enum Command {
     /// Train a GPT or Llama model on one device or many, and watch it learn
     #[command(after_long_help = train::args::EXAMPLES)]
     Train(Box<TrainArgs>),
+    /// Write text with a trained model
+    #[command(after_long_help = generate::EXAMPLES)]
+    Generate(GenerateArgs),
+    /// Look at checkpoints and check them; import and export models of Hugging Face
+    #[command(after_long_help = CHECKPOINT_EXAMPLES)]
+    Checkpoint(CheckpointArgs),
     /// Run the ranks of this node for a `regatta launch` elsewhere; started by it
     #[command(hide = true)]
     Agent(AgentArgs),
@@ -116,6 +124,15 @@ Examples:
                                                 as any other command of ranks
   regatta bench send-recv --pairs               which link or node is slow?
   regatta bench compare old.txt new.json        nccl-tests' output beside a result of ours";
+
+const CHECKPOINT_EXAMPLES: &str = "\
+Examples:
+  regatta checkpoint show runs/shakespeare      the newest checkpoint of a run
+  regatta checkpoint show step-00001000 --json  this one, with all its tensors
+  regatta checkpoint verify runs/shakespeare    read it all and compare the checksums
+  regatta checkpoint import gpt2 --to start     a folder with config.json and model.safetensors
+  regatta checkpoint export runs/shakespeare --to model
+                                                a folder that transformers loads";
 
 /// `regatta map`.
 #[derive(Debug, Args)]

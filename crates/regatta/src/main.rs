@@ -25,6 +25,8 @@ fn main() -> ExitCode {
         Command::Launch(args) => commands::launch::run(&args),
         Command::Bench(args) => commands::bench::run(*args),
         Command::Train(args) => commands::train::run(&args),
+        Command::Generate(args) => commands::generate::run(&args),
+        Command::Checkpoint(args) => commands::checkpoint::run(&args),
         Command::Agent(args) => commands::agent::run(&args),
         Command::Completions(args) => commands::docs::completions(args.shell),
         Command::Man(args) => commands::docs::man(args.page.as_deref()),

@@ -11,6 +11,7 @@ pub mod data;
 pub mod device;
 pub mod generate;
 pub mod job;
+pub mod load;
 pub mod memory;
 pub mod metrics;
 pub mod model;

@@ -84,16 +84,16 @@ impl Shape {
             return Err(format!("model.{name} is 0"));
         }
         let (width, heads, kv) = (self.width, self.heads, self.kv_heads);
-        if width % heads != 0 {
+        if !width.is_multiple_of(heads) {
             let near = nearest_multiple(width, heads);
             return Err(format!(
                 "model.width {width} is not a multiple of model.heads {heads}: try {near}"
             ));
         }
-        if heads % kv != 0 {
+        if !heads.is_multiple_of(kv) {
             return Err(format!("model.heads {heads} is not a multiple of model.kv_heads {kv}"));
         }
-        if self.family == Family::Llama && self.head_width() % 2 != 0 {
+        if self.family == Family::Llama && !self.head_width().is_multiple_of(2) {
             return Err(format!(
                 "rotary positions turn pairs, and a head has {} numbers (model.width {width} / \
                  model.heads {heads})",

@@ -5,6 +5,7 @@
 
 mod numbers;
 
+use regatta_train::cpu::{Cpu, Precision};
 use regatta_train::device::Device;
 use regatta_train::model::Model;
 use regatta_train::optimizer::{AdamW, Sgd};
@@ -62,28 +63,41 @@ struct Within {
 }
 
 const EXACT: Within = Within { values: 1e-9, gradients: 1e-9, losses: 1e-7 };
+const SINGLE: Within = Within { values: 1e-5, gradients: 1e-4, losses: 1e-4 };
+
+fn plain() -> Box<dyn Device> {
+    Box::new(Reference)
+}
+
+fn fast() -> Box<dyn Device> {
+    Box::new(Cpu::new(2, Precision::F32))
+}
 
 #[test]
 fn of_gpt2() {
-    check(include_str!("golden/gpt2.json"), EXACT, || Box::new(Reference));
+    check(include_str!("golden/gpt2.json"), EXACT, plain);
+    check(include_str!("golden/gpt2.json"), SINGLE, fast);
 }
 
 #[test]
 fn of_gpt2_without_biases() {
-    check(include_str!("golden/gpt2-without-biases.json"), EXACT, || Box::new(Reference));
+    check(include_str!("golden/gpt2-without-biases.json"), EXACT, plain);
+    check(include_str!("golden/gpt2-without-biases.json"), SINGLE, fast);
 }
 
 #[test]
 fn of_llama() {
-    check(include_str!("golden/llama.json"), EXACT, || Box::new(Reference));
+    check(include_str!("golden/llama.json"), EXACT, plain);
+    check(include_str!("golden/llama.json"), SINGLE, fast);
 }
 
 #[test]
 fn of_an_mlp() {
-    check(include_str!("golden/mlp.json"), EXACT, || Box::new(Reference));
+    check(include_str!("golden/mlp.json"), EXACT, plain);
+    check(include_str!("golden/mlp.json"), SINGLE, fast);
 }
 
-fn check(text: &str, within: Within, device: impl Fn() -> Box<dyn Device>) {
+fn check(text: &str, within: Within, device: fn() -> Box<dyn Device>) {
     let golden: Golden = serde_json::from_str(text).unwrap();
     let mut engine = golden.engine(device());
     golden.check_logits(&engine, within);

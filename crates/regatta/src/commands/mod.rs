@@ -3,8 +3,10 @@
 pub mod agent;
 pub mod bench;
 pub mod check;
+pub mod checkpoint;
 pub mod docs;
 pub mod env;
+pub mod generate;
 pub mod launch;
 pub mod map;
 pub mod ranks;

@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 use super::disk::Disk;
 use super::error::CheckpointError;
 use super::folder::{self, MANIFEST, MANIFEST_SUM, Role};
-use super::manifest::{About, Manifest, Sidecar, to_text};
+use super::manifest::{About, Manifest, Sidecar};
 use super::shard::hex;
 
 /// A checkpoint that is complete.
@@ -38,7 +38,7 @@ pub(super) fn commit(
     let manifest = Manifest::gather(about, sidecars)
         .map_err(|why| CheckpointError::Manifest { path: path.clone(), why })?;
     clean(disk, &partial, &manifest)?;
-    let text = to_text(&manifest);
+    let text = manifest.to_text();
     let sum = format!("{}  {MANIFEST}\n", hex(&Sha256::digest(&text)));
     write_text(disk, &path, &text)?;
     write_text(disk, &partial.join(MANIFEST_SUM), &sum)?;

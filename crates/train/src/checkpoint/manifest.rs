@@ -117,6 +117,11 @@ impl Tensor {
 }
 
 impl Sidecar {
+    /// As it is written to a file.
+    pub fn to_text(&self) -> String {
+        to_text(self)
+    }
+
     /// Reads one.
     pub fn parse(text: &str) -> Result<Self, String> {
         let sidecar: Self = versioned(text)?;
@@ -129,6 +134,11 @@ impl Sidecar {
 }
 
 impl Manifest {
+    /// As it is written to a file.
+    pub fn to_text(&self) -> String {
+        to_text(self)
+    }
+
     /// Puts together what the ranks wrote, in the order of ranks. All of a rank's words are checked.
     pub fn gather(about: About, sidecars: Vec<Sidecar>) -> Result<Self, String> {
         let ranks = sidecars.len();
@@ -185,8 +195,7 @@ impl Manifest {
     }
 }
 
-/// As it is written to a file.
-pub(super) fn to_text<T: Serialize>(document: &T) -> String {
+fn to_text<T: Serialize>(document: &T) -> String {
     // These types have nothing that JSON cannot say: no maps but by name, no errors of their own.
     let mut text = serde_json::to_string_pretty(document).unwrap_or_default();
     text.push('\n');

@@ -12,7 +12,7 @@ use super::commit::{self, Committed};
 use super::disk::{Disk, System};
 use super::error::CheckpointError;
 use super::folder::{self, LOCK, Role};
-use super::manifest::{About, Sidecar, VERSION, to_text};
+use super::manifest::{About, Sidecar, VERSION};
 use super::piece::Piece;
 use super::shard::{self, Layout};
 
@@ -247,7 +247,7 @@ impl Task {
         let (step, rank, ranks) = (self.step, self.rank, self.ranks);
         let sidecar = Sidecar { version: VERSION, step, rank, ranks, bytes, pieces };
         // Its being there says that the numbers are.
-        commit::write_text(disk, &folder.join(folder::sidecar(rank)), &to_text(&sidecar))?;
+        commit::write_text(disk, &folder.join(folder::sidecar(rank)), &sidecar.to_text())?;
         disk.sync_folder(&folder).map_err(CheckpointError::io("sync", &folder))
     }
 }

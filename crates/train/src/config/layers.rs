@@ -14,7 +14,7 @@ use super::{Config, ConfigError, KEYS, Key, Place, Preset, presets};
 const PRESET: &str = "preset";
 
 /// Who set a key; later ones over earlier ones.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origin {
     /// Nobody.
     Default,

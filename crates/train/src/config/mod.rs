@@ -14,7 +14,7 @@ mod presets;
 mod text;
 mod value;
 
-pub use declare::{Key, Limit};
+pub use declare::Key;
 pub use error::{ConfigError, Place};
 pub use layers::{Origin, Resolved};
 pub use load::{First, load, resolve};

@@ -69,6 +69,7 @@ fn a_wrong_value_is_answered_with_what_is_expected() {
         ("rate=inf", "optimizer.rate is inf,"),
         ("rate=0", "optimizer.rate is 0,"),
         ("precision=fp8", "train.precision is fp8, and must be f32 or bf16"),
+        ("family=bert", "model.family is bert, and must be gpt2, llama or mlp"),
         ("recompute=yes", "train.recompute is yes, and must be true or false"),
         ("bias=perhaps", "model.bias is perhaps, and must be true, false or auto"),
         ("resume=", "checkpoint.resume is empty, and must be auto, never or a path"),

@@ -140,12 +140,20 @@ pub fn quoted(text: &str) -> String {
     all + "\""
 }
 
+/// `a, b or c`.
+fn either(names: &[&str]) -> String {
+    match names {
+        [before @ .., last] if !before.is_empty() => format!("{} or {last}", before.join(", ")),
+        few => few.concat(),
+    }
+}
+
 /// One of a few names.
 macro_rules! names {
     ($Type:ty: $($variant:ident = $name:literal),+) => {
         impl Value for $Type {
             fn kind() -> String {
-                [$($name),+].join(" or ")
+                either(&[$($name),+])
             }
             fn read(word: &Word<'_>) -> Option<Self> {
                 match word.as_text()? {

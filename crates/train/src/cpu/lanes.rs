@@ -202,3 +202,75 @@ fn round(number: f32) -> u16 {
     let rounded = bits.wrapping_add(0x7fff + odd) >> 16;
     (if number.is_nan() { (bits >> 16) | 0x40 } else { rounded }) as u16
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::level::{Level, kernel};
+
+    kernel! {
+        fn turn<V>(rows: [[f32; WIDTH]; WIDTH]) -> [[f32; WIDTH]; WIDTH] {
+            V::transposed(rows.map(V::of)).map(V::array)
+        }
+    }
+
+    kernel! {
+        fn reduce<V>(numbers: [f32; WIDTH]) -> [f32; 2] {
+            [V::of(numbers).sum(), V::of(numbers).largest()]
+        }
+    }
+
+    kernel! {
+        fn halve<V>(numbers: [f32; WIDTH]) -> [u16; WIDTH] {
+            let mut halves = [0; WIDTH];
+            // SAFETY: there is room for sixteen.
+            unsafe { V::of(numbers).store_half(halves.as_mut_ptr()) };
+            halves
+        }
+    }
+
+    #[test]
+    fn rows_become_columns() {
+        let rows: [[f32; WIDTH]; WIDTH] =
+            std::array::from_fn(|row| std::array::from_fn(|column| (100 * row + column) as f32));
+        for level in Level::all() {
+            let turned = turn(level, rows);
+            let right = |row: usize, column: usize| turned[column][row] == rows[row][column];
+            assert!((0..WIDTH).all(|row| (0..WIDTH).all(|column| right(row, column))), "{level:?}");
+        }
+    }
+
+    #[test]
+    fn sums_and_maxima_are_of_all_lanes() {
+        let numbers = std::array::from_fn(|at| ((at * 7) % 16) as f32 - 3.0);
+        for level in Level::all() {
+            assert_eq!(reduce(level, numbers), [120.0 - 48.0, 12.0], "{level:?}");
+        }
+    }
+
+    #[test]
+    fn brain_floats_are_rounded_as_they_should() {
+        let bits: [u32; WIDTH] = [
+            0,
+            0x8000_0000,
+            0x3f80_0000,
+            0x3f80_8000,
+            0x3f81_8000,
+            0x3f80_7fff,
+            0x3f80_8001,
+            0x7f7f_ffff,
+            0x7f80_0000,
+            0xff80_0000,
+            0x7fc0_0000,
+            0x7fff_ffff,
+            0xffff_ffff,
+            0x7f80_0001,
+            1,
+            0x4049_0fdb,
+        ];
+        let expected = bits.map(|bits| half::bf16::from_f32(f32::from_bits(bits)).to_bits());
+        for level in Level::all() {
+            assert_eq!(halve(level, bits.map(f32::from_bits)), expected, "{level:?}");
+        }
+    }
+}

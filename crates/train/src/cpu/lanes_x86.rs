@@ -89,6 +89,47 @@ impl Lanes for Avx512 {
             Self(_mm512_castsi512_ps(sum))
         }
     }
+
+    #[inline(always)]
+    fn transposed(rows: [Self; WIDTH]) -> [Self; WIDTH] {
+        // SAFETY: only kernels for AVX-512 have these lanes.
+        unsafe { transposed(rows) }
+    }
+}
+
+/// Turns pairs of rows, then fours, then the quarters of registers, each step twice as far apart.
+#[inline(always)]
+unsafe fn transposed(rows: [Avx512; WIDTH]) -> [Avx512; WIDTH] {
+    let zero = Avx512::splat(0.0);
+    let [mut pairs, mut fours, mut eights, mut all] = [[zero; WIDTH]; 4];
+    // SAFETY: the caller has AVX-512.
+    unsafe {
+        for at in (0..WIDTH).step_by(2) {
+            pairs[at].0 = _mm512_unpacklo_ps(rows[at].0, rows[at + 1].0);
+            pairs[at + 1].0 = _mm512_unpackhi_ps(rows[at].0, rows[at + 1].0);
+        }
+        for at in (0..WIDTH).step_by(4) {
+            for odd in 0..2 {
+                let (a, b) = (pairs[at + odd].0, pairs[at + odd + 2].0);
+                fours[at + 2 * odd].0 = _mm512_shuffle_ps::<0x44>(a, b);
+                fours[at + 2 * odd + 1].0 = _mm512_shuffle_ps::<0xee>(a, b);
+            }
+        }
+        // Now number `n` of a four is columns n, n + 4, n + 8 and n + 12 of its four rows.
+        for at in (0..WIDTH).step_by(8) {
+            for n in 0..4 {
+                let (a, b) = (fours[at + n].0, fours[at + n + 4].0);
+                eights[at + n].0 = _mm512_shuffle_f32x4::<0x88>(a, b);
+                eights[at + n + 4].0 = _mm512_shuffle_f32x4::<0xdd>(a, b);
+            }
+        }
+        for n in 0..8 {
+            let (a, b) = (eights[n].0, eights[n + 8].0);
+            all[n].0 = _mm512_shuffle_f32x4::<0x88>(a, b);
+            all[n + 8].0 = _mm512_shuffle_f32x4::<0xdd>(a, b);
+        }
+    }
+    all
 }
 
 /// An operation of AVX2 on both registers.

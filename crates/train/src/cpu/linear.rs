@@ -4,6 +4,7 @@ use super::Cpu;
 use super::lanes::WIDTH;
 use super::level::kernel;
 use super::numbers::{Apart, Source, Target, get, put};
+use super::packed::Start;
 use super::product::{Operand, Sizes};
 use crate::device::Linear;
 use crate::memory::{View, ViewMut};
@@ -18,16 +19,13 @@ impl Cpu {
         x: View<'_>,
         weight: View<'_>,
         bias: Option<View<'_>>,
-        mut y: ViewMut<'_>,
+        y: ViewMut<'_>,
     ) {
         let Linear { rows, inputs, outputs } = of;
-        assert_eq!(y.len(), rows * outputs, "rows of another width");
-        if let Some(bias) = bias {
-            self.fill_rows(bias.host(), y.again());
-        }
         let sizes = Sizes { m: rows, n: outputs, k: inputs };
         let (x, weight) = (Operand::rows(x, inputs), Operand::columns(weight, inputs));
-        self.product(sizes, x, weight, y, bias.is_some());
+        let start = bias.map_or(Start::Zero, |bias| Start::Row(bias.host()));
+        self.product(sizes, x, weight, y, start);
     }
 
     pub(super) fn linear_backward_input(
@@ -41,7 +39,7 @@ impl Cpu {
         let Linear { rows, inputs, outputs } = of;
         let sizes = Sizes { m: rows, n: inputs, k: outputs };
         let (dy, weight) = (Operand::rows(dy, outputs), Operand::rows(weight, inputs));
-        self.product(sizes, dy, weight, dx, add);
+        self.product(sizes, dy, weight, dx, if add { Start::Add } else { Start::Zero });
     }
 
     pub(super) fn linear_backward_weight(
@@ -58,11 +56,11 @@ impl Cpu {
         }
         let sizes = Sizes { m: outputs, n: inputs, k: rows };
         let (dy, x) = (Operand::columns(dy, outputs), Operand::rows(x, inputs));
-        self.product(sizes, dy, x, dweight, true);
+        self.product(sizes, dy, x, dweight, Start::Add);
     }
 
     /// Every row of `y` becomes the same.
-    fn fill_rows(&self, row: &[f32], y: ViewMut<'_>) {
+    pub(super) fn fill_rows(&self, row: &[f32], y: ViewMut<'_>) {
         let width = row.len();
         let rows = super::elementwise::rows(y.len(), width);
         let y = Apart::new(y);

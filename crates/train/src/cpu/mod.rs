@@ -17,11 +17,13 @@ mod linear;
 mod math;
 mod norm;
 mod numbers;
+mod packed;
 mod pool;
 mod product;
 mod rope;
 mod scratch;
 mod step;
+mod tile;
 
 use serde::{Deserialize, Serialize};
 

@@ -4,8 +4,10 @@ use super::Cpu;
 use super::elementwise::copy;
 use super::lanes::WIDTH;
 use super::numbers::{Apart, Source};
+use super::packed::{self, Start};
 use super::pool::cut;
 use super::scratch::Scratch;
+use super::tile::Matrix;
 use super::{Precision, round};
 use crate::memory::{Format, View, ViewMut};
 
@@ -34,6 +36,15 @@ impl<'a> Operand<'a> {
         Self { view, row_stride: 1, column_stride: width }
     }
 
+    /// The same for kernels.
+    ///
+    /// # Panics
+    /// If it is not in single precision.
+    fn matrix(&self) -> Matrix {
+        let start = self.view.host::<f32>().as_ptr();
+        Matrix { start, row: self.row_stride, column: self.column_stride }
+    }
+
     /// How many numbers such a matrix spans.
     fn span(&self, rows: usize, columns: usize) -> usize {
         (rows - 1) * self.row_stride + (columns - 1) * self.column_stride + 1
@@ -52,23 +63,28 @@ pub struct Sizes {
 }
 
 impl Cpu {
-    /// `c = a b`, or added to what is there; `c` lies row by row.
+    /// `c = start + a b`; `c` lies row by row.
     pub(super) fn product(
         &self,
         sizes: Sizes,
         a: Operand<'_>,
         b: Operand<'_>,
         mut c: ViewMut<'_>,
-        add: bool,
+        start: Start<'_>,
     ) {
         let Sizes { m, n, k } = sizes;
         assert_eq!(c.len(), m * n, "a product of another size");
         if m * n == 0 {
             return;
         }
+        if let Start::Row(row) = start {
+            assert_eq!(row.len(), n, "a row of another width");
+        }
         if k == 0 {
-            if !add {
-                self.clear_numbers(c);
+            match start {
+                Start::Zero => self.clear_numbers(c),
+                Start::Add => {}
+                Start::Row(row) => self.fill_rows(row, c),
             }
             return;
         }
@@ -77,13 +93,13 @@ impl Cpu {
         let a = Operand { view: scratch_a.as_ref().map_or(a.view, |s| View::of(&s[..])), ..a };
         let b = Operand { view: scratch_b.as_ref().map_or(b.view, |s| View::of(&s[..])), ..b };
         if c.format() == Format::F32 {
-            return self.multiply(sizes, a, b, c.host(), add);
+            return self.multiply(sizes, a, b, c.host(), start);
         }
         let mut sums = self.scratch(m * n);
-        if add {
+        if let Start::Add = start {
             self.copy_numbers(c.view(), ViewMut::of(&mut sums[..]));
         }
-        self.multiply(sizes, a, b, &mut sums, add);
+        self.multiply(sizes, a, b, &mut sums, start);
         self.copy_numbers(View::of(&sums[..]), c.again());
     }
 
@@ -106,8 +122,27 @@ impl Cpu {
         Some(scratch)
     }
 
-    /// In single precision. The longer side of the result is cut between the threads.
-    fn multiply(&self, sizes: Sizes, a: Operand<'_>, b: Operand<'_>, c: &mut [f32], add: bool) {
+    /// In single precision, by whatever is faster.
+    fn multiply(
+        &self,
+        sizes: Sizes,
+        a: Operand<'_>,
+        b: Operand<'_>,
+        c: &mut [f32],
+        start: Start<'_>,
+    ) {
+        if packed::pays(self.level, sizes) {
+            // SAFETY: it was seen that both matrices are as large as said.
+            return unsafe { self.multiply_packed(sizes, a.matrix(), b.matrix(), c, start) };
+        }
+        if let Start::Row(row) = start {
+            self.fill_rows(row, ViewMut::of(c));
+        }
+        self.multiply_cut(sizes, a, b, c, !matches!(start, Start::Zero));
+    }
+
+    /// The longer side of the result is cut between the threads.
+    fn multiply_cut(&self, sizes: Sizes, a: Operand<'_>, b: Operand<'_>, c: &mut [f32], add: bool) {
         let Sizes { m, n, k } = sizes;
         let (a_numbers, b_numbers) = (a.view.host::<f32>(), b.view.host::<f32>());
         let c = Apart::new(c);

@@ -8,6 +8,7 @@ use std::process::Command;
 
 use sha2::{Digest, Sha256};
 
+use super::beside;
 use super::error::{DataError, Result};
 use super::source::Places;
 use super::tokenizer::hex;
@@ -31,7 +32,7 @@ pub const NAMED: [Named; 1] = [Named {
 }];
 
 /// Brings a file from an address, or says why not.
-pub type Download = dyn Fn(&str, &Path) -> std::result::Result<(), String>;
+pub type Download<'a> = dyn Fn(&str, &Path) -> std::result::Result<(), String> + 'a;
 
 /// The file of a set, fetched if need be.
 pub fn find(named: &Named, places: &Places, download: &Download) -> Result<PathBuf> {
@@ -44,7 +45,7 @@ pub fn find(named: &Named, places: &Places, download: &Download) -> Result<PathB
     std::fs::create_dir_all(cache).map_err(DataError::io("make", cache))?;
     let path = cache.join(&file);
     // Several ranks may fetch at once: each to a file of its own, and the last one's stays.
-    let part = Part(path.with_added_extension(format!("part-{}", std::process::id())));
+    let part = Part(beside(&path, "part"));
     download(named.address, &part.0).map_err(|reason| DataError::Fetch {
         name: named.name.to_owned(),
         address: named.address.to_owned(),

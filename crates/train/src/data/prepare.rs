@@ -8,9 +8,9 @@ use serde::{Deserialize, Serialize};
 
 use super::error::{DataError, Result};
 use super::pieces::{self, Part};
-use super::token_file::TokenWriter;
+use super::token_file::{self, TokenWriter};
 use super::tokenizer::Tokenizer;
-use super::{fetch, token_file};
+use super::{beside, fetch};
 
 /// The tokens to learn from.
 pub const TRAIN: &str = "train.tokens";
@@ -111,7 +111,7 @@ pub fn prepare(plan: &Plan, progress: &mut dyn FnMut(Progress)) -> Result<About>
     let json = document::to_json(&about).map_err(std::io::Error::other);
     let written = json.and_then(|json| std::fs::write(at(ABOUT), json));
     written.map_err(DataError::io("write", &at(ABOUT)))?;
-    part.take_place_of(&plan.folder)?;
+    part.take_place_of(&plan.folder, plan.replace)?;
     Ok(about)
 }
 
@@ -217,11 +217,11 @@ impl NewFolder {
     }
 
     /// Gives it its name. An old one steps aside first, and goes away when the new one is there.
-    fn take_place_of(self, folder: &Path) -> Result<()> {
+    fn take_place_of(self, folder: &Path, replace: bool) -> Result<()> {
         let old = beside(folder, "old");
         let is_there = std::fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some());
         if is_there {
-            may_make(folder, true)?;
+            may_make(folder, replace)?;
             std::fs::rename(folder, &old).map_err(DataError::io("replace", folder))?;
         }
         std::fs::rename(&self.path, folder).map_err(DataError::io("name", folder))?;
@@ -240,8 +240,5 @@ impl Drop for NewFolder {
     }
 }
 
-/// `folder.word-PID`, also if the folder's name ends in a slash.
-fn beside(folder: &Path, word: &str) -> PathBuf {
-    let plain: PathBuf = folder.components().collect();
-    plain.with_added_extension(format!("{word}-{}", std::process::id()))
-}
+#[cfg(test)]
+mod tests;

@@ -291,3 +291,6 @@ impl Tokens {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -146,3 +146,6 @@ impl TokenFile {
 fn length(file: &File, path: &Path) -> Result<u64> {
     Ok(file.metadata().map_err(DataError::io("look at", path))?.len())
 }
+
+#[cfg(test)]
+mod tests;

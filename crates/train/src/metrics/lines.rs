@@ -7,6 +7,8 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use super::{Event, number};
+
 /// A file that is only added to. What could not be written whole is not there: the next piece goes
 /// over it.
 #[derive(Debug)]
@@ -49,12 +51,38 @@ impl JsonLines {
         Ok(Self(Growing::new(file, end)))
     }
 
+    /// What a file tells of the steps up to `done`: steps and validations. Lines that say neither
+    /// are skipped.
+    pub fn read(path: &Path, done: u64) -> io::Result<Vec<Event>> {
+        let text = std::fs::read(path)?;
+        let lines = text[..kept(&text, done)].split(|byte| *byte == b'\n');
+        Ok(lines.filter_map(event).collect())
+    }
+
     /// Adds a line.
     pub fn write<T: Serialize>(&mut self, line: &T) -> io::Result<()> {
         let mut text = serde_json::to_vec(line)?;
         text.push(b'\n');
         self.0.add(&text)
     }
+}
+
+/// A line of a validation, beside those of steps.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Validated {
+    pub step: u64,
+    #[serde(with = "number")]
+    pub validation_loss: f64,
+    pub time: f64,
+}
+
+/// What a line says.
+fn event(line: &[u8]) -> Option<Event> {
+    let step = serde_json::from_slice(line).map(|step| Event::Step(Box::new(step)));
+    step.ok().or_else(|| {
+        let Validated { step, validation_loss: loss, .. } = serde_json::from_slice(line).ok()?;
+        Some(Event::Validation { step, loss })
+    })
 }
 
 /// How many bytes of a file are of steps up to `done`.

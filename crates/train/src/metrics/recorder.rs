@@ -3,8 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use serde::Serialize;
-
+use super::lines::Validated;
 use super::{Event, JsonLines, METRICS_FILE, StepMetrics, TENSORBOARD_FOLDER, TensorBoard};
 
 /// The files that events go to.
@@ -15,14 +14,6 @@ pub struct Recorder {
     folder: PathBuf,
     /// Whether somebody knows that something is missing.
     complained: bool,
-}
-
-/// A line of a validation, beside those of steps.
-#[derive(Serialize)]
-struct Validated {
-    step: u64,
-    validation_loss: f64,
-    time: f64,
 }
 
 impl Recorder {
@@ -121,12 +112,19 @@ mod tests {
         let (mut second, warning) = Recorder::open(&folder, true, 3, "here", 1e9);
         assert_eq!(warning, None);
         (4..=6).for_each(|n| assert_eq!(second.record(&step(n), 1e9), None));
+        let validation = Event::Validation { step: 6, loss: f64::NAN };
+        assert_eq!(second.record(&validation, 1e9), None);
+        let last = JsonLines::read(&folder.join(METRICS_FILE), 9).unwrap().pop();
+        assert!(matches!(last, Some(Event::Validation { step: 6, loss }) if loss.is_nan()));
         let text = std::fs::read_to_string(folder.join(METRICS_FILE)).unwrap();
+        let before = JsonLines::read(&folder.join(METRICS_FILE), 2).unwrap();
         let boards = std::fs::read_dir(folder.join(TENSORBOARD_FOLDER)).unwrap().count();
         std::fs::remove_dir_all(&folder).unwrap();
         let line = |line| serde_json::from_str::<StepMetrics>(line).unwrap().step;
-        assert_eq!(text.lines().map(line).collect::<Vec<_>>(), [1, 2, 3, 4, 5, 6]);
+        let steps = text.lines().filter(|line| !line.contains("validation"));
+        assert_eq!(steps.map(line).collect::<Vec<_>>(), [1, 2, 3, 4, 5, 6]);
         assert_eq!(boards, 2);
+        assert_eq!(before, [step(1), step(2)]);
     }
 
     #[test]

@@ -5,8 +5,9 @@ use std::fmt::Debug;
 use regatta_train::device::Device;
 use regatta_train::memory::Tensor;
 use regatta_train::random;
+use regatta_train::reference::Reference;
 
-use crate::numbers::{fetch, tensor};
+use crate::numbers::{fetch, short, tensor};
 
 /// Numbers in, numbers out, and gradients back.
 pub trait Operation: Debug {
@@ -85,5 +86,31 @@ pub fn by_differences(device: &dyn Device, operation: &dyn Operation, seed: u64)
                 "{operation:?}: gradient {at} of input {which} is {found}, the slope {expected}"
             );
         }
+    }
+}
+
+/// What comes out and the gradients are those of the plain device, within a share of the greatest.
+pub fn as_reference(device: &dyn Device, operation: &dyn Operation, seed: u64, within: f64) {
+    let mut inputs = inputs(operation, seed);
+    inputs.iter_mut().flatten().for_each(|x| *x = short(*x));
+    let expected = operation.forward(&Reference, &inputs);
+    let mut dy = some(expected.len(), seed ^ 1);
+    dy.iter_mut().for_each(|dy| *dy = short(*dy));
+    let found = operation.forward(device, &inputs);
+    near(&found, &expected, within, &format!("{operation:?}: what comes out"));
+    let gradients = operation.backward(device, &inputs, &dy);
+    let all = gradients.iter().zip(operation.backward(&Reference, &inputs, &dy));
+    for (which, (found, expected)) in all.enumerate() {
+        near(found, &expected, within, &format!("{operation:?}: the gradient of input {which}"));
+    }
+}
+
+/// Each number is the other's within a share of the greatest, or of 1. What is no number is not near.
+pub fn near(found: &[f64], expected: &[f64], within: f64, what: &str) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    let most = expected.iter().fold(1.0, |most: f64, x| most.max(x.abs()));
+    for (at, (found, expected)) in found.iter().zip(expected).enumerate() {
+        let close = (found - expected).abs() <= within * most;
+        assert!(close, "{what}: number {at} is {found}, not {expected}");
     }
 }

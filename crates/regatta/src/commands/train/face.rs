@@ -4,7 +4,7 @@ use anstyle::{AnsiColor, Style};
 use regatta_train::metrics::{About, Ended, StepMetrics, Summary};
 
 use super::curve::{self, Curve, MARK};
-use super::figures::{duration, loss, short, si, with_unit};
+use super::figures::{duration, loss, parameters, short, si, with_unit};
 use super::watch::Watch;
 use crate::cli::{FAINT, GOOD, HEADING, WARNING};
 use crate::draw::text::{cut, one_column, plural, printable, wrap};
@@ -86,7 +86,7 @@ fn header(about: &About, width: usize) -> Vec<String> {
         hosts => format!("{} on {hosts} hosts", plural(about.ranks, "rank")),
     };
     let parts = [
-        format!("{} with {} parameters", name(&about.model), si(about.parameters as f64)),
+        format!("{} with {} parameters", name(&about.model), parameters(about.parameters as f64)),
         format!("{ranks}, {} each", plural(about.threads, "thread")),
         format!("{} ({})", name(&about.precision), name(&about.kernels)),
         format!("{}, {} tokens", name(&about.data), si(about.data_tokens as f64)),
@@ -152,7 +152,9 @@ fn times(watch: &Watch, width: usize) -> Vec<String> {
         drawn = end.max(drawn);
         let percent = seconds / sum * 100.0;
         if percent >= 0.5 {
-            legend.push(format!("{pattern} {part} {percent:.0}%"));
+            // What nothing hides: the rest of it costs no time.
+            let exposed = if *part == "communication" { "exposed " } else { "" };
+            legend.push(format!("{pattern} {exposed}{part} {percent:.0}%"));
         }
     }
     let mut lines = vec![bar];

@@ -22,6 +22,11 @@ pub fn si(number: f64) -> String {
     format!("{rest:.decimals$}{}", PREFIXES[prefix])
 }
 
+/// Parameters, of which a thousand million are a billion: `8.03 B`.
+pub fn parameters(number: f64) -> String {
+    si(number).replace('G', "B")
+}
+
 /// `38.2 GFLOP/s`: the prefix stands at the unit.
 pub fn with_unit(number: f64, unit: &str) -> String {
     let text = si(number);
@@ -83,6 +88,7 @@ mod tests {
         for (number, text) in cases {
             assert_eq!(si(number), text);
         }
+        assert_eq!(parameters(8_030_261_248.0), "8.03 B");
         assert_eq!(with_unit(38.24e9, "FLOP/s"), "38.2 GFLOP/s");
         assert_eq!(with_unit(12.0, "FLOP/s"), "12 FLOP/s");
         assert_eq!(loss(f64::NAN), "not a number");

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use regatta_train::config::{PRESETS, Resolved, keys_text};
 
-use super::figures::si;
+use super::figures;
 use crate::cli::{FAINT, HEADING};
 use crate::{output, table};
 
@@ -31,7 +31,7 @@ pub fn presets() -> Result<ExitCode> {
     for preset in PRESETS {
         let (parameters, certain) = preset.parameters()?;
         let about = if certain { "" } else { "~" };
-        let parameters = format!("{about}{}", si(parameters as f64));
+        let parameters = format!("{about}{}", figures::parameters(parameters as f64));
         rows.push(vec![preset.name.to_owned(), parameters, preset.about()]);
     }
     let mut text = table::table(&["preset", "parameters", "what it is"], &rows).join("\n") + "\n";

@@ -53,20 +53,27 @@ pub fn terminal_size() -> Size {
 pub struct Screen<W: Write> {
     form: Form,
     out: W,
-    size: Box<dyn FnMut() -> Size>,
+    size: Box<dyn FnMut() -> Size + Send>,
     watch: Watch,
     /// How wide each line is that is on the terminal now.
     drawn: Vec<usize>,
     drawn_at: f64,
     /// A validation that no line of the log had yet.
     untold: Option<f64>,
+    /// What the model wrote, to be read below the display when that is done.
+    samples: String,
 }
 
 impl<W: Write> Screen<W> {
     /// Shows nothing yet.
-    pub fn new(form: Form, out: W, size: Box<dyn FnMut() -> Size>) -> Self {
-        let (watch, drawn, untold) = (Watch::default(), Vec::new(), None);
-        Self { form, out, size, watch, drawn, drawn_at: f64::NEG_INFINITY, untold }
+    pub fn new(form: Form, out: W, size: Box<dyn FnMut() -> Size + Send>) -> Self {
+        let (watch, drawn, drawn_at) = (Watch::default(), Vec::new(), f64::NEG_INFINITY);
+        Self { form, out, size, watch, drawn, drawn_at, untold: None, samples: String::new() }
+    }
+
+    /// Takes what happened before a restart, for the curve.
+    pub fn recall(&mut self, before: &[Event]) {
+        self.watch.recall(before);
     }
 
     /// Shows what happened.
@@ -130,9 +137,11 @@ impl<W: Write> Screen<W> {
                 // The last display stays, and what is said of it comes below.
                 self.draw(now);
                 self.drawn.clear();
-                self.say(&aside(event));
+                let below = std::mem::take(&mut self.samples) + &aside(event);
+                self.say(&below);
             }
-            Event::Note(_) | Event::Sample(_) => {
+            Event::Sample(_) => self.samples.push_str(&aside(event)),
+            Event::Note(_) => {
                 self.make_way();
                 self.say(&aside(event));
                 self.draw(now);

@@ -82,6 +82,17 @@ impl Watch {
         }
     }
 
+    /// Takes what happened before a restart: it belongs to the curve, not to the pace.
+    pub fn recall(&mut self, before: &[Event]) {
+        for event in before {
+            match event {
+                Event::Step(step) => self.training.add(step.step, step.loss),
+                Event::Validation { step, loss } => self.validated(*step, *loss),
+                _ => {}
+            }
+        }
+    }
+
     fn step(&mut self, step: &StepMetrics, now: f64) {
         self.training.add(step.step, step.loss);
         if let Some(loss) = step.validation_loss {
@@ -157,6 +168,15 @@ mod tests {
         assert!((1000..MOST_POINTS).contains(&points.len()), "{}", points.len());
         assert!(points.iter().all(|(step, loss)| step == loss));
         assert!(points.windows(2).all(|pair| pair[0].0 < pair[1].0));
+    }
+
+    #[test]
+    fn what_was_before_a_restart_is_in_the_curve_only() {
+        let mut watch = Watch::default();
+        let step = StepMetrics { step: 1, loss: 4.0, ..Default::default() };
+        watch.recall(&[Event::Step(Box::new(step)), Event::Validation { step: 1, loss: 3.0 }]);
+        assert_eq!((watch.training.points(), watch.validation), (&[(1.0, 4.0)][..], Some(3.0)));
+        assert_eq!((watch.done(), watch.left(0.0)), (0, None));
     }
 
     #[test]

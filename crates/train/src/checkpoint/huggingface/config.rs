@@ -7,7 +7,7 @@ use crate::shape::{Family, Shape};
 /// No size is larger: so all products of sizes can be counted.
 const LARGEST: u64 = 1 << 24;
 /// No model has more layers.
-const MOST_LAYERS: u64 = 1 << 16;
+const MOST_LAYERS: u64 = 1 << 12;
 
 /// Reads a model's sizes. Anything that our models would do otherwise is refused by its key.
 pub fn parse(text: &str) -> Result<Shape, String> {

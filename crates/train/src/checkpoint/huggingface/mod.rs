@@ -1,7 +1,7 @@
 //! Models of Hugging Face: GPT-2 and Llama, as `transformers` writes and reads them.
 //!
 //! Read [`names`] for what our tensors are called there, and [`config`] for what a `config.json`
-//! says; [`import`] and [`export`] only move numbers.
+//! says; [`import()`] and [`export()`] only move numbers.
 
 pub mod config;
 mod error;

@@ -6,7 +6,7 @@ use super::super::lanes::WIDTH;
 use super::super::level::kernel;
 use super::super::math::exp;
 use super::super::numbers::{Apart, Source, get, put};
-use super::tile::{Matrix, MatrixMut, Tile, multiply, transpose};
+use super::super::tile::{Matrix, MatrixMut, Tile, multiply, transpose};
 use super::{Columns, Head, QUERIES, blocks, keys_seen, mask_of, padded_sequence, take};
 use crate::device::{Attention, AttentionSaved};
 use crate::memory::{View, ViewMut};

@@ -4,15 +4,14 @@
 mod backward;
 mod forward;
 mod one;
-mod tile;
 
 use std::ops::Range;
 
-use self::tile::{Matrix, MatrixMut, ROWS};
 use super::Cpu;
 use super::elementwise::copy;
 use super::lanes::WIDTH;
 use super::numbers::{Apart, Source, Target};
+use super::tile::{Matrix, MatrixMut, ROWS};
 use crate::device::Attention;
 use crate::random::Mask;
 

@@ -7,9 +7,10 @@
 use std::arch::asm;
 use std::sync::OnceLock;
 
-use super::finish::{COLUMNS, Goal, Sums, finish};
+use super::finish::{COLUMNS, Ending, Goal, Sums, finish};
 use super::kernel::Plan;
 use super::lines::{Line, WORDS};
+use super::operand::NumbersMut;
 use super::tile::{Run, Tile};
 
 /// Rows of a tile.
@@ -122,7 +123,7 @@ impl Drop for Configured {
     }
 }
 
-/// Where the four corners of a tile of sums come from and go to.
+/// Where the four corners of a tile come from and go to.
 struct Corners {
     /// Upper and lower sixteen rows of the left operand.
     left: [*const Line; 2],
@@ -132,28 +133,48 @@ struct Corners {
     right: [*const Line; 2],
     /// How often sixteen pairs there are.
     steps: usize,
+    /// Upper and lower sixteen rows of the result.
+    to: [*mut f32; 2],
+    /// Bytes from a row of it to the next.
+    to_row: usize,
 }
 
 impl Corners {
-    fn of(tile: &Tile) -> Self {
+    fn of(tile: &Tile, sums: &mut Sums, goal: &mut Goal<'_>) -> Self {
         // Without a second panel the first is taken twice: those sums are not used.
         let second = (tile.panels - 1) * tile.right_stride;
+        let (to, stride) =
+            straight(tile, goal).unwrap_or((sums.0.as_flattened_mut().as_mut_ptr(), COLUMNS));
         Self {
             left: [tile.left, tile.left.wrapping_add(TILE_ROWS)],
             left_step: tile.left_stride * ROW_BYTES,
             right: [tile.right, tile.right.wrapping_add(second)],
             steps: tile.pairs.div_ceil(WORDS),
+            to: [to, to.wrapping_add(TILE_ROWS * stride)],
+            to_row: stride * size_of::<f32>(),
         }
+    }
+}
+
+/// The result's own memory and stride, if the sums are all that goes there: for a whole tile.
+fn straight(tile: &Tile, goal: &mut Goal<'_>) -> Option<(*mut f32, usize)> {
+    let is_whole = tile.rows == 2 * TILE_ROWS && goal.columns == COLUMNS;
+    match (&mut goal.numbers, goal.ending) {
+        (NumbersMut::F32(c), Ending::Set) if is_whole => {
+            let last = (tile.rows - 1) * goal.stride + COLUMNS;
+            Some((c[..last].as_mut_ptr(), goal.stride))
+        }
+        _ => None,
     }
 }
 
 /// # Safety
 /// See [`Run`]; and this thread's tiles must be configured.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-pub unsafe fn run(tile: &Tile, sums: &mut Sums, goal: Goal<'_>) {
-    let Corners { left, left_step, right, steps } = Corners::of(tile);
-    // SAFETY: the caller vouches for configured tiles and for operands of that many steps; the
-    // sums have room for four tiles. Nothing but this uses the tiles.
+pub unsafe fn run(tile: &Tile, sums: &mut Sums, mut goal: Goal<'_>) {
+    let Corners { left, left_step, right, steps, to, to_row } = Corners::of(tile, sums, &mut goal);
+    // SAFETY: the caller vouches for configured tiles and for operands of that many steps; what
+    // is written has room for four tiles. Nothing but this uses the tiles.
     unsafe {
         asm!(
             "tilezero tmm0",
@@ -178,10 +199,10 @@ pub unsafe fn run(tile: &Tile, sums: &mut Sums, goal: Goal<'_>) {
             "dec {steps}",
             "jnz 2b",
             "3:",
-            "tilestored [{sums} + {sums_row}*1], tmm0",
-            "tilestored [{sums} + {sums_row}*1 + 64], tmm1",
-            "tilestored [{lower} + {sums_row}*1], tmm2",
-            "tilestored [{lower} + {sums_row}*1 + 64], tmm3",
+            "tilestored [{upper} + {to_row}*1], tmm0",
+            "tilestored [{upper} + {to_row}*1 + 64], tmm1",
+            "tilestored [{lower} + {to_row}*1], tmm2",
+            "tilestored [{lower} + {to_row}*1 + 64], tmm3",
             left_0 = inout(reg) left[0] => _,
             left_1 = inout(reg) left[1] => _,
             left_step = in(reg) left_step,
@@ -189,13 +210,15 @@ pub unsafe fn run(tile: &Tile, sums: &mut Sums, goal: Goal<'_>) {
             right_1 = inout(reg) right[1] => _,
             row = in(reg) ROW_BYTES,
             steps = inout(reg) steps => _,
-            sums = in(reg) sums.0.as_mut_ptr(),
-            lower = in(reg) sums.0[TILE_ROWS..].as_mut_ptr(),
-            sums_row = in(reg) COLUMNS * size_of::<f32>(),
+            upper = in(reg) to[0],
+            lower = in(reg) to[1],
+            to_row = in(reg) to_row,
             options(nostack),
         );
     }
-    finish(sums, tile.rows, goal);
+    if straight(tile, &mut goal).is_none() {
+        finish(sums, tile.rows, goal);
+    }
 }
 
 #[cfg(test)]

@@ -126,5 +126,5 @@ impl Kernel {
 
 fn plan<L: Lanes>(run: Run) -> Plan {
     let left_widens = L::LEFT_LINES - 1;
-    Plan { rows: L::ROWS, panels: L::PANELS, depth: 512, left_widens, run }
+    Plan { rows: L::ROWS, panels: L::PANELS, depth: 1024, left_widens, run }
 }

@@ -32,6 +32,13 @@ pub struct Source<'a> {
     k_stride: usize,
 }
 
+impl Source<'_> {
+    /// Whether a line is loaded from one lane, not across lanes.
+    fn is_line_a_lane(&self) -> bool {
+        self.k_stride == 1 || self.lane_stride != 1
+    }
+}
+
 /// How the lines are laid out.
 #[derive(Clone, Copy)]
 enum Layout {
@@ -46,10 +53,10 @@ pub trait Vector: Copy {
     /// # Safety
     /// Here and below: the processor must have the instructions, and the numbers must be there.
     ///
-    /// `count` numbers next to each other along `k`.
+    /// `count` numbers next to each other along `k`, then zeros.
     unsafe fn along(numbers: Numbers<'_>, at: usize, count: usize) -> Self;
-    /// `count` lanes next to each other, each with its even number and its odd one, if there is.
-    unsafe fn across(numbers: Numbers<'_>, even: usize, odd: Option<usize>, count: usize) -> Self;
+    /// Lanes next to each other: the even numbers of so many, and the odd ones of so many.
+    unsafe fn across(numbers: Numbers<'_>, at: [usize; 2], count: [usize; 2]) -> Self;
     /// From memory.
     unsafe fn of(line: Line) -> Self;
     /// Rows for columns.
@@ -138,13 +145,23 @@ fn dispatch(kernel: Kernel, source: &Source<'_>, layout: Layout, out: &mut [Line
         Kernel::Amx | Kernel::Avx512Bf16 => {
             use super::pack_avx512::{By, native};
             // SAFETY: whoever chose the kernel has made sure of its instructions.
-            unsafe { native(|| pack::<By<true>>(source, layout, out)) }
+            unsafe {
+                native(
+                    #[inline(always)]
+                    || pack::<By<true>>(source, layout, out),
+                )
+            }
         }
         #[cfg(target_arch = "x86_64")]
         Kernel::Avx512 => {
             use super::pack_avx512::{By, plain};
             // SAFETY: as above.
-            unsafe { plain(|| pack::<By<false>>(source, layout, out)) }
+            unsafe {
+                plain(
+                    #[inline(always)]
+                    || pack::<By<false>>(source, layout, out),
+                )
+            }
         }
         _ => fastest(
             #[inline(always)]
@@ -180,14 +197,14 @@ unsafe fn pack_block<V: Vector>(
     out: &mut [Line],
 ) {
     let lanes = (source.lanes - group * WORDS).min(WORDS);
-    let (to, count, line_a_lane_wanted) = match layout {
+    let (to, count, line_a_lane) = match layout {
         Layout::Left { stride } => (depth * stride + group * WORDS, lanes, true),
         Layout::Right { stride } => (group * stride + depth * WORDS, WORDS, false),
     };
     // SAFETY: as the caller says.
     unsafe {
-        let (mut block, line_a_lane) = load::<V>(source, group * WORDS, lanes, depth * DEPTH);
-        if line_a_lane != line_a_lane_wanted {
+        let mut block = load::<V>(source, group * WORDS, lanes, depth * DEPTH);
+        if source.is_line_a_lane() != line_a_lane {
             block = V::transposed(block);
         }
         for (line, to) in block.iter().zip(&mut out[to..to + count]) {
@@ -196,38 +213,29 @@ unsafe fn pack_block<V: Vector>(
     }
 }
 
-/// Sixteen lanes by sixteen pairs, and whether a line is one of a lane.
+/// Sixteen lanes by sixteen pairs, a line a lane or a line a pair as they lie in memory. All loops
+/// have sixteen turns, so that the block stays in registers; what is not there is not read.
 #[inline(always)]
-unsafe fn load<V: Vector>(
-    source: &Source<'_>,
-    lane: usize,
-    lanes: usize,
-    k: usize,
-) -> ([V; WORDS], bool) {
+unsafe fn load<V: Vector>(source: &Source<'_>, lane: usize, lanes: usize, k: usize) -> [V; WORDS] {
     let Source { numbers, first, lane_stride, k_stride, .. } = *source;
     let at = first + lane * lane_stride + k * k_stride;
     let depth = (source.k - k).min(DEPTH);
     // SAFETY: as the caller says; all places are inside, for the operand holds its last number.
     unsafe {
         let mut block = [V::of(Line::ZERO); WORDS];
-        if k_stride == 1 {
-            for (i, line) in block[..lanes].iter_mut().enumerate() {
-                *line = V::along(numbers, at + i * lane_stride, depth);
-            }
-            return (block, true);
-        }
-        if lane_stride == 1 {
-            for (i, line) in block[..depth.div_ceil(2)].iter_mut().enumerate() {
+        for (i, line) in block.iter_mut().enumerate() {
+            let count = if i < lanes { depth } else { 0 };
+            if k_stride == 1 {
+                *line = V::along(numbers, at + i * lane_stride, count);
+            } else if lane_stride == 1 {
                 let even = at + 2 * i * k_stride;
-                let odd = (2 * i + 1 < depth).then_some(even + k_stride);
-                *line = V::across(numbers, even, odd, lanes);
+                let count = [2 * i, 2 * i + 1].map(|k| if k < depth { lanes } else { 0 });
+                *line = V::across(numbers, [even, even + k_stride], count);
+            } else {
+                *line = V::of(gathered(numbers, at + i * lane_stride, k_stride, count));
             }
-            return (block, false);
         }
-        for (i, line) in block[..lanes].iter_mut().enumerate() {
-            *line = V::of(gathered(numbers, at + i * lane_stride, k_stride, depth));
-        }
-        (block, true)
+        block
     }
 }
 
@@ -248,18 +256,12 @@ impl Vector for Line {
     }
 
     #[inline(always)]
-    unsafe fn across(numbers: Numbers<'_>, even: usize, odd: Option<usize>, count: usize) -> Self {
+    unsafe fn across(numbers: Numbers<'_>, at: [usize; 2], count: [usize; 2]) -> Self {
         let mut line = Self::ZERO;
-        let words = &mut line.0[..count];
+        let halves = [0, 1].map(|i| at[i]..at[i] + count[i]);
         match numbers {
-            Numbers::F32(numbers) => {
-                interleave(words, &numbers[even..], odd.map(|at| &numbers[at..]), |n| rounded(*n))
-            }
-            Numbers::Bf16(numbers) => {
-                interleave(words, &numbers[even..], odd.map(|at| &numbers[at..]), |n: &bf16| {
-                    n.to_bits()
-                })
-            }
+            Numbers::F32(from) => interleave(&mut line, from, halves, |n| rounded(*n)),
+            Numbers::Bf16(from) => interleave(&mut line, from, halves, |n: &bf16| n.to_bits()),
         }
         line
     }
@@ -287,11 +289,10 @@ impl Vector for Line {
 }
 
 #[inline(always)]
-fn interleave<T>(words: &mut [u32], even: &[T], odd: Option<&[T]>, bits: impl Fn(&T) -> u16) {
-    for (word, even) in words.iter_mut().zip(even) {
-        *word = u32::from(bits(even));
-    }
-    for (word, odd) in words.iter_mut().zip(odd.unwrap_or_default()) {
-        *word |= u32::from(bits(odd)) << 16;
+fn interleave<T>(line: &mut Line, from: &[T], halves: [Range<usize>; 2], bits: impl Fn(&T) -> u16) {
+    for (shift, half) in [0, 16].into_iter().zip(halves) {
+        for (word, number) in line.0.iter_mut().zip(from.get(half).unwrap_or_default()) {
+            *word |= u32::from(bits(number)) << shift;
+        }
     }
 }

@@ -1,4 +1,5 @@
-//! Packing by vectors of sixteen words.
+//! Packing by vectors of sixteen words. All is inlined into [`native`] or [`plain`], which have
+//! the instructions.
 
 use std::arch::x86_64::*;
 use std::mem::transmute;
@@ -31,18 +32,22 @@ fn first(count: usize) -> u32 {
 }
 
 /// 32 numbers rounded: first those of `low`, then those of `high`.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-unsafe fn round_native(low: __m512, high: __m512) -> __m512i {
-    // SAFETY: the types differ in name only.
-    unsafe { transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low)) }
+#[inline(always)]
+unsafe fn round<const NATIVE: bool>(low: __m512, high: __m512) -> __m512i {
+    // SAFETY: the caller vouches for the instructions; the types differ in name only.
+    unsafe {
+        if NATIVE {
+            return transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low));
+        }
+        _mm512_inserti64x4::<1>(_mm512_castsi256_si512(round_plain(low)), round_plain(high))
+    }
 }
 
-/// The same by whole numbers, as [`super::convert::rounded`] does.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn round_plain(low: __m512, high: __m512) -> __m512i {
-    let half = |wide: __m512| {
+/// Sixteen by whole numbers, as [`super::convert::rounded`] does.
+#[inline(always)]
+unsafe fn round_plain(wide: __m512) -> __m256i {
+    // SAFETY: the caller vouches for the instructions.
+    unsafe {
         let bits = _mm512_castps_si512(wide);
         let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
         let up = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
@@ -51,20 +56,11 @@ unsafe fn round_plain(low: __m512, high: __m512) -> __m512i {
         let is_none = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(wide, wide);
         let bits = _mm512_mask_mov_epi32(even, is_none, none);
         _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(bits))
-    };
-    _mm512_inserti64x4::<1>(_mm512_castsi256_si512(half(low)), half(high))
-}
-
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn round<const NATIVE: bool>(low: __m512, high: __m512) -> __m512i {
-    // SAFETY: as the caller says.
-    unsafe { if NATIVE { round_native(low, high) } else { round_plain(low, high) } }
+    }
 }
 
 /// Puts the second sixteen halves of words between the first sixteen.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+#[inline(always)]
 unsafe fn interleaved(halves: __m512i) -> __m512i {
     const ORDER: [u16; 32] = {
         let mut order = [0; 32];
@@ -76,52 +72,48 @@ unsafe fn interleaved(halves: __m512i) -> __m512i {
         }
         order
     };
-    // SAFETY: it is as long as what is read.
-    let order = unsafe { _mm512_loadu_si512(ORDER.as_ptr().cast()) };
-    _mm512_permutexvar_epi16(order, halves)
+    // SAFETY: it is as long as what is read; the caller vouches for the instructions.
+    unsafe { _mm512_permutexvar_epi16(_mm512_loadu_si512(ORDER.as_ptr().cast()), halves) }
 }
 
 impl<const NATIVE: bool> Vector for By<NATIVE> {
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+    #[inline(always)]
     unsafe fn along(numbers: Numbers<'_>, at: usize, count: usize) -> Self {
         let mask = first(count);
         // SAFETY: the caller vouches for `count` numbers; masks leave the others alone.
         unsafe {
             match numbers {
                 Numbers::F32(numbers) => {
-                    let from = numbers.as_ptr().add(at);
+                    let from = numbers.as_ptr().wrapping_add(at);
                     let low = _mm512_maskz_loadu_ps(mask as u16, from);
                     let high =
                         _mm512_maskz_loadu_ps((mask >> WORDS) as u16, from.wrapping_add(WORDS));
                     Self(round::<NATIVE>(low, high))
                 }
                 Numbers::Bf16(numbers) => {
-                    Self(_mm512_maskz_loadu_epi16(mask, numbers.as_ptr().add(at).cast()))
+                    let from = numbers.as_ptr().wrapping_add(at);
+                    Self(_mm512_maskz_loadu_epi16(mask, from.cast()))
                 }
             }
         }
     }
 
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    unsafe fn across(numbers: Numbers<'_>, even: usize, odd: Option<usize>, count: usize) -> Self {
-        let mask = first(count) as u16;
-        // Without odd numbers, none are read.
-        let (odd, odd_mask) = odd.map_or((even, 0), |odd| (odd, mask));
-        // SAFETY: the caller vouches for `count` numbers at each; masks leave the others alone.
+    #[inline(always)]
+    unsafe fn across(numbers: Numbers<'_>, at: [usize; 2], count: [usize; 2]) -> Self {
+        let mask = [first(count[0]) as u16, first(count[1]) as u16];
+        // SAFETY: the caller vouches for as many numbers at each; masks leave the others alone.
         unsafe {
             let halves = match numbers {
                 Numbers::F32(numbers) => {
                     let from = numbers.as_ptr();
-                    let low = _mm512_maskz_loadu_ps(mask, from.add(even));
-                    let high = _mm512_maskz_loadu_ps(odd_mask, from.add(odd));
+                    let low = _mm512_maskz_loadu_ps(mask[0], from.wrapping_add(at[0]));
+                    let high = _mm512_maskz_loadu_ps(mask[1], from.wrapping_add(at[1]));
                     round::<NATIVE>(low, high)
                 }
                 Numbers::Bf16(numbers) => {
                     let from = numbers.as_ptr().cast::<i16>();
-                    let low = _mm256_maskz_loadu_epi16(mask, from.add(even));
-                    let high = _mm256_maskz_loadu_epi16(odd_mask, from.add(odd));
+                    let low = _mm256_maskz_loadu_epi16(mask[0], from.wrapping_add(at[0]));
+                    let high = _mm256_maskz_loadu_epi16(mask[1], from.wrapping_add(at[1]));
                     _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high)
                 }
             };
@@ -129,47 +121,47 @@ impl<const NATIVE: bool> Vector for By<NATIVE> {
         }
     }
 
-    #[inline]
-    #[target_feature(enable = "avx512f")]
+    #[inline(always)]
     unsafe fn of(line: Line) -> Self {
-        // SAFETY: a line is as long as a register.
-        Self(unsafe { _mm512_load_si512((&raw const line).cast()) })
+        // SAFETY: the types differ in name only.
+        Self(unsafe { transmute::<Line, __m512i>(line) })
     }
 
-    #[inline]
-    #[target_feature(enable = "avx512f")]
+    #[inline(always)]
     unsafe fn transposed(r: [Self; WORDS]) -> [Self; WORDS] {
-        let mut t = r;
-        for i in (0..WORDS).step_by(2) {
-            t[i].0 = _mm512_unpacklo_epi32(r[i].0, r[i + 1].0);
-            t[i + 1].0 = _mm512_unpackhi_epi32(r[i].0, r[i + 1].0);
+        // SAFETY: the caller vouches for the instructions.
+        unsafe {
+            let mut t = r;
+            for i in (0..WORDS).step_by(2) {
+                t[i].0 = _mm512_unpacklo_epi32(r[i].0, r[i + 1].0);
+                t[i + 1].0 = _mm512_unpackhi_epi32(r[i].0, r[i + 1].0);
+            }
+            // Four rows of column 4 l + c, for each quarter l, are in u[4 g + c].
+            let mut u = t;
+            for g in (0..WORDS).step_by(4) {
+                u[g].0 = _mm512_unpacklo_epi64(t[g].0, t[g + 2].0);
+                u[g + 1].0 = _mm512_unpackhi_epi64(t[g].0, t[g + 2].0);
+                u[g + 2].0 = _mm512_unpacklo_epi64(t[g + 1].0, t[g + 3].0);
+                u[g + 3].0 = _mm512_unpackhi_epi64(t[g + 1].0, t[g + 3].0);
+            }
+            let mut out = u;
+            for c in 0..4 {
+                let first = _mm512_shuffle_i32x4::<0x44>(u[c].0, u[4 + c].0);
+                let second = _mm512_shuffle_i32x4::<0xee>(u[c].0, u[4 + c].0);
+                let third = _mm512_shuffle_i32x4::<0x44>(u[8 + c].0, u[12 + c].0);
+                let fourth = _mm512_shuffle_i32x4::<0xee>(u[8 + c].0, u[12 + c].0);
+                out[c].0 = _mm512_shuffle_i32x4::<0x88>(first, third);
+                out[4 + c].0 = _mm512_shuffle_i32x4::<0xdd>(first, third);
+                out[8 + c].0 = _mm512_shuffle_i32x4::<0x88>(second, fourth);
+                out[12 + c].0 = _mm512_shuffle_i32x4::<0xdd>(second, fourth);
+            }
+            out
         }
-        // Four rows of column 4 l + c, for each quarter l, are in u[4 g + c].
-        let mut u = t;
-        for g in (0..WORDS).step_by(4) {
-            u[g].0 = _mm512_unpacklo_epi64(t[g].0, t[g + 2].0);
-            u[g + 1].0 = _mm512_unpackhi_epi64(t[g].0, t[g + 2].0);
-            u[g + 2].0 = _mm512_unpacklo_epi64(t[g + 1].0, t[g + 3].0);
-            u[g + 3].0 = _mm512_unpackhi_epi64(t[g + 1].0, t[g + 3].0);
-        }
-        let mut out = u;
-        for c in 0..4 {
-            let first = _mm512_shuffle_i32x4::<0x44>(u[c].0, u[4 + c].0);
-            let second = _mm512_shuffle_i32x4::<0xee>(u[c].0, u[4 + c].0);
-            let third = _mm512_shuffle_i32x4::<0x44>(u[8 + c].0, u[12 + c].0);
-            let fourth = _mm512_shuffle_i32x4::<0xee>(u[8 + c].0, u[12 + c].0);
-            out[c].0 = _mm512_shuffle_i32x4::<0x88>(first, third);
-            out[4 + c].0 = _mm512_shuffle_i32x4::<0xdd>(first, third);
-            out[8 + c].0 = _mm512_shuffle_i32x4::<0x88>(second, fourth);
-            out[12 + c].0 = _mm512_shuffle_i32x4::<0xdd>(second, fourth);
-        }
-        out
     }
 
-    #[inline]
-    #[target_feature(enable = "avx512f")]
+    #[inline(always)]
     unsafe fn write(self, to: &mut Line) {
-        // SAFETY: a line is as long as a register, and aligned.
+        // SAFETY: a line is as long as a register, and aligned; the caller vouches for the rest.
         unsafe { _mm512_store_si512((&raw mut *to).cast(), self.0) }
     }
 }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
+use super::super::beside;
 use super::super::error::{DataError, Result};
 use super::header::{HEADER_BYTES, Header};
 
@@ -24,7 +25,7 @@ pub struct TokenWriter {
 impl TokenWriter {
     /// Begins a file of tokens below `vocabulary`. What has this name stays until the end.
     pub fn create(path: &Path, vocabulary: usize, fingerprint: &str) -> Result<Self> {
-        let part = path.with_added_extension(format!("part-{}", std::process::id()));
+        let part = beside(path, "part");
         let file = File::create(&part).map_err(DataError::io("write", &part))?;
         let header = Header {
             token_bytes: if vocabulary <= 1 << 16 { 2 } else { 4 },

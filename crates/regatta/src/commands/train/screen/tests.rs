@@ -1,5 +1,6 @@
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::rc::Rc;
+use std::sync::{Arc, Mutex};
 
 use regatta_train::metrics::{About, FLOPS_FORMULA, StepMetrics, StepSeconds, Summary};
 
@@ -139,11 +140,11 @@ fn foreign_names_cannot_steer_the_terminal() {
 }
 
 /// A screen on paper, and how large it believes to be.
-fn screen(form: Form) -> (Screen<Paper>, Paper, Rc<Cell<Size>>) {
+fn screen(form: Form) -> (Screen<Paper>, Paper, Arc<Mutex<Size>>) {
     let paper = Paper::default();
-    let size = Rc::new(Cell::new(Size { width: 80, height: 24 }));
+    let size = Arc::new(Mutex::new(Size { width: 80, height: 24 }));
     let now = size.clone();
-    (Screen::new(form, paper.clone(), Box::new(move || now.get())), paper, size)
+    (Screen::new(form, paper.clone(), Box::new(move || *now.lock().unwrap())), paper, size)
 }
 
 #[test]
@@ -165,7 +166,7 @@ fn it_is_drawn_in_place_at_most_ten_times_a_second() {
         .iter()
         .map(|line| line.chars().count().div_ceil(40).max(1))
         .sum();
-    size.set(Size { width: 40, height: 24 });
+    *size.lock().unwrap() = Size { width: 40, height: 24 };
     screen.tick(0.3);
     assert!(paper.take().starts_with(&format!("\x1b[?25l\r\x1b[{rows}A")));
     screen.make_way();
@@ -185,10 +186,13 @@ fn notes_and_the_end_stay_on_the_screen() {
     let note = text.find("the disk is full").unwrap();
     assert!(text.find("\x1b[J").unwrap() < note && note < text.find("step 600/600").unwrap());
     assert!(text.contains("\x1b[36m"), "{text:?}");
+    screen.hear(&Event::Sample("To be\nor not".to_owned()), 1.015);
+    assert_eq!(paper.take(), "");
     screen.hear(&end(), 1.02);
     let text = strip_str(&paper.take()).to_string();
     assert!(text.ends_with(
-        "done: 600 steps in 59 s, loss 1.5000, validation 1.6000, 121 k tokens/s, 38.2 GFLOP/s\n\
+        "what it writes now:\nTo be\nor not\n\
+         done: 600 steps in 59 s, loss 1.5000, validation 1.6000, 121 k tokens/s, 38.2 GFLOP/s\n\
          run folder: runs/1\n"
     ));
     screen.tick(9.0);

@@ -27,10 +27,19 @@ fn multiply(sums: &mut Floats, left: &Words, right: &Words) {
     }
 }
 
+/// `tilestored`.
+unsafe fn store(sums: &Floats, to: *mut f32, row_bytes: usize) {
+    for (row, sums) in sums.iter().enumerate() {
+        // SAFETY: as the caller of `run` says.
+        unsafe { to.byte_add(row * row_bytes).cast::<[f32; WORDS]>().write_unaligned(*sums) };
+    }
+}
+
 /// # Safety
 /// See [`Run`].
-pub unsafe fn run(tile: &Tile, sums: &mut Sums, goal: Goal<'_>) {
-    let Corners { mut left, left_step, mut right, steps } = Corners::of(tile);
+pub unsafe fn run(tile: &Tile, sums: &mut Sums, mut goal: Goal<'_>) {
+    let Corners { mut left, left_step, mut right, steps, to, to_row } =
+        Corners::of(tile, sums, &mut goal);
     let mut corners = [[[[0.0; WORDS]; TILE_ROWS]; 2]; 2];
     for _ in 0..steps {
         for (corners, left) in corners.iter_mut().zip(left) {
@@ -42,10 +51,13 @@ pub unsafe fn run(tile: &Tile, sums: &mut Sums, goal: Goal<'_>) {
         left = left.map(|at| at.wrapping_byte_add(left_step));
         right = right.map(|at| at.wrapping_byte_add(1024));
     }
-    for (row, sums) in sums.0.iter_mut().enumerate() {
-        for (column, sum) in sums.iter_mut().enumerate() {
-            *sum = corners[row / TILE_ROWS][column / WORDS][row % TILE_ROWS][column % WORDS];
+    for (corners, to) in corners.iter().zip(to) {
+        for (side, corner) in corners.iter().enumerate() {
+            // SAFETY: as the caller says.
+            unsafe { store(corner, to.byte_add(side * 64), to_row) };
         }
     }
-    finish(sums, tile.rows, goal);
+    if straight(tile, &mut goal).is_none() {
+        finish(sums, tile.rows, goal);
+    }
 }

@@ -1,7 +1,7 @@
 //! Small matrix products of numbers that are in the cache: no packing, any strides.
 
-use super::super::lanes::{Lanes, WIDTH};
-use super::super::level::{Level, kernel};
+use super::lanes::{Lanes, WIDTH};
+use super::level::{Level, kernel};
 
 /// Rows of a product that are computed together.
 pub const ROWS: usize = 6;
@@ -16,6 +16,11 @@ pub struct Matrix {
     /// From a column to the next.
     pub column: usize,
 }
+
+// SAFETY: it is but an address; who reads there promises that nobody writes.
+unsafe impl Send for Matrix {}
+// SAFETY: as above.
+unsafe impl Sync for Matrix {}
 
 /// A matrix to write, whose rows have no gaps.
 #[derive(Debug, Clone, Copy)]
@@ -33,18 +38,27 @@ impl Matrix {
     }
 
     /// From a row on.
+    #[inline(always)]
     pub fn at_row(self, row: usize) -> Self {
         Self { start: self.start.wrapping_add(row * self.row), ..self }
+    }
+
+    /// From a column on.
+    #[inline(always)]
+    pub fn at_column(self, column: usize) -> Self {
+        Self { start: self.start.wrapping_add(column * self.column), ..self }
     }
 }
 
 impl MatrixMut {
     /// From a row on.
+    #[inline(always)]
     pub fn at_row(self, row: usize) -> Self {
         Self { start: self.start.wrapping_add(row * self.row), ..self }
     }
 
     /// To read.
+    #[inline(always)]
     pub fn read(self) -> Matrix {
         Matrix { start: self.start, row: self.row, column: 1 }
     }
@@ -67,57 +81,73 @@ pub struct Tile {
 /// The matrices must be as large as the tile, with columns rounded up to sixteen.
 pub unsafe fn multiply(level: Level, tile: Tile, a: Matrix, b: Matrix, c: MatrixMut, add: bool) {
     debug_assert_eq!(b.column, 1);
-    multiply_kernel(level, tile, a, b, c, add);
+    multiply_kernel(level, tile, a, b, c, add.then_some(c.read()));
 }
 
 kernel! {
-    fn multiply_kernel<V>(tile: Tile, a: Matrix, b: Matrix, c: MatrixMut, add: bool) {
+    fn multiply_kernel<V>(
+        tile: Tile, a: Matrix, b: Matrix, c: MatrixMut, start: Option<Matrix>,
+    ) {
         // SAFETY: the caller of `multiply`, the only one, promised that all is there.
+        unsafe { multiply_inline::<V>(tile, a, b, c, start) }
+    }
+}
+
+/// `c = start + a b`, as a part of another kernel.
+///
+/// # Safety
+/// As [`multiply`]; `start` must be as large as `c`.
+#[inline(always)]
+pub unsafe fn multiply_inline<V: Lanes>(
+    tile: Tile,
+    a: Matrix,
+    b: Matrix,
+    c: MatrixMut,
+    start: Option<Matrix>,
+) {
+    let mut at = 0;
+    while at < tile.columns {
+        let left = (tile.columns - at).div_ceil(WIDTH);
+        let start = start.map(|start| start.at_column(at));
+        let (b, c) = (b.at_column(at), MatrixMut { start: c.start.wrapping_add(at), ..c });
+        // Four vectors of columns fit into 32 registers, one into 16.
+        let vectors = if V::WIDE { left.min(4) } else { 1 };
+        // SAFETY: the caller's promise, for some of its columns.
         unsafe {
-            let mut at = 0;
-            let four = if V::WIDE { 4 } else { 1 };
-            while at < tile.columns {
-                let left = (tile.columns - at).div_ceil(WIDTH);
-                let b = Matrix { start: b.start.add(at), ..b };
-                let c = MatrixMut { start: c.start.add(at), ..c };
-                let depth = tile.depth;
-                if left >= 4 && V::WIDE {
-                    all_rows::<V, 4>(tile.rows, depth, a, b, c, add);
-                    at += four * WIDTH;
-                } else if left >= 2 && V::WIDE {
-                    all_rows::<V, 2>(tile.rows, depth, a, b, c, add);
-                    at += 2 * WIDTH;
-                } else {
-                    all_rows::<V, 1>(tile.rows, depth, a, b, c, add);
-                    at += WIDTH;
-                }
+            match vectors {
+                1 => all_rows::<V, 1>(tile, a, b, c, start),
+                2 => all_rows::<V, 2>(tile, a, b, c, start),
+                3 => all_rows::<V, 3>(tile, a, b, c, start),
+                _ => all_rows::<V, 4>(tile, a, b, c, start),
             }
         }
+        at += vectors * WIDTH;
     }
 }
 
 #[inline(always)]
 unsafe fn all_rows<V: Lanes, const C: usize>(
-    rows: usize,
-    depth: usize,
+    tile: Tile,
     a: Matrix,
     b: Matrix,
     c: MatrixMut,
-    add: bool,
+    start: Option<Matrix>,
 ) {
+    let (rows, depth) = (tile.rows, tile.depth);
+    let start_at = |row: usize| start.map(|start| start.at_row(row));
     let mut row = 0;
     // SAFETY: the caller's promise, for some of its rows.
     unsafe {
         while row + ROWS <= rows {
-            block::<V, ROWS, C>(depth, a.at_row(row), b, c.at_row(row), add);
+            block::<V, ROWS, C>(depth, a.at_row(row), b, c.at_row(row), start_at(row));
             row += ROWS;
         }
         while row + 2 <= rows {
-            block::<V, 2, C>(depth, a.at_row(row), b, c.at_row(row), add);
+            block::<V, 2, C>(depth, a.at_row(row), b, c.at_row(row), start_at(row));
             row += 2;
         }
         if row < rows {
-            block::<V, 1, C>(depth, a.at_row(row), b, c.at_row(row), add);
+            block::<V, 1, C>(depth, a.at_row(row), b, c.at_row(row), start_at(row));
         }
     }
 }
@@ -129,15 +159,15 @@ unsafe fn block<V: Lanes, const R: usize, const C: usize>(
     a: Matrix,
     b: Matrix,
     c: MatrixMut,
-    add: bool,
+    start: Option<Matrix>,
 ) {
     // SAFETY: the caller's promise.
     unsafe {
         let mut sums = [[V::splat(0.0); C]; R];
-        if add {
+        if let Some(start) = start {
             for (row, sums) in sums.iter_mut().enumerate() {
                 for (at, sum) in sums.iter_mut().enumerate() {
-                    *sum = V::load(c.start.add(row * c.row + at * WIDTH));
+                    *sum = V::load(start.start.add(row * start.row + at * WIDTH));
                 }
             }
         }

@@ -1,0 +1,62 @@
+//! Folders that are made, replaced and not harmed.
+
+use super::*;
+use crate::data::testing::Folder;
+
+fn plan(folder: &Folder, inputs: &[PathBuf]) -> Plan {
+    let (inputs, folder) = (inputs.to_vec(), folder.path().join("out"));
+    Plan { inputs, tokenizer: None, validation: 0.1, folder, replace: false }
+}
+
+#[test]
+fn texts_become_a_folder() {
+    let folder = Folder::new();
+    let inputs =
+        [folder.file("one.txt", "ab\n".repeat(20)), folder.file("two.txt", "cb\n".repeat(20))];
+    let plan = plan(&folder, &inputs);
+    let mut seen = Vec::new();
+    let made = prepare(&plan, &mut |progress| seen.push(progress)).unwrap();
+    assert_eq!((made.train_tokens, made.validation_tokens, made.vocabulary), (108, 12, 4));
+    assert_eq!((made.inputs[1].name.as_str(), made.inputs[1].bytes), ("two.txt", 60));
+    assert_eq!(about(&plan.folder).unwrap(), made);
+    assert_eq!(folder.names(), ["one.txt", "out", "two.txt"]);
+    assert!(seen.iter().any(|p| p.doing == "writing tokens" && p.done == p.of && p.of == 120));
+    let error = prepare(&plan, &mut |_| {}).unwrap_err().to_string();
+    assert!(error.contains("out exists already") && error.contains("--force"), "{error}");
+    let again = Plan { replace: true, validation: 0.0, ..plan };
+    assert_eq!(prepare(&again, &mut |_| {}).unwrap().validation_tokens, 0);
+    assert_eq!(folder.names(), ["one.txt", "out", "two.txt"]);
+}
+
+#[test]
+fn a_folder_with_other_files_is_never_replaced() {
+    let folder = Folder::new();
+    let plan = Plan { replace: true, ..plan(&folder, &[folder.file("one.txt", "ab")]) };
+    std::fs::create_dir(&plan.folder).unwrap();
+    folder.file("out/thesis.tex", "precious");
+    let error = prepare(&plan, &mut |_| {}).unwrap_err().to_string();
+    assert!(error.contains("thesis.tex") && error.contains("not replaced"), "{error}");
+    assert_eq!(folder.names(), ["one.txt", "out"]);
+    // An empty one is as good as none.
+    std::fs::remove_file(folder.path().join("out/thesis.tex")).unwrap();
+    prepare(&Plan { replace: false, ..plan }, &mut |_| {}).unwrap();
+}
+
+#[test]
+fn what_fails_leaves_nothing() {
+    let folder = Folder::new();
+    let characters = folder.path().join("characters.json");
+    Tokenizer::of_characters("abcd\n".chars()).save(&characters).unwrap();
+    let text = folder.file("text.txt", format!("{}é", "abcd\n".repeat(300_000)));
+    let unknown = Plan { tokenizer: Some(characters), ..plan(&folder, &[text]) };
+    let error = prepare(&unknown, &mut |_| {}).unwrap_err().to_string();
+    assert!(error.contains("'é' at position 1500000"), "{error}");
+    let say = |plan: &Plan| prepare(plan, &mut |_| {}).unwrap_err().to_string();
+    assert!(say(&plan(&folder, &[folder.file("bad.txt", b"a\xff")])).contains("byte 1"));
+    assert!(say(&plan(&folder, &[folder.file("no.txt", "")])).contains("no.txt is empty"));
+    assert!(say(&plan(&folder, &[folder.path().join("none")])).contains("none"));
+    for validation in [-0.1, 0.95, f64::NAN] {
+        assert!(say(&Plan { validation, ..unknown.clone() }).contains("from 0 to 0.9"));
+    }
+    assert_eq!(folder.names(), ["bad.txt", "characters.json", "no.txt", "text.txt"]);
+}

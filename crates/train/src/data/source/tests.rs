@@ -1,0 +1,131 @@
+//! Data from each kind of place.
+
+use super::*;
+use crate::data::order::Order;
+use crate::data::testing::Folder;
+
+fn spec(data: impl Into<String>) -> Spec {
+    Spec { data: data.into(), tokenizer: None }
+}
+
+fn no_network(_: &str, _: &Path) -> std::result::Result<(), String> {
+    Err("tests have no network".to_owned())
+}
+
+fn all(tokens: &Tokens) -> Vec<u32> {
+    let mut out = Vec::new();
+    tokens.read(0..tokens.len(), &mut out).unwrap();
+    out
+}
+
+#[test]
+fn the_built_in_text_is_always_there() {
+    let prepared = prepare(&Spec::default(), &Places::default()).unwrap();
+    let data = open(&prepared).unwrap();
+    assert!(data.train.len() > 50_000 && data.validation.len() > 5_000);
+    assert!(data.tokenizer.decode(&all(&data.train)[..9]).unwrap().starts_with("# Regatta"));
+    assert!(Order::shuffled(1, data.validation.len(), 256).is_ok());
+}
+
+#[test]
+fn a_large_text_is_the_same_as_a_small_one() {
+    let folder = Folder::new();
+    let places = Places { folder: None, cache: Some(folder.path().join("cache")) };
+    let text = "Wind from the north-west, 12 knots.\n\nThe crew's ready.\n".repeat(50);
+    let path = folder.file("text.txt", &text).display().to_string();
+    let bpe = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/tokenizer/bpe.json");
+    for tokenizer in [None, Some(bpe)] {
+        let spec = Spec { data: path.clone(), tokenizer };
+        let small = prepare_with(&spec, &places, &no_network, 1 << 20).unwrap();
+        let large = prepare_with(&spec, &places, &no_network, 10).unwrap();
+        assert!(matches!((&small, &large), (Prepared::Text { .. }, Prepared::Folder { .. })));
+        let (a, b) = (open(&small).unwrap(), open(&large).unwrap());
+        assert_eq!(all(&a.train), all(&b.train));
+        assert_eq!(all(&a.validation), all(&b.validation));
+        assert_eq!(a.tokenizer.fingerprint(), b.tokenizer.fingerprint());
+        // A second time it is there already.
+        assert_eq!(prepare_with(&spec, &places, &no_network, 10).unwrap(), large);
+    }
+}
+
+#[test]
+fn the_last_tenth_is_for_validation() {
+    let folder = Folder::new();
+    let path = folder.file("text.txt", "abcdefghij".repeat(10));
+    let prepared = prepare(&spec(path.display().to_string()), &Places::default()).unwrap();
+    let data = open(&prepared).unwrap();
+    assert_eq!((data.train.len(), data.validation.len()), (90, 10));
+    assert_eq!(all(&data.validation), (0..10).collect::<Vec<u32>>());
+    assert!(data.train.read(80..91, &mut Vec::new()).is_err());
+}
+
+#[test]
+fn what_is_wrong_is_said() {
+    let folder = Folder::new();
+    let places = Places::default();
+    let say = |data: &str| {
+        let answer =
+            prepare_with(&spec(data), &places, &no_network, 1 << 20).and_then(|p| open(&p));
+        answer.unwrap_err().to_string()
+    };
+    let error = say("tinyshakespear");
+    assert!(error.contains("builtin, tinyshakespeare"), "{error}");
+    assert!(say("tinyshakespeare").contains("XDG_CACHE_HOME"));
+    let path = |name: &str, content: &[u8]| folder.file(name, content).display().to_string();
+    assert!(say(&path("empty.txt", b"")).contains("empty.txt is empty"));
+    assert!(say(&path("bad.txt", b"ab\xff")).contains("bad.txt is not UTF-8 text: byte 2"));
+    assert!(say(&folder.path().display().to_string()).contains("prepared.json"));
+    assert!(say("raw-u16:somewhere").contains("need the tokenizer file"));
+}
+
+#[test]
+fn token_files_of_another_tokenizer_are_refused() {
+    let folder = Folder::new();
+    let (one, two) =
+        (folder.file("one", "abcabc".repeat(9)), folder.file("two", "abcdef".repeat(9)));
+    let make = |input: PathBuf, name: &str| {
+        let at = folder.path().join(name);
+        let plan = Plan {
+            inputs: vec![input],
+            tokenizer: None,
+            validation: 0.1,
+            folder: at.clone(),
+            replace: false,
+        };
+        folder::prepare(&plan, &mut |_| {}).unwrap();
+        at
+    };
+    let (a, b) = (make(one, "a"), make(two, "b"));
+    let prepared = Prepared::Folder { path: a.clone() };
+    assert_eq!(open(&prepared).unwrap().train.len(), 48);
+    std::fs::copy(b.join(folder::TOKENIZER), a.join(folder::TOKENIZER)).unwrap();
+    let error = open(&prepared).unwrap_err().to_string();
+    assert!(error.contains("train.tokens was made with the tokenizer"), "{error}");
+    std::fs::remove_file(a.join(folder::TOKENIZER)).unwrap();
+    assert!(open(&prepared).unwrap_err().to_string().contains("tokenizer.json"));
+}
+
+#[test]
+fn bare_numbers_of_nanogpt_can_be_read() {
+    let folder = Folder::new();
+    folder.file("train.bin", [0, 0, 1, 0, 2, 0]);
+    folder.file("val.bin", [1, 0]);
+    let tokenizer = folder.path().join("characters.json");
+    Tokenizer::of_characters("abc".chars()).save(&tokenizer).unwrap();
+    let data = format!("raw-u16:{}", folder.path().display());
+    let spec = Spec { data, tokenizer: Some(tokenizer) };
+    let data = open(&prepare(&spec, &Places::default()).unwrap()).unwrap();
+    assert_eq!(data.tokenizer.decode(&all(&data.train)).unwrap(), "abc");
+}
+
+#[test]
+fn the_environment_says_where() {
+    let of = |pairs: &[(&str, &str)]| {
+        Places::of(|name| pairs.iter().find(|(n, _)| *n == name).map(|(_, v)| v.into()))
+    };
+    let home = of(&[("HOME", "/home/a"), ("XDG_CACHE_HOME", "not/absolute")]);
+    assert_eq!(home.cache, Some("/home/a/.cache/regatta/data".into()));
+    let both = of(&[("HOME", "/home/a"), ("XDG_CACHE_HOME", "/c"), ("REGATTA_DATA", "d")]);
+    assert_eq!(both.folders().collect::<Vec<_>>(), [Path::new("d"), Path::new("/c/regatta/data")]);
+    assert_eq!(of(&[("HOME", "")]), Places::default());
+}

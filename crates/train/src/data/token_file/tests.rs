@@ -1,0 +1,136 @@
+//! Token files, whole and harmed.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::data::testing::Folder;
+
+const FINGERPRINT: &str = "0123456789abcdef";
+
+fn written(folder: &Folder, vocabulary: usize, tokens: &[u32]) -> PathBuf {
+    let path = folder.path().join("some.tokens");
+    let mut writer = TokenWriter::create(&path, vocabulary, FINGERPRINT).unwrap();
+    let (first, second) = tokens.split_at(tokens.len() / 3);
+    writer.push(first).unwrap();
+    writer.push(second).unwrap();
+    assert_eq!(writer.finish().unwrap().tokens, tokens.len() as u64);
+    path
+}
+
+/// The file with one change, as what opening and reading all of it says.
+fn harmed(folder: &Folder, path: &Path, change: impl Fn(&mut Vec<u8>)) -> String {
+    let mut bytes = std::fs::read(path).unwrap();
+    change(&mut bytes);
+    let path = folder.file("harmed.tokens", bytes);
+    let answer = TokenFile::open(&path).and_then(|file| {
+        file.tokens(0..file.len(), &mut Vec::new())?;
+        file.verify()
+    });
+    answer.unwrap_err().to_string()
+}
+
+proptest! {
+    // Each case waits for the disk.
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn what_is_written_is_read(
+        vocabulary in prop_oneof![Just(300usize), Just(1 << 16), Just(128_256)],
+        tokens in prop::collection::vec(0u32..300, 0..200),
+        cut in 0.0..1.0,
+    ) {
+        let folder = Folder::new();
+        let file = TokenFile::open(&written(&folder, vocabulary, &tokens)).unwrap();
+        file.verify().unwrap();
+        prop_assert_eq!(folder.names(), ["some.tokens"]);
+        prop_assert_eq!(file.header().token_bytes, if vocabulary > 1 << 16 { 4 } else { 2 });
+        prop_assert_eq!(file.header().fingerprint.as_deref(), Some(FINGERPRINT));
+        let start = (tokens.len() as f64 * cut) as usize;
+        let mut part = vec![9; 3];
+        file.tokens(start as u64..file.len(), &mut part).unwrap();
+        prop_assert_eq!(&part, &tokens[start..]);
+        prop_assert!(file.tokens(0..file.len() + 1, &mut part).is_err());
+    }
+
+    #[test]
+    fn any_flipped_bit_is_noticed(at in 0usize..(128 + 40), bit in 0u8..8) {
+        let folder = Folder::new();
+        let path = written(&folder, 256, &[7; 20]);
+        // Behind the header's own checksum there is nothing.
+        prop_assume!(!(112..128).contains(&at));
+        harmed(&folder, &path, |bytes| bytes[at] ^= 1 << bit);
+    }
+}
+
+#[test]
+fn each_harm_has_its_sentence() {
+    let folder = Folder::new();
+    let path = written(&folder, 100, &[1, 2, 3, 99]);
+    let say = |change: &dyn Fn(&mut Vec<u8>), wanted: &str| {
+        let error = harmed(&folder, &path, change);
+        assert!(error.contains(wanted) && error.contains("harmed.tokens"), "{error}");
+    };
+    say(&|bytes| bytes.truncate(135), "has 135 bytes, and should have 136");
+    say(&|bytes| bytes.push(0), "has 137 bytes, and should have 136");
+    say(&|bytes| bytes.truncate(100), "has 100 bytes, and should have 128");
+    say(&|bytes| bytes.truncate(5), "is no token file");
+    say(&|bytes| bytes.clear(), "is no token file");
+    say(&|bytes| bytes[0] = b'R', "is no token file");
+    say(&|bytes| bytes[8] = 2, "of version 2, this regatta reads 1");
+    say(&|bytes| bytes[20] = 1, "header of");
+    say(&|bytes| bytes[130] = 3, "are damaged: SHA-256");
+    say(&|bytes| bytes[132] = 100, "token 100 at offset 2 of");
+}
+
+#[test]
+fn a_file_cut_while_it_is_open_is_an_error() {
+    let folder = Folder::new();
+    let path = written(&folder, 100, &[5; 100_000]);
+    let file = TokenFile::open(&path).unwrap();
+    let cut = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    cut.set_len(4096).unwrap();
+    let error = file.tokens(90_000..90_010, &mut Vec::new()).unwrap_err().to_string();
+    assert!(error.contains("has 4096 bytes, and should have 200128"), "{error}");
+}
+
+#[test]
+fn a_new_file_leaves_readers_of_the_old_one_alone() {
+    let folder = Folder::new();
+    let old = TokenFile::open(&written(&folder, 100, &[5; 1000])).unwrap();
+    let new = TokenFile::open(&written(&folder, 100, &[6; 10])).unwrap();
+    let mut tokens = Vec::new();
+    old.tokens(999..1000, &mut tokens).unwrap();
+    assert_eq!((tokens[0], new.len()), (5, 10));
+    old.verify().unwrap();
+}
+
+#[test]
+fn what_is_not_finished_leaves_nothing() {
+    let folder = Folder::new();
+    let path = folder.path().join("some.tokens");
+    let mut writer = TokenWriter::create(&path, 10, FINGERPRINT).unwrap();
+    writer.push(&[1, 2]).unwrap();
+    let error = writer.push(&[3, 10]).unwrap_err().to_string();
+    assert!(error.contains("token 10 at offset 3"), "{error}");
+    drop(writer);
+    assert_eq!(folder.names(), [""; 0]);
+    let nowhere = folder.path().join("no/such/folder");
+    assert!(TokenWriter::create(&nowhere, 10, FINGERPRINT).is_err());
+}
+
+#[test]
+fn bare_numbers_are_read_if_asked_for() {
+    let folder = Folder::new();
+    let path = folder.file("train.bin", [1, 0, 80, 195]);
+    let file = TokenFile::open_raw_u16(&path, 50_257).unwrap();
+    let mut tokens = Vec::new();
+    file.tokens(0..2, &mut tokens).unwrap();
+    assert_eq!(tokens, [1, 50_000]);
+    file.verify().unwrap();
+    let error = TokenFile::open(&path).unwrap_err().to_string();
+    assert!(error.contains("raw-u16:"), "{error}");
+    let small = TokenFile::open_raw_u16(&path, 50_000).unwrap();
+    assert!(small.tokens(0..2, &mut tokens).unwrap_err().to_string().contains("offset 1"));
+    assert!(TokenFile::open_raw_u16(&folder.file("odd.bin", [1, 2, 3]), 9).is_err());
+    assert!(TokenFile::open_raw_u16(&folder.file("none.bin", []), 9).is_err());
+}

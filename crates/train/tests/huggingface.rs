@@ -1,0 +1,63 @@
+//! Models as transformers saves them give the logits and losses that transformers computes. The
+//! files are by `fixtures/make_huggingface.py`.
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::{Path, PathBuf};
+
+use regatta_train::cpu::{Cpu, Precision};
+use regatta_train::device::Device;
+use regatta_train::generate::Generator;
+use regatta_train::load::load;
+use regatta_train::model::Model;
+use regatta_train::reference::Reference;
+use regatta_train::step::{Micro, Net};
+use serde::Deserialize;
+
+#[derive(Deserialize)]
+struct Expected {
+    tokens: Vec<Vec<u32>>,
+    loss: f64,
+    logits: Vec<Vec<Vec<f32>>>,
+}
+
+fn folder(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/huggingface").join(name)
+}
+
+fn check(name: &str, device: Box<dyn Device>, tolerance: f32) {
+    let folder = folder(name);
+    let text = std::fs::read_to_string(folder.join("expected.json")).unwrap();
+    let expected: Expected = serde_json::from_str(&text).unwrap();
+    let loaded = load(&folder, &*device).unwrap();
+    let net = Net::new(Model::new(loaded.shape), device);
+    for (tokens, logits) in expected.tokens.iter().zip(&expected.logits) {
+        for length in 1..=tokens.len() {
+            let mut generator = Generator::new(&net, &loaded.parameters);
+            generator.read(&tokens[..length]);
+            let pairs = generator.logits().iter().zip(&logits[length - 1]);
+            let off = pairs.map(|(found, expected)| (found - expected).abs()).fold(0.0, f32::max);
+            assert!(off < tolerance, "{name}: {off} after {length} tokens");
+        }
+    }
+    // transformers leaves out what comes after the last token.
+    let inputs: Vec<u32> = expected.tokens.iter().flat_map(|t| t[..t.len() - 1].to_vec()).collect();
+    let targets: Vec<u32> = expected.tokens.iter().flat_map(|t| t[1..].to_vec()).collect();
+    let (batch, first) = (expected.tokens.len(), 0);
+    let micro = Micro { inputs: &inputs, targets: &targets, batch, first };
+    let loss = net.loss(&loaded.parameters, &micro) / targets.len() as f64;
+    let off = (loss - expected.loss).abs();
+    assert!(off < f64::from(tolerance), "{name}: {loss} != {}", expected.loss);
+}
+
+#[test]
+fn gpt2_is_gpt2() {
+    check("gpt2", Box::new(Reference), 2e-5);
+    check("gpt2", Box::new(Cpu::new(2, Precision::F32)), 2e-5);
+}
+
+#[test]
+fn llama_is_llama() {
+    check("llama", Box::new(Reference), 2e-5);
+    check("llama", Box::new(Cpu::new(1, Precision::F32)), 2e-5);
+}
