@@ -192,7 +192,8 @@ fn a_rank_that_was_told_something_else_is_named() {
 #[test]
 fn a_loss_that_goes_up_is_told_and_the_rest_is_looked_at() {
     let folder = folder("loss");
-    let words = "optimizer.kind=sgd optimizer.rate=1000 optimizer.clip=1 optimizer.momentum=0";
+    let words =
+        "optimizer.kind=sgd optimizer.rate=100 optimizer.weight_decay=0 optimizer.momentum=0";
     let (parts, works) = check(&[Fault::None; 2], &[words], &folder).unwrap();
     assert!(!works);
     let verdicts: Vec<Verdict> = parts[3..].iter().map(|part| part.verdict).collect();

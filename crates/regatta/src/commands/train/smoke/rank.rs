@@ -86,6 +86,7 @@ fn broken(teller: &mut Teller, part: Name, error: anyhow::Error) -> Result<ExitC
         Some(
             TrainError::Comm(_)
                 | TrainError::Disagree { .. }
+                | TrainError::NotFinite { .. }
                 | TrainError::Sum { .. }
                 | TrainError::Stopped
         )
