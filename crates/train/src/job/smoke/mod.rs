@@ -168,9 +168,10 @@ fn steps(training: &mut Training, model: &str, stop: &dyn Fn() -> bool) -> Found
     let mut data = training.read_ahead()?;
     let mut all: Vec<StepMetrics> = Vec::new();
     for _ in 0..training.config.train.steps {
-        let mut hear = |event| match event {
-            Event::Step(step) => all.push(*step),
-            _ => {}
+        let mut hear = |event| {
+            if let Event::Step(step) = event {
+                all.push(*step);
+            }
         };
         if training.step(&mut data, stop, &mut hear)? {
             return Err(TrainError::Stopped);

@@ -224,6 +224,8 @@ pub enum Told {
         /// Why.
         why: String,
     },
+    /// It was told to end in this part.
+    Stopped(Name),
     /// All parts are over.
     Done,
 }

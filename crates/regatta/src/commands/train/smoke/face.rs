@@ -56,10 +56,9 @@ pub fn end(report: &Report) -> String {
             let (part, what) = (failure.part.text(), printable(&failure.what));
             let place =
                 if failure.part == Name::Start { String::new() } else { format!("{part}: ") };
-            format!(
-                "{ERROR}does not work:{ERROR:#} {place}{what}\n{FAINT}look at {}{FAINT:#}\n",
-                failure.look_at
-            )
+            let hint = failure.look_at.map(|text| format!("{FAINT}look at {text}{FAINT:#}\n"));
+            let hint = hint.unwrap_or_default();
+            format!("{ERROR}does not work:{ERROR:#} {place}{what}\n{hint}")
         }
     }
 }

@@ -95,7 +95,11 @@ fn broken(teller: &mut Teller, part: Name, error: anyhow::Error) -> Result<ExitC
         Teller::Nobody if !known_to_all => Err(error),
         Teller::Nobody => Ok(ExitCode::FAILURE),
         _ => {
-            teller.tell(Told::Broken { part, why: format!("{error:#}") });
+            let told = match error.downcast_ref() {
+                Some(TrainError::Stopped) => Told::Stopped(part),
+                _ => Told::Broken { part, why: format!("{error:#}") },
+            };
+            teller.tell(told);
             Ok(ExitCode::FAILURE)
         }
     }

@@ -34,12 +34,13 @@ pub struct Failure {
     /// What is wrong with it, and where.
     pub what: String,
     /// What to look at.
-    pub look_at: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub look_at: Option<&'static str>,
 }
 
 impl Failure {
     fn new(part: Name, what: String) -> Self {
-        Self { part, what, look_at: look_at(part) }
+        Self { part, what, look_at: Some(look_at(part)) }
     }
 }
 
@@ -54,6 +55,10 @@ impl Report {
         match told {
             Told::Part(part) => self.part(*part, now),
             Told::Broken { part, why } => self.end(Some(Failure::new(part, why)), now),
+            Told::Stopped(part) => {
+                let what = "told to end before all was looked at".to_owned();
+                self.end(Some(Failure { part, what, look_at: None }), now);
+            }
             Told::Done => {
                 let failure = self.failed().map(|(part, why)| Failure::new(part, why));
                 self.end(failure, now);
@@ -171,11 +176,13 @@ mod tests {
         let report = heard(false, vec![loss, rank, Told::Done]);
         let failure = report.failure.unwrap();
         assert_eq!((failure.part, failure.what.as_str()), (Name::Same, "rank 1"));
-        assert!(failure.look_at.contains("memory"));
+        assert!(failure.look_at.is_some_and(|text| text.contains("memory")));
         assert!(!report.works);
         let broken = Told::Broken { part: Name::AllReduce, why: "rank 3 is gone".to_owned() };
         let report = heard(false, vec![part(Name::Join, None), broken]);
         assert_eq!(report.failure.unwrap().part, Name::AllReduce);
+        let stopped = heard(false, vec![part(Name::Join, None), Told::Stopped(Name::Steps)]);
+        assert_eq!(stopped.failure.unwrap().look_at, None);
     }
 
     #[test]
