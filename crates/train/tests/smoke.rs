@@ -96,7 +96,7 @@ fn config(words: &str) -> Config {
 }
 
 /// What a check comes to on rank 0: its parts, and whether all were as they should be.
-type Checked = Result<(Vec<Part>, bool), (Name, TrainError)>;
+type Checked = Result<(Vec<Part>, bool), Box<(Name, TrainError)>>;
 
 fn one(comm: Arc<dyn Comm>, config: Config, folder: PathBuf) -> Checked {
     let dataset = data::open(&data::prepare(&Spec::default(), &Places::default()).unwrap());
@@ -119,7 +119,7 @@ fn one(comm: Arc<dyn Comm>, config: Config, folder: PathBuf) -> Checked {
         Ok(()) => Ok((parts, works)),
         Err(error) => {
             comm.abort(&error.to_string());
-            Err((name, error))
+            Err(Box::new((name, error)))
         }
     }
 }
@@ -164,7 +164,7 @@ fn nothing_is_found_where_all_is_well() {
 #[test]
 fn a_wrong_sum_is_told_with_its_rank() {
     let faults = [Fault::None, Fault::None, Fault::Sums];
-    let (part, error) = check(&faults, &[""], &folder("sums")).unwrap_err();
+    let (part, error) = *check(&faults, &[""], &folder("sums")).unwrap_err();
     assert_eq!(part, Name::AllReduce);
     assert!(matches!(error, TrainError::Sum { rank: 2, .. }), "{error}");
 }
@@ -184,7 +184,7 @@ fn a_rank_with_other_parameters_is_named() {
 #[test]
 fn a_rank_that_was_told_something_else_is_named() {
     let configs = ["", "train.seed=2", ""];
-    let (part, error) = check(&[Fault::None; 3], &configs, &folder("told")).unwrap_err();
+    let (part, error) = *check(&[Fault::None; 3], &configs, &folder("told")).unwrap_err();
     assert_eq!(part, Name::Agreement);
     assert!(matches!(error, TrainError::Disagree { rank: 1, .. }), "{error}");
 }
