@@ -88,6 +88,13 @@ fn as_json_it_is_one_object() {
 }
 
 #[test]
+fn by_itself_it_starts_several_ranks() {
+    let folder = Folder::new();
+    let value: Value = serde_json::from_str(&smoke(&folder, &["--json"]).ok()).unwrap();
+    assert!(value["ranks"].as_u64().unwrap() >= 2, "{value}");
+}
+
+#[test]
 fn it_works_as_the_command_of_a_job() {
     let folder = Folder::new();
     let out = under_launch(&folder, &[]).ok();

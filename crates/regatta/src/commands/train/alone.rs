@@ -19,7 +19,7 @@ use crate::output;
 
 /// Starts the ranks.
 pub fn run(resolved: &Resolved, args: &TrainArgs) -> Result<ExitCode> {
-    let (launch, folder) = launch_args(resolved, args)?;
+    let (launch, folder) = launch_args(resolved, args, args.ranks.ranks)?;
     let own = args.resume.clone().unwrap_or(folder);
     let mut report = Report::new(args, &own, resolved.config.metrics.tensorboard);
     let hear = Box::new(move |line: &str| match line.strip_prefix(EVENT) {
@@ -30,8 +30,12 @@ pub fn run(resolved: &Resolved, args: &TrainArgs) -> Result<ExitCode> {
     launch::run_heard(&launch, Some(listener))
 }
 
-/// How the ranks are started, and where what they write is kept.
-pub fn launch_args(resolved: &Resolved, args: &TrainArgs) -> Result<(Box<LaunchArgs>, PathBuf)> {
+/// How so many ranks are started, or as many as the launcher plans, and where what they write is kept.
+pub fn launch_args(
+    resolved: &Resolved,
+    args: &TrainArgs,
+    count: Option<u32>,
+) -> Result<(Box<LaunchArgs>, PathBuf)> {
     let id = run_id(SystemTime::now(), std::process::id());
     let folder = args.run_dir.clone().unwrap_or_else(|| PathBuf::from("runs").join(&id));
     // What goes on has its ranks' logs beside those of the ranks before.
@@ -41,7 +45,7 @@ pub fn launch_args(resolved: &Resolved, args: &TrainArgs) -> Result<(Box<LaunchA
     };
     let ranks = &args.ranks;
     let wanted = Wanted {
-        ranks: ranks.ranks,
+        ranks: count,
         ranks_per_node: ranks.ranks_per_node,
         nodes: ranks.nodes,
         hostfile: ranks.hostfile.as_deref(),
@@ -51,7 +55,7 @@ pub fn launch_args(resolved: &Resolved, args: &TrainArgs) -> Result<(Box<LaunchA
         more: Vec::new(),
     };
     let launch = wanted.launch_args()?;
-    if let Some(count) = ranks.ranks {
+    if let Some(count) = count {
         resolved.config.validate(count as usize)?;
     }
     Ok((launch, folder))
