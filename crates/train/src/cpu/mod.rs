@@ -9,6 +9,7 @@ mod attention;
 pub mod bf16;
 mod elementwise;
 mod embed;
+mod halves;
 mod lanes;
 #[cfg(target_arch = "x86_64")]
 mod lanes_x86;
@@ -27,8 +28,8 @@ mod tile;
 
 use serde::{Deserialize, Serialize};
 
-use self::lanes::WIDTH;
-use self::level::{Level, kernel};
+use self::halves::Halves;
+use self::level::Level;
 use self::pool::Pool;
 use self::scratch::{Pieces, Scratch};
 use crate::device::{Attention, AttentionSaved, Device, Linear, Norm, NormGrads, NormSaved, Turn};
@@ -65,6 +66,7 @@ pub struct Cpu {
     precision: Precision,
     pieces: Pieces,
     angles: rope::Angles,
+    halves: Halves,
 }
 
 impl Cpu {
@@ -75,7 +77,7 @@ impl Cpu {
 
     fn with_level(threads: usize, precision: Precision, level: Level) -> Self {
         let (pool, pieces, angles) = (Pool::new(threads), Pieces::default(), Default::default());
-        Self { pool, level, precision, pieces, angles }
+        Self { pool, level, precision, pieces, angles, halves: Halves::new(level) }
     }
 
     /// What it computes with, such as `2 threads, f32 on avx512`.
@@ -84,30 +86,15 @@ impl Cpu {
             1 => "1 thread".to_owned(),
             many => format!("{many} threads"),
         };
-        let precision = match self.precision {
-            Precision::F32 => "f32",
-            Precision::Bf16 => "bf16",
+        let kernels = match self.precision {
+            Precision::F32 => self.level.name(),
+            Precision::Bf16 => self.halves.kernel.name(),
         };
-        format!("{threads}, {precision} on {}", self.level.name())
+        format!("{threads}, {} on {kernels}", self.precision.name())
     }
 
     fn scratch(&self, elements: usize) -> Scratch<'_> {
         self.pieces.take(elements)
-    }
-}
-
-kernel! {
-    /// As brain floats would be, but still in single precision.
-    fn round<V>(from: &[f32], to: &mut [f32]) {
-        let mut halves = [0; WIDTH];
-        for at in (0..to.len()).step_by(WIDTH) {
-            // SAFETY: there is room for sixteen, and then there are sixteen.
-            let rounded = unsafe {
-                numbers::get::<V>(from, at).store_half(halves.as_mut_ptr());
-                V::load_half(halves.as_ptr())
-            };
-            numbers::put(to, at, rounded);
-        }
     }
 }
 
