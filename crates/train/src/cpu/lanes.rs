@@ -53,6 +53,10 @@ pub trait Lanes: Copy {
     /// `self * 2ⁿ`, where `n` is in the lowest bits of `by`'s representation.
     fn shifted(self, by: Self) -> Self;
 
+    /// Has the memory there brought near, for it is written soon. A hint: it may be anywhere.
+    #[inline(always)]
+    fn expect(_there: *mut f32) {}
+
     /// The numbers one by one.
     #[inline(always)]
     fn array(self) -> [f32; WIDTH] {

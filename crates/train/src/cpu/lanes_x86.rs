@@ -91,6 +91,12 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
+    fn expect(there: *mut f32) {
+        // SAFETY: it never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(there.cast()) }
+    }
+
+    #[inline(always)]
     fn transposed(rows: [Self; WIDTH]) -> [Self; WIDTH] {
         // SAFETY: only kernels for AVX-512 have these lanes.
         unsafe { transposed(rows) }

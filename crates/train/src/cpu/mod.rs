@@ -7,6 +7,7 @@
 
 mod attention;
 pub mod bf16;
+mod brain;
 mod elementwise;
 mod embed;
 mod lanes;
@@ -27,6 +28,7 @@ mod tile;
 
 use serde::{Deserialize, Serialize};
 
+use self::brain::Brain;
 use self::lanes::WIDTH;
 use self::level::{Level, kernel};
 use self::pool::Pool;
@@ -65,6 +67,8 @@ pub struct Cpu {
     precision: Precision,
     pieces: Pieces,
     angles: rope::Angles,
+    /// What multiplies brain floats, if that is asked for and pays.
+    brain: Option<Brain>,
 }
 
 impl Cpu {
@@ -75,7 +79,10 @@ impl Cpu {
 
     fn with_level(threads: usize, precision: Precision, level: Level) -> Self {
         let (pool, pieces, angles) = (Pool::new(threads), Pieces::default(), Default::default());
-        Self { pool, level, precision, pieces, angles }
+        // A test that asks for less of the processor gets less.
+        let wanted = precision == Precision::Bf16 && level == Level::best();
+        let brain = wanted.then(|| Brain::new(pool.threads())).flatten();
+        Self { pool, level, precision, pieces, angles, brain }
     }
 
     /// What it computes with, such as `2 threads, f32 on avx512`.
@@ -84,11 +91,9 @@ impl Cpu {
             1 => "1 thread".to_owned(),
             many => format!("{many} threads"),
         };
-        let precision = match self.precision {
-            Precision::F32 => "f32",
-            Precision::Bf16 => "bf16",
-        };
-        format!("{threads}, {precision} on {}", self.level.name())
+        let precision = self.precision.name();
+        let by = self.brain.as_ref().map_or(self.level.name(), |brain| brain.kernel.name());
+        format!("{threads}, {precision} on {by}")
     }
 
     fn scratch(&self, elements: usize) -> Scratch<'_> {

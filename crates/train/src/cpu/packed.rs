@@ -12,11 +12,11 @@ use super::tile::{Matrix, MatrixMut, ROWS, Tile, multiply_inline};
 /// Columns of a panel.
 const PANEL: usize = 4 * WIDTH;
 
-/// Summands that are packed at once.
-const DEPTH: usize = 2048;
+/// Summands that are packed at once, at most: a panel and a strip of them fit into the second cache.
+const DEPTH: usize = 1536;
 
-/// Panels are used together up to this size: most of them stay in the second cache.
-const GROUP: usize = 128 * 1024;
+/// Rows of the left matrix that meet a panel while it is in the cache: blocks that fill cache lines.
+const STRIP: usize = 8 * ROWS;
 
 /// A product with fewer rows is not worth packing for.
 const LEAST_ROWS: usize = 2 * ROWS;
@@ -52,11 +52,12 @@ impl Cpu {
     ) {
         let Sizes { m, n, k } = sizes;
         let panels = n.div_ceil(PANEL);
-        let depth = k.min(DEPTH);
+        // As even as can be.
+        let depth = k.div_ceil(k.div_ceil(DEPTH));
         let mut packed = self.scratch(panels * PANEL * depth);
         let c = Apart::new(c);
-        for first in (0..k).step_by(DEPTH) {
-            let sizes = Sizes { k: (k - first).min(DEPTH), ..sizes };
+        for first in (0..k).step_by(depth) {
+            let sizes = Sizes { k: (k - first).min(depth), ..sizes };
             let (a, b) = (a.at_column(first), b.at_row(first));
             let start = if first == 0 { start } else { Start::Add };
             let room = Apart::new(&mut packed[..panels * PANEL * sizes.k]);
@@ -70,7 +71,7 @@ impl Cpu {
             let parts = self.pool.parts(m * n, 64 * PANEL);
             self.pool.run(parts, |part| {
                 let rows = cut(m, parts, part, ROWS);
-                let mut strip = self.scratch(ROWS * sizes.k);
+                let mut strip = self.scratch(STRIP * sizes.k);
                 let all = Product { sizes, a, packed, c, start };
                 multiply_rows(self.level, &all, rows.start, rows.end, &mut strip);
             });
@@ -147,32 +148,37 @@ unsafe fn turn_panel<V: Lanes>(columns: usize, k: usize, b: Matrix, room: &mut [
         }
         for depth in whole..k {
             for at in first..first + WIDTH {
+                let from = b.at_column(at).at_row(depth).start;
                 // SAFETY: the caller sees to it that the column is there.
-                room[depth * PANEL + at] = match at < columns {
-                    true => unsafe { *b.at_column(at).at_row(depth).start },
-                    false => 0.0,
-                };
+                let number = if at < columns { unsafe { *from } } else { 0.0 };
+                room[depth * PANEL + at] = number;
             }
         }
     }
 }
 
 kernel! {
-    /// Multiplies some rows of the left matrix with all panels, a group of panels after the other.
+    /// Multiplies some rows of the left matrix with all panels, a strip of rows after the other.
     fn multiply_rows<V>(product: &Product<'_>, first: usize, last: usize, strip: &mut [f32]) {
         let Sizes { n, k, .. } = product.sizes;
-        let group = (GROUP / (PANEL * k)).max(1) * PANEL;
-        for columns in (0..n).step_by(group) {
-            let end = n.min(columns + group);
-            for row in (first..last).step_by(ROWS) {
-                let rows = (last - row).min(ROWS);
-                let a = product.a.at_row(row);
-                // SAFETY: these rows and columns are there.
-                unsafe {
-                    // Summands that lie far apart are brought together: they are used many times.
-                    let a = if a.column == 1 { a } else { bring(rows, k, a, strip) };
-                    for column in (columns..end).step_by(PANEL) {
-                        multiply_panel::<V>(product, row, rows, column, a);
+        let packs = product.a.column != 1;
+        for start in (first..last).step_by(STRIP) {
+            let rows = (last - start).min(STRIP);
+            if packs {
+                // Summands that lie far apart are brought together: they are used many times.
+                // SAFETY: these rows are there.
+                unsafe { bring(rows, k, product.a.at_row(start), strip) };
+            }
+            for column in (0..n).step_by(PANEL) {
+                for at in (0..rows).step_by(ROWS) {
+                    let a = match packs {
+                        true => Matrix { start: strip[at * k..].as_ptr(), row: 1, column: ROWS },
+                        false => product.a.at_row(start + at),
+                    };
+                    // SAFETY: these rows and columns are there.
+                    unsafe {
+                        let rows = (rows - at).min(ROWS);
+                        multiply_panel::<V>(product, start + at, rows, column, a);
                     }
                 }
             }
@@ -180,24 +186,23 @@ kernel! {
     }
 }
 
-/// Copies a few rows, summand by summand.
+/// Copies a strip of rows: block after block, summand by summand.
 #[inline(always)]
-unsafe fn bring(rows: usize, k: usize, a: Matrix, strip: &mut [f32]) -> Matrix {
-    if rows == ROWS && a.row == 1 {
-        for (at, six) in strip[..k * ROWS].chunks_exact_mut(ROWS).enumerate() {
+unsafe fn bring(rows: usize, k: usize, a: Matrix, strip: &mut [f32]) {
+    let whole = if a.row == 1 { rows / ROWS } else { 0 };
+    for depth in 0..k {
+        let a = a.at_column(depth);
+        for block in 0..whole {
             // SAFETY: the caller sees to it that they are there.
-            let from = unsafe { &*a.at_column(at).start.cast::<[f32; ROWS]>() };
-            six.copy_from_slice(from);
+            let six = unsafe { &*a.at_row(block * ROWS).start.cast::<[f32; ROWS]>() };
+            strip[(block * k + depth) * ROWS..][..ROWS].copy_from_slice(six);
         }
-    } else {
-        for (at, six) in strip[..k * ROWS].chunks_exact_mut(ROWS).enumerate() {
-            for (row, number) in six.iter_mut().enumerate().take(rows) {
-                // SAFETY: the caller sees to it that they are there.
-                *number = unsafe { *a.at_column(at).at_row(row).start };
-            }
+        for row in whole * ROWS..rows {
+            let place = (row / ROWS * k + depth) * ROWS + row % ROWS;
+            // SAFETY: as above.
+            strip[place] = unsafe { *a.at_row(row).start };
         }
     }
-    Matrix { start: strip.as_ptr(), row: 1, column: ROWS }
 }
 
 /// A few rows and one panel.

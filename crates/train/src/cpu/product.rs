@@ -89,6 +89,9 @@ impl Cpu {
             return;
         }
         assert!(a.span(m, k) <= a.view.len() && b.span(k, n) <= b.view.len(), "a matrix too small");
+        if let Some(brain) = &self.brain {
+            return self.product_brain(brain, sizes, a, b, c, start);
+        }
         let (scratch_a, scratch_b) = (self.rounded(a.view), self.rounded(b.view));
         let a = Operand { view: scratch_a.as_ref().map_or(a.view, |s| View::of(&s[..])), ..a };
         let b = Operand { view: scratch_b.as_ref().map_or(b.view, |s| View::of(&s[..])), ..b };

@@ -171,6 +171,11 @@ unsafe fn block<V: Lanes, const R: usize, const C: usize>(
                 }
             }
         }
+        for row in 0..R {
+            for at in 0..C {
+                V::expect(c.start.add(row * c.row + at * WIDTH));
+            }
+        }
         let (mut from_a, mut from_b) = (a.start, b.start);
         for _ in 0..depth {
             let mut right = [V::splat(0.0); C];

@@ -102,7 +102,8 @@ pub fn spec(config: &Config) -> Spec {
         "auto" | "char" => None,
         path => Some(PathBuf::from(path)),
     };
-    Spec { data: config.data.source.clone(), tokenizer }
+    let validation = config.data.validation;
+    Spec { data: config.data.source.clone(), tokenizer, validation }
 }
 
 /// Who takes what happens.

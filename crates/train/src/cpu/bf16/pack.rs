@@ -252,7 +252,13 @@ fn gathered(numbers: Numbers<'_>, at: usize, stride: usize, count: usize) -> Lin
 impl Vector for Line {
     #[inline(always)]
     unsafe fn along(numbers: Numbers<'_>, at: usize, count: usize) -> Self {
-        gathered(numbers, at, 1, count)
+        let mut halves = [0; DEPTH];
+        let here = at..at + count;
+        match numbers {
+            Numbers::F32(from) => round_all(&mut halves, from, here, |n| rounded(*n)),
+            Numbers::Bf16(from) => round_all(&mut halves, from, here, |n: &bf16| n.to_bits()),
+        }
+        Self(std::array::from_fn(|i| u32::from(halves[2 * i]) | u32::from(halves[2 * i + 1]) << 16))
     }
 
     #[inline(always)]
@@ -285,6 +291,26 @@ impl Vector for Line {
     #[inline(always)]
     unsafe fn write(self, to: &mut Line) {
         *to = self;
+    }
+}
+
+/// Whole lines are the most, and their length is known to the compiler.
+#[inline(always)]
+fn round_all<T>(
+    halves: &mut [u16; DEPTH],
+    from: &[T],
+    here: Range<usize>,
+    bits: impl Fn(&T) -> u16,
+) {
+    let numbers = from.get(here).unwrap_or_default();
+    if let Some(numbers) = numbers.first_chunk::<DEPTH>() {
+        for (half, number) in halves.iter_mut().zip(numbers) {
+            *half = bits(number);
+        }
+    } else {
+        for (half, number) in halves.iter_mut().zip(numbers) {
+            *half = bits(number);
+        }
     }
 }
 

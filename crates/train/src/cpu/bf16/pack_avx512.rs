@@ -6,7 +6,7 @@ use std::mem::transmute;
 
 use super::lines::{Line, WORDS};
 use super::operand::Numbers;
-use super::pack::Vector;
+use super::pack::{DEPTH, Vector};
 
 /// A line in a register. `NATIVE`: the processor has an instruction that rounds to brain floats.
 /// It takes numbers below the smallest normal one for zero, as the products do.
@@ -76,6 +76,17 @@ unsafe fn interleaved(halves: __m512i) -> __m512i {
     unsafe { _mm512_permutexvar_epi16(_mm512_loadu_si512(ORDER.as_ptr().cast()), halves) }
 }
 
+/// Two rows of numbers across lanes are far apart, and 32 are read by turns: more than the
+/// processor follows by itself.
+#[inline(always)]
+fn ask_for_next_block<T>(from: *const T, at: [usize; 2]) {
+    let ahead = DEPTH * (at[1] - at[0]);
+    for at in at {
+        // SAFETY: any processor with vectors can be asked for memory, whether it is there or not.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(at + ahead).cast()) };
+    }
+}
+
 impl<const NATIVE: bool> Vector for By<NATIVE> {
     #[inline(always)]
     unsafe fn along(numbers: Numbers<'_>, at: usize, count: usize) -> Self {
@@ -106,12 +117,14 @@ impl<const NATIVE: bool> Vector for By<NATIVE> {
             let halves = match numbers {
                 Numbers::F32(numbers) => {
                     let from = numbers.as_ptr();
+                    ask_for_next_block(from, at);
                     let low = _mm512_maskz_loadu_ps(mask[0], from.wrapping_add(at[0]));
                     let high = _mm512_maskz_loadu_ps(mask[1], from.wrapping_add(at[1]));
                     round::<NATIVE>(low, high)
                 }
                 Numbers::Bf16(numbers) => {
                     let from = numbers.as_ptr().cast::<i16>();
+                    ask_for_next_block(from, at);
                     let low = _mm256_maskz_loadu_epi16(mask[0], from.wrapping_add(at[0]));
                     let high = _mm256_maskz_loadu_epi16(mask[1], from.wrapping_add(at[1]));
                     _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high)
