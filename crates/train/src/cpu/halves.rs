@@ -56,9 +56,9 @@ impl<T: Default> Spare<T> {
 }
 
 impl Operand<'_> {
-    /// The same, from a row and a column on.
-    fn halves(&self, row: usize, column: usize) -> Matrix<'_> {
-        let first = row * self.row_stride + column * self.column_stride;
+    /// The same, from a row on.
+    fn halves(&self, row: usize) -> Matrix<'_> {
+        let first = row * self.row_stride;
         let numbers = match Source::from(self.view.part(first..self.view.len())) {
             Source::F32(numbers) => Numbers::F32(numbers),
             Source::Bf16(numbers) => Numbers::Bf16(numbers),
@@ -69,7 +69,7 @@ impl Operand<'_> {
 }
 
 impl Cpu {
-    /// `c = start + a b`. The right matrix is packed first; each thread then multiplies some rows.
+    /// `c = start + a b`. The right matrix is packed first, by all threads; each then multiplies some rows.
     pub(super) fn multiply_halves(
         &self,
         sizes: Sizes,
@@ -80,53 +80,30 @@ impl Cpu {
     ) {
         let Sizes { m, n, k } = sizes;
         let parts = self.pool.parts(m.saturating_mul(n).saturating_mul(k), LEAST);
-        // In pieces the right matrix is packed by all threads, but the left one for each piece.
-        let pieces = if n > m { parts } else { 1 };
-        let packed = self.pack_pieces(sizes, b, pieces);
+        let mut packed = self.halves.packed.take();
+        let run = |parts: usize, work: &(dyn Fn(usize) + Sync)| self.pool.run(parts, work);
+        packed.fill_in_parts(self.halves.kernel, [k, n], b.halves(0), parts, &run);
         let c = Apart::new(c);
         self.pool.run(parts, |part| {
             let rows = cut(m, parts, part, WIDTH);
             if rows.is_empty() {
                 return;
             }
+            // SAFETY: rows are disjoint.
+            let numbers = match unsafe { c.part(rows.start * n..rows.end * n) } {
+                Target::F32(numbers) => NumbersMut::F32(numbers),
+                Target::Bf16(numbers) => NumbersMut::Bf16(numbers),
+            };
+            let ending = match start {
+                Start::Zero => Ending::Set,
+                Start::Add => Ending::Add,
+                Start::Row(row) => Ending::Bias(row),
+            };
             let mut scratch = self.halves.scratch.take();
-            for (piece, packed) in packed.iter().enumerate() {
-                let columns = cut(n, pieces, piece, 2 * WIDTH);
-                if columns.is_empty() {
-                    continue;
-                }
-                // SAFETY: rows are disjoint.
-                let to = unsafe { c.part(rows.start * n + columns.start..rows.end * n) };
-                let numbers = match to {
-                    Target::F32(numbers) => NumbersMut::F32(numbers),
-                    Target::Bf16(numbers) => NumbersMut::Bf16(numbers),
-                };
-                let ending = match start {
-                    Start::Zero => Ending::Set,
-                    Start::Add => Ending::Add,
-                    Start::Row(row) => Ending::Bias(&row[columns]),
-                };
-                let (a, to) = (a.halves(rows.start, 0), Output::rows(numbers, n));
-                bf16::product_packed(rows.len(), a, packed, ending, to, &mut scratch);
-            }
+            let (a, to) = (a.halves(rows.start), Output::rows(numbers, n));
+            bf16::product_packed(rows.len(), a, &packed, ending, to, &mut scratch);
             self.halves.scratch.give(scratch);
         });
-        packed.into_iter().for_each(|packed| self.halves.packed.give(packed));
-    }
-
-    /// The right matrix in pieces of its columns.
-    fn pack_pieces(&self, sizes: Sizes, b: Operand<'_>, pieces: usize) -> Vec<Packed> {
-        let Sizes { n, k, .. } = sizes;
-        let packed: Vec<Mutex<Packed>> =
-            (0..pieces).map(|_| Mutex::new(self.halves.packed.take())).collect();
-        self.pool.run(pieces, |piece| {
-            let columns = cut(n, pieces, piece, 2 * WIDTH);
-            if !columns.is_empty() {
-                let mut packed = packed[piece].lock().unwrap_or_else(PoisonError::into_inner);
-                packed.fill(self.halves.kernel, k, columns.len(), b.halves(0, columns.start));
-            }
-        });
-        let inner = |one: Mutex<Packed>| one.into_inner().unwrap_or_else(PoisonError::into_inner);
-        packed.into_iter().map(inner).collect()
+        self.halves.packed.give(packed);
     }
 }

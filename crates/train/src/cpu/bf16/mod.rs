@@ -74,10 +74,26 @@ impl Packed {
     /// # Panics
     /// If the operand is not that large, or the processor lacks the kernel's instructions.
     pub fn fill(&mut self, kernel: Kernel, k: usize, n: usize, b: Matrix<'_>) {
+        self.fill_in_parts(kernel, [k, n], b, 1, &|parts, work| (0..parts).for_each(work));
+    }
+
+    /// The same in at most so many parts, which `run` is given to do, in any order or at the same
+    /// time.
+    ///
+    /// # Panics
+    /// As above.
+    pub fn fill_in_parts(
+        &mut self,
+        kernel: Kernel,
+        [k, n]: [usize; 2],
+        b: Matrix<'_>,
+        parts: usize,
+        run: &dyn Fn(usize, &(dyn Fn(usize) + Sync)),
+    ) {
         kernel.assert_available();
         b.assert_holds(k, n);
         (self.kernel, self.k, self.n) = (kernel, k, n);
-        pack::right(kernel, &b, k, n, &mut self.lines);
+        pack::right(kernel, &b, [k, n], &mut self.lines, parts, run);
     }
 
     /// The kernel that it is packed for.

@@ -7,6 +7,7 @@
 //! lanes of it), the lines of all pairs together: a panel; one panel after the other.
 
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 
 use half::bf16;
 
@@ -71,19 +72,32 @@ pub fn panel_stride(k: usize) -> usize {
     (k.div_ceil(DEPTH) * WORDS) | 1
 }
 
-/// Packs a right operand.
-pub fn right(kernel: Kernel, b: &Matrix<'_>, k: usize, n: usize, lines: &mut Lines) {
-    let stride = panel_stride(k);
-    let source = Source {
-        numbers: b.numbers,
-        first: 0,
-        lanes: n,
-        lane_stride: b.column_stride,
-        k,
-        k_stride: b.row_stride,
-    };
-    let out = lines.at_least(n.div_ceil(WORDS) * stride);
-    dispatch(kernel, &source, Layout::Right { stride }, out);
+/// Packs a right operand, in as many parts as are wanted, which `run` may do at the same time.
+pub fn right(
+    kernel: Kernel,
+    b: &Matrix<'_>,
+    [k, n]: [usize; 2],
+    lines: &mut Lines,
+    parts: usize,
+    run: &dyn Fn(usize, &(dyn Fn(usize) + Sync)),
+) {
+    let (stride, panels) = (panel_stride(k), n.div_ceil(WORDS));
+    let each = panels.div_ceil(parts.max(1)).max(1);
+    let out = lines.at_least(panels * stride);
+    let parts: Vec<Mutex<&mut [Line]>> = out.chunks_mut(each * stride).map(Mutex::new).collect();
+    run(parts.len(), &|part| {
+        let lane = part * each * WORDS;
+        let source = Source {
+            numbers: b.numbers,
+            first: lane * b.column_stride,
+            lanes: (n - lane).min(each * WORDS),
+            lane_stride: b.column_stride,
+            k,
+            k_stride: b.row_stride,
+        };
+        let mut out = parts[part].lock().unwrap_or_else(PoisonError::into_inner);
+        dispatch(kernel, &source, Layout::Right { stride }, &mut out);
+    });
 }
 
 /// A part of the left operand, packed.
