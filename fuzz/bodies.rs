@@ -1,6 +1,7 @@
 //! What each fuzz target does with its input. The targets and the replay test both include this
 //! file, so that a corpus means the same to both.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use regatta_discover::nodefile;
@@ -15,6 +16,8 @@ use regatta_model::document::{Document, from_json, to_json, to_json_line};
 use regatta_model::{Allocation, BenchResult, CpuSet, Machine, Placement, hostlist};
 use regatta_train::checkpoint::huggingface::{config, import};
 use regatta_train::checkpoint::manifest::{Manifest, Sidecar};
+use regatta_train::data::Tokenizer;
+use regatta_train::data::token_file::{HEADER_BYTES, Header};
 use regatta_wire::link::{Link, LinkError, Role, Step, Timing};
 use regatta_wire::secret::Secret;
 
@@ -28,7 +31,7 @@ pub enum Body {
 }
 
 /// The targets by name; each has a folder of this name in the corpus.
-pub const TARGETS: [(&str, Body); 10] = [
+pub const TARGETS: [(&str, Body); 12] = [
     ("hostlist", Body::Text(hosts)),
     ("cpuset", Body::Text(cpus)),
     ("nodefile", Body::Text(nodes)),
@@ -39,6 +42,8 @@ pub const TARGETS: [(&str, Body); 10] = [
     ("bench", Body::Text(bench)),
     ("checkpoint", Body::Text(checkpoint)),
     ("huggingface", Body::Text(huggingface)),
+    ("tokens", Body::Bytes(tokens)),
+    ("tokenizer", Body::Text(tokenizer)),
 ];
 
 /// Runs one target on one input.
@@ -176,6 +181,39 @@ fn bench(text: &str) {
     }
     compare(&all, Choice::default()).iter().for_each(|comparison| drop(comparison.text()));
     plot::html("input", &all);
+}
+
+/// The begin of a token file is read, or its fault named; what is read fits the file.
+fn tokens(data: &[u8]) {
+    match Header::parse(data, data.len() as u64, Path::new("input")) {
+        Ok(header) => {
+            let bytes = header.tokens * header.token_bytes;
+            assert_eq!(bytes, (data.len() - HEADER_BYTES) as u64);
+        }
+        Err(error) => sentence(&error, ""),
+    }
+}
+
+/// A tokenizer that is read gives texts back as they were, and is the same when it is read again.
+fn tokenizer(file: &str) {
+    let path = Path::new("input");
+    let tokenizer = match Tokenizer::from_bytes(file.as_bytes(), path) {
+        Ok(tokenizer) => tokenizer,
+        Err(error) => return sentence(&error, file),
+    };
+    match Tokenizer::from_bytes(&tokenizer.to_bytes(), path) {
+        Ok(again) => assert_eq!(again.fingerprint(), tokenizer.fingerprint()),
+        Err(error) => panic!("written, but not read again: {error}"),
+    }
+    for text in ["the crew's ready:\n\n 12 knots", "Größe \u{1f6a3}  ", file] {
+        match tokenizer.encode(text) {
+            Ok(tokens) => {
+                assert!(tokens.iter().all(|token| (*token as usize) < tokenizer.vocabulary()));
+                assert_eq!(tokenizer.decode(&tokens).ok().as_deref(), Some(text));
+            }
+            Err(error) => sentence(&error, text),
+        }
+    }
 }
 
 fn document<T: Document + PartialEq + std::fmt::Debug>(text: &str) {

@@ -12,6 +12,7 @@ use regatta_place::binding::Launcher;
 
 use crate::commands::bench::BenchArgs;
 use crate::commands::checkpoint::CheckpointArgs;
+use crate::commands::data::{self, DataArgs};
 use crate::commands::generate::{self, GenerateArgs};
 use crate::commands::train::{self, TrainArgs};
 use crate::options::{EnvChoices, JobArgs, SourceArgs};
@@ -69,6 +70,9 @@ pub enum Command {
     /// Look at checkpoints and check them; import and export models of Hugging Face
     #[command(after_long_help = CHECKPOINT_EXAMPLES)]
     Checkpoint(CheckpointArgs),
+    /// Make token files of texts for training, or show what is in them
+    #[command(after_long_help = data::EXAMPLES)]
+    Data(DataArgs),
     /// Run the ranks of this node for a `regatta launch` elsewhere; started by it
     #[command(hide = true)]
     Agent(AgentArgs),

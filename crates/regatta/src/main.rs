@@ -27,6 +27,7 @@ fn main() -> ExitCode {
         Command::Train(args) => commands::train::run(&args),
         Command::Generate(args) => commands::generate::run(&args),
         Command::Checkpoint(args) => commands::checkpoint::run(&args),
+        Command::Data(args) => commands::data::run(&args),
         Command::Agent(args) => commands::agent::run(&args),
         Command::Completions(args) => commands::docs::completions(args.shell),
         Command::Man(args) => commands::docs::man(args.page.as_deref()),

@@ -52,6 +52,18 @@ const RESULTS: [&str; 8] = [
     "write/",
 ];
 
+/// The parts of `train` that a run follows from, on any number of ranks and after a restart.
+const EXACT: [&str; 8] = [
+    "shape.rs",
+    "schedule.rs",
+    "random.rs",
+    "optimizer.rs",
+    "data/order.rs",
+    "job/tally.rs",
+    "job/smoke/part.rs",
+    "job/smoke/places.rs",
+];
+
 /// Where `discover` may open files by itself: the root, files the user names, and the device files
 /// that are opened to see whether they can be.
 const OPENERS: [&str; 4] = ["root.rs", "machine.rs", "allocation/mod.rs", "gpu/mod.rs"];
@@ -148,6 +160,17 @@ fn forms_of_results_do_no_io() {
 }
 
 #[test]
+fn what_a_training_follows_from_does_no_io() {
+    let sources = sources("crates/train");
+    for path in EXACT {
+        let text = sources.get(path).unwrap_or_else(|| panic!("crates/train/src/{path} is gone"));
+        for word in IO {
+            assert!(!text.contains(word), "{word} in crates/train/src/{path}");
+        }
+    }
+}
+
+#[test]
 fn discover_reads_through_its_root() {
     for (path, text) in sources("crates/discover") {
         if OPENERS.contains(&path.as_str()) {
@@ -161,9 +184,14 @@ fn discover_reads_through_its_root() {
 
 #[test]
 fn only_the_binary_prints() {
-    for name in
-        ["crates/model", "crates/discover", "crates/place", "crates/launch", "crates/measure"]
-    {
+    for name in [
+        "crates/model",
+        "crates/discover",
+        "crates/place",
+        "crates/launch",
+        "crates/measure",
+        "crates/train",
+    ] {
         for word in ["println!", "eprint", "print!", "dbg!"] {
             let found = lines_with(name, word);
             assert!(found.is_empty(), "{}", found.join("\n"));
@@ -173,9 +201,14 @@ fn only_the_binary_prints() {
 
 #[test]
 fn nothing_runs_a_shell() {
-    for name in
-        ["crates/model", "crates/discover", "crates/place", "crates/launch", "crates/regatta"]
-    {
+    for name in [
+        "crates/model",
+        "crates/discover",
+        "crates/place",
+        "crates/launch",
+        "crates/train",
+        "crates/regatta",
+    ] {
         for shell in ["sh", "bash", "/bin/sh", "/bin/bash"] {
             let found = lines_with(name, &format!("Command::new(\"{shell}\")"));
             assert!(found.is_empty(), "{}", found.join("\n"));

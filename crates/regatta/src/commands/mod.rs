@@ -4,6 +4,7 @@ pub mod agent;
 pub mod bench;
 pub mod check;
 pub mod checkpoint;
+pub mod data;
 pub mod docs;
 pub mod env;
 pub mod generate;

@@ -64,13 +64,13 @@ configuration! {
     }
     /// What it is trained on.
     data: Data {
-        /// The text: builtin, tinyshakespeare, or the path of a text, a folder of texts, or a file
-        /// of `regatta data prepare`.
+        /// The text: builtin, tinyshakespeare, the path of a text file or of a folder of
+        /// `regatta data prepare`, or raw-u16:FOLDER for nanoGPT's files.
         source: String = "builtin".to_owned(), ANY;
         /// What makes tokens of it: char, or the path of a tokenizer.json; auto: what the data was
         /// prepared with, or char.
         tokenizer: String = "auto".to_owned(), ANY;
-        /// The share at the end that is kept for validation.
+        /// The share at the end that is kept for validation; prepared data has its own.
         validation: f64 = 0.1, SHARE;
     }
     /// How it is trained.

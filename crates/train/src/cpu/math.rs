@@ -18,8 +18,7 @@ pub fn exp<V: Lanes>(x: V) -> V {
     let n = whole.minus(V::splat(WHOLE));
     let rest = n.fused(V::splat(-LN_2[0]), x);
     let rest = n.fused(V::splat(-LN_2[1]), rest);
-    // From -ln 2 / 2 to ln 2 / 2 the Taylor series of degree 6 is right to 1.2e-7, and better once
-    // its last terms are spread over the range.
+    // From -ln 2 / 2 to ln 2 / 2 the next term of the series is below 1e-8.
     let p = V::splat(1.0 / 5040.0);
     let p = p.fused(rest, V::splat(1.0 / 720.0));
     let p = p.fused(rest, V::splat(1.0 / 120.0));

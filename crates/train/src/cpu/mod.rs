@@ -7,9 +7,9 @@
 
 mod attention;
 pub mod bf16;
-mod brain;
 mod elementwise;
 mod embed;
+mod halves;
 mod lanes;
 #[cfg(target_arch = "x86_64")]
 mod lanes_x86;
@@ -28,9 +28,8 @@ mod tile;
 
 use serde::{Deserialize, Serialize};
 
-use self::brain::Brain;
-use self::lanes::WIDTH;
-use self::level::{Level, kernel};
+use self::halves::Halves;
+use self::level::Level;
 use self::pool::Pool;
 use self::scratch::{Pieces, Scratch};
 use crate::device::{Attention, AttentionSaved, Device, Linear, Norm, NormGrads, NormSaved, Turn};
@@ -67,8 +66,7 @@ pub struct Cpu {
     precision: Precision,
     pieces: Pieces,
     angles: rope::Angles,
-    /// What multiplies brain floats, if that is asked for and pays.
-    brain: Option<Brain>,
+    halves: Halves,
 }
 
 impl Cpu {
@@ -79,10 +77,7 @@ impl Cpu {
 
     fn with_level(threads: usize, precision: Precision, level: Level) -> Self {
         let (pool, pieces, angles) = (Pool::new(threads), Pieces::default(), Default::default());
-        // A test that asks for less of the processor gets less.
-        let wanted = precision == Precision::Bf16 && level == Level::best();
-        let brain = wanted.then(|| Brain::new(pool.threads())).flatten();
-        Self { pool, level, precision, pieces, angles, brain }
+        Self { pool, level, precision, pieces, angles, halves: Halves::new(level) }
     }
 
     /// What it computes with, such as `2 threads, f32 on avx512`.
@@ -91,28 +86,15 @@ impl Cpu {
             1 => "1 thread".to_owned(),
             many => format!("{many} threads"),
         };
-        let precision = self.precision.name();
-        let by = self.brain.as_ref().map_or(self.level.name(), |brain| brain.kernel.name());
-        format!("{threads}, {precision} on {by}")
+        let kernels = match self.precision {
+            Precision::F32 => self.level.name(),
+            Precision::Bf16 => self.halves.kernel.name(),
+        };
+        format!("{threads}, {} on {kernels}", self.precision.name())
     }
 
     fn scratch(&self, elements: usize) -> Scratch<'_> {
         self.pieces.take(elements)
-    }
-}
-
-kernel! {
-    /// As brain floats would be, but still in single precision.
-    fn round<V>(from: &[f32], to: &mut [f32]) {
-        let mut halves = [0; WIDTH];
-        for at in (0..to.len()).step_by(WIDTH) {
-            // SAFETY: there is room for sixteen, and then there are sixteen.
-            let rounded = unsafe {
-                numbers::get::<V>(from, at).store_half(halves.as_mut_ptr());
-                V::load_half(halves.as_ptr())
-            };
-            numbers::put(to, at, rounded);
-        }
     }
 }
 

@@ -220,6 +220,7 @@ impl<'a> Apart<'a> {
     ///
     /// # Panics
     /// If they are not there.
+    #[inline(always)]
     pub unsafe fn part(&self, range: Range<usize>) -> Target<'a> {
         assert!(range.start <= range.end && range.end <= self.elements, "{range:?}");
         // SAFETY: they are there, and the caller's alone.

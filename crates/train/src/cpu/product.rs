@@ -1,14 +1,12 @@
 //! Matrix products: all of them go through [`Cpu::product`].
 
 use super::Cpu;
-use super::elementwise::copy;
+use super::Precision;
 use super::lanes::WIDTH;
-use super::numbers::{Apart, Source};
+use super::numbers::Apart;
 use super::packed::{self, Start};
 use super::pool::cut;
-use super::scratch::Scratch;
 use super::tile::Matrix;
-use super::{Precision, round};
 use crate::memory::{Format, View, ViewMut};
 
 /// A matrix that is read: any rows and columns of a tensor.
@@ -23,7 +21,7 @@ pub struct Operand<'a> {
 }
 
 /// Multiplications that are worth another thread.
-const LEAST: usize = 64 * 1024;
+pub const LEAST: usize = 64 * 1024;
 
 impl<'a> Operand<'a> {
     /// A matrix that lies row by row.
@@ -63,13 +61,14 @@ pub struct Sizes {
 }
 
 impl Cpu {
-    /// `c = start + a b`; `c` lies row by row.
+    /// `c = start + a b`; `c` lies row by row. Where there are brain floats, or they are asked for,
+    /// it is a product of brain floats.
     pub(super) fn product(
         &self,
         sizes: Sizes,
         a: Operand<'_>,
         b: Operand<'_>,
-        mut c: ViewMut<'_>,
+        c: ViewMut<'_>,
         start: Start<'_>,
     ) {
         let Sizes { m, n, k } = sizes;
@@ -89,40 +88,12 @@ impl Cpu {
             return;
         }
         assert!(a.span(m, k) <= a.view.len() && b.span(k, n) <= b.view.len(), "a matrix too small");
-        if let Some(brain) = &self.brain {
-            return self.product_brain(brain, sizes, a, b, c, start);
+        let formats = [a.view.format(), b.view.format(), c.format()];
+        if self.precision == Precision::Bf16 || formats.contains(&Format::Bf16) {
+            self.multiply_halves(sizes, a, b, c, start);
+        } else {
+            self.multiply(sizes, a, b, c.host(), start);
         }
-        let (scratch_a, scratch_b) = (self.rounded(a.view), self.rounded(b.view));
-        let a = Operand { view: scratch_a.as_ref().map_or(a.view, |s| View::of(&s[..])), ..a };
-        let b = Operand { view: scratch_b.as_ref().map_or(b.view, |s| View::of(&s[..])), ..b };
-        if c.format() == Format::F32 {
-            return self.multiply(sizes, a, b, c.host(), start);
-        }
-        let mut sums = self.scratch(m * n);
-        if let Start::Add = start {
-            self.copy_numbers(c.view(), ViewMut::of(&mut sums[..]));
-        }
-        self.multiply(sizes, a, b, &mut sums, start);
-        self.copy_numbers(View::of(&sums[..]), c.again());
-    }
-
-    /// In single precision, but with no more digits than brain floats have if those are asked for.
-    /// `None` if the numbers are fit to be multiplied as they are.
-    fn rounded(&self, view: View<'_>) -> Option<Scratch<'_>> {
-        if self.precision == Precision::F32 && view.format() == Format::F32 {
-            return None;
-        }
-        let mut scratch = self.scratch(view.len());
-        let (from, to) = (Source::from(view), Apart::new(&mut scratch[..]));
-        self.pool.run_ranges(view.len(), LEAST, WIDTH, |range| {
-            // SAFETY: ranges are disjoint.
-            let to = unsafe { to.reals(range.clone()) };
-            match from.part(range) {
-                Source::F32(from) => round(self.level, from, to),
-                from => copy(self.level, from, to.into()),
-            }
-        });
-        Some(scratch)
     }
 
     /// In single precision, by whatever is faster.

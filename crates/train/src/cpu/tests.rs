@@ -426,6 +426,6 @@ fn wrong_lengths_are_refused() {
 #[test]
 fn it_says_what_it_computes_with() {
     let text = Cpu::with_level(2, Precision::Bf16, Level::Plain).describe();
-    assert_eq!(text, "2 threads, bf16 on plain");
+    assert_eq!(text, "2 threads, bf16 on portable");
     assert_eq!(serde_json::to_string(&Precision::Bf16).unwrap(), "\"bf16\"");
 }

@@ -216,7 +216,7 @@ pub enum DataError {
         found: String,
     },
     /// A share for validation that leaves nothing.
-    #[error("the share for validation is {share}, and must be from 0 to 0.9")]
+    #[error("the share for validation is {share}, and must be from 0 to below 1")]
     Share {
         /// What was asked for.
         share: f64,

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::error::{DataError, Result};
 use super::pieces::{self, Part};
+use super::source::check_share;
 use super::token_file::{self, TokenWriter};
 use super::tokenizer::Tokenizer;
 use super::{beside, fetch};
@@ -84,9 +85,7 @@ pub struct Progress {
 
 /// Makes the folder: beside its place at first, and there only when it is whole.
 pub fn prepare(plan: &Plan, progress: &mut dyn FnMut(Progress)) -> Result<About> {
-    if !(0.0..=0.9).contains(&plan.validation) {
-        return Err(DataError::Share { share: plan.validation });
-    }
+    check_share(plan.validation)?;
     may_make(&plan.folder, plan.replace)?;
     let inputs = look_at(&plan.inputs)?;
     let total: u64 = inputs.iter().map(|input| input.bytes).sum();

@@ -28,18 +28,20 @@ const BUILTIN: &str = "builtin";
 const RAW_U16: &str = "raw-u16:";
 
 /// What the user asks for.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Spec {
     /// `builtin`, a named set, a text file, a folder of `regatta data prepare`, or `raw-u16:FOLDER`
     /// with `train.bin` and `val.bin` as nanoGPT writes them.
     pub data: String,
     /// A tokenizer file; without one a text's tokens are its characters.
     pub tokenizer: Option<PathBuf>,
+    /// The share at the end of a text that is for validation. Token files have theirs already.
+    pub validation: f64,
 }
 
 impl Default for Spec {
     fn default() -> Self {
-        Self { data: BUILTIN.to_owned(), tokenizer: None }
+        Self { data: BUILTIN.to_owned(), tokenizer: None, validation: VALIDATION }
     }
 }
 
@@ -79,12 +81,14 @@ impl Places {
 }
 
 /// Data that is on this machine, so that every rank can open it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Prepared {
     /// The project's own text.
     Builtin {
         /// A tokenizer file, if not characters.
         tokenizer: Option<PathBuf>,
+        /// The share at the end that is for validation.
+        validation: f64,
     },
     /// A text that fits into memory.
     Text {
@@ -92,11 +96,15 @@ pub enum Prepared {
         path: PathBuf,
         /// A tokenizer file, if not characters.
         tokenizer: Option<PathBuf>,
+        /// The share at the end that is for validation.
+        validation: f64,
     },
     /// A folder of token files.
     Folder {
         /// The folder.
         path: PathBuf,
+        /// A tokenizer file that must be the folder's, if one was asked for.
+        tokenizer: Option<PathBuf>,
     },
     /// A folder of bare numbers.
     RawU16 {
@@ -119,9 +127,10 @@ fn prepare_with(
     download: &fetch::Download,
     in_memory: u64,
 ) -> Result<Prepared> {
-    let tokenizer = spec.tokenizer.clone();
+    let (tokenizer, validation) = (spec.tokenizer.clone(), spec.validation);
+    check_share(validation)?;
     if spec.data == BUILTIN {
-        return Ok(Prepared::Builtin { tokenizer });
+        return Ok(Prepared::Builtin { tokenizer, validation });
     }
     if let Some(path) = spec.data.strip_prefix(RAW_U16) {
         let path = PathBuf::from(path);
@@ -132,20 +141,38 @@ fn prepare_with(
         let tokenizer = tokenizer.ok_or_else(missing)?;
         return Ok(Prepared::RawU16 { path, tokenizer });
     }
-    let path = match fetch::NAMED.iter().find(|named| named.name == spec.data) {
-        Some(named) => fetch::find(named, places, download)?,
-        None => PathBuf::from(&spec.data),
-    };
-    match std::fs::metadata(&path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(unknown(&spec.data)),
-        Err(error) => Err(DataError::io("look at", &path)(error)),
-        Ok(found) if found.is_dir() => Ok(Prepared::Folder { path }),
-        Ok(found) if found.len() <= in_memory => Ok(Prepared::Text { path, tokenizer }),
-        Ok(found) => {
-            let path = into_cache(path, tokenizer, &found, places)?;
-            Ok(Prepared::Folder { path })
+    let path = file_with(&spec.data, places, download)?;
+    let found = std::fs::metadata(&path).map_err(DataError::io("look at", &path))?;
+    match found.len() {
+        _ if found.is_dir() => Ok(Prepared::Folder { path, tokenizer }),
+        bytes if bytes <= in_memory => Ok(Prepared::Text { path, tokenizer, validation }),
+        _ => {
+            let path = into_cache(path, spec, &found, places)?;
+            Ok(Prepared::Folder { path, tokenizer })
         }
     }
+}
+
+/// The file or folder that a name or a path stands for; a named set is fetched if need be.
+pub fn file(data: &str, places: &Places) -> Result<PathBuf> {
+    file_with(data, places, &fetch::download)
+}
+
+fn file_with(data: &str, places: &Places, download: &fetch::Download) -> Result<PathBuf> {
+    if let Some(named) = fetch::NAMED.iter().find(|named| named.name == data) {
+        return fetch::find(named, places, download);
+    }
+    let path = PathBuf::from(data);
+    match std::fs::metadata(&path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(unknown(data)),
+        Err(error) => Err(DataError::io("look at", &path)(error)),
+        Ok(_) => Ok(path),
+    }
+}
+
+/// A share for validation leaves something to learn from.
+pub(super) fn check_share(share: f64) -> Result<()> {
+    if (0.0..1.0).contains(&share) { Ok(()) } else { Err(DataError::Share { share }) }
 }
 
 fn unknown(name: &str) -> DataError {
@@ -157,21 +184,23 @@ fn unknown(name: &str) -> DataError {
 /// Makes token files of a large text, unless they are there from an earlier time.
 fn into_cache(
     path: PathBuf,
-    tokenizer: Option<PathBuf>,
+    spec: &Spec,
     found: &std::fs::Metadata,
     places: &Places,
 ) -> Result<PathBuf> {
     let path = path.canonicalize().map_err(DataError::io("look at", &path))?;
+    let (tokenizer, validation) = (spec.tokenizer.clone(), spec.validation);
     let made_by = tokenizer.as_deref().map(Tokenizer::load).transpose()?;
     let made_by = made_by.map(|tokenizer| tokenizer.fingerprint());
-    let what = format!("{path:?} {} {:?} {made_by:?}", found.len(), found.modified().ok());
+    let (bytes, time) = (found.len(), found.modified().ok());
+    let what = format!("{path:?} {bytes} {time:?} {made_by:?} {validation}");
     let name = &hex(&Sha256::digest(what))[..16];
     let folder = places.cache()?.join("prepared").join(name);
     if folder.join(folder::ABOUT).exists() {
         return Ok(folder);
     }
     let inputs = vec![path];
-    let plan = Plan { inputs, tokenizer, validation: VALIDATION, folder, replace: false };
+    let plan = Plan { inputs, tokenizer, validation, folder, replace: false };
     match folder::prepare(&plan, &mut |_| {}) {
         // Another process was faster.
         Ok(_) | Err(DataError::Exists { .. }) => Ok(plan.folder),
@@ -203,18 +232,18 @@ impl Dataset {
 /// Opens data that is on this machine.
 pub fn open(prepared: &Prepared) -> Result<Dataset> {
     match prepared {
-        Prepared::Builtin { tokenizer } => {
-            of_text(&builtin::text(), tokenizer.as_deref(), "the built-in text")
+        Prepared::Builtin { tokenizer, validation } => {
+            of_text(&builtin::text(), tokenizer.as_deref(), *validation, "the built-in text")
         }
-        Prepared::Text { path, tokenizer } => {
+        Prepared::Text { path, tokenizer, validation } => {
             let bytes = std::fs::read(path).map_err(DataError::io("read", path))?;
             let text = String::from_utf8(bytes).map_err(|error| DataError::NotUtf8 {
                 path: path.clone(),
                 byte: error.utf8_error().valid_up_to() as u64,
             })?;
-            of_text(&text, tokenizer.as_deref(), &path.display().to_string())
+            of_text(&text, tokenizer.as_deref(), *validation, &path.display().to_string())
         }
-        Prepared::Folder { path } => of_folder(path),
+        Prepared::Folder { path, tokenizer } => of_folder(path, tokenizer.as_deref()),
         Prepared::RawU16 { path, tokenizer } => {
             let tokenizer = Tokenizer::load(tokenizer)?;
             let file = |name: &str| {
@@ -227,7 +256,7 @@ pub fn open(prepared: &Prepared) -> Result<Dataset> {
     }
 }
 
-fn of_text(text: &str, tokenizer: Option<&Path>, what: &str) -> Result<Dataset> {
+fn of_text(text: &str, tokenizer: Option<&Path>, validation: f64, what: &str) -> Result<Dataset> {
     if text.is_empty() {
         return Err(DataError::Empty { what: what.to_owned() });
     }
@@ -235,31 +264,41 @@ fn of_text(text: &str, tokenizer: Option<&Path>, what: &str) -> Result<Dataset> 
         Some(path) => Tokenizer::load(path)?,
         None => Tokenizer::of_characters(text.chars()),
     };
-    let (train, validation) = pieces::cut(text, VALIDATION);
+    let (train, validation) = pieces::cut(text, validation);
     let tokens = |text: &str| Ok(Tokens::Memory(tokenizer.encode(text)?.into()));
     let (train, validation) = (tokens(train)?, tokens(validation)?);
     Ok(Dataset { train, validation, tokenizer })
 }
 
-fn of_folder(path: &Path) -> Result<Dataset> {
+/// A folder's tokens, if they were made with the tokenizer beside them, and with the one that was
+/// asked for.
+fn of_folder(path: &Path, wanted: Option<&Path>) -> Result<Dataset> {
     folder::about(path)?;
-    let tokenizer_path = path.join(folder::TOKENIZER);
-    let tokenizer = Tokenizer::load(&tokenizer_path)?;
-    let of_tokenizer = tokenizer.fingerprint();
+    let own = path.join(folder::TOKENIZER);
+    let tokenizer = Tokenizer::load(&own)?;
     let file = |name: &str| {
         let file = TokenFile::open(&path.join(name))?;
-        match file.header().fingerprint.clone() {
-            Some(of_file) if of_file != of_tokenizer => Err(DataError::OtherTokenizer {
-                path: file.path().to_owned(),
-                tokenizer: tokenizer_path.clone(),
-                of_file,
-                of_tokenizer: of_tokenizer.clone(),
-            }),
-            _ => Ok(Tokens::File(Arc::new(file))),
+        made_with(&file, &own, &tokenizer)?;
+        if let Some(wanted) = wanted {
+            made_with(&file, wanted, &Tokenizer::load(wanted)?)?;
         }
+        Ok(Tokens::File(Arc::new(file)))
     };
     let (train, validation) = (file(folder::TRAIN)?, file(folder::VALIDATION)?);
     Ok(Dataset { train, validation, tokenizer })
+}
+
+fn made_with(file: &TokenFile, path: &Path, tokenizer: &Tokenizer) -> Result<()> {
+    let of_tokenizer = tokenizer.fingerprint();
+    match file.header().fingerprint.clone() {
+        Some(of_file) if of_file != of_tokenizer => Err(DataError::OtherTokenizer {
+            path: file.path().to_owned(),
+            tokenizer: path.to_owned(),
+            of_file,
+            of_tokenizer,
+        }),
+        _ => Ok(()),
+    }
 }
 
 /// Tokens in memory or in a file. Copies share them.

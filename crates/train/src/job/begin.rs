@@ -10,10 +10,10 @@ use super::keep::{self, Keeper};
 use super::report::{self, Speed};
 use super::{CHECKPOINTS, Job, TOKENIZER, Training};
 use crate::checkpoint::{self, About, Checkpoint, CheckpointError, Skipped, newest_good};
-use crate::config::{Config, Resume};
-use crate::data::{DataError, Loader, Order, Tokens};
+use crate::config::{Config, Plan, Resume};
+use crate::data::{DataError, Dataset, Loader, Order, Tokens};
 use crate::memory::{Format, Tensor};
-use crate::metrics::Event;
+use crate::metrics::{self, Event};
 use crate::model::Model;
 use crate::parallel::{Alone, DataParallel, Exchange};
 use crate::shape::Shape;
@@ -43,49 +43,55 @@ impl Training {
         job.comm.broadcast(&mut done, 0)?;
         let done = done[0].unsigned_abs();
         let about = report::about(&job, &plan, &shape, done);
-        let speed = Speed::new(&about, &shape);
-        tell(Event::Begin(Box::new(about)));
-        let Job { config, comm, device, dataset, folder, .. } = job;
-        let exchange: Box<dyn Exchange> = match ranks {
-            1 => Box::new(Alone::default()),
-            _ => Box::new(DataParallel::new(comm.clone())),
-        };
-        let net = Net::new(Model::new(shape.clone()), device);
-        let mut engine = Engine::new(net, exchange, config.train.seed);
+        tell(Event::Begin(Box::new(about.clone())));
+        let mut training = Self::new(job, plan, shape, &about);
         if let Some(found) = found {
             found.skipped.iter().for_each(|note| tell(Event::Note(note.clone())));
-            keep::restore(&mut engine, &found.checkpoint)?;
+            keep::restore(&mut training.engine, &found.checkpoint)?;
             let from = found.checkpoint.folder().display();
             tell(Event::Note(format!("goes on after step {done} of {from}")));
         }
-        spread(&mut engine, &*comm)?;
+        training.keeper = keeper;
+        spread(&mut training.engine, &*training.comm)?;
         // All must be there before any begins to write.
-        comm.barrier()?;
+        training.comm.barrier()?;
+        let Dataset { tokenizer, validation: tokens, .. } = &training.dataset;
         if let (0, Some(folder)) = (rank, &checkpoints) {
-            dataset.tokenizer.save(&folder.join(TOKENIZER))?;
+            tokenizer.save(&folder.join(TOKENIZER))?;
         }
-        let validation = validation(&config, &dataset.validation, tell);
-        let schedule = config.schedule(plan.ranks);
-        let kept = (done > 0).then_some(done);
-        Ok(Self {
+        training.validation = validation(&training.config, tokens, tell);
+        Ok(training)
+    }
+
+    /// With parameters as they are before training, and nothing that is kept or tried.
+    pub(super) fn new(job: Job, plan: Plan, shape: Shape, about: &metrics::About) -> Self {
+        let speed = Speed::new(about, &shape);
+        let Job { config, comm, device, dataset, folder, .. } = job;
+        let exchange: Box<dyn Exchange> = match plan.ranks {
+            1 => Box::new(Alone::default()),
+            _ => Box::new(DataParallel::new(comm.clone())),
+        };
+        let net = Net::new(Model::new(shape), device);
+        let engine = Engine::new(net, exchange, config.train.seed);
+        Self {
+            schedule: config.schedule(plan.ranks),
             config,
             plan,
-            schedule,
             comm,
             engine,
             dataset,
-            validation,
-            keeper,
+            validation: None,
+            keeper: None,
             folder,
-            done,
-            kept,
+            done: about.done,
+            kept: (about.done > 0).then_some(about.done),
             speed,
-        })
+        }
     }
 }
 
 /// Ranks that were told different things would train something that nobody asked for.
-fn all_alike(job: &Job) -> Result<(), TrainError> {
+pub(super) fn all_alike(job: &Job) -> Result<(), TrainError> {
     let dataset = &job.dataset;
     let (train, validation) = (dataset.train.len(), dataset.validation.len());
     let data = format!("{} {train} {validation}", dataset.tokenizer.fingerprint());

@@ -60,6 +60,24 @@ pub enum TrainError {
         /// In what.
         what: &'static str,
     },
+    /// An all-reduce gave something else than the sum.
+    #[error(
+        "an all-reduce of {bytes} bytes is wrong on rank {rank} on {host}: {wrong} of its numbers \
+         are not the sum of all ranks'"
+    )]
+    Sum {
+        /// The first rank that has a wrong one.
+        rank: u32,
+        /// Where it is.
+        host: String,
+        /// How long it was.
+        bytes: u64,
+        /// How many numbers are wrong there.
+        wrong: u64,
+    },
+    /// A rank was told to end before all was looked at.
+    #[error("told to end before all was looked at")]
+    Stopped,
     /// What was trained could not be kept.
     #[error("what was trained in {step} steps is not kept: {why}")]
     Unkept {

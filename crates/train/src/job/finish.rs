@@ -84,7 +84,7 @@ impl Training {
         }))
     }
 
-    fn about(&self) -> About {
+    pub(super) fn about(&self) -> About {
         About {
             step: self.done,
             tokens: self.done * self.step_tokens(),

@@ -8,6 +8,7 @@ mod evaluate;
 mod finish;
 mod keep;
 mod report;
+pub mod smoke;
 mod tally;
 
 use std::path::PathBuf;

@@ -5,7 +5,7 @@ mod alone;
 pub mod args;
 mod asked;
 mod backend;
-mod bar;
+pub mod bar;
 mod begun;
 mod file_args;
 mod files;

@@ -12,12 +12,30 @@ use super::args::TrainArgs;
 use super::asked::CONFIG_FILE;
 use super::rank::EVENT;
 use super::report::Report;
+use crate::cli::LaunchArgs;
 use crate::commands::launch;
 use crate::commands::ranks::Wanted;
 use crate::output;
 
 /// Starts the ranks.
 pub fn run(resolved: &Resolved, args: &TrainArgs) -> Result<ExitCode> {
+    let (launch, folder) = launch_args(resolved, args, args.ranks.ranks)?;
+    let own = args.resume.clone().unwrap_or(folder);
+    let mut report = Report::new(args, &own);
+    let hear = Box::new(move |line: &str| match line.strip_prefix(EVENT) {
+        Some(event) => report.hear_text(event),
+        None => report.make_way(),
+    });
+    let listener = launch::Listener { takes: |line| line.starts_with(EVENT), hear };
+    launch::run_heard(&launch, Some(listener))
+}
+
+/// How so many ranks are started, or as many as the launcher plans, and where what they write is kept.
+pub fn launch_args(
+    resolved: &Resolved,
+    args: &TrainArgs,
+    count: Option<u32>,
+) -> Result<(Box<LaunchArgs>, PathBuf)> {
     let id = run_id(SystemTime::now(), std::process::id());
     let folder = args.run_dir.clone().unwrap_or_else(|| PathBuf::from("runs").join(&id));
     // What goes on has its ranks' logs beside those of the ranks before.
@@ -34,7 +52,7 @@ pub fn run(resolved: &Resolved, args: &TrainArgs) -> Result<ExitCode> {
     }
     let ranks = &args.ranks;
     let wanted = Wanted {
-        ranks: ranks.ranks,
+        ranks: count,
         ranks_per_node: ranks.ranks_per_node,
         nodes: ranks.nodes,
         hostfile: ranks.hostfile.as_deref(),
@@ -46,17 +64,10 @@ pub fn run(resolved: &Resolved, args: &TrainArgs) -> Result<ExitCode> {
     let launch = wanted.launch_args()?;
     // Whatever the data's vocabulary will be.
     resolved.config.shape(1)?;
-    if let Some(count) = ranks.ranks {
+    if let Some(count) = count {
         resolved.config.validate(count as usize)?;
     }
-    let own = args.resume.clone().unwrap_or(folder);
-    let mut report = Report::new(args, &own);
-    let hear = Box::new(move |line: &str| match line.strip_prefix(EVENT) {
-        Some(event) => report.hear_text(event),
-        None => report.make_way(),
-    });
-    let listener = launch::Listener { takes: |line| line.starts_with(EVENT), hear };
-    launch::run_heard(&launch, Some(listener))
+    Ok((launch, folder))
 }
 
 /// Leaves the configuration in the run's folder, so that the run can go on.

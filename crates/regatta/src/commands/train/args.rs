@@ -34,7 +34,7 @@ pub struct TrainArgs {
     #[arg(long, help_heading = "What to do")]
     pub print_config: bool,
 
-    /// Print what happens as JSON lines, and nothing else
+    /// Print what happens as JSON lines, and nothing else; with --smoke one object at the end
     #[arg(long, help_heading = "Output")]
     pub json: bool,
     /// The run's folder; without it a new one below runs/

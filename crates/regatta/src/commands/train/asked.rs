@@ -9,6 +9,15 @@ use super::args::TrainArgs;
 pub const CONFIG_FILE: &str = "config.toml";
 /// What `--smoke` trains unless something else is asked for.
 const SMOKE: &str = "mlp";
+/// How `--smoke` trains, unless a key says otherwise: little, on any number of ranks, from the start.
+const SMOKE_KEYS: [&str; 6] = [
+    "train.steps=50",
+    "train.batch_per_rank=8",
+    "train.eval_every=0",
+    "optimizer.warmup=5",
+    "checkpoint.every=0",
+    "checkpoint.resume=never",
+];
 
 /// Reads the configuration.
 pub fn resolved(args: &TrainArgs) -> Result<Resolved> {
@@ -26,8 +35,11 @@ pub fn resolved(args: &TrainArgs) -> Result<Resolved> {
         // Whatever the run itself began from, now it goes on from its own checkpoints.
         words.insert(0, folder.join(CONFIG_FILE).to_string_lossy().into_owned());
         words.insert(1, "checkpoint.resume=auto".to_owned());
-    } else if args.smoke && words.first().is_none_or(is_key) {
-        words.insert(0, SMOKE.to_owned());
+    } else if args.smoke {
+        if words.first().is_none_or(is_key) {
+            words.insert(0, SMOKE.to_owned());
+        }
+        words.splice(1..1, SMOKE_KEYS.map(str::to_owned));
     }
     Ok(config::load(&words)?)
 }
@@ -54,7 +66,9 @@ mod tests {
         let all = asked("gpt2 --json steps=3 --run-dir here rate=1e-2").unwrap();
         assert_eq!((all.name.as_str(), all.config.optimizer.rate), ("gpt2", 0.01));
         assert_eq!(asked("--smoke").unwrap().name, "mlp");
+        assert_eq!(asked("--smoke").unwrap().config.train.steps, 50);
         assert_eq!(asked("--smoke steps=5").unwrap().name, "mlp");
+        assert_eq!(asked("--smoke steps=5").unwrap().config.train.steps, 5);
         assert_eq!(asked("--smoke tiny").unwrap().name, "tiny");
         for wrong in ["setps=3", "tiny gpt2", "--keys --presets", "--resume a --run-dir b", "-n 0"]
         {

@@ -10,6 +10,7 @@ mod listing;
 mod rank;
 mod report;
 mod screen;
+mod smoke;
 mod watch;
 
 use std::process::ExitCode;
@@ -36,10 +37,12 @@ pub fn run(args: &TrainArgs) -> Result<ExitCode> {
     train(&resolved, args)
 }
 
-/// Trains: as a rank of a job, or as one that starts the ranks.
+/// Trains, or looks whether that works: as a rank of a job, or as one that starts the ranks.
 fn train(resolved: &Resolved, args: &TrainArgs) -> Result<ExitCode> {
-    match is_rank("train")? {
-        true => rank::run(resolved, args),
-        false => alone::run(resolved, args),
+    match (is_rank("train")?, args.smoke) {
+        (true, false) => rank::run(resolved, args),
+        (false, false) => alone::run(resolved, args),
+        (true, true) => smoke::rank::run(resolved, args),
+        (false, true) => smoke::alone::run(resolved, args),
     }
 }

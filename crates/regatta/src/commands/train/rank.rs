@@ -75,7 +75,7 @@ fn is_started_anew() -> bool {
 }
 
 /// Becomes true when the training is told to end.
-fn stop_flag() -> Result<Arc<AtomicBool>> {
+pub fn stop_flag() -> Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in STOP {
         signal_hook::flag::register(signal, stop.clone()).context("signals")?;
@@ -84,7 +84,7 @@ fn stop_flag() -> Result<Arc<AtomicBool>> {
 }
 
 /// Where metrics and checkpoints are: the run that goes on, the one that was named, or the job's.
-fn training_folder(args: &TrainArgs) -> PathBuf {
+pub fn training_folder(args: &TrainArgs) -> PathBuf {
     let named = args.resume.clone().or_else(|| args.run_dir.clone());
     let of_job = || std::env::var_os(folder::VARIABLE).map(PathBuf::from);
     named.or_else(of_job).unwrap_or_else(|| PathBuf::from("."))
@@ -98,7 +98,7 @@ pub fn threads(config: &Config) -> usize {
 
 /// The data. What must be fetched, made or looked through is by the first rank of each node, while
 /// the others wait.
-fn prepared(resolved: &Resolved, folder: &Path, comm: &dyn Comm) -> Result<Dataset> {
+pub fn prepared(resolved: &Resolved, folder: &Path, comm: &dyn Comm) -> Result<Dataset> {
     if comm.rank() == 0 && !folder.join(CONFIG_FILE).exists() {
         alone::keep_config(resolved, folder)?;
     }
@@ -123,7 +123,8 @@ pub fn spec(config: &Config) -> Spec {
         "auto" | "char" => None,
         path => Some(PathBuf::from(path)),
     };
-    Spec { data: config.data.source.clone(), tokenizer }
+    let validation = config.data.validation;
+    Spec { data: config.data.source.clone(), tokenizer, validation }
 }
 
 /// Who takes what happens: nobody of ranks but the first, which keeps it and passes it on.

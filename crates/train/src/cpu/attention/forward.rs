@@ -1,5 +1,7 @@
 //! Attention's forward pass.
 
+use std::ops::Range;
+
 use super::super::Cpu;
 use super::super::elementwise::factors;
 use super::super::embed::largest;
@@ -7,11 +9,21 @@ use super::super::lanes::WIDTH;
 use super::super::level::kernel;
 use super::super::math::exp;
 use super::super::numbers::{Apart, Source, get, put};
-use super::super::tile::{MatrixMut, Tile, multiply, transpose};
-use super::{Columns, Head, QUERIES, blocks, keys_seen, mask_of, padded_sequence, take};
+use super::super::tile::{Matrix, MatrixMut, ROWS, Tile, multiply, transpose};
+use super::{Columns, Head, blocks, keys_seen, mask_of, padded_sequence, take};
 use crate::device::Attention;
 use crate::memory::{View, ViewMut};
 use crate::random::Mask;
+
+/// What a head's pass works with.
+struct Own {
+    q: Matrix,
+    /// A column a key.
+    keys: MatrixMut,
+    v: Matrix,
+    out: MatrixMut,
+    drop: Option<Mask>,
+}
 
 impl Cpu {
     pub(in super::super) fn attention_forward(
@@ -50,7 +62,7 @@ impl Cpu {
         let of = head.of;
         let (padded, keys) = (head.padded(), padded_sequence(of));
         let size = of.sequence * padded;
-        let mut scratch = self.scratch(4 * size + padded * keys + QUERIES * keys);
+        let mut scratch = self.scratch(4 * size + padded * keys + ROWS * keys);
         let mut rest = &mut scratch[..];
         let first_row = head.batch * of.sequence;
         let inside = Columns {
@@ -69,37 +81,47 @@ impl Cpu {
         let turned = MatrixMut { start: take(&mut rest, padded * keys).as_mut_ptr(), row: keys };
         // SAFETY: there is room for as many columns as tokens and as many rows as the head is wide.
         unsafe { transpose(self.level, of.sequence, padded, k, turned) };
-        for start in (0..of.sequence).step_by(QUERIES) {
-            let queries = start..of.sequence.min(start + QUERIES);
-            for block in blocks(queries) {
-                let (rows, seen) = (block.len(), keys_seen(&block));
-                let softmax = &mut rest[..rows * keys];
-                let scores = MatrixMut { start: softmax.as_mut_ptr(), row: keys };
-                let tile = Tile { rows, columns: seen, depth: of.head_width };
-                // SAFETY: the keys are padded to whole lanes, and so are the scores.
-                unsafe {
-                    let q = q.at_row(block.start);
-                    multiply(self.level, tile, q, turned.read(), scores, false);
-                }
-                let mut shares = [0.0; super::ROWS];
-                for (at, query) in block.clone().enumerate() {
-                    let row = &mut softmax[at * keys..at * keys + seen];
-                    let mask = mask_of(drop, head, query);
-                    let (log_sum, share) = softmax_row(self.level, head.scale(), query, mask, row);
-                    log_sums[query] = log_sum;
-                    shares[at] = share;
-                }
-                let tile = Tile { rows, columns: padded, depth: block.end };
-                let out = out.at_row(block.start);
-                // SAFETY: values and results are in whole lanes.
-                unsafe {
-                    multiply(self.level, tile, scores.read(), v, out, false);
-                    scale_rows(self.level, padded, out, &shares[..rows]);
-                }
-            }
+        let own = Own { q, keys: turned, v, out, drop };
+        for block in blocks(0..of.sequence) {
+            self.forward_block(head, &own, block, rest, log_sums);
         }
         // SAFETY: each head has its own columns.
         unsafe { self.scatter(y, outside, room) };
+    }
+
+    /// A few queries of a head.
+    fn forward_block(
+        &self,
+        head: Head,
+        own: &Own,
+        block: Range<usize>,
+        softmax: &mut [f32],
+        log_sums: &mut [f32],
+    ) {
+        let (rows, seen, keys) = (block.len(), keys_seen(&block), own.keys.row);
+        let softmax = &mut softmax[..rows * keys];
+        let scores = MatrixMut { start: softmax.as_mut_ptr(), row: keys };
+        let tile = Tile { rows, columns: seen, depth: head.of.head_width };
+        // SAFETY: the keys are padded to whole lanes, and so are the scores.
+        unsafe {
+            let q = own.q.at_row(block.start);
+            multiply(self.level, tile, q, own.keys.read(), scores, false);
+        }
+        let mut shares = [0.0; ROWS];
+        for (at, query) in block.clone().enumerate() {
+            let row = &mut softmax[at * keys..at * keys + seen];
+            let mask = mask_of(own.drop, head, query);
+            let (log_sum, share) = softmax_row(self.level, head.scale(), query, mask, row);
+            log_sums[query] = log_sum;
+            shares[at] = share;
+        }
+        let tile = Tile { rows, columns: head.padded(), depth: block.end };
+        let out = own.out.at_row(block.start);
+        // SAFETY: values and results are in whole lanes.
+        unsafe {
+            multiply(self.level, tile, scores.read(), own.v, out, false);
+            scale_rows(self.level, head.padded(), out, &shares[..rows]);
+        }
     }
 }
 

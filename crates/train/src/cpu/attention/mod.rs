@@ -8,9 +8,9 @@ mod one;
 use std::ops::Range;
 
 use super::Cpu;
-use super::elementwise::copy;
 use super::lanes::WIDTH;
-use super::numbers::{Apart, Source, Target};
+use super::level::kernel;
+use super::numbers::{Apart, Source, get, put};
 use super::tile::{Matrix, MatrixMut, ROWS};
 use crate::device::Attention;
 use crate::random::Mask;
@@ -88,6 +88,7 @@ struct Columns {
 }
 
 impl Columns {
+    #[inline(always)]
     fn range(&self, row: usize) -> Range<usize> {
         let start = (self.first_row + row) * self.stride + self.column;
         start..start + self.width
@@ -108,11 +109,7 @@ impl Cpu {
             return Matrix { start: all.as_ptr(), row: columns.stride, column: 1 };
         }
         let padded = columns.width.next_multiple_of(WIDTH);
-        for (row, to) in room[..columns.rows * padded].chunks_exact_mut(padded).enumerate() {
-            let (numbers, rest) = to.split_at_mut(columns.width);
-            copy(self.level, from.part(columns.range(row)), numbers.into());
-            rest.fill(0.0);
-        }
+        gather_rows(self.level, from, columns, &mut room[..columns.rows * padded]);
         Matrix { start: room.as_ptr(), row: padded, column: 1 }
     }
 
@@ -137,10 +134,33 @@ impl Cpu {
             return;
         }
         let padded = columns.width.next_multiple_of(WIDTH);
-        for (row, from) in room[..columns.rows * padded].chunks_exact(padded).enumerate() {
-            // SAFETY: the caller's promise.
-            let to: Target<'_> = unsafe { to.part(columns.range(row)) };
-            copy(self.level, Source::F32(&from[..columns.width]), to);
+        scatter_rows(self.level, &room[..columns.rows * padded], columns, to);
+    }
+}
+
+kernel! {
+    fn gather_rows<V>(from: Source<'_>, columns: Columns, room: &mut [f32]) {
+        let padded = columns.width.next_multiple_of(WIDTH);
+        for (row, to) in room.chunks_exact_mut(padded).enumerate() {
+            let from = from.part(columns.range(row));
+            // What is not there is read as zeros.
+            for at in (0..padded).step_by(WIDTH) {
+                put(to, at, from.get::<V>(at));
+            }
+        }
+    }
+}
+
+kernel! {
+    /// The caller is the only one who has these columns.
+    fn scatter_rows<V>(room: &[f32], columns: Columns, to: Apart<'_>) {
+        let padded = columns.width.next_multiple_of(WIDTH);
+        for (row, from) in room.chunks_exact(padded).enumerate() {
+            // SAFETY: the caller of `scatter`, the only one, promised that they are its own.
+            let mut to = unsafe { to.part(columns.range(row)) };
+            for at in (0..columns.width).step_by(WIDTH) {
+                to.put(at, get::<V>(from, at));
+            }
         }
     }
 }

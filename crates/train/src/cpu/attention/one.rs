@@ -1,6 +1,7 @@
 //! Attention of one new token.
 
 use super::super::Cpu;
+use super::super::elementwise::copy;
 use super::super::numbers::{Apart, Source};
 use crate::device::Attention;
 use crate::memory::{View, ViewMut};
@@ -45,7 +46,7 @@ impl Cpu {
                         *out += share / sum * value.one(at);
                     }
                 }
-                super::copy(self.level, Source::F32(&out), y.part(0..of.head_width));
+                copy(self.level, Source::F32(&out), y.part(0..of.head_width));
             }
         });
     }

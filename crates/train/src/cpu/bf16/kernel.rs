@@ -50,16 +50,6 @@ impl Kernel {
         *BEST.get_or_init(|| found().unwrap_or(Self::Portable))
     }
 
-    /// Whether it is faster than single precision. Processors of Intel take two steps for what those
-    /// of AMD do in one, and are slower by pairs in vectors than by single numbers.
-    pub fn pays(self) -> bool {
-        match self {
-            Self::Amx => true,
-            Self::Avx512Bf16 => !is_of_intel(),
-            _ => false,
-        }
-    }
-
     /// What it is called.
     pub fn name(self) -> &'static str {
         match self {
@@ -137,15 +127,4 @@ impl Kernel {
 fn plan<L: Lanes>(run: Run) -> Plan {
     let left_widens = L::LEFT_LINES - 1;
     Plan { rows: L::ROWS, panels: L::PANELS, depth: 1024, left_widens, run }
-}
-
-#[cfg(target_arch = "x86_64")]
-fn is_of_intel() -> bool {
-    let vendor = std::arch::x86_64::__cpuid(0);
-    [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).as_flattened() == b"GenuineIntel"
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-fn is_of_intel() -> bool {
-    false
 }

@@ -193,7 +193,11 @@ fn vocabulary(file: &File, letters: &HashMap<char, u8>) -> Result<Tokens, String
         tokens.insert(bytes, id);
     }
     for (text, id) in added {
-        by_number[id as usize] = Some(text.as_bytes().into());
+        let own: Box<[u8]> = text.as_bytes().into();
+        let other = by_number[id as usize].replace(own.clone());
+        if other.is_some_and(|other| other != own) {
+            return Err(format!("{text:?} has the number {id}, and another token has it too"));
+        }
     }
     Ok((tokens, by_number))
 }

@@ -55,8 +55,8 @@ fn what_fails_leaves_nothing() {
     assert!(say(&plan(&folder, &[folder.file("bad.txt", b"a\xff")])).contains("byte 1"));
     assert!(say(&plan(&folder, &[folder.file("no.txt", "")])).contains("no.txt is empty"));
     assert!(say(&plan(&folder, &[folder.path().join("none")])).contains("none"));
-    for validation in [-0.1, 0.95, f64::NAN] {
-        assert!(say(&Plan { validation, ..unknown.clone() }).contains("from 0 to 0.9"));
+    for validation in [-0.1, 1.0, f64::NAN] {
+        assert!(say(&Plan { validation, ..unknown.clone() }).contains("from 0 to below 1"));
     }
     assert_eq!(folder.names(), ["bad.txt", "characters.json", "no.txt", "text.txt"]);
 }

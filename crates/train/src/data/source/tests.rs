@@ -5,7 +5,7 @@ use crate::data::order::Order;
 use crate::data::testing::Folder;
 
 fn spec(data: impl Into<String>) -> Spec {
-    Spec { data: data.into(), tokenizer: None }
+    Spec { data: data.into(), ..Spec::default() }
 }
 
 fn no_network(_: &str, _: &Path) -> std::result::Result<(), String> {
@@ -35,7 +35,7 @@ fn a_large_text_is_the_same_as_a_small_one() {
     let path = folder.file("text.txt", &text).display().to_string();
     let bpe = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/tokenizer/bpe.json");
     for tokenizer in [None, Some(bpe)] {
-        let spec = Spec { data: path.clone(), tokenizer };
+        let spec = Spec { tokenizer, ..spec(path.clone()) };
         let small = prepare_with(&spec, &places, &no_network, 1 << 20).unwrap();
         let large = prepare_with(&spec, &places, &no_network, 10).unwrap();
         assert!(matches!((&small, &large), (Prepared::Text { .. }, Prepared::Folder { .. })));
@@ -57,6 +57,10 @@ fn the_last_tenth_is_for_validation() {
     assert_eq!((data.train.len(), data.validation.len()), (90, 10));
     assert_eq!(all(&data.validation), (0..10).collect::<Vec<u32>>());
     assert!(data.train.read(80..91, &mut Vec::new()).is_err());
+    let half = Spec { validation: 0.5, ..spec(path.display().to_string()) };
+    let data = open(&prepare(&half, &Places::default()).unwrap()).unwrap();
+    assert_eq!((data.train.len(), data.validation.len()), (50, 50));
+    assert!(prepare(&Spec { validation: 1.0, ..half }, &Places::default()).is_err());
 }
 
 #[test]
@@ -96,8 +100,14 @@ fn token_files_of_another_tokenizer_are_refused() {
         at
     };
     let (a, b) = (make(one, "a"), make(two, "b"));
-    let prepared = Prepared::Folder { path: a.clone() };
+    let prepared = Prepared::Folder { path: a.clone(), tokenizer: None };
     assert_eq!(open(&prepared).unwrap().train.len(), 48);
+    let asked = |tokenizer: PathBuf| {
+        open(&Prepared::Folder { path: a.clone(), tokenizer: Some(tokenizer) })
+    };
+    assert!(asked(a.join(folder::TOKENIZER)).is_ok());
+    let error = asked(b.join(folder::TOKENIZER)).unwrap_err().to_string();
+    assert!(error.contains("b/tokenizer.json is"), "{error}");
     std::fs::copy(b.join(folder::TOKENIZER), a.join(folder::TOKENIZER)).unwrap();
     let error = open(&prepared).unwrap_err().to_string();
     assert!(error.contains("train.tokens was made with the tokenizer"), "{error}");
@@ -113,7 +123,7 @@ fn bare_numbers_of_nanogpt_can_be_read() {
     let tokenizer = folder.path().join("characters.json");
     Tokenizer::of_characters("abc".chars()).save(&tokenizer).unwrap();
     let data = format!("raw-u16:{}", folder.path().display());
-    let spec = Spec { data, tokenizer: Some(tokenizer) };
+    let spec = Spec { tokenizer: Some(tokenizer), ..spec(data) };
     let data = open(&prepare(&spec, &Places::default()).unwrap()).unwrap();
     assert_eq!(data.tokenizer.decode(&all(&data.train)).unwrap(), "abc");
 }

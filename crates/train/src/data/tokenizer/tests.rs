@@ -90,6 +90,7 @@ fn other_tokenizers_are_refused_in_words() {
         ("/pre_tokenizer/add_prefix_space", serde_json::json!(true), "add_prefix_space"),
         ("/added_tokens/0/lstrip", serde_json::json!(true), "\"<|end|>\" is matched"),
         ("/added_tokens/0/id", serde_json::json!(4_000_000_000u32), "token 4000000000 of only"),
+        ("/added_tokens/0/id", serde_json::json!(9), "has the number 9, and another"),
         ("/model/merges/0", serde_json::json!(["a", "€"]), "which is no token"),
         ("/model/merges/0", serde_json::json!("ab"), "not a pair"),
         ("/model/vocab/e", serde_json::json!(7), "two tokens have the number 7"),

@@ -1,0 +1,35 @@
+//! Something of every rank to every rank.
+
+use regatta_comm::{Collectives, Comm, CommError};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// What all ranks have to say. What cannot be read, of a rank with another version of this program,
+/// is as if it had said nothing.
+pub fn gather<T>(comm: &dyn Comm, own: &T) -> Result<Vec<T>, CommError>
+where
+    T: Serialize + DeserializeOwned + Default,
+{
+    let text = serde_json::to_vec(own).unwrap_or_default();
+    let ranks = comm.size() as usize;
+    let mut lengths = vec![0i64; ranks];
+    comm.all_gather(&[text.len() as i64], &mut lengths)?;
+    let counts: Vec<usize> = lengths.iter().map(|&n| usize::try_from(n).unwrap_or(0)).collect();
+    let mut all = vec![0u8; counts.iter().sum()];
+    comm.all_gather_v(&text, &mut all, &counts)?;
+    let mut rest = &all[..];
+    let read = |count: usize| {
+        let (own, others) = rest.split_at(count);
+        rest = others;
+        serde_json::from_slice(own).unwrap_or_default()
+    };
+    Ok(counts.into_iter().map(read).collect())
+}
+
+/// The first rank that has something to complain about, and what.
+pub fn complaint(comm: &dyn Comm, own: Option<String>) -> Result<Option<String>, CommError> {
+    let all: Vec<Option<String>> = gather(comm, &own)?;
+    let mut ranks = (0..).zip(all);
+    let first = ranks.find_map(|(rank, said)| said.map(|why| (rank, why)));
+    Ok(first.map(|(rank, why)| format!("{}: {why}", comm.peer(rank))))
+}
