@@ -65,14 +65,20 @@ fn options(mut words: impl Iterator<Item = String>) -> Result<Options> {
     Ok(options)
 }
 
-/// Two processors that this process may run on.
+/// Two processors that this process may use, of different cores where there are several: two
+/// threads of one core are no more than one and a bit.
 fn processors() -> Result<[usize; 2]> {
     let may = rustix::thread::sched_getaffinity(None)?;
-    let mut all = (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| may.is_set(*cpu));
-    match (all.next(), all.next()) {
-        (Some(first), Some(second)) => Ok([first, second]),
-        _ => bail!("this needs two processors"),
-    }
+    let all: Vec<usize> =
+        (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| may.is_set(*cpu)).collect();
+    let first = *all.first().context("this process may use no processor")?;
+    let siblings = |cpu: usize| {
+        let file = format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
+        std::fs::read_to_string(file).ok()
+    };
+    let other_core = |cpu: &&usize| siblings(**cpu).is_none_or(|of| Some(of) != siblings(first));
+    let second = all[1..].iter().find(other_core).or(all.get(1));
+    Ok([first, *second.context("this needs two processors")?])
 }
 
 fn compare(preset: Preset, options: &Options, cpus: &[usize; 2]) -> Result<()> {
