@@ -23,7 +23,7 @@ use support::train::{Started, TINY, checkpoints, done, flip, metrics, processes,
 const FEW: u64 = 4;
 
 /// Steps of a training: it lasts about as long as the longest pause before it is harmed.
-const STEPS: u64 = 150;
+const STEPS: u64 = 300;
 
 const INT: i32 = 2;
 const KILL: i32 = 9;
@@ -69,7 +69,7 @@ fn whole(folder: &Folder, ranks: u32) -> Metrics {
 fn play(folder: &Folder, ranks: u32, random: &mut Random) {
     for _ in 0..random.within(1, 4) {
         let training = started(folder, ranks);
-        let pause = random.within(0, 1000);
+        let pause = random.within(0, 800);
         let harms = [Harm::Kill, Harm::Kill, Harm::KillTwo, Harm::Signal(INT), Harm::Signal(TERM)];
         let harm = random.pick(&harms);
         std::thread::sleep(Duration::from_millis(pause.into()));

@@ -194,6 +194,16 @@ fn a_damaged_checkpoint_is_passed_over_with_its_name() {
         assert!(out.contains("goes on after step 15 of "), "{out}");
         assert_same(&metrics(&folder, &harmed), &whole, 22);
     }
+    // It does not count as kept: the good one stays until there are two good ones.
+    let newest = |run: &str, step: u64| {
+        folder.path().join(format!("{run}/checkpoints/step-{step:08}/rank-00000.safetensors"))
+    };
+    flip(&newest("run", 20));
+    run(&folder, "--resume run -n 2 train.steps=22 checkpoint.every=22").ok();
+    flip(&newest("run", 22));
+    let out = run(&folder, "--resume run -n 2 train.steps=22").ok();
+    assert!(out.contains("goes on after step 15 of "), "{out}");
+    assert_same(&metrics(&folder, "run"), &whole, 22);
 }
 
 #[test]
@@ -216,6 +226,26 @@ fn where_all_are_damaged_nothing_is_begun() {
     run(&folder, "--resume run -n 2 checkpoint.resume=never").ok();
     tiny(&folder, "train.steps=20 -n 2 --run-dir whole").ok();
     assert_same(&metrics(&folder, "run"), &metrics(&folder, "whole"), 20);
+}
+
+#[test]
+fn a_run_that_begins_anew_is_not_taken_for_the_one_before() {
+    let folder = Folder::new();
+    tiny(&folder, "train.steps=20 -n 2 --run-dir run").ok();
+    let whole = metrics(&folder, "run");
+    let out = run(&folder, "--resume run -n 2 checkpoint.resume=never train.steps=7").ok();
+    assert!(out.contains("step-00000020.aside-1 is of the run before"), "{out}");
+    let out = run(&folder, "--resume run -n 2 train.steps=20").ok();
+    assert!(out.contains("goes on after step 7 of "), "{out}");
+    assert_same(&metrics(&folder, "run"), &whole, 20);
+    // Back to one that is named.
+    let from = "checkpoint.resume=run/checkpoints/step-00000015.aside-1";
+    let out = run(&folder, &format!("--resume run -n 2 {from}")).ok();
+    assert!(
+        out.contains("goes on after step 15 of run/checkpoints/step-00000015.aside-1"),
+        "{out}"
+    );
+    assert_same(&metrics(&folder, "run"), &whole, 20);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! What rank 0 does in the folder of checkpoints: a partial one gets its name, old ones go,
 //! left-overs of killed jobs are put in order.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -119,12 +120,14 @@ fn sidecar(
 }
 
 /// Removes the oldest beyond those to keep, of the steps up to the one that was just completed:
-/// later ones are of another run from here, and not this one's to judge.
+/// later ones are of another run from here, and not this one's to judge. Damaged ones do not count
+/// as kept, and go with those that are as old.
 pub(super) fn prune(
     disk: &dyn Disk,
     checkpoints: &Path,
     newest: u64,
     keep: usize,
+    damaged: &BTreeSet<u64>,
 ) -> Vec<CheckpointError> {
     let found = match entries(disk, checkpoints) {
         Ok(found) => found,
@@ -135,8 +138,28 @@ pub(super) fn prune(
         .filter_map(|(step, role)| (role == Role::Complete && step <= newest).then_some(step))
         .collect();
     steps.sort_unstable_by(|a, b| b.cmp(a));
-    let old = steps.into_iter().skip(keep);
+    let good = steps.iter().copied().filter(|step| !damaged.contains(step));
+    let oldest = good.take(keep).last().unwrap_or(newest);
+    let old = steps.into_iter().filter(|step| *step < oldest);
     old.filter_map(|step| remove_step(disk, checkpoints, step).err()).collect()
+}
+
+/// Gives complete checkpoints of later steps names that nobody looks for, and returns these.
+pub(super) fn set_aside(
+    disk: &dyn Disk,
+    checkpoints: &Path,
+    after: u64,
+) -> Result<Vec<PathBuf>, CheckpointError> {
+    let names = disk.list(checkpoints).map_err(CheckpointError::io("list", checkpoints))?;
+    let found = names.iter().filter_map(|name| folder::parse(name));
+    let later = found.filter(|(step, role)| *role == Role::Complete && *step > after);
+    let moved = later.map(|(step, role)| {
+        let mut free = (1..).map(|n| folder::aside(step, n)).filter(|name| !names.contains(name));
+        let to = checkpoints.join(free.next().unwrap_or_default());
+        let from = folder::path(checkpoints, step, role);
+        disk.rename(&from, &to).map_err(CheckpointError::io("set aside", &from)).map(|()| to)
+    });
+    moved.collect()
 }
 
 fn remove_step(disk: &dyn Disk, checkpoints: &Path, step: u64) -> Result<(), CheckpointError> {

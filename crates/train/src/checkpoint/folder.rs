@@ -38,6 +38,11 @@ pub(super) fn path(checkpoints: &Path, step: u64, role: Role) -> PathBuf {
     checkpoints.join(format!("step-{step:08}{}", role.suffix()))
 }
 
+/// Where a checkpoint of a step is put that nobody is to look for, the n-th of it.
+pub(super) fn aside(step: u64, n: u64) -> String {
+    format!("step-{step:08}.aside-{n}")
+}
+
 /// What a name in the checkpoints' folder says.
 pub(super) fn parse(name: &str) -> Option<(u64, Role)> {
     let rest = name.strip_prefix("step-")?;
@@ -85,6 +90,7 @@ mod tests {
                 assert_eq!(parse(name), Some((step, role)), "{name}");
             }
         }
+        assert_eq!(parse(&aside(1, 1)), None);
         for other in ["step-1", "step-+0000001", "step-00000001.other", "rank-00000001", ""] {
             assert_eq!(parse(other), None, "{other}");
         }

@@ -1,6 +1,7 @@
 //! How a checkpoint comes onto the disk: every rank writes its pieces in the background into a
 //! folder that is called partial; when all have, rank 0 describes them and gives it its name.
 
+use std::collections::BTreeSet;
 use std::fs::{File, TryLockError};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -51,6 +52,8 @@ pub struct Writer {
     stage: Stage,
     /// What the last one is about: rank 0 writes it at the end.
     about: Option<About>,
+    /// Steps whose checkpoints were found to be damaged.
+    damaged: BTreeSet<u64>,
     /// Held by rank 0 as long as it lives: left-overs of others are nobody's then.
     lock: Option<File>,
 }
@@ -97,7 +100,23 @@ impl Writer {
         }
         let (checkpoints, keep) = (checkpoints.to_owned(), keep.max(1));
         let stage = Stage::Resting(State::Idle);
-        Ok(Self { checkpoints, rank, ranks, keep, disk, stage, about: None, lock })
+        let damaged = BTreeSet::new();
+        Ok(Self { checkpoints, rank, ranks, keep, disk, stage, about: None, damaged, lock })
+    }
+
+    /// Learns which checkpoints are damaged: they do not count among those to keep.
+    pub fn pass_over(&mut self, folders: &[PathBuf]) {
+        let names = folders.iter().filter_map(|folder| folder.file_name()?.to_str());
+        self.damaged.extend(names.filter_map(folder::parse).map(|(step, _)| step));
+    }
+
+    /// Takes complete checkpoints of later steps out of the way of a run that begins before them:
+    /// they would be taken for its own. By rank 0, which learns where they are now.
+    pub fn set_aside(&self, after: u64) -> Result<Vec<PathBuf>, CheckpointError> {
+        match self.rank {
+            0 => commit::set_aside(&*self.disk, &self.checkpoints, after),
+            _ => Ok(Vec::new()),
+        }
     }
 
     /// Begins to write this rank's pieces, which may be none, and returns at once.
@@ -168,7 +187,9 @@ impl Writer {
         let (disk, checkpoints) = (&*self.disk, self.checkpoints.as_path());
         match commit::commit(disk, checkpoints, about, self.ranks) {
             Ok(mut committed) => {
-                committed.left.extend(commit::prune(disk, checkpoints, step, self.keep));
+                self.damaged.remove(&step);
+                let left = commit::prune(disk, checkpoints, step, self.keep, &self.damaged);
+                committed.left.extend(left);
                 Ok(Some(committed))
             }
             Err(error) => {

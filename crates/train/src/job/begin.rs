@@ -28,7 +28,7 @@ impl Training {
         all_alike(&job)?;
         let checkpoints = checkpoints(&job.config, &job.folder);
         // First of all, so that nothing of a run changes that another job is at.
-        let keeper = match &checkpoints {
+        let mut keeper = match &checkpoints {
             Some(folder) => Some(Keeper::new(folder, rank, ranks, job.config.checkpoint.keep)?),
             None => None,
         };
@@ -47,9 +47,18 @@ impl Training {
         let mut training = Self::new(job, plan, shape, &about);
         if let Some(found) = found {
             found.skipped.iter().for_each(|note| tell(Event::Note(note.clone())));
+            keeper.iter_mut().for_each(|keeper| keeper.pass_over(&found.damaged));
             keep::restore(&mut training.engine, &found.checkpoint)?;
             let from = found.checkpoint.folder().display();
             tell(Event::Note(format!("goes on after step {done} of {from}")));
+        }
+        if let Some(keeper) = &keeper
+            && training.config.checkpoint.resume != Resume::Auto
+        {
+            for path in keeper.set_aside(done)? {
+                let note = "is of the run before, and kept under this name";
+                tell(Event::Note(format!("{} {note}", path.display())));
+            }
         }
         training.keeper = keeper;
         spread(&mut training.engine, &*training.comm)?;
@@ -151,6 +160,8 @@ pub struct Found {
     pub checkpoint: Checkpoint,
     /// Newer ones that are damaged, and how.
     pub skipped: Vec<String>,
+    /// Where those are.
+    pub damaged: Vec<PathBuf>,
 }
 
 /// The checkpoint to go on from, if there is one. `own` is where this training keeps its own.
@@ -167,9 +178,10 @@ pub fn find(config: &Config, own: Option<&Path>) -> Result<Option<Found>, TrainE
         }
         Err(_) => newest_good(&inside(&folder))?,
     };
+    let damaged = skipped.iter().map(|skipped| skipped.folder.clone()).collect();
     let skipped: Vec<String> = skipped.iter().map(told).collect();
     match (checkpoint, &config.checkpoint.resume) {
-        (Some(checkpoint), _) => Ok(Some(Found { checkpoint, skipped })),
+        (Some(checkpoint), _) => Ok(Some(Found { checkpoint, skipped, damaged })),
         (None, Resume::Auto) if skipped.is_empty() => Ok(None),
         (None, _) => Err(TrainError::Nothing { folder, skipped: skipped.join("; ") }),
     }

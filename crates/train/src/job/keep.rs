@@ -141,6 +141,16 @@ impl Keeper {
         Ok(Self { writer, rank, ranks, under_way: None, refused: None })
     }
 
+    /// Learns which checkpoints are damaged.
+    pub fn pass_over(&mut self, folders: &[PathBuf]) {
+        self.writer.pass_over(folders);
+    }
+
+    /// Takes later checkpoints out of the way of a run that begins before them.
+    pub fn set_aside(&self, after: u64) -> Result<Vec<PathBuf>, CheckpointError> {
+        self.writer.set_aside(after)
+    }
+
     /// Begins a checkpoint. None must be under way. What goes wrong is heard when all have ended.
     pub fn begin(&mut self, engine: &Engine, about: About) {
         self.under_way = Some((about.step, Instant::now()));

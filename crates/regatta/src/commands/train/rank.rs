@@ -30,7 +30,6 @@ const STOP: [i32; 6] = [SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2];
 
 /// Trains.
 pub fn run(resolved: &Resolved, args: &TrainArgs) -> Result<ExitCode> {
-    let stop = stop_flag()?;
     let mut config = resolved.config.clone();
     let comm: Arc<dyn Comm> = Arc::new(host::join(join::Settings::from_environment()?)?);
     let folder = training_folder(args);
@@ -54,6 +53,8 @@ pub fn run(resolved: &Resolved, args: &TrainArgs) -> Result<ExitCode> {
         dataset: opened?,
         folder: folder.clone(),
     };
+    // Not before: until there is something to keep, a signal ends it at once.
+    let stop = stop_flag()?;
     let stop = || stop.load(Ordering::Relaxed);
     let mut tell = |event: Event| {
         // When it begins, the configuration is known to fit what the run has kept.

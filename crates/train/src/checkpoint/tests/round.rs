@@ -70,6 +70,37 @@ fn only_so_many_are_kept_and_never_the_new_one_goes() {
 }
 
 #[test]
+fn damaged_ones_do_not_count_as_kept() {
+    let scratch = Scratch::new("good");
+    let mut writers = writers(&scratch.0, 1, 2);
+    for step in [10, 20] {
+        save(&mut writers, step, Split::Flat).unwrap();
+    }
+    writers[0].pass_over(&[scratch.0.join("step-00000020")]);
+    save(&mut writers, 30, Split::Flat).unwrap();
+    assert_eq!(scratch.names(), ["step-00000010", "step-00000020", "step-00000030"]);
+    save(&mut writers, 40, Split::Flat).unwrap();
+    assert_eq!(scratch.names(), ["step-00000030", "step-00000040"]);
+}
+
+#[test]
+fn later_ones_are_put_aside_each_under_a_name_of_its_own() {
+    let scratch = Scratch::new("aside");
+    let mut writers = writers(&scratch.0, 2, 3);
+    for round in 1..=2 {
+        for step in [10, 20] {
+            save(&mut writers, step, Split::Rows).unwrap();
+        }
+        let aside = scratch.0.join(format!("step-00000020.aside-{round}"));
+        assert_eq!(writers[0].set_aside(10).unwrap(), [aside.clone()]);
+        assert!(writers[1].set_aside(0).unwrap().is_empty(), "by rank 0 alone");
+        assert_is(&Checkpoint::open(&aside).unwrap(), 20);
+    }
+    let newest = newest_good(&scratch.0).unwrap().0.unwrap();
+    assert_eq!(newest.about().step, 10);
+}
+
+#[test]
 fn another_writer_of_the_folder_is_refused_until_the_first_is_gone() {
     let scratch = Scratch::new("lock");
     let first = Writer::new(&scratch.0, 0, 1, 1).unwrap();
