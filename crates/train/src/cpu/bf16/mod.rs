@@ -31,6 +31,7 @@ pub use convert::{round_to, widen};
 pub use finish::Ending;
 pub use kernel::Kernel;
 pub use operand::{Matrix, Numbers, NumbersMut, Output};
+pub use pack::Parts;
 
 use lines::Lines;
 
@@ -88,7 +89,7 @@ impl Packed {
         [k, n]: [usize; 2],
         b: Matrix<'_>,
         parts: usize,
-        run: &dyn Fn(usize, &(dyn Fn(usize) + Sync)),
+        run: &Parts<'_>,
     ) {
         kernel.assert_available();
         b.assert_holds(k, n);

@@ -72,6 +72,9 @@ pub fn panel_stride(k: usize) -> usize {
     (k.div_ceil(DEPTH) * WORDS) | 1
 }
 
+/// Does as many parts of something as it is told to, in any order or at the same time.
+pub type Parts<'a> = dyn Fn(usize, &(dyn Fn(usize) + Sync)) + 'a;
+
 /// Packs a right operand, in as many parts as are wanted, which `run` may do at the same time.
 pub fn right(
     kernel: Kernel,
@@ -79,7 +82,7 @@ pub fn right(
     [k, n]: [usize; 2],
     lines: &mut Lines,
     parts: usize,
-    run: &dyn Fn(usize, &(dyn Fn(usize) + Sync)),
+    run: &Parts<'_>,
 ) {
     let (stride, panels) = (panel_stride(k), n.div_ceil(WORDS));
     let each = panels.div_ceil(parts.max(1)).max(1);
