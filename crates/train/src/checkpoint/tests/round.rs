@@ -92,7 +92,7 @@ fn later_ones_are_put_aside_each_under_a_name_of_its_own() {
             save(&mut writers, step, Split::Rows).unwrap();
         }
         let aside = scratch.0.join(format!("step-00000020.aside-{round}"));
-        assert_eq!(writers[0].set_aside(10).unwrap(), [aside.clone()]);
+        assert_eq!(writers[0].set_aside(10).unwrap(), std::slice::from_ref(&aside));
         assert!(writers[1].set_aside(0).unwrap().is_empty(), "by rank 0 alone");
         assert_is(&Checkpoint::open(&aside).unwrap(), 20);
     }
