@@ -66,13 +66,21 @@ pub struct Generator<'a> {
     /// What comes next, if anything was fed.
     logits: Vec<f32>,
     written: u64,
+    /// How many kinds of tokens mean something.
+    kinds: usize,
 }
 
 impl<'a> Generator<'a> {
     /// One that has read nothing.
     pub fn new(net: &'a Net, params: &'a [Tensor]) -> Self {
         let cache = Cache::of(&net.model, &*net.device);
-        Self { net, params, cache, tokens: Vec::new(), logits: Vec::new(), written: 0 }
+        let kinds = net.model.shape.vocabulary;
+        Self { net, params, cache, tokens: Vec::new(), logits: Vec::new(), written: 0, kinds }
+    }
+
+    /// One that writes only the first so many kinds of tokens: models may have room for more.
+    pub fn among(self, kinds: usize) -> Self {
+        Self { kinds: kinds.min(self.kinds), ..self }
     }
 
     /// Reads a text anew; of one that is longer than the context, the end.
@@ -98,7 +106,8 @@ impl<'a> Generator<'a> {
     /// The next token, which is read, too.
     pub fn next(&mut self, sampling: &Sampling) -> u32 {
         let key = random::key(sampling.seed, &[WRITTEN]);
-        let token = sampling.choose(&self.logits, random::uniform(key, self.written));
+        let logits = &self.logits[..self.kinds.min(self.logits.len())];
+        let token = sampling.choose(logits, random::uniform(key, self.written));
         self.written += 1;
         self.push(token);
         token

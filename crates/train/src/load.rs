@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 use crate::checkpoint::huggingface::{self, HuggingFaceError};
-use crate::checkpoint::{Checkpoint, CheckpointError, Kind, Part, newest_good};
+use crate::checkpoint::{Checkpoint, CheckpointError, Kind, MANIFEST, Part, newest_good};
 use crate::device::Device;
 use crate::job::{CHECKPOINTS, TOKENIZER};
 use crate::memory::Tensor;
@@ -56,8 +56,10 @@ pub fn load(folder: &Path, device: &dyn Device) -> Result<Loaded, LoadError> {
     if folder.join("config.json").is_file() {
         return from_hugging_face(folder, device);
     }
-    if let Ok(checkpoint) = Checkpoint::open(folder) {
-        return from_checkpoint(&checkpoint, device);
+    match Checkpoint::open(folder) {
+        Ok(checkpoint) => return from_checkpoint(&checkpoint, device),
+        Err(error) if folder.join(MANIFEST).exists() => return Err(error.into()),
+        Err(_) => {}
     }
     let inside = folder.join(CHECKPOINTS);
     let (checkpoint, skipped) = newest_good(if inside.is_dir() { &inside } else { folder })?;

@@ -83,6 +83,10 @@ impl Shape {
         if let Some((name, _)) = all.iter().find(|(_, size)| *size == 0) {
             return Err(format!("model.{name} is 0"));
         }
+        let layers = ("layers", self.layers);
+        if let Some((name, size)) = all.iter().chain([&layers]).find(|(_, size)| *size > LARGEST) {
+            return Err(format!("model.{name} is {size}, and at most {LARGEST}"));
+        }
         let (width, heads, kv) = (self.width, self.heads, self.kv_heads);
         if !width.is_multiple_of(heads) {
             let near = nearest_multiple(width, heads);
@@ -175,6 +179,9 @@ impl Shape {
         }
     }
 }
+
+/// No size is larger: beyond it, numbers of parameters could not be counted.
+const LARGEST: usize = 1 << 24;
 
 fn nearest_multiple(of: usize, unit: usize) -> usize {
     (of.saturating_add(unit / 2) / unit).max(1).saturating_mul(unit)

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 
 use regatta_comm::{Comm, fake};
+use regatta_train::checkpoint::Checkpoint;
 use regatta_train::config::{self, Config};
 use regatta_train::cpu::{Cpu, Precision};
 use regatta_train::data::{self, Places, Spec};
@@ -139,6 +140,21 @@ fn what_is_stopped_goes_on_as_if_nothing_had_been() {
     assert!(near(&more.losses, &rest.losses), "{more:?} {rest:?}");
 }
 
+/// Other ranks, other batches: no sample twice, none left out, all counted.
+#[test]
+fn a_batch_that_grows_with_the_ranks_goes_on_where_it_was() {
+    let each_four = |steps: &str| {
+        let mut config = config(&["eval_every=0", "decay_steps=12", steps]);
+        (config.train.batch, config.train.batch_per_rank) = (0, 4);
+        config
+    };
+    let folder = Folder::new();
+    train(1, &each_four("steps=4"), &folder.0, None).unwrap();
+    train(2, &each_four("steps=6"), &folder.0, None).unwrap();
+    let checkpoint = Checkpoint::open(&folder.0.join("checkpoints/step-00000006")).unwrap();
+    assert_eq!(checkpoint.about().tokens, 16 * (4 * 4 + 2 * 8));
+}
+
 #[test]
 fn a_damaged_checkpoint_is_passed_over() {
     let folder = Folder::new();
@@ -171,7 +187,11 @@ fn a_loss_that_is_no_number_ends_it() {
     let folder = Folder::new();
     let words = ["optimizer.kind=sgd", "rate=1e30", "clip=0", "warmup=0"];
     let error = train(2, &config(&words), &folder.0, None).unwrap_err().to_string();
-    assert!(error.contains("the loss is") && error.contains("optimizer.rate"), "{error}");
+    assert!(error.contains(" is ") && error.contains("optimizer.rate"), "{error}");
+    // The last update is not seen by any loss.
+    let words = ["steps=1", "rate=1e300", "warmup=0", "decay_steps=12"];
+    let error = train(1, &config(&words), &Folder::new().0, None).unwrap_err().to_string();
+    assert!(error.contains("the norm of the parameters is"), "{error}");
 }
 
 #[test]

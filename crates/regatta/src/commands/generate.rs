@@ -82,7 +82,7 @@ pub fn run(args: &GenerateArgs) -> Result<ExitCode> {
     let first = tokenizer.encode(&prompt).context("--prompt")?;
     let Loaded { shape, parameters, from, step, .. } = loaded;
     let net = Net::new(Model::new(shape), Box::new(device));
-    let mut generator = Generator::new(&net, &parameters);
+    let mut generator = Generator::new(&net, &parameters).among(tokenizer.vocabulary());
     generator.read(&first);
     let began = Instant::now();
     let text = write(args, &mut generator, &tokenizer, &first)?;

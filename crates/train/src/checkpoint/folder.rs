@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 /// The description of a checkpoint.
-pub(super) const MANIFEST: &str = "checkpoint.json";
+pub const MANIFEST: &str = "checkpoint.json";
 /// Its checksum, as `sha256sum` writes and checks it.
 pub(super) const MANIFEST_SUM: &str = "checkpoint.json.sha256";
 /// What the job that writes here holds.

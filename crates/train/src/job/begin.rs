@@ -9,7 +9,7 @@ use super::error::TrainError;
 use super::keep::{self, Keeper};
 use super::report::{self, Speed};
 use super::{CHECKPOINTS, Job, TOKENIZER, Training};
-use crate::checkpoint::{self, About, Checkpoint, CheckpointError, Skipped, newest_good};
+use crate::checkpoint::{self, About, Checkpoint, CheckpointError, MANIFEST, Skipped, newest_good};
 use crate::config::{Config, Plan, Resume};
 use crate::data::{DataError, Dataset, Loader, Order, Tokens};
 use crate::memory::{Format, Tensor};
@@ -39,12 +39,15 @@ impl Training {
         if let Some(found) = &found {
             fits(&found.checkpoint, &shape, &job.dataset.tokenizer.fingerprint())?;
         }
-        let mut done = [found.as_ref().map_or(0, |f| f.checkpoint.about().step as i64)];
-        job.comm.broadcast(&mut done, 0)?;
-        let done = done[0].unsigned_abs();
+        let told =
+            |f: &Found| [f.checkpoint.about().step as i64, f.checkpoint.about().tokens as i64];
+        let mut before = found.as_ref().map_or([0, 0], told);
+        job.comm.broadcast(&mut before, 0)?;
+        let [done, tokens] = before.map(i64::unsigned_abs);
         let about = report::about(&job, &plan, &shape, done);
         tell(Event::Begin(Box::new(about.clone())));
         let mut training = Self::new(job, plan, shape, &about);
+        training.tokens = tokens;
         if let Some(found) = found {
             found.skipped.iter().for_each(|note| tell(Event::Note(note.clone())));
             keeper.iter_mut().for_each(|keeper| keeper.pass_over(&found.damaged));
@@ -93,6 +96,7 @@ impl Training {
             keeper: None,
             folder,
             done: about.done,
+            tokens: 0,
             kept: (about.done > 0).then_some(about.done),
             speed,
         }
@@ -176,6 +180,7 @@ pub fn find(config: &Config, own: Option<&Path>) -> Result<Option<Found>, TrainE
             one.verify().map_err(|all| first(&folder, all))?;
             (Some(one), Vec::new())
         }
+        Err(error) if folder.join(MANIFEST).exists() => return Err(error.into()),
         Err(_) => newest_good(&inside(&folder))?,
     };
     let damaged = skipped.iter().map(|skipped| skipped.folder.clone()).collect();

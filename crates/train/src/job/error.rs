@@ -32,9 +32,9 @@ pub enum TrainError {
     /// Another rank is gone, or does something else.
     #[error(transparent)]
     Comm(#[from] CommError),
-    /// The loss is no number.
+    /// The loss, the gradients or the parameters are no numbers.
     #[error(
-        "rank {rank} of {host}: the loss is {loss} in step {step}: a lower optimizer.rate, a longer \
+        "rank {rank} of {host}: {what} {number} in step {step}: a lower optimizer.rate, a longer \
          optimizer.warmup or optimizer.clip=1 may help; the last checkpoint is as it was"
     )]
     NotFinite {
@@ -42,9 +42,11 @@ pub enum TrainError {
         rank: u32,
         /// Where it is.
         host: String,
-        /// What it is.
-        loss: f64,
-        /// Steps before it.
+        /// What is no number, such as `the loss is`.
+        what: &'static str,
+        /// What it is instead.
+        number: f64,
+        /// In which step.
         step: u64,
     },
     /// Ranks were told different things.

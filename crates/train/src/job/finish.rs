@@ -21,6 +21,7 @@ impl Training {
     /// twice the memory.
     pub(super) fn begin_keeping(&mut self, tell: &mut dyn FnMut(Event)) -> Result<(), TrainError> {
         self.end_keeping(tell)?;
+        self.check_parameters()?;
         let about = self.about();
         let Some(keeper) = &mut self.keeper else { return Ok(()) };
         self.kept = Some(self.done);
@@ -87,7 +88,7 @@ impl Training {
     pub(super) fn about(&self) -> About {
         About {
             step: self.done,
-            tokens: self.done * self.step_tokens(),
+            tokens: self.tokens,
             seed: self.config.train.seed,
             shape: self.engine.net.model.shape.clone(),
             config: self.config.to_toml(),
@@ -135,7 +136,8 @@ impl Training {
         let tokenizer = &self.dataset.tokenizer;
         let mut first = Vec::new();
         self.dataset.validation.read(0..1, &mut first).ok()?;
-        let mut generator = Generator::new(&self.engine.net, &self.engine.state.parameters);
+        let generator = Generator::new(&self.engine.net, &self.engine.state.parameters);
+        let mut generator = generator.among(tokenizer.vocabulary());
         generator.read(&first);
         let seed = self.config.train.seed;
         let sampling = Sampling { temperature: 0.8, top_k: 40, top_p: 1.0, seed };

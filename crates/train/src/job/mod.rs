@@ -90,6 +90,8 @@ struct Training {
     folder: PathBuf,
     /// Steps that are done.
     done: u64,
+    /// Tokens that were trained on in them.
+    tokens: u64,
     /// The steps of the last checkpoint that was begun.
     kept: Option<u64>,
     speed: Speed,
@@ -132,8 +134,9 @@ impl Training {
         let own = Tally { stops: f64::from(stop()), kept, ..Tally::new(&outcome, waited) };
         let all = self.tally(own)?;
         let loss = all.loss_sum / self.step_tokens() as f64;
-        self.check(loss)?;
+        self.check(loss, outcome.gradient_norm)?;
         self.done += 1;
+        self.tokens += self.step_tokens();
         let keeping = Instant::now();
         self.hear(all.kept, tell)?;
         let stopping = all.stops > 0.0;
@@ -143,7 +146,14 @@ impl Training {
         }
         let times = (began.elapsed(), keeping.elapsed());
         let rate = self.schedule.rate(self.done - 1);
-        let metrics = self.speed.step(self.done, loss, rate, outcome.gradient_norm, &all, times);
+        let metrics = self.speed.step(
+            (self.done, self.tokens),
+            loss,
+            rate,
+            outcome.gradient_norm,
+            &all,
+            times,
+        );
         tell(Event::Step(Box::new(metrics)));
         // The last one is after the last checkpoint: who is told to end may not have much time.
         if !is_last && is_due(self.done, self.config.train.eval_every) {
@@ -196,10 +206,14 @@ impl Training {
         let (rank, ranks) = (u64::from(self.comm.rank()), u64::from(self.comm.size()));
         let Plan { batch, micro_batch, accumulation, .. } = self.plan;
         let passes = accumulation as u64;
+        // Counted by samples, for a batch may be larger than it was in the steps before.
+        let (done, seen) = (self.done, self.tokens / context);
         let lists = (self.done..self.config.train.steps)
             .flat_map(move |step| (0..passes).map(move |pass| (step, pass)))
             .map(move |(step, pass)| {
-                order::share(step, batch as u64, rank, ranks, pass, micro_batch as u64)
+                let [batch, each] = [batch, micro_batch].map(|n| n as u64);
+                let share = order::share(step - done, batch, rank, ranks, pass, each);
+                seen + share.start..seen + share.end
             });
         Ok(Ahead::new(loader, lists, AHEAD)?)
     }
@@ -216,12 +230,25 @@ impl Training {
         Ok(Tally::from_numbers(numbers))
     }
 
-    fn check(&self, loss: f64) -> Result<(), TrainError> {
+    /// The loss is a number, and so are the gradients.
+    fn check(&self, loss: f64, gradient_norm: f64) -> Result<(), TrainError> {
+        self.finite(self.done + 1, "the loss is", loss)?;
+        self.finite(self.done + 1, "the norm of the gradients is", gradient_norm)
+    }
+
+    /// A number of a step is one.
+    fn finite(&self, step: u64, what: &'static str, number: f64) -> Result<(), TrainError> {
         let rank = self.comm.rank();
         let host = self.comm.peer(rank).host;
-        let step = self.done + 1;
-        let wrong = TrainError::NotFinite { rank, host, loss, step };
-        if loss.is_finite() { Ok(()) } else { Err(wrong) }
+        let wrong = TrainError::NotFinite { rank, host, what, number, step };
+        if number.is_finite() { Ok(()) } else { Err(wrong) }
+    }
+
+    /// What was trained is worth keeping: an update can spoil what no later loss would show.
+    fn check_parameters(&self) -> Result<(), TrainError> {
+        let device = &self.engine.net.device;
+        let squares = self.engine.state.parameters.iter().map(|t| device.square_sum(t.view()));
+        self.finite(self.done, "the norm of the parameters is", squares.sum::<f64>().sqrt())
     }
 
     /// Tries the model on what it is not trained on.

@@ -67,7 +67,7 @@ impl Speed {
     /// ranks on average.
     pub fn step(
         &mut self,
-        done: u64,
+        (done, tokens): (u64, u64),
         loss: f64,
         rate: f64,
         gradient_norm: f64,
@@ -89,7 +89,7 @@ impl Speed {
             validation_loss: None,
             rate,
             gradient_norm,
-            tokens: done * self.step_tokens,
+            tokens,
             tokens_per_second,
             flops_per_second: tokens_per_second * self.flops_per_token,
             seconds: StepSeconds {

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::SystemTime;
 
 use anyhow::{Context, Result};
 use regatta_comm::{Collectives, Comm, host, join};
@@ -25,6 +26,12 @@ use crate::output;
 /// What a line begins with that is for the process that started the ranks.
 pub const EVENT: &str = "regatta-train-event ";
 
+/// Threads of a rank, at most.
+const MOST_THREADS: usize = 4096;
+
+/// No name of a run is longer.
+const LONGEST_ID: usize = 64;
+
 /// What makes a training save and end: Ctrl-C, and what schedulers send before they kill.
 const STOP: [i32; 6] = [SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2];
 
@@ -32,7 +39,7 @@ const STOP: [i32; 6] = [SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2];
 pub fn run(resolved: &Resolved, args: &TrainArgs) -> Result<ExitCode> {
     let mut config = resolved.config.clone();
     let comm: Arc<dyn Comm> = Arc::new(host::join(join::Settings::from_environment()?)?);
-    let folder = training_folder(args);
+    let folder = training_folder(args, &*comm)?;
     if is_started_anew() {
         job::go_on(&mut config, &folder)?;
     }
@@ -84,17 +91,27 @@ pub fn stop_flag() -> Result<Arc<AtomicBool>> {
     Ok(stop)
 }
 
-/// Where metrics and checkpoints are: the run that goes on, the one that was named, or the job's.
-pub fn training_folder(args: &TrainArgs) -> PathBuf {
+/// Where metrics and checkpoints are: the run that goes on, the one that was named, the job's, or,
+/// where a scheduler started the ranks, a new one that rank 0 names.
+pub fn training_folder(args: &TrainArgs, comm: &dyn Comm) -> Result<PathBuf> {
     let named = args.resume.clone().or_else(|| args.run_dir.clone());
     let of_job = || std::env::var_os(folder::VARIABLE).map(PathBuf::from);
-    named.or_else(of_job).unwrap_or_else(|| PathBuf::from("."))
+    if let Some(folder) = named.or_else(of_job) {
+        return Ok(folder);
+    }
+    let mut name = [0u8; LONGEST_ID];
+    let id = folder::run_id(SystemTime::now(), std::process::id());
+    name.iter_mut().zip(id.bytes()).for_each(|(to, from)| *to = from);
+    comm.broadcast(&mut name, 0)?;
+    let end = name.iter().position(|byte| *byte == 0).unwrap_or(LONGEST_ID);
+    Ok(PathBuf::from("runs").join(String::from_utf8_lossy(&name[..end]).as_ref()))
 }
 
 /// As many as are asked for, or as this rank may use cores.
 pub fn threads(config: &Config) -> usize {
     let cores = || std::thread::available_parallelism().map_or(1, usize::from);
-    if config.train.threads == 0 { cores() } else { config.train.threads }
+    // More than that is a mistake, and no system has the memory for it.
+    if config.train.threads == 0 { cores() } else { config.train.threads.min(MOST_THREADS) }
 }
 
 /// The data. What must be fetched, made or looked through is by the first rank of each node, while

@@ -67,7 +67,7 @@ fn parts(
     let host = comm.peer(rank).host;
     let cpus = regatta_discover::live_affinity().unwrap_or_default();
     smoke.ranks(&Place { rank, host, cpus, threads, kernels: kernels.clone() })?;
-    let folder = training::training_folder(args);
+    let folder = training::training_folder(args, &**comm)?;
     let dataset = smoke.part(Name::Data, |comm| {
         let dataset = training::prepared(resolved, &folder, comm)?;
         let (source, tokens) = (config.data.source.clone(), dataset.train.len());
