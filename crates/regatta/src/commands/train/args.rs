@@ -80,7 +80,7 @@ impl TrainArgs {
 pub const EXAMPLES: &str = "\
 Examples:
   regatta train                                 a small GPT on a text that comes with Regatta
-  regatta train shakespeare-char                a preset: Shakespeare, as nanoGPT trains it
+  regatta train shakespeare-char                a preset: Shakespeare, in nanoGPT's sizes
   regatta train steps=200 width=256             the default with other values: KEY=VALUE
   regatta train my.toml optimizer.rate=3e-4     a file, and one key over it
   regatta train gpt2 -n 4 --print-config        what would be trained, and who set what
