@@ -195,6 +195,14 @@ fn a_loss_that_is_no_number_ends_it() {
 }
 
 #[test]
+fn a_model_for_other_data_is_said() {
+    let folder = Folder::new();
+    let words = ["steps=1", "decay_steps=12", "model.vocabulary=5000"];
+    let (_, told) = train(1, &config(&words), &folder.0, None).unwrap();
+    assert!(told.notes[0].contains("room for 5000 kinds of tokens"), "{:?}", told.notes);
+}
+
+#[test]
 fn brain_floats_learn_as_well() {
     let (one, other) = (Folder::new(), Folder::new());
     let (_, single) = train(1, &config(&["rate=0.002"]), &one.0, None).unwrap();

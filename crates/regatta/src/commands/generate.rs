@@ -79,7 +79,11 @@ pub fn run(args: &GenerateArgs) -> Result<ExitCode> {
     let loaded = load(&args.model, &device)?;
     let tokenizer = tokenizer(args, &loaded)?;
     let prompt = prompt(args)?;
-    let first = tokenizer.encode(&prompt).context("--prompt")?;
+    let first = match (tokenizer.encode(&prompt), &args.prompt) {
+        // A text without line ends has no token for one.
+        (Err(_), None) => vec![0],
+        (encoded, _) => encoded.context("--prompt")?,
+    };
     let Loaded { shape, parameters, from, step, .. } = loaded;
     let net = Net::new(Model::new(shape), Box::new(device));
     let mut generator = Generator::new(&net, &parameters).among(tokenizer.vocabulary());

@@ -46,6 +46,7 @@ impl Training {
         let [done, tokens] = before.map(i64::unsigned_abs);
         let about = report::about(&job, &plan, &shape, done);
         tell(Event::Begin(Box::new(about.clone())));
+        many_kinds(&shape, job.dataset.tokenizer.vocabulary()).into_iter().for_each(&mut *tell);
         let mut training = Self::new(job, plan, shape, &about);
         training.tokens = tokens;
         if let Some(found) = found {
@@ -101,6 +102,18 @@ impl Training {
             speed,
         }
     }
+}
+
+/// A word where a model is made for far more kinds of tokens than there are: the data is likely not
+/// what was meant.
+fn many_kinds(shape: &Shape, kinds: usize) -> Option<Event> {
+    let room = shape.vocabulary;
+    (room > 4 * kinds).then(|| {
+        Event::Note(format!(
+            "the model has room for {room} kinds of tokens, and the data has {kinds}: data.source \
+             and data.tokenizer say what it is trained on"
+        ))
+    })
 }
 
 /// Ranks that were told different things would train something that nobody asked for.
