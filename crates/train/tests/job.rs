@@ -187,7 +187,9 @@ fn a_loss_that_is_no_number_ends_it() {
     let folder = Folder::new();
     let words = ["optimizer.kind=sgd", "rate=1e30", "clip=0", "warmup=0"];
     let error = train(2, &config(&words), &folder.0, None).unwrap_err().to_string();
-    assert!(error.contains(" is ") && error.contains("optimizer.rate"), "{error}");
+    // Gradients overflow no later than the loss.
+    let said = ["the loss is", "the norm of the gradients is"].iter().any(|it| error.contains(it));
+    assert!(said && error.contains("optimizer.rate"), "{error}");
     // The last update is not seen by any loss.
     let words = ["steps=1", "rate=1e300", "warmup=0", "decay_steps=12"];
     let error = train(1, &config(&words), &Folder::new().0, None).unwrap_err().to_string();

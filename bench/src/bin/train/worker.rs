@@ -33,10 +33,7 @@ pub struct Job {
 
 impl Job {
     pub fn arguments(&self) -> [String; 6] {
-        let precision = match self.precision {
-            Precision::F32 => "f32",
-            Precision::Bf16 => "bf16",
-        };
+        let precision = self.precision.name();
         let cpus: Vec<String> = self.cpus.iter().map(usize::to_string).collect();
         let [batch, ranks, rank] = [self.batch, self.ranks, self.rank].map(|n| n.to_string());
         [self.preset.name.to_owned(), precision.to_owned(), batch, cpus.join(","), ranks, rank]
