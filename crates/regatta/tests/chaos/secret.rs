@@ -13,11 +13,13 @@ use crate::harm::until;
 use crate::launch::{folder, text, words_by_ssh};
 
 /// Stands in for the agent: keeps the boot document, and waits before it becomes the real one.
+/// Agents of several nodes may have the same process number, so their files are named by mktemp.
 const AGENT: &str = "#!/bin/sh
-[ \"$3\" = - ] && cat > FOLDER/boot-$$ || cp \"$3\" FOLDER/boot-$$
-ln FOLDER/boot-$$ FOLDER/boot 2>/dev/null
+own=$(mktemp FOLDER/boot-XXXXXX)
+[ \"$3\" = - ] && cat > \"$own\" || cp \"$3\" \"$own\"
+ln \"$own\" FOLDER/boot 2>/dev/null
 until [ -e FOLDER/start ]; do sleep 0.1; done
-exec REGATTA \"$@\" < FOLDER/boot-$$
+exec REGATTA \"$@\" < \"$own\"
 ";
 const RANKS: &str = "echo hello; : > $0/at-$RANK; until [ -e $0/go ]; do sleep 0.1; done";
 
