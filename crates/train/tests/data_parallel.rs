@@ -12,6 +12,7 @@ use regatta_train::parallel::{Groups, Mesh};
 use regatta_train::random;
 use regatta_train::reference::Reference;
 use regatta_train::shape::{Family, Shape};
+use regatta_train::state::Sharing;
 use regatta_train::step::{Engine, Micro, Net, Plan, Rule};
 
 const BATCH: usize = 24;
@@ -64,7 +65,7 @@ fn losses(comm: Arc<dyn Comm>, family: Family, passes: usize) -> Vec<f64> {
     let (rank, ranks) = (comm.rank() as usize, comm.size() as usize);
     let groups = Groups::new(comm.clone(), Mesh::data(ranks)).unwrap();
     let net = Net::new(Model::new(shape(family)), Box::new(Reference));
-    let mut engine = Engine::new(net, groups, 11);
+    let mut engine = Engine::new(net, groups, &Sharing::default(), 11).unwrap();
     let (share, each) = (BATCH / ranks, BATCH / ranks / passes);
     let one = |step: u64| {
         let first = |pass: usize| rank * share + pass * each;

@@ -1,5 +1,7 @@
 //! Before the first step: all ranks are told the same, and have the same parameters.
 
+use std::ffi::OsString;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use regatta_comm::{Collectives, Comm};
@@ -19,6 +21,7 @@ use crate::metrics::{self, Event};
 use crate::model::Model;
 use crate::parallel::{Groups, Mesh};
 use crate::shape::Shape;
+use crate::state::Sharing;
 use crate::step::{Engine, Net};
 
 impl Training {
@@ -51,13 +54,13 @@ impl Training {
         many_kinds(&shape, job.dataset.tokenizer.vocabulary()).into_iter().for_each(&mut *tell);
         let mut training = Self::new(job, plan, shape, &about)?;
         training.tokens = tokens;
-        if let Some(found) = found {
+        if let Some(found) = &found {
             found.skipped.iter().for_each(|note| tell(Event::Note(note.clone())));
             keeper.iter_mut().for_each(|keeper| keeper.pass_over(&found.damaged));
-            keep::restore(&mut training.engine, &found.checkpoint)?;
             let from = found.checkpoint.folder().display();
             tell(Event::Note(format!("goes on after step {done} of {from}")));
         }
+        training.restore(found.as_ref().map(|found| &found.checkpoint))?;
         if let Some(keeper) = &keeper
             && training.config.checkpoint.resume != Resume::Auto
         {
@@ -67,7 +70,7 @@ impl Training {
             }
         }
         training.keeper = keeper;
-        spread(&mut training.engine, &*training.comm)?;
+        spread(&mut training.engine)?;
         // All must be there before any begins to write.
         training.comm.barrier()?;
         let Dataset { tokenizer, validation: tokens, .. } = &training.dataset;
@@ -76,6 +79,25 @@ impl Training {
         }
         training.validation = validation(&training.config, tokens, tell);
         Ok(training)
+    }
+
+    /// Reads this rank's share of the checkpoint that rank 0 found, if it did. Ranks that have all
+    /// get it from the first.
+    fn restore(&mut self, found: Option<&Checkpoint>) -> Result<(), TrainError> {
+        if let Some(checkpoint) = found {
+            keep::restore(&mut self.engine, checkpoint)?;
+        }
+        if self.engine.state.sharing == 1 {
+            return Ok(());
+        }
+        let told = found.map(|checkpoint| checkpoint.folder().as_os_str().as_bytes().to_vec());
+        if let Some(folder) = told_all(&*self.comm, told)?
+            && found.is_none()
+        {
+            let folder = PathBuf::from(OsString::from_vec(folder));
+            keep::restore(&mut self.engine, &Checkpoint::open(&folder)?)?;
+        }
+        Ok(())
     }
 
     /// With parameters as they are before training, and nothing that is kept or tried.
@@ -89,7 +111,7 @@ impl Training {
         let Job { config, comm, device, dataset, folder, .. } = job;
         let groups = Groups::new(comm.clone(), Mesh::data(plan.ranks))?;
         let net = Net::new(Model::new(shape), device);
-        let engine = Engine::new(net, groups, config.train.seed);
+        let engine = Engine::new(net, groups, &Sharing::default(), config.train.seed)?;
         Ok(Self {
             schedule: config.schedule(plan.ranks),
             config,
@@ -157,6 +179,17 @@ fn validation(config: &Config, tokens: &Tokens, tell: &mut dyn FnMut(Event)) -> 
     let note = |error: &DataError| tell(Event::Note(format!("no validation: {error}")));
     let order = order.inspect_err(note).ok()?;
     Some(Loader::new(tokens.clone(), order))
+}
+
+/// What rank 0 has to say, if it has.
+fn told_all(comm: &dyn Comm, own: Option<Vec<u8>>) -> Result<Option<Vec<u8>>, TrainError> {
+    let mut length = [own.as_ref().map_or(-1, |own| own.len() as i64)];
+    comm.broadcast(&mut length, 0)?;
+    let Ok(length) = usize::try_from(length[0]) else { return Ok(None) };
+    let mut text = own.unwrap_or_default();
+    text.resize(length, 0);
+    comm.broadcast(&mut text, 0)?;
+    Ok(Some(text))
 }
 
 /// All ranks have the same of everything, or the first that differs is named.
@@ -260,15 +293,17 @@ fn difference(there: &Shape, here: &Shape) -> String {
     })
 }
 
-/// All ranks get what rank 0 has.
-pub fn spread(engine: &mut Engine, comm: &dyn Comm) -> Result<(), TrainError> {
-    let state = &mut engine.state;
-    for block in state.held() {
-        for kind in Kind::ALL {
-            broadcast(state.own_mut(block, kind), comm)?;
+/// All ranks get what the first of those has that have the same share.
+pub fn spread(engine: &mut Engine) -> Result<(), TrainError> {
+    let Engine { state, groups, .. } = engine;
+    if let Some(comm) = groups.copies(state.sharing) {
+        for block in state.held() {
+            for kind in Kind::ALL {
+                state.change(block, kind, |own| broadcast(own, &**comm))??;
+            }
         }
     }
-    Ok(())
+    Ok(state.publish()?)
 }
 
 fn broadcast(numbers: ViewMut<'_>, comm: &dyn Comm) -> Result<(), TrainError> {

@@ -24,13 +24,22 @@ pub fn loss(
     let (rank, ranks) = (comm.rank() as usize, comm.size() as usize);
     let windows: Vec<u64> = spread(loader.order().windows(), wanted).collect();
     let own: Vec<u64> = windows.iter().copied().skip(rank).step_by(ranks).collect();
+    let at_once = at_once.max(1);
     let mut sums = [0.0, 0.0];
-    for some in own.chunks(at_once.max(1)) {
-        let batch = loader.batch(some.iter().copied())?;
+    // All ranks pass as often as the first, for they may need each other's parameters: who has
+    // nothing left sees something again that does not count.
+    for pass in 0..windows.len().div_ceil(ranks).div_ceil(at_once) {
+        let some: Vec<u64> = own.iter().copied().skip(pass * at_once).take(at_once).collect();
+        let counts = !some.is_empty();
+        let seen = if counts { &some[..] } else { &windows[..1] };
+        let batch = loader.batch(seen.iter().copied())?;
         let (inputs, targets) = (&batch.inputs, &batch.targets);
         let micro = Micro { inputs, targets, batch: batch.batch, first: 0 };
-        sums[0] += engine.loss(&micro)?;
-        sums[1] += targets.len() as f64;
+        let loss = engine.loss(&micro)?;
+        if counts {
+            sums[0] += loss;
+            sums[1] += targets.len() as f64;
+        }
     }
     comm.all_reduce(&mut sums, ReduceOp::Sum)?;
     Ok(sums[0] / sums[1].max(1.0))

@@ -8,12 +8,10 @@ pub use net::Net;
 
 use std::time::{Duration, Instant};
 
-use regatta_comm::CommError;
-
 use crate::optimizer::{AdamW, Sgd};
 use crate::parallel::Groups;
-use crate::state::State;
-use pass::Alive;
+pub use crate::state::StepError;
+use crate::state::{Sharing, State};
 
 /// Sequences that go through the model at once.
 #[derive(Debug, Clone, Copy)]
@@ -69,9 +67,9 @@ pub struct Laps {
     pub forward: Duration,
     /// The head, whose loss and gradients are one pass, layers and embedding.
     pub backward: Duration,
-    /// Waiting for other ranks' gradients when there was nothing else to do.
+    /// Waiting for other ranks, or for the disk, when there was nothing else to do.
     pub communication: Duration,
-    /// Clipping and the update.
+    /// Clearing, adding up and clipping gradients, and the update.
     pub optimizer: Duration,
 }
 
@@ -99,13 +97,16 @@ pub struct Engine {
 impl Engine {
     /// A model with its initial parameters, on one rank.
     pub fn alone(net: Net, seed: u64) -> Self {
-        Self::new(net, Groups::alone(), seed)
+        match Self::new(net, Groups::alone(), &Sharing::default(), seed) {
+            Ok(engine) => engine,
+            Err(_) => unreachable!("nobody else is there, and nothing is on disk"),
+        }
     }
 
     /// A model with its initial parameters, shared with other ranks.
-    pub fn new(net: Net, groups: Groups, seed: u64) -> Self {
-        let state = State::new(&net.model, &*net.device, &groups, |_| true, seed);
-        Self { net, state, groups }
+    pub fn new(net: Net, groups: Groups, how: &Sharing, seed: u64) -> Result<Self, StepError> {
+        let state = State::new(&net.model, &*net.device, &groups, how, |_| true, seed)?;
+        Ok(Self { net, state, groups })
     }
 
     /// One step over this rank's part of the batch, in as many passes as it comes in.
@@ -113,37 +114,42 @@ impl Engine {
         &mut self,
         plan: &Plan,
         micros: impl Iterator<Item = Micro<'a>>,
-    ) -> Result<Outcome, CommError> {
+    ) -> Result<Outcome, StepError> {
         let mut laps = Laps::default();
         let mut loss_sum = 0.0;
         let mut micros = micros.peekable();
+        self.state.take_waited();
+        self.state.weights.ask(0);
         timed(&mut laps.optimizer, || self.state.gradients.clear(&*self.net.device));
         while let Some(micro) = micros.next() {
             let last = micros.peek().is_none();
-            let alive = self.timed_forward(plan, &micro, &mut laps)?;
+            let began = Instant::now();
+            let alive = self.forward(plan, &micro)?;
+            laps.forward += self.worked(began, &mut laps.communication);
             let began = Instant::now();
             loss_sum += self.backward(plan, &micro, alive, last)?;
-            laps.backward += began.elapsed();
+            laps.backward += self.worked(began, &mut laps.communication);
         }
-        timed(&mut laps.communication, || self.state.gradients.finish())?;
+        let began = Instant::now();
+        self.state.gradients.finish(&*self.net.device)?;
+        laps.optimizer += self.worked(began, &mut laps.communication);
         let gradient_norm = timed(&mut laps.optimizer, || self.update(plan))?;
         // Ranks that share matrices all know the whole loss; it counts once.
         let loss_sum = if self.groups.seat.tp == 0 { loss_sum } else { 0.0 };
         Ok(Outcome { loss_sum, gradient_norm, laps })
     }
 
-    fn timed_forward(
-        &mut self,
-        plan: &Plan,
-        micro: &Micro<'_>,
-        laps: &mut Laps,
-    ) -> Result<Alive, CommError> {
-        timed(&mut laps.forward, || self.forward(plan, micro))
+    /// How long this rank worked since it began to, and how long it waited for other ranks or the
+    /// disk.
+    fn worked(&mut self, began: Instant, waited: &mut Duration) -> Duration {
+        let (all, held_up) = (began.elapsed(), self.state.take_waited());
+        *waited += held_up;
+        all.saturating_sub(held_up)
     }
 
     /// The sum of the losses of sequences, without training. Among ranks that share a model, one
     /// says it and the others nothing.
-    pub fn loss(&mut self, micro: &Micro<'_>) -> Result<f64, CommError> {
+    pub fn loss(&mut self, micro: &Micro<'_>) -> Result<f64, StepError> {
         let loss = self.forward_loss(micro)?;
         Ok(if self.groups.seat.tp == 0 { loss } else { 0.0 })
     }

@@ -2,12 +2,10 @@
 //! block before it is at work, brought, used and freed; its gradients go on their way as soon as
 //! they are complete.
 
-use regatta_comm::CommError;
-
 use super::{Engine, Micro, Net, Plan};
-use crate::memory::View;
+use crate::memory::{View, ViewMut};
 use crate::model::{Dropout, HeadGrads, HeadParams, Lent, Run, Saved};
-use crate::state::{Gradients, Weights};
+use crate::state::{Gradients, StepError, Weights};
 
 /// What a forward pass leaves for the backward one.
 pub struct Alive {
@@ -18,7 +16,7 @@ pub struct Alive {
 
 impl Engine {
     /// Embedding and layers.
-    pub(super) fn forward(&mut self, plan: &Plan, micro: &Micro<'_>) -> Result<Alive, CommError> {
+    pub(super) fn forward(&mut self, plan: &Plan, micro: &Micro<'_>) -> Result<Alive, StepError> {
         let Self { net, state, .. } = self;
         let run = net.train(plan, micro);
         forward(net, &mut state.weights, &run, micro.inputs)
@@ -31,13 +29,16 @@ impl Engine {
         micro: &Micro<'_>,
         alive: Alive,
         last: bool,
-    ) -> Result<f64, CommError> {
+    ) -> Result<f64, StepError> {
         let Self { net, state, .. } = self;
         let (run, model) = (net.train(plan, micro), &net.model);
         let (weights, gradients) = (&mut state.weights, &mut state.gradients);
         let Alive { x, saved } = alive;
         let (loss, mut dx) = {
             bring_head(net, weights)?;
+            if !saved.is_empty() {
+                weights.ask(saved.len());
+            }
             let mut grads = head_grads(net, gradients);
             let (params, scale) = (head_params(net, weights), 1.0 / plan.tokens as f64);
             let of = (&*x, micro.targets);
@@ -63,7 +64,7 @@ impl Engine {
     }
 
     /// The loss, and no way back.
-    pub(super) fn forward_loss(&mut self, micro: &Micro<'_>) -> Result<f64, CommError> {
+    pub(super) fn forward_loss(&mut self, micro: &Micro<'_>) -> Result<f64, StepError> {
         let Self { net, state, .. } = self;
         // What layers would save for a backward pass is dropped by each at once.
         let run = Run { recompute: true, ..net.run(micro.batch, micro.sequence()) };
@@ -90,7 +91,7 @@ fn forward(
     weights: &mut Weights,
     run: &Run<'_>,
     inputs: &[u32],
-) -> Result<Alive, CommError> {
+) -> Result<Alive, StepError> {
     weights.bring(0)?;
     weights.ask(1);
     let mut x = net.model.embedding.forward(run, weights.view(0), inputs)?;
@@ -100,6 +101,9 @@ fn forward(
         let block = number + 1;
         weights.bring(block)?;
         weights.ask(block + 1);
+        if block + 1 == net.model.last() && net.model.shape.tied {
+            weights.ask(0);
+        }
         let (out, saved) = layer.forward(run, weights.view(block), x)?;
         weights.free(block);
         all.push(saved);
@@ -115,16 +119,15 @@ fn complete(
     gradients: &mut Gradients,
     block: usize,
     last: bool,
-) -> Result<(), CommError> {
-    if last {
+) -> Result<(), StepError> {
+    if gradients.leave(last) {
         net.tensor.settle(run, &net.model.blocks[block], gradients.of(block))?;
     }
-    gradients.ready(block, last);
-    Ok(())
+    Ok(gradients.ready(&*net.device, block, last)?)
 }
 
 /// The head's parameters, and the embedding's table if that is the head's.
-fn bring_head(net: &Net, weights: &mut Weights) -> Result<(), CommError> {
+fn bring_head(net: &Net, weights: &mut Weights) -> Result<(), StepError> {
     weights.bring(net.model.last())?;
     if net.model.shape.tied { weights.bring(0) } else { Ok(()) }
 }
@@ -146,6 +149,12 @@ fn head_params<'a>(net: &Net, weights: &'a Weights) -> HeadParams<'a> {
 
 /// Where the head's gradients are, which may be the embedding's.
 fn head_grads<'a>(net: &Net, gradients: &'a mut Gradients) -> HeadGrads<'a> {
+    if !net.model.shape.tied {
+        return HeadGrads {
+            own: gradients.of(net.model.last()),
+            table: ViewMut::of::<f32>(&mut []),
+        };
+    }
     let [first, own] = gradients.pair(0, net.model.last());
     HeadGrads { own, table: net.model.embedding.table_of(first) }
 }
