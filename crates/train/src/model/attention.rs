@@ -2,7 +2,7 @@
 
 use super::parts::{Product, Scaling};
 use super::{Lent, Place, Run};
-use crate::device::{Attention, AttentionSaved, Turn};
+use crate::device::{Attention, AttentionDrop, AttentionSaved, Turn};
 use crate::memory::{Tensor, View, ViewMut};
 use crate::shape::{Block, Family, Shape};
 
@@ -74,7 +74,7 @@ impl AttentionHalf {
         let mut qkv = run.activation(rows * sizes.qkv_width());
         self.qkv.forward(run, params, &normed, &mut qkv);
         if let Some(base) = self.rope {
-            device.rope(sizes, base, 0, Turn::There, qkv.view_mut());
+            device.rope(sizes, base, &run.places(), Turn::There, qkv.view_mut());
         }
         let mut heads = run.activation(rows * sizes.width());
         let mut log_sums = run.real(sizes.heads * rows);
@@ -117,7 +117,7 @@ impl AttentionHalf {
             dqkv.view_mut(),
         );
         if let Some(base) = self.rope {
-            device.rope(sizes, base, 0, Turn::Back, dqkv.view_mut());
+            device.rope(sizes, base, &run.places(), Turn::Back, dqkv.view_mut());
         }
         let mut dnormed = run.activation(rows * self.width);
         self.qkv.back_input(run, params, &dqkv, &mut dnormed);
@@ -126,9 +126,10 @@ impl AttentionHalf {
         self.norm.backward(run, params, needed, dx.view_mut(), grads);
     }
 
-    fn attention_mask(&self, run: &Run<'_>) -> Option<crate::random::Mask> {
+    fn attention_mask(&self, run: &Run<'_>) -> Option<AttentionDrop> {
         let place = Place { block: self.block, part: 0 };
-        run.mask(place, self.heads * run.sequence * run.sequence)
+        let mask = run.mask(place, self.heads * run.sequence * run.sequence)?;
+        Some(AttentionDrop::whole(mask, self.heads, run.sequence))
     }
 
     fn output_mask(&self, run: &Run<'_>) -> Option<crate::random::Mask> {

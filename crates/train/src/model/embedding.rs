@@ -35,8 +35,7 @@ impl Embedding {
     /// `x = table[token] + positions[position]`.
     pub fn forward(&self, run: &Run<'_>, params: View<'_>, tokens: &[u32]) -> Lent {
         let mut x = run.real(run.rows() * self.width);
-        let positions = self.positions(run).map(|range| params.part(range));
-        run.device.embed(tokens, run.sequence, self.table(params), positions, x.view_mut());
+        self.rows(run, params, tokens, &run.places(), &mut x);
         if let Some(mask) = run.mask(PLACE, run.sequence * self.width) {
             run.device.dropout(mask, x.view_mut());
         }
@@ -46,13 +45,24 @@ impl Embedding {
     /// The row of one token at a position of its sequence.
     pub fn one(&self, run: &Run<'_>, params: View<'_>, token: u32, position: usize) -> Lent {
         let mut x = run.real(self.width);
-        let at = |range: &Range<usize>| {
-            let start = range.start + position * self.width;
-            params.part(start..start + self.width)
-        };
-        let positions = self.positions.as_ref().map(at);
-        run.device.embed(&[token], 1, self.table(params), positions, x.view_mut());
+        self.rows(run, params, &[token], &[position as u32], &mut x);
         x
+    }
+
+    /// The rows of tokens at places, those of a sequence.
+    fn rows(
+        &self,
+        run: &Run<'_>,
+        params: View<'_>,
+        tokens: &[u32],
+        places: &[u32],
+        x: &mut Tensor,
+    ) {
+        run.device.embed(tokens, 0, self.table(params), x.view_mut());
+        if let Some(positions) = self.positions.clone() {
+            let positions = params.part(positions);
+            run.device.add_positions(self.width, places, positions, x.view_mut());
+        }
     }
 
     /// Adds to the gradients of the rows that the tokens name.
@@ -61,19 +71,10 @@ impl Embedding {
             run.device.dropout(mask, dx.view_mut());
         }
         let dx: &Tensor = &dx;
-        let Some(positions) = self.positions(run) else {
-            let table = grads.part(self.tokens.clone());
-            return run.device.embed_back(tokens, run.sequence, dx.view(), table, None);
-        };
-        let (mut table, mut behind) = grads.split_at(self.tokens.end);
-        let positions = positions.start - self.tokens.end..positions.end - self.tokens.end;
-        let (table, positions) = (table.part(self.tokens.clone()), behind.part(positions));
-        run.device.embed_back(tokens, run.sequence, dx.view(), table, Some(positions));
-    }
-
-    /// Those that sequences of this length have.
-    fn positions(&self, run: &Run<'_>) -> Option<Range<usize>> {
-        let all = self.positions.clone()?;
-        Some(all.start..all.start + run.sequence * self.width)
+        run.device.embed_back(tokens, 0, dx.view(), grads.part(self.tokens.clone()));
+        if let Some(positions) = self.positions.clone() {
+            let positions = grads.part(positions);
+            run.device.add_positions_back(self.width, &run.places(), dx.view(), positions);
+        }
     }
 }

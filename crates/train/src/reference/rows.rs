@@ -1,4 +1,4 @@
-//! What is done to rows: norms, activations, embeddings, the loss.
+//! What is done to rows: norms, activations, the loss.
 
 use crate::device::{Norm, NormSaved};
 
@@ -99,42 +99,6 @@ pub fn swiglu_back(width: usize, x: &[f64], dy: &[f64], dx: &mut [f64]) {
             let (gate, up, s) = (x[i], x[width + i], sigmoid(x[i]));
             dx[i] = dy[i] * up * s * (1.0 + gate * (1.0 - s));
             dx[width + i] = dy[i] * gate * s;
-        }
-    }
-}
-
-pub fn embed(
-    tokens: &[u32],
-    sequence: usize,
-    table: &[f64],
-    positions: Option<&[f64]>,
-    y: &mut [f64],
-) {
-    let width = y.len() / tokens.len();
-    for (row, (token, y)) in tokens.iter().zip(y.chunks_exact_mut(width)).enumerate() {
-        let at = row % sequence * width;
-        for i in 0..width {
-            let position = positions.map_or(0.0, |positions| positions[at + i]);
-            y[i] = table[*token as usize * width + i] + position;
-        }
-    }
-}
-
-pub fn embed_back(
-    tokens: &[u32],
-    sequence: usize,
-    dy: &[f64],
-    dtable: &mut [f64],
-    mut dpositions: Option<&mut [f64]>,
-) {
-    let width = dy.len() / tokens.len();
-    for (row, (token, dy)) in tokens.iter().zip(dy.chunks_exact(width)).enumerate() {
-        let at = row % sequence * width;
-        for i in 0..width {
-            dtable[*token as usize * width + i] += dy[i];
-            if let Some(dpositions) = &mut dpositions {
-                dpositions[at + i] += dy[i];
-            }
         }
     }
 }

@@ -11,7 +11,7 @@ mod tokens;
 
 use proptest::prelude::*;
 use regatta_train::cpu::{Cpu, Precision};
-use regatta_train::device::{Attention, Device, Linear, Norm};
+use regatta_train::device::{Attention, AttentionDrop, Device, Linear, Norm};
 use regatta_train::optimizer::{AdamW, Sgd};
 use regatta_train::random::Mask;
 use regatta_train::reference::Reference;
@@ -19,7 +19,7 @@ use regatta_train::reference::Reference;
 use check::{Operation, activation, as_reference, by_differences, near, real, some, unread};
 use numbers::fetch;
 use products::{Gelu, Product, Scaling, Swiglu};
-use tokens::{Attending, Dropping, Embedding, Loss, Rope};
+use tokens::{Attending, Dropping, Embedding, Loss, Positions, Rope};
 
 /// Sizes below `most`, as everywhere here.
 fn product(most: usize) -> impl Strategy<Value = Product> {
@@ -60,26 +60,53 @@ fn sizes(most: usize, unit: usize) -> impl Strategy<Value = Attention> {
     )
 }
 
+/// Strides of a whole that what is here is a part of.
+fn drop(of: Attention) -> impl Strategy<Value = Option<AttentionDrop>> {
+    let one = (mask(), 0usize..3, 0usize..9).prop_map(move |(mask, heads, tokens)| {
+        AttentionDrop::whole(mask, of.heads + heads, of.sequence + tokens)
+            .from([0, heads, tokens, 0])
+    });
+    proptest::option::of(one)
+}
+
 fn attending(most: usize) -> impl Strategy<Value = Attending> {
-    (sizes(most, 1), proptest::option::of(mask())).prop_map(|(of, drop)| Attending { of, drop })
+    sizes(most, 1).prop_flat_map(|of| drop(of).prop_map(move |drop| Attending { of, drop }))
 }
 
 fn rope(most: usize) -> impl Strategy<Value = Rope> {
-    (sizes(most, 2), 10.0..10_000.0, 0usize..50).prop_map(|(of, base, first)| Rope {
+    (sizes(most, 2), 10.0..10_000.0, any::<u64>()).prop_map(|(of, base, seed)| Rope {
         of,
         base,
-        first,
+        seed,
     })
 }
 
+/// A range of at least one of so many.
+fn part(of: usize) -> impl Strategy<Value = (usize, usize)> {
+    (0..of).prop_flat_map(move |first| (Just(first), 1..=of - first))
+}
+
 fn embedding(most: usize) -> impl Strategy<Value = Embedding> {
-    (1usize..4, 1..most, 1..most, 1..most, any::<bool>(), any::<u64>()).prop_map(
-        |(batch, sequence, vocabulary, width, positions, seed)| Embedding {
+    let vocabulary = (1..most).prop_flat_map(|vocabulary| (Just(vocabulary), part(vocabulary)));
+    (1..most, vocabulary, 1..most, any::<u64>()).prop_map(
+        |(rows, (vocabulary, (first, here)), width, seed)| Embedding {
+            rows,
+            vocabulary,
+            first,
+            here,
+            width,
+            seed,
+        },
+    )
+}
+
+fn positions(most: usize) -> impl Strategy<Value = Positions> {
+    (1usize..4, 1..most, 1..most, 1..most, any::<u64>()).prop_map(
+        |(batch, sequence, context, width, seed)| Positions {
             batch,
             sequence,
-            vocabulary,
+            context,
             width,
-            positions,
             seed,
         },
     )
@@ -111,6 +138,7 @@ fn any_operation(most: usize) -> impl Strategy<Value = Box<dyn Operation>> {
         attending(most).prop_map(boxed),
         rope(most).prop_map(boxed),
         embedding(most).prop_map(boxed),
+        positions(most).prop_map(boxed),
         loss(most).prop_map(boxed),
         dropping(most).prop_map(boxed),
         swiglu(most).prop_map(boxed),
