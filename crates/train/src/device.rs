@@ -11,12 +11,14 @@
 //! view. Gradients of parameters are always added to what is there; what is said of other
 //! outputs is said with each operation. Wrong lengths are faults of the caller: they panic.
 
+mod entropy;
 mod sizes;
 
 use crate::memory::{Format, Tensor, View, ViewMut};
 use crate::optimizer::{AdamW, Sgd};
 use crate::random::Mask;
 
+pub use entropy::{EntropyPart, merge_entropies};
 pub use sizes::{
     Attention, AttentionDrop, AttentionSaved, Linear, Norm, NormGrads, NormSaved, Turn,
 };
@@ -171,6 +173,25 @@ pub trait Device: Send + Sync {
     /// The sum of the cross entropies of the rows of `logits`, as many numbers each as there are
     /// kinds of tokens. With a scale, `logits` become their gradient, times the scale.
     fn cross_entropy(&self, targets: &[u32], logits: ViewMut<'_>, scale: Option<f64>) -> f64;
+
+    /// What the loss needs of each row of `logits`, which are those of the tokens from `first` on.
+    /// `parts` gets three numbers a row: the largest, the sum of the exponentials of all less the
+    /// largest, and the target's, or 0 if it is elsewhere.
+    fn entropy_part(&self, targets: &[u32], first: usize, logits: View<'_>, parts: ViewMut<'_>);
+
+    /// The sum of the cross entropies of whole rows. `parts` are those of all columns, one part of
+    /// all rows after the other; `whole` gets two numbers a row: the largest and the sum.
+    fn entropy_whole(&self, parts: View<'_>, whole: ViewMut<'_>) -> f64;
+
+    /// `logits`, those of the tokens from `first` on, become their gradient, times the scale.
+    fn entropy_back(
+        &self,
+        targets: &[u32],
+        first: usize,
+        whole: View<'_>,
+        logits: ViewMut<'_>,
+        scale: f64,
+    );
 
     /// `z = x + y`.
     fn sum(&self, x: View<'_>, y: View<'_>, z: ViewMut<'_>);

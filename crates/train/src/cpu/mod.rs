@@ -261,6 +261,25 @@ impl Device for Cpu {
         self.loss(targets, logits, scale)
     }
 
+    fn entropy_part(&self, targets: &[u32], first: usize, logits: View<'_>, parts: ViewMut<'_>) {
+        self.loss_part(targets, first, logits, parts);
+    }
+
+    fn entropy_whole(&self, parts: View<'_>, whole: ViewMut<'_>) -> f64 {
+        self.loss_whole(parts, whole)
+    }
+
+    fn entropy_back(
+        &self,
+        targets: &[u32],
+        first: usize,
+        whole: View<'_>,
+        logits: ViewMut<'_>,
+        scale: f64,
+    ) {
+        self.loss_back(targets, first, whole, logits, scale);
+    }
+
     fn sum(&self, x: View<'_>, y: View<'_>, z: ViewMut<'_>) {
         self.sum_numbers(x, y, z);
     }

@@ -369,6 +369,36 @@ fn cross_entropy() {
     }
 }
 
+/// Columns that several ranks have: the loss of the whole, and the gradients of each part.
+#[test]
+fn cross_entropy_of_parts() {
+    for (rows, cuts) in [(1, vec![0, 1]), (3, vec![0, 16, 33]), (700, vec![0, 1, 20, 65])] {
+        let kinds = cuts[cuts.len() - 1];
+        let targets = tokens(2, rows, kinds);
+        let ranks = cuts.len() - 1;
+        let each = || cuts.windows(2).map(|cut| rows * (cut[1] - cut[0]));
+        for logits in [each().map(Act).collect::<Vec<_>>(), each().map(Real).collect()] {
+            let mut all = logits;
+            all.extend([Real(3 * rows * ranks), Real(2 * rows)]);
+            same(&format!("{rows} rows cut at {cuts:?}"), &all, |device, t| {
+                let (logits, sums) = t.split_at_mut(ranks);
+                let [parts, whole] = sums else { panic!() };
+                for (rank, logits) in logits.iter().enumerate() {
+                    let mut parts = parts.view_mut();
+                    let here = parts.part(3 * rows * rank..3 * rows * (rank + 1));
+                    device.entropy_part(&targets, cuts[rank], logits.view(), here);
+                }
+                let loss = device.entropy_whole(parts.view(), whole.view_mut());
+                for (rank, logits) in logits.iter_mut().enumerate() {
+                    let (whole, logits) = (whole.view(), logits.view_mut());
+                    device.entropy_back(&targets, cuts[rank], whole, logits, 0.125);
+                }
+                loss
+            });
+        }
+    }
+}
+
 #[test]
 fn sums_copies_and_masks() {
     for elements in LENGTHS {

@@ -3,6 +3,7 @@
 
 mod attention;
 mod embed;
+mod loss;
 mod product;
 mod rows;
 
@@ -186,7 +187,26 @@ impl Device for Reference {
     }
 
     fn cross_entropy(&self, targets: &[u32], logits: ViewMut<'_>, scale: Option<f64>) -> f64 {
-        rows::cross_entropy(targets, logits.host(), scale)
+        loss::cross_entropy(targets, logits.host(), scale)
+    }
+
+    fn entropy_part(&self, targets: &[u32], first: usize, logits: View<'_>, parts: ViewMut<'_>) {
+        loss::part(targets, first, logits.host(), parts.host());
+    }
+
+    fn entropy_whole(&self, parts: View<'_>, whole: ViewMut<'_>) -> f64 {
+        loss::whole(parts.host(), whole.host())
+    }
+
+    fn entropy_back(
+        &self,
+        targets: &[u32],
+        first: usize,
+        whole: View<'_>,
+        logits: ViewMut<'_>,
+        scale: f64,
+    ) {
+        loss::back(targets, first, whole.host(), logits.host(), scale);
     }
 
     fn sum(&self, x: View<'_>, y: View<'_>, z: ViewMut<'_>) {

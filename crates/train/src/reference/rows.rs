@@ -1,4 +1,4 @@
-//! What is done to rows: norms, activations, the loss.
+//! What is done to rows: norms, activations.
 
 use crate::device::{Norm, NormSaved};
 
@@ -101,19 +101,4 @@ pub fn swiglu_back(width: usize, x: &[f64], dy: &[f64], dx: &mut [f64]) {
             dx[width + i] = dy[i] * gate * s;
         }
     }
-}
-
-pub fn cross_entropy(targets: &[u32], logits: &mut [f64], scale: Option<f64>) -> f64 {
-    let kinds = logits.len() / targets.len();
-    let mut sum = 0.0;
-    for (target, logits) in targets.iter().zip(logits.chunks_exact_mut(kinds)) {
-        let target = *target as usize;
-        let most = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        let total: f64 = logits.iter().map(|x| (x - most).exp()).sum();
-        sum += most + total.ln() - logits[target];
-        let Some(scale) = scale else { continue };
-        logits.iter_mut().for_each(|x| *x = (*x - most).exp() / total * scale);
-        logits[target] -= scale;
-    }
-    sum
 }

@@ -19,7 +19,7 @@ use regatta_train::reference::Reference;
 use check::{Operation, activation, as_reference, by_differences, near, real, some, unread};
 use numbers::fetch;
 use products::{Gelu, Product, Scaling, Swiglu};
-use tokens::{Attending, Dropping, Embedding, Loss, Positions, Rope};
+use tokens::{Attending, Dropping, Embedding, Loss, Positions, Rope, SharedLoss};
 
 /// Sizes below `most`, as everywhere here.
 fn product(most: usize) -> impl Strategy<Value = Product> {
@@ -120,6 +120,13 @@ fn loss(most: usize) -> impl Strategy<Value = Loss> {
     })
 }
 
+fn shared_loss(most: usize) -> impl Strategy<Value = SharedLoss> {
+    (1..most, 1..most, 1..most, any::<u64>()).prop_map(|(rows, cut, rest, seed)| SharedLoss {
+        of: Loss { rows, vocabulary: cut + rest, seed },
+        cut,
+    })
+}
+
 fn dropping(most: usize) -> impl Strategy<Value = Dropping> {
     (1..most * most, mask()).prop_map(|(count, mask)| Dropping { count, mask })
 }
@@ -140,6 +147,7 @@ fn any_operation(most: usize) -> impl Strategy<Value = Box<dyn Operation>> {
         embedding(most).prop_map(boxed),
         positions(most).prop_map(boxed),
         loss(most).prop_map(boxed),
+        shared_loss(most).prop_map(boxed),
         dropping(most).prop_map(boxed),
         swiglu(most).prop_map(boxed),
         (1..most * most).prop_map(|count| boxed(Gelu { count })),
@@ -172,6 +180,12 @@ proptest! {
     fn attend_is_the_last_row_of_attention(of in sizes(6, 1), seed: u64) {
         attend_is_the_last_row(&Reference, Attention { batch: 1, ..of }, seed, 1e-14);
         attend_is_the_last_row(&Cpu::new(1, Precision::F32), Attention { batch: 1, ..of }, seed, 1e-5);
+    }
+
+    #[test]
+    fn a_shared_loss_is_the_loss_of_the_whole(of in shared_loss(20), seed: u64) {
+        shared_loss_is_the_loss(&Reference, of, seed, 1e-13);
+        shared_loss_is_the_loss(&Cpu::new(1, Precision::F32), of, seed, 1e-5);
     }
 
     #[test]
@@ -208,6 +222,17 @@ fn attend_is_the_last_row(device: &dyn Device, of: Attention, seed: u64, within:
     device.attend(of, q.view(), k.view(), v.view(), y.view_mut());
     let last = &all[all.len() - queries..];
     near(&fetch(device, y.view()), last, within, "attend");
+}
+
+fn shared_loss_is_the_loss(device: &dyn Device, of: SharedLoss, seed: u64, within: f64) {
+    let (rows, vocabulary) = (of.of.rows, of.of.vocabulary);
+    let whole = some(rows * vocabulary, seed);
+    let columns = |range: std::ops::Range<usize>| -> Vec<f64> {
+        whole.chunks_exact(vocabulary).flat_map(|row| row[range.clone()].to_vec()).collect()
+    };
+    let parts = [columns(0..of.cut), columns(of.cut..vocabulary)];
+    let expected = of.of.forward(device, std::slice::from_ref(&whole));
+    near(&of.forward(device, &parts), &expected, within, "the loss");
 }
 
 /// Gradients of each step: some are nothing, as those of tokens that did not occur.

@@ -185,6 +185,49 @@ impl Operation for Loss {
     }
 }
 
+/// The same loss of logits whose columns two ranks have, the first so many of them.
+#[derive(Debug, Clone, Copy)]
+pub struct SharedLoss {
+    pub of: Loss,
+    pub cut: usize,
+}
+
+impl SharedLoss {
+    /// The loss, and the gradients of each rank's logits.
+    fn both(&self, device: &dyn Device, inputs: &[Vec<f64>], scale: f64) -> (f64, Vec<Vec<f64>>) {
+        let (rows, targets) = (self.of.rows, self.of.targets());
+        let mut parts = real(device, &unread(2 * 3 * rows));
+        let mut whole = real(device, &unread(2 * rows));
+        let mut logits: Vec<_> = inputs.iter().map(|logits| real(device, logits)).collect();
+        for (rank, logits) in logits.iter().enumerate() {
+            let mut parts = parts.view_mut();
+            let here = parts.part(3 * rows * rank..3 * rows * (rank + 1));
+            device.entropy_part(&targets, rank * self.cut, logits.view(), here);
+        }
+        let loss = device.entropy_whole(parts.view(), whole.view_mut());
+        for (rank, logits) in logits.iter_mut().enumerate() {
+            let (first, logits) = (rank * self.cut, logits.view_mut());
+            device.entropy_back(&targets, first, whole.view(), logits, scale);
+        }
+        (loss, logits.iter().map(|logits| fetch(device, logits.view())).collect())
+    }
+}
+
+impl Operation for SharedLoss {
+    fn inputs(&self) -> Vec<usize> {
+        let Loss { rows, vocabulary, .. } = self.of;
+        vec![rows * self.cut, rows * (vocabulary - self.cut)]
+    }
+
+    fn forward(&self, device: &dyn Device, inputs: &[Vec<f64>]) -> Vec<f64> {
+        vec![self.both(device, inputs, 1.0).0]
+    }
+
+    fn backward(&self, device: &dyn Device, inputs: &[Vec<f64>], dy: &[f64]) -> Vec<Vec<f64>> {
+        self.both(device, inputs, dy[0]).1
+    }
+}
+
 /// `dropout`.
 #[derive(Debug, Clone, Copy)]
 pub struct Dropping {
