@@ -2,6 +2,7 @@
 
 mod alone;
 mod data;
+pub mod pipeline;
 
 pub use alone::Alone;
 pub use data::DataParallel;
