@@ -3,9 +3,9 @@
 use regatta_comm::CommError;
 
 use super::parts::{Product, Scaling};
-use super::{Lent, Place, Run};
+use super::{Grads, Held, Lent, Place, Run};
 use crate::device::{Attention, AttentionDrop, AttentionSaved, Turn};
-use crate::memory::{Tensor, View, ViewMut};
+use crate::memory::{Tensor, View};
 use crate::random::Mask;
 use crate::shape::{Block, Family, Shape};
 
@@ -101,19 +101,15 @@ impl AttentionHalf {
         &self,
         run: &Run<'_>,
         params: View<'_>,
-        grads: &mut ViewMut<'_>,
+        grads: &mut Grads<'_>,
         (x, saved): (&Tensor, AttentionHalfSaved),
         dx: &mut Tensor,
     ) -> Result<(), CommError> {
         let (device, rows, sizes) = (run.device, run.rows(), self.sizes(run));
         let dropped = run.dropped(self.output_mask(run), dx);
-        let own = dropped.as_deref().unwrap_or(dx);
-        let gathered = run.tensor.gather(run, own)?;
-        let dout = gathered.as_deref().unwrap_or(own);
+        let dout = run.tensor.gather(run, dropped)?;
         let mut dheads = run.activation(rows * sizes.width());
-        self.proj.back_input(run, params, dout, &mut dheads);
-        self.proj.back_weight(run, &saved.heads, dout, grads);
-        drop((dropped, gathered));
+        self.proj.back_input(run, params, &dout, &mut dheads);
         let mut dqkv = run.activation(rows * sizes.qkv_width());
         let (qkv, y, log_sums) = (saved.qkv.view(), saved.heads.view(), saved.log_sums.view());
         let needed = AttentionSaved { qkv, y, log_sums };
@@ -124,15 +120,16 @@ impl AttentionHalf {
             dheads.view(),
             dqkv.view_mut(),
         );
+        self.proj.back_weight(run, saved.heads, dout, grads);
         if let Some(base) = self.rope {
             device.rope(sizes, base, &run.places(), Turn::Back, dqkv.view_mut());
         }
         let mut dnormed = run.activation(rows * self.width);
         self.qkv.back_input(run, params, &dqkv, &mut dnormed);
-        self.qkv.back_weight(run, &saved.normed, &dqkv, grads);
+        self.qkv.back_weight(run, saved.normed, Held::Own(dqkv), grads);
         let dnormed = run.tensor.leave(run, dnormed)?;
         let needed = [x.view(), saved.statistics.view(), dnormed.view()];
-        self.norm.backward(run, params, needed, dx.view_mut(), grads);
+        self.norm.backward(run, params, needed, dx.view_mut(), &mut grads.here);
         Ok(())
     }
 

@@ -6,6 +6,7 @@ mod decode;
 mod embedding;
 mod feed_forward;
 mod head;
+mod held;
 mod layer;
 mod parts;
 mod scratch;
@@ -13,7 +14,9 @@ mod scratch;
 pub use decode::Cache;
 pub use embedding::Embedding;
 pub use head::{Head, HeadGrads, HeadParams};
+pub use held::Held;
 pub use layer::{Layer, Saved};
+pub use parts::{Grads, Later};
 pub use scratch::{Home, Lent, Scratch};
 
 use crate::device::Device;
@@ -110,12 +113,12 @@ impl Run<'_> {
     }
 
     /// The gradient behind a mask, if there is one.
-    fn dropped(&self, mask: Option<Mask>, dx: &Tensor) -> Option<Lent> {
-        let mask = mask?;
+    fn dropped<'t>(&self, mask: Option<Mask>, dx: &'t Tensor) -> Held<'t> {
+        let Some(mask) = mask else { return Held::Other(dx) };
         let mut dropped = self.real(dx.len());
         self.device.copy(dx.view(), dropped.view_mut());
         self.device.dropout(mask, dropped.view_mut());
-        Some(dropped)
+        Held::Own(dropped)
     }
 
     /// The mask for this rank's rows of the stream at one place in the model.

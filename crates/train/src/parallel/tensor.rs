@@ -12,7 +12,7 @@ use std::sync::Arc;
 use regatta_comm::{Comm, CommError, Counts, Kind, OwnedCall, ReduceOp};
 
 use crate::memory::{Tensor, ViewMut};
-use crate::model::{Lent, Run};
+use crate::model::{Held, Lent, Run};
 use crate::shape::{Block, Share};
 
 /// The ranks that share matrices, seen by one of them.
@@ -73,14 +73,14 @@ impl Group {
         }
     }
 
-    /// All rows of a gradient of the stream of which this rank has its own; `None`: it has all.
-    pub fn gather(&self, run: &Run<'_>, own: &Tensor) -> Result<Option<Lent>, CommError> {
+    /// All rows of a gradient of the stream of which this rank has its own.
+    pub fn gather<'t>(&self, run: &Run<'_>, own: Held<'t>) -> Result<Held<'t>, CommError> {
         if !self.sequence {
-            return Ok(None);
+            return Ok(own);
         }
         let mut rows = run.activation(own.len());
         run.device.copy(own.view(), rows.view_mut());
-        self.enter(run, rows).map(Some)
+        self.enter(run, rows).map(Held::Own)
     }
 
     /// Sums the gradients of norms, which ranks with rows of their own have parts of.
@@ -117,6 +117,16 @@ fn sum(comm: &dyn Comm, tensor: Tensor) -> Result<Tensor, CommError> {
     let mut call = OwnedCall::all_reduce(format.into(), ReduceOp::Sum, tensor.into_buffer());
     comm.run_owned(&mut call, 1)?;
     Ok(Tensor::from_buffer(call.output, format))
+}
+
+/// The same in place, through memory that can be sent.
+pub fn sum_of(comm: &dyn Comm, run: &Run<'_>, mut numbers: ViewMut<'_>) -> Result<(), CommError> {
+    let mut copy = run.real(numbers.len());
+    run.device.copy(numbers.view(), copy.view_mut());
+    let (tensor, home) = copy.take();
+    let copy = home.lent(sum(comm, tensor)?);
+    run.device.copy(copy.view(), numbers.again());
+    Ok(())
 }
 
 /// Does a collective from one tensor to another, and gives the first one back.

@@ -18,7 +18,9 @@ pub mod check;
 pub mod draw;
 mod error;
 mod kinds;
+mod lines;
 pub mod simulate;
+mod stage;
 #[cfg(test)]
 mod tests;
 
@@ -26,7 +28,9 @@ pub use balance::{balance, costs_of};
 pub use check::{Fault, check};
 pub use error::{KindError, ScheduleError};
 pub use kinds::Kind;
+pub use lines::Lines;
 pub use simulate::{Costs, Timeline, simulate};
+pub use stage::{Stage, StageError};
 
 use std::fmt;
 
