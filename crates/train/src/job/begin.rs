@@ -9,13 +9,15 @@ use super::error::TrainError;
 use super::keep::{self, Keeper};
 use super::report::{self, Speed};
 use super::{CHECKPOINTS, Job, TOKENIZER, Training};
-use crate::checkpoint::{self, About, Checkpoint, CheckpointError, MANIFEST, Skipped, newest_good};
+use crate::checkpoint::{
+    self, About, Checkpoint, CheckpointError, Kind, MANIFEST, Skipped, newest_good,
+};
 use crate::config::{Config, Plan, Resume};
 use crate::data::{DataError, Dataset, Loader, Order, Tokens};
-use crate::memory::{Format, Tensor};
+use crate::memory::{Format, ViewMut};
 use crate::metrics::{self, Event};
 use crate::model::Model;
-use crate::parallel::{Alone, DataParallel, Exchange};
+use crate::parallel::{Groups, Mesh};
 use crate::shape::Shape;
 use crate::step::{Engine, Net};
 
@@ -47,7 +49,7 @@ impl Training {
         let about = report::about(&job, &plan, &shape, done);
         tell(Event::Begin(Box::new(about.clone())));
         many_kinds(&shape, job.dataset.tokenizer.vocabulary()).into_iter().for_each(&mut *tell);
-        let mut training = Self::new(job, plan, shape, &about);
+        let mut training = Self::new(job, plan, shape, &about)?;
         training.tokens = tokens;
         if let Some(found) = found {
             found.skipped.iter().for_each(|note| tell(Event::Note(note.clone())));
@@ -77,16 +79,18 @@ impl Training {
     }
 
     /// With parameters as they are before training, and nothing that is kept or tried.
-    pub(super) fn new(job: Job, plan: Plan, shape: Shape, about: &metrics::About) -> Self {
+    pub(super) fn new(
+        job: Job,
+        plan: Plan,
+        shape: Shape,
+        about: &metrics::About,
+    ) -> Result<Self, TrainError> {
         let speed = Speed::new(about, &shape);
         let Job { config, comm, device, dataset, folder, .. } = job;
-        let exchange: Box<dyn Exchange> = match plan.ranks {
-            1 => Box::new(Alone::default()),
-            _ => Box::new(DataParallel::new(comm.clone())),
-        };
+        let groups = Groups::new(comm.clone(), Mesh::data(plan.ranks))?;
         let net = Net::new(Model::new(shape), device);
-        let engine = Engine::new(net, exchange, config.train.seed);
-        Self {
+        let engine = Engine::new(net, groups, config.train.seed);
+        Ok(Self {
             schedule: config.schedule(plan.ranks),
             config,
             plan,
@@ -100,7 +104,7 @@ impl Training {
             tokens: 0,
             kept: (about.done > 0).then_some(about.done),
             speed,
-        }
+        })
     }
 }
 
@@ -259,18 +263,19 @@ fn difference(there: &Shape, here: &Shape) -> String {
 /// All ranks get what rank 0 has.
 pub fn spread(engine: &mut Engine, comm: &dyn Comm) -> Result<(), TrainError> {
     let state = &mut engine.state;
-    let moments = state.moments.iter_mut().flatten();
-    for tensor in state.parameters.iter_mut().chain(moments) {
-        broadcast(tensor, comm)?;
+    for block in state.held() {
+        for kind in Kind::ALL {
+            broadcast(state.own_mut(block, kind), comm)?;
+        }
     }
     Ok(())
 }
 
-fn broadcast(tensor: &mut Tensor, comm: &dyn Comm) -> Result<(), TrainError> {
-    match tensor.format() {
-        Format::F64 => comm.broadcast(tensor.view_mut().host::<f64>(), 0)?,
-        Format::F32 => comm.broadcast(tensor.view_mut().host::<f32>(), 0)?,
-        Format::Bf16 => comm.broadcast(tensor.view_mut().host::<half::bf16>(), 0)?,
+fn broadcast(numbers: ViewMut<'_>, comm: &dyn Comm) -> Result<(), TrainError> {
+    match numbers.format() {
+        Format::F64 => comm.broadcast(numbers.host::<f64>(), 0)?,
+        Format::F32 => comm.broadcast(numbers.host::<f32>(), 0)?,
+        Format::Bf16 => comm.broadcast(numbers.host::<half::bf16>(), 0)?,
     }
     Ok(())
 }

@@ -1,5 +1,7 @@
 //! The first half of a layer: tokens look at those before them.
 
+use regatta_comm::CommError;
+
 use super::parts::{Product, Scaling};
 use super::{Lent, Place, Run};
 use crate::device::{Attention, AttentionSaved, Turn};
@@ -40,15 +42,15 @@ impl AttentionHalfSaved {
 
 impl AttentionHalf {
     pub fn new(shape: &Shape, layer: usize, block: &Block) -> Self {
-        let (width, inner) = (shape.width, shape.heads * shape.head_width());
+        let ranks = block.share.ranks;
         Self {
             norm: Scaling::new(shape, block, "norm1"),
-            qkv: Product::new(block, "qkv", shape.qkv_width(), width),
-            proj: Product::new(block, "proj", width, inner),
-            heads: shape.heads,
-            kv_heads: shape.kv_heads,
+            qkv: Product::expanding(block, "qkv"),
+            proj: Product::contracting(block, "proj"),
+            heads: shape.heads / ranks,
+            kv_heads: shape.kv_heads / ranks,
             head_width: shape.head_width(),
-            width,
+            width: shape.width,
             rope: (shape.family == Family::Llama).then_some(shape.rope_base),
             block: layer + 1,
         }
@@ -66,11 +68,13 @@ impl AttentionHalf {
         run: &Run<'_>,
         params: View<'_>,
         x: &Tensor,
-    ) -> (AttentionHalfSaved, Lent) {
+    ) -> Result<(AttentionHalfSaved, Lent), CommError> {
         let (device, rows, sizes) = (run.device, run.rows(), self.sizes(run));
-        let mut normed = run.activation(rows * self.width);
-        let mut statistics = run.real(2 * rows);
+        let own = run.own_rows();
+        let mut normed = run.activation(own * self.width);
+        let mut statistics = run.real(2 * own);
         self.norm.forward(run, params, x.view(), normed.view_mut(), statistics.view_mut());
+        let normed = run.tensor.enter(run, normed)?;
         let mut qkv = run.activation(rows * sizes.qkv_width());
         self.qkv.forward(run, params, &normed, &mut qkv);
         if let Some(base) = self.rope {
@@ -82,12 +86,13 @@ impl AttentionHalf {
         device.attention(sizes, qkv.view(), drop, heads.view_mut(), log_sums.view_mut());
         let mut out = run.activation(rows * self.width);
         self.proj.forward(run, params, &heads, &mut out);
+        let mut out = run.tensor.leave(run, out)?;
         if let Some(mask) = self.output_mask(run) {
             device.dropout(mask, out.view_mut());
         }
-        let mut mid = run.real(rows * self.width);
+        let mut mid = run.real(own * self.width);
         device.sum(x.view(), out.view(), mid.view_mut());
-        (AttentionHalfSaved { normed, statistics, qkv, heads, log_sums }, mid)
+        Ok((AttentionHalfSaved { normed, statistics, qkv, heads, log_sums }, mid))
     }
 
     /// `dx`, the gradient of `mid`, becomes that of `x`.
@@ -98,14 +103,16 @@ impl AttentionHalf {
         grads: &mut ViewMut<'_>,
         (x, saved): (&Tensor, AttentionHalfSaved),
         dx: &mut Tensor,
-    ) {
+    ) -> Result<(), CommError> {
         let (device, rows, sizes) = (run.device, run.rows(), self.sizes(run));
         let dropped = run.dropped(self.output_mask(run), dx);
-        let dout = dropped.as_deref().unwrap_or(dx);
+        let own = dropped.as_deref().unwrap_or(dx);
+        let gathered = run.tensor.gather(run, own)?;
+        let dout = gathered.as_deref().unwrap_or(own);
         let mut dheads = run.activation(rows * sizes.width());
         self.proj.back_input(run, params, dout, &mut dheads);
         self.proj.back_weight(run, &saved.heads, dout, grads);
-        drop(dropped);
+        drop((dropped, gathered));
         let mut dqkv = run.activation(rows * sizes.qkv_width());
         let (qkv, y, log_sums) = (saved.qkv.view(), saved.heads.view(), saved.log_sums.view());
         let needed = AttentionSaved { qkv, y, log_sums };
@@ -122,8 +129,10 @@ impl AttentionHalf {
         let mut dnormed = run.activation(rows * self.width);
         self.qkv.back_input(run, params, &dqkv, &mut dnormed);
         self.qkv.back_weight(run, &saved.normed, &dqkv, grads);
+        let dnormed = run.tensor.leave(run, dnormed)?;
         let needed = [x.view(), saved.statistics.view(), dnormed.view()];
         self.norm.backward(run, params, needed, dx.view_mut(), grads);
+        Ok(())
     }
 
     fn attention_mask(&self, run: &Run<'_>) -> Option<crate::random::Mask> {
@@ -132,6 +141,6 @@ impl AttentionHalf {
     }
 
     fn output_mask(&self, run: &Run<'_>) -> Option<crate::random::Mask> {
-        run.mask(Place { block: self.block, part: 1 }, run.sequence * self.width)
+        run.row_mask(Place { block: self.block, part: 1 }, self.width)
     }
 }

@@ -2,8 +2,10 @@
 
 use std::ops::Range;
 
+use regatta_comm::CommError;
+
 use super::{Lent, Place, Run};
-use crate::memory::{Tensor, View, ViewMut};
+use crate::memory::{View, ViewMut};
 use crate::shape::{Block, Shape};
 
 /// The embedding.
@@ -33,14 +35,20 @@ impl Embedding {
     }
 
     /// `x = table[token] + positions[position]`.
-    pub fn forward(&self, run: &Run<'_>, params: View<'_>, tokens: &[u32]) -> Lent {
+    pub fn forward(
+        &self,
+        run: &Run<'_>,
+        params: View<'_>,
+        tokens: &[u32],
+    ) -> Result<Lent, CommError> {
         let mut x = run.real(run.rows() * self.width);
         let positions = self.positions(run).map(|range| params.part(range));
         run.device.embed(tokens, run.sequence, self.table(params), positions, x.view_mut());
-        if let Some(mask) = run.mask(PLACE, run.sequence * self.width) {
+        let mut x = run.tensor.leave(run, x)?;
+        if let Some(mask) = run.row_mask(PLACE, self.width) {
             run.device.dropout(mask, x.view_mut());
         }
-        x
+        Ok(x)
     }
 
     /// The row of one token at a position of its sequence.
@@ -56,19 +64,27 @@ impl Embedding {
     }
 
     /// Adds to the gradients of the rows that the tokens name.
-    pub fn backward(&self, run: &Run<'_>, mut grads: ViewMut<'_>, tokens: &[u32], mut dx: Lent) {
-        if let Some(mask) = run.mask(PLACE, run.sequence * self.width) {
+    pub fn backward(
+        &self,
+        run: &Run<'_>,
+        mut grads: ViewMut<'_>,
+        tokens: &[u32],
+        mut dx: Lent,
+    ) -> Result<(), CommError> {
+        if let Some(mask) = run.row_mask(PLACE, self.width) {
             run.device.dropout(mask, dx.view_mut());
         }
-        let dx: &Tensor = &dx;
+        let dx = run.tensor.enter(run, dx)?;
         let Some(positions) = self.positions(run) else {
             let table = grads.part(self.tokens.clone());
-            return run.device.embed_back(tokens, run.sequence, dx.view(), table, None);
+            run.device.embed_back(tokens, run.sequence, dx.view(), table, None);
+            return Ok(());
         };
         let (mut table, mut behind) = grads.split_at(self.tokens.end);
         let positions = positions.start - self.tokens.end..positions.end - self.tokens.end;
         let (table, positions) = (table.part(self.tokens.clone()), behind.part(positions));
         run.device.embed_back(tokens, run.sequence, dx.view(), table, Some(positions));
+        Ok(())
     }
 
     /// Those that sequences of this length have.

@@ -40,11 +40,23 @@ pub struct Product {
     at: Pair,
     inputs: usize,
     outputs: usize,
+    /// Whether the bias is added here, not by another rank to whose product this one's is added.
+    adds_bias: bool,
 }
 
 impl Product {
-    pub fn new(block: &Block, name: &str, outputs: usize, inputs: usize) -> Self {
-        Self { at: Pair::find(block, name), inputs, outputs }
+    /// A product from the stream: ranks share its outputs.
+    pub fn expanding(block: &Block, name: &str) -> Self {
+        let of = format!("{}.{name}.weight", block.name);
+        let weight = block.parameters.iter().find(|p| p.name == of);
+        let shape = weight.map_or(&[0, 0][..], |p| &p.shape);
+        let (outputs, inputs) = (shape[0], shape[1]);
+        Self { at: Pair::find(block, name), inputs, outputs, adds_bias: true }
+    }
+
+    /// A product back to the stream: ranks share its inputs, and what they get is summed.
+    pub fn contracting(block: &Block, name: &str) -> Self {
+        Self { adds_bias: block.share.rank == 0, ..Self::expanding(block, name) }
     }
 
     fn sizes(&self, run: &Run<'_>) -> Linear {
@@ -53,6 +65,7 @@ impl Product {
 
     pub fn forward(&self, run: &Run<'_>, params: View<'_>, x: &Tensor, y: &mut Tensor) {
         let (weight, bias) = self.at.of(params);
+        let bias = bias.filter(|_| self.adds_bias);
         run.device.linear(self.sizes(run), x.view(), weight, bias, y.view_mut());
     }
 
