@@ -14,6 +14,8 @@
 mod entropy;
 mod sizes;
 
+use std::ops::Range;
+
 use crate::memory::{Format, Tensor, View, ViewMut};
 use crate::optimizer::{AdamW, Sgd};
 use crate::random::Mask;
@@ -53,8 +55,21 @@ pub trait Device: Send + Sync {
     /// Copies between tensors, which may be stored differently.
     fn copy(&self, from: View<'_>, to: ViewMut<'_>);
 
+    /// Some columns of rows: those of `from` are `wide`, those of `to` have just these columns. The
+    /// two may be stored differently.
+    fn take_columns(&self, from: View<'_>, wide: usize, columns: Range<usize>, to: ViewMut<'_>);
+
+    /// The other way: rows of `from` go into these columns of the rows of `to`, which are `wide`.
+    /// Other columns stay as they are.
+    fn put_columns(&self, from: View<'_>, to: ViewMut<'_>, wide: usize, columns: Range<usize>);
+
+    /// All become this number.
+    fn fill(&self, number: f64, x: ViewMut<'_>);
+
     /// All become zero.
-    fn clear(&self, x: ViewMut<'_>);
+    fn clear(&self, x: ViewMut<'_>) {
+        self.fill(0.0, x);
+    }
 
     /// `y = x weightᵀ + bias`.
     fn linear(

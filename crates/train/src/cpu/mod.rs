@@ -7,6 +7,7 @@
 
 mod attention;
 pub mod bf16;
+mod columns;
 mod elementwise;
 mod embed;
 mod halves;
@@ -26,6 +27,8 @@ mod rope;
 mod scratch;
 mod step;
 mod tile;
+
+use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
@@ -129,8 +132,16 @@ impl Device for Cpu {
         self.copy_numbers(from, to);
     }
 
-    fn clear(&self, x: ViewMut<'_>) {
-        self.clear_numbers(x);
+    fn take_columns(&self, from: View<'_>, wide: usize, columns: Range<usize>, to: ViewMut<'_>) {
+        self.copy_columns(from, wide, columns.clone(), to, columns.len(), 0..columns.len());
+    }
+
+    fn put_columns(&self, from: View<'_>, to: ViewMut<'_>, wide: usize, columns: Range<usize>) {
+        self.copy_columns(from, columns.len(), 0..columns.len(), to, wide, columns);
+    }
+
+    fn fill(&self, number: f64, x: ViewMut<'_>) {
+        self.fill_numbers(number as f32, x);
     }
 
     fn linear(

@@ -432,6 +432,27 @@ fn sums_copies_and_masks() {
 }
 
 #[test]
+fn columns() {
+    for (rows, wide, columns) in [(1, 1, 0..1), (3, 40, 7..39), (700, 50, 0..17), (9, 20, 4..4)] {
+        let (whole, part) = (rows * wide, rows * columns.len());
+        let what = format!("{columns:?} of {rows} rows of {wide}");
+        for kinds in [[Real(whole), Act(part)], [Act(whole), Act(part)], [Act(whole), Real(part)]] {
+            same(&what, &kinds, |device, t| {
+                let [whole, part] = t else { panic!() };
+                device.take_columns(whole.view(), wide, columns.clone(), part.view_mut());
+                0.0
+            });
+            same(&what, &kinds, |device, t| {
+                let [whole, part] = t else { panic!() };
+                device.put_columns(part.view(), whole.view_mut(), wide, columns.clone());
+                device.fill(-2.5, part.view_mut());
+                0.0
+            });
+        }
+    }
+}
+
+#[test]
 fn optimizers() {
     for elements in LENGTHS {
         let what = format!("{elements}");

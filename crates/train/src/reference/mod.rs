@@ -7,6 +7,8 @@ mod loss;
 mod product;
 mod rows;
 
+use std::ops::Range;
+
 use crate::device::{
     Attention, AttentionDrop, AttentionSaved, Device, Linear, Norm, NormGrads, NormSaved, Turn,
 };
@@ -54,8 +56,16 @@ impl Device for Reference {
         to.host::<f64>().copy_from_slice(from.host());
     }
 
-    fn clear(&self, x: ViewMut<'_>) {
-        x.host::<f64>().fill(0.0);
+    fn take_columns(&self, from: View<'_>, wide: usize, columns: Range<usize>, to: ViewMut<'_>) {
+        rows::take_columns(from.host(), wide, columns, to.host());
+    }
+
+    fn put_columns(&self, from: View<'_>, to: ViewMut<'_>, wide: usize, columns: Range<usize>) {
+        rows::put_columns(from.host(), to.host(), wide, columns);
+    }
+
+    fn fill(&self, number: f64, x: ViewMut<'_>) {
+        x.host::<f64>().fill(number);
     }
 
     fn linear(
