@@ -8,6 +8,7 @@ use std::thread;
 use regatta_comm::{Collectives, Comm, ReduceOp, fake};
 use regatta_train::model::Model;
 use regatta_train::optimizer::AdamW;
+use regatta_train::parallel::context::Ring;
 use regatta_train::parallel::pipeline::{Kind, Stage};
 use regatta_train::parallel::tensor::Group;
 use regatta_train::parallel::{Groups, Mesh};
@@ -91,7 +92,8 @@ impl Case {
         let groups = Groups::new(comm.clone(), self.mesh).unwrap();
         let tensor = Group::new(groups.tensor.clone(), self.sequence);
         let model = Model::of(shape(self.family), tensor.share);
-        let net = Net::within(tensor, model, Box::new(Reference));
+        let ring = Ring::new(groups.ring.clone(), groups.seat.context_share(&self.mesh));
+        let net = Net::within(tensor, model, Box::new(Reference)).in_ring(ring);
         let Self { mesh, kind, chunks, passes, .. } = *self;
         let stage = match mesh.pp {
             1 => Stage::whole(&net.model.shape),
@@ -219,6 +221,31 @@ fn three_axes() {
         let mesh = Mesh { dp: 2, tp: 2, pp: 2, cp: 1, shard: 2 };
         for kind in [Kind::OneFOneB, Kind::ZeroBubble] {
             Case { mesh, kind, passes: 2, sequence: true, ..Case::new(family) }.check();
+        }
+    }
+}
+
+fn context(cp: usize) -> Mesh {
+    Mesh { cp, shard: cp, ..Mesh::data(1) }
+}
+
+#[test]
+fn context_parallel() {
+    for family in [Family::Gpt2, Family::Llama, Family::Mlp] {
+        for cp in [2, 4] {
+            let case = Case { mesh: context(cp), ..Case::new(family) };
+            case.check();
+            Case { passes: 2, recompute: true, dropout: 0.1, ..case }.check();
+        }
+    }
+}
+
+#[test]
+fn context_with_others() {
+    for family in [Family::Gpt2, Family::Llama] {
+        for (dp, cp, tp, pp) in [(2, 2, 1, 1), (1, 2, 2, 1), (1, 2, 1, 2), (1, 2, 2, 2)] {
+            let mesh = Mesh { dp, cp, tp, pp, shard: dp * cp };
+            Case { mesh, sequence: true, passes: 2, dropout: 0.1, ..Case::new(family) }.check();
         }
     }
 }

@@ -22,6 +22,8 @@ pub struct Groups {
     pub tensor: Company,
     /// Those that share its sequences.
     pub context: Company,
+    /// Links to the next and from the one before of those.
+    pub ring: Link,
     /// Those with the same parameters: other copies, and other parts of sequences.
     pub data: Company,
     /// Those of them that share sharded state.
@@ -55,6 +57,7 @@ impl Groups {
             world: None,
             tensor: None,
             context: None,
+            ring: Link::default(),
             data: None,
             shard: None,
             replica: None,
@@ -85,11 +88,17 @@ impl Groups {
             let colour = (stage == from || stage == to).then_some(chain);
             split(&*world, colour, usize::from(stage == to))
         };
+        let circle = (stage * dp + copy) * tp + slice;
+        let ring = |from: usize, to: usize| {
+            let colour = (part == from || part == to).then_some(circle);
+            split(&*world, colour, usize::from(part == to))
+        };
         let mut groups = Self {
             mesh,
             seat,
             tensor: together(tp, (stage * dp + copy) * cp + part, slice)?,
-            context: together(cp, (stage * dp + copy) * tp + slice, part)?,
+            context: together(cp, circle, part)?,
+            ring: Link::default(),
             data: together(dp * cp, stage * tp + slice, data)?,
             shard: together(
                 shard,
@@ -106,6 +115,12 @@ impl Groups {
             tied: None,
             world: Some(world.clone()),
         };
+        if cp > 1 {
+            for sender in 0..cp {
+                let receiver = (sender + 1) % cp;
+                groups.ring.take(ring(sender, receiver)?, part, (sender, receiver));
+            }
+        }
         if pp > 1 {
             for sender in 0..pp {
                 let receiver = (sender + 1) % pp;
