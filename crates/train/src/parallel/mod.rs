@@ -4,12 +4,12 @@ mod alone;
 mod data;
 mod groups;
 mod mesh;
-pub mod tensor;
 pub mod pipeline;
+pub mod tensor;
 
 pub use alone::Alone;
 pub use data::DataParallel;
-pub use groups::{Company, Groups, Link};
+pub use groups::{Axis, Company, Groups, Link};
 pub use mesh::{Mesh, Seat};
 
 use regatta_comm::CommError;
