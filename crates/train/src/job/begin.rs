@@ -17,6 +17,7 @@ use crate::data::{DataError, Dataset, Loader, Order, Tokens};
 use crate::memory::{Format, ViewMut};
 use crate::metrics::{self, Event};
 use crate::model::Model;
+use crate::parallel::pipeline::Stage;
 use crate::parallel::{Groups, Mesh};
 use crate::shape::Shape;
 use crate::step::{Engine, Net};
@@ -88,8 +89,9 @@ impl Training {
         let speed = Speed::new(about, &shape);
         let Job { config, comm, device, dataset, folder, .. } = job;
         let groups = Groups::new(comm.clone(), plan.mesh)?;
+        let stage = Stage::whole(&shape);
         let net = Net::new(Model::new(shape), device);
-        let engine = Engine::new(net, groups, config.train.seed);
+        let engine = Engine::new(net, groups, stage, config.train.seed);
         Ok(Self {
             schedule: config.schedule(plan.mesh.dp),
             config,

@@ -75,6 +75,8 @@ pub struct Groups {
     pub tensor: Company,
     /// Those that share its sequences.
     pub context: Company,
+    /// Links to the next and from the one before of those.
+    pub ring: Link,
     /// Those with the same parameters: other copies, and other parts of sequences.
     pub data: Company,
     /// Those of them that share sharded state.
@@ -110,6 +112,7 @@ impl Groups {
             world: None,
             tensor: None,
             context: None,
+            ring: Link::default(),
             data: None,
             shard: None,
             replica: None,
@@ -141,11 +144,17 @@ impl Groups {
             let colour = (stage == from || stage == to).then_some(chain);
             split(&*world, colour, usize::from(stage == to))
         };
+        let circle = (stage * dp + copy) * tp + slice;
+        let ring = |from: usize, to: usize| {
+            let colour = (part == from || part == to).then_some(circle);
+            split(&*world, colour, usize::from(part == to))
+        };
         let mut groups = Self {
             mesh,
             seat,
             tensor: together(tp, (stage * dp + copy) * cp + part, slice)?,
-            context: together(cp, (stage * dp + copy) * tp + slice, part)?,
+            context: together(cp, circle, part)?,
+            ring: Link::default(),
             data: together(dp * cp, stage * tp + slice, data)?,
             shard: together(
                 shard,
@@ -163,6 +172,12 @@ impl Groups {
             counters: Vec::new(),
             world: Some(world.clone()),
         };
+        if cp > 1 {
+            for sender in 0..cp {
+                let receiver = (sender + 1) % cp;
+                groups.ring.take(ring(sender, receiver)?, part, (sender, receiver));
+            }
+        }
         if pp > 1 {
             for sender in 0..pp {
                 let receiver = (sender + 1) % pp;
@@ -187,6 +202,8 @@ impl Groups {
             (Axis::World, &mut self.world),
             (Axis::Tensor, &mut self.tensor),
             (Axis::Context, &mut self.context),
+            (Axis::Context, &mut self.ring.to),
+            (Axis::Context, &mut self.ring.from),
             (Axis::Data, &mut self.data),
             (Axis::Shard, &mut self.shard),
             (Axis::Replica, &mut self.replica),

@@ -89,6 +89,11 @@ impl Seat {
         Share { rank: self.tp, ranks: mesh.tp }
     }
 
+    /// What a rank has of each sequence.
+    pub fn context_share(&self, mesh: &Mesh) -> Share {
+        Share { rank: self.cp, ranks: mesh.cp }
+    }
+
     /// Its number among the ranks with the same parameters.
     pub fn data_rank(&self, mesh: &Mesh) -> usize {
         self.dp * mesh.cp + self.cp
