@@ -12,7 +12,7 @@ mod waits;
 
 pub use alone::Alone;
 pub use data::DataParallel;
-pub use groups::{Company, Groups, Link};
+pub use groups::{Axis, Company, Groups, Link};
 pub use mesh::{Mesh, Seat};
 pub use waits::Waits;
 
