@@ -8,6 +8,7 @@ use std::thread;
 use regatta_comm::{Collectives, Comm, ReduceOp, fake};
 use regatta_train::model::Model;
 use regatta_train::optimizer::AdamW;
+use regatta_train::parallel::pipeline::Stage;
 use regatta_train::parallel::{Groups, Mesh};
 use regatta_train::random;
 use regatta_train::reference::Reference;
@@ -65,7 +66,8 @@ fn losses(comm: Arc<dyn Comm>, family: Family, passes: usize) -> Vec<f64> {
     let (rank, ranks) = (comm.rank() as usize, comm.size() as usize);
     let groups = Groups::new(comm.clone(), Mesh::data(ranks)).unwrap();
     let net = Net::new(Model::new(shape(family)), Box::new(Reference));
-    let mut engine = Engine::new(net, groups, &Sharing::default(), 11).unwrap();
+    let stage = Stage::whole(&shape(family));
+    let mut engine = Engine::new(net, groups, stage, &Sharing::default(), 11).unwrap();
     let (share, each) = (BATCH / ranks, BATCH / ranks / passes);
     let one = |step: u64| {
         let first = |pass: usize| rank * share + pass * each;

@@ -11,6 +11,7 @@ use regatta_comm::{Collectives, Comm, ReduceOp, fake};
 use regatta_train::model::Model;
 use regatta_train::offload::{Offload, Where};
 use regatta_train::optimizer::AdamW;
+use regatta_train::parallel::pipeline::Stage;
 use regatta_train::parallel::{Groups, Mesh, Zero};
 use regatta_train::random;
 use regatta_train::reference::Reference;
@@ -91,7 +92,8 @@ fn train(comm: Arc<dyn Comm>, shape: Shape, case: &Case) -> Trained {
     let mesh = Mesh { shard, ..Mesh::data(ranks) };
     let groups = Groups::new(comm.clone(), mesh).unwrap();
     let net = Net::new(Model::new(shape), Box::new(Reference));
-    let mut engine = Engine::new(net, groups, &case.how, 11).unwrap();
+    let stage = Stage::whole(&net.model.shape);
+    let mut engine = Engine::new(net, groups, stage, &case.how, 11).unwrap();
     let (share, each) = (BATCH / ranks, BATCH / ranks / passes);
     let one = |step: u64| {
         let first = |pass: usize| rank * share + pass * each;
@@ -292,7 +294,8 @@ fn a_folder_that_cannot_be_used_is_named() {
     std::fs::write(&folder.0, "a file").unwrap();
     let net = Net::new(Model::new(shape(Family::Gpt2)), Box::new(Reference));
     let how = Sharing { zero: Zero::Nothing, offload: folder.offload(Where::Disk, Where::Device) };
-    let error = Engine::new(net, Groups::alone(), &how, 1).err().unwrap().to_string();
+    let stage = Stage::whole(&net.model.shape);
+    let error = Engine::new(net, Groups::alone(), stage, &how, 1).err().unwrap().to_string();
     assert!(error.contains("regatta-zero-refused") && error.contains("moments-0"), "{error}");
     std::fs::remove_file(&folder.0).unwrap();
 }

@@ -9,6 +9,7 @@ use regatta_comm::{Comm, host, join::Settings};
 use regatta_train::cpu::{Cpu, Precision};
 use regatta_train::model::Model;
 use regatta_train::optimizer::AdamW;
+use regatta_train::parallel::pipeline::Stage;
 use regatta_train::parallel::{Groups, Mesh};
 use regatta_train::random;
 use regatta_train::state::Sharing;
@@ -124,8 +125,9 @@ impl Training {
             let from = |first: u64| (first..first + count as u64).map(|i| token(key, i)).collect();
             (from(0), from(1))
         };
+        let stage = Stage::whole(&job.preset.shape());
         Ok(Self {
-            engine: Engine::new(net, groups, &Sharing::default(), 1)?,
+            engine: Engine::new(net, groups, stage, &Sharing::default(), 1)?,
             batches: (0..BATCHES).map(batch).collect(),
             batch: job.batch,
             first: (job.rank * job.batch) as u64,

@@ -14,22 +14,26 @@ use super::{CHECKPOINTS, Job, TOKENIZER, Training};
 use crate::checkpoint::{
     self, About, Checkpoint, CheckpointError, Kind, MANIFEST, Skipped, newest_good,
 };
-use crate::config::{Config, Plan, Resume};
+use crate::config::{Config, ConfigError, Memory, Plan, Resume};
 use crate::data::{DataError, Dataset, Loader, Order, Tokens};
 use crate::memory::{Format, ViewMut};
 use crate::metrics::{self, Event};
 use crate::model::Model;
-use crate::parallel::{Groups, Mesh};
+use crate::offload::{Offload, Where};
+use crate::parallel::pipeline::Stage;
+use crate::parallel::{Groups, Mesh, Zero};
 use crate::shape::Shape;
 use crate::state::Sharing;
 use crate::step::{Engine, Net};
+
+/// Where a run's state is that is not in memory.
+const OFFLOADED: &str = "offloaded";
 
 impl Training {
     /// All ranks have the same parameters, and are ready for the next step.
     pub(super) fn begin(job: Job, tell: &mut dyn FnMut(Event)) -> Result<Self, TrainError> {
         let (rank, ranks) = (job.comm.rank() as usize, job.comm.size() as usize);
-        let plan = job.config.validate(ranks)?;
-        let shape = job.config.shape(job.dataset.tokenizer.vocabulary())?;
+        let (plan, shape) = planned(&job)?;
         all_alike(&job)?;
         let checkpoints = checkpoints(&job.config, &job.folder);
         // First of all, so that nothing of a run changes that another job is at.
@@ -52,8 +56,11 @@ impl Training {
         let about = report::about(&job, &plan, &shape, done);
         tell(Event::Begin(Box::new(about.clone())));
         many_kinds(&shape, job.dataset.tokenizer.vocabulary()).into_iter().for_each(&mut *tell);
+        apart(&plan.mesh, &*job.comm).into_iter().for_each(&mut *tell);
         let mut training = Self::new(job, plan, shape, &about)?;
         training.tokens = tokens;
+        let how = sharing(&training.config, &training.plan, &training.folder);
+        how.notes(&training.engine.groups).into_iter().for_each(|note| tell(Event::Note(note)));
         if let Some(found) = &found {
             found.skipped.iter().for_each(|note| tell(Event::Note(note.clone())));
             keeper.iter_mut().for_each(|keeper| keeper.pass_over(&found.damaged));
@@ -109,11 +116,13 @@ impl Training {
     ) -> Result<Self, TrainError> {
         let speed = Speed::new(about, &shape);
         let Job { config, comm, device, dataset, folder, .. } = job;
-        let groups = Groups::new(comm.clone(), Mesh::data(plan.ranks))?;
+        let groups = Groups::new(comm.clone(), plan.mesh)?;
+        let stage = Stage::whole(&shape);
         let net = Net::new(Model::new(shape), device);
-        let engine = Engine::new(net, groups, &Sharing::default(), config.train.seed)?;
+        let how = sharing(&config, &plan, &folder);
+        let engine = Engine::new(net, groups, stage, &how, config.train.seed)?;
         Ok(Self {
-            schedule: config.schedule(plan.ranks),
+            schedule: config.schedule(plan.mesh.dp),
             config,
             plan,
             comm,
@@ -128,6 +137,56 @@ impl Training {
             speed,
         })
     }
+}
+
+/// What the ranks of a job share, and of which model.
+pub(super) fn planned(job: &Job) -> Result<(Plan, Shape), TrainError> {
+    let plan = job.config.validate(job.comm.size() as usize)?;
+    let shape = job.config.shape(job.dataset.tokenizer.vocabulary())?;
+    shape.check_tensor(plan.mesh.tp).map_err(ConfigError::Contradiction)?;
+    trainable(&job.config, &plan)?;
+    Ok((plan, shape))
+}
+
+/// Splits that can be planned and explained, and not yet trained.
+fn trainable(config: &Config, plan: &Plan) -> Result<(), ConfigError> {
+    let Mesh { tp, cp, pp, .. } = plan.mesh;
+    let all = [
+        ("parallel.tp", tp == 1),
+        ("parallel.cp", cp == 1),
+        ("parallel.pp", pp == 1),
+        ("parallel.tiles", config.parallel.tiles == 1),
+    ];
+    match all.into_iter().find(|(_, can)| !can) {
+        None => Ok(()),
+        Some((what, _)) => Err(ConfigError::Contradiction(format!(
+            "{what}: this version can plan that, and not train it: leave it out, or see what it \
+             would cost with --explain"
+        ))),
+    }
+}
+
+/// How the state is shared, and where it is kept.
+fn sharing(config: &Config, plan: &Plan, run: &Path) -> Sharing {
+    let place = |memory| match memory {
+        Memory::Device => Where::Device,
+        Memory::Host => Where::Host,
+        Memory::Disk => Where::Disk,
+    };
+    let told = &config.offload;
+    let folder = match told.folder.as_str() {
+        "" => run.join(OFFLOADED),
+        folder => PathBuf::from(folder),
+    };
+    let (optimizer, parameters) = (place(told.optimizer), place(told.parameters));
+    let zero = Zero::level(plan.zero).unwrap_or_default();
+    Sharing { zero, offload: Offload { optimizer, parameters, folder } }
+}
+
+/// A word where ranks that talk in every layer are on different hosts.
+fn apart(mesh: &Mesh, comm: &dyn Comm) -> Option<Event> {
+    let hosts: Vec<String> = (0..comm.size()).map(|rank| comm.peer(rank).host).collect();
+    mesh.apart(&hosts).map(Event::Note)
 }
 
 /// A word where a model is made for far more kinds of tokens than there are: the data is likely not

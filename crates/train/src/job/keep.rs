@@ -24,13 +24,15 @@ fn numbered(blocks: &[Block]) -> impl Iterator<Item = (usize, &Parameter)> {
 
 /// This rank's part of everything: ranks that have the same numbers share the writing, equally.
 pub fn pieces(engine: &mut Engine) -> Result<Vec<Piece>, StepError> {
-    let Engine { net, state, groups } = engine;
-    let all: usize = own(net, state).map(|(.., part)| part.len()).sum();
+    let Engine { net, state, groups, stage } = engine;
+    // A tied table that two stages have is the first one's.
+    let own: Vec<_> = own(net, state).filter(|(block, ..)| stage.has(*block)).collect();
+    let all: usize = own.iter().map(|(.., part)| part.len()).sum();
     let (copy, copies) = groups.copy(state.sharing);
     let written = all * copy / copies..all * (copy + 1) / copies;
     let mut pieces = Vec::new();
     let mut start = 0;
-    for (block, kind, parameter, part) in own(net, state).collect::<Vec<_>>() {
+    for (block, kind, parameter, part) in own {
         let end = start + part.len();
         let (from, to) = (written.start.clamp(start, end), written.end.clamp(start, end));
         let part = part.start + from - start..part.start + to - start;

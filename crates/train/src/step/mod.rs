@@ -6,10 +6,13 @@ mod update;
 
 pub use net::Net;
 
+use std::borrow::Cow;
 use std::time::{Duration, Instant};
 
 use crate::optimizer::{AdamW, Sgd};
 use crate::parallel::Groups;
+use crate::parallel::context::Ring;
+use crate::parallel::pipeline::Stage;
 pub use crate::state::StepError;
 use crate::state::{Sharing, State};
 
@@ -29,6 +32,27 @@ pub struct Micro<'a> {
 impl Micro<'_> {
     pub(crate) fn sequence(&self) -> usize {
         self.inputs.len() / self.batch.max(1)
+    }
+}
+
+/// This rank's tokens of sequences that it may share with others.
+struct Own<'a> {
+    inputs: Cow<'a, [u32]>,
+    targets: Cow<'a, [u32]>,
+    batch: usize,
+    first: u64,
+}
+
+impl<'a> Own<'a> {
+    fn of(micro: Micro<'a>, ring: &Ring) -> Self {
+        let (whole, Micro { inputs, targets, batch, first }) = (micro.sequence(), micro);
+        let [inputs, targets] = [inputs, targets].map(|tokens| ring.take(tokens, whole));
+        Self { inputs, targets, batch, first }
+    }
+
+    fn micro(&self) -> Micro<'_> {
+        let Self { inputs, targets, batch, first } = self;
+        Micro { inputs, targets, batch: *batch, first: *first }
     }
 }
 
@@ -92,21 +116,36 @@ pub struct Engine {
     pub state: State,
     /// The other ranks.
     pub groups: Groups,
+    /// Which part of the model this rank has, and what it does in a step.
+    pub stage: Stage,
 }
 
 impl Engine {
     /// A model with its initial parameters, on one rank.
     pub fn alone(net: Net, seed: u64) -> Self {
-        match Self::new(net, Groups::alone(), &Sharing::default(), seed) {
+        let stage = Stage::whole(&net.model.shape);
+        match Self::new(net, Groups::alone(), stage, &Sharing::default(), seed) {
             Ok(engine) => engine,
             Err(_) => unreachable!("nobody else is there, and nothing is on disk"),
         }
     }
 
     /// A model with its initial parameters, shared with other ranks.
-    pub fn new(net: Net, groups: Groups, how: &Sharing, seed: u64) -> Result<Self, StepError> {
-        let state = State::new(&net.model, &*net.device, &groups, how, |_| true, seed)?;
-        Ok(Self { net, state, groups })
+    pub fn new(
+        mut net: Net,
+        groups: Groups,
+        stage: Stage,
+        how: &Sharing,
+        seed: u64,
+    ) -> Result<Self, StepError> {
+        let has_copy = stage.has_copy(&net.model.shape);
+        if has_copy {
+            // Of the embedding the head needs the table alone.
+            net.model.blocks[0].parameters.truncate(1);
+        }
+        let is_held = |block: usize| stage.has(block) || block == 0 && has_copy;
+        let state = State::new(&net.model, &*net.device, &groups, how, is_held, seed)?;
+        Ok(Self { net, state, groups, stage })
     }
 
     /// One step over this rank's part of the batch, in as many passes as it comes in.
@@ -116,43 +155,39 @@ impl Engine {
         micros: impl Iterator<Item = Micro<'a>>,
     ) -> Result<Outcome, StepError> {
         let mut laps = Laps::default();
-        let mut loss_sum = 0.0;
-        let mut micros = micros.peekable();
         self.state.take_waited();
-        self.state.weights.ask(0);
+        self.state.weights.ask(self.stage.parts[0].start);
         timed(&mut laps.optimizer, || self.state.gradients.clear(&*self.net.device));
-        while let Some(micro) = micros.next() {
-            let last = micros.peek().is_none();
-            let began = Instant::now();
-            let alive = self.forward(plan, &micro)?;
-            laps.forward += self.worked(began, &mut laps.communication);
-            let began = Instant::now();
-            loss_sum += self.backward(plan, &micro, alive, last)?;
-            laps.backward += self.worked(began, &mut laps.communication);
-        }
+        let own: Vec<Own<'a>> = micros.map(|micro| Own::of(micro, &self.net.context)).collect();
+        let micros: Vec<Micro<'_>> = own.iter().map(Own::micro).collect();
+        let loss_sum = self.passes(plan, &micros, &mut laps)?;
         let began = Instant::now();
         self.state.gradients.finish(&*self.net.device)?;
-        laps.optimizer += self.worked(began, &mut laps.communication);
+        laps.optimizer += worked(&self.net, &mut self.state, began, &mut laps.communication);
         let gradient_norm = timed(&mut laps.optimizer, || self.update(plan))?;
-        // Ranks that share matrices all know the whole loss; it counts once.
-        let loss_sum = if self.groups.seat.tp == 0 { loss_sum } else { 0.0 };
-        Ok(Outcome { loss_sum, gradient_norm, laps })
+        Ok(Outcome { loss_sum: self.counted(loss_sum), gradient_norm, laps })
     }
 
-    /// How long this rank worked since it began to, and how long it waited for other ranks or the
-    /// disk.
-    fn worked(&mut self, began: Instant, waited: &mut Duration) -> Duration {
-        let (all, held_up) = (began.elapsed(), self.state.take_waited());
-        *waited += held_up;
-        all.saturating_sub(held_up)
-    }
-
-    /// The sum of the losses of sequences, without training. Among ranks that share a model, one
-    /// says it and the others nothing.
+    /// The sum of the losses of sequences, without training. Of ranks that share a model, one says
+    /// it and the others nothing.
     pub fn loss(&mut self, micro: &Micro<'_>) -> Result<f64, StepError> {
-        let loss = self.forward_loss(micro)?;
-        Ok(if self.groups.seat.tp == 0 { loss } else { 0.0 })
+        let own = Own::of(*micro, &self.net.context);
+        let loss = self.forward_loss(&own.micro())?;
+        Ok(self.counted(loss))
     }
+
+    /// Ranks that share matrices all know the whole loss; it counts once.
+    fn counted(&self, loss: f64) -> f64 {
+        if self.groups.seat.tp == 0 { loss } else { 0.0 }
+    }
+}
+
+/// How long this rank was at work since then; what it waited for other ranks or the disk is added to
+/// communication.
+fn worked(net: &Net, state: &mut State, began: Instant, communication: &mut Duration) -> Duration {
+    let waited = net.waited() + state.take_waited();
+    *communication += waited;
+    began.elapsed().saturating_sub(waited)
 }
 
 fn timed<T>(lap: &mut Duration, work: impl FnOnce() -> T) -> T {
