@@ -66,10 +66,7 @@ impl Cpu {
     }
 
     pub(super) fn clear_numbers(&self, x: ViewMut<'_>) {
-        self.each_in_place(x, |_, x| match x {
-            Target::F32(x) => x.fill(0.0),
-            Target::Bf16(x) => x.fill(half::bf16::ZERO),
-        });
+        self.each_in_place(x, |_, x| x.clear());
     }
 
     pub(super) fn swiglu_forward(&self, width: usize, x: View<'_>, y: ViewMut<'_>) {

@@ -117,6 +117,14 @@ impl Target<'_> {
         self.source().get(at)
     }
 
+    /// All become zero.
+    pub fn clear(self) {
+        match self {
+            Self::F32(numbers) => numbers.fill(0.0),
+            Self::Bf16(numbers) => numbers.fill(bf16::ZERO),
+        }
+    }
+
     /// Writes sixteen from a place on, as far as there is room.
     #[inline(always)]
     pub fn put<V: Lanes>(&mut self, at: usize, lanes: V) {

@@ -210,8 +210,12 @@ fn attention_of([batch, sequence, heads, kv_heads, head_width]: [usize; 5]) -> A
     Attention { batch, sequence, heads, kv_heads, head_width }
 }
 
-fn masks() -> [Option<Mask>; 2] {
-    [None, Some(Mask { share: 0.3, key: key(5, &[1]), first: 1000 })]
+/// Nothing dropped, what one rank drops, and what a rank with some of the heads and tokens drops.
+fn drops(of: Attention) -> [Option<AttentionDrop>; 3] {
+    let mask = Mask { share: 0.3, key: key(5, &[1]), first: 1000 };
+    let larger = AttentionDrop::whole(mask, 3 * of.heads, of.sequence + 9);
+    let whole = AttentionDrop::whole(mask, of.heads, of.sequence);
+    [None, Some(whole), Some(larger.from([0, of.heads, 9, 0]))]
 }
 
 #[test]
@@ -219,7 +223,7 @@ fn attention() {
     for of in ATTENTIONS.map(attention_of) {
         let (inside, outside) = (of.rows() * of.qkv_width(), of.rows() * of.width());
         let sums = of.rows() * of.heads;
-        for drop in masks() {
+        for drop in drops(of) {
             let what = format!("{of:?} {drop:?}");
             same(&what, &[Act(inside), Act(outside), Real(sums)], |device, t| {
                 let [qkv, y, log_sums] = t else { panic!() };
@@ -256,10 +260,13 @@ fn attention_of_one_token() {
 #[test]
 fn rope() {
     for of in ATTENTIONS.map(attention_of).into_iter().filter(|of| of.head_width % 2 == 0) {
-        for (first, turn) in [(0, Turn::There), (5, Turn::There), (0, Turn::Back)] {
-            let what = format!("{of:?} {first} {turn:?}");
+        let scattered = tokens(4, of.sequence, 300);
+        let in_order: Vec<u32> = (0..of.sequence as u32).collect();
+        let all = [(&in_order, Turn::There), (&scattered, Turn::There), (&scattered, Turn::Back)];
+        for (places, turn) in all {
+            let what = format!("{of:?} {places:?} {turn:?}");
             same(&what, &[Act(of.rows() * of.qkv_width())], |device, t| {
-                device.rope(of, 10_000.0, first, turn, t[0].view_mut());
+                device.rope(of, 10_000.0, places, turn, t[0].view_mut());
                 0.0
             });
         }
@@ -305,26 +312,44 @@ fn tokens(seed: u64, count: usize, kinds: usize) -> Vec<u32> {
 
 #[test]
 fn embedding() {
-    for (batch, sequence, width, kinds) in [(1, 1, 1, 1), (3, 5, 17, 4), (4, 64, 100, 65)] {
-        let rows = batch * sequence;
+    for (rows, width, kinds) in [(1, 1, 1), (15, 17, 9), (256, 100, 65)] {
         let tokens = tokens(1, rows, kinds);
-        let what = format!("{batch} {sequence} {width}");
-        for with_positions in [false, true] {
+        // The whole table, and a part of it.
+        for part in [0..kinds, kinds / 3..kinds / 2 + 1] {
             for y in [Real(rows * width), Act(rows * width)] {
-                let all = [Real(kinds * width), Real((sequence + 2) * width), y];
+                let what = format!("{rows} rows of {width}, tokens {part:?}");
+                let all = [Real(part.len() * width), y];
                 same(&what, &all, |device, t| {
-                    let [table, positions, y] = t else { panic!() };
-                    let positions = with_positions.then(|| positions.view());
-                    device.embed(&tokens, sequence, table.view(), positions, y.view_mut());
+                    let [table, y] = t else { panic!() };
+                    device.embed(&tokens, part.start, table.view(), y.view_mut());
                     0.0
                 });
                 same(&what, &all, |device, t| {
-                    let [table, positions, y] = t else { panic!() };
-                    let positions = with_positions.then(|| positions.view_mut());
-                    device.embed_back(&tokens, sequence, y.view(), table.view_mut(), positions);
+                    let [table, y] = t else { panic!() };
+                    device.embed_back(&tokens, part.start, y.view(), table.view_mut());
                     0.0
                 });
             }
+        }
+    }
+}
+
+#[test]
+fn positions() {
+    for (rows, places, width) in [(1, 1, 1), (15, 5, 17), (256, 64, 100), (9, 9, 33)] {
+        let places = tokens(3, places, 70);
+        for y in [Real(rows * width), Act(rows * width)] {
+            let what = format!("{rows} rows of {width}");
+            same(&what, &[Real(70 * width), y], |device, t| {
+                let [positions, y] = t else { panic!() };
+                device.add_positions(width, &places, positions.view(), y.view_mut());
+                0.0
+            });
+            same(&what, &[Real(70 * width), y], |device, t| {
+                let [positions, dy] = t else { panic!() };
+                device.add_positions_back(width, &places, dy.view(), positions.view_mut());
+                0.0
+            });
         }
     }
 }
@@ -340,6 +365,36 @@ fn cross_entropy() {
                     device.cross_entropy(&targets, t[0].view_mut(), scale)
                 });
             }
+        }
+    }
+}
+
+/// Columns that several ranks have: the loss of the whole, and the gradients of each part.
+#[test]
+fn cross_entropy_of_parts() {
+    for (rows, cuts) in [(1, vec![0, 1]), (3, vec![0, 16, 33]), (700, vec![0, 1, 20, 65])] {
+        let kinds = cuts[cuts.len() - 1];
+        let targets = tokens(2, rows, kinds);
+        let ranks = cuts.len() - 1;
+        let each = || cuts.windows(2).map(|cut| rows * (cut[1] - cut[0]));
+        for logits in [each().map(Act).collect::<Vec<_>>(), each().map(Real).collect()] {
+            let mut all = logits;
+            all.extend([Real(3 * rows * ranks), Real(2 * rows)]);
+            same(&format!("{rows} rows cut at {cuts:?}"), &all, |device, t| {
+                let (logits, sums) = t.split_at_mut(ranks);
+                let [parts, whole] = sums else { panic!() };
+                for (rank, logits) in logits.iter().enumerate() {
+                    let mut parts = parts.view_mut();
+                    let here = parts.part(3 * rows * rank..3 * rows * (rank + 1));
+                    device.entropy_part(&targets, cuts[rank], logits.view(), here);
+                }
+                let loss = device.entropy_whole(parts.view(), whole.view_mut());
+                for (rank, logits) in logits.iter_mut().enumerate() {
+                    let (whole, logits) = (whole.view(), logits.view_mut());
+                    device.entropy_back(&targets, cuts[rank], whole, logits, 0.125);
+                }
+                loss
+            });
         }
     }
 }

@@ -4,8 +4,9 @@ use regatta_comm::CommError;
 
 use super::parts::{Product, Scaling};
 use super::{Lent, Place, Run};
-use crate::device::{Attention, AttentionSaved, Turn};
+use crate::device::{Attention, AttentionDrop, AttentionSaved, Turn};
 use crate::memory::{Tensor, View, ViewMut};
+use crate::random::Mask;
 use crate::shape::{Block, Family, Shape};
 
 /// The attention half.
@@ -78,7 +79,7 @@ impl AttentionHalf {
         let mut qkv = run.activation(rows * sizes.qkv_width());
         self.qkv.forward(run, params, &normed, &mut qkv);
         if let Some(base) = self.rope {
-            device.rope(sizes, base, 0, Turn::There, qkv.view_mut());
+            device.rope(sizes, base, &run.places(), Turn::There, qkv.view_mut());
         }
         let mut heads = run.activation(rows * sizes.width());
         let mut log_sums = run.real(sizes.heads * rows);
@@ -124,7 +125,7 @@ impl AttentionHalf {
             dqkv.view_mut(),
         );
         if let Some(base) = self.rope {
-            device.rope(sizes, base, 0, Turn::Back, dqkv.view_mut());
+            device.rope(sizes, base, &run.places(), Turn::Back, dqkv.view_mut());
         }
         let mut dnormed = run.activation(rows * self.width);
         self.qkv.back_input(run, params, &dqkv, &mut dnormed);
@@ -135,12 +136,17 @@ impl AttentionHalf {
         Ok(())
     }
 
-    fn attention_mask(&self, run: &Run<'_>) -> Option<crate::random::Mask> {
+    fn attention_mask(&self, run: &Run<'_>) -> Option<AttentionDrop> {
         let place = Place { block: self.block, part: 0 };
-        run.mask(place, self.heads * run.sequence * run.sequence)
+        let (share, each) = (run.tensor.share, run.sequence * run.sequence);
+        let heads = self.heads * share.ranks;
+        let mask = run.mask(place, heads * each)?;
+        let all = AttentionDrop::whole(mask, heads, run.sequence);
+        // The heads of the ranks before this one come first.
+        Some(all.from([0, self.heads * share.rank, 0, 0]))
     }
 
-    fn output_mask(&self, run: &Run<'_>) -> Option<crate::random::Mask> {
+    fn output_mask(&self, run: &Run<'_>) -> Option<Mask> {
         run.row_mask(Place { block: self.block, part: 1 }, self.width)
     }
 }

@@ -69,7 +69,7 @@ impl AttentionHalf {
         let mut qkv = run.activation(sizes.qkv_width());
         self.qkv.forward(run, params, &normed, &mut qkv);
         if let Some(base) = self.rope {
-            device.rope(sizes, base, position, Turn::There, qkv.view_mut());
+            device.rope(sizes, base, &[position as u32], Turn::There, qkv.view_mut());
         }
         self.remember(run, qkv.view(), cache, position);
         let so_far = 0..(position + 1) * sizes.kv_heads * sizes.head_width;

@@ -24,6 +24,8 @@ pub struct Head {
     /// Where its own matrix is, if it has one.
     output: Option<Range<usize>>,
     width: usize,
+    /// The tokens whose logits this rank has.
+    first: usize,
     vocabulary: usize,
 }
 
@@ -47,11 +49,13 @@ pub struct HeadGrads<'a> {
 
 impl Head {
     pub(super) fn new(shape: &Shape, block: &Block) -> Self {
+        let own = block.share.of(shape.vocabulary);
         Self {
             norm: Scaling::new(shape, block, "norm"),
             output: block.find("output"),
             width: shape.width,
-            vocabulary: shape.vocabulary,
+            first: own.start,
+            vocabulary: own.len(),
         }
     }
 
@@ -67,7 +71,7 @@ impl Head {
         let mut loss = 0.0;
         for rows in self.chunks(run.rows()) {
             let mut logits = self.some(run, params, &normed, rows.clone());
-            loss += run.device.cross_entropy(&targets[rows], logits.view_mut(), None);
+            loss += self.entropy(run, &targets[rows], &mut logits, None)?;
         }
         Ok(loss)
     }
@@ -88,7 +92,7 @@ impl Head {
         for rows in self.chunks(run.rows()) {
             let mut logits = self.some(run, params, &normed, rows.clone());
             let targets = &targets[rows.clone()];
-            loss += run.device.cross_entropy(targets, logits.view_mut(), Some(scale));
+            loss += self.entropy(run, targets, &mut logits, Some(scale))?;
             let (of, here) = (self.sizes(rows.len()), self.numbers(rows));
             let (dlogits, matrix, mut dx) =
                 (logits.view(), self.matrix(params), dnormed.view_mut());
@@ -105,6 +109,30 @@ impl Head {
         let needed = [x.view(), statistics.view(), dnormed.view()];
         self.norm.backward(run, params.own, needed, dx.view_mut(), &mut grads.own);
         Ok((loss, dx))
+    }
+
+    /// The sum of the cross entropies of some rows of logits, of which this rank may have some
+    /// columns. With a scale, they become their gradient.
+    fn entropy(
+        &self,
+        run: &Run<'_>,
+        targets: &[u32],
+        logits: &mut Tensor,
+        scale: Option<f64>,
+    ) -> Result<f64, CommError> {
+        let device = run.device;
+        if run.tensor.share.ranks == 1 {
+            return Ok(device.cross_entropy(targets, logits.view_mut(), scale));
+        }
+        let mut parts = run.real(3 * targets.len());
+        device.entropy_part(targets, self.first, logits.view(), parts.view_mut());
+        let parts = run.tensor.together(run, parts)?;
+        let mut whole = run.real(2 * targets.len());
+        let loss = device.entropy_whole(parts.view(), whole.view_mut());
+        if let Some(scale) = scale {
+            device.entropy_back(targets, self.first, whole.view(), logits.view_mut(), scale);
+        }
+        Ok(loss)
     }
 
     /// The logits of some rows.

@@ -89,6 +89,11 @@ impl Run<'_> {
         self.tensor.rows(self.rows()).len()
     }
 
+    /// The positions of the tokens of a sequence.
+    fn places(&self) -> Vec<u32> {
+        (0..self.sequence as u32).collect()
+    }
+
     /// Memory for numbers of the stream, of gradients of it, and of statistics. Nobody cleared it.
     pub(crate) fn real(&self, elements: usize) -> Lent {
         self.scratch.lend(self.device, elements, self.device.real_format())

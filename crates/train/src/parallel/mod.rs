@@ -5,6 +5,7 @@ mod data;
 mod groups;
 mod mesh;
 pub mod tensor;
+pub mod pipeline;
 
 pub use alone::Alone;
 pub use data::DataParallel;

@@ -46,12 +46,16 @@ impl Group {
     /// This rank's rows of the stream become all rows.
     pub fn enter(&self, run: &Run<'_>, own: Lent) -> Result<Lent, CommError> {
         match &self.company {
-            Some(comm) if self.sequence => {
-                let all = run.like(&own, own.len() * self.share.ranks);
-                moved(&**comm, Kind::AllGather, own, all)
-            }
+            Some(_) if self.sequence => self.together(run, own),
             _ => Ok(own),
         }
+    }
+
+    /// What all ranks have, one after the other.
+    pub fn together(&self, run: &Run<'_>, own: Lent) -> Result<Lent, CommError> {
+        let Some(comm) = &self.company else { return Ok(own) };
+        let all = run.like(&own, own.len() * self.share.ranks);
+        moved(&**comm, Kind::AllGather, own, all)
     }
 
     /// What this rank adds to all rows becomes the sum of all ranks', of its own rows.

@@ -8,7 +8,7 @@ use super::super::math::exp;
 use super::super::numbers::{Apart, Source, get, put};
 use super::super::tile::{Matrix, MatrixMut, Tile, multiply, transpose};
 use super::{Columns, Head, QUERIES, blocks, keys_seen, mask_of, padded_sequence, take};
-use crate::device::{Attention, AttentionSaved};
+use crate::device::{Attention, AttentionDrop, AttentionSaved};
 use crate::memory::{View, ViewMut};
 use crate::random::Mask;
 
@@ -18,7 +18,7 @@ struct Pass<'a> {
     qkv: Source<'a>,
     y: Source<'a>,
     log_sums: &'a [f32],
-    drop: Option<Mask>,
+    drop: Option<AttentionDrop>,
     dy: Source<'a>,
     dqkv: Apart<'a>,
 }
@@ -45,7 +45,7 @@ impl Cpu {
         &self,
         of: Attention,
         saved: AttentionSaved<'_>,
-        drop: Option<Mask>,
+        drop: Option<AttentionDrop>,
         dy: View<'_>,
         dqkv: ViewMut<'_>,
     ) {

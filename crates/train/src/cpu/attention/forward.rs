@@ -4,14 +4,14 @@ use std::ops::Range;
 
 use super::super::Cpu;
 use super::super::elementwise::factors;
-use super::super::embed::largest;
 use super::super::lanes::WIDTH;
 use super::super::level::kernel;
+use super::super::loss::largest;
 use super::super::math::exp;
 use super::super::numbers::{Apart, Source, get, put};
 use super::super::tile::{Matrix, MatrixMut, ROWS, Tile, multiply, transpose};
 use super::{Columns, Head, blocks, keys_seen, mask_of, padded_sequence, take};
-use crate::device::Attention;
+use crate::device::{Attention, AttentionDrop};
 use crate::memory::{View, ViewMut};
 use crate::random::Mask;
 
@@ -22,7 +22,7 @@ struct Own {
     keys: MatrixMut,
     v: Matrix,
     out: MatrixMut,
-    drop: Option<Mask>,
+    drop: Option<AttentionDrop>,
 }
 
 impl Cpu {
@@ -30,7 +30,7 @@ impl Cpu {
         &self,
         of: Attention,
         qkv: View<'_>,
-        drop: Option<Mask>,
+        drop: Option<AttentionDrop>,
         y: ViewMut<'_>,
         log_sums: ViewMut<'_>,
     ) {
@@ -55,7 +55,7 @@ impl Cpu {
         &self,
         head: Head,
         qkv: Source<'_>,
-        drop: Option<Mask>,
+        drop: Option<AttentionDrop>,
         y: Apart<'_>,
         log_sums: &mut [f32],
     ) {

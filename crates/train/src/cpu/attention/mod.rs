@@ -12,7 +12,7 @@ use super::lanes::WIDTH;
 use super::level::kernel;
 use super::numbers::{Apart, Source, get, put};
 use super::tile::{Matrix, MatrixMut, ROWS};
-use crate::device::Attention;
+use crate::device::{Attention, AttentionDrop};
 use crate::random::Mask;
 
 /// Queries whose softmax is in memory at once: few enough for the cache, in whole blocks.
@@ -46,11 +46,6 @@ impl Head {
     /// Where the numbers of one of its queries are in the order of batch, head, query.
     fn query(self, query: usize) -> usize {
         (self.batch * self.of.heads + self.head) * self.of.sequence + query
-    }
-
-    /// The mask's index of a query's first key.
-    fn mask_index(self, query: usize) -> u64 {
-        self.query(query) as u64 * self.of.sequence as u64
     }
 
     /// Numbers of the head in whole lanes.
@@ -173,7 +168,6 @@ fn take<'a>(rest: &mut &'a mut [f32], elements: usize) -> &'a mut [f32] {
 }
 
 /// A head's mask of a query.
-fn mask_of(drop: Option<Mask>, head: Head, query: usize) -> Option<Mask> {
-    let index = head.mask_index(query);
-    drop.map(|mask| Mask { first: mask.first.wrapping_add(index), ..mask })
+fn mask_of(drop: Option<AttentionDrop>, head: Head, query: usize) -> Option<Mask> {
+    drop.map(|drop| drop.from([head.batch, head.head, query, 0]).mask)
 }
