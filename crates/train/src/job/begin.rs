@@ -6,7 +6,7 @@ use regatta_comm::{Collectives, Comm};
 use sha2::{Digest, Sha256};
 
 use super::error::TrainError;
-use super::keep::{self, Keeper};
+use super::keep::{self, Holding, Keeper};
 use super::report::{self, Speed};
 use super::{CHECKPOINTS, Job, TOKENIZER, Training, resume};
 use crate::checkpoint::{self, Checkpoint, Kind};
@@ -69,8 +69,12 @@ impl Training {
         Ok(training)
     }
 
-    /// Reads this rank's parts of a checkpoint.
+    /// Reads this rank's parts of a checkpoint. Of ranks that have the same only the first does, and
+    /// the others get it from there: thousands that read all of a model are too many for any disk.
     fn restore(&mut self, checkpoint: &Checkpoint) -> Result<(), TrainError> {
+        if Holding::of(&self.engine).copy().rank != 0 {
+            return Ok(());
+        }
         keep::restore(&mut self.engine, checkpoint).map_err(|error| match error {
             TrainError::Checkpoint(why) => resume::unread(&*self.comm, checkpoint.folder(), why),
             other => other,
@@ -128,7 +132,7 @@ pub(super) fn all_alike(job: &Job) -> Result<(), TrainError> {
 }
 
 /// Where checkpoints are, if there are to be any.
-fn checkpoints(config: &Config, run: &Path) -> Option<PathBuf> {
+pub(super) fn checkpoints(config: &Config, run: &Path) -> Option<PathBuf> {
     let told = &config.checkpoint;
     let folder = match told.folder.as_str() {
         "" => run.join(CHECKPOINTS),

@@ -9,6 +9,7 @@ mod finish;
 mod keep;
 mod report;
 mod resume;
+mod sample;
 pub mod smoke;
 mod tally;
 

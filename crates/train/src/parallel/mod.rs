@@ -4,8 +4,8 @@ mod alone;
 mod data;
 mod groups;
 mod mesh;
-pub mod tensor;
 pub mod pipeline;
+pub mod tensor;
 
 pub use alone::Alone;
 pub use data::DataParallel;

@@ -3,6 +3,8 @@
 mod holding;
 mod numbers;
 mod place;
+#[cfg(test)]
+mod tests;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
