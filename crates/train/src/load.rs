@@ -71,7 +71,8 @@ pub fn load(folder: &Path, device: &dyn Device) -> Result<Loaded, LoadError> {
     from_checkpoint(&checkpoint, device)
 }
 
-fn from_checkpoint(checkpoint: &Checkpoint, device: &dyn Device) -> Result<Loaded, LoadError> {
+/// Reads the model of a checkpoint.
+pub fn from_checkpoint(checkpoint: &Checkpoint, device: &dyn Device) -> Result<Loaded, LoadError> {
     let (about, from) = (checkpoint.about(), checkpoint.folder().to_owned());
     let parameters = tensors(&about.shape, device, |parameter, numbers| {
         checkpoint.read(&parameter.name, Kind::Parameter, &Part::Whole, numbers)

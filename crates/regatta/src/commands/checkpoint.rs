@@ -9,7 +9,10 @@ use anyhow::{Context, Result, anyhow, bail};
 use clap::{Args, Subcommand};
 use regatta_model::units;
 use regatta_train::checkpoint::huggingface::{self, HuggingFaceError};
-use regatta_train::checkpoint::{About, Checkpoint, CheckpointError, Kind, Piece, State, Writer};
+use regatta_train::checkpoint::manifest::{Manifest, Pieces};
+use regatta_train::checkpoint::{
+    About, Checkpoint, CheckpointError, Kind, Piece, SPLIT, State, Writer,
+};
 use regatta_train::shape::Shape;
 use serde_json::json;
 
@@ -108,7 +111,9 @@ fn show(args: &FolderArgs) -> Result<ExitCode> {
     let checkpoint = find(&args.folder)?;
     let (folder, manifest) = (checkpoint.folder(), checkpoint.manifest());
     if args.json {
-        let text = serde_json::to_string(&json!({ "folder": folder, "checkpoint": manifest }))?;
+        let pieces = manifest.pieces();
+        let all = json!({ "folder": folder, "pieces": pieces, "checkpoint": manifest });
+        let text = serde_json::to_string(&all)?;
         output::print(&format!("{text}\n"))?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -124,6 +129,7 @@ fn show(args: &FolderArgs) -> Result<ExitCode> {
         ("model", describe(shape)),
         ("tensors", format!("{parameters}, {state}")),
         ("files", format!("{files} of {ranks} ranks, {bytes}")),
+        ("split", split(manifest)),
         ("tokenizer", if tokenizer.is_empty() { "unknown".to_owned() } else { tokenizer.clone() }),
     ];
     for (name, value) in lines {
@@ -134,6 +140,16 @@ fn show(args: &FolderArgs) -> Result<ExitCode> {
     }
     output::print(&text)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// How the ranks that wrote it were laid out, and in what pieces its tensors are.
+fn split(manifest: &Manifest) -> String {
+    let Pieces { whole, ranges, rectangles } = manifest.pieces();
+    let pieces = [(whole, "whole"), (ranges, "ranges"), (rectangles, "rectangles")];
+    let pieces = pieces.into_iter().filter(|(count, _)| *count > 0);
+    let pieces: Vec<String> = pieces.map(|(count, what)| format!("{count} {what}")).collect();
+    let by = manifest.about.extra.get(SPLIT).map_or(String::new(), |split| format!("{split}; "));
+    format!("{by}{} tensors in pieces: {}", manifest.tensors.len(), pieces.join(", "))
 }
 
 fn describe(shape: &Shape) -> String {

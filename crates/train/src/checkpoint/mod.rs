@@ -24,7 +24,7 @@ pub mod writer;
 pub use commit::Committed;
 pub use error::CheckpointError;
 pub use folder::MANIFEST;
-pub use manifest::About;
+pub use manifest::{About, SPLIT};
 pub use newest::{Skipped, any, newest_good};
 pub use piece::{Kind, Part, Piece};
 pub use reader::Checkpoint;

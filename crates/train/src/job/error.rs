@@ -88,6 +88,22 @@ pub enum TrainError {
         /// Why.
         why: String,
     },
+    /// A rank cannot read its parts of the checkpoint that rank 0 found.
+    #[error(
+        "rank {rank} on {host} cannot go on from {}: {source}; every rank reads its parts of it, so \
+         it must be on a file system that all nodes share",
+        folder.display()
+    )]
+    Unread {
+        /// Which rank.
+        rank: u32,
+        /// Where it is.
+        host: String,
+        /// The checkpoint.
+        folder: PathBuf,
+        /// Why.
+        source: Box<CheckpointError>,
+    },
     /// There is no checkpoint to go on from, where there should be one.
     #[error(
         "{} has no checkpoint to go on from{}; checkpoint.resume=never begins anew",

@@ -8,6 +8,8 @@ mod evaluate;
 mod finish;
 mod keep;
 mod report;
+mod resume;
+mod sample;
 pub mod smoke;
 mod tally;
 
@@ -17,10 +19,9 @@ use std::time::Instant;
 
 use regatta_comm::{Collectives, Comm, ReduceOp};
 
-pub use begin::{find, go_on};
+pub use begin::go_on;
 pub use error::TrainError;
 use keep::Keeper;
-pub use keep::restore;
 use report::Speed;
 use tally::Tally;
 
