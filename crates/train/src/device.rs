@@ -22,7 +22,8 @@ use crate::random::Mask;
 
 pub use entropy::{EntropyPart, merge_entropies};
 pub use sizes::{
-    Attention, AttentionDrop, AttentionSaved, Linear, Norm, NormGrads, NormSaved, Turn,
+    Attention, AttentionDrop, AttentionPart, AttentionPartSaved, AttentionSaved, Linear, Norm,
+    NormGrads, NormSaved, Turn,
 };
 
 /// A device.
@@ -143,6 +144,31 @@ pub trait Device: Send + Sync {
         drop: Option<AttentionDrop>,
         dy: View<'_>,
         dqkv: ViewMut<'_>,
+    );
+
+    /// Merges what queries find with these keys into what they found with others. `y` are reals,
+    /// for parts are added to each other; `log_sums` has a row a query with a number a head. Where
+    /// that is -∞ nothing was found yet, and what is in `y` does not count.
+    fn attention_part(
+        &self,
+        of: AttentionPart,
+        q: View<'_>,
+        kv: View<'_>,
+        drop: Option<AttentionDrop>,
+        y: ViewMut<'_>,
+        log_sums: ViewMut<'_>,
+    );
+
+    /// Adds to `dq` and `dkv`, which are reals, the gradients by way of these keys, once `y` and
+    /// `log_sums` are those of all parts.
+    fn attention_part_back(
+        &self,
+        of: AttentionPart,
+        saved: AttentionPartSaved<'_>,
+        drop: Option<AttentionDrop>,
+        dy: View<'_>,
+        dq: ViewMut<'_>,
+        dkv: ViewMut<'_>,
     );
 
     /// One new token of one sequence: its `q` (all heads) against `keys` and `values`, each with a

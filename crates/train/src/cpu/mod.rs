@@ -37,7 +37,8 @@ use self::level::Level;
 use self::pool::Pool;
 use self::scratch::{Pieces, Scratch};
 use crate::device::{
-    Attention, AttentionDrop, AttentionSaved, Device, Linear, Norm, NormGrads, NormSaved, Turn,
+    Attention, AttentionDrop, AttentionPart, AttentionPartSaved, AttentionSaved, Device, Linear,
+    Norm, NormGrads, NormSaved, Turn,
 };
 use crate::memory::{Format, Tensor, View, ViewMut};
 use crate::optimizer::{AdamW, Sgd};
@@ -220,6 +221,30 @@ impl Device for Cpu {
         dqkv: ViewMut<'_>,
     ) {
         self.attention_backward(of, saved, drop, dy, dqkv);
+    }
+
+    fn attention_part(
+        &self,
+        of: AttentionPart,
+        q: View<'_>,
+        kv: View<'_>,
+        drop: Option<AttentionDrop>,
+        y: ViewMut<'_>,
+        log_sums: ViewMut<'_>,
+    ) {
+        self.attention_part_forward(of, q, kv, drop, y, log_sums);
+    }
+
+    fn attention_part_back(
+        &self,
+        of: AttentionPart,
+        saved: AttentionPartSaved<'_>,
+        drop: Option<AttentionDrop>,
+        dy: View<'_>,
+        dq: ViewMut<'_>,
+        dkv: ViewMut<'_>,
+    ) {
+        self.attention_part_backward(of, saved, drop, dy, dq, dkv);
     }
 
     fn attend(&self, of: Attention, q: View<'_>, keys: View<'_>, values: View<'_>, y: ViewMut<'_>) {

@@ -12,7 +12,7 @@ use super::{CHECKPOINTS, Job, TOKENIZER, Training};
 use crate::checkpoint::{
     self, About, Checkpoint, CheckpointError, Kind, MANIFEST, Skipped, newest_good,
 };
-use crate::config::{Config, Plan, Resume};
+use crate::config::{Config, ConfigError, Memory, Plan, Resume};
 use crate::data::{DataError, Dataset, Loader, Order, Tokens};
 use crate::memory::{Format, ViewMut};
 use crate::metrics::{self, Event};
@@ -26,8 +26,7 @@ impl Training {
     /// All ranks have the same parameters, and are ready for the next step.
     pub(super) fn begin(job: Job, tell: &mut dyn FnMut(Event)) -> Result<Self, TrainError> {
         let (rank, ranks) = (job.comm.rank() as usize, job.comm.size() as usize);
-        let plan = job.config.validate(ranks)?;
-        let shape = job.config.shape(job.dataset.tokenizer.vocabulary())?;
+        let (plan, shape) = planned(&job)?;
         all_alike(&job)?;
         let checkpoints = checkpoints(&job.config, &job.folder);
         // First of all, so that nothing of a run changes that another job is at.
@@ -50,6 +49,7 @@ impl Training {
         let about = report::about(&job, &plan, &shape, done);
         tell(Event::Begin(Box::new(about.clone())));
         many_kinds(&shape, job.dataset.tokenizer.vocabulary()).into_iter().for_each(&mut *tell);
+        apart(&plan.mesh, &*job.comm).into_iter().for_each(&mut *tell);
         let mut training = Self::new(job, plan, shape, &about)?;
         training.tokens = tokens;
         if let Some(found) = found {
@@ -88,12 +88,12 @@ impl Training {
     ) -> Result<Self, TrainError> {
         let speed = Speed::new(about, &shape);
         let Job { config, comm, device, dataset, folder, .. } = job;
-        let groups = Groups::new(comm.clone(), Mesh::data(plan.ranks))?;
+        let groups = Groups::new(comm.clone(), plan.mesh)?;
         let stage = Stage::whole(&shape);
         let net = Net::new(Model::new(shape), device);
         let engine = Engine::new(net, groups, stage, config.train.seed);
         Ok(Self {
-            schedule: config.schedule(plan.ranks),
+            schedule: config.schedule(plan.mesh.dp),
             config,
             plan,
             comm,
@@ -108,6 +108,43 @@ impl Training {
             speed,
         })
     }
+}
+
+/// What the ranks of a job share, and of which model.
+pub(super) fn planned(job: &Job) -> Result<(Plan, Shape), TrainError> {
+    let plan = job.config.validate(job.comm.size() as usize)?;
+    let shape = job.config.shape(job.dataset.tokenizer.vocabulary())?;
+    shape.check_tensor(plan.mesh.tp).map_err(ConfigError::Contradiction)?;
+    trainable(&job.config, &plan)?;
+    Ok((plan, shape))
+}
+
+/// Splits that can be planned and explained, and not yet trained.
+fn trainable(config: &Config, plan: &Plan) -> Result<(), ConfigError> {
+    let Mesh { tp, cp, pp, .. } = plan.mesh;
+    let offload = &config.offload;
+    let at_home = [offload.optimizer, offload.parameters] == [Memory::Device; 2];
+    let all = [
+        ("parallel.tp", tp == 1),
+        ("parallel.cp", cp == 1),
+        ("parallel.pp", pp == 1),
+        ("parallel.zero", plan.zero == 0),
+        ("parallel.tiles", config.parallel.tiles == 1),
+        ("offload", at_home),
+    ];
+    match all.into_iter().find(|(_, can)| !can) {
+        None => Ok(()),
+        Some((what, _)) => Err(ConfigError::Contradiction(format!(
+            "{what}: this version can plan that, and not train it: leave it out, or see what it \
+             would cost with --explain"
+        ))),
+    }
+}
+
+/// A word where ranks that talk in every layer are on different hosts.
+fn apart(mesh: &Mesh, comm: &dyn Comm) -> Option<Event> {
+    let hosts: Vec<String> = (0..comm.size()).map(|rank| comm.peer(rank).host).collect();
+    mesh.apart(&hosts).map(Event::Note)
 }
 
 /// A word where a model is made for far more kinds of tokens than there are: the data is likely not

@@ -127,7 +127,7 @@ impl Training {
         let began = Instant::now();
         let batches = self.batches(data)?;
         let waited = began.elapsed();
-        let first = self.comm.rank() as usize * self.plan.share;
+        let first = self.engine.groups.seat.dp * self.plan.share;
         let micros = (first..).step_by(self.plan.micro_batch).zip(&batches).map(micro);
         let outcome = self.engine.step(&self.step_plan(), micros)?;
         let kept = self.keeper.as_mut().map_or([0.0; 2], Keeper::says);
@@ -203,7 +203,8 @@ impl Training {
         let order = Order::shuffled(self.config.train.seed, self.dataset.train.len(), context)
             .map_err(|error| TrainError::unfit(&self.config.data.source, error))?;
         let loader = Loader::new(self.dataset.train.clone(), order);
-        let (rank, ranks) = (u64::from(self.comm.rank()), u64::from(self.comm.size()));
+        // Ranks that share a copy of the model all see its sequences.
+        let [copy, copies] = [self.engine.groups.seat.dp, self.plan.mesh.dp].map(|n| n as u64);
         let Plan { batch, micro_batch, accumulation, .. } = self.plan;
         let passes = accumulation as u64;
         // Counted by samples, for a batch may be larger than it was in the steps before.
@@ -212,7 +213,7 @@ impl Training {
             .flat_map(move |step| (0..passes).map(move |pass| (step, pass)))
             .map(move |(step, pass)| {
                 let [batch, each] = [batch, micro_batch].map(|n| n as u64);
-                let share = order::share(step - done, batch, rank, ranks, pass, each);
+                let share = order::share(step - done, batch, copy, copies, pass, each);
                 seen + share.start..seen + share.end
             });
         Ok(Ahead::new(loader, lists, AHEAD)?)

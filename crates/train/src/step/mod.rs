@@ -6,12 +6,14 @@ mod update;
 
 pub use net::Net;
 
+use std::borrow::Cow;
 use std::time::{Duration, Instant};
 
 use regatta_comm::CommError;
 
 use crate::optimizer::{AdamW, Sgd};
 use crate::parallel::Groups;
+use crate::parallel::context::Ring;
 use crate::parallel::pipeline::Stage;
 use crate::state::State;
 
@@ -31,6 +33,27 @@ pub struct Micro<'a> {
 impl Micro<'_> {
     pub(crate) fn sequence(&self) -> usize {
         self.inputs.len() / self.batch.max(1)
+    }
+}
+
+/// This rank's tokens of sequences that it may share with others.
+struct Own<'a> {
+    inputs: Cow<'a, [u32]>,
+    targets: Cow<'a, [u32]>,
+    batch: usize,
+    first: u64,
+}
+
+impl<'a> Own<'a> {
+    fn of(micro: Micro<'a>, ring: &Ring) -> Self {
+        let (whole, Micro { inputs, targets, batch, first }) = (micro.sequence(), micro);
+        let [inputs, targets] = [inputs, targets].map(|tokens| ring.take(tokens, whole));
+        Self { inputs, targets, batch, first }
+    }
+
+    fn micro(&self) -> Micro<'_> {
+        let Self { inputs, targets, batch, first } = self;
+        Micro { inputs, targets, batch: *batch, first: *first }
     }
 }
 
@@ -125,7 +148,8 @@ impl Engine {
     ) -> Result<Outcome, CommError> {
         let mut laps = Laps::default();
         timed(&mut laps.optimizer, || self.state.gradients.clear(&*self.net.device));
-        let micros: Vec<Micro<'a>> = micros.collect();
+        let own: Vec<Own<'a>> = micros.map(|micro| Own::of(micro, &self.net.context)).collect();
+        let micros: Vec<Micro<'_>> = own.iter().map(Own::micro).collect();
         let loss_sum = self.passes(plan, &micros, &mut laps)?;
         timed(&mut laps.communication, || self.state.gradients.finish())?;
         let gradient_norm = timed(&mut laps.optimizer, || self.update(plan))?;
@@ -135,7 +159,8 @@ impl Engine {
     /// The sum of the losses of sequences, without training. Of ranks that share a model, one says
     /// it and the others nothing.
     pub fn loss(&mut self, micro: &Micro<'_>) -> Result<f64, CommError> {
-        let loss = self.forward_loss(micro)?;
+        let own = Own::of(*micro, &self.net.context);
+        let loss = self.forward_loss(&own.micro())?;
         Ok(self.counted(loss))
     }
 

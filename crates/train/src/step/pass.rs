@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use regatta_comm::CommError;
 
@@ -75,7 +75,7 @@ impl Engine {
             false => flow.lines.send(Way::Forward, x).map(|()| None)?,
         };
         flow.alive.insert((chunk, micro), Alive { x, saved, later: Vec::new() });
-        flow.laps.forward += began.elapsed();
+        flow.laps.forward += net.worked(began, &mut flow.laps.communication);
         Ok(())
     }
 
@@ -98,7 +98,7 @@ impl Engine {
                 let (loss, dx) = head(net, state, &run, (&x, micro.targets), scale)?;
                 flow.loss += loss;
                 complete(net, &run, &mut state.gradients, net.model.last(), last)?;
-                flow.laps.backward += began.elapsed();
+                flow.laps.backward += net.worked(began, &mut flow.laps.communication);
                 dx
             }
             None => receive(Way::Backward, net, &run, flow)?,
@@ -128,7 +128,7 @@ impl Engine {
         if work == Work::Input {
             flow.alive.insert((chunk, number), alive);
         }
-        flow.laps.backward += began.elapsed();
+        flow.laps.backward += net.worked(began, &mut flow.laps.communication);
         Ok(())
     }
 
@@ -147,7 +147,7 @@ impl Engine {
             later.into_iter().for_each(|later| later.finish(&run, &mut grads));
             complete(net, &run, &mut state.gradients, block, last)?;
         }
-        flow.laps.backward += began.elapsed();
+        flow.laps.backward += net.worked(began, &mut flow.laps.communication);
         Ok(())
     }
 
@@ -198,6 +198,13 @@ impl Engine {
 }
 
 impl Net {
+    /// How long this rank was at work since then; what it waited is added to communication.
+    fn worked(&self, began: Instant, communication: &mut Duration) -> Duration {
+        let waited = self.waited();
+        *communication += waited;
+        began.elapsed().saturating_sub(waited)
+    }
+
     /// What a pass in training works with.
     fn train(&self, plan: &Plan, micro: &Micro<'_>) -> Run<'_> {
         let Plan { dropout: share, seed, step, recompute, .. } = *plan;
