@@ -164,7 +164,10 @@ fn file_with(data: &str, places: &Places, download: &fetch::Download) -> Result<
     }
     let path = PathBuf::from(data);
     match std::fs::metadata(&path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(unknown(data)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => match data {
+            BUILTIN => Err(DataError::Builtin),
+            _ => Err(unknown(data)),
+        },
         Err(error) => Err(DataError::io("look at", &path)(error)),
         Ok(_) => Ok(path),
     }
