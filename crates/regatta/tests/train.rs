@@ -132,6 +132,7 @@ fn a_run_goes_on_where_it_ended() {
     tiny(&folder, "train.steps=8 -n 2 --run-dir part").ok();
     let out = run(&folder, "--resume part -n 2 train.steps=20").ok();
     assert!(out.contains("goes on after step 8 of part/checkpoints/step-00000008"), "{out}");
+    assert!(out.starts_with("tiny with "), "it has lost its name: {out}");
     assert_same(&metrics(&folder, "part"), &whole, 20);
     assert_eq!(checkpoints(&folder, "part"), ["step-00000015", "step-00000020"]);
     let files = |name: &str| std::fs::read_dir(folder.path().join(name)).unwrap().count();
@@ -144,7 +145,9 @@ fn a_run_goes_on_where_it_ended() {
         &Metrics { validations: metrics(&folder, "part").validations, ..whole },
     );
     // Nothing is left to do, and nothing is done.
-    let out = run(&folder, "--resume part -n 2").ok();
+    let run = run(&folder, "--resume part -n 2");
+    assert_eq!((run.out.clone() + &run.err).matches("run folder: ").count(), 1, "{run:?}");
+    let out = run.ok();
     assert!(out.contains("all 20 steps are done: train.steps=MORE goes on"), "{out}");
     assert_same(&metrics(&folder, "part"), &metrics(&folder, "whole"), 20);
 }

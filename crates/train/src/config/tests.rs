@@ -36,6 +36,18 @@ fn later_layers_win_and_are_known() {
 }
 
 #[test]
+fn a_file_may_say_what_it_is_called() {
+    let named = file("name = \"my \\\"own\\\"\"\n[train]\nsteps = 3\n", &[]).unwrap();
+    assert_eq!((named.name.as_str(), named.config.train.steps), ("my \"own\"", 3));
+    assert_eq!(file(&named.to_toml(), &["steps=4"]).unwrap().name, named.name);
+    assert_eq!(file(&words(&[]).unwrap().to_toml(), &[]).unwrap().name, "tiny");
+    // Over the name of the preset that it stands on.
+    assert_eq!(file("preset = \"mlp\"\nname = \"mine\"\n", &[]).unwrap().name, "mine");
+    let error = sentence(file("name = 3\n", &[]));
+    assert_eq!(error, "run.toml, line 1: name is a TOML integer, and must be a text");
+}
+
+#[test]
 fn a_misspelled_key_is_answered_with_the_right_one() {
     let cases = [
         ("train.setps=3", "unknown key train.setps: did you mean train.steps?"),

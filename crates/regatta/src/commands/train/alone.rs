@@ -26,7 +26,8 @@ pub fn run(resolved: &Resolved, args: &TrainArgs) -> Result<ExitCode> {
         Some(event) => report.hear_text(event),
         None => report.make_way(),
     });
-    let listener = launch::Listener { takes: |line| line.starts_with(EVENT), hear };
+    let listener =
+        launch::Listener { takes: |line| line.starts_with(EVENT), hear, names_folder: true };
     launch::run_heard(&launch, Some(listener))
 }
 
