@@ -12,6 +12,11 @@ use crate::shape::Shape;
 /// The version of the format that is written, and the only one that is read.
 pub const VERSION: u32 = 1;
 
+/// Under this name [`About::extra`] tells which start of a training wrote it.
+pub const RUN: &str = "run";
+/// And under this one what tells the data from other data.
+pub const DATA: &str = "data";
+
 /// What a checkpoint is about: all that training needs beside the numbers to go on.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -9,7 +9,10 @@ use super::error::TrainError;
 use super::keep::{self, Keeper};
 use super::report::{self, Speed};
 use super::{CHECKPOINTS, Job, TOKENIZER, Training};
-use crate::checkpoint::{self, About, Checkpoint, CheckpointError, MANIFEST, Skipped, newest_good};
+use crate::checkpoint::manifest::{DATA, RUN};
+use crate::checkpoint::{
+    About, Checkpoint, CheckpointError, MANIFEST, Skipped, any, any_of_run, is_among, newest_good,
+};
 use crate::config::{Config, Plan, Resume};
 use crate::data::{DataError, Dataset, Loader, Order, Tokens};
 use crate::memory::{Format, Tensor};
@@ -38,17 +41,25 @@ impl Training {
         };
         if let Some(found) = &found {
             fits(&found.checkpoint, &shape, &job.dataset.tokenizer.fingerprint())?;
+            if job.config.checkpoint.resume == Resume::Auto {
+                same_data(&found.checkpoint, &job.config.data.source, &job.dataset.digest)?;
+            }
         }
-        let told =
-            |f: &Found| [f.checkpoint.about().step as i64, f.checkpoint.about().tokens as i64];
-        let mut before = found.as_ref().map_or([0, 0], told);
+        let told = |f: &Found| {
+            let About { step, tokens, .. } = f.checkpoint.about();
+            let is_own = checkpoints.iter().any(|own| is_among(&f.checkpoint, own));
+            [*step as i64, *tokens as i64, i64::from(is_own)]
+        };
+        let mut before = found.as_ref().map_or([0; 3], told);
         job.comm.broadcast(&mut before, 0)?;
-        let [done, tokens] = before.map(i64::unsigned_abs);
+        let [done, tokens, is_own] = before.map(i64::unsigned_abs);
+        // What another run has kept is not kept by this one.
+        let kept = (is_own > 0).then_some(done);
         let about = report::about(&job, &plan, &shape, done);
         tell(Event::Begin(Box::new(about.clone())));
         many_kinds(&shape, job.dataset.tokenizer.vocabulary()).into_iter().for_each(&mut *tell);
         let mut training = Self::new(job, plan, shape, &about);
-        training.tokens = tokens;
+        (training.tokens, training.kept) = (tokens, kept);
         if let Some(found) = found {
             found.skipped.iter().for_each(|note| tell(Event::Note(note.clone())));
             keeper.iter_mut().for_each(|keeper| keeper.pass_over(&found.damaged));
@@ -59,7 +70,7 @@ impl Training {
         if let Some(keeper) = &keeper
             && training.config.checkpoint.resume != Resume::Auto
         {
-            for path in keeper.set_aside(done)? {
+            for path in keeper.set_aside(kept)? {
                 let note = "is of the run before, and kept under this name";
                 tell(Event::Note(format!("{} {note}", path.display())));
             }
@@ -79,7 +90,10 @@ impl Training {
     /// With parameters as they are before training, and nothing that is kept or tried.
     pub(super) fn new(job: Job, plan: Plan, shape: Shape, about: &metrics::About) -> Self {
         let speed = Speed::new(about, &shape);
-        let Job { config, comm, device, dataset, folder, .. } = job;
+        let Job { config, comm, device, dataset, folder, run, .. } = job;
+        let extra = [(RUN, run), (DATA, dataset.digest.clone())];
+        let extra = extra.into_iter().filter(|(_, what)| !what.is_empty());
+        let extra = extra.map(|(name, what)| (name.to_owned(), what)).collect();
         let exchange: Box<dyn Exchange> = match plan.ranks {
             1 => Box::new(Alone::default()),
             _ => Box::new(DataParallel::new(comm.clone())),
@@ -98,7 +112,8 @@ impl Training {
             folder,
             done: about.done,
             tokens: 0,
-            kept: (about.done > 0).then_some(about.done),
+            kept: None,
+            extra,
             speed,
         }
     }
@@ -118,10 +133,8 @@ fn many_kinds(shape: &Shape, kinds: usize) -> Option<Event> {
 
 /// Ranks that were told different things would train something that nobody asked for.
 pub(super) fn all_alike(job: &Job) -> Result<(), TrainError> {
-    let dataset = &job.dataset;
-    let (train, validation) = (dataset.train.len(), dataset.validation.len());
-    let data = format!("{} {train} {validation}", dataset.tokenizer.fingerprint());
-    agree(&*job.comm, &[("configuration", &job.config.to_toml()), ("data", &data)])
+    let Job { config, dataset, comm, .. } = job;
+    agree(&**comm, &[("configuration", &config.to_toml()), ("data", &dataset.digest)])
 }
 
 /// Where checkpoints are, if there are to be any.
@@ -134,10 +147,11 @@ fn checkpoints(config: &Config, run: &Path) -> Option<PathBuf> {
     (told.every != 0).then_some(folder)
 }
 
-/// Has ranks that are started anew go on from what the run has kept, whatever it first began from.
-pub fn go_on(config: &mut Config, run: &Path) -> Result<(), TrainError> {
+/// Has ranks that are started anew go on from what their run has kept, whatever it first began
+/// from. What other runs have left there counts only if the `name` of this one is not known.
+pub fn go_on(config: &mut Config, run: &Path, name: &str) -> Result<(), TrainError> {
     if let Some(own) = checkpoints(config, run)
-        && checkpoint::any(&own)?
+        && if name.is_empty() { any(&own)? } else { any_of_run(&own, name)? }
     {
         config.checkpoint.resume = Resume::Auto;
     }
@@ -240,6 +254,20 @@ pub fn fits(checkpoint: &Checkpoint, shape: &Shape, tokenizer: &str) -> Result<(
         return wrong("tokenizer", why);
     }
     Ok(())
+}
+
+/// A run goes on with the data that it has begun with: samples would be left out or seen twice.
+fn same_data(checkpoint: &Checkpoint, source: &str, digest: &str) -> Result<(), TrainError> {
+    let About { extra, .. } = checkpoint.about();
+    match extra.get(DATA).filter(|then| *then != digest) {
+        None => Ok(()),
+        Some(then) => Err(TrainError::OtherData {
+            folder: checkpoint.folder().to_owned(),
+            source_now: source.to_owned(),
+            then: then.clone(),
+            now: digest.to_owned(),
+        }),
+    }
 }
 
 /// The first size in which two models differ.

@@ -93,7 +93,7 @@ impl Training {
             shape: self.engine.net.model.shape.clone(),
             config: self.config.to_toml(),
             tokenizer: self.dataset.tokenizer.fingerprint(),
-            extra: Default::default(),
+            extra: self.extra.clone(),
         }
     }
 

@@ -11,6 +11,7 @@ mod report;
 pub mod smoke;
 mod tally;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
@@ -59,6 +60,9 @@ pub struct Job {
     pub dataset: Dataset,
     /// Where metrics and checkpoints are kept.
     pub folder: PathBuf,
+    /// What tells this run from others, if that is known: ranks that take the place of others have
+    /// the same.
+    pub run: String,
 }
 
 /// Trains. `stop` is asked after every step: if it says so on any rank, all save and end.
@@ -94,6 +98,8 @@ struct Training {
     tokens: u64,
     /// The steps of the last checkpoint that was begun.
     kept: Option<u64>,
+    /// What else checkpoints tell.
+    extra: BTreeMap<String, String>,
     speed: Speed,
 }
 

@@ -41,7 +41,7 @@ pub fn run(resolved: &Resolved, args: &TrainArgs) -> Result<ExitCode> {
     let comm: Arc<dyn Comm> = Arc::new(host::join(join::Settings::from_environment()?)?);
     let folder = training_folder(args, &*comm)?;
     if is_started_anew() {
-        job::go_on(&mut config, &folder)?;
+        job::go_on(&mut config, &folder, &run_name())?;
     }
     let rank = comm.rank();
     let mut teller = Teller::new(rank, args, &folder, &config);
@@ -59,6 +59,7 @@ pub fn run(resolved: &Resolved, args: &TrainArgs) -> Result<ExitCode> {
         kernels,
         dataset: opened?,
         folder: folder.clone(),
+        run: run_name(),
     };
     // Not before: until there is something to keep, a signal ends it at once.
     let stop = stop_flag()?;
@@ -80,6 +81,11 @@ pub fn run(resolved: &Resolved, args: &TrainArgs) -> Result<ExitCode> {
 fn is_started_anew() -> bool {
     let count = std::env::var("TORCHELASTIC_RESTART_COUNT").ok();
     count.and_then(|text| text.parse::<u64>().ok()).is_some_and(|count| count > 0)
+}
+
+/// What `regatta launch` calls the run: the same for ranks that are started anew.
+pub fn run_name() -> String {
+    std::env::var("TORCHELASTIC_RUN_ID").unwrap_or_default()
 }
 
 /// Becomes true when the training is told to end.

@@ -75,7 +75,8 @@ fn parts(
         Ok::<_, anyhow::Error>((dataset, Findings::of(Figures::Data { source, tokens })))
     })?;
     let (name, comm, device) = (resolved.name.clone(), comm.clone(), Box::new(device));
-    smoke.training(Job { config, name, comm, device, threads, kernels, dataset, folder })?;
+    let run = training::run_name();
+    smoke.training(Job { config, name, comm, device, threads, kernels, dataset, folder, run })?;
     Ok(())
 }
 
