@@ -19,6 +19,7 @@ pub mod optimizer;
 pub mod parallel;
 pub mod random;
 pub mod reference;
+pub mod run;
 pub mod schedule;
 pub mod shape;
 pub mod state;

@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 use super::error::TrainError;
 use super::keep::{self, Keeper};
 use super::report::{self, Speed};
-use super::{CHECKPOINTS, Job, TOKENIZER, Training};
+use super::{Job, TOKENIZER, Training};
 use crate::checkpoint::manifest::{DATA, RUN};
 use crate::checkpoint::{
     About, Checkpoint, CheckpointError, MANIFEST, Skipped, any, any_of_run, is_among, newest_good,
@@ -19,6 +19,7 @@ use crate::memory::{Format, Tensor};
 use crate::metrics::{self, Event};
 use crate::model::Model;
 use crate::parallel::{Alone, DataParallel, Exchange};
+use crate::run;
 use crate::shape::Shape;
 use crate::step::{Engine, Net};
 
@@ -138,13 +139,8 @@ pub(super) fn all_alike(job: &Job) -> Result<(), TrainError> {
 }
 
 /// Where checkpoints are, if there are to be any.
-fn checkpoints(config: &Config, run: &Path) -> Option<PathBuf> {
-    let told = &config.checkpoint;
-    let folder = match told.folder.as_str() {
-        "" => run.join(CHECKPOINTS),
-        folder => PathBuf::from(folder),
-    };
-    (told.every != 0).then_some(folder)
+fn checkpoints(config: &Config, folder: &Path) -> Option<PathBuf> {
+    (config.checkpoint.every != 0).then(|| run::checkpoints(config, folder))
 }
 
 /// Has ranks that are started anew go on from what their run has kept, whatever it first began
@@ -208,7 +204,7 @@ pub fn find(config: &Config, own: Option<&Path>) -> Result<Option<Found>, TrainE
             (Some(one), Vec::new())
         }
         Err(error) if folder.join(MANIFEST).exists() => return Err(error.into()),
-        Err(_) => newest_good(&inside(&folder))?,
+        Err(_) => newest_good(&run::kept_in(&folder))?,
     };
     let damaged = skipped.iter().map(|skipped| skipped.folder.clone()).collect();
     let skipped: Vec<String> = skipped.iter().map(told).collect();
@@ -217,12 +213,6 @@ pub fn find(config: &Config, own: Option<&Path>) -> Result<Option<Found>, TrainE
         (None, Resume::Auto) if skipped.is_empty() => Ok(None),
         (None, _) => Err(TrainError::Nothing { folder, skipped: skipped.join("; ") }),
     }
-}
-
-/// A run's folder has its checkpoints in a folder of their own.
-fn inside(folder: &Path) -> PathBuf {
-    let inside = folder.join(CHECKPOINTS);
-    if inside.is_dir() { inside } else { folder.to_owned() }
 }
 
 fn first(folder: &Path, all: Vec<CheckpointError>) -> TrainError {

@@ -33,9 +33,6 @@ use crate::optimizer::{AdamW, Sgd};
 use crate::schedule::Schedule;
 use crate::step::{self, Engine, Micro, Rule};
 
-/// The folder of a run's checkpoints, in the run's.
-pub const CHECKPOINTS: &str = "checkpoints";
-
 /// The tokenizer's file, beside the checkpoints.
 pub const TOKENIZER: &str = "tokenizer.json";
 

@@ -19,7 +19,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 
 use super::alone;
 use super::args::TrainArgs;
-use super::asked::CONFIG_FILE;
+use super::place;
 use super::report::{Record, Report};
 use crate::output;
 
@@ -46,7 +46,10 @@ pub fn run(resolved: &Resolved, args: &TrainArgs) -> Result<ExitCode> {
     let rank = comm.rank();
     let mut teller = Teller::new(rank, args, &folder, &config);
     // Others may wait for this rank, and should know why they wait in vain.
-    let opened = prepared(resolved, &folder, &*comm).inspect_err(|e| comm.abort(&e.to_string()));
+    let abort = |e: &anyhow::Error| comm.abort(&e.to_string());
+    // Held to the end: nobody else is to write there.
+    let _held = (rank == 0).then(|| place::hold(&folder)).transpose().inspect_err(abort)?;
+    let opened = prepared(&config, &*comm).inspect_err(abort)?;
     let threads = threads(&config);
     let device = Cpu::new(threads, config.train.precision);
     let kernels = device.describe();
@@ -57,7 +60,7 @@ pub fn run(resolved: &Resolved, args: &TrainArgs) -> Result<ExitCode> {
         device: Box::new(device),
         threads,
         kernels,
-        dataset: opened?,
+        dataset: opened,
         folder: folder.clone(),
         run: run_name(),
     };
@@ -122,11 +125,8 @@ pub fn threads(config: &Config) -> usize {
 
 /// The data. What must be fetched, made or looked through is by the first rank of each node, while
 /// the others wait.
-pub fn prepared(resolved: &Resolved, folder: &Path, comm: &dyn Comm) -> Result<Dataset> {
-    if comm.rank() == 0 && !folder.join(CONFIG_FILE).exists() {
-        alone::keep_config(resolved, folder)?;
-    }
-    let (spec, places) = (spec(&resolved.config), Places::of(|name| std::env::var_os(name)));
+pub fn prepared(config: &Config, comm: &dyn Comm) -> Result<Dataset> {
+    let (spec, places) = (spec(config), Places::of(|name| std::env::var_os(name)));
     let mut firsts = BTreeMap::new();
     for rank in (0..comm.size()).rev() {
         firsts.insert(comm.peer(rank).host, rank);

@@ -70,7 +70,7 @@ fn parts(
     smoke.ranks(&Place { rank, host, cpus, threads, kernels: kernels.clone() })?;
     let folder = training::training_folder(args, &**comm)?;
     let dataset = smoke.part(Name::Data, |comm| {
-        let dataset = training::prepared(resolved, &folder, comm)?;
+        let dataset = training::prepared(&config, comm)?;
         let (source, tokens) = (config.data.source.clone(), dataset.train.len());
         Ok::<_, anyhow::Error>((dataset, Findings::of(Figures::Data { source, tokens })))
     })?;
