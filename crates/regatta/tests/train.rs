@@ -289,3 +289,16 @@ fn the_same_command_goes_on_with_its_run() {
     let sentence = run(&folder, &format!("{words} train.seed=2")).sentence();
     assert!(sentence.contains("train.seed is 1337 there, 2 here: --resume run"), "{sentence}");
 }
+
+#[test]
+fn what_memory_cannot_hold_is_refused_before_it_begins() {
+    let folder = Folder::new();
+    // A hundred terabytes, on any machine.
+    let words = "-n 2 layers=1000 width=16384 heads=128 --run-dir run";
+    let refused = run(&folder, words);
+    assert_eq!(refused.code, Some(1), "{refused:?}");
+    for part in ["error: 2 of this node's ranks need ", "model.width", "train.check_memory=false"] {
+        assert!(refused.err.contains(part), "{part}: {}", refused.err);
+    }
+    tiny(&folder, "train.steps=2 check_memory=false -n 2 --run-dir run").ok();
+}

@@ -13,6 +13,7 @@ use regatta_launch::folder;
 use regatta_train::config::{Config, Resolved};
 use regatta_train::cpu::Cpu;
 use regatta_train::data::{self, Dataset, Places, Prepared, Spec};
+use regatta_train::footprint::Footprint;
 use regatta_train::job::{self, Job};
 use regatta_train::metrics::Event;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
@@ -22,6 +23,7 @@ use super::args::TrainArgs;
 use super::place;
 use super::report::{Record, Report};
 use crate::output;
+use crate::system::free_memory;
 
 /// What a line begins with that is for the process that started the ranks.
 pub const EVENT: &str = "regatta-train-event ";
@@ -50,6 +52,7 @@ pub fn run(resolved: &Resolved, args: &TrainArgs) -> Result<ExitCode> {
     // Held to the end: nobody else is to write there.
     let _held = (rank == 0).then(|| place::hold(&folder)).transpose().inspect_err(abort)?;
     let opened = prepared(&config, &*comm).inspect_err(abort)?;
+    check_memory(&config, opened.tokenizer.vocabulary(), &*comm).inspect_err(abort)?;
     let threads = threads(&config);
     let device = Cpu::new(threads, config.train.precision);
     let kernels = device.describe();
@@ -139,6 +142,22 @@ pub fn prepared(config: &Config, comm: &dyn Comm) -> Result<Dataset> {
     comm.barrier()?;
     let prepared: Prepared = data::prepare(&spec, &places)?;
     Ok(data::open(&prepared)?)
+}
+
+/// What memory cannot hold is refused: the system would kill a rank for it, and tell nobody why. As
+/// ranks are now, each has the whole model.
+pub fn check_memory(config: &Config, vocabulary: usize, comm: &dyn Comm) -> Result<()> {
+    let (shape, plan) = (config.shape(vocabulary)?, config.validate(comm.size() as usize)?);
+    let tokens = plan.micro_batch.saturating_mul(shape.context);
+    let train = &config.train;
+    let footprint = Footprint::of(&shape, tokens, train.precision, train.recompute);
+    let own = comm.peer(comm.rank()).host;
+    let here = (0..comm.size()).filter(|rank| comm.peer(*rank).host == own).count();
+    if let Some(free) = free_memory().filter(|_| train.check_memory) {
+        footprint.check(here, free)?;
+    }
+    // Nobody takes memory before all have seen how much is free.
+    Ok(comm.barrier()?)
 }
 
 /// What data the configuration asks for.

@@ -71,6 +71,7 @@ fn parts(
     let folder = training::training_folder(args, &**comm)?;
     let dataset = smoke.part(Name::Data, |comm| {
         let dataset = training::prepared(&config, comm)?;
+        training::check_memory(&config, dataset.tokenizer.vocabulary(), comm)?;
         let (source, tokens) = (config.data.source.clone(), dataset.train.len());
         Ok::<_, anyhow::Error>((dataset, Findings::of(Figures::Data { source, tokens })))
     })?;
