@@ -11,78 +11,20 @@
 //! view. Gradients of parameters are always added to what is there; what is said of other
 //! outputs is said with each operation. Wrong lengths are faults of the caller: they panic.
 
+mod entropy;
+mod sizes;
+
+use std::ops::Range;
+
 use crate::memory::{Format, Tensor, View, ViewMut};
 use crate::optimizer::{AdamW, Sgd};
 use crate::random::Mask;
 
-/// A matrix product: `rows` times `inputs` in, `rows` times `outputs` out; the weight is `outputs`
-/// times `inputs`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Linear {
-    /// Tokens.
-    pub rows: usize,
-    /// Numbers of a token that go in.
-    pub inputs: usize,
-    /// Numbers of a token that come out.
-    pub outputs: usize,
-}
-
-/// How rows are brought to the same scale.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Norm {
-    /// Mean 0 and variance 1.
-    Layer {
-        /// Added to the variance.
-        epsilon: f64,
-    },
-    /// Mean square 1.
-    Rms {
-        /// Added to the mean square.
-        epsilon: f64,
-    },
-}
-
-/// Causal attention. A row of `qkv` has the queries of all heads, then the keys of all key heads,
-/// then their values.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Attention {
-    /// Sequences.
-    pub batch: usize,
-    /// Tokens of each.
-    pub sequence: usize,
-    /// Heads of queries.
-    pub heads: usize,
-    /// Heads of keys and values.
-    pub kv_heads: usize,
-    /// Numbers of a head.
-    pub head_width: usize,
-}
-
-impl Attention {
-    /// Numbers of a row of `qkv`.
-    pub fn qkv_width(&self) -> usize {
-        (self.heads + 2 * self.kv_heads) * self.head_width
-    }
-
-    /// Numbers of a row that comes out.
-    pub fn width(&self) -> usize {
-        self.heads * self.head_width
-    }
-
-    /// Rows.
-    pub fn rows(&self) -> usize {
-        self.batch * self.sequence
-    }
-}
-
-/// Which way rotary positions turn.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Turn {
-    /// Forward.
-    There,
-    /// Backward: the gradient's way.
-    Back,
-}
+pub use entropy::{EntropyPart, merge_entropies};
+pub use sizes::{
+    Attention, AttentionDrop, AttentionPart, AttentionPartSaved, AttentionSaved, Linear, Norm,
+    NormGrads, NormSaved, Turn,
+};
 
 /// A device.
 pub trait Device: Send + Sync {
@@ -114,8 +56,21 @@ pub trait Device: Send + Sync {
     /// Copies between tensors, which may be stored differently.
     fn copy(&self, from: View<'_>, to: ViewMut<'_>);
 
+    /// Some columns of rows: those of `from` are `wide`, those of `to` have just these columns. The
+    /// two may be stored differently.
+    fn take_columns(&self, from: View<'_>, wide: usize, columns: Range<usize>, to: ViewMut<'_>);
+
+    /// The other way: rows of `from` go into these columns of the rows of `to`, which are `wide`.
+    /// Other columns stay as they are.
+    fn put_columns(&self, from: View<'_>, to: ViewMut<'_>, wide: usize, columns: Range<usize>);
+
+    /// All become this number.
+    fn fill(&self, number: f64, x: ViewMut<'_>);
+
     /// All become zero.
-    fn clear(&self, x: ViewMut<'_>);
+    fn clear(&self, x: ViewMut<'_>) {
+        self.fill(0.0, x);
+    }
 
     /// `y = x weightᵀ + bias`.
     fn linear(
@@ -171,12 +126,12 @@ pub trait Device: Send + Sync {
 
     /// Causal attention of each head: `y = softmax(q kᵀ / √head_width) v`. `log_sums` gets, for each
     /// sequence, head and token, the logarithm of the softmax's sum. `drop` leaves out some of the
-    /// softmax's numbers, by the index that they have in batch, head, query, key order.
+    /// softmax's numbers.
     fn attention(
         &self,
         of: Attention,
         qkv: View<'_>,
-        drop: Option<Mask>,
+        drop: Option<AttentionDrop>,
         y: ViewMut<'_>,
         log_sums: ViewMut<'_>,
     );
@@ -186,18 +141,43 @@ pub trait Device: Send + Sync {
         &self,
         of: Attention,
         saved: AttentionSaved<'_>,
-        drop: Option<Mask>,
+        drop: Option<AttentionDrop>,
         dy: View<'_>,
         dqkv: ViewMut<'_>,
+    );
+
+    /// Merges what queries find with these keys into what they found with others. `y` are reals,
+    /// for parts are added to each other; `log_sums` has a row a query with a number a head. Where
+    /// that is -∞ nothing was found yet, and what is in `y` does not count.
+    fn attention_part(
+        &self,
+        of: AttentionPart,
+        q: View<'_>,
+        kv: View<'_>,
+        drop: Option<AttentionDrop>,
+        y: ViewMut<'_>,
+        log_sums: ViewMut<'_>,
+    );
+
+    /// Adds to `dq` and `dkv`, which are reals, the gradients by way of these keys, once `y` and
+    /// `log_sums` are those of all parts.
+    fn attention_part_back(
+        &self,
+        of: AttentionPart,
+        saved: AttentionPartSaved<'_>,
+        drop: Option<AttentionDrop>,
+        dy: View<'_>,
+        dq: ViewMut<'_>,
+        dkv: ViewMut<'_>,
     );
 
     /// One new token of one sequence: its `q` (all heads) against `keys` and `values`, each with a
     /// row of `kv_heads * head_width` numbers a token so far, itself included.
     fn attend(&self, of: Attention, q: View<'_>, keys: View<'_>, values: View<'_>, y: ViewMut<'_>);
 
-    /// Turns queries and keys in place by their positions; the first row's is `first`. Number `i`
-    /// of a head is paired with number `i + head_width / 2`.
-    fn rope(&self, of: Attention, base: f64, first: usize, turn: Turn, qkv: ViewMut<'_>);
+    /// Turns queries and keys in place by their positions: `places` are those of the tokens of a
+    /// sequence. Number `i` of a head is paired with number `i + head_width / 2`.
+    fn rope(&self, of: Attention, base: f64, places: &[u32], turn: Turn, qkv: ViewMut<'_>);
 
     /// `y = gelu(x)`, in the form with the hyperbolic tangent.
     fn gelu(&self, x: View<'_>, y: ViewMut<'_>);
@@ -211,30 +191,48 @@ pub trait Device: Send + Sync {
     /// `dx =` the gradient, of gates and ups.
     fn swiglu_back(&self, width: usize, x: View<'_>, dy: View<'_>, dx: ViewMut<'_>);
 
-    /// `y =` the rows of `table` that the tokens name, plus the rows of `positions` from the first
-    /// on, again for each `sequence` tokens. The width is that of `y`'s rows.
-    fn embed(
-        &self,
-        tokens: &[u32],
-        sequence: usize,
-        table: View<'_>,
-        positions: Option<View<'_>>,
-        y: ViewMut<'_>,
-    );
+    /// `y =` the rows that the tokens name of a table whose rows from `first` on are here: zeros
+    /// for tokens that are elsewhere. The width is that of `y`'s rows.
+    fn embed(&self, tokens: &[u32], first: usize, table: View<'_>, y: ViewMut<'_>);
 
-    /// Adds rows of `dy` to the rows of `dtable` and `dpositions` that they came from.
-    fn embed_back(
+    /// Adds rows of `dy` to the rows of `dtable` that they came from, if those are here.
+    fn embed_back(&self, tokens: &[u32], first: usize, dy: View<'_>, dtable: ViewMut<'_>);
+
+    /// Adds to the rows of `y`, of this width, the rows of `positions` that `places` name: to the
+    /// first row the first of them, and when all were used, the first again.
+    fn add_positions(&self, width: usize, places: &[u32], positions: View<'_>, y: ViewMut<'_>);
+
+    /// Adds rows of `dy` to the rows of `dpositions` that they came from.
+    fn add_positions_back(
         &self,
-        tokens: &[u32],
-        sequence: usize,
+        width: usize,
+        places: &[u32],
         dy: View<'_>,
-        dtable: ViewMut<'_>,
-        dpositions: Option<ViewMut<'_>>,
+        dpositions: ViewMut<'_>,
     );
 
     /// The sum of the cross entropies of the rows of `logits`, as many numbers each as there are
     /// kinds of tokens. With a scale, `logits` become their gradient, times the scale.
     fn cross_entropy(&self, targets: &[u32], logits: ViewMut<'_>, scale: Option<f64>) -> f64;
+
+    /// What the loss needs of each row of `logits`, which are those of the tokens from `first` on.
+    /// `parts` gets three numbers a row: the largest, the sum of the exponentials of all less the
+    /// largest, and the target's, or 0 if it is elsewhere.
+    fn entropy_part(&self, targets: &[u32], first: usize, logits: View<'_>, parts: ViewMut<'_>);
+
+    /// The sum of the cross entropies of whole rows. `parts` are those of all columns, one part of
+    /// all rows after the other; `whole` gets two numbers a row: the largest and the sum.
+    fn entropy_whole(&self, parts: View<'_>, whole: ViewMut<'_>) -> f64;
+
+    /// `logits`, those of the tokens from `first` on, become their gradient, times the scale.
+    fn entropy_back(
+        &self,
+        targets: &[u32],
+        first: usize,
+        whole: View<'_>,
+        logits: ViewMut<'_>,
+        scale: f64,
+    );
 
     /// `z = x + y`.
     fn sum(&self, x: View<'_>, y: View<'_>, z: ViewMut<'_>);
@@ -263,35 +261,4 @@ pub trait Device: Send + Sync {
 
     /// One step of gradient descent with momentum. All have the same length.
     fn sgd(&self, how: &Sgd, gradients: View<'_>, momentum: ViewMut<'_>, parameters: ViewMut<'_>);
-}
-
-/// What a norm's backward pass needs of the forward one.
-#[derive(Debug, Clone, Copy)]
-pub struct NormSaved<'a> {
-    /// What went in.
-    pub x: View<'a>,
-    /// The weight.
-    pub weight: View<'a>,
-    /// The mean and one over the deviation of each row.
-    pub statistics: View<'a>,
-}
-
-/// Where the gradients of a norm's parameters are added.
-#[derive(Debug)]
-pub struct NormGrads<'a> {
-    /// Of the weight.
-    pub weight: ViewMut<'a>,
-    /// Of the bias, if it has one.
-    pub bias: Option<ViewMut<'a>>,
-}
-
-/// What attention's backward pass needs of the forward one.
-#[derive(Debug, Clone, Copy)]
-pub struct AttentionSaved<'a> {
-    /// What went in.
-    pub qkv: View<'a>,
-    /// What came out.
-    pub y: View<'a>,
-    /// The logarithm of each softmax's sum.
-    pub log_sums: View<'a>,
 }

@@ -1,6 +1,8 @@
 //! Text from a model: what comes next, again and again.
 
-use crate::memory::Tensor;
+use regatta_comm::CommError;
+
+use crate::memory::{Tensor, View};
 use crate::model::Cache;
 use crate::random;
 use crate::step::Net;
@@ -59,7 +61,7 @@ fn nucleus_len(weights: &[f64], wanted: f64) -> usize {
 /// A model that writes.
 pub struct Generator<'a> {
     net: &'a Net,
-    params: &'a [Tensor],
+    params: Vec<View<'a>>,
     cache: Vec<Cache>,
     /// What is in the cache, at most as many as the model has context.
     tokens: Vec<u32>,
@@ -72,7 +74,7 @@ pub struct Generator<'a> {
 
 impl<'a> Generator<'a> {
     /// One that has read nothing.
-    pub fn new(net: &'a Net, params: &'a [Tensor]) -> Self {
+    pub fn new(net: &'a Net, params: Vec<View<'a>>) -> Self {
         let cache = Cache::of(&net.model, &*net.device);
         let kinds = net.model.shape.vocabulary;
         Self { net, params, cache, tokens: Vec::new(), logits: Vec::new(), written: 0, kinds }
@@ -84,33 +86,35 @@ impl<'a> Generator<'a> {
     }
 
     /// Reads a text anew; of one that is longer than the context, the end.
-    pub fn read(&mut self, tokens: &[u32]) {
+    pub fn read(&mut self, tokens: &[u32]) -> Result<(), CommError> {
         let context = self.net.model.shape.context;
         self.tokens = tokens[tokens.len().saturating_sub(context)..].to_vec();
         if self.tokens.is_empty() {
-            return self.logits.clear();
+            self.logits.clear();
+            return Ok(());
         }
         let run = self.net.run(1, self.tokens.len());
         let model = &self.net.model;
-        let mut x = model.embedding.forward(&run, self.params[0].view(), &self.tokens);
+        let mut x = model.embedding.forward(&run, self.params[0], &self.tokens)?;
         for (number, layer) in model.layers.iter().enumerate() {
-            let (out, saved) = layer.forward(&run, self.params[number + 1].view(), x);
+            let (out, saved) = layer.forward(&run, self.params[number + 1], x)?;
             layer.keep(&run, &saved, &mut self.cache[number]);
             x = out;
         }
         let last = self.tokens.len() - 1..self.tokens.len();
-        let logits = model.head.logits(&run, self.net.head_params(self.params), &x, last);
+        let logits = model.head.logits(&run, self.net.head_params(&self.params), &x, last)?;
         self.take(&logits);
+        Ok(())
     }
 
     /// The next token, which is read, too.
-    pub fn next(&mut self, sampling: &Sampling) -> u32 {
+    pub fn next(&mut self, sampling: &Sampling) -> Result<u32, CommError> {
         let key = random::key(sampling.seed, &[WRITTEN]);
         let logits = &self.logits[..self.kinds.min(self.logits.len())];
         let token = sampling.choose(logits, random::uniform(key, self.written));
         self.written += 1;
-        self.push(token);
-        token
+        self.push(token)?;
+        Ok(token)
     }
 
     /// What the model holds of each token as the next one.
@@ -118,7 +122,7 @@ impl<'a> Generator<'a> {
         &self.logits
     }
 
-    fn push(&mut self, token: u32) {
+    fn push(&mut self, token: u32) -> Result<(), CommError> {
         let context = self.net.model.shape.context;
         if self.tokens.len() == context {
             // Room for as much again, instead of a pass over the whole context for every token.
@@ -129,13 +133,14 @@ impl<'a> Generator<'a> {
         let position = self.tokens.len();
         self.tokens.push(token);
         let (run, model) = (self.net.run(1, 1), &self.net.model);
-        let mut x = model.embedding.one(&run, self.params[0].view(), token, position);
+        let mut x = model.embedding.one(&run, self.params[0], token, position);
         for (number, layer) in model.layers.iter().enumerate() {
-            let params = self.params[number + 1].view();
-            x = layer.one(&run, params, x, &mut self.cache[number], position);
+            let params = self.params[number + 1];
+            x = layer.one(&run, params, x, &mut self.cache[number], position)?;
         }
-        let logits = model.head.logits(&run, self.net.head_params(self.params), &x, 0..1);
+        let logits = model.head.logits(&run, self.net.head_params(&self.params), &x, 0..1)?;
         self.take(&logits);
+        Ok(())
     }
 
     fn take(&mut self, logits: &Tensor) {
@@ -151,7 +156,6 @@ const WRITTEN: u64 = 0x7465_7874;
 mod tests {
     use super::*;
     use crate::model::Model;
-    use crate::parallel::Alone;
     use crate::reference::Reference;
     use crate::shape::{Family, Shape};
     use crate::step::Engine;
@@ -172,9 +176,9 @@ mod tests {
             rope_base: 100.0,
         };
         let net = Net::new(Model::new(shape), Box::new(Reference));
-        let mut engine = Engine::new(net, Box::new(Alone::default()), 5);
-        for tensor in &mut engine.state.parameters {
-            engine.net.device.scale(20.0, tensor.view_mut());
+        let mut engine = Engine::alone(net, 5);
+        for block in engine.state.held() {
+            engine.net.device.scale(20.0, engine.state.weights.own_mut(block));
         }
         engine
     }
@@ -184,13 +188,13 @@ mod tests {
     fn what_is_kept_changes_nothing() {
         for family in [Family::Gpt2, Family::Llama, Family::Mlp] {
             let engine = engine(family);
-            let mut one = Generator::new(&engine.net, &engine.state.parameters);
-            one.read(&[3, 1]);
+            let mut one = Generator::new(&engine.net, engine.state.weights.whole().unwrap());
+            one.read(&[3, 1]).unwrap();
             let sampling = Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, seed: 4 };
             for _ in 0..20 {
-                one.next(&sampling);
-                let mut all = Generator::new(&engine.net, &engine.state.parameters);
-                all.read(&one.tokens);
+                one.next(&sampling).unwrap();
+                let mut all = Generator::new(&engine.net, engine.state.weights.whole().unwrap());
+                all.read(&one.tokens).unwrap();
                 let pairs = one.logits().iter().zip(all.logits());
                 let off = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
                 assert!(off < 1e-5, "{family:?}: {off}");

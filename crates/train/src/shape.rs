@@ -1,6 +1,12 @@
 //! What a model is, in numbers, and what its parameters are called. No I/O.
 
+mod split;
+
+pub use split::{Patch, Share};
+
 use serde::{Deserialize, Serialize};
+
+use split::Cut;
 
 /// Which family of models.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -109,9 +115,14 @@ impl Shape {
 
     /// The blocks with their parameters, in the order of the forward pass: embedding, layers, head.
     pub fn blocks(&self) -> Vec<Block> {
-        let mut blocks = vec![self.embedding()];
-        blocks.extend((0..self.layers).map(|layer| self.layer(layer)));
-        blocks.push(self.head());
+        self.blocks_of(Share::ALL)
+    }
+
+    /// What a rank of a tensor group has of the blocks.
+    pub fn blocks_of(&self, share: Share) -> Vec<Block> {
+        let mut blocks = vec![self.embedding(share)];
+        blocks.extend((0..self.layers).map(|layer| self.layer(share, layer)));
+        blocks.push(self.head(share));
         blocks
     }
 
@@ -133,49 +144,65 @@ impl Shape {
         3.0 * (self.layers as f64 * (attention + forward) + head)
     }
 
-    fn embedding(&self) -> Block {
-        let mut block = Block::new("embed");
-        block.add("tokens", &[self.vocabulary, self.width], Init::Normal);
+    fn embedding(&self, share: Share) -> Block {
+        let (table, rows) = ([self.vocabulary, self.width], [self.vocabulary]);
+        let mut block = Block::new("embed", share);
+        block.add("tokens", &table, Init::Normal, Cut::Rows(&rows));
         if self.family == Family::Gpt2 {
-            block.add("positions", &[self.context, self.width], Init::Normal);
+            block.add("positions", &[self.context, self.width], Init::Normal, Cut::None);
         }
         block
     }
 
-    fn layer(&self, layer: usize) -> Block {
+    fn layer(&self, share: Share, layer: usize) -> Block {
         let (h, inner) = (self.width, self.heads * self.head_width());
-        let mut block = Block::new(&format!("layer.{layer}"));
+        let mut block = Block::new(&format!("layer.{layer}"), share);
         if self.attends() {
             self.add_norm(&mut block, "norm1");
-            self.add_linear(&mut block, "qkv", self.qkv_width(), h, Init::Normal);
-            self.add_linear(&mut block, "proj", h, inner, Init::Residual);
+            let each = self.kv_heads * self.head_width();
+            self.add_expanding(&mut block, "qkv", &[inner, each, each]);
+            self.add_contracting(&mut block, "proj", inner, h);
         }
         self.add_norm(&mut block, "norm2");
-        self.add_linear(&mut block, "up", self.up_width(), h, Init::Normal);
-        self.add_linear(&mut block, "down", h, self.feed_forward, Init::Residual);
+        let inner = self.feed_forward;
+        let groups = [inner, inner];
+        self.add_expanding(&mut block, "up", &groups[..if self.is_gated() { 2 } else { 1 }]);
+        self.add_contracting(&mut block, "down", inner, h);
         block
     }
 
-    fn head(&self) -> Block {
-        let mut block = Block::new("head");
+    fn head(&self, share: Share) -> Block {
+        let mut block = Block::new("head", share);
         self.add_norm(&mut block, "norm");
         if !self.tied {
-            block.add("output", &[self.vocabulary, self.width], Init::Normal);
+            let (matrix, rows) = ([self.vocabulary, self.width], [self.vocabulary]);
+            block.add("output", &matrix, Init::Normal, Cut::Rows(&rows));
         }
         block
     }
 
     fn add_norm(&self, block: &mut Block, name: &str) {
-        block.add(&format!("{name}.weight"), &[self.width], Init::One);
+        block.add(&format!("{name}.weight"), &[self.width], Init::One, Cut::None);
         if self.bias {
-            block.add(&format!("{name}.bias"), &[self.width], Init::Zero);
+            block.add(&format!("{name}.bias"), &[self.width], Init::Zero, Cut::None);
         }
     }
 
-    fn add_linear(&self, block: &mut Block, name: &str, out: usize, inputs: usize, init: Init) {
-        block.add(&format!("{name}.weight"), &[out, inputs], init);
+    /// A product from the stream; ranks share its outputs, group by group.
+    fn add_expanding(&self, block: &mut Block, name: &str, groups: &[usize]) {
+        let (outputs, cut) = (groups.iter().sum(), Cut::Rows(groups));
+        block.add(&format!("{name}.weight"), &[outputs, self.width], Init::Normal, cut);
         if self.bias {
-            block.add(&format!("{name}.bias"), &[out], Init::Zero);
+            block.add(&format!("{name}.bias"), &[outputs], Init::Zero, cut);
+        }
+    }
+
+    /// A product back to the stream; ranks share its inputs, and their outputs are summed.
+    fn add_contracting(&self, block: &mut Block, name: &str, inputs: usize, outputs: usize) {
+        let matrix = [outputs, inputs];
+        block.add(&format!("{name}.weight"), &matrix, Init::Residual, Cut::Columns);
+        if self.bias {
+            block.add(&format!("{name}.bias"), &[outputs], Init::Zero, Cut::None);
         }
     }
 }
@@ -205,8 +232,12 @@ pub enum Init {
 pub struct Parameter {
     /// Its whole name, such as `layer.3.qkv.weight`.
     pub name: String,
-    /// Rows and columns; a matrix product's is outputs by inputs.
+    /// Rows and columns; a matrix product's is outputs by inputs. Of a rank's part, if ranks share it.
     pub shape: Vec<usize>,
+    /// Rows and columns of the whole.
+    pub whole: Vec<usize>,
+    /// Which numbers of the whole these are, in their order.
+    pub patches: Vec<Patch>,
     /// Where it begins in the numbers of its block.
     pub start: usize,
     /// What it is before training.
@@ -242,20 +273,29 @@ pub struct Block {
     pub name: String,
     /// What it holds, in the order of memory.
     pub parameters: Vec<Parameter>,
+    /// Which rank of a tensor group has this.
+    pub share: Share,
 }
 
 /// Parameters begin at a multiple of so many numbers: a cache line of the smallest format.
 const ALIGNED: usize = 32;
 
 impl Block {
-    fn new(name: &str) -> Self {
-        Self { name: name.to_owned(), parameters: Vec::new() }
+    fn new(name: &str, share: Share) -> Self {
+        Self { name: name.to_owned(), parameters: Vec::new(), share }
     }
 
-    fn add(&mut self, name: &str, shape: &[usize], init: Init) {
+    fn add(&mut self, name: &str, whole: &[usize], init: Init, cut: Cut<'_>) {
         let start = self.room();
         let name = format!("{}.{name}", self.name);
-        self.parameters.push(Parameter { name, shape: shape.to_vec(), start, init });
+        let (rows, columns) = (whole[0], whole.get(1).copied());
+        let patches = cut.patches(self.share, (rows, columns.unwrap_or(1)));
+        let mut shape = vec![patches.iter().map(|patch| patch.rows.len()).sum()];
+        if columns.is_some() {
+            shape.push(patches[0].columns.len());
+        }
+        let whole = whole.to_vec();
+        self.parameters.push(Parameter { name, shape, whole, patches, start, init });
     }
 
     /// How many numbers a tensor with all of them has, with gaps, which stay zero.
@@ -278,5 +318,27 @@ impl Block {
     pub fn find(&self, short: &str) -> Option<std::ops::Range<usize>> {
         let is = |p: &&Parameter| p.name.strip_prefix(&self.name).is_some_and(|n| n[1..] == *short);
         self.parameters.iter().find(is).map(Parameter::range)
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    pub(crate) fn shape(family: Family) -> Shape {
+        Shape {
+            family,
+            vocabulary: 13,
+            context: 8,
+            width: 8,
+            layers: 2,
+            heads: 2,
+            kv_heads: 2,
+            feed_forward: 16,
+            tied: family == Family::Gpt2,
+            bias: family == Family::Gpt2,
+            norm_epsilon: 1e-5,
+            rope_base: 100.0,
+        }
     }
 }

@@ -8,7 +8,8 @@ use std::thread;
 use regatta_comm::{Collectives, Comm, ReduceOp, fake};
 use regatta_train::model::Model;
 use regatta_train::optimizer::AdamW;
-use regatta_train::parallel::{Alone, DataParallel, Exchange};
+use regatta_train::parallel::pipeline::Stage;
+use regatta_train::parallel::{Groups, Mesh};
 use regatta_train::random;
 use regatta_train::reference::Reference;
 use regatta_train::shape::{Family, Shape};
@@ -62,12 +63,9 @@ fn tokens(step: u64, sequences: std::ops::Range<usize>, shift: u64) -> Vec<u32> 
 /// The mean losses of the steps, as a rank of so many sees them.
 fn losses(comm: Arc<dyn Comm>, family: Family, passes: usize) -> Vec<f64> {
     let (rank, ranks) = (comm.rank() as usize, comm.size() as usize);
-    let exchange: Box<dyn Exchange> = match ranks {
-        1 => Box::new(Alone::default()),
-        _ => Box::new(DataParallel::new(comm.clone())),
-    };
+    let groups = Groups::new(comm.clone(), Mesh::data(ranks)).unwrap();
     let net = Net::new(Model::new(shape(family)), Box::new(Reference));
-    let mut engine = Engine::new(net, exchange, 11);
+    let mut engine = Engine::new(net, groups, Stage::whole(&shape(family)), 11);
     let (share, each) = (BATCH / ranks, BATCH / ranks / passes);
     let one = |step: u64| {
         let first = |pass: usize| rank * share + pass * each;

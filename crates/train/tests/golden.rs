@@ -9,7 +9,6 @@ use regatta_train::cpu::{Cpu, Precision};
 use regatta_train::device::Device;
 use regatta_train::model::Model;
 use regatta_train::optimizer::{AdamW, Sgd};
-use regatta_train::parallel::Alone;
 use regatta_train::reference::Reference;
 use regatta_train::shape::{Block, Init, Shape};
 use regatta_train::step::{Engine, Micro, Net, Outcome, Plan, Rule};
@@ -109,18 +108,19 @@ impl Golden {
     /// A model whose number `i` of parameter `n` is a formula.
     fn engine(&self, device: Box<dyn Device>) -> Engine {
         let net = Net::new(Model::new(self.shape.clone()), device);
-        let mut engine = Engine::new(net, Box::new(Alone::default()), 1);
+        let mut engine = Engine::alone(net, 1);
         let Engine { net, state, .. } = &mut engine;
         let mut n = 0.0;
-        for (block, tensor) in net.model.blocks.iter().zip(&mut state.parameters) {
+        for (number, block) in net.model.blocks.iter().enumerate() {
             for parameter in &block.parameters {
                 let more = if parameter.init == Init::One { 1.0 } else { 0.0 };
-                let number = |i: usize| {
+                let value = |i: usize| {
                     let i = i as f64;
                     more + 0.3 * (1.0 + n + 0.37 * i + 0.011 * i * i).sin()
                 };
-                let numbers: Vec<f64> = (0..parameter.len()).map(number).collect();
-                put(&*net.device, &numbers, tensor.view_mut().part(parameter.range()));
+                let numbers: Vec<f64> = (0..parameter.len()).map(value).collect();
+                let mut all = state.weights.own_mut(number);
+                put(&*net.device, &numbers, all.part(parameter.range()));
                 n += 1.0;
             }
         }
@@ -144,14 +144,14 @@ impl Golden {
     }
 
     fn check_logits(&self, engine: &Engine, within: Within) {
-        let (net, params) = (&engine.net, &engine.state.parameters);
+        let (net, params) = (&engine.net, engine.state.weights.whole().unwrap());
         let (run, (inputs, _)) = (net.run(self.batch, self.sequence), self.tokens(0));
-        let mut x = net.model.embedding.forward(&run, params[0].view(), &inputs);
+        let mut x = net.model.embedding.forward(&run, params[0], &inputs).unwrap();
         for (layer, params) in net.model.layers.iter().zip(&params[1..]) {
-            x = layer.forward(&run, params.view(), x).0;
+            x = layer.forward(&run, *params, x).unwrap().0;
         }
         let last = run.rows() - 1..run.rows();
-        let logits = net.model.head.logits(&run, net.head_params(params), &x, last);
+        let logits = net.model.head.logits(&run, net.head_params(&params), &x, last).unwrap();
         let logits = fetch(&*net.device, logits.view());
         assert_eq!(logits.len(), self.last_logits.len());
         for (found, expected) in logits.iter().zip(&self.last_logits) {
@@ -207,7 +207,7 @@ impl Gradient {
 fn gradients(engine: &Engine) -> Vec<(String, Vec<f64>)> {
     let Engine { net, state, .. } = engine;
     let of_block = |(number, block): (usize, &Block)| -> Vec<(String, Vec<f64>)> {
-        let all = fetch(&*net.device, state.gradients[number].as_ref().unwrap().view());
+        let all = fetch(&*net.device, state.gradients.own(number));
         let of = |p: &regatta_train::shape::Parameter| (p.name.clone(), all[p.range()].to_vec());
         block.parameters.iter().map(of).collect()
     };

@@ -2,10 +2,8 @@
 
 #![allow(clippy::unwrap_used)]
 
-use regatta_train::memory::Tensor;
 use regatta_train::model::Model;
 use regatta_train::optimizer::Sgd;
-use regatta_train::parallel::Alone;
 use regatta_train::random;
 use regatta_train::reference::Reference;
 use regatta_train::shape::{Family, Shape};
@@ -41,10 +39,10 @@ fn tokens(count: usize, seed: u64) -> Vec<u32> {
 /// A model with parameters large enough that every part of it matters.
 fn engine(shape: &Shape) -> Engine {
     let net = Net::new(Model::new(shape.clone()), Box::new(Reference));
-    let mut engine = Engine::new(net, Box::new(Alone::default()), 1);
-    for (block, tensor) in engine.net.model.blocks.iter().zip(&mut engine.state.parameters) {
+    let mut engine = Engine::alone(net, 1);
+    for (number, block) in engine.net.model.blocks.iter().enumerate() {
         for parameter in &block.parameters {
-            let mut all = tensor.view_mut();
+            let mut all = engine.state.weights.own_mut(number);
             let numbers = all.part(parameter.range()).host::<f64>();
             for (i, number) in (0..).zip(numbers) {
                 *number += 0.4 * random::normal(77, i + 1000 * parameter.start as u64);
@@ -70,8 +68,8 @@ fn step(engine: &mut Engine, plan: &Plan, passes: usize) -> f64 {
 }
 
 fn gradients(engine: &Engine) -> Vec<Vec<f64>> {
-    let numbers = |tensor: &Option<Tensor>| tensor.as_ref().unwrap().view().host::<f64>().to_vec();
-    engine.state.gradients.iter().map(numbers).collect()
+    let numbers = |block| engine.state.gradients.own(block).host::<f64>().to_vec();
+    engine.state.held().map(numbers).collect()
 }
 
 /// Differences for a few numbers of every parameter.
@@ -86,11 +84,9 @@ fn check(shape: &Shape, plan: &Plan) {
             for pick in 0..4 {
                 let at = random::mix(pick) as usize % parameter.len() + parameter.start;
                 let mut moved = |by: f64| {
-                    let tensor = &mut engine.state.parameters[number];
-                    tensor.view_mut().host::<f64>()[at] += by;
+                    engine.state.weights.own_mut(number).host::<f64>()[at] += by;
                     let loss = step(&mut engine, plan, 1);
-                    let tensor = &mut engine.state.parameters[number];
-                    tensor.view_mut().host::<f64>()[at] -= by;
+                    engine.state.weights.own_mut(number).host::<f64>()[at] -= by;
                     loss
                 };
                 let expected = (moved(tiny) - moved(-tiny)) / (2.0 * tiny);

@@ -9,6 +9,7 @@ use regatta_train::cpu::{Cpu, Precision};
 use regatta_train::device::Device;
 use regatta_train::generate::Generator;
 use regatta_train::load::load;
+use regatta_train::memory::Tensor;
 use regatta_train::model::Model;
 use regatta_train::reference::Reference;
 use regatta_train::step::{Micro, Net};
@@ -31,10 +32,11 @@ fn check(name: &str, device: Box<dyn Device>, tolerance: f32) {
     let expected: Expected = serde_json::from_str(&text).unwrap();
     let loaded = load(&folder, &*device).unwrap();
     let net = Net::new(Model::new(loaded.shape), device);
+    let params: Vec<_> = loaded.parameters.iter().map(Tensor::view).collect();
     for (tokens, logits) in expected.tokens.iter().zip(&expected.logits) {
         for length in 1..=tokens.len() {
-            let mut generator = Generator::new(&net, &loaded.parameters);
-            generator.read(&tokens[..length]);
+            let mut generator = Generator::new(&net, params.clone());
+            generator.read(&tokens[..length]).unwrap();
             let pairs = generator.logits().iter().zip(&logits[length - 1]);
             let off = pairs.map(|(found, expected)| (found - expected).abs()).fold(0.0, f32::max);
             assert!(off < tolerance, "{name}: {off} after {length} tokens");
@@ -45,7 +47,7 @@ fn check(name: &str, device: Box<dyn Device>, tolerance: f32) {
     let targets: Vec<u32> = expected.tokens.iter().flat_map(|t| t[1..].to_vec()).collect();
     let (batch, first) = (expected.tokens.len(), 0);
     let micro = Micro { inputs: &inputs, targets: &targets, batch, first };
-    let loss = net.loss(&loaded.parameters, &micro) / targets.len() as f64;
+    let loss = net.loss(&params, &micro).unwrap() / targets.len() as f64;
     let off = (loss - expected.loss).abs();
     assert!(off < f64::from(tolerance), "{name}: {loss} != {}", expected.loss);
 }

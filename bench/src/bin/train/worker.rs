@@ -9,7 +9,8 @@ use regatta_comm::{Comm, host, join::Settings};
 use regatta_train::cpu::{Cpu, Precision};
 use regatta_train::model::Model;
 use regatta_train::optimizer::AdamW;
-use regatta_train::parallel::{Alone, DataParallel, Exchange};
+use regatta_train::parallel::pipeline::Stage;
+use regatta_train::parallel::{Groups, Mesh};
 use regatta_train::random;
 use regatta_train::step::{Engine, Micro, Net, Plan, Rule};
 use regatta_wire::secret::Secret;
@@ -62,11 +63,14 @@ pub fn be_one(words: &[String]) -> Result<()> {
     job.cpus.iter().for_each(|cpu| bound.set(*cpu));
     rustix::thread::sched_setaffinity(None, &bound).context("binding to processors")?;
     let mut lines = std::io::stdin().lock().lines();
-    let exchange: Box<dyn Exchange> = match job.ranks {
-        1 => Box::new(Alone::default()),
-        _ => Box::new(DataParallel::new(joined(&job, &lines.next().context("no meeting")??)?)),
+    let groups = match job.ranks {
+        1 => Groups::alone(),
+        ranks => {
+            let comm = joined(&job, &lines.next().context("no meeting")??)?;
+            Groups::new(comm, Mesh::data(ranks))?
+        }
     };
-    let mut training = Training::new(&job, exchange);
+    let mut training = Training::new(&job, groups);
     training.steps(3)?;
     say("ready")?;
     for line in lines {
@@ -109,7 +113,7 @@ struct Training {
 }
 
 impl Training {
-    fn new(job: &Job, exchange: Box<dyn Exchange>) -> Self {
+    fn new(job: &Job, groups: Groups) -> Self {
         let device = Cpu::new(job.cpus.len(), job.precision);
         let net = Net::new(Model::new(job.preset.shape()), Box::new(device));
         let count = job.preset.tokens(job.batch);
@@ -121,7 +125,7 @@ impl Training {
             (from(0), from(1))
         };
         Self {
-            engine: Engine::new(net, exchange, 1),
+            engine: Engine::new(net, groups, Stage::whole(&job.preset.shape()), 1),
             batches: (0..BATCHES).map(batch).collect(),
             batch: job.batch,
             first: (job.rank * job.batch) as u64,

@@ -11,6 +11,7 @@ use regatta_train::cpu::{Cpu, Precision};
 use regatta_train::data::{Stream, Tokenizer};
 use regatta_train::generate::{Generator, Sampling};
 use regatta_train::load::{Loaded, load};
+use regatta_train::memory::Tensor;
 use regatta_train::model::Model;
 use regatta_train::step::Net;
 use serde::Serialize;
@@ -86,8 +87,9 @@ pub fn run(args: &GenerateArgs) -> Result<ExitCode> {
     };
     let Loaded { shape, parameters, from, step, .. } = loaded;
     let net = Net::new(Model::new(shape), Box::new(device));
-    let mut generator = Generator::new(&net, &parameters).among(tokenizer.vocabulary());
-    generator.read(&first);
+    let mut generator = Generator::new(&net, parameters.iter().map(Tensor::view).collect())
+        .among(tokenizer.vocabulary());
+    generator.read(&first)?;
     let began = Instant::now();
     let text = write(args, &mut generator, &tokenizer, &first)?;
     let seconds = began.elapsed().as_secs_f64();
@@ -129,7 +131,7 @@ fn write(
         show(stream.push(*token)?)?;
     }
     for _ in 0..args.tokens {
-        show(stream.push(generator.next(&sampling))?)?;
+        show(stream.push(generator.next(&sampling)?)?)?;
     }
     show(stream.finish() + "\n")?;
     text.truncate(text.len() - 1);

@@ -17,6 +17,11 @@ pub enum Kind {
     Moment2,
 }
 
+impl Kind {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Parameter, Self::Moment1, Self::Moment2];
+}
+
 impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

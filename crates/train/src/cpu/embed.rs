@@ -1,14 +1,10 @@
-//! The two ends of a model: rows of tables by token, and the loss.
-
-use std::sync::Mutex;
+//! Rows of tables: tokens and positions.
 
 use super::Cpu;
-use super::elementwise::rows;
-use super::lanes::{Lanes, WIDTH};
+use super::elementwise::{copy, rows};
+use super::lanes::WIDTH;
 use super::level::kernel;
-use super::math::exp;
 use super::numbers::{Apart, Source, Target};
-use super::pool::cut;
 use crate::memory::{View, ViewMut};
 
 /// A thread gets at least so many numbers.
@@ -18,94 +14,111 @@ impl Cpu {
     pub(super) fn embed_forward(
         &self,
         tokens: &[u32],
-        sequence: usize,
+        first: usize,
         table: View<'_>,
-        positions: Option<View<'_>>,
         y: ViewMut<'_>,
     ) {
         if tokens.is_empty() {
             return;
         }
-        let width = rows_width(y.len(), tokens.len());
-        let (table, y) = (Source::from(table), Apart::new(y));
-        let positions = positions.map(Source::from);
+        let width = rows(y.len(), tokens.len());
+        let (here, table, y) = (rows(table.len(), width), Source::from(table), Apart::new(y));
         self.pool.run_ranges(tokens.len(), LEAST.div_ceil(width), 1, |range| {
             for row in range {
                 // SAFETY: rows are disjoint.
                 let y = unsafe { y.part(row * width..(row + 1) * width) };
-                let of = |row: usize| row * width..(row + 1) * width;
-                let token = table.part(of(tokens[row] as usize));
-                let position = positions.map(|all| all.part(of(row % sequence)));
-                embed_row(self.level, token, position, y);
-            }
-        });
-    }
-
-    /// Cut by columns: each thread adds the same rows in the same order, but other numbers of them.
-    pub(super) fn embed_backward(
-        &self,
-        tokens: &[u32],
-        sequence: usize,
-        dy: View<'_>,
-        dtable: ViewMut<'_>,
-        dpositions: Option<ViewMut<'_>>,
-    ) {
-        if tokens.is_empty() {
-            return;
-        }
-        let width = rows_width(dy.len(), tokens.len());
-        let (dy, dtable) = (Source::from(dy), Apart::new(dtable));
-        let dpositions = dpositions.map(Apart::new);
-        let least = LEAST.div_ceil(tokens.len());
-        self.pool.run_ranges(width, least, WIDTH, |columns| {
-            let of = |row: usize| row * width + columns.start..row * width + columns.end;
-            for (row, token) in tokens.iter().enumerate() {
-                let dy = dy.part(of(row));
-                // SAFETY: columns are disjoint.
-                let target = unsafe { dtable.part(of(*token as usize)) };
-                add_row(self.level, dy, target);
-                if let Some(dpositions) = &dpositions {
-                    // SAFETY: as above.
-                    let target = unsafe { dpositions.part(of(row % sequence)) };
-                    add_row(self.level, dy, target);
+                match row_of(tokens[row], first, here) {
+                    Some(at) => copy(self.level, table.part(at * width..(at + 1) * width), y),
+                    None => y.fill(0.0),
                 }
             }
         });
     }
 
-    pub(super) fn loss(&self, targets: &[u32], logits: ViewMut<'_>, scale: Option<f64>) -> f64 {
-        if targets.is_empty() {
-            return 0.0;
+    pub(super) fn embed_backward(
+        &self,
+        tokens: &[u32],
+        first: usize,
+        dy: View<'_>,
+        dtable: ViewMut<'_>,
+    ) {
+        if tokens.is_empty() {
+            return;
         }
-        let kinds = rows_width(logits.len(), targets.len());
-        let logits = Apart::new(logits);
-        let parts = self.pool.parts(targets.len(), LEAST.div_ceil(4 * kinds));
-        let losses = Mutex::new(vec![0.0; parts]);
-        self.pool.run(parts, |part| {
-            let range = cut(targets.len(), parts, part, 1);
-            // SAFETY: ranges are disjoint.
-            let logits = unsafe { logits.part(range.start * kinds..range.end * kinds) };
-            let loss = cross_entropy(self.level, &targets[range], logits, scale.map(|s| s as f32));
-            if let Ok(mut losses) = losses.lock() {
-                losses[part] = loss;
+        let width = rows(dy.len(), tokens.len());
+        let here = rows(dtable.len(), width);
+        self.add_to_rows(width, dy, dtable, |row| row_of(tokens[row], first, here));
+    }
+
+    pub(super) fn positions_forward(
+        &self,
+        width: usize,
+        places: &[u32],
+        positions: View<'_>,
+        y: ViewMut<'_>,
+    ) {
+        let count = placed_rows(width, places, y.len());
+        let (positions, y) = (Source::from(positions), Apart::new(y));
+        self.pool.run_ranges(count, LEAST.div_ceil(width), 1, |range| {
+            for row in range {
+                let place = places[row % places.len()] as usize;
+                // SAFETY: rows are disjoint.
+                let y = unsafe { y.part(row * width..(row + 1) * width) };
+                add_row(self.level, positions.part(place * width..(place + 1) * width), y);
             }
         });
-        losses.into_inner().unwrap_or_default().into_iter().sum()
+    }
+
+    pub(super) fn positions_backward(
+        &self,
+        width: usize,
+        places: &[u32],
+        dy: View<'_>,
+        dpositions: ViewMut<'_>,
+    ) {
+        placed_rows(width, places, dy.len());
+        let place = |row: usize| Some(places[row % places.len()] as usize);
+        self.add_to_rows(width, dy, dpositions, place);
+    }
+
+    /// Adds each row of `dy` to the row of `to` that is told, if one is. Cut by columns: each thread
+    /// adds the same rows in the same order, but other numbers of them.
+    fn add_to_rows(
+        &self,
+        width: usize,
+        dy: View<'_>,
+        to: ViewMut<'_>,
+        row_of: impl Fn(usize) -> Option<usize> + Sync,
+    ) {
+        let count = rows(dy.len(), width);
+        let (dy, to) = (Source::from(dy), Apart::new(to));
+        self.pool.run_ranges(width, LEAST.div_ceil(count.max(1)), WIDTH, |columns| {
+            let of = |row: usize| row * width + columns.start..row * width + columns.end;
+            for row in 0..count {
+                if let Some(target) = row_of(row) {
+                    // SAFETY: columns are disjoint.
+                    let target = unsafe { to.part(of(target)) };
+                    add_row(self.level, dy.part(of(row)), target);
+                }
+            }
+        });
     }
 }
 
-fn rows_width(elements: usize, count: usize) -> usize {
-    rows(elements, count)
+/// A token's row in a part of a table: so many rows from the first on.
+fn row_of(token: u32, first: usize, rows: usize) -> Option<usize> {
+    (token as usize).checked_sub(first).filter(|row| *row < rows)
 }
 
-kernel! {
-    fn embed_row<V>(token: Source<'_>, position: Option<Source<'_>>, y: Target<'_>) {
-        let mut y = y;
-        for at in (0..y.len()).step_by(WIDTH) {
-            let number: V = token.get(at);
-            y.put(at, position.map_or(number, |position| number.plus(position.get(at))));
-        }
-    }
+/// How many rows there are, each with a place.
+fn placed_rows(width: usize, places: &[u32], elements: usize) -> usize {
+    let rows = rows(elements, width);
+    assert!(
+        rows == 0 || (!places.is_empty() && rows.is_multiple_of(places.len())),
+        "{} places for {rows} rows",
+        places.len()
+    );
+    rows
 }
 
 kernel! {
@@ -115,62 +128,4 @@ kernel! {
             y.put(at, y.get::<V>(at).plus(x.get(at)));
         }
     }
-}
-
-kernel! {
-    /// The sum of the losses of rows, which become gradients if there is a scale.
-    fn cross_entropy<V>(targets: &[u32], logits: Target<'_>, scale: Option<f32>) -> f64 {
-        let mut logits = logits;
-        let Some(kinds) = logits.len().checked_div(targets.len()) else { return 0.0 };
-        let mut loss = 0.0;
-        for (row, target) in targets.iter().enumerate() {
-            let mut logits = logits.part(row * kinds..(row + 1) * kinds);
-            let target = *target as usize;
-            let wanted = logits.source().one(target);
-            let most = largest::<V>(logits.source());
-            let sum = exp_sum::<V>(logits.source(), most);
-            loss += f64::from(most - wanted) + f64::from(sum).ln();
-            if let Some(scale) = scale {
-                let by = V::splat(scale / sum);
-                for at in (0..kinds).step_by(WIDTH) {
-                    let share = exp(logits.get::<V>(at).minus(V::splat(most)));
-                    logits.put(at, share.times(by));
-                }
-                let one = logits.source().one(target);
-                // In single precision, from what was wanted: brain floats were rounded.
-                let exact = ((wanted - most).exp() / sum - 1.0) * scale;
-                match &mut logits {
-                    Target::F32(logits) => logits[target] = one - scale,
-                    Target::Bf16(logits) => logits[target] = half::bf16::from_f32(exact),
-                }
-            }
-        }
-        loss
-    }
-}
-
-/// The largest of a row, which is not empty.
-#[inline(always)]
-pub(super) fn largest<V: Lanes>(x: Source<'_>) -> f32 {
-    let whole = x.len() / WIDTH * WIDTH;
-    let mut most = V::splat(f32::NEG_INFINITY);
-    for at in (0..whole).step_by(WIDTH) {
-        most = most.most(x.get(at));
-    }
-    (whole..x.len()).map(|at| x.one(at)).fold(most.largest(), f32::max)
-}
-
-#[inline(always)]
-fn exp_sum<V: Lanes>(x: Source<'_>, most: f32) -> f32 {
-    let mut sum = V::splat(0.0);
-    let whole = x.len() / WIDTH * WIDTH;
-    for at in (0..whole).step_by(WIDTH) {
-        sum = sum.plus(exp(x.get::<V>(at).minus(V::splat(most))));
-    }
-    let mut all = sum.sum();
-    if whole < x.len() {
-        let rest = exp(x.get::<V>(whole).minus(V::splat(most))).array();
-        all += rest[..x.len() - whole].iter().sum::<f32>();
-    }
-    all
 }

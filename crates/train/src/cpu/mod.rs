@@ -7,6 +7,7 @@
 
 mod attention;
 pub mod bf16;
+mod columns;
 mod elementwise;
 mod embed;
 mod halves;
@@ -15,6 +16,7 @@ mod lanes;
 mod lanes_x86;
 mod level;
 mod linear;
+mod loss;
 mod math;
 mod norm;
 mod numbers;
@@ -26,13 +28,18 @@ mod scratch;
 mod step;
 mod tile;
 
+use std::ops::Range;
+
 use serde::{Deserialize, Serialize};
 
 use self::halves::Halves;
 use self::level::Level;
 use self::pool::Pool;
 use self::scratch::{Pieces, Scratch};
-use crate::device::{Attention, AttentionSaved, Device, Linear, Norm, NormGrads, NormSaved, Turn};
+use crate::device::{
+    Attention, AttentionDrop, AttentionPart, AttentionPartSaved, AttentionSaved, Device, Linear,
+    Norm, NormGrads, NormSaved, Turn,
+};
 use crate::memory::{Format, Tensor, View, ViewMut};
 use crate::optimizer::{AdamW, Sgd};
 use crate::random::Mask;
@@ -126,8 +133,16 @@ impl Device for Cpu {
         self.copy_numbers(from, to);
     }
 
-    fn clear(&self, x: ViewMut<'_>) {
-        self.clear_numbers(x);
+    fn take_columns(&self, from: View<'_>, wide: usize, columns: Range<usize>, to: ViewMut<'_>) {
+        self.copy_columns(from, wide, columns.clone(), to, columns.len(), 0..columns.len());
+    }
+
+    fn put_columns(&self, from: View<'_>, to: ViewMut<'_>, wide: usize, columns: Range<usize>) {
+        self.copy_columns(from, columns.len(), 0..columns.len(), to, wide, columns);
+    }
+
+    fn fill(&self, number: f64, x: ViewMut<'_>) {
+        self.fill_numbers(number as f32, x);
     }
 
     fn linear(
@@ -190,7 +205,7 @@ impl Device for Cpu {
         &self,
         of: Attention,
         qkv: View<'_>,
-        drop: Option<Mask>,
+        drop: Option<AttentionDrop>,
         y: ViewMut<'_>,
         log_sums: ViewMut<'_>,
     ) {
@@ -201,19 +216,43 @@ impl Device for Cpu {
         &self,
         of: Attention,
         saved: AttentionSaved<'_>,
-        drop: Option<Mask>,
+        drop: Option<AttentionDrop>,
         dy: View<'_>,
         dqkv: ViewMut<'_>,
     ) {
         self.attention_backward(of, saved, drop, dy, dqkv);
     }
 
+    fn attention_part(
+        &self,
+        of: AttentionPart,
+        q: View<'_>,
+        kv: View<'_>,
+        drop: Option<AttentionDrop>,
+        y: ViewMut<'_>,
+        log_sums: ViewMut<'_>,
+    ) {
+        self.attention_part_forward(of, q, kv, drop, y, log_sums);
+    }
+
+    fn attention_part_back(
+        &self,
+        of: AttentionPart,
+        saved: AttentionPartSaved<'_>,
+        drop: Option<AttentionDrop>,
+        dy: View<'_>,
+        dq: ViewMut<'_>,
+        dkv: ViewMut<'_>,
+    ) {
+        self.attention_part_backward(of, saved, drop, dy, dq, dkv);
+    }
+
     fn attend(&self, of: Attention, q: View<'_>, keys: View<'_>, values: View<'_>, y: ViewMut<'_>) {
         self.attend_one(of, q, keys, values, y);
     }
 
-    fn rope(&self, of: Attention, base: f64, first: usize, turn: Turn, qkv: ViewMut<'_>) {
-        self.rope_turn(of, base, first, turn, qkv);
+    fn rope(&self, of: Attention, base: f64, places: &[u32], turn: Turn, qkv: ViewMut<'_>) {
+        self.rope_turn(of, base, places, turn, qkv);
     }
 
     fn gelu(&self, x: View<'_>, y: ViewMut<'_>) {
@@ -232,30 +271,49 @@ impl Device for Cpu {
         self.swiglu_backward(width, x, dy, dx);
     }
 
-    fn embed(
-        &self,
-        tokens: &[u32],
-        sequence: usize,
-        table: View<'_>,
-        positions: Option<View<'_>>,
-        y: ViewMut<'_>,
-    ) {
-        self.embed_forward(tokens, sequence, table, positions, y);
+    fn embed(&self, tokens: &[u32], first: usize, table: View<'_>, y: ViewMut<'_>) {
+        self.embed_forward(tokens, first, table, y);
     }
 
-    fn embed_back(
+    fn embed_back(&self, tokens: &[u32], first: usize, dy: View<'_>, dtable: ViewMut<'_>) {
+        self.embed_backward(tokens, first, dy, dtable);
+    }
+
+    fn add_positions(&self, width: usize, places: &[u32], positions: View<'_>, y: ViewMut<'_>) {
+        self.positions_forward(width, places, positions, y);
+    }
+
+    fn add_positions_back(
         &self,
-        tokens: &[u32],
-        sequence: usize,
+        width: usize,
+        places: &[u32],
         dy: View<'_>,
-        dtable: ViewMut<'_>,
-        dpositions: Option<ViewMut<'_>>,
+        dpositions: ViewMut<'_>,
     ) {
-        self.embed_backward(tokens, sequence, dy, dtable, dpositions);
+        self.positions_backward(width, places, dy, dpositions);
     }
 
     fn cross_entropy(&self, targets: &[u32], logits: ViewMut<'_>, scale: Option<f64>) -> f64 {
         self.loss(targets, logits, scale)
+    }
+
+    fn entropy_part(&self, targets: &[u32], first: usize, logits: View<'_>, parts: ViewMut<'_>) {
+        self.loss_part(targets, first, logits, parts);
+    }
+
+    fn entropy_whole(&self, parts: View<'_>, whole: ViewMut<'_>) -> f64 {
+        self.loss_whole(parts, whole)
+    }
+
+    fn entropy_back(
+        &self,
+        targets: &[u32],
+        first: usize,
+        whole: View<'_>,
+        logits: ViewMut<'_>,
+        scale: f64,
+    ) {
+        self.loss_back(targets, first, whole, logits, scale);
     }
 
     fn sum(&self, x: View<'_>, y: View<'_>, z: ViewMut<'_>) {

@@ -117,6 +117,14 @@ impl Target<'_> {
         self.source().get(at)
     }
 
+    /// All become this number.
+    pub fn fill(self, number: f32) {
+        match self {
+            Self::F32(numbers) => numbers.fill(number),
+            Self::Bf16(numbers) => numbers.fill(bf16::from_f32(number)),
+        }
+    }
+
     /// Writes sixteen from a place on, as far as there is room.
     #[inline(always)]
     pub fn put<V: Lanes>(&mut self, at: usize, lanes: V) {

@@ -55,25 +55,27 @@ impl Cpu {
         &self,
         of: Attention,
         base: f64,
-        first: usize,
+        places: &[u32],
         turn: Turn,
         qkv: ViewMut<'_>,
     ) {
         let (width, half) = (of.qkv_width(), of.head_width / 2);
         assert!(of.head_width.is_multiple_of(2), "rotary positions turn pairs");
         assert_eq!(qkv.len(), of.rows() * width, "rows of another width");
+        assert_eq!(places.len(), of.sequence, "a place for each token of a sequence");
         if qkv.is_empty() || half == 0 {
             return;
         }
         let rows = rows(qkv.len(), width);
         let turned = (of.heads + of.kv_heads) * of.head_width;
-        let table = self.angles.table(base, half, first + of.sequence);
+        let last = places.iter().max().map_or(0, |last| *last as usize);
+        let table = self.angles.table(base, half, last + 1);
         let qkv = Apart::new(qkv);
         self.pool.run_ranges(rows, LEAST.div_ceil(width), 1, |range| {
             for row in range {
                 // SAFETY: rows are disjoint.
                 let heads = unsafe { qkv.part(row * width..row * width + turned) };
-                let position = first + row % of.sequence;
+                let position = places[row % of.sequence] as usize;
                 let (cosines, sines) =
                     table.numbers[position * 2 * half..(position + 1) * 2 * half].split_at(half);
                 turn_row(self.level, turn, cosines, sines, heads);

@@ -1,6 +1,8 @@
 //! Every operation against the plain one in double precision: on all levels of instructions, in both
 //! precisions, with sizes that fit no vector, on one to three threads.
 
+mod attention;
+
 use super::*;
 use crate::random::{key, normal, uniform};
 use crate::reference::Reference;
@@ -193,79 +195,6 @@ fn norm() {
     }
 }
 
-const ATTENTIONS: [[usize; 5]; 10] = [
-    [1, 1, 1, 1, 1],
-    [2, 1, 2, 1, 16],
-    [3, 5, 2, 2, 6],
-    [1, 16, 4, 2, 8],
-    [2, 17, 3, 1, 16],
-    [1, 48, 2, 2, 32],
-    [2, 49, 2, 2, 32],
-    [1, 64, 4, 4, 64],
-    [1, 103, 4, 2, 20],
-    [1, 150, 2, 1, 48],
-];
-
-fn attention_of([batch, sequence, heads, kv_heads, head_width]: [usize; 5]) -> Attention {
-    Attention { batch, sequence, heads, kv_heads, head_width }
-}
-
-fn masks() -> [Option<Mask>; 2] {
-    [None, Some(Mask { share: 0.3, key: key(5, &[1]), first: 1000 })]
-}
-
-#[test]
-fn attention() {
-    for of in ATTENTIONS.map(attention_of) {
-        let (inside, outside) = (of.rows() * of.qkv_width(), of.rows() * of.width());
-        let sums = of.rows() * of.heads;
-        for drop in masks() {
-            let what = format!("{of:?} {drop:?}");
-            same(&what, &[Act(inside), Act(outside), Real(sums)], |device, t| {
-                let [qkv, y, log_sums] = t else { panic!() };
-                device.attention(of, qkv.view(), drop, y.view_mut(), log_sums.view_mut());
-                0.0
-            });
-            let kinds = [Act(inside), Act(outside), Real(sums), Act(outside), Act(inside)];
-            same(&what, &kinds, |device, t| {
-                let [qkv, y, log_sums, dy, dqkv] = t else { panic!() };
-                device.attention(of, qkv.view(), drop, y.view_mut(), log_sums.view_mut());
-                let (y, log_sums) = (y.view(), log_sums.view());
-                let saved = AttentionSaved { qkv: qkv.view(), y, log_sums };
-                device.attention_back(of, saved, drop, dy.view(), dqkv.view_mut());
-                0.0
-            });
-        }
-    }
-}
-
-#[test]
-fn attention_of_one_token() {
-    for [_, tokens, heads, kv_heads, head_width] in ATTENTIONS {
-        let of = Attention { batch: 1, sequence: 1, heads, kv_heads, head_width };
-        let cache = tokens * kv_heads * head_width;
-        let kinds = [Act(of.width()), Act(cache), Act(cache), Act(of.width())];
-        same(&format!("{of:?}"), &kinds, |device, t| {
-            let [q, keys, values, y] = t else { panic!() };
-            device.attend(of, q.view(), keys.view(), values.view(), y.view_mut());
-            0.0
-        });
-    }
-}
-
-#[test]
-fn rope() {
-    for of in ATTENTIONS.map(attention_of).into_iter().filter(|of| of.head_width % 2 == 0) {
-        for (first, turn) in [(0, Turn::There), (5, Turn::There), (0, Turn::Back)] {
-            let what = format!("{of:?} {first} {turn:?}");
-            same(&what, &[Act(of.rows() * of.qkv_width())], |device, t| {
-                device.rope(of, 10_000.0, first, turn, t[0].view_mut());
-                0.0
-            });
-        }
-    }
-}
-
 const LENGTHS: [usize; 6] = [1, 15, 16, 100, 4099, 33_000];
 
 #[test]
@@ -305,26 +234,44 @@ fn tokens(seed: u64, count: usize, kinds: usize) -> Vec<u32> {
 
 #[test]
 fn embedding() {
-    for (batch, sequence, width, kinds) in [(1, 1, 1, 1), (3, 5, 17, 4), (4, 64, 100, 65)] {
-        let rows = batch * sequence;
+    for (rows, width, kinds) in [(1, 1, 1), (15, 17, 9), (256, 100, 65)] {
         let tokens = tokens(1, rows, kinds);
-        let what = format!("{batch} {sequence} {width}");
-        for with_positions in [false, true] {
+        // The whole table, and a part of it.
+        for part in [0..kinds, kinds / 3..kinds / 2 + 1] {
             for y in [Real(rows * width), Act(rows * width)] {
-                let all = [Real(kinds * width), Real((sequence + 2) * width), y];
+                let what = format!("{rows} rows of {width}, tokens {part:?}");
+                let all = [Real(part.len() * width), y];
                 same(&what, &all, |device, t| {
-                    let [table, positions, y] = t else { panic!() };
-                    let positions = with_positions.then(|| positions.view());
-                    device.embed(&tokens, sequence, table.view(), positions, y.view_mut());
+                    let [table, y] = t else { panic!() };
+                    device.embed(&tokens, part.start, table.view(), y.view_mut());
                     0.0
                 });
                 same(&what, &all, |device, t| {
-                    let [table, positions, y] = t else { panic!() };
-                    let positions = with_positions.then(|| positions.view_mut());
-                    device.embed_back(&tokens, sequence, y.view(), table.view_mut(), positions);
+                    let [table, y] = t else { panic!() };
+                    device.embed_back(&tokens, part.start, y.view(), table.view_mut());
                     0.0
                 });
             }
+        }
+    }
+}
+
+#[test]
+fn positions() {
+    for (rows, places, width) in [(1, 1, 1), (15, 5, 17), (256, 64, 100), (9, 9, 33)] {
+        let places = tokens(3, places, 70);
+        for y in [Real(rows * width), Act(rows * width)] {
+            let what = format!("{rows} rows of {width}");
+            same(&what, &[Real(70 * width), y], |device, t| {
+                let [positions, y] = t else { panic!() };
+                device.add_positions(width, &places, positions.view(), y.view_mut());
+                0.0
+            });
+            same(&what, &[Real(70 * width), y], |device, t| {
+                let [positions, dy] = t else { panic!() };
+                device.add_positions_back(width, &places, dy.view(), positions.view_mut());
+                0.0
+            });
         }
     }
 }
@@ -340,6 +287,36 @@ fn cross_entropy() {
                     device.cross_entropy(&targets, t[0].view_mut(), scale)
                 });
             }
+        }
+    }
+}
+
+/// Columns that several ranks have: the loss of the whole, and the gradients of each part.
+#[test]
+fn cross_entropy_of_parts() {
+    for (rows, cuts) in [(1, vec![0, 1]), (3, vec![0, 16, 33]), (700, vec![0, 1, 20, 65])] {
+        let kinds = cuts[cuts.len() - 1];
+        let targets = tokens(2, rows, kinds);
+        let ranks = cuts.len() - 1;
+        let each = || cuts.windows(2).map(|cut| rows * (cut[1] - cut[0]));
+        for logits in [each().map(Act).collect::<Vec<_>>(), each().map(Real).collect()] {
+            let mut all = logits;
+            all.extend([Real(3 * rows * ranks), Real(2 * rows)]);
+            same(&format!("{rows} rows cut at {cuts:?}"), &all, |device, t| {
+                let (logits, sums) = t.split_at_mut(ranks);
+                let [parts, whole] = sums else { panic!() };
+                for (rank, logits) in logits.iter().enumerate() {
+                    let mut parts = parts.view_mut();
+                    let here = parts.part(3 * rows * rank..3 * rows * (rank + 1));
+                    device.entropy_part(&targets, cuts[rank], logits.view(), here);
+                }
+                let loss = device.entropy_whole(parts.view(), whole.view_mut());
+                for (rank, logits) in logits.iter_mut().enumerate() {
+                    let (whole, logits) = (whole.view(), logits.view_mut());
+                    device.entropy_back(&targets, cuts[rank], whole, logits, 0.125);
+                }
+                loss
+            });
         }
     }
 }
@@ -370,6 +347,27 @@ fn sums_copies_and_masks() {
                 device.clear(x.view_mut());
                 let mask = Mask { share: 0.2, key: key(9, &[]), first: 77 };
                 device.dropout(mask, y.view_mut());
+                0.0
+            });
+        }
+    }
+}
+
+#[test]
+fn columns() {
+    for (rows, wide, columns) in [(1, 1, 0..1), (3, 40, 7..39), (700, 50, 0..17), (9, 20, 4..4)] {
+        let (whole, part) = (rows * wide, rows * columns.len());
+        let what = format!("{columns:?} of {rows} rows of {wide}");
+        for kinds in [[Real(whole), Act(part)], [Act(whole), Act(part)], [Act(whole), Real(part)]] {
+            same(&what, &kinds, |device, t| {
+                let [whole, part] = t else { panic!() };
+                device.take_columns(whole.view(), wide, columns.clone(), part.view_mut());
+                0.0
+            });
+            same(&what, &kinds, |device, t| {
+                let [whole, part] = t else { panic!() };
+                device.put_columns(part.view(), whole.view_mut(), wide, columns.clone());
+                device.fill(-2.5, part.view_mut());
                 0.0
             });
         }

@@ -11,14 +11,16 @@ use super::report::{self, Speed};
 use super::{Job, TOKENIZER, Training};
 use crate::checkpoint::manifest::{DATA, RUN};
 use crate::checkpoint::{
-    About, Checkpoint, CheckpointError, MANIFEST, Skipped, any, any_of_run, is_among, newest_good,
+    About, Checkpoint, CheckpointError, Kind, MANIFEST, Skipped, any, any_of_run, is_among,
+    newest_good,
 };
 use crate::config::{Config, Plan, Resume};
 use crate::data::{DataError, Dataset, Loader, Order, Tokens};
-use crate::memory::{Format, Tensor};
+use crate::memory::{Format, ViewMut};
 use crate::metrics::{self, Event};
 use crate::model::Model;
-use crate::parallel::{Alone, DataParallel, Exchange};
+use crate::parallel::pipeline::Stage;
+use crate::parallel::{Groups, Mesh};
 use crate::run;
 use crate::shape::Shape;
 use crate::step::{Engine, Net};
@@ -59,7 +61,7 @@ impl Training {
         let about = report::about(&job, &plan, &shape, done);
         tell(Event::Begin(Box::new(about.clone())));
         many_kinds(&shape, job.dataset.tokenizer.vocabulary()).into_iter().for_each(&mut *tell);
-        let mut training = Self::new(job, plan, shape, &about);
+        let mut training = Self::new(job, plan, shape, &about)?;
         (training.tokens, training.kept) = (tokens, kept);
         if let Some(found) = found {
             found.skipped.iter().for_each(|note| tell(Event::Note(note.clone())));
@@ -89,19 +91,22 @@ impl Training {
     }
 
     /// With parameters as they are before training, and nothing that is kept or tried.
-    pub(super) fn new(job: Job, plan: Plan, shape: Shape, about: &metrics::About) -> Self {
+    pub(super) fn new(
+        job: Job,
+        plan: Plan,
+        shape: Shape,
+        about: &metrics::About,
+    ) -> Result<Self, TrainError> {
         let speed = Speed::new(about, &shape);
         let Job { config, comm, device, dataset, folder, run, .. } = job;
         let extra = [(RUN, run), (DATA, dataset.digest.clone())];
         let extra = extra.into_iter().filter(|(_, what)| !what.is_empty());
         let extra = extra.map(|(name, what)| (name.to_owned(), what)).collect();
-        let exchange: Box<dyn Exchange> = match plan.ranks {
-            1 => Box::new(Alone::default()),
-            _ => Box::new(DataParallel::new(comm.clone())),
-        };
+        let groups = Groups::new(comm.clone(), Mesh::data(plan.ranks))?;
+        let stage = Stage::whole(&shape);
         let net = Net::new(Model::new(shape), device);
-        let engine = Engine::new(net, exchange, config.train.seed);
-        Self {
+        let engine = Engine::new(net, groups, stage, config.train.seed);
+        Ok(Self {
             schedule: config.schedule(plan.ranks),
             config,
             plan,
@@ -116,7 +121,7 @@ impl Training {
             kept: None,
             extra,
             speed,
-        }
+        })
     }
 }
 
@@ -277,18 +282,19 @@ fn difference(there: &Shape, here: &Shape) -> String {
 /// All ranks get what rank 0 has.
 pub fn spread(engine: &mut Engine, comm: &dyn Comm) -> Result<(), TrainError> {
     let state = &mut engine.state;
-    let moments = state.moments.iter_mut().flatten();
-    for tensor in state.parameters.iter_mut().chain(moments) {
-        broadcast(tensor, comm)?;
+    for block in state.held() {
+        for kind in Kind::ALL {
+            broadcast(state.own_mut(block, kind), comm)?;
+        }
     }
     Ok(())
 }
 
-fn broadcast(tensor: &mut Tensor, comm: &dyn Comm) -> Result<(), TrainError> {
-    match tensor.format() {
-        Format::F64 => comm.broadcast(tensor.view_mut().host::<f64>(), 0)?,
-        Format::F32 => comm.broadcast(tensor.view_mut().host::<f32>(), 0)?,
-        Format::Bf16 => comm.broadcast(tensor.view_mut().host::<half::bf16>(), 0)?,
+fn broadcast(numbers: ViewMut<'_>, comm: &dyn Comm) -> Result<(), TrainError> {
+    match numbers.format() {
+        Format::F64 => comm.broadcast(numbers.host::<f64>(), 0)?,
+        Format::F32 => comm.broadcast(numbers.host::<f32>(), 0)?,
+        Format::Bf16 => comm.broadcast(numbers.host::<half::bf16>(), 0)?,
     }
     Ok(())
 }

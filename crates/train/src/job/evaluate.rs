@@ -15,7 +15,7 @@ pub fn spread(windows: u64, wanted: u64) -> impl Iterator<Item = u64> {
 
 /// The mean loss over some sequences, which the ranks share.
 pub fn loss(
-    engine: &Engine,
+    engine: &mut Engine,
     comm: &dyn Comm,
     loader: &Loader,
     wanted: u64,
@@ -29,7 +29,7 @@ pub fn loss(
         let batch = loader.batch(some.iter().copied())?;
         let (inputs, targets) = (&batch.inputs, &batch.targets);
         let micro = Micro { inputs, targets, batch: batch.batch, first: 0 };
-        sums[0] += engine.net.loss(&engine.state.parameters, &micro);
+        sums[0] += engine.loss(&micro)?;
         sums[1] += targets.len() as f64;
     }
     comm.all_reduce(&mut sums, ReduceOp::Sum)?;

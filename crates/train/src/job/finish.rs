@@ -136,16 +136,17 @@ impl Training {
         let tokenizer = &self.dataset.tokenizer;
         let mut first = Vec::new();
         self.dataset.validation.read(0..1, &mut first).ok()?;
-        let generator = Generator::new(&self.engine.net, &self.engine.state.parameters);
+        let parameters = self.engine.state.weights.whole()?;
+        let generator = Generator::new(&self.engine.net, parameters);
         let mut generator = generator.among(tokenizer.vocabulary());
-        generator.read(&first);
+        generator.read(&first).ok()?;
         let seed = self.config.train.seed;
         let sampling = Sampling { temperature: 0.8, top_k: 40, top_p: 1.0, seed };
         let began = Instant::now();
         let mut tokens = first;
         // A large model is slow by itself; nobody waits for this.
         while tokens.len() < SAMPLE && began.elapsed().as_secs() < 5 {
-            tokens.push(generator.next(&sampling));
+            tokens.push(generator.next(&sampling).ok()?);
         }
         tokenizer.decode(&tokens).ok()
     }

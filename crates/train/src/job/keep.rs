@@ -6,32 +6,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::checkpoint::{About, Checkpoint, CheckpointError, Kind, Part, Piece, State, Writer};
-use crate::memory::Tensor;
 use crate::shape::{Block, Parameter};
-use crate::state::State as Numbers;
 use crate::step::Engine;
 
 /// No disk takes longer for a rank's part of a checkpoint.
 const PATIENCE: Duration = Duration::from_secs(24 * 3600);
-
-/// What is kept of each parameter.
-const KINDS: [Kind; 3] = [Kind::Parameter, Kind::Moment1, Kind::Moment2];
-
-fn tensor(state: &Numbers, block: usize, kind: Kind) -> &Tensor {
-    match kind {
-        Kind::Parameter => &state.parameters[block],
-        Kind::Moment1 => &state.moments[block][0],
-        Kind::Moment2 => &state.moments[block][1],
-    }
-}
-
-fn tensor_mut(state: &mut Numbers, block: usize, kind: Kind) -> &mut Tensor {
-    match kind {
-        Kind::Parameter => &mut state.parameters[block],
-        Kind::Moment1 => &mut state.moments[block][0],
-        Kind::Moment2 => &mut state.moments[block][1],
-    }
-}
 
 /// All parameters with the numbers of their blocks.
 fn numbered(blocks: &[Block]) -> impl Iterator<Item = (usize, &Parameter)> {
@@ -44,11 +23,11 @@ fn numbered(blocks: &[Block]) -> impl Iterator<Item = (usize, &Parameter)> {
 /// This rank's part of everything: ranks that have the same numbers share the writing, equally.
 pub fn pieces(engine: &Engine, rank: usize, ranks: usize) -> Vec<Piece> {
     let blocks = &engine.net.model.blocks;
-    let all = KINDS.len() * blocks.iter().map(Block::len).sum::<usize>();
+    let all = Kind::ALL.len() * blocks.iter().map(Block::len).sum::<usize>();
     let own = all * rank / ranks..all * (rank + 1) / ranks;
     let mut pieces = Vec::new();
     let mut start = 0;
-    for kind in KINDS {
+    for kind in Kind::ALL {
         for (block, parameter) in numbered(blocks) {
             let end = start + parameter.len();
             let (from, to) = (own.start.clamp(start, end), own.end.clamp(start, end));
@@ -68,7 +47,7 @@ fn piece(
     part: Range<usize>,
 ) -> Piece {
     let begin = parameter.start;
-    let all = tensor(&engine.state, block, kind).view();
+    let all = engine.state.own(block, kind);
     let mut numbers = vec![0.0; part.len()];
     engine.net.device.fetch(all.part(begin + part.start..begin + part.end), &mut numbers);
     let whole = part.len() == parameter.len();
@@ -81,14 +60,14 @@ fn piece(
 pub fn restore(engine: &mut Engine, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
     let Engine { net, state, .. } = engine;
     for (block, parameter) in numbered(&net.model.blocks) {
-        for kind in KINDS {
+        for kind in Kind::ALL {
             let found = checkpoint.shape(&parameter.name, kind).is_some();
             if kind != Kind::Parameter && !found {
                 continue;
             }
             let mut numbers = vec![0.0; parameter.len()];
             checkpoint.read(&parameter.name, kind, &Part::Whole, &mut numbers)?;
-            let mut all = tensor_mut(state, block, kind).view_mut();
+            let mut all = state.own_mut(block, kind);
             net.device.put(&numbers, all.part(parameter.range()));
         }
     }

@@ -250,7 +250,8 @@ impl Training {
     /// What was trained is worth keeping: an update can spoil what no later loss would show.
     fn check_parameters(&self) -> Result<(), TrainError> {
         let device = &self.engine.net.device;
-        let squares = self.engine.state.parameters.iter().map(|t| device.square_sum(t.view()));
+        let state = &self.engine.state;
+        let squares = state.held().map(|block| device.square_sum(state.weights.own(block)));
         self.finite(self.done, "the norm of the parameters is", squares.sum::<f64>().sqrt())
     }
 
@@ -259,7 +260,7 @@ impl Training {
         let Some(loader) = &self.validation else { return Ok(()) };
         let wanted = (self.config.train.eval_batches * self.plan.batch) as u64;
         let at_once = self.plan.micro_batch;
-        let loss = evaluate::loss(&self.engine, &*self.comm, loader, wanted, at_once)?;
+        let loss = evaluate::loss(&mut self.engine, &*self.comm, loader, wanted, at_once)?;
         self.speed.validated(loss);
         tell(Event::Validation { step: self.done, loss });
         Ok(())

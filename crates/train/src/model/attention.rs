@@ -1,9 +1,12 @@
 //! The first half of a layer: tokens look at those before them.
 
+use regatta_comm::CommError;
+
 use super::parts::{Product, Scaling};
-use super::{Lent, Place, Run};
-use crate::device::{Attention, AttentionSaved, Turn};
-use crate::memory::{Tensor, View, ViewMut};
+use super::{Grads, Held, Lent, Place, Run};
+use crate::device::{Attention, AttentionDrop, AttentionSaved, Turn};
+use crate::memory::{Tensor, View};
+use crate::random::Mask;
 use crate::shape::{Block, Family, Shape};
 
 /// The attention half.
@@ -40,15 +43,15 @@ impl AttentionHalfSaved {
 
 impl AttentionHalf {
     pub fn new(shape: &Shape, layer: usize, block: &Block) -> Self {
-        let (width, inner) = (shape.width, shape.heads * shape.head_width());
+        let ranks = block.share.ranks;
         Self {
             norm: Scaling::new(shape, block, "norm1"),
-            qkv: Product::new(block, "qkv", shape.qkv_width(), width),
-            proj: Product::new(block, "proj", width, inner),
-            heads: shape.heads,
-            kv_heads: shape.kv_heads,
+            qkv: Product::expanding(block, "qkv"),
+            proj: Product::contracting(block, "proj"),
+            heads: shape.heads / ranks,
+            kv_heads: shape.kv_heads / ranks,
             head_width: shape.head_width(),
-            width,
+            width: shape.width,
             rope: (shape.family == Family::Llama).then_some(shape.rope_base),
             block: layer + 1,
         }
@@ -66,15 +69,17 @@ impl AttentionHalf {
         run: &Run<'_>,
         params: View<'_>,
         x: &Tensor,
-    ) -> (AttentionHalfSaved, Lent) {
+    ) -> Result<(AttentionHalfSaved, Lent), CommError> {
         let (device, rows, sizes) = (run.device, run.rows(), self.sizes(run));
-        let mut normed = run.activation(rows * self.width);
-        let mut statistics = run.real(2 * rows);
+        let own = run.own_rows();
+        let mut normed = run.activation(own * self.width);
+        let mut statistics = run.real(2 * own);
         self.norm.forward(run, params, x.view(), normed.view_mut(), statistics.view_mut());
+        let normed = run.tensor.enter(run, normed)?;
         let mut qkv = run.activation(rows * sizes.qkv_width());
         self.qkv.forward(run, params, &normed, &mut qkv);
         if let Some(base) = self.rope {
-            device.rope(sizes, base, 0, Turn::There, qkv.view_mut());
+            device.rope(sizes, base, &run.places(), Turn::There, qkv.view_mut());
         }
         let mut heads = run.activation(rows * sizes.width());
         let mut log_sums = run.real(sizes.heads * rows);
@@ -82,12 +87,13 @@ impl AttentionHalf {
         device.attention(sizes, qkv.view(), drop, heads.view_mut(), log_sums.view_mut());
         let mut out = run.activation(rows * self.width);
         self.proj.forward(run, params, &heads, &mut out);
+        let mut out = run.tensor.leave(run, out)?;
         if let Some(mask) = self.output_mask(run) {
             device.dropout(mask, out.view_mut());
         }
-        let mut mid = run.real(rows * self.width);
+        let mut mid = run.real(own * self.width);
         device.sum(x.view(), out.view(), mid.view_mut());
-        (AttentionHalfSaved { normed, statistics, qkv, heads, log_sums }, mid)
+        Ok((AttentionHalfSaved { normed, statistics, qkv, heads, log_sums }, mid))
     }
 
     /// `dx`, the gradient of `mid`, becomes that of `x`.
@@ -95,17 +101,15 @@ impl AttentionHalf {
         &self,
         run: &Run<'_>,
         params: View<'_>,
-        grads: &mut ViewMut<'_>,
+        grads: &mut Grads<'_>,
         (x, saved): (&Tensor, AttentionHalfSaved),
         dx: &mut Tensor,
-    ) {
+    ) -> Result<(), CommError> {
         let (device, rows, sizes) = (run.device, run.rows(), self.sizes(run));
         let dropped = run.dropped(self.output_mask(run), dx);
-        let dout = dropped.as_deref().unwrap_or(dx);
+        let dout = run.tensor.gather(run, dropped)?;
         let mut dheads = run.activation(rows * sizes.width());
-        self.proj.back_input(run, params, dout, &mut dheads);
-        self.proj.back_weight(run, &saved.heads, dout, grads);
-        drop(dropped);
+        self.proj.back_input(run, params, &dout, &mut dheads);
         let mut dqkv = run.activation(rows * sizes.qkv_width());
         let (qkv, y, log_sums) = (saved.qkv.view(), saved.heads.view(), saved.log_sums.view());
         let needed = AttentionSaved { qkv, y, log_sums };
@@ -116,22 +120,30 @@ impl AttentionHalf {
             dheads.view(),
             dqkv.view_mut(),
         );
+        self.proj.back_weight(run, saved.heads, dout, grads);
         if let Some(base) = self.rope {
-            device.rope(sizes, base, 0, Turn::Back, dqkv.view_mut());
+            device.rope(sizes, base, &run.places(), Turn::Back, dqkv.view_mut());
         }
         let mut dnormed = run.activation(rows * self.width);
         self.qkv.back_input(run, params, &dqkv, &mut dnormed);
-        self.qkv.back_weight(run, &saved.normed, &dqkv, grads);
+        self.qkv.back_weight(run, saved.normed, Held::Own(dqkv), grads);
+        let dnormed = run.tensor.leave(run, dnormed)?;
         let needed = [x.view(), saved.statistics.view(), dnormed.view()];
-        self.norm.backward(run, params, needed, dx.view_mut(), grads);
+        self.norm.backward(run, params, needed, dx.view_mut(), &mut grads.here);
+        Ok(())
     }
 
-    fn attention_mask(&self, run: &Run<'_>) -> Option<crate::random::Mask> {
+    fn attention_mask(&self, run: &Run<'_>) -> Option<AttentionDrop> {
         let place = Place { block: self.block, part: 0 };
-        run.mask(place, self.heads * run.sequence * run.sequence)
+        let (share, each) = (run.tensor.share, run.sequence * run.sequence);
+        let heads = self.heads * share.ranks;
+        let mask = run.mask(place, heads * each)?;
+        let all = AttentionDrop::whole(mask, heads, run.sequence);
+        // The heads of the ranks before this one come first.
+        Some(all.from([0, self.heads * share.rank, 0, 0]))
     }
 
-    fn output_mask(&self, run: &Run<'_>) -> Option<crate::random::Mask> {
-        run.mask(Place { block: self.block, part: 1 }, run.sequence * self.width)
+    fn output_mask(&self, run: &Run<'_>) -> Option<Mask> {
+        run.row_mask(Place { block: self.block, part: 1 }, self.width)
     }
 }

@@ -1,5 +1,7 @@
 //! Token by token: keys and values of the tokens so far are kept, so that a new one costs one row.
 
+use regatta_comm::CommError;
+
 use super::attention::AttentionHalf;
 use super::{Layer, Lent, Model, Run, Saved};
 use crate::device::{Device, Turn};
@@ -31,12 +33,12 @@ impl Layer {
         x: Lent,
         cache: &mut Cache,
         position: usize,
-    ) -> Lent {
+    ) -> Result<Lent, CommError> {
         let mid = match &self.attention {
             Some(half) => half.one(run, params, &x, cache, position),
             None => x,
         };
-        self.feed_forward.forward(run, params, &mid).1
+        Ok(self.feed_forward.forward(run, params, &mid)?.1)
     }
 
     /// Keeps the keys and values of the first sequence of a forward pass.
@@ -67,7 +69,7 @@ impl AttentionHalf {
         let mut qkv = run.activation(sizes.qkv_width());
         self.qkv.forward(run, params, &normed, &mut qkv);
         if let Some(base) = self.rope {
-            device.rope(sizes, base, position, Turn::There, qkv.view_mut());
+            device.rope(sizes, base, &[position as u32], Turn::There, qkv.view_mut());
         }
         self.remember(run, qkv.view(), cache, position);
         let so_far = 0..(position + 1) * sizes.kv_heads * sizes.head_width;

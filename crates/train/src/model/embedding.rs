@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use regatta_comm::CommError;
+
 use super::{Lent, Place, Run};
 use crate::memory::{Tensor, View, ViewMut};
 use crate::shape::{Block, Shape};
@@ -10,6 +12,8 @@ use crate::shape::{Block, Shape};
 #[derive(Debug, Clone)]
 pub struct Embedding {
     tokens: Range<usize>,
+    /// The first token whose row is here; ranks share the table.
+    first: usize,
     positions: Option<Range<usize>>,
     width: usize,
 }
@@ -19,7 +23,8 @@ const PLACE: Place = Place { block: 0, part: 0 };
 impl Embedding {
     pub(super) fn new(shape: &Shape, block: &Block) -> Self {
         let tokens = block.find("tokens").unwrap_or(0..0);
-        Self { tokens, positions: block.find("positions"), width: shape.width }
+        let first = block.share.of(shape.vocabulary).start;
+        Self { tokens, first, positions: block.find("positions"), width: shape.width }
     }
 
     /// The table of tokens, which a tied head has, too.
@@ -33,47 +38,62 @@ impl Embedding {
     }
 
     /// `x = table[token] + positions[position]`.
-    pub fn forward(&self, run: &Run<'_>, params: View<'_>, tokens: &[u32]) -> Lent {
+    pub fn forward(
+        &self,
+        run: &Run<'_>,
+        params: View<'_>,
+        tokens: &[u32],
+    ) -> Result<Lent, CommError> {
         let mut x = run.real(run.rows() * self.width);
-        let positions = self.positions(run).map(|range| params.part(range));
-        run.device.embed(tokens, run.sequence, self.table(params), positions, x.view_mut());
-        if let Some(mask) = run.mask(PLACE, run.sequence * self.width) {
+        self.rows(run, params, tokens, &run.places(), &mut x);
+        let mut x = run.tensor.leave(run, x)?;
+        if let Some(mask) = run.row_mask(PLACE, self.width) {
             run.device.dropout(mask, x.view_mut());
         }
-        x
+        Ok(x)
     }
 
     /// The row of one token at a position of its sequence.
     pub fn one(&self, run: &Run<'_>, params: View<'_>, token: u32, position: usize) -> Lent {
         let mut x = run.real(self.width);
-        let at = |range: &Range<usize>| {
-            let start = range.start + position * self.width;
-            params.part(start..start + self.width)
-        };
-        let positions = self.positions.as_ref().map(at);
-        run.device.embed(&[token], 1, self.table(params), positions, x.view_mut());
+        self.rows(run, params, &[token], &[position as u32], &mut x);
         x
     }
 
-    /// Adds to the gradients of the rows that the tokens name.
-    pub fn backward(&self, run: &Run<'_>, mut grads: ViewMut<'_>, tokens: &[u32], mut dx: Lent) {
-        if let Some(mask) = run.mask(PLACE, run.sequence * self.width) {
-            run.device.dropout(mask, dx.view_mut());
+    /// The rows of tokens at places, those of a sequence.
+    fn rows(
+        &self,
+        run: &Run<'_>,
+        params: View<'_>,
+        tokens: &[u32],
+        places: &[u32],
+        x: &mut Tensor,
+    ) {
+        run.device.embed(tokens, self.first, self.table(params), x.view_mut());
+        // Ranks' rows are summed, and positions are to be in the sum once.
+        if let Some(positions) = self.positions.clone().filter(|_| run.tensor.share.rank == 0) {
+            let positions = params.part(positions);
+            run.device.add_positions(self.width, places, positions, x.view_mut());
         }
-        let dx: &Tensor = &dx;
-        let Some(positions) = self.positions(run) else {
-            let table = grads.part(self.tokens.clone());
-            return run.device.embed_back(tokens, run.sequence, dx.view(), table, None);
-        };
-        let (mut table, mut behind) = grads.split_at(self.tokens.end);
-        let positions = positions.start - self.tokens.end..positions.end - self.tokens.end;
-        let (table, positions) = (table.part(self.tokens.clone()), behind.part(positions));
-        run.device.embed_back(tokens, run.sequence, dx.view(), table, Some(positions));
     }
 
-    /// Those that sequences of this length have.
-    fn positions(&self, run: &Run<'_>) -> Option<Range<usize>> {
-        let all = self.positions.clone()?;
-        Some(all.start..all.start + run.sequence * self.width)
+    /// Adds to the gradients of the rows that the tokens name.
+    pub fn backward(
+        &self,
+        run: &Run<'_>,
+        mut grads: ViewMut<'_>,
+        tokens: &[u32],
+        mut dx: Lent,
+    ) -> Result<(), CommError> {
+        if let Some(mask) = run.row_mask(PLACE, self.width) {
+            run.device.dropout(mask, dx.view_mut());
+        }
+        let dx = run.tensor.enter(run, dx)?;
+        run.device.embed_back(tokens, self.first, dx.view(), grads.part(self.tokens.clone()));
+        if let Some(positions) = self.positions.clone() {
+            let positions = grads.part(positions);
+            run.device.add_positions_back(self.width, &run.places(), dx.view(), positions);
+        }
+        Ok(())
     }
 }

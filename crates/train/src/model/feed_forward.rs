@@ -1,8 +1,10 @@
 //! The second half of a layer: each token by itself.
 
+use regatta_comm::CommError;
+
 use super::parts::{Product, Scaling};
-use super::{Lent, Place, Run};
-use crate::memory::{Tensor, View, ViewMut};
+use super::{Grads, Held, Lent, Place, Run};
+use crate::memory::{Tensor, View};
 use crate::random::Mask;
 use crate::shape::{Block, Shape};
 
@@ -30,13 +32,14 @@ pub struct FeedForwardSaved {
 
 impl FeedForward {
     pub fn new(shape: &Shape, layer: usize, block: &Block) -> Self {
+        let ranks = block.share.ranks;
         Self {
             norm: Scaling::new(shape, block, "norm2"),
-            up: Product::new(block, "up", shape.up_width(), shape.width),
-            down: Product::new(block, "down", shape.width, shape.feed_forward),
+            up: Product::expanding(block, "up"),
+            down: Product::contracting(block, "down"),
             width: shape.width,
-            inner: shape.feed_forward,
-            up_width: shape.up_width(),
+            inner: shape.feed_forward / ranks,
+            up_width: shape.up_width() / ranks,
             gated: shape.is_gated(),
             block: layer + 1,
         }
@@ -48,11 +51,12 @@ impl FeedForward {
         run: &Run<'_>,
         params: View<'_>,
         mid: &Tensor,
-    ) -> (FeedForwardSaved, Lent) {
-        let (device, rows) = (run.device, run.rows());
-        let mut normed = run.activation(rows * self.width);
-        let mut statistics = run.real(2 * rows);
+    ) -> Result<(FeedForwardSaved, Lent), CommError> {
+        let (device, rows, own) = (run.device, run.rows(), run.own_rows());
+        let mut normed = run.activation(own * self.width);
+        let mut statistics = run.real(2 * own);
         self.norm.forward(run, params, mid.view(), normed.view_mut(), statistics.view_mut());
+        let normed = run.tensor.enter(run, normed)?;
         let mut up = run.activation(rows * self.up_width);
         self.up.forward(run, params, &normed, &mut up);
         let mut active = run.activation(rows * self.inner);
@@ -62,12 +66,13 @@ impl FeedForward {
         }
         let mut down = run.activation(rows * self.width);
         self.down.forward(run, params, &active, &mut down);
+        let mut down = run.tensor.leave(run, down)?;
         if let Some(mask) = self.mask(run) {
             device.dropout(mask, down.view_mut());
         }
-        let mut out = run.real(rows * self.width);
+        let mut out = run.real(own * self.width);
         device.sum(mid.view(), down.view(), out.view_mut());
-        (FeedForwardSaved { normed, statistics, up, active }, out)
+        Ok((FeedForwardSaved { normed, statistics, up, active }, out))
     }
 
     /// `dx`, the gradient of `out`, becomes that of `mid`.
@@ -75,17 +80,16 @@ impl FeedForward {
         &self,
         run: &Run<'_>,
         params: View<'_>,
-        grads: &mut ViewMut<'_>,
+        grads: &mut Grads<'_>,
         (mid, saved): (&Tensor, FeedForwardSaved),
         dx: &mut Tensor,
-    ) {
+    ) -> Result<(), CommError> {
         let (device, rows) = (run.device, run.rows());
         let dropped = run.dropped(self.mask(run), dx);
-        let dout = dropped.as_deref().unwrap_or(dx);
+        let dout = run.tensor.gather(run, dropped)?;
         let mut dactive = run.activation(rows * self.inner);
-        self.down.back_input(run, params, dout, &mut dactive);
-        self.down.back_weight(run, &saved.active, dout, grads);
-        drop(dropped);
+        self.down.back_input(run, params, &dout, &mut dactive);
+        self.down.back_weight(run, saved.active, dout, grads);
         let dup = if self.gated {
             let mut dup = run.activation(rows * self.up_width);
             device.swiglu_back(self.inner, saved.up.view(), dactive.view(), dup.view_mut());
@@ -96,12 +100,14 @@ impl FeedForward {
         };
         let mut dnormed = run.activation(rows * self.width);
         self.up.back_input(run, params, &dup, &mut dnormed);
-        self.up.back_weight(run, &saved.normed, &dup, grads);
+        self.up.back_weight(run, saved.normed, Held::Own(dup), grads);
+        let dnormed = run.tensor.leave(run, dnormed)?;
         let needed = [mid.view(), saved.statistics.view(), dnormed.view()];
-        self.norm.backward(run, params, needed, dx.view_mut(), grads);
+        self.norm.backward(run, params, needed, dx.view_mut(), &mut grads.here);
+        Ok(())
     }
 
     fn mask(&self, run: &Run<'_>) -> Option<Mask> {
-        run.mask(Place { block: self.block, part: 2 }, run.sequence * self.width)
+        run.row_mask(Place { block: self.block, part: 2 }, self.width)
     }
 }

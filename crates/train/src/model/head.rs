@@ -6,6 +6,8 @@
 
 use std::ops::Range;
 
+use regatta_comm::CommError;
+
 use super::parts::Scaling;
 use super::{Lent, Run};
 use crate::device::Linear;
@@ -22,6 +24,8 @@ pub struct Head {
     /// Where its own matrix is, if it has one.
     output: Option<Range<usize>>,
     width: usize,
+    /// The tokens whose logits this rank has.
+    first: usize,
     vocabulary: usize,
 }
 
@@ -40,26 +44,36 @@ pub struct HeadGrads<'a> {
     /// Those of its own block.
     pub own: ViewMut<'a>,
     /// The embedding's table, if the head is tied to it.
-    pub table: ViewMut<'a>,
+    pub table: Option<ViewMut<'a>>,
 }
 
 impl Head {
     pub(super) fn new(shape: &Shape, block: &Block) -> Self {
+        let own = block.share.of(shape.vocabulary);
         Self {
             norm: Scaling::new(shape, block, "norm"),
             output: block.find("output"),
             width: shape.width,
-            vocabulary: shape.vocabulary,
+            first: own.start,
+            vocabulary: own.len(),
         }
     }
 
     /// The sum of the cross entropies, without gradients.
-    pub fn loss(&self, run: &Run<'_>, params: HeadParams<'_>, x: &Tensor, targets: &[u32]) -> f64 {
-        let one = |rows: Range<usize>| {
-            let (_, _, mut logits) = self.some(run, params, x, rows.clone());
-            run.device.cross_entropy(&targets[rows], logits.view_mut(), None)
-        };
-        self.chunks(run.rows()).map(one).sum()
+    pub fn loss(
+        &self,
+        run: &Run<'_>,
+        params: HeadParams<'_>,
+        x: &Tensor,
+        targets: &[u32],
+    ) -> Result<f64, CommError> {
+        let (normed, _) = self.normed(run, params, x)?;
+        let mut loss = 0.0;
+        for rows in self.chunks(run.rows()) {
+            let mut logits = self.some(run, params, &normed, rows.clone());
+            loss += self.entropy(run, &targets[rows], &mut logits, None)?;
+        }
+        Ok(loss)
     }
 
     /// The same, and the gradients, times the scale: those of the parameters are added to `grads`,
@@ -71,29 +85,54 @@ impl Head {
         grads: &mut HeadGrads<'_>,
         (x, targets): (&Tensor, &[u32]),
         scale: f64,
-    ) -> (f64, Lent) {
-        let mut dx = run.real(run.rows() * self.width);
-        run.device.clear(dx.view_mut());
+    ) -> Result<(f64, Lent), CommError> {
+        let (normed, statistics) = self.normed(run, params, x)?;
+        let mut dnormed = run.activation(run.rows() * self.width);
         let mut loss = 0.0;
         for rows in self.chunks(run.rows()) {
-            let (normed, statistics, mut logits) = self.some(run, params, x, rows.clone());
+            let mut logits = self.some(run, params, &normed, rows.clone());
             let targets = &targets[rows.clone()];
-            loss += run.device.cross_entropy(targets, logits.view_mut(), Some(scale));
-            let of = self.sizes(rows.len());
-            let mut dnormed = run.activation(rows.len() * self.width);
-            let (dlogits, matrix) = (logits.view(), self.matrix(params));
-            run.device.linear_back_input(of, dlogits, matrix, dnormed.view_mut(), false);
-            let dmatrix = match self.output.clone() {
-                Some(own) => grads.own.part(own),
-                None => grads.table.again(),
+            loss += self.entropy(run, targets, &mut logits, Some(scale))?;
+            let (of, here) = (self.sizes(rows.len()), self.numbers(rows));
+            let (dlogits, matrix, mut dx) =
+                (logits.view(), self.matrix(params), dnormed.view_mut());
+            run.device.linear_back_input(of, dlogits, matrix, dx.part(here.clone()), false);
+            let dmatrix = match (self.output.clone(), &mut grads.table) {
+                (None, Some(table)) => table.again(),
+                (own, _) => grads.own.part(own.unwrap_or(0..0)),
             };
-            run.device.linear_back_weight(of, normed.view(), dlogits, dmatrix, None);
-            let here = rows.start * self.width..rows.end * self.width;
-            let needed = [x.view().part(here.clone()), statistics.view(), dnormed.view()];
-            let mut dx = dx.view_mut();
-            self.norm.backward(run, params.own, needed, dx.part(here), &mut grads.own);
+            run.device.linear_back_weight(of, normed.view().part(here), dlogits, dmatrix, None);
         }
-        (loss, dx)
+        let dnormed = run.tensor.leave(run, dnormed)?;
+        let mut dx = run.real(x.len());
+        run.device.clear(dx.view_mut());
+        let needed = [x.view(), statistics.view(), dnormed.view()];
+        self.norm.backward(run, params.own, needed, dx.view_mut(), &mut grads.own);
+        Ok((loss, dx))
+    }
+
+    /// The sum of the cross entropies of some rows of logits, of which this rank may have some
+    /// columns. With a scale, they become their gradient.
+    fn entropy(
+        &self,
+        run: &Run<'_>,
+        targets: &[u32],
+        logits: &mut Tensor,
+        scale: Option<f64>,
+    ) -> Result<f64, CommError> {
+        let device = run.device;
+        if run.tensor.share.ranks == 1 {
+            return Ok(device.cross_entropy(targets, logits.view_mut(), scale));
+        }
+        let mut parts = run.real(3 * targets.len());
+        device.entropy_part(targets, self.first, logits.view(), parts.view_mut());
+        let parts = run.tensor.together(run, parts)?;
+        let mut whole = run.real(2 * targets.len());
+        let loss = device.entropy_whole(parts.view(), whole.view_mut());
+        if let Some(scale) = scale {
+            device.entropy_back(targets, self.first, whole.view(), logits.view_mut(), scale);
+        }
+        Ok(loss)
     }
 
     /// The logits of some rows.
@@ -103,26 +142,42 @@ impl Head {
         params: HeadParams<'_>,
         x: &Tensor,
         rows: Range<usize>,
-    ) -> Lent {
-        self.some(run, params, x, rows).2
+    ) -> Result<Lent, CommError> {
+        let (normed, _) = self.normed(run, params, x)?;
+        Ok(self.some(run, params, &normed, rows))
     }
 
-    /// Some rows, normed, with their statistics and logits.
-    fn some(
+    /// All rows, normed, and the statistics of this rank's.
+    fn normed(
         &self,
         run: &Run<'_>,
         params: HeadParams<'_>,
         x: &Tensor,
+    ) -> Result<(Lent, Lent), CommError> {
+        let mut normed = run.activation(x.len());
+        let mut statistics = run.real(2 * run.own_rows());
+        self.norm.forward(run, params.own, x.view(), normed.view_mut(), statistics.view_mut());
+        Ok((run.tensor.enter(run, normed)?, statistics))
+    }
+
+    /// The logits of some normed rows.
+    fn some(
+        &self,
+        run: &Run<'_>,
+        params: HeadParams<'_>,
+        normed: &Tensor,
         rows: Range<usize>,
-    ) -> (Lent, Lent, Lent) {
-        let mut normed = run.activation(rows.len() * self.width);
-        let mut statistics = run.real(2 * rows.len());
-        let x = x.view().part(rows.start * self.width..rows.end * self.width);
-        self.norm.forward(run, params.own, x, normed.view_mut(), statistics.view_mut());
+    ) -> Lent {
         let mut logits = run.real(rows.len() * self.vocabulary);
-        let of = self.sizes(rows.len());
-        run.device.linear(of, normed.view(), self.matrix(params), None, logits.view_mut());
-        (normed, statistics, logits)
+        let (of, matrix) = (self.sizes(rows.len()), self.matrix(params));
+        let normed = normed.view().part(self.numbers(rows));
+        run.device.linear(of, normed, matrix, None, logits.view_mut());
+        logits
+    }
+
+    /// Where the numbers of some rows of the stream are.
+    fn numbers(&self, rows: Range<usize>) -> Range<usize> {
+        rows.start * self.width..rows.end * self.width
     }
 
     fn matrix<'a>(&self, params: HeadParams<'a>) -> View<'a> {

@@ -1,9 +1,11 @@
 //! A layer: attention, then feed-forward, each added to the stream.
 
+use regatta_comm::CommError;
+
 use super::attention::{AttentionHalf, AttentionHalfSaved};
 use super::feed_forward::{FeedForward, FeedForwardSaved};
-use super::{Lent, Run};
-use crate::memory::{Tensor, View, ViewMut};
+use super::{Grads, Lent, Run};
+use crate::memory::{Tensor, View};
 use crate::shape::{Block, Shape};
 
 /// A layer.
@@ -43,17 +45,30 @@ impl Layer {
     }
 
     /// The stream behind the layer, and what the backward pass needs.
-    pub fn forward(&self, run: &Run<'_>, params: View<'_>, x: Lent) -> (Lent, Saved) {
-        let (inner, out) = self.halves(run, params, &x);
+    pub fn forward(
+        &self,
+        run: &Run<'_>,
+        params: View<'_>,
+        x: Lent,
+    ) -> Result<(Lent, Saved), CommError> {
+        let (inner, out) = self.halves(run, params, &x)?;
         let inner = (!run.recompute).then_some(inner);
-        (out, Saved { x, inner })
+        Ok((out, Saved { x, inner }))
     }
 
-    fn halves(&self, run: &Run<'_>, params: View<'_>, x: &Tensor) -> (Inner, Lent) {
-        let attention = self.attention.as_ref().map(|half| half.forward(run, params, x));
+    fn halves(
+        &self,
+        run: &Run<'_>,
+        params: View<'_>,
+        x: &Tensor,
+    ) -> Result<(Inner, Lent), CommError> {
+        let attention = match &self.attention {
+            Some(half) => Some(half.forward(run, params, x)?),
+            None => None,
+        };
         let mid = attention.as_ref().map_or(x, |(_, mid)| mid);
-        let (feed_forward, out) = self.feed_forward.forward(run, params, mid);
-        (Inner { attention, feed_forward }, out)
+        let (feed_forward, out) = self.feed_forward.forward(run, params, mid)?;
+        Ok((Inner { attention, feed_forward }, out))
     }
 
     /// `dx`, the gradient of the stream behind the layer, becomes that of the stream before it.
@@ -61,18 +76,22 @@ impl Layer {
         &self,
         run: &Run<'_>,
         params: View<'_>,
-        mut grads: ViewMut<'_>,
+        mut grads: Grads<'_>,
         saved: Saved,
         dx: &mut Tensor,
-    ) {
+    ) -> Result<(), CommError> {
         let Saved { x, inner } = saved;
-        let inner = inner.unwrap_or_else(|| self.halves(run, params, &x).0);
+        let inner = match inner {
+            Some(inner) => inner,
+            None => self.halves(run, params, &x)?.0,
+        };
         let Inner { attention, feed_forward } = inner;
         let mid: &Tensor = attention.as_ref().map_or(&x, |(_, mid)| mid);
-        self.feed_forward.backward(run, params, &mut grads, (mid, feed_forward), dx);
+        self.feed_forward.backward(run, params, &mut grads, (mid, feed_forward), dx)?;
         if let (Some(half), Some((saved, mid))) = (&self.attention, attention) {
             drop(mid);
-            half.backward(run, params, &mut grads, (&x, saved), dx);
+            half.backward(run, params, &mut grads, (&x, saved), dx)?;
         }
+        Ok(())
     }
 }

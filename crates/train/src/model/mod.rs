@@ -6,6 +6,7 @@ mod decode;
 mod embedding;
 mod feed_forward;
 mod head;
+mod held;
 mod layer;
 mod parts;
 mod scratch;
@@ -13,13 +14,16 @@ mod scratch;
 pub use decode::Cache;
 pub use embedding::Embedding;
 pub use head::{Head, HeadGrads, HeadParams};
+pub use held::Held;
 pub use layer::{Layer, Saved};
-pub use scratch::{Lent, Scratch};
+pub use parts::{Grads, Later};
+pub use scratch::{Home, Lent, Scratch};
 
 use crate::device::Device;
 use crate::memory::Tensor;
+use crate::parallel::tensor::Group;
 use crate::random::{self, Mask};
-use crate::shape::{Block, Shape};
+use crate::shape::{Block, Shape, Share};
 
 /// A model: what its blocks do, and which parameters they have. The parameters themselves are
 /// elsewhere: whoever calls a block brings them.
@@ -40,7 +44,12 @@ pub struct Model {
 impl Model {
     /// The model of a shape, which must have been checked.
     pub fn new(shape: Shape) -> Self {
-        let blocks = shape.blocks();
+        Self::of(shape, Share::ALL)
+    }
+
+    /// What a rank of a tensor group has of it.
+    pub fn of(shape: Shape, share: Share) -> Self {
+        let blocks = shape.blocks_of(share);
         let embedding = Embedding::new(&shape, &blocks[0]);
         let layers = (0..shape.layers).map(|i| Layer::new(&shape, i, &blocks[i + 1])).collect();
         let head = Head::new(&shape, &blocks[shape.layers + 1]);
@@ -60,6 +69,8 @@ pub struct Run<'a> {
     pub device: &'a dyn Device,
     /// Memory for what is computed.
     pub scratch: &'a Scratch,
+    /// The ranks that share matrices.
+    pub tensor: &'a Group,
     /// Sequences in this pass.
     pub batch: usize,
     /// Tokens of each.
@@ -76,23 +87,45 @@ impl Run<'_> {
         self.batch * self.sequence
     }
 
+    /// How many of them are this rank's where ranks share the stream.
+    pub fn own_rows(&self) -> usize {
+        self.tensor.rows(self.rows()).len()
+    }
+
+    /// The positions of the tokens of a sequence.
+    fn places(&self) -> Vec<u32> {
+        (0..self.sequence as u32).collect()
+    }
+
     /// Memory for numbers of the stream, of gradients of it, and of statistics. Nobody cleared it.
-    fn real(&self, elements: usize) -> Lent {
+    pub(crate) fn real(&self, elements: usize) -> Lent {
         self.scratch.lend(self.device, elements, self.device.real_format())
     }
 
     /// Memory for activations. Nobody cleared it.
-    fn activation(&self, elements: usize) -> Lent {
+    pub(crate) fn activation(&self, elements: usize) -> Lent {
         self.scratch.lend(self.device, elements, self.device.activation_format())
     }
 
+    /// Memory for so many numbers as another tensor's are.
+    pub(crate) fn like(&self, other: &Tensor, elements: usize) -> Lent {
+        self.scratch.lend(self.device, elements, other.format())
+    }
+
     /// The gradient behind a mask, if there is one.
-    fn dropped(&self, mask: Option<Mask>, dx: &Tensor) -> Option<Lent> {
-        let mask = mask?;
+    fn dropped<'t>(&self, mask: Option<Mask>, dx: &'t Tensor) -> Held<'t> {
+        let Some(mask) = mask else { return Held::Other(dx) };
         let mut dropped = self.real(dx.len());
         self.device.copy(dx.view(), dropped.view_mut());
         self.device.dropout(mask, dropped.view_mut());
-        Some(dropped)
+        Held::Own(dropped)
+    }
+
+    /// The mask for this rank's rows of the stream at one place in the model.
+    fn row_mask(&self, place: Place, width: usize) -> Option<Mask> {
+        let mask = self.mask(place, self.sequence * width)?;
+        let before = self.tensor.rows(self.rows()).start * width;
+        Some(Mask { first: mask.first + before as u64, ..mask })
     }
 
     /// The mask for one place in the model, with so many numbers for each sequence.

@@ -40,6 +40,28 @@ pub struct Lent {
     home: Arc<Mutex<Free>>,
 }
 
+/// Where a tensor that was taken out of a [`Lent`] belongs.
+#[derive(Debug)]
+pub struct Home(Arc<Mutex<Free>>);
+
+impl Home {
+    /// Lends it again.
+    pub fn lent(self, tensor: Tensor) -> Lent {
+        Lent { tensor: Some(tensor), home: self.0 }
+    }
+}
+
+impl Lent {
+    /// Takes the tensor, for a collective that needs to own it.
+    pub fn take(mut self) -> (Tensor, Home) {
+        let home = Home(self.home.clone());
+        match self.tensor.take() {
+            Some(tensor) => (tensor, home),
+            None => unreachable!("it is there until it is dropped"),
+        }
+    }
+}
+
 impl Deref for Lent {
     type Target = Tensor;
 

@@ -2,9 +2,15 @@
 
 mod alone;
 mod data;
+mod groups;
+mod mesh;
+pub mod pipeline;
+pub mod tensor;
 
 pub use alone::Alone;
 pub use data::DataParallel;
+pub use groups::{Company, Groups, Link};
+pub use mesh::{Mesh, Seat};
 
 use regatta_comm::CommError;
 
@@ -13,7 +19,7 @@ use crate::memory::Tensor;
 
 /// How gradients get from what each rank has to what all have together, while the backward pass
 /// goes on.
-pub trait Exchange {
+pub trait Exchange: Send {
     /// Memory for gradients, from which they travel best.
     fn memory(&self, device: &dyn Device, elements: usize) -> Tensor;
 

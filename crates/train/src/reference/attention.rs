@@ -1,7 +1,6 @@
 //! Causal attention, head by head.
 
-use crate::device::{Attention, Turn};
-use crate::random::Mask;
+use crate::device::{Attention, AttentionDrop, Turn};
 
 /// Where the queries, keys and values of one head begin in the first row of its sequence.
 struct Head {
@@ -36,28 +35,33 @@ impl Head {
     }
 }
 
-fn dot(a: &[f64], b: &[f64]) -> f64 {
+pub(super) fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
-fn softmax(scores: Vec<f64>) -> (Vec<f64>, f64) {
+pub(super) fn softmax(scores: Vec<f64>) -> (Vec<f64>, f64) {
     let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let sum: f64 = scores.iter().map(|s| (s - most).exp()).sum();
     (scores.iter().map(|s| (s - most).exp() / sum).collect(), most + sum.ln())
 }
 
 /// `to += from * by`.
-fn add(to: &mut [f64], from: &[f64], by: f64) {
+pub(super) fn add(to: &mut [f64], from: &[f64], by: f64) {
     to.iter_mut().zip(from).for_each(|(to, from)| *to += from * by);
 }
 
 /// What a softmax's number is multiplied by.
-fn kept(drop: Option<Mask>, of: Attention, [b, h, query, key]: [usize; 4]) -> f64 {
-    let index = ((b * of.heads + h) * of.sequence + query) * of.sequence + key;
-    drop.map_or(1.0, |mask| f64::from(mask.factor(index as u64)))
+pub(super) fn kept(drop: Option<AttentionDrop>, place: [usize; 4]) -> f64 {
+    drop.map_or(1.0, |drop| f64::from(drop.mask.factor(drop.index(place))))
 }
 
-pub fn forward(of: Attention, qkv: &[f64], drop: Option<Mask>, y: &mut [f64], sums: &mut [f64]) {
+pub fn forward(
+    of: Attention,
+    qkv: &[f64],
+    drop: Option<AttentionDrop>,
+    y: &mut [f64],
+    sums: &mut [f64],
+) {
     y.fill(0.0);
     for (b, h) in (0..of.batch).flat_map(|b| (0..of.heads).map(move |h| (b, h))) {
         let head = Head::new(of, b, h);
@@ -67,13 +71,19 @@ pub fn forward(of: Attention, qkv: &[f64], drop: Option<Mask>, y: &mut [f64], su
             let start = (head.first_row + query) * of.width() + head.q;
             let y = &mut y[start..start + of.head_width];
             for (key, p) in probabilities.iter().enumerate() {
-                add(y, &qkv[head.at(key, head.v)], p * kept(drop, of, [b, h, query, key]));
+                add(y, &qkv[head.at(key, head.v)], p * kept(drop, [b, h, query, key]));
             }
         }
     }
 }
 
-pub fn backward(of: Attention, qkv: &[f64], drop: Option<Mask>, dy: &[f64], dqkv: &mut [f64]) {
+pub fn backward(
+    of: Attention,
+    qkv: &[f64],
+    drop: Option<AttentionDrop>,
+    dy: &[f64],
+    dqkv: &mut [f64],
+) {
     dqkv.fill(0.0);
     let scale = 1.0 / (of.head_width as f64).sqrt();
     for (b, h) in (0..of.batch).flat_map(|b| (0..of.heads).map(move |h| (b, h))) {
@@ -82,7 +92,7 @@ pub fn backward(of: Attention, qkv: &[f64], drop: Option<Mask>, dy: &[f64], dqkv
             let (p, _) = head.probabilities(qkv, query);
             let start = (head.first_row + query) * of.width() + head.q;
             let dy = &dy[start..start + of.head_width];
-            let kept = |key| kept(drop, of, [b, h, query, key]);
+            let kept = |key| kept(drop, [b, h, query, key]);
             let dp: Vec<f64> =
                 (0..=query).map(|key| dot(dy, &qkv[head.at(key, head.v)]) * kept(key)).collect();
             let mean = dot(&dp, &p);
@@ -110,10 +120,11 @@ pub fn attend(of: Attention, q: &[f64], keys: &[f64], values: &[f64], y: &mut [f
     }
 }
 
-pub fn rope(of: Attention, base: f64, first: usize, turn: Turn, qkv: &mut [f64]) {
+pub fn rope(of: Attention, base: f64, places: &[u32], turn: Turn, qkv: &mut [f64]) {
+    assert_eq!(places.len(), of.sequence);
     let half = of.head_width / 2;
     for (row, numbers) in qkv.chunks_exact_mut(of.qkv_width()).enumerate() {
-        let position = (first + row % of.sequence) as f64;
+        let position = f64::from(places[row % of.sequence]);
         for head in numbers.chunks_exact_mut(of.head_width).take(of.heads + of.kv_heads) {
             for i in 0..half {
                 let angle = position * base.powf(-(i as f64) / half as f64);

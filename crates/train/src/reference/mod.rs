@@ -2,10 +2,18 @@
 //! written in a textbook. Slow on purpose.
 
 mod attention;
+mod attention_part;
+mod embed;
+mod loss;
 mod product;
 mod rows;
 
-use crate::device::{Attention, AttentionSaved, Device, Linear, Norm, NormGrads, NormSaved, Turn};
+use std::ops::Range;
+
+use crate::device::{
+    Attention, AttentionDrop, AttentionPart, AttentionPartSaved, AttentionSaved, Device, Linear,
+    Norm, NormGrads, NormSaved, Turn,
+};
 use crate::memory::{Format, Tensor, View, ViewMut};
 use crate::optimizer::{AdamW, Sgd};
 use crate::random::Mask;
@@ -50,8 +58,16 @@ impl Device for Reference {
         to.host::<f64>().copy_from_slice(from.host());
     }
 
-    fn clear(&self, x: ViewMut<'_>) {
-        x.host::<f64>().fill(0.0);
+    fn take_columns(&self, from: View<'_>, wide: usize, columns: Range<usize>, to: ViewMut<'_>) {
+        rows::take_columns(from.host(), wide, columns, to.host());
+    }
+
+    fn put_columns(&self, from: View<'_>, to: ViewMut<'_>, wide: usize, columns: Range<usize>) {
+        rows::put_columns(from.host(), to.host(), wide, columns);
+    }
+
+    fn fill(&self, number: f64, x: ViewMut<'_>) {
+        x.host::<f64>().fill(number);
     }
 
     fn linear(
@@ -117,7 +133,7 @@ impl Device for Reference {
         &self,
         of: Attention,
         qkv: View<'_>,
-        drop: Option<Mask>,
+        drop: Option<AttentionDrop>,
         y: ViewMut<'_>,
         log_sums: ViewMut<'_>,
     ) {
@@ -128,19 +144,43 @@ impl Device for Reference {
         &self,
         of: Attention,
         saved: AttentionSaved<'_>,
-        drop: Option<Mask>,
+        drop: Option<AttentionDrop>,
         dy: View<'_>,
         dqkv: ViewMut<'_>,
     ) {
         attention::backward(of, saved.qkv.host(), drop, dy.host(), dqkv.host());
     }
 
+    fn attention_part(
+        &self,
+        of: AttentionPart,
+        q: View<'_>,
+        kv: View<'_>,
+        drop: Option<AttentionDrop>,
+        y: ViewMut<'_>,
+        log_sums: ViewMut<'_>,
+    ) {
+        attention_part::forward(of, q.host(), kv.host(), drop, y.host(), log_sums.host());
+    }
+
+    fn attention_part_back(
+        &self,
+        of: AttentionPart,
+        saved: AttentionPartSaved<'_>,
+        drop: Option<AttentionDrop>,
+        dy: View<'_>,
+        dq: ViewMut<'_>,
+        dkv: ViewMut<'_>,
+    ) {
+        attention_part::backward(of, saved, drop, dy.host(), dq.host(), dkv.host());
+    }
+
     fn attend(&self, of: Attention, q: View<'_>, keys: View<'_>, values: View<'_>, y: ViewMut<'_>) {
         attention::attend(of, q.host(), keys.host(), values.host(), y.host());
     }
 
-    fn rope(&self, of: Attention, base: f64, first: usize, turn: Turn, qkv: ViewMut<'_>) {
-        attention::rope(of, base, first, turn, qkv.host());
+    fn rope(&self, of: Attention, base: f64, places: &[u32], turn: Turn, qkv: ViewMut<'_>) {
+        attention::rope(of, base, places, turn, qkv.host());
     }
 
     fn gelu(&self, x: View<'_>, y: ViewMut<'_>) {
@@ -160,32 +200,49 @@ impl Device for Reference {
         rows::swiglu_back(width, x.host(), dy.host(), dx.host());
     }
 
-    fn embed(
-        &self,
-        tokens: &[u32],
-        sequence: usize,
-        table: View<'_>,
-        positions: Option<View<'_>>,
-        y: ViewMut<'_>,
-    ) {
-        let positions = positions.map(View::host);
-        rows::embed(tokens, sequence, table.host(), positions, y.host());
+    fn embed(&self, tokens: &[u32], first: usize, table: View<'_>, y: ViewMut<'_>) {
+        embed::embed(tokens, first, table.host(), y.host());
     }
 
-    fn embed_back(
+    fn embed_back(&self, tokens: &[u32], first: usize, dy: View<'_>, dtable: ViewMut<'_>) {
+        embed::embed_back(tokens, first, dy.host(), dtable.host());
+    }
+
+    fn add_positions(&self, width: usize, places: &[u32], positions: View<'_>, y: ViewMut<'_>) {
+        embed::add_positions(width, places, positions.host(), y.host());
+    }
+
+    fn add_positions_back(
         &self,
-        tokens: &[u32],
-        sequence: usize,
+        width: usize,
+        places: &[u32],
         dy: View<'_>,
-        dtable: ViewMut<'_>,
-        dpositions: Option<ViewMut<'_>>,
+        dpositions: ViewMut<'_>,
     ) {
-        let dpositions = dpositions.map(ViewMut::host);
-        rows::embed_back(tokens, sequence, dy.host(), dtable.host(), dpositions);
+        embed::add_positions_back(width, places, dy.host(), dpositions.host());
     }
 
     fn cross_entropy(&self, targets: &[u32], logits: ViewMut<'_>, scale: Option<f64>) -> f64 {
-        rows::cross_entropy(targets, logits.host(), scale)
+        loss::cross_entropy(targets, logits.host(), scale)
+    }
+
+    fn entropy_part(&self, targets: &[u32], first: usize, logits: View<'_>, parts: ViewMut<'_>) {
+        loss::part(targets, first, logits.host(), parts.host());
+    }
+
+    fn entropy_whole(&self, parts: View<'_>, whole: ViewMut<'_>) -> f64 {
+        loss::whole(parts.host(), whole.host())
+    }
+
+    fn entropy_back(
+        &self,
+        targets: &[u32],
+        first: usize,
+        whole: View<'_>,
+        logits: ViewMut<'_>,
+        scale: f64,
+    ) {
+        loss::back(targets, first, whole.host(), logits.host(), scale);
     }
 
     fn sum(&self, x: View<'_>, y: View<'_>, z: ViewMut<'_>) {

@@ -1,4 +1,6 @@
-//! What is done to rows: norms, activations, embeddings, the loss.
+//! What is done to rows: norms, activations, copies of columns.
+
+use std::ops::Range;
 
 use crate::device::{Norm, NormSaved};
 
@@ -103,53 +105,18 @@ pub fn swiglu_back(width: usize, x: &[f64], dy: &[f64], dx: &mut [f64]) {
     }
 }
 
-pub fn embed(
-    tokens: &[u32],
-    sequence: usize,
-    table: &[f64],
-    positions: Option<&[f64]>,
-    y: &mut [f64],
-) {
-    let width = y.len() / tokens.len();
-    for (row, (token, y)) in tokens.iter().zip(y.chunks_exact_mut(width)).enumerate() {
-        let at = row % sequence * width;
-        for i in 0..width {
-            let position = positions.map_or(0.0, |positions| positions[at + i]);
-            y[i] = table[*token as usize * width + i] + position;
-        }
+pub fn take_columns(from: &[f64], wide: usize, columns: Range<usize>, to: &mut [f64]) {
+    assert_eq!(from.len() * columns.len(), to.len() * wide);
+    for (row, from) in from.chunks_exact(wide).enumerate() {
+        let here = row * columns.len()..(row + 1) * columns.len();
+        to[here].copy_from_slice(&from[columns.clone()]);
     }
 }
 
-pub fn embed_back(
-    tokens: &[u32],
-    sequence: usize,
-    dy: &[f64],
-    dtable: &mut [f64],
-    mut dpositions: Option<&mut [f64]>,
-) {
-    let width = dy.len() / tokens.len();
-    for (row, (token, dy)) in tokens.iter().zip(dy.chunks_exact(width)).enumerate() {
-        let at = row % sequence * width;
-        for i in 0..width {
-            dtable[*token as usize * width + i] += dy[i];
-            if let Some(dpositions) = &mut dpositions {
-                dpositions[at + i] += dy[i];
-            }
-        }
+pub fn put_columns(from: &[f64], to: &mut [f64], wide: usize, columns: Range<usize>) {
+    assert_eq!(to.len() * columns.len(), from.len() * wide);
+    for (row, to) in to.chunks_exact_mut(wide).enumerate() {
+        let here = row * columns.len()..(row + 1) * columns.len();
+        to[columns.clone()].copy_from_slice(&from[here]);
     }
-}
-
-pub fn cross_entropy(targets: &[u32], logits: &mut [f64], scale: Option<f64>) -> f64 {
-    let kinds = logits.len() / targets.len();
-    let mut sum = 0.0;
-    for (target, logits) in targets.iter().zip(logits.chunks_exact_mut(kinds)) {
-        let target = *target as usize;
-        let most = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        let total: f64 = logits.iter().map(|x| (x - most).exp()).sum();
-        sum += most + total.ln() - logits[target];
-        let Some(scale) = scale else { continue };
-        logits.iter_mut().for_each(|x| *x = (*x - most).exp() / total * scale);
-        logits[target] -= scale;
-    }
-    sum
 }

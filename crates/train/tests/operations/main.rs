@@ -6,12 +6,13 @@
 mod check;
 #[path = "../numbers/mod.rs"]
 mod numbers;
+mod parts;
 mod products;
 mod tokens;
 
 use proptest::prelude::*;
 use regatta_train::cpu::{Cpu, Precision};
-use regatta_train::device::{Attention, Device, Linear, Norm};
+use regatta_train::device::{Attention, AttentionDrop, Device, Linear, Norm};
 use regatta_train::optimizer::{AdamW, Sgd};
 use regatta_train::random::Mask;
 use regatta_train::reference::Reference;
@@ -19,7 +20,7 @@ use regatta_train::reference::Reference;
 use check::{Operation, activation, as_reference, by_differences, near, real, some, unread};
 use numbers::fetch;
 use products::{Gelu, Product, Scaling, Swiglu};
-use tokens::{Attending, Dropping, Embedding, Loss, Rope};
+use tokens::{Attending, Dropping, Embedding, Loss, Positions, Rope, SharedLoss};
 
 /// Sizes below `most`, as everywhere here.
 fn product(most: usize) -> impl Strategy<Value = Product> {
@@ -60,26 +61,53 @@ fn sizes(most: usize, unit: usize) -> impl Strategy<Value = Attention> {
     )
 }
 
+/// Strides of a whole that what is here is a part of.
+fn drop(of: Attention) -> impl Strategy<Value = Option<AttentionDrop>> {
+    let one = (mask(), 0usize..3, 0usize..9).prop_map(move |(mask, heads, tokens)| {
+        AttentionDrop::whole(mask, of.heads + heads, of.sequence + tokens)
+            .from([0, heads, tokens, 0])
+    });
+    proptest::option::of(one)
+}
+
 fn attending(most: usize) -> impl Strategy<Value = Attending> {
-    (sizes(most, 1), proptest::option::of(mask())).prop_map(|(of, drop)| Attending { of, drop })
+    sizes(most, 1).prop_flat_map(|of| drop(of).prop_map(move |drop| Attending { of, drop }))
 }
 
 fn rope(most: usize) -> impl Strategy<Value = Rope> {
-    (sizes(most, 2), 10.0..10_000.0, 0usize..50).prop_map(|(of, base, first)| Rope {
+    (sizes(most, 2), 10.0..10_000.0, any::<u64>()).prop_map(|(of, base, seed)| Rope {
         of,
         base,
-        first,
+        seed,
     })
 }
 
+/// A range of at least one of so many.
+fn part(of: usize) -> impl Strategy<Value = (usize, usize)> {
+    (0..of).prop_flat_map(move |first| (Just(first), 1..=of - first))
+}
+
 fn embedding(most: usize) -> impl Strategy<Value = Embedding> {
-    (1usize..4, 1..most, 1..most, 1..most, any::<bool>(), any::<u64>()).prop_map(
-        |(batch, sequence, vocabulary, width, positions, seed)| Embedding {
+    let vocabulary = (1..most).prop_flat_map(|vocabulary| (Just(vocabulary), part(vocabulary)));
+    (1..most, vocabulary, 1..most, any::<u64>()).prop_map(
+        |(rows, (vocabulary, (first, here)), width, seed)| Embedding {
+            rows,
+            vocabulary,
+            first,
+            here,
+            width,
+            seed,
+        },
+    )
+}
+
+fn positions(most: usize) -> impl Strategy<Value = Positions> {
+    (1usize..4, 1..most, 1..most, 1..most, any::<u64>()).prop_map(
+        |(batch, sequence, context, width, seed)| Positions {
             batch,
             sequence,
-            vocabulary,
+            context,
             width,
-            positions,
             seed,
         },
     )
@@ -90,6 +118,13 @@ fn loss(most: usize) -> impl Strategy<Value = Loss> {
         rows,
         vocabulary,
         seed,
+    })
+}
+
+fn shared_loss(most: usize) -> impl Strategy<Value = SharedLoss> {
+    (1..most, 1..most, 1..most, any::<u64>()).prop_map(|(rows, cut, rest, seed)| SharedLoss {
+        of: Loss { rows, vocabulary: cut + rest, seed },
+        cut,
     })
 }
 
@@ -111,7 +146,9 @@ fn any_operation(most: usize) -> impl Strategy<Value = Box<dyn Operation>> {
         attending(most).prop_map(boxed),
         rope(most).prop_map(boxed),
         embedding(most).prop_map(boxed),
+        positions(most).prop_map(boxed),
         loss(most).prop_map(boxed),
+        shared_loss(most).prop_map(boxed),
         dropping(most).prop_map(boxed),
         swiglu(most).prop_map(boxed),
         (1..most * most).prop_map(|count| boxed(Gelu { count })),
@@ -144,6 +181,18 @@ proptest! {
     fn attend_is_the_last_row_of_attention(of in sizes(6, 1), seed: u64) {
         attend_is_the_last_row(&Reference, Attention { batch: 1, ..of }, seed, 1e-14);
         attend_is_the_last_row(&Cpu::new(1, Precision::F32), Attention { batch: 1, ..of }, seed, 1e-5);
+    }
+
+    #[test]
+    fn a_shared_loss_is_the_loss_of_the_whole(of in shared_loss(20), seed: u64) {
+        shared_loss_is_the_loss(&Reference, of, seed, 1e-13);
+        shared_loss_is_the_loss(&Cpu::new(1, Precision::F32), of, seed, 1e-5);
+    }
+
+    #[test]
+    fn columns_are_copied_and_others_stay(rows in 1usize..20, (wide, part) in wide(), seed: u64) {
+        columns(&Reference, rows, wide, part, seed);
+        columns(&Cpu::new(1, Precision::F32), rows, wide, part, seed);
     }
 
     #[test]
@@ -180,6 +229,47 @@ fn attend_is_the_last_row(device: &dyn Device, of: Attention, seed: u64, within:
     device.attend(of, q.view(), k.view(), v.view(), y.view_mut());
     let last = &all[all.len() - queries..];
     near(&fetch(device, y.view()), last, within, "attend");
+}
+
+fn shared_loss_is_the_loss(device: &dyn Device, of: SharedLoss, seed: u64, within: f64) {
+    let (rows, vocabulary) = (of.of.rows, of.of.vocabulary);
+    let whole = some(rows * vocabulary, seed);
+    let columns = |range: std::ops::Range<usize>| -> Vec<f64> {
+        whole.chunks_exact(vocabulary).flat_map(|row| row[range.clone()].to_vec()).collect()
+    };
+    let parts = [columns(0..of.cut), columns(of.cut..vocabulary)];
+    let expected = of.of.forward(device, std::slice::from_ref(&whole));
+    near(&of.forward(device, &parts), &expected, within, "the loss");
+}
+
+/// A width, and the first and the number of some columns.
+fn wide() -> impl Strategy<Value = (usize, (usize, usize))> {
+    (1usize..50).prop_flat_map(|wide| (Just(wide), part(wide)))
+}
+
+fn columns(
+    device: &dyn Device,
+    rows: usize,
+    wide: usize,
+    (first, count): (usize, usize),
+    seed: u64,
+) {
+    let numbers = some(rows * wide, seed).into_iter().map(numbers::short).collect::<Vec<_>>();
+    let whole = real(device, &numbers);
+    let mut part = activation(device, &unread(rows * count));
+    device.take_columns(whole.view(), wide, first..first + count, part.view_mut());
+    let taken = fetch(device, part.view());
+    let mut other = vec![0.5; rows * wide];
+    for (row, (taken, other)) in
+        taken.chunks_exact(count).zip(other.chunks_exact_mut(wide)).enumerate()
+    {
+        let expected = &numbers[row * wide + first..row * wide + first + count];
+        assert_eq!(taken, expected);
+        other[first..first + count].copy_from_slice(expected);
+    }
+    let mut back = real(device, &vec![0.5; rows * wide]);
+    device.put_columns(part.view(), back.view_mut(), wide, first..first + count);
+    assert_eq!(fetch(device, back.view()), other);
 }
 
 /// Gradients of each step: some are nothing, as those of tokens that did not occur.
@@ -256,6 +346,8 @@ fn elementwise(device: &dyn Device, count: usize, seed: u64, within: f64) {
     near(&fetch(device, copied.view()), &a, within, "copy");
     device.clear(z.view_mut());
     assert_eq!(fetch(device, z.view()), vec![0.0; count]);
+    device.fill(f64::NEG_INFINITY, z.view_mut());
+    assert_eq!(fetch(device, z.view()), vec![f64::NEG_INFINITY; count]);
     let short: Vec<f32> = a.iter().map(|a| *a as f32).collect();
     let mut back = unread(count).iter().map(|x| *x as f32).collect::<Vec<_>>();
     device.put(&short, z.view_mut());

@@ -1,6 +1,6 @@
 //! Attention, positions, embeddings, the loss, dropout.
 
-use regatta_train::device::{Attention, AttentionSaved, Device, Turn};
+use regatta_train::device::{Attention, AttentionDrop, AttentionSaved, Device, Turn};
 use regatta_train::random::{self, Mask};
 
 use crate::check::{Operation, activation, added, begun, real, unread};
@@ -10,7 +10,7 @@ use crate::numbers::fetch;
 #[derive(Debug, Clone, Copy)]
 pub struct Attending {
     pub of: Attention,
-    pub drop: Option<Mask>,
+    pub drop: Option<AttentionDrop>,
 }
 
 impl Attending {
@@ -50,13 +50,14 @@ impl Operation for Attending {
 pub struct Rope {
     pub of: Attention,
     pub base: f64,
-    pub first: usize,
+    pub seed: u64,
 }
 
 impl Rope {
     fn turned(&self, device: &dyn Device, qkv: &[f64], turn: Turn) -> Vec<f64> {
         let mut qkv = activation(device, qkv);
-        device.rope(self.of, self.base, self.first, turn, qkv.view_mut());
+        let places = tokens(self.of.sequence, 60, self.seed);
+        device.rope(self.of, self.base, &places, turn, qkv.view_mut());
         fetch(device, qkv.view())
     }
 }
@@ -80,47 +81,74 @@ pub fn tokens(count: usize, below: usize, seed: u64) -> Vec<u32> {
     (0..count as u64).map(|i| (random::mix(seed ^ (i << 8)) % below as u64) as u32).collect()
 }
 
-/// `embed`: the table, perhaps positions.
+/// `embed`, of the tokens from `first` on of a vocabulary.
 #[derive(Debug, Clone, Copy)]
 pub struct Embedding {
-    pub batch: usize,
-    pub sequence: usize,
+    pub rows: usize,
     pub vocabulary: usize,
+    pub first: usize,
+    pub here: usize,
     pub width: usize,
-    pub positions: bool,
     pub seed: u64,
 }
 
 impl Embedding {
     fn tokens(&self) -> Vec<u32> {
-        tokens(self.batch * self.sequence, self.vocabulary, self.seed)
+        tokens(self.rows, self.vocabulary, self.seed)
     }
 }
 
 impl Operation for Embedding {
     fn inputs(&self) -> Vec<usize> {
-        let mut all = vec![self.vocabulary * self.width];
-        all.extend(self.positions.then_some(self.sequence * self.width));
-        all
+        vec![self.here * self.width]
     }
 
     fn forward(&self, device: &dyn Device, inputs: &[Vec<f64>]) -> Vec<f64> {
         let table = real(device, &inputs[0]);
-        let positions = inputs.get(1).map(|positions| real(device, positions));
-        let positions = positions.as_ref().map(|positions| positions.view());
-        let mut y = real(device, &unread(self.batch * self.sequence * self.width));
-        device.embed(&self.tokens(), self.sequence, table.view(), positions, y.view_mut());
+        let mut y = real(device, &unread(self.rows * self.width));
+        device.embed(&self.tokens(), self.first, table.view(), y.view_mut());
         fetch(device, y.view())
     }
 
     fn backward(&self, device: &dyn Device, inputs: &[Vec<f64>], dy: &[f64]) -> Vec<Vec<f64>> {
         let (dy, mut dtable) = (real(device, dy), begun(device, inputs[0].len()));
-        let mut dpositions = inputs.get(1).map(|positions| begun(device, positions.len()));
-        let to = dpositions.as_mut().map(|positions| positions.view_mut());
-        device.embed_back(&self.tokens(), self.sequence, dy.view(), dtable.view_mut(), to);
-        let mut all = vec![added(device, &dtable)];
-        all.extend(dpositions.map(|positions| added(device, &positions)));
-        all
+        device.embed_back(&self.tokens(), self.first, dy.view(), dtable.view_mut());
+        vec![added(device, &dtable)]
+    }
+}
+
+/// `add_positions`: the positions, and what they are added to.
+#[derive(Debug, Clone, Copy)]
+pub struct Positions {
+    pub batch: usize,
+    pub sequence: usize,
+    pub context: usize,
+    pub width: usize,
+    pub seed: u64,
+}
+
+impl Positions {
+    fn places(&self) -> Vec<u32> {
+        tokens(self.sequence, self.context, self.seed)
+    }
+}
+
+impl Operation for Positions {
+    fn inputs(&self) -> Vec<usize> {
+        vec![self.context * self.width, self.batch * self.sequence * self.width]
+    }
+
+    fn forward(&self, device: &dyn Device, inputs: &[Vec<f64>]) -> Vec<f64> {
+        let (positions, mut y) = (real(device, &inputs[0]), real(device, &inputs[1]));
+        device.add_positions(self.width, &self.places(), positions.view(), y.view_mut());
+        fetch(device, y.view())
+    }
+
+    fn backward(&self, device: &dyn Device, inputs: &[Vec<f64>], dy: &[f64]) -> Vec<Vec<f64>> {
+        let (gradient, mut dpositions) = (real(device, dy), begun(device, inputs[0].len()));
+        let (places, to) = (self.places(), dpositions.view_mut());
+        device.add_positions_back(self.width, &places, gradient.view(), to);
+        vec![added(device, &dpositions), dy.to_vec()]
     }
 }
 
@@ -154,6 +182,49 @@ impl Operation for Loss {
         let loss = device.cross_entropy(&self.targets(), logits.view_mut(), Some(dy[0]));
         assert_eq!(vec![loss], self.forward(device, inputs), "the scale changes the loss");
         vec![fetch(device, logits.view())]
+    }
+}
+
+/// The same loss of logits whose columns two ranks have, the first so many of them.
+#[derive(Debug, Clone, Copy)]
+pub struct SharedLoss {
+    pub of: Loss,
+    pub cut: usize,
+}
+
+impl SharedLoss {
+    /// The loss, and the gradients of each rank's logits.
+    fn both(&self, device: &dyn Device, inputs: &[Vec<f64>], scale: f64) -> (f64, Vec<Vec<f64>>) {
+        let (rows, targets) = (self.of.rows, self.of.targets());
+        let mut parts = real(device, &unread(2 * 3 * rows));
+        let mut whole = real(device, &unread(2 * rows));
+        let mut logits: Vec<_> = inputs.iter().map(|logits| real(device, logits)).collect();
+        for (rank, logits) in logits.iter().enumerate() {
+            let mut parts = parts.view_mut();
+            let here = parts.part(3 * rows * rank..3 * rows * (rank + 1));
+            device.entropy_part(&targets, rank * self.cut, logits.view(), here);
+        }
+        let loss = device.entropy_whole(parts.view(), whole.view_mut());
+        for (rank, logits) in logits.iter_mut().enumerate() {
+            let (first, logits) = (rank * self.cut, logits.view_mut());
+            device.entropy_back(&targets, first, whole.view(), logits, scale);
+        }
+        (loss, logits.iter().map(|logits| fetch(device, logits.view())).collect())
+    }
+}
+
+impl Operation for SharedLoss {
+    fn inputs(&self) -> Vec<usize> {
+        let Loss { rows, vocabulary, .. } = self.of;
+        vec![rows * self.cut, rows * (vocabulary - self.cut)]
+    }
+
+    fn forward(&self, device: &dyn Device, inputs: &[Vec<f64>]) -> Vec<f64> {
+        vec![self.both(device, inputs, 1.0).0]
+    }
+
+    fn backward(&self, device: &dyn Device, inputs: &[Vec<f64>], dy: &[f64]) -> Vec<Vec<f64>> {
+        self.both(device, inputs, dy[0]).1
     }
 }
 

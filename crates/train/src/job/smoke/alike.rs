@@ -5,6 +5,7 @@ use sha2::{Digest, Sha256};
 
 use super::gather::gather;
 use super::places::usual;
+use crate::checkpoint::Kind;
 use crate::job::TrainError;
 use crate::step::Engine;
 
@@ -12,9 +13,9 @@ use crate::step::Engine;
 pub fn digest(engine: &Engine) -> String {
     let state = &engine.state;
     let mut sum = Sha256::new();
-    for tensor in state.parameters.iter().chain(state.moments.iter().flatten()) {
-        let mut numbers = vec![0.0; tensor.len()];
-        engine.net.device.fetch(tensor.view(), &mut numbers);
+    for own in state.held().flat_map(|block| Kind::ALL.map(|kind| state.own(block, kind))) {
+        let mut numbers = vec![0.0; own.len()];
+        engine.net.device.fetch(own, &mut numbers);
         let bytes: Vec<u8> = numbers.into_iter().flat_map(f32::to_le_bytes).collect();
         sum.update(&bytes);
     }

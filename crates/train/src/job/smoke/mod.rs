@@ -20,7 +20,7 @@ pub use part::{Figures, Findings, Name, Part, Place, Reduced, Slowest, Told, Ver
 
 use super::keep::{self, Keeper, Kept};
 use super::{Job, TrainError, Training, begin, report};
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, Kind};
 use crate::metrics::{Event, StepMetrics, StepSeconds};
 use crate::step::Engine;
 
@@ -136,7 +136,7 @@ fn agreement(job: &Job) -> Found<Agreed> {
 /// Ranks but the first forget the initial state, so that it shows whether they get it.
 fn broadcast(job: Job, (plan, shape): Agreed) -> Found<Training> {
     let about = report::about(&job, &plan, &shape, 0);
-    let mut training = Training::new(job, plan, shape, &about);
+    let mut training = Training::new(job, plan, shape, &about)?;
     let comm = training.comm.clone();
     if comm.rank() != 0 {
         forget(&mut training.engine);
@@ -151,17 +151,16 @@ fn broadcast(job: Job, (plan, shape): Agreed) -> Found<Training> {
 /// All numbers become zero.
 fn forget(engine: &mut Engine) {
     let Engine { net, state, .. } = engine;
-    let moments = state.moments.iter_mut().flatten();
-    for tensor in state.parameters.iter_mut().chain(moments) {
-        net.device.clear(tensor.view_mut());
+    for block in state.held() {
+        Kind::ALL.iter().for_each(|kind| net.device.clear(state.own_mut(block, *kind)));
     }
 }
 
 /// Bytes of parameters and moments.
 fn bytes(engine: &Engine) -> u64 {
     let state = &engine.state;
-    let tensors = state.parameters.iter().chain(state.moments.iter().flatten());
-    tensors.map(|tensor| (tensor.len() * tensor.format().size()) as u64).sum()
+    let all = state.held().flat_map(|block| Kind::ALL.map(|kind| state.own(block, kind)));
+    all.map(|numbers| (numbers.len() * numbers.format().size()) as u64).sum()
 }
 
 fn steps(training: &mut Training, model: &str, stop: &dyn Fn() -> bool) -> Found<()> {

@@ -1,0 +1,56 @@
+//! A model on a device.
+
+use regatta_comm::CommError;
+
+use super::Micro;
+use crate::device::Device;
+use crate::memory::View;
+use crate::model::{HeadParams, Model, Run, Scratch};
+use crate::parallel::tensor::Group;
+
+/// A model on a device.
+pub struct Net {
+    /// What it is.
+    pub model: Model,
+    /// Where it is.
+    pub device: Box<dyn Device>,
+    /// The ranks that share its matrices.
+    pub tensor: Group,
+    scratch: Scratch,
+}
+
+impl Net {
+    /// A whole model.
+    pub fn new(model: Model, device: Box<dyn Device>) -> Self {
+        Self::within(Group::alone(), model, device)
+    }
+
+    /// A rank's part of a model that a group shares.
+    pub fn within(tensor: Group, model: Model, device: Box<dyn Device>) -> Self {
+        Self { model, device, tensor, scratch: Scratch::new() }
+    }
+
+    /// What a pass works with.
+    pub fn run(&self, batch: usize, sequence: usize) -> Run<'_> {
+        let Self { device, scratch, tensor, .. } = self;
+        let device = &**device;
+        Run { device, scratch, tensor, batch, sequence, dropout: None, recompute: false }
+    }
+
+    /// The sum of the losses of sequences, with these parameters of all blocks.
+    pub fn loss(&self, params: &[View<'_>], micro: &Micro<'_>) -> Result<f64, CommError> {
+        // What layers would save for a backward pass is dropped by each at once.
+        let run = Run { recompute: true, ..self.run(micro.batch, micro.sequence()) };
+        let mut x = self.model.embedding.forward(&run, params[0], micro.inputs)?;
+        for (layer, params) in self.model.layers.iter().zip(&params[1..]) {
+            x = layer.forward(&run, *params, x)?.0;
+        }
+        self.model.head.loss(&run, self.head_params(params), &x, micro.targets)
+    }
+
+    /// The head's parameters, which may be the embedding's.
+    pub fn head_params<'a>(&self, params: &[View<'a>]) -> HeadParams<'a> {
+        let table = self.model.embedding.table(params[0]);
+        HeadParams { own: params[self.model.last()], table }
+    }
+}

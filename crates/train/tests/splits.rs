@@ -1,0 +1,224 @@
+//! The same training however ranks share it.
+
+#![allow(clippy::unwrap_used)]
+
+use std::sync::Arc;
+use std::thread;
+
+use regatta_comm::{Collectives, Comm, ReduceOp, fake};
+use regatta_train::model::Model;
+use regatta_train::optimizer::AdamW;
+use regatta_train::parallel::pipeline::{Kind, Stage};
+use regatta_train::parallel::tensor::Group;
+use regatta_train::parallel::{Groups, Mesh};
+use regatta_train::random;
+use regatta_train::reference::Reference;
+use regatta_train::shape::{Family, Shape};
+use regatta_train::step::{Engine, Micro, Net, Plan, Rule};
+
+const BATCH: usize = 8;
+const SEQUENCE: usize = 8;
+const STEPS: u64 = 20;
+const KINDS: u64 = 13;
+
+fn shape(family: Family) -> Shape {
+    Shape {
+        family,
+        vocabulary: KINDS as usize,
+        context: SEQUENCE,
+        width: 16,
+        layers: 4,
+        heads: 8,
+        kv_heads: if family == Family::Llama { 4 } else { 8 },
+        feed_forward: 24,
+        tied: family == Family::Gpt2,
+        bias: family == Family::Gpt2,
+        norm_epsilon: 1e-5,
+        rope_base: 100.0,
+    }
+}
+
+/// How a training is shared, and what else may matter to that.
+#[derive(Debug, Clone, Copy)]
+struct Case {
+    family: Family,
+    mesh: Mesh,
+    sequence: bool,
+    passes: usize,
+    recompute: bool,
+    dropout: f32,
+    kind: Kind,
+    chunks: usize,
+}
+
+impl Case {
+    fn new(family: Family) -> Self {
+        let mesh = Mesh::data(1);
+        Self {
+            family,
+            mesh,
+            sequence: false,
+            passes: 1,
+            recompute: false,
+            dropout: 0.0,
+            kind: Kind::OneFOneB,
+            chunks: 1,
+        }
+    }
+
+    fn plan(&self, step: u64) -> Plan {
+        let adamw = AdamW {
+            rate: 0.01,
+            beta1: 0.9,
+            beta2: 0.99,
+            epsilon: 1e-8,
+            decay: 0.1,
+            step: step + 1,
+            scale: 1.0,
+        };
+        Plan {
+            step,
+            tokens: (BATCH * SEQUENCE) as u64,
+            rule: Rule::AdamW(adamw),
+            clip: 1.0,
+            dropout: self.dropout,
+            seed: 3,
+            recompute: self.recompute,
+        }
+    }
+
+    fn engine(&self, comm: &Arc<dyn Comm>) -> Engine {
+        let groups = Groups::new(comm.clone(), self.mesh).unwrap();
+        let tensor = Group::new(groups.tensor.clone(), self.sequence);
+        let model = Model::of(shape(self.family), tensor.share);
+        let net = Net::within(tensor, model, Box::new(Reference));
+        let Self { mesh, kind, chunks, passes, .. } = *self;
+        let stage = match mesh.pp {
+            1 => Stage::whole(&net.model.shape),
+            pp => {
+                let how = (kind, pp, chunks, passes);
+                Stage::new(&net.model.shape, how, groups.seat.pp).unwrap()
+            }
+        };
+        Engine::new(net, groups, stage, 11)
+    }
+
+    /// The mean losses and norms of the steps, as a rank of so many sees them.
+    fn rank(self, comm: Arc<dyn Comm>) -> Vec<[f64; 2]> {
+        let mut engine = self.engine(&comm);
+        let seat = self.mesh.seat(comm.rank() as usize);
+        let share = BATCH / self.mesh.dp;
+        let each = share / self.passes;
+        let one = |step: u64| {
+            let first = |pass: usize| seat.dp * share + pass * each;
+            let parts: Vec<_> = (0..self.passes)
+                .map(|pass| {
+                    let here = first(pass)..first(pass) + each;
+                    (here.start, tokens(step, here.clone(), 0), tokens(step, here, 1))
+                })
+                .collect();
+            let micros = parts.iter().map(|(first, inputs, targets)| Micro {
+                inputs,
+                targets,
+                batch: each,
+                first: *first as u64,
+            });
+            let outcome = engine.step(&self.plan(step), micros).unwrap();
+            let mut sum = [outcome.loss_sum];
+            comm.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
+            [sum[0] / (BATCH * SEQUENCE) as f64, outcome.gradient_norm]
+        };
+        (0..STEPS).map(one).collect()
+    }
+
+    /// The same of all ranks together, who must agree.
+    fn run(self) -> Vec<[f64; 2]> {
+        let start = |comm| thread::spawn(move || self.rank(Arc::new(comm)));
+        let world = fake::world(self.mesh.ranks() as u32);
+        let all: Vec<_> = world.into_iter().map(start).collect();
+        let all: Vec<Vec<_>> = all.into_iter().map(|rank| rank.join().unwrap()).collect();
+        assert!(all.iter().all(|one| *one == all[0]), "ranks disagree: {self:?}\n{all:?}");
+        all[0].clone()
+    }
+
+    /// It is what one rank has.
+    fn check(self) {
+        let alone =
+            Self { mesh: Mesh::data(1), sequence: false, passes: 1, recompute: false, ..self };
+        let (one, many) = (alone.run(), self.run());
+        assert!(one[STEPS as usize - 1][0] < one[0][0] - 0.1, "nothing was learnt: {one:?}");
+        for (step, (a, b)) in one.iter().zip(&many).enumerate() {
+            for (a, b) in a.iter().zip(b) {
+                let off = (a - b).abs() / a;
+                assert!(off < 1e-9, "{self:?} in step {step}: {a} alone, {b}");
+            }
+        }
+    }
+}
+
+/// Some sequences of a step: letters that follow each other, from random ones on.
+fn tokens(step: u64, sequences: std::ops::Range<usize>, shift: u64) -> Vec<u32> {
+    let one = |sequence: usize| {
+        let start = random::mix(step << 32 | sequence as u64);
+        (0..SEQUENCE as u64).map(move |i| ((start % KINDS + 5 * (i + shift)) % KINDS) as u32)
+    };
+    sequences.flat_map(one).collect()
+}
+
+fn tensor(tp: usize) -> Mesh {
+    Mesh { tp, ..Mesh::data(1) }
+}
+
+#[test]
+fn tensor_parallel() {
+    for family in [Family::Gpt2, Family::Llama, Family::Mlp] {
+        for (tp, sequence) in [(2, false), (2, true), (4, true), (4, false)] {
+            let case = Case { mesh: tensor(tp), sequence, ..Case::new(family) };
+            case.check();
+            Case { passes: 2, recompute: true, dropout: 0.1, ..case }.check();
+        }
+    }
+}
+
+#[test]
+fn tensor_and_data_parallel() {
+    for family in [Family::Gpt2, Family::Llama] {
+        let mesh = Mesh { tp: 2, dp: 2, shard: 2, ..Mesh::data(1) };
+        Case { mesh, sequence: true, passes: 2, ..Case::new(family) }.check();
+        let mesh = Mesh { tp: 4, dp: 2, shard: 2, ..Mesh::data(1) };
+        Case { mesh, recompute: true, dropout: 0.1, ..Case::new(family) }.check();
+    }
+}
+
+fn pipeline(pp: usize) -> Mesh {
+    Mesh { pp, ..Mesh::data(1) }
+}
+
+#[test]
+fn pipelines() {
+    for family in [Family::Gpt2, Family::Llama] {
+        for kind in [Kind::GPipe, Kind::OneFOneB, Kind::ZeroBubble] {
+            for (pp, passes) in [(2, 4), (3, 2), (4, 8), (2, 1)] {
+                let case = Case { mesh: pipeline(pp), kind, passes, ..Case::new(family) };
+                case.check();
+            }
+            let mesh = pipeline(2);
+            Case { mesh, kind, passes: 4, recompute: true, dropout: 0.1, ..Case::new(family) }
+                .check();
+        }
+        let mesh = pipeline(2);
+        let kind = Kind::Interleaved;
+        Case { mesh, kind, chunks: 2, passes: 4, ..Case::new(family) }.check();
+        Case { mesh, kind, chunks: 3, passes: 2, dropout: 0.1, ..Case::new(family) }.check();
+    }
+}
+
+#[test]
+fn three_axes() {
+    for family in [Family::Gpt2, Family::Llama] {
+        let mesh = Mesh { dp: 2, tp: 2, pp: 2, cp: 1, shard: 2 };
+        for kind in [Kind::OneFOneB, Kind::ZeroBubble] {
+            Case { mesh, kind, passes: 2, sequence: true, ..Case::new(family) }.check();
+        }
+    }
+}
