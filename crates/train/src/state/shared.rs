@@ -122,11 +122,17 @@ impl Shared {
 
     /// This rank's share is here, to be looked at or changed, and nothing else is made of it.
     pub fn open(&mut self, block: usize) -> Result<(), StepError> {
+        self.rest(block)?;
+        Ok(self.shelf.bring(block)?)
+    }
+
+    /// A block that is on its way goes back, so that nobody has what is made of this rank's share.
+    pub fn rest(&mut self, block: usize) -> Result<(), StepError> {
         if let Place::Coming(_) | Place::Failed(_) = self.blocks[block].whole {
             self.bring(block)?;
             self.free(block);
         }
-        Ok(self.shelf.bring(block)?)
+        Ok(())
     }
 
     /// Bytes that are always in memory, and those for what comes and goes.
