@@ -44,9 +44,10 @@ impl Shared {
         Self { shelf, blocks, split, format, pool, asked: 0 }
     }
 
-    /// A block begins to come. What goes wrong is heard by whoever brings it.
+    /// A block begins to come, if this rank has it. What goes wrong is heard by whoever brings it.
     pub fn ask(&mut self, block: usize) {
         if let Place::Nowhere = self.blocks[block].whole
+            && self.shelf.has(block)
             && let Err(error) = self.begin(block)
         {
             self.blocks[block].whole = Place::Failed(error);
