@@ -123,6 +123,14 @@ impl Weights {
         }
     }
 
+    /// Waits for others' shares of a block that this rank has whole.
+    pub fn settle(&mut self, block: usize) -> Result<(), StepError> {
+        match &mut self.home {
+            Home::Whole(home) => home.bring(block),
+            Home::Shared(_) => Ok(()),
+        }
+    }
+
     /// This rank's share of a block is here, until it is closed.
     pub fn open(&mut self, block: usize) -> Result<(), StepError> {
         match &mut self.home {
