@@ -28,6 +28,9 @@ pub trait Bank: Params {
     /// The parameters of the layer's own block, and where a pass adds to their gradients.
     fn both(&mut self) -> (View<'_>, ViewMut<'_>);
 
+    /// The latter alone, for which the block need not be here.
+    fn grads(&mut self) -> ViewMut<'_>;
+
     /// Where a pass adds to the gradients of the layer's own block, and of a tile.
     fn tile_grads(&mut self, tile: usize) -> [ViewMut<'_>; 2];
 

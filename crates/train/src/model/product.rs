@@ -124,7 +124,7 @@ impl Product {
     ) -> Result<(), StepError> {
         let of = self.sizes(run);
         if self.tiles.is_empty() {
-            let (_, mut grads) = bank.both();
+            let mut grads = bank.grads();
             let (weight, bias) = self.at.of_mut(&mut grads);
             run.device.linear_back_weight(of, x.view(), dy.view(), weight, bias);
         }

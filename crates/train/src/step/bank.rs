@@ -73,6 +73,10 @@ impl Bank for Working<'_> {
         (weights.view(self.block), gradients.of(self.block))
     }
 
+    fn grads(&mut self) -> ViewMut<'_> {
+        self.state.gradients.of(self.block)
+    }
+
     fn tile_grads(&mut self, tile: usize) -> [ViewMut<'_>; 2] {
         self.state.gradients.pair(self.block, tile)
     }
