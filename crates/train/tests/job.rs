@@ -155,6 +155,32 @@ fn what_is_stopped_goes_on_as_if_nothing_had_been() {
     assert!(near(&more.losses, &rest.losses), "{more:?} {rest:?}");
 }
 
+#[test]
+fn shared_state_is_kept_and_goes_on_as_any_other() {
+    let whole = train(1, &config(&[]), &Folder::new().0, None).unwrap().1;
+    let all = [
+        (2, vec!["parallel.zero=1"]),
+        (3, vec!["parallel.zero=3"]),
+        (2, vec!["offload.optimizer=disk", "offload.parameters=disk"]),
+        (4, vec!["parallel.zero=2", "parallel.shard=2"]),
+        (1, vec!["offload.parameters=disk", "offload.optimizer=host"]),
+        (2, vec!["parallel.zero=2", "offload.optimizer=disk"]),
+    ];
+    // Each goes on from what the one before has kept.
+    for ((first, before), (second, behind)) in all.iter().zip(all.iter().cycle().skip(1)) {
+        let folder = Folder::new();
+        let (_, one) = train(*first, &config(before), &folder.0, Some(6)).unwrap();
+        let (_, other) = train(*second, &config(behind), &folder.0, None).unwrap();
+        let losses: Vec<_> = one.losses.iter().chain(&other.losses).copied().collect();
+        assert!(near(&losses, &whole.losses), "{before:?} {behind:?}: {losses:?} {whole:?}");
+        let validations: Vec<_> =
+            one.validations.iter().chain(&other.validations).copied().collect();
+        assert!(near(&validations, &whole.validations), "{before:?} {behind:?}: {validations:?}");
+        let left = |name: &str| folder.0.join("offloaded").join(name).exists();
+        assert!(!left("moments-0") && !left("parameters-0"));
+    }
+}
+
 /// Other ranks, other batches: no sample twice, none left out, all counted.
 #[test]
 fn a_batch_that_grows_with_the_ranks_goes_on_where_it_was() {
