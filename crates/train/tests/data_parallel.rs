@@ -8,6 +8,7 @@ use std::thread;
 use regatta_comm::{Collectives, Comm, ReduceOp, fake};
 use regatta_train::model::Model;
 use regatta_train::optimizer::AdamW;
+use regatta_train::parallel::pipeline::Stage;
 use regatta_train::parallel::{Groups, Mesh};
 use regatta_train::random;
 use regatta_train::reference::Reference;
@@ -64,7 +65,7 @@ fn losses(comm: Arc<dyn Comm>, family: Family, passes: usize) -> Vec<f64> {
     let (rank, ranks) = (comm.rank() as usize, comm.size() as usize);
     let groups = Groups::new(comm.clone(), Mesh::data(ranks)).unwrap();
     let net = Net::new(Model::new(shape(family)), Box::new(Reference));
-    let mut engine = Engine::new(net, groups, 11);
+    let mut engine = Engine::new(net, groups, Stage::whole(&shape(family)), 11);
     let (share, each) = (BATCH / ranks, BATCH / ranks / passes);
     let one = |step: u64| {
         let first = |pass: usize| rank * share + pass * each;

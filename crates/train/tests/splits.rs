@@ -8,6 +8,8 @@ use std::thread;
 use regatta_comm::{Collectives, Comm, ReduceOp, fake};
 use regatta_train::model::Model;
 use regatta_train::optimizer::AdamW;
+use regatta_train::parallel::context::Ring;
+use regatta_train::parallel::pipeline::{Kind, Stage};
 use regatta_train::parallel::tensor::Group;
 use regatta_train::parallel::{Groups, Mesh};
 use regatta_train::random;
@@ -46,12 +48,23 @@ struct Case {
     passes: usize,
     recompute: bool,
     dropout: f32,
+    kind: Kind,
+    chunks: usize,
 }
 
 impl Case {
     fn new(family: Family) -> Self {
         let mesh = Mesh::data(1);
-        Self { family, mesh, sequence: false, passes: 1, recompute: false, dropout: 0.0 }
+        Self {
+            family,
+            mesh,
+            sequence: false,
+            passes: 1,
+            recompute: false,
+            dropout: 0.0,
+            kind: Kind::OneFOneB,
+            chunks: 1,
+        }
     }
 
     fn plan(&self, step: u64) -> Plan {
@@ -79,8 +92,17 @@ impl Case {
         let groups = Groups::new(comm.clone(), self.mesh).unwrap();
         let tensor = Group::new(groups.tensor.clone(), self.sequence);
         let model = Model::of(shape(self.family), tensor.share);
-        let net = Net::within(tensor, model, Box::new(Reference));
-        Engine::new(net, groups, 11)
+        let ring = Ring::new(groups.ring.clone(), groups.seat.context_share(&self.mesh));
+        let net = Net::within(tensor, model, Box::new(Reference)).in_ring(ring);
+        let Self { mesh, kind, chunks, passes, .. } = *self;
+        let stage = match mesh.pp {
+            1 => Stage::whole(&net.model.shape),
+            pp => {
+                let how = (kind, pp, chunks, passes);
+                Stage::new(&net.model.shape, how, groups.seat.pp).unwrap()
+            }
+        };
+        Engine::new(net, groups, stage, 11)
     }
 
     /// The mean losses and norms of the steps, as a rank of so many sees them.
@@ -167,5 +189,63 @@ fn tensor_and_data_parallel() {
         Case { mesh, sequence: true, passes: 2, ..Case::new(family) }.check();
         let mesh = Mesh { tp: 4, dp: 2, shard: 2, ..Mesh::data(1) };
         Case { mesh, recompute: true, dropout: 0.1, ..Case::new(family) }.check();
+    }
+}
+
+fn pipeline(pp: usize) -> Mesh {
+    Mesh { pp, ..Mesh::data(1) }
+}
+
+#[test]
+fn pipelines() {
+    for family in [Family::Gpt2, Family::Llama] {
+        for kind in [Kind::GPipe, Kind::OneFOneB, Kind::ZeroBubble] {
+            for (pp, passes) in [(2, 4), (3, 2), (4, 8), (2, 1)] {
+                let case = Case { mesh: pipeline(pp), kind, passes, ..Case::new(family) };
+                case.check();
+            }
+            let mesh = pipeline(2);
+            Case { mesh, kind, passes: 4, recompute: true, dropout: 0.1, ..Case::new(family) }
+                .check();
+        }
+        let mesh = pipeline(2);
+        let kind = Kind::Interleaved;
+        Case { mesh, kind, chunks: 2, passes: 4, ..Case::new(family) }.check();
+        Case { mesh, kind, chunks: 3, passes: 2, dropout: 0.1, ..Case::new(family) }.check();
+    }
+}
+
+#[test]
+fn three_axes() {
+    for family in [Family::Gpt2, Family::Llama] {
+        let mesh = Mesh { dp: 2, tp: 2, pp: 2, cp: 1, shard: 2 };
+        for kind in [Kind::OneFOneB, Kind::ZeroBubble] {
+            Case { mesh, kind, passes: 2, sequence: true, ..Case::new(family) }.check();
+        }
+    }
+}
+
+fn context(cp: usize) -> Mesh {
+    Mesh { cp, shard: cp, ..Mesh::data(1) }
+}
+
+#[test]
+fn context_parallel() {
+    for family in [Family::Gpt2, Family::Llama, Family::Mlp] {
+        for cp in [2, 4] {
+            let case = Case { mesh: context(cp), ..Case::new(family) };
+            case.check();
+            Case { passes: 2, recompute: true, dropout: 0.1, ..case }.check();
+        }
+    }
+}
+
+#[test]
+fn context_with_others() {
+    for family in [Family::Gpt2, Family::Llama] {
+        for (dp, cp, tp, pp) in [(2, 2, 1, 1), (1, 2, 2, 1), (1, 2, 1, 2), (1, 2, 2, 2)] {
+            let mesh = Mesh { dp, cp, tp, pp, shard: dp * cp };
+            Case { mesh, sequence: true, passes: 2, dropout: 0.1, ..Case::new(family) }.check();
+        }
     }
 }

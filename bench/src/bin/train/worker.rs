@@ -9,6 +9,7 @@ use regatta_comm::{Comm, host, join::Settings};
 use regatta_train::cpu::{Cpu, Precision};
 use regatta_train::model::Model;
 use regatta_train::optimizer::AdamW;
+use regatta_train::parallel::pipeline::Stage;
 use regatta_train::parallel::{Groups, Mesh};
 use regatta_train::random;
 use regatta_train::step::{Engine, Micro, Net, Plan, Rule};
@@ -124,7 +125,7 @@ impl Training {
             (from(0), from(1))
         };
         Self {
-            engine: Engine::new(net, groups, 1),
+            engine: Engine::new(net, groups, Stage::whole(&job.preset.shape()), 1),
             batches: (0..BATCHES).map(batch).collect(),
             batch: job.batch,
             first: (job.rank * job.batch) as u64,

@@ -1,6 +1,7 @@
 //! Before the first step: all ranks are told the same, and have their parts of the same parameters.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use regatta_comm::{Collectives, Comm};
 use sha2::{Digest, Sha256};
@@ -10,10 +11,14 @@ use super::keep::{self, Holding, Keeper};
 use super::report::{self, Speed};
 use super::{CHECKPOINTS, Job, TOKENIZER, Training, resume};
 use crate::checkpoint::{self, Checkpoint, Kind};
-use crate::config::{Config, Plan, Resume};
+use crate::config::{Config, ConfigError, Memory, Plan, Resume};
 use crate::data::{DataError, Dataset, Loader, Order, Tokens};
+use crate::device::Device;
 use crate::metrics::{self, Event};
 use crate::model::Model;
+use crate::parallel::context::Ring;
+use crate::parallel::pipeline::{Stage, StageError};
+use crate::parallel::tensor::Group;
 use crate::parallel::{Groups, Mesh};
 use crate::shape::Shape;
 use crate::step::{Engine, Net};
@@ -22,8 +27,7 @@ impl Training {
     /// All ranks have their parts of the same parameters, and are ready for the next step.
     pub(super) fn begin(job: Job, tell: &mut dyn FnMut(Event)) -> Result<Self, TrainError> {
         let (rank, ranks) = (job.comm.rank() as usize, job.comm.size() as usize);
-        let plan = job.config.validate(ranks)?;
-        let shape = job.config.shape(job.dataset.tokenizer.vocabulary())?;
+        let (plan, shape) = planned(&job)?;
         all_alike(&job)?;
         let checkpoints = checkpoints(&job.config, &job.folder);
         // First of all, so that nothing of a run changes that another job is at.
@@ -40,6 +44,7 @@ impl Training {
         let about = report::about(&job, &plan, &shape, done);
         tell(Event::Begin(Box::new(about.clone())));
         many_kinds(&shape, job.dataset.tokenizer.vocabulary()).into_iter().for_each(&mut *tell);
+        apart(&plan.mesh, &*job.comm).into_iter().for_each(&mut *tell);
         let mut training = Self::new(job, plan, shape, &about)?;
         training.tokens = tokens;
         if let Some(found) = found {
@@ -90,11 +95,9 @@ impl Training {
     ) -> Result<Self, TrainError> {
         let speed = Speed::new(about, &shape);
         let Job { config, comm, device, dataset, folder, .. } = job;
-        let groups = Groups::new(comm.clone(), Mesh::data(plan.ranks))?;
-        let net = Net::new(Model::new(shape), device);
-        let engine = Engine::new(net, groups, config.train.seed);
+        let engine = engine(&plan, shape, (&comm, device), config.train.seed)?;
         Ok(Self {
-            schedule: config.schedule(plan.ranks),
+            schedule: config.schedule(plan.mesh.dp),
             config,
             plan,
             comm,
@@ -109,6 +112,62 @@ impl Training {
             speed,
         })
     }
+}
+
+/// This rank's part of the model, and its company.
+fn engine(
+    plan: &Plan,
+    shape: Shape,
+    (comm, device): (&Arc<dyn Comm>, Box<dyn Device>),
+    seed: u64,
+) -> Result<Engine, TrainError> {
+    let groups = Groups::new(comm.clone(), plan.mesh)?;
+    let stage = match plan.mesh.pp {
+        1 => Stage::whole(&shape),
+        stages => {
+            let how = (plan.schedule, stages, plan.chunks, plan.accumulation);
+            let wrong = |error: StageError| ConfigError::Contradiction(error.to_string());
+            Stage::new(&shape, how, groups.seat.pp).map_err(wrong)?
+        }
+    };
+    let tensor = Group::new(groups.tensor.clone(), plan.sequence);
+    let ring = Ring::new(groups.ring.clone(), groups.seat.context_share(&plan.mesh));
+    let model = Model::of(shape, tensor.share);
+    let net = Net::within(tensor, model, device).in_ring(ring);
+    Ok(Engine::new(net, groups, stage, seed))
+}
+
+/// What the ranks of a job share, and of which model.
+pub(super) fn planned(job: &Job) -> Result<(Plan, Shape), TrainError> {
+    let plan = job.config.validate(job.comm.size() as usize)?;
+    let shape = job.config.shape(job.dataset.tokenizer.vocabulary())?;
+    shape.check_tensor(plan.mesh.tp).map_err(ConfigError::Contradiction)?;
+    trainable(&job.config, &plan)?;
+    Ok((plan, shape))
+}
+
+/// Splits that can be planned and explained, and not yet trained.
+fn trainable(config: &Config, plan: &Plan) -> Result<(), ConfigError> {
+    let offload = &config.offload;
+    let at_home = [offload.optimizer, offload.parameters] == [Memory::Device; 2];
+    let all = [
+        ("parallel.zero", plan.zero == 0),
+        ("parallel.tiles", config.parallel.tiles == 1),
+        ("offload", at_home),
+    ];
+    match all.into_iter().find(|(_, can)| !can) {
+        None => Ok(()),
+        Some((what, _)) => Err(ConfigError::Contradiction(format!(
+            "{what}: this version can plan that, and not train it: leave it out, or see what it \
+             would cost with --explain"
+        ))),
+    }
+}
+
+/// A word where ranks that talk in every layer are on different hosts.
+fn apart(mesh: &Mesh, comm: &dyn Comm) -> Option<Event> {
+    let hosts: Vec<String> = (0..comm.size()).map(|rank| comm.peer(rank).host).collect();
+    mesh.apart(&hosts).map(Event::Note)
 }
 
 /// A word where a model is made for far more kinds of tokens than there are: the data is likely not

@@ -13,7 +13,29 @@ pub fn spread(windows: u64, wanted: u64) -> impl Iterator<Item = u64> {
     (0..count).map(move |i| (u128::from(i) * u128::from(windows) / u128::from(count)) as u64)
 }
 
-/// The mean loss over some sequences, which copies of the model share.
+/// The sequences of one copy of the model of several, a pass after the other. All copies do as many
+/// passes, for they may share parameters that are gathered in each: who has no sequence left does one
+/// again, which does not count.
+pub fn passes(windows: &[u64], at_once: usize, (copy, copies): (usize, usize)) -> Vec<Pass> {
+    let own: Vec<u64> = windows.iter().copied().skip(copy).step_by(copies).collect();
+    let all = windows.len().div_ceil(copies).div_ceil(at_once);
+    let mut passes: Vec<Pass> =
+        own.chunks(at_once).map(|some| Pass { windows: some.to_vec(), counts: true }).collect();
+    let again = Pass { windows: windows.first().copied().into_iter().collect(), counts: false };
+    passes.resize(all, again);
+    passes
+}
+
+/// Sequences of a validation that go through the model at once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pass {
+    /// Which.
+    pub windows: Vec<u64>,
+    /// Whether their loss is part of the mean.
+    pub counts: bool,
+}
+
+/// The mean loss over some sequences, which the copies of the model share.
 pub fn loss(
     engine: &mut Engine,
     comm: &dyn Comm,
@@ -21,62 +43,41 @@ pub fn loss(
     wanted: u64,
     at_once: usize,
 ) -> Result<f64, TrainError> {
-    let (copy, copies) = (engine.groups.seat.dp, engine.groups.mesh.dp);
+    let copy = (engine.groups.seat.dp, engine.groups.mesh.dp);
     let windows: Vec<u64> = spread(loader.order().windows(), wanted).collect();
-    let mut sum = [0.0];
-    let mut tokens = 0;
-    for (some, counts) in passes(&windows, copy, copies, at_once) {
-        let batch = loader.batch(some.iter().copied())?;
+    let (mut sum, mut tokens) = ([0.0], 0);
+    for Pass { windows, counts } in passes(&windows, at_once.max(1), copy) {
+        let batch = loader.batch(windows.into_iter())?;
         let (inputs, targets) = (&batch.inputs, &batch.targets);
-        tokens = windows.len() * targets.len() / some.len();
         let micro = Micro { inputs, targets, batch: batch.batch, first: 0 };
         let loss = engine.loss(&micro)?;
         sum[0] += if counts { loss } else { 0.0 };
+        tokens = targets.len() / batch.batch.max(1);
     }
-    // Of the ranks of a copy each says what no other says.
     comm.all_reduce(&mut sum, ReduceOp::Sum)?;
-    Ok(sum[0] / tokens.max(1) as f64)
-}
-
-/// What a copy of the model tries in each pass, and whether it counts. All copies have as many
-/// passes, for ranks may need each other in them: who has nothing left tries something again.
-fn passes(windows: &[u64], copy: usize, copies: usize, at_once: usize) -> Vec<(Vec<u64>, bool)> {
-    let most = windows.len().div_ceil(copies);
-    let own: Vec<u64> = windows.iter().copied().skip(copy).step_by(copies).collect();
-    let pass = |start: usize| match own.get(start..own.len().min(start + at_once.max(1))) {
-        Some(some) if !some.is_empty() => (some.to_vec(), true),
-        _ => (windows[..1].to_vec(), false),
-    };
-    (0..most).step_by(at_once.max(1)).map(pass).collect()
+    Ok(sum[0] / ((windows.len() * tokens) as f64).max(1.0))
 }
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-
     use super::*;
+    use proptest::prelude::*;
 
     proptest! {
         #[test]
-        fn every_window_counts_once_and_copies_have_as_many_passes(
-            count in 0u64..30, copies in 1usize..6, at_once in 0usize..5,
+        fn all_copies_do_as_many_passes_and_every_sequence_counts_once(
+            count in 1u64..50, at_once in 1usize..9, copies in 1usize..9,
         ) {
-            let windows: Vec<u64> = (100..100 + count).collect();
-            let all: Vec<_> =
-                (0..copies).map(|copy| passes(&windows, copy, copies, at_once)).collect();
-            let mut counted: Vec<u64> = all
-                .iter()
-                .flatten()
-                .filter(|(_, counts)| *counts)
-                .flat_map(|(some, _)| some.iter().copied())
-                .collect();
-            counted.sort_unstable();
-            prop_assert_eq!(counted, windows);
+            let windows: Vec<u64> = (0..count).map(|n| 3 * n).collect();
+            let all: Vec<Vec<Pass>> =
+                (0..copies).map(|copy| passes(&windows, at_once, (copy, copies))).collect();
             prop_assert!(all.iter().all(|passes| passes.len() == all[0].len()));
-            let some = all.iter().flatten().all(|(some, _)| {
-                !some.is_empty() && some.len() <= at_once.max(1)
-            });
-            prop_assert!(some);
+            let one = |pass: &Pass| !pass.windows.is_empty() && pass.windows.len() <= at_once;
+            prop_assert!(all.iter().flatten().all(one));
+            let counted = all.iter().flatten().filter(|pass| pass.counts);
+            let mut seen: Vec<u64> = counted.flat_map(|pass| pass.windows.clone()).collect();
+            seen.sort_unstable();
+            prop_assert_eq!(seen, windows);
         }
     }
 }

@@ -204,8 +204,8 @@ impl Training {
         let order = Order::shuffled(self.config.train.seed, self.dataset.train.len(), context)
             .map_err(|error| TrainError::unfit(&self.config.data.source, error))?;
         let loader = Loader::new(self.dataset.train.clone(), order);
-        // Ranks of one copy of the model all read the same.
-        let (copy, copies) = (self.engine.groups.seat.dp as u64, self.engine.groups.mesh.dp as u64);
+        // Ranks that share a copy of the model all see its sequences.
+        let [copy, copies] = [self.engine.groups.seat.dp, self.plan.mesh.dp].map(|n| n as u64);
         let Plan { batch, micro_batch, accumulation, .. } = self.plan;
         let passes = accumulation as u64;
         // Counted by samples, for a batch may be larger than it was in the steps before.

@@ -3,9 +3,8 @@
 use regatta_comm::CommError;
 
 use super::parts::{Product, Scaling};
-use super::{Lent, Place, Run};
-use crate::memory::{Tensor, View, ViewMut};
-use crate::random::Mask;
+use super::{Grads, Held, Lent, Place, Run};
+use crate::memory::{Tensor, View};
 use crate::shape::{Block, Shape};
 
 /// The feed-forward half.
@@ -67,9 +66,7 @@ impl FeedForward {
         let mut down = run.activation(rows * self.width);
         self.down.forward(run, params, &active, &mut down);
         let mut down = run.tensor.leave(run, down)?;
-        if let Some(mask) = self.mask(run) {
-            device.dropout(mask, down.view_mut());
-        }
+        run.drop_rows(self.place(), self.width, down.view_mut());
         let mut out = run.real(own * self.width);
         device.sum(mid.view(), down.view(), out.view_mut());
         Ok((FeedForwardSaved { normed, statistics, up, active }, out))
@@ -80,19 +77,16 @@ impl FeedForward {
         &self,
         run: &Run<'_>,
         params: View<'_>,
-        grads: &mut ViewMut<'_>,
+        grads: &mut Grads<'_>,
         (mid, saved): (&Tensor, FeedForwardSaved),
         dx: &mut Tensor,
     ) -> Result<(), CommError> {
         let (device, rows) = (run.device, run.rows());
-        let dropped = run.dropped(self.mask(run), dx);
-        let own = dropped.as_deref().unwrap_or(dx);
-        let gathered = run.tensor.gather(run, own)?;
-        let dout = gathered.as_deref().unwrap_or(own);
+        let dropped = run.dropped(self.place(), self.width, dx);
+        let dout = run.tensor.gather(run, dropped)?;
         let mut dactive = run.activation(rows * self.inner);
-        self.down.back_input(run, params, dout, &mut dactive);
-        self.down.back_weight(run, &saved.active, dout, grads);
-        drop((dropped, gathered));
+        self.down.back_input(run, params, &dout, &mut dactive);
+        self.down.back_weight(run, saved.active, dout, grads);
         let dup = if self.gated {
             let mut dup = run.activation(rows * self.up_width);
             device.swiglu_back(self.inner, saved.up.view(), dactive.view(), dup.view_mut());
@@ -103,14 +97,14 @@ impl FeedForward {
         };
         let mut dnormed = run.activation(rows * self.width);
         self.up.back_input(run, params, &dup, &mut dnormed);
-        self.up.back_weight(run, &saved.normed, &dup, grads);
+        self.up.back_weight(run, saved.normed, Held::Own(dup), grads);
         let dnormed = run.tensor.leave(run, dnormed)?;
         let needed = [mid.view(), saved.statistics.view(), dnormed.view()];
-        self.norm.backward(run, params, needed, dx.view_mut(), grads);
+        self.norm.backward(run, params, needed, dx.view_mut(), &mut grads.here);
         Ok(())
     }
 
-    fn mask(&self, run: &Run<'_>) -> Option<Mask> {
-        run.row_mask(Place { block: self.block, part: 2 }, self.width)
+    fn place(&self) -> Place {
+        Place { block: self.block, part: 2 }
     }
 }

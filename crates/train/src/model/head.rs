@@ -44,7 +44,7 @@ pub struct HeadGrads<'a> {
     /// Those of its own block.
     pub own: ViewMut<'a>,
     /// The embedding's table, if the head is tied to it.
-    pub table: ViewMut<'a>,
+    pub table: Option<ViewMut<'a>>,
 }
 
 impl Head {
@@ -97,9 +97,9 @@ impl Head {
             let (dlogits, matrix, mut dx) =
                 (logits.view(), self.matrix(params), dnormed.view_mut());
             run.device.linear_back_input(of, dlogits, matrix, dx.part(here.clone()), false);
-            let dmatrix = match self.output.clone() {
-                Some(own) => grads.own.part(own),
-                None => grads.table.again(),
+            let dmatrix = match (self.output.clone(), &mut grads.table) {
+                (None, Some(table)) => table.again(),
+                (own, _) => grads.own.part(own.unwrap_or(0..0)),
             };
             run.device.linear_back_weight(of, normed.view().part(here), dlogits, dmatrix, None);
         }

@@ -4,8 +4,8 @@ use regatta_comm::CommError;
 
 use super::attention::{AttentionHalf, AttentionHalfSaved};
 use super::feed_forward::{FeedForward, FeedForwardSaved};
-use super::{Lent, Run};
-use crate::memory::{Tensor, View, ViewMut};
+use super::{Grads, Lent, Run};
+use crate::memory::{Tensor, View};
 use crate::shape::{Block, Shape};
 
 /// A layer.
@@ -76,7 +76,7 @@ impl Layer {
         &self,
         run: &Run<'_>,
         params: View<'_>,
-        mut grads: ViewMut<'_>,
+        mut grads: Grads<'_>,
         saved: Saved,
         dx: &mut Tensor,
     ) -> Result<(), CommError> {

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::Run;
+use super::{Held, Lent, Run};
 use crate::device::{Linear, Norm, NormGrads, NormSaved};
 use crate::memory::{Tensor, View, ViewMut};
 use crate::shape::{Block, Family, Shape};
@@ -31,6 +31,31 @@ impl Pair {
         let (weight, behind) = grads.part(self.weight.start..bias.end).split_at(self.weight.len());
         let gap = bias.start - self.weight.end;
         (weight, Some(behind.split_at(gap).1))
+    }
+}
+
+/// Where a backward pass adds to the gradients of a block.
+#[derive(Debug)]
+pub struct Grads<'a> {
+    /// Those of all its parameters.
+    pub here: ViewMut<'a>,
+    /// If those of matrices can wait: what is left to be done.
+    pub later: Option<&'a mut Vec<Later>>,
+}
+
+/// Gradients of a matrix that nobody waits for: they can be computed when there is nothing else to
+/// do.
+#[derive(Debug)]
+pub struct Later {
+    product: Product,
+    x: Lent,
+    dy: Lent,
+}
+
+impl Later {
+    /// Computes them.
+    pub fn finish(self, run: &Run<'_>, grads: &mut ViewMut<'_>) {
+        self.product.back_weight_now(run, &self.x, &self.dy, grads);
     }
 }
 
@@ -74,7 +99,15 @@ impl Product {
         run.device.linear_back_input(self.sizes(run), dy.view(), weight, dx.view_mut(), false);
     }
 
-    pub fn back_weight(&self, run: &Run<'_>, x: &Tensor, dy: &Tensor, grads: &mut ViewMut<'_>) {
+    /// The gradients of weight and bias, now or later.
+    pub fn back_weight(&self, run: &Run<'_>, x: Lent, dy: Held<'_>, grads: &mut Grads<'_>) {
+        match &mut grads.later {
+            None => self.back_weight_now(run, &x, &dy, &mut grads.here),
+            Some(later) => later.push(Later { product: self.clone(), x, dy: dy.owned(run) }),
+        }
+    }
+
+    fn back_weight_now(&self, run: &Run<'_>, x: &Tensor, dy: &Tensor, grads: &mut ViewMut<'_>) {
         let (weight, bias) = self.at.of_mut(grads);
         run.device.linear_back_weight(self.sizes(run), x.view(), dy.view(), weight, bias);
     }

@@ -1,16 +1,20 @@
 //! How ranks share the work: one file an axis.
 
 mod alone;
+pub mod context;
 mod data;
 mod groups;
 mod mesh;
+mod message;
 pub mod pipeline;
 pub mod tensor;
+mod waits;
 
 pub use alone::Alone;
 pub use data::DataParallel;
-pub use groups::{Company, Groups, Link};
+pub use groups::{Axis, Company, Groups, Link};
 pub use mesh::{Mesh, Seat};
+pub use waits::Waits;
 
 use regatta_comm::CommError;
 

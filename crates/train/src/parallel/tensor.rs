@@ -11,8 +11,9 @@ use std::sync::Arc;
 
 use regatta_comm::{Comm, CommError, Counts, Kind, OwnedCall, ReduceOp};
 
+use super::Waits;
 use crate::memory::{Tensor, ViewMut};
-use crate::model::{Lent, Run};
+use crate::model::{Held, Lent, Run};
 use crate::shape::{Block, Share};
 
 /// The ranks that share matrices, seen by one of them.
@@ -23,19 +24,21 @@ pub struct Group {
     pub share: Share,
     /// Whether they share the rows of the stream.
     pub sequence: bool,
+    /// How long passes waited for the others.
+    pub waits: Waits,
 }
 
 impl Group {
     /// No other ranks.
     pub fn alone() -> Self {
-        Self { company: None, share: Share::ALL, sequence: false }
+        Self { company: None, share: Share::ALL, sequence: false, waits: Waits::default() }
     }
 
     /// The ranks of a communicator, if there are several.
     pub fn new(company: Option<Arc<dyn Comm>>, sequence: bool) -> Self {
         let Some(comm) = &company else { return Self::alone() };
         let share = Share { rank: comm.rank() as usize, ranks: comm.size() as usize };
-        Self { company, share, sequence }
+        Self { company, share, sequence, waits: Waits::default() }
     }
 
     /// This rank's rows of the stream.
@@ -55,7 +58,7 @@ impl Group {
     pub fn together(&self, run: &Run<'_>, own: Lent) -> Result<Lent, CommError> {
         let Some(comm) = &self.company else { return Ok(own) };
         let all = run.like(&own, own.len() * self.share.ranks);
-        moved(&**comm, Kind::AllGather, own, all)
+        self.waits.count(|| moved(&**comm, Kind::AllGather, own, all))
     }
 
     /// What this rank adds to all rows becomes the sum of all ranks', of its own rows.
@@ -64,23 +67,23 @@ impl Group {
             None => Ok(part),
             Some(comm) if self.sequence => {
                 let own = run.like(&part, part.len() / self.share.ranks);
-                moved(&**comm, Kind::ReduceScatter, part, own)
+                self.waits.count(|| moved(&**comm, Kind::ReduceScatter, part, own))
             }
             Some(comm) => {
                 let (tensor, home) = part.take();
-                Ok(home.lent(sum(&**comm, tensor)?))
+                Ok(home.lent(self.waits.count(|| sum(&**comm, tensor))?))
             }
         }
     }
 
-    /// All rows of a gradient of the stream of which this rank has its own; `None`: it has all.
-    pub fn gather(&self, run: &Run<'_>, own: &Tensor) -> Result<Option<Lent>, CommError> {
+    /// All rows of a gradient of the stream of which this rank has its own.
+    pub fn gather<'t>(&self, run: &Run<'_>, own: Held<'t>) -> Result<Held<'t>, CommError> {
         if !self.sequence {
-            return Ok(None);
+            return Ok(own);
         }
         let mut rows = run.activation(own.len());
         run.device.copy(own.view(), rows.view_mut());
-        self.enter(run, rows).map(Some)
+        self.enter(run, rows).map(Held::Own)
     }
 
     /// Sums the gradients of norms, which ranks with rows of their own have parts of.
@@ -100,7 +103,7 @@ impl Group {
             start += norm.len();
         }
         let (tensor, home) = all.take();
-        let all = home.lent(sum(&**comm, tensor)?);
+        let all = home.lent(self.waits.count(|| sum(&**comm, tensor))?);
         let mut start = 0;
         for norm in norms() {
             let here = all.view().part(start..start + norm.len());
@@ -117,6 +120,16 @@ fn sum(comm: &dyn Comm, tensor: Tensor) -> Result<Tensor, CommError> {
     let mut call = OwnedCall::all_reduce(format.into(), ReduceOp::Sum, tensor.into_buffer());
     comm.run_owned(&mut call, 1)?;
     Ok(Tensor::from_buffer(call.output, format))
+}
+
+/// The same in place, through memory that can be sent.
+pub fn sum_of(comm: &dyn Comm, run: &Run<'_>, mut numbers: ViewMut<'_>) -> Result<(), CommError> {
+    let mut copy = run.real(numbers.len());
+    run.device.copy(numbers.view(), copy.view_mut());
+    let (tensor, home) = copy.take();
+    let copy = home.lent(sum(comm, tensor)?);
+    run.device.copy(copy.view(), numbers.again());
+    Ok(())
 }
 
 /// Does a collective from one tensor to another, and gives the first one back.

@@ -6,14 +6,16 @@ mod update;
 
 pub use net::Net;
 
+use std::borrow::Cow;
 use std::time::{Duration, Instant};
 
 use regatta_comm::CommError;
 
 use crate::optimizer::{AdamW, Sgd};
 use crate::parallel::Groups;
+use crate::parallel::context::Ring;
+use crate::parallel::pipeline::Stage;
 use crate::state::State;
-use pass::Alive;
 
 /// Sequences that go through the model at once.
 #[derive(Debug, Clone, Copy)]
@@ -31,6 +33,27 @@ pub struct Micro<'a> {
 impl Micro<'_> {
     pub(crate) fn sequence(&self) -> usize {
         self.inputs.len() / self.batch.max(1)
+    }
+}
+
+/// This rank's tokens of sequences that it may share with others.
+struct Own<'a> {
+    inputs: Cow<'a, [u32]>,
+    targets: Cow<'a, [u32]>,
+    batch: usize,
+    first: u64,
+}
+
+impl<'a> Own<'a> {
+    fn of(micro: Micro<'a>, ring: &Ring) -> Self {
+        let (whole, Micro { inputs, targets, batch, first }) = (micro.sequence(), micro);
+        let [inputs, targets] = [inputs, targets].map(|tokens| ring.take(tokens, whole));
+        Self { inputs, targets, batch, first }
+    }
+
+    fn micro(&self) -> Micro<'_> {
+        let Self { inputs, targets, batch, first } = self;
+        Micro { inputs, targets, batch: *batch, first: *first }
     }
 }
 
@@ -94,18 +117,27 @@ pub struct Engine {
     pub state: State,
     /// The other ranks.
     pub groups: Groups,
+    /// Which part of the model this rank has, and what it does in a step.
+    pub stage: Stage,
 }
 
 impl Engine {
     /// A model with its initial parameters, on one rank.
     pub fn alone(net: Net, seed: u64) -> Self {
-        Self::new(net, Groups::alone(), seed)
+        let stage = Stage::whole(&net.model.shape);
+        Self::new(net, Groups::alone(), stage, seed)
     }
 
     /// A model with its initial parameters, shared with other ranks.
-    pub fn new(net: Net, groups: Groups, seed: u64) -> Self {
-        let state = State::new(&net.model, &*net.device, &groups, |_| true, seed);
-        Self { net, state, groups }
+    pub fn new(mut net: Net, groups: Groups, stage: Stage, seed: u64) -> Self {
+        let has_copy = stage.has_copy(&net.model.shape);
+        if has_copy {
+            // Of the embedding the head needs the table alone.
+            net.model.blocks[0].parameters.truncate(1);
+        }
+        let is_held = |block: usize| stage.has(block) || block == 0 && has_copy;
+        let state = State::new(&net.model, &*net.device, &groups, is_held, seed);
+        Self { net, state, groups, stage }
     }
 
     /// One step over this rank's part of the batch, in as many passes as it comes in.
@@ -115,37 +147,26 @@ impl Engine {
         micros: impl Iterator<Item = Micro<'a>>,
     ) -> Result<Outcome, CommError> {
         let mut laps = Laps::default();
-        let mut loss_sum = 0.0;
-        let mut micros = micros.peekable();
         timed(&mut laps.optimizer, || self.state.gradients.clear(&*self.net.device));
-        while let Some(micro) = micros.next() {
-            let last = micros.peek().is_none();
-            let alive = self.timed_forward(plan, &micro, &mut laps)?;
-            let began = Instant::now();
-            loss_sum += self.backward(plan, &micro, alive, last)?;
-            laps.backward += began.elapsed();
-        }
+        let own: Vec<Own<'a>> = micros.map(|micro| Own::of(micro, &self.net.context)).collect();
+        let micros: Vec<Micro<'_>> = own.iter().map(Own::micro).collect();
+        let loss_sum = self.passes(plan, &micros, &mut laps)?;
         timed(&mut laps.communication, || self.state.gradients.finish())?;
         let gradient_norm = timed(&mut laps.optimizer, || self.update(plan))?;
-        // Ranks that share matrices all know the whole loss; it counts once.
-        let loss_sum = if self.groups.seat.tp == 0 { loss_sum } else { 0.0 };
-        Ok(Outcome { loss_sum, gradient_norm, laps })
+        Ok(Outcome { loss_sum: self.counted(loss_sum), gradient_norm, laps })
     }
 
-    fn timed_forward(
-        &mut self,
-        plan: &Plan,
-        micro: &Micro<'_>,
-        laps: &mut Laps,
-    ) -> Result<Alive, CommError> {
-        timed(&mut laps.forward, || self.forward(plan, micro))
-    }
-
-    /// The sum of the losses of sequences, without training. Among ranks that share a model, one
-    /// says it and the others nothing.
+    /// The sum of the losses of sequences, without training. Of ranks that share a model, one says
+    /// it and the others nothing.
     pub fn loss(&mut self, micro: &Micro<'_>) -> Result<f64, CommError> {
-        let loss = self.forward_loss(micro)?;
-        Ok(if self.groups.seat.tp == 0 { loss } else { 0.0 })
+        let own = Own::of(*micro, &self.net.context);
+        let loss = self.forward_loss(&own.micro())?;
+        Ok(self.counted(loss))
+    }
+
+    /// Ranks that share matrices all know the whole loss; it counts once.
+    fn counted(&self, loss: f64) -> f64 {
+        if self.groups.seat.tp == 0 { loss } else { 0.0 }
     }
 }
 

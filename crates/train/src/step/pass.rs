@@ -1,82 +1,210 @@
-//! Passes through this rank's part of the model. The parameters of each block are asked for while the
-//! block before it is at work, brought, used and freed; its gradients go on their way as soon as
-//! they are complete.
+//! Passes through this rank's part of the model, in the order of its schedule.
+//!
+//! The parameters of each block are asked for while the block before it is at work, brought, used and
+//! freed; its gradients go on their way as soon as they are complete.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::time::{Duration, Instant};
 
 use regatta_comm::CommError;
 
-use super::{Engine, Micro, Net, Plan};
+use super::{Engine, Laps, Micro, Net, Plan, timed};
 use crate::memory::View;
-use crate::model::{Dropout, HeadGrads, HeadParams, Lent, Run, Saved};
-use crate::state::{Gradients, Weights};
+use crate::model::{Dropout, Grads, HeadGrads, HeadParams, Later, Lent, Run, Saved};
+use crate::parallel::pipeline::{Action, Lines, Way, Work};
+use crate::state::{Gradients, State, Weights};
 
-/// What a forward pass leaves for the backward one.
-pub struct Alive {
-    /// The stream behind the last layer.
-    x: Lent,
+/// What a forward pass through a chunk leaves for the way back.
+struct Alive {
+    /// The stream behind the last chunk of the model.
+    x: Option<Lent>,
+    /// What each layer saved.
     saved: Vec<Saved>,
+    /// Gradients of layers' matrices that are still to be computed, with their blocks.
+    later: Vec<(usize, Vec<Later>)>,
+}
+
+/// What is under way in a step.
+struct Flow<'a> {
+    plan: &'a Plan,
+    micros: &'a [Micro<'a>],
+    lines: Lines,
+    /// By chunk and micro-batch.
+    alive: HashMap<(usize, usize), Alive>,
+    loss: f64,
+    laps: &'a mut Laps,
 }
 
 impl Engine {
-    /// Embedding and layers.
-    pub(super) fn forward(&mut self, plan: &Plan, micro: &Micro<'_>) -> Result<Alive, CommError> {
-        let Self { net, state, .. } = self;
-        let run = net.train(plan, micro);
-        forward(net, &mut state.weights, &run, micro.inputs)
-    }
-
-    /// The loss, and the way back.
-    pub(super) fn backward(
+    /// All passes of a step. Returns the sum of the losses, if the head is here.
+    pub(super) fn passes(
         &mut self,
         plan: &Plan,
-        micro: &Micro<'_>,
-        alive: Alive,
-        last: bool,
+        micros: &[Micro<'_>],
+        laps: &mut Laps,
     ) -> Result<f64, CommError> {
-        let Self { net, state, .. } = self;
-        let (run, model) = (net.train(plan, micro), &net.model);
-        let (weights, gradients) = (&mut state.weights, &mut state.gradients);
-        let Alive { x, saved } = alive;
-        let (loss, mut dx) = {
-            bring_head(net, weights)?;
-            let mut grads = head_grads(net, gradients);
-            let (params, scale) = (head_params(net, weights), 1.0 / plan.tokens as f64);
-            let of = (&*x, micro.targets);
-            model.head.loss_and_gradients(&run, params, &mut grads, of, scale)?
-        };
-        drop(x);
-        free_head(net, weights);
-        complete(net, &run, gradients, model.last(), last)?;
-        for (number, saved) in saved.into_iter().enumerate().rev() {
-            let block = number + 1;
-            weights.bring(block)?;
-            if block > 1 {
-                weights.ask(block - 1);
+        let actions = self.stage.actions(micros.len()).into_owned();
+        let lines = Lines::new(&self.groups, &self.stage, &actions);
+        let mut flow = Flow { plan, micros, lines, alive: HashMap::new(), loss: 0.0, laps };
+        for action in actions {
+            match action.work {
+                Work::Forward => self.forward(action, &mut flow)?,
+                Work::Backward | Work::Input => self.backward(action, &mut flow)?,
+                Work::Weight => self.weights(action, &mut flow)?,
             }
-            let (params, grads) = (weights.view(block), gradients.of(block));
-            model.layers[number].backward(&run, params, grads, saved, &mut dx)?;
-            weights.free(block);
-            complete(net, &run, gradients, block, last)?;
         }
-        model.embedding.backward(&run, gradients.of(0), micro.inputs, dx)?;
-        complete(net, &run, gradients, 0, last)?;
+        let Flow { lines, loss, laps, .. } = flow;
+        timed(&mut laps.communication, || lines.finish().and_then(|()| self.tie()))?;
         Ok(loss)
     }
 
-    /// The loss, and no way back.
-    pub(super) fn forward_loss(&mut self, micro: &Micro<'_>) -> Result<f64, CommError> {
+    fn forward(&mut self, action: Action, flow: &mut Flow<'_>) -> Result<(), CommError> {
+        let Action { chunk, micro, .. } = action;
+        let Self { net, state, stage, .. } = self;
+        let run = net.train(flow.plan, &flow.micros[micro]);
+        let input = match stage.is_first(chunk) {
+            true => None,
+            false => Some(receive(Way::Forward, net, &run, flow)?),
+        };
+        let began = Instant::now();
+        let (part, inputs) = (stage.parts[chunk].clone(), flow.micros[micro].inputs);
+        let (x, saved) = forward(net, &mut state.weights, &run, part, (input, inputs))?;
+        let x = match stage.is_last(chunk) {
+            true => Some(x),
+            false => flow.lines.send(Way::Forward, x).map(|()| None)?,
+        };
+        flow.alive.insert((chunk, micro), Alive { x, saved, later: Vec::new() });
+        flow.laps.forward += net.worked(began, &mut flow.laps.communication);
+        Ok(())
+    }
+
+    /// The way back through a chunk. If only the gradient of the input is asked for, those of
+    /// matrices are left for later.
+    fn backward(&mut self, action: Action, flow: &mut Flow<'_>) -> Result<(), CommError> {
+        let Action { work, chunk, micro: number } = action;
+        let last = number + 1 == flow.micros.len();
+        let tied_apart = self.stage.is_tied_apart(&self.net.model.shape);
+        let Self { net, state, stage, .. } = self;
+        let micro = &flow.micros[number];
+        let run = net.train(flow.plan, micro);
+        let Some(mut alive) = flow.alive.remove(&(chunk, number)) else {
+            unreachable!("{action} comes after its forward pass")
+        };
+        let mut dx = match alive.x.take() {
+            Some(x) => {
+                let began = Instant::now();
+                let scale = 1.0 / flow.plan.tokens as f64;
+                let (loss, dx) = head(net, state, &run, (&x, micro.targets), scale)?;
+                flow.loss += loss;
+                complete(net, &run, &mut state.gradients, net.model.last(), last)?;
+                flow.laps.backward += net.worked(began, &mut flow.laps.communication);
+                dx
+            }
+            None => receive(Way::Backward, net, &run, flow)?,
+        };
+        let began = Instant::now();
+        let layers = layers(net, &stage.parts[chunk]);
+        let saved = std::mem::take(&mut alive.saved);
+        for (block, saved) in layers.clone().zip(saved).rev() {
+            let mut later = Vec::new();
+            layer_back(net, state, &run, (block, layers.start), saved, &mut dx, {
+                (work == Work::Input).then_some(&mut later)
+            })?;
+            match work {
+                Work::Input => alive.later.push((block, later)),
+                _ => complete(net, &run, &mut state.gradients, block, last)?,
+            }
+        }
+        if stage.is_first(chunk) {
+            let grads = state.gradients.of(0);
+            net.model.embedding.backward(&run, grads, micro.inputs, dx)?;
+            if !tied_apart {
+                complete(net, &run, &mut state.gradients, 0, last)?;
+            }
+        } else {
+            flow.lines.send(Way::Backward, dx)?;
+        }
+        if work == Work::Input {
+            flow.alive.insert((chunk, number), alive);
+        }
+        flow.laps.backward += net.worked(began, &mut flow.laps.communication);
+        Ok(())
+    }
+
+    /// What was left for later.
+    fn weights(&mut self, action: Action, flow: &mut Flow<'_>) -> Result<(), CommError> {
+        let Action { chunk, micro, .. } = action;
+        let last = micro + 1 == flow.micros.len();
         let Self { net, state, .. } = self;
+        let run = net.train(flow.plan, &flow.micros[micro]);
+        let began = Instant::now();
+        let Some(alive) = flow.alive.remove(&(chunk, micro)) else {
+            unreachable!("{action} comes after the gradient of its input")
+        };
+        for (block, later) in alive.later {
+            let mut grads = state.gradients.of(block);
+            later.into_iter().for_each(|later| later.finish(&run, &mut grads));
+            complete(net, &run, &mut state.gradients, block, last)?;
+        }
+        flow.laps.backward += net.worked(began, &mut flow.laps.communication);
+        Ok(())
+    }
+
+    /// A tied table that the first and the last stage both have gets the gradients of both.
+    fn tie(&mut self) -> Result<(), CommError> {
+        let Self { net, state, stage, groups } = self;
+        if !stage.is_tied_apart(&net.model.shape) {
+            return Ok(());
+        }
+        if let Some(comm) = &groups.tied {
+            let run = net.run(1, 1);
+            let table = net.model.embedding.table_of(state.gradients.of(0));
+            crate::parallel::tensor::sum_of(&**comm, &run, table)?;
+        }
+        state.gradients.ready(0, true);
+        Ok(())
+    }
+
+    /// The loss, if the head is here, and no way back.
+    pub(super) fn forward_loss(&mut self, micro: &Micro<'_>) -> Result<f64, CommError> {
+        let Self { net, state, stage, groups } = self;
         // What layers would save for a backward pass is dropped by each at once.
         let run = Run { recompute: true, ..net.run(micro.batch, micro.sequence()) };
-        let Alive { x, .. } = forward(net, &mut state.weights, &run, micro.inputs)?;
-        bring_head(net, &mut state.weights)?;
-        let params = head_params(net, &state.weights);
-        let loss = net.model.head.loss(&run, params, &x, micro.targets)?;
-        free_head(net, &mut state.weights);
+        let forward_only = |chunk| Action { work: Work::Forward, chunk, micro: 0 };
+        let actions: Vec<Action> = stage.chunks().map(forward_only).collect();
+        let mut lines = Lines::new(groups, stage, &actions);
+        let mut loss = 0.0;
+        for chunk in stage.chunks() {
+            let elements = run.own_rows() * net.model.shape.width;
+            let input = match stage.is_first(chunk) {
+                true => None,
+                false => Some(lines.receive(Way::Forward, &run, elements)?),
+            };
+            let part = stage.parts[chunk].clone();
+            let (x, _) = forward(net, &mut state.weights, &run, part, (input, micro.inputs))?;
+            if stage.is_last(chunk) {
+                bring_head(net, &mut state.weights)?;
+                let params = head_params(net, &state.weights);
+                loss = net.model.head.loss(&run, params, &x, micro.targets)?;
+                free_head(net, &mut state.weights);
+            } else {
+                lines.send(Way::Forward, x)?;
+            }
+        }
+        lines.finish()?;
         Ok(loss)
     }
 }
 
 impl Net {
+    /// How long this rank was at work since then; what it waited is added to communication.
+    fn worked(&self, began: Instant, communication: &mut Duration) -> Duration {
+        let waited = self.waited();
+        *communication += waited;
+        began.elapsed().saturating_sub(waited)
+    }
+
     /// What a pass in training works with.
     fn train(&self, plan: &Plan, micro: &Micro<'_>) -> Run<'_> {
         let Plan { dropout: share, seed, step, recompute, .. } = *plan;
@@ -85,27 +213,84 @@ impl Net {
     }
 }
 
+/// The stream or its gradient from another stage.
+fn receive(way: Way, net: &Net, run: &Run<'_>, flow: &mut Flow<'_>) -> Result<Lent, CommError> {
+    let elements = run.own_rows() * net.model.shape.width;
+    timed(&mut flow.laps.communication, || flow.lines.receive(way, run, elements))
+}
+
+/// The blocks of a part that are layers.
+fn layers(net: &Net, part: &Range<usize>) -> Range<usize> {
+    part.start.max(1)..part.end.min(net.model.last())
+}
+
+/// Embedding and layers of a part; the stream comes in, or begins with the tokens.
 fn forward(
     net: &Net,
     weights: &mut Weights,
     run: &Run<'_>,
-    inputs: &[u32],
-) -> Result<Alive, CommError> {
-    weights.bring(0)?;
-    weights.ask(1);
-    let mut x = net.model.embedding.forward(run, weights.view(0), inputs)?;
-    weights.free(0);
-    let mut all = Vec::with_capacity(net.model.layers.len());
-    for (number, layer) in net.model.layers.iter().enumerate() {
-        let block = number + 1;
+    part: Range<usize>,
+    (input, tokens): (Option<Lent>, &[u32]),
+) -> Result<(Lent, Vec<Saved>), CommError> {
+    let mut x = match input {
+        Some(x) => x,
+        None => {
+            weights.bring(0)?;
+            weights.ask(1);
+            let x = net.model.embedding.forward(run, weights.view(0), tokens)?;
+            weights.free(0);
+            x
+        }
+    };
+    let layers = layers(net, &part);
+    let mut all = Vec::with_capacity(layers.len());
+    for block in layers {
         weights.bring(block)?;
-        weights.ask(block + 1);
-        let (out, saved) = layer.forward(run, weights.view(block), x)?;
+        if block + 1 < part.end {
+            weights.ask(block + 1);
+        }
+        let (out, saved) = net.model.layers[block - 1].forward(run, weights.view(block), x)?;
         weights.free(block);
         all.push(saved);
         x = out;
     }
-    Ok(Alive { x, saved: all })
+    Ok((x, all))
+}
+
+/// The loss, and its gradient by the stream.
+fn head(
+    net: &Net,
+    state: &mut State,
+    run: &Run<'_>,
+    of: (&crate::memory::Tensor, &[u32]),
+    scale: f64,
+) -> Result<(f64, Lent), CommError> {
+    bring_head(net, &mut state.weights)?;
+    let mut grads = head_grads(net, &mut state.gradients);
+    let params = head_params(net, &state.weights);
+    let done = net.model.head.loss_and_gradients(run, params, &mut grads, of, scale)?;
+    free_head(net, &mut state.weights);
+    Ok(done)
+}
+
+/// The way back through the layer of a block; `first` is the first one of its chunk.
+fn layer_back(
+    net: &Net,
+    state: &mut State,
+    run: &Run<'_>,
+    (block, first): (usize, usize),
+    saved: Saved,
+    dx: &mut Lent,
+    later: Option<&mut Vec<Later>>,
+) -> Result<(), CommError> {
+    state.weights.bring(block)?;
+    if block > first {
+        state.weights.ask(block - 1);
+    }
+    let (params, here) = (state.weights.view(block), state.gradients.of(block));
+    net.model.layers[block - 1].backward(run, params, Grads { here, later }, saved, dx)?;
+    state.weights.free(block);
+    Ok(())
 }
 
 /// The gradients of a block of this pass are complete.
@@ -138,14 +323,16 @@ fn free_head(net: &Net, weights: &mut Weights) {
 
 fn head_params<'a>(net: &Net, weights: &'a Weights) -> HeadParams<'a> {
     let own = weights.view(net.model.last());
-    let tied = net.model.shape.tied;
-    let table =
-        if tied { net.model.embedding.table(weights.view(0)) } else { View::of::<f32>(&[]) };
-    HeadParams { own, table }
+    let table = net.model.shape.tied.then(|| net.model.embedding.table(weights.view(0)));
+    HeadParams { own, table: table.unwrap_or(View::of::<f32>(&[])) }
 }
 
 /// Where the head's gradients are, which may be the embedding's.
 fn head_grads<'a>(net: &Net, gradients: &'a mut Gradients) -> HeadGrads<'a> {
-    let [first, own] = gradients.pair(0, net.model.last());
-    HeadGrads { own, table: net.model.embedding.table_of(first) }
+    let last = net.model.last();
+    if !net.model.shape.tied {
+        return HeadGrads { own: gradients.of(last), table: None };
+    }
+    let [first, own] = gradients.pair(0, last);
+    HeadGrads { own, table: Some(net.model.embedding.table_of(first)) }
 }

@@ -10,27 +10,23 @@ use crate::checkpoint::huggingface::{self, HuggingFaceError};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::data::testing::Folder;
 use crate::model::Model;
+use crate::parallel::pipeline::{Kind as Pipeline, Stage};
 use crate::parallel::{Groups, Mesh};
 use crate::reference::Reference;
 use crate::shape::tests::shape;
-use crate::shape::{Family, Share};
-use crate::shape::{Parameter, Shape};
-use crate::state::State as Trained;
+use crate::shape::{Family, Parameter, Shape};
 use crate::step::Net;
 
-/// A rank's model: some stages have some of the blocks, and the last has a tied table again.
+/// A rank's model.
 fn engine(shape: &Shape, mesh: Mesh, rank: usize) -> Engine {
     let seat = mesh.seat(rank);
-    let mut model = Model::of(shape.clone(), seat.tensor_share(&mesh));
-    let again = shape.tied && seat.pp > 0 && seat.pp == mesh.pp - 1;
-    if again {
-        model.blocks[0].parameters.truncate(1);
-    }
-    let own = Share { rank: seat.pp, ranks: mesh.pp }.of(model.blocks.len());
-    let is_held = |block: usize| own.contains(&block) || again && block == 0;
+    let model = Model::of(shape.clone(), seat.tensor_share(&mesh));
+    let stage = match mesh.pp {
+        1 => Stage::whole(shape),
+        stages => Stage::new(shape, (Pipeline::OneFOneB, stages, 1, 4), seat.pp).unwrap(),
+    };
     let groups = Groups { mesh, seat, ..Groups::alone() };
-    let state = Trained::new(&model, &Reference, &groups, is_held, 5);
-    Engine { net: Net::new(model, Box::new(Reference)), state, groups }
+    Engine::new(Net::new(model, Box::new(Reference)), groups, stage, 5)
 }
 
 /// The number at a place of a whole parameter.

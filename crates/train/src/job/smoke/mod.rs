@@ -128,9 +128,7 @@ type Agreed = (crate::config::Plan, crate::shape::Shape);
 
 fn agreement(job: &Job) -> Found<Agreed> {
     begin::all_alike(job)?;
-    let plan = job.config.validate(job.comm.size() as usize)?;
-    let shape = job.config.shape(job.dataset.tokenizer.vocabulary())?;
-    Ok(((plan, shape), Findings::default()))
+    Ok((begin::planned(job)?, Findings::default()))
 }
 
 /// Copies but the first forget the initial state, so that it shows whether they get it.

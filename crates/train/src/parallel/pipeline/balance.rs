@@ -69,8 +69,8 @@ fn best(blocks: usize, parts: usize, add: impl Fn(Range<usize>, f64) -> f64) -> 
         let mut row = vec![f64::INFINITY; blocks + 1];
         let mut from = vec![part - 1; blocks + 1];
         for end in part..=blocks {
-            for start in part - 1..end {
-                let cost = add(start..end, costs[start]);
+            let ways = (part - 1..end).map(|start| (add(start..end, costs[start]), start));
+            for (cost, start) in ways {
                 if cost < row[end] {
                     (row[end], from[end]) = (cost, start);
                 }

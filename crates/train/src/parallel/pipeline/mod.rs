@@ -18,7 +18,9 @@ pub mod check;
 pub mod draw;
 mod error;
 mod kinds;
+mod lines;
 pub mod simulate;
+mod stage;
 #[cfg(test)]
 mod tests;
 
@@ -26,7 +28,9 @@ pub use balance::{balance, costs_of};
 pub use check::{Fault, check};
 pub use error::{KindError, ScheduleError};
 pub use kinds::Kind;
+pub use lines::Lines;
 pub use simulate::{Costs, Timeline, simulate};
+pub use stage::{Stage, StageError};
 
 use std::fmt;
 
@@ -127,7 +131,7 @@ pub struct Schedule {
     pub ranks: Vec<Vec<Action>>,
 }
 
-/// No schedule has more actions of a work: beyond it, one would take longer to write than to train.
+/// No schedule has more forward passes of chunks: beyond it, a wrong number would fill the memory.
 const MOST: usize = 1 << 24;
 
 impl Schedule {
@@ -212,7 +216,7 @@ impl Schedule {
     }
 }
 
-/// What holds for all kinds.
+/// What holds for the sizes of all kinds.
 fn check_sizes(stages: usize, chunks: usize, micros: usize) -> Result<(), ScheduleError> {
     let all = [("stages", stages), ("chunks", chunks), ("micro-batches", micros)];
     if let Some((what, _)) = all.into_iter().find(|(_, count)| *count == 0) {

@@ -36,8 +36,8 @@ fn comes_to_its_end(schedule: &Schedule) -> bool {
     let mut over = vec![0; schedule.stages];
     loop {
         let before = over.clone();
-        for rank in 0..schedule.stages {
-            let Some(&action) = schedule.ranks[rank].get(over[rank]) else { continue };
+        for (rank, actions) in schedule.ranks.iter().enumerate() {
+            let Some(&action) = actions.get(over[rank]) else { continue };
             if let Some(expected) = schedule.receives(action) {
                 match links.entry((expected.way, expected.from)).or_default().pop_front() {
                     None => continue,
