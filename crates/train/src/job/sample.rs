@@ -24,9 +24,8 @@ impl Training {
     /// What the model writes by itself, or why it does not where that is to be said.
     pub(super) fn sample(&mut self) -> Option<Event> {
         let engine = &self.engine;
-        let mesh = &engine.groups.mesh;
-        let shared = mesh.ranks() > mesh.dp;
-        if let Some(all) = engine.state.weights.whole().filter(|_| !shared) {
+        let is_shared = engine.groups.mesh.is_shared();
+        if let Some(all) = engine.state.weights.whole().filter(|_| !is_shared) {
             return self.write(&engine.net, all).map(Event::Sample);
         }
         let parameters = engine.net.model.shape.parameters();

@@ -11,12 +11,12 @@ use crate::parallel::Groups;
 use crate::step::Engine;
 
 /// The checksum of all that this rank trains, in hexadecimal digits.
-pub fn digest(engine: &Engine) -> Result<String, TrainError> {
+pub fn digest(engine: &mut Engine) -> Result<String, TrainError> {
     let mut sum = Sha256::new();
     let mut numbers = Vec::new();
     for block in engine.state.held() {
         for kind in Kind::ALL {
-            for chunk in keep::chunks(0..engine.state.shares[block].len()) {
+            for chunk in keep::chunks(engine.state.shares[block].clone()) {
                 numbers.resize(chunk.len(), 0.0);
                 keep::fetch(engine, (block, kind), chunk.start, &mut numbers)?;
                 let bytes: Vec<u8> = numbers.iter().flat_map(|n| n.to_le_bytes()).collect();
@@ -34,7 +34,7 @@ fn copies(engine: &Engine) -> (usize, usize, usize) {
 }
 
 /// Nothing if all ranks that should have the same have it, or who differs.
-pub fn difference(comm: &dyn Comm, engine: &Engine) -> Result<Option<String>, TrainError> {
+pub fn difference(comm: &dyn Comm, engine: &mut Engine) -> Result<Option<String>, TrainError> {
     let all: Vec<Said> = gather(comm, &(copies(engine), digest(engine)?))?;
     Ok(named(&odd(&all), &|rank| comm.peer(rank).to_string()))
 }
