@@ -136,6 +136,7 @@ fn rank(
         kernels: String::new(),
         dataset: dataset.unwrap(),
         folder,
+        run: String::new(),
     };
     let mut tell = |event| match event {
         Event::Step(step) => told.losses.push((step.step, step.loss)),

@@ -14,6 +14,10 @@ pub const VERSION: u32 = 1;
 
 /// The name among [`About::extra`] of how the ranks that wrote it were laid out.
 pub const SPLIT: &str = "split";
+/// Under this name [`About::extra`] tells which start of a training wrote it.
+pub const RUN: &str = "run";
+/// And under this one what tells the data from other data.
+pub const DATA: &str = "data";
 
 /// What a checkpoint is about: all that training needs beside the numbers to go on.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

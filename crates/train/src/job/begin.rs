@@ -1,7 +1,6 @@
 //! Before the first step: all ranks are told the same, and have their parts of the same parameters.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use regatta_comm::{Collectives, Comm};
 use sha2::{Digest, Sha256};
@@ -9,17 +8,18 @@ use sha2::{Digest, Sha256};
 use super::error::TrainError;
 use super::keep::{self, Holding, Keeper};
 use super::report::{self, Speed};
-use super::{CHECKPOINTS, Job, TOKENIZER, Training, resume};
-use crate::checkpoint::{self, Checkpoint, Kind};
+use super::{Job, TOKENIZER, Training, resume};
+use crate::checkpoint::manifest::{DATA, RUN, SPLIT};
+use crate::checkpoint::{About, Checkpoint, Kind, any, any_of_run, is_among};
 use crate::config::{Config, ConfigError, Memory, Plan, Resume};
 use crate::data::{DataError, Dataset, Loader, Order, Tokens};
-use crate::device::Device;
 use crate::metrics::{self, Event};
 use crate::model::Model;
 use crate::parallel::context::Ring;
 use crate::parallel::pipeline::{Stage, StageError};
 use crate::parallel::tensor::Group;
 use crate::parallel::{Groups, Mesh};
+use crate::run;
 use crate::shape::Shape;
 use crate::step::{Engine, Net};
 
@@ -41,15 +41,24 @@ impl Training {
         let found = resume::together(&job, checkpoints.as_deref())?;
         if let Some(found) = &found {
             resume::fits(&found.checkpoint, &shape, &job.dataset.tokenizer.fingerprint())?;
+            if job.config.checkpoint.resume == Resume::Auto {
+                let Job { config, dataset, .. } = &job;
+                resume::same_data(&found.checkpoint, &config.data.source, &dataset.digest)?;
+            }
         }
-        let told = |f: &resume::Found| (f.checkpoint.about().step, f.checkpoint.about().tokens);
-        let (done, tokens) = found.as_ref().map_or((0, 0), told);
+        let told = |f: &resume::Found| {
+            let About { step, tokens, .. } = f.checkpoint.about();
+            let is_own = checkpoints.iter().any(|own| is_among(&f.checkpoint, own));
+            // What another run has kept is not kept by this one.
+            (*step, *tokens, is_own.then_some(*step))
+        };
+        let (done, tokens, kept) = found.as_ref().map_or((0, 0, None), told);
         let about = report::about(&job, &plan, &shape, done);
         tell(Event::Begin(Box::new(about.clone())));
         many_kinds(&shape, job.dataset.tokenizer.vocabulary()).into_iter().for_each(&mut *tell);
         apart(&plan.mesh, &*job.comm).into_iter().for_each(&mut *tell);
         let mut training = Self::new(job, plan, shape, &about)?;
-        training.tokens = tokens;
+        (training.tokens, training.kept) = (tokens, kept);
         if let Some(found) = found {
             found.skipped.iter().for_each(|note| tell(Event::Note(note.clone())));
             keeper.iter_mut().for_each(|keeper| keeper.pass_over(&found.damaged));
@@ -60,7 +69,7 @@ impl Training {
         if let Some(keeper) = &keeper
             && training.config.checkpoint.resume != Resume::Auto
         {
-            for path in keeper.set_aside(done)? {
+            for path in keeper.set_aside(kept)? {
                 let note = "is of the run before, and kept under this name";
                 tell(Event::Note(format!("{} {note}", path.display())));
             }
@@ -97,8 +106,16 @@ impl Training {
         about: &metrics::About,
     ) -> Result<Self, TrainError> {
         let speed = Speed::new(about, &shape);
-        let Job { config, comm, device, dataset, folder, .. } = job;
-        let engine = engine(&plan, shape, (&comm, device), config.train.seed)?;
+        let Job { config, comm, device, dataset, folder, run, .. } = job;
+        let extra = [(RUN, run), (DATA, dataset.digest.clone()), (SPLIT, plan.mesh.to_string())];
+        let extra = extra.into_iter().filter(|(_, what)| !what.is_empty());
+        let extra = extra.map(|(name, what)| (name.to_owned(), what)).collect();
+        let groups = Groups::new(comm.clone(), plan.mesh)?;
+        let stage = stage(&plan, &shape, &groups)?;
+        let tensor = Group::new(groups.tensor.clone(), plan.sequence);
+        let ring = Ring::new(groups.ring.clone(), groups.seat.context_share(&plan.mesh));
+        let net = Net::within(tensor.clone(), Model::of(shape, tensor.share), device).in_ring(ring);
+        let engine = Engine::new(net, groups, stage, config.train.seed);
         Ok(Self {
             schedule: config.schedule(plan.mesh.dp),
             config,
@@ -111,33 +128,11 @@ impl Training {
             folder,
             done: about.done,
             tokens: 0,
-            kept: (about.done > 0).then_some(about.done),
+            kept: None,
+            extra,
             speed,
         })
     }
-}
-
-/// This rank's part of the model, and its company.
-fn engine(
-    plan: &Plan,
-    shape: Shape,
-    (comm, device): (&Arc<dyn Comm>, Box<dyn Device>),
-    seed: u64,
-) -> Result<Engine, TrainError> {
-    let groups = Groups::new(comm.clone(), plan.mesh)?;
-    let stage = match plan.mesh.pp {
-        1 => Stage::whole(&shape),
-        stages => {
-            let how = (plan.schedule, stages, plan.chunks, plan.accumulation);
-            let wrong = |error: StageError| ConfigError::Contradiction(error.to_string());
-            Stage::new(&shape, how, groups.seat.pp).map_err(wrong)?
-        }
-    };
-    let tensor = Group::new(groups.tensor.clone(), plan.sequence);
-    let ring = Ring::new(groups.ring.clone(), groups.seat.context_share(&plan.mesh));
-    let model = Model::of(shape, tensor.share);
-    let net = Net::within(tensor, model, device).in_ring(ring);
-    Ok(Engine::new(net, groups, stage, seed))
 }
 
 /// What the ranks of a job share, and of which model.
@@ -147,6 +142,16 @@ pub(super) fn planned(job: &Job) -> Result<(Plan, Shape), TrainError> {
     shape.check_tensor(plan.mesh.tp).map_err(ConfigError::Contradiction)?;
     trainable(&job.config, &plan)?;
     Ok((plan, shape))
+}
+
+/// This rank's part in the pipeline.
+fn stage(plan: &Plan, shape: &Shape, groups: &Groups) -> Result<Stage, ConfigError> {
+    if plan.mesh.pp == 1 {
+        return Ok(Stage::whole(shape));
+    }
+    let how = (plan.schedule, plan.mesh.pp, plan.chunks, plan.accumulation);
+    let contradiction = |error: StageError| ConfigError::Contradiction(error.to_string());
+    Stage::new(shape, how, groups.seat.pp).map_err(contradiction)
 }
 
 /// Splits that can be planned and explained, and not yet trained.
@@ -187,26 +192,20 @@ fn many_kinds(shape: &Shape, kinds: usize) -> Option<Event> {
 
 /// Ranks that were told different things would train something that nobody asked for.
 pub(super) fn all_alike(job: &Job) -> Result<(), TrainError> {
-    let dataset = &job.dataset;
-    let (train, validation) = (dataset.train.len(), dataset.validation.len());
-    let data = format!("{} {train} {validation}", dataset.tokenizer.fingerprint());
-    agree(&*job.comm, &[("configuration", &job.config.to_toml()), ("data", &data)])
+    let Job { config, dataset, comm, .. } = job;
+    agree(&**comm, &[("configuration", &config.to_toml()), ("data", &dataset.digest)])
 }
 
 /// Where checkpoints are, if there are to be any.
-pub(super) fn checkpoints(config: &Config, run: &Path) -> Option<PathBuf> {
-    let told = &config.checkpoint;
-    let folder = match told.folder.as_str() {
-        "" => run.join(CHECKPOINTS),
-        folder => PathBuf::from(folder),
-    };
-    (told.every != 0).then_some(folder)
+pub(super) fn checkpoints(config: &Config, folder: &Path) -> Option<PathBuf> {
+    (config.checkpoint.every != 0).then(|| run::checkpoints(config, folder))
 }
 
-/// Has ranks that are started anew go on from what the run has kept, whatever it first began from.
-pub fn go_on(config: &mut Config, run: &Path) -> Result<(), TrainError> {
+/// Has ranks that are started anew go on from what their run has kept, whatever it first began
+/// from. What other runs have left there counts only if the `name` of this one is not known.
+pub fn go_on(config: &mut Config, run: &Path, name: &str) -> Result<(), TrainError> {
     if let Some(own) = checkpoints(config, run)
-        && checkpoint::any(&own)?
+        && if name.is_empty() { any(&own)? } else { any_of_run(&own, name)? }
     {
         config.checkpoint.resume = Resume::Auto;
     }

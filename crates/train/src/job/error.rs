@@ -126,6 +126,22 @@ pub enum TrainError {
         /// How it differs.
         why: String,
     },
+    /// The data has changed since the run has begun.
+    #[error(
+        "{} was trained on other data ({then}) than {source_now} has now ({now}): give it the data \
+         back, or begin from it on this data by checkpoint.resume={}",
+        folder.display(), folder.display()
+    )]
+    OtherData {
+        /// The checkpoint.
+        folder: PathBuf,
+        /// What the data is called.
+        source_now: String,
+        /// What told it from other data.
+        then: String,
+        /// What does now.
+        now: String,
+    },
 }
 
 impl TrainError {

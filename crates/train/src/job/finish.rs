@@ -4,7 +4,7 @@ use regatta_comm::{Collectives, ReduceOp};
 
 use super::keep::Kept;
 use super::{TrainError, Training, is_due};
-use crate::checkpoint::{About, SPLIT};
+use crate::checkpoint::About;
 use crate::metrics::{Ended, Event};
 
 /// Bytes of a reason that ranks tell each other; more is cut away.
@@ -86,7 +86,7 @@ impl Training {
             shape: self.engine.net.model.shape.clone(),
             config: self.config.to_toml(),
             tokenizer: self.dataset.tokenizer.fingerprint(),
-            extra: [(SPLIT.to_owned(), self.engine.groups.mesh.to_string())].into(),
+            extra: self.extra.clone(),
         }
     }
 

@@ -7,10 +7,12 @@ use std::path::{Path, PathBuf};
 
 use regatta_comm::{Collectives, Comm, CommError};
 
+use super::Job;
 use super::error::TrainError;
-use super::{CHECKPOINTS, Job};
+use crate::checkpoint::manifest::DATA;
 use crate::checkpoint::{About, Checkpoint, CheckpointError, MANIFEST, Skipped, newest_good};
 use crate::config::{Config, Resume};
+use crate::run;
 use crate::shape::Shape;
 
 /// Where a training goes on from.
@@ -85,7 +87,7 @@ pub fn find(config: &Config, own: Option<&Path>) -> Result<Option<Found>, TrainE
             (Some(one), Vec::new())
         }
         Err(error) if folder.join(MANIFEST).exists() => return Err(error.into()),
-        Err(_) => newest_good(&inside(&folder))?,
+        Err(_) => newest_good(&run::kept_in(&folder))?,
     };
     let damaged = skipped.iter().map(|skipped| skipped.folder.clone()).collect();
     let skipped: Vec<String> = skipped.iter().map(told).collect();
@@ -94,12 +96,6 @@ pub fn find(config: &Config, own: Option<&Path>) -> Result<Option<Found>, TrainE
         (None, Resume::Auto) if skipped.is_empty() => Ok(None),
         (None, _) => Err(TrainError::Nothing { folder, skipped: skipped.join("; ") }),
     }
-}
-
-/// A run's folder has its checkpoints in a folder of their own.
-fn inside(folder: &Path) -> PathBuf {
-    let inside = folder.join(CHECKPOINTS);
-    if inside.is_dir() { inside } else { folder.to_owned() }
 }
 
 fn first(folder: &Path, all: Vec<CheckpointError>) -> TrainError {
@@ -131,6 +127,20 @@ pub fn fits(checkpoint: &Checkpoint, shape: &Shape, tokenizer: &str) -> Result<(
         return wrong("tokenizer", why);
     }
     Ok(())
+}
+
+/// A run goes on with the data that it has begun with: samples would be left out or seen twice.
+pub fn same_data(checkpoint: &Checkpoint, source: &str, digest: &str) -> Result<(), TrainError> {
+    let About { extra, .. } = checkpoint.about();
+    match extra.get(DATA).filter(|then| *then != digest) {
+        None => Ok(()),
+        Some(then) => Err(TrainError::OtherData {
+            folder: checkpoint.folder().to_owned(),
+            source_now: source.to_owned(),
+            then: then.clone(),
+            now: digest.to_owned(),
+        }),
+    }
 }
 
 /// The first size in which two models differ.

@@ -78,8 +78,8 @@ impl Keeper {
         self.writer.pass_over(folders);
     }
 
-    /// Takes later checkpoints out of the way of a run that begins before them.
-    pub fn set_aside(&self, after: u64) -> Result<Vec<PathBuf>, CheckpointError> {
+    /// Takes later checkpoints, or all, out of the way of a run that does not go on from them.
+    pub fn set_aside(&self, after: Option<u64>) -> Result<Vec<PathBuf>, CheckpointError> {
         self.writer.set_aside(after)
     }
 

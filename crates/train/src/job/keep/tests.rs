@@ -23,7 +23,7 @@ fn engine(shape: &Shape, mesh: Mesh, rank: usize) -> Engine {
     let model = Model::of(shape.clone(), seat.tensor_share(&mesh));
     let stage = match mesh.pp {
         1 => Stage::whole(shape),
-        stages => Stage::new(shape, (Pipeline::OneFOneB, stages, 1, 4), seat.pp).unwrap(),
+        pp => Stage::new(shape, (Pipeline::OneFOneB, pp, 1, pp), seat.pp).unwrap(),
     };
     let mut groups = Groups::alone();
     (groups.mesh, groups.seat) = (mesh, seat);
