@@ -149,13 +149,16 @@ fn rank(
 }
 
 /// Splits into which and out of which trainings are led.
-const PAIRS: [(Split, Split); 6] = [
+const PAIRS: [(Split, Split); 9] = [
     (Split(3, ""), Split(2, "parallel.tp=2")),
     (Split(4, "parallel.tp=2"), ALONE),
     (ALONE, Split(4, "parallel.tp=2 parallel.pp=2")),
     (Split(4, "parallel.pp=2"), Split(2, "parallel.cp=2")),
     (Split(4, "parallel.tp=4 parallel.sequence=false"), Split(6, "parallel.dp=3 parallel.cp=2")),
     (Split(4, "parallel.cp=2 parallel.tp=2"), Split(3, "parallel.pp=3")),
+    (Split(3, "parallel.zero=1"), Split(4, "parallel.zero=3")),
+    (Split(4, "parallel.zero=2 parallel.tp=2"), Split(4, "parallel.zero=3 parallel.shard=2")),
+    (Split(2, "parallel.zero=3 offload.parameters=disk"), Split(2, "offload.optimizer=disk")),
 ];
 
 #[test]

@@ -15,27 +15,23 @@ const AT_A_TIME: usize = 1 << 20;
 /// Copies numbers of this rank's share of a block, from a place in the block on.
 pub fn fetch(
     engine: &mut Engine,
-    (block, kind): (usize, Kind),
+    what: (usize, Kind),
     start: usize,
     numbers: &mut [f32],
 ) -> Result<(), TrainError> {
-    let start = start - engine.state.shares[block].start;
-    let own = engine.state.own(block, kind);
-    engine.net.device.fetch(own.part(start..start + numbers.len()), numbers);
-    Ok(())
+    let Engine { net, state, .. } = engine;
+    Ok(state.fetch(&*net.device, what, start - state.shares[what.0].start, numbers)?)
 }
 
 /// Replaces numbers of this rank's share of a block, from a place in the block on.
 pub fn put(
     engine: &mut Engine,
-    (block, kind): (usize, Kind),
+    what: (usize, Kind),
     start: usize,
     numbers: &[f32],
 ) -> Result<(), TrainError> {
-    let start = start - engine.state.shares[block].start;
-    let mut own = engine.state.own_mut(block, kind);
-    engine.net.device.put(numbers, own.part(start..start + numbers.len()));
-    Ok(())
+    let Engine { net, state, .. } = engine;
+    Ok(state.put(&*net.device, what, start - state.shares[what.0].start, numbers)?)
 }
 
 /// A piece of a checkpoint, and where its numbers are.

@@ -15,6 +15,7 @@ use crate::parallel::{Groups, Mesh};
 use crate::reference::Reference;
 use crate::shape::tests::shape;
 use crate::shape::{Family, Parameter, Shape};
+use crate::state::Sharing;
 use crate::step::Net;
 
 /// A rank's model.
@@ -27,7 +28,8 @@ fn engine(shape: &Shape, mesh: Mesh, rank: usize) -> Engine {
     };
     let mut groups = Groups::alone();
     (groups.mesh, groups.seat) = (mesh, seat);
-    Engine::new(Net::new(model, Box::new(Reference)), groups, stage, 5)
+    let net = Net::new(model, Box::new(Reference));
+    Engine::new(net, groups, stage, &Sharing::default(), 5).unwrap()
 }
 
 /// The number at a place of a whole parameter.
