@@ -30,11 +30,13 @@ fn what_is_imported_is_shown_verified_and_exported_as_it_was() {
         let run = folder.file("run");
         let text = line(&format!("checkpoint show {run}")).ok();
         assert!(text.contains(&format!("{name} of")) && text.contains("width 32"), "{text}");
+        assert!(text.contains(" whole"), "{text}");
         let text = line(&format!("checkpoint verify {run}/checkpoints/step-00000000")).ok();
         assert!(text.starts_with("good"), "{text}");
         let shown = line(&format!("checkpoint show {run} --json")).ok();
         let shown: Value = serde_json::from_str(&shown).unwrap();
         assert_eq!(shown["checkpoint"]["about"]["shape"]["layers"], 2);
+        assert_eq!(shown["pieces"]["ranges"], 0);
         let model = folder.file("model");
         let made = line(&format!("checkpoint export {run} --to {model} --json")).ok();
         let made: Value = serde_json::from_str(&made).unwrap();

@@ -26,6 +26,6 @@ pub use error::CheckpointError;
 pub use folder::MANIFEST;
 pub use manifest::{About, SPLIT};
 pub use newest::{Skipped, any, any_of_run, is_among, newest_good};
-pub use piece::{Kind, Part, Piece};
+pub use piece::{Kind, Outline, Part, Piece};
 pub use reader::Checkpoint;
 pub use writer::{State, Writer};

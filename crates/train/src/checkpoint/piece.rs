@@ -166,7 +166,35 @@ pub struct Piece {
     pub numbers: Vec<f32>,
 }
 
+/// A piece whose numbers come later.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Outline {
+    /// The tensor's name.
+    pub name: String,
+    /// What the numbers are.
+    pub kind: Kind,
+    /// The whole tensor's shape.
+    pub shape: Vec<usize>,
+    /// Which part of it this is.
+    pub part: Part,
+}
+
+impl Outline {
+    /// With its numbers.
+    pub fn with(self, numbers: Vec<f32>) -> Piece {
+        let Self { name, kind, shape, part } = self;
+        Piece { name, kind, shape, part, numbers }
+    }
+}
+
 impl Piece {
+    /// All but the numbers.
+    pub fn outline(&self) -> Outline {
+        let Self { name, kind, shape, part, .. } = self;
+        let (name, shape, part) = (name.clone(), shape.clone(), part.clone());
+        Outline { name, kind: *kind, shape, part }
+    }
+
     /// A whole tensor.
     pub fn whole(name: &str, kind: Kind, shape: &[usize], numbers: Vec<f32>) -> Self {
         Self { name: name.to_owned(), kind, shape: shape.to_vec(), part: Part::Whole, numbers }

@@ -11,7 +11,7 @@ use super::disk::Disk;
 use super::error::CheckpointError;
 use super::header;
 use super::manifest::Written;
-use super::piece::{Piece, key};
+use super::piece::{Outline, Piece, key};
 
 /// Numbers that are turned into bytes, hashed and written at a time.
 const AT_A_TIME: usize = 1 << 18;
@@ -25,19 +25,20 @@ pub(super) struct Layout {
 }
 
 /// Checks the pieces and says where each will be.
-pub(super) fn lay_out(pieces: &[Piece]) -> Result<Layout, CheckpointError> {
+pub(super) fn lay_out(pieces: &[Outline]) -> Result<Layout, CheckpointError> {
     let mut keys = HashSet::new();
     let mut infos = Vec::with_capacity(pieces.len());
     let mut end = 0;
     for piece in pieces {
-        let key = check(piece)?;
+        piece.part.check(&piece.shape).map_err(|why| refuse(&piece.name, why))?;
+        let key = key(piece.kind, &piece.name, &piece.part);
         let start = end;
-        end += size_of_val(piece.numbers.as_slice());
+        end += piece.part.len(&piece.shape) * size_of::<f32>();
         let shape = piece.part.own_shape(&piece.shape);
         let data_offsets = (start, end);
         infos.push((key.clone(), TensorInfo { dtype: Dtype::F32, shape, data_offsets }));
         if !keys.insert(key) {
-            return Err(refuse(piece, "is given twice".to_owned()));
+            return Err(refuse(&piece.name, "is given twice".to_owned()));
         }
     }
     let header = header::write(None, infos).map_err(|why| {
@@ -48,33 +49,37 @@ pub(super) fn lay_out(pieces: &[Piece]) -> Result<Layout, CheckpointError> {
     Ok(Layout { header, bytes })
 }
 
-fn check(piece: &Piece) -> Result<String, CheckpointError> {
-    piece.part.check(&piece.shape).map_err(|why| refuse(piece, why))?;
-    let (needed, given) = (piece.part.len(&piece.shape), piece.numbers.len());
+/// A piece has as many numbers as its part, which was checked.
+pub(super) fn check(piece: &Piece) -> Result<(), CheckpointError> {
+    let Piece { name, shape, part, numbers, .. } = piece;
+    let (needed, given) = (part.len(shape), numbers.len());
     if needed != given {
-        let part = &piece.part;
-        return Err(refuse(piece, format!("has {given} numbers for its part {part} of {needed}")));
+        return Err(refuse(name, format!("has {given} numbers for its part {part} of {needed}")));
     }
-    Ok(key(piece.kind, &piece.name, &piece.part))
+    Ok(())
 }
 
-fn refuse(piece: &Piece, why: String) -> CheckpointError {
-    CheckpointError::Piece { name: piece.name.clone(), why }
+fn refuse(name: &str, why: String) -> CheckpointError {
+    CheckpointError::Piece { name: name.to_owned(), why }
 }
 
-/// Writes the file so that it survives a loss of power, and says what is in it.
+/// Writes the file so that it survives a loss of power, and says what is in it. The pieces are those
+/// that were laid out.
 pub(super) fn write(
     disk: &dyn Disk,
     path: &Path,
     layout: &Layout,
-    pieces: Vec<Piece>,
+    pieces: impl Iterator<Item = Result<Piece, CheckpointError>>,
 ) -> Result<Vec<Written>, CheckpointError> {
     let failed = || CheckpointError::writing(path, layout.bytes);
     let mut file = disk.create(path).map_err(failed())?;
     file.write(&layout.header).map_err(failed())?;
-    let mut written = Vec::with_capacity(pieces.len());
+    let mut written = Vec::new();
     let mut bytes = Vec::new();
-    for Piece { name, kind, shape, part, numbers } in pieces {
+    for piece in pieces {
+        let piece = piece?;
+        check(&piece)?;
+        let Piece { name, kind, shape, part, numbers } = piece;
         let mut sum = Sha256::new();
         for some in numbers.chunks(AT_A_TIME) {
             bytes.clear();

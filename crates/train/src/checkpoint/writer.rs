@@ -14,7 +14,7 @@ use super::disk::{Disk, System};
 use super::error::CheckpointError;
 use super::folder::{self, LOCK, Role};
 use super::manifest::{About, Sidecar, VERSION};
-use super::piece::Piece;
+use super::piece::{Outline, Piece};
 use super::shard::{self, Layout};
 
 /// Where a writer stands.
@@ -122,25 +122,56 @@ impl Writer {
 
     /// Begins to write this rank's pieces, which may be none, and returns at once.
     pub fn begin(&mut self, about: About, pieces: Vec<Piece>) -> Result<(), CheckpointError> {
-        if let State::Writing { step } = self.state() {
-            return Err(CheckpointError::Busy { writing: step });
-        }
-        let layout = shard::lay_out(&pieces)?;
-        let step = about.step;
-        let task = Task {
-            disk: Arc::clone(&self.disk),
-            checkpoints: self.checkpoints.clone(),
-            step,
-            rank: self.rank,
-            ranks: self.ranks,
-        };
-        self.about = Some(about);
+        let outlines: Vec<Outline> = pieces.iter().map(Piece::outline).collect();
+        let (task, layout) = self.prepare(about, &outlines)?;
+        pieces.iter().try_for_each(shard::check)?;
+        let step = task.step;
         let thread = thread::Builder::new()
             .name("checkpoint".to_owned())
-            .spawn(move || task.run(&layout, pieces))
+            .spawn(move || task.run(&layout, pieces.into_iter().map(Ok)))
             .map_err(CheckpointError::io("start a thread to write", &self.checkpoints))?;
         self.stage = Stage::Working(step, thread);
         Ok(())
+    }
+
+    /// Writes this rank's pieces before it returns, each when its numbers were asked for: where not
+    /// all of them are in memory at once. Only what they could not be got for is an error here;
+    /// what else goes wrong, the state says.
+    pub fn write_now<E: From<CheckpointError>>(
+        &mut self,
+        about: About,
+        pieces: Vec<Outline>,
+        numbers: &mut dyn FnMut(usize) -> Result<Vec<f32>, E>,
+    ) -> Result<(), E> {
+        let (task, layout) = self.prepare(about, &pieces)?;
+        let mut missing = None;
+        let pieces = pieces.into_iter().enumerate().map(|(number, piece)| match numbers(number) {
+            Ok(numbers) => Ok(piece.with(numbers)),
+            Err(error) => {
+                missing = Some(error);
+                let (name, why) = (piece.name, "cannot be read".to_owned());
+                Err(CheckpointError::Piece { name, why })
+            }
+        });
+        let (step, result) = (task.step, task.run(&layout, pieces));
+        self.rest(step, result);
+        missing.map_or(Ok(()), Err)
+    }
+
+    /// What is to be done, if nothing is under way.
+    fn prepare(
+        &mut self,
+        about: About,
+        pieces: &[Outline],
+    ) -> Result<(Task, Layout), CheckpointError> {
+        if let State::Writing { step } = self.state() {
+            return Err(CheckpointError::Busy { writing: step });
+        }
+        let layout = shard::lay_out(pieces)?;
+        let (disk, checkpoints) = (Arc::clone(&self.disk), self.checkpoints.clone());
+        let (step, rank, ranks) = (about.step, self.rank, self.ranks);
+        self.about = Some(about);
+        Ok((Task { disk, checkpoints, step, rank, ranks }, layout))
     }
 
     /// Where it stands, without waiting.
@@ -165,6 +196,10 @@ impl Writer {
             let path = folder::path(&self.checkpoints, step, Role::Partial);
             Err(CheckpointError::io("write", &path)(io::Error::other("the thread panicked")))
         });
+        self.rest(step, result);
+    }
+
+    fn rest(&mut self, step: u64, result: Result<(), CheckpointError>) {
         self.stage = Stage::Resting(match result {
             Ok(()) => State::Written { step },
             Err(error) => State::Failed { step, error: Arc::new(error) },
@@ -236,7 +271,11 @@ struct Task {
 }
 
 impl Task {
-    fn run(self, layout: &Layout, pieces: Vec<Piece>) -> Result<(), CheckpointError> {
+    fn run(
+        self,
+        layout: &Layout,
+        pieces: impl ExactSizeIterator<Item = Result<Piece, CheckpointError>>,
+    ) -> Result<(), CheckpointError> {
         let result = self.write(layout, pieces);
         if result.is_err() {
             // What cannot be removed now is removed at the next start.
@@ -251,7 +290,11 @@ impl Task {
         result
     }
 
-    fn write(&self, layout: &Layout, pieces: Vec<Piece>) -> Result<(), CheckpointError> {
+    fn write(
+        &self,
+        layout: &Layout,
+        pieces: impl ExactSizeIterator<Item = Result<Piece, CheckpointError>>,
+    ) -> Result<(), CheckpointError> {
         let disk = &*self.disk;
         let folder = folder::path(&self.checkpoints, self.step, Role::Partial);
         let path = folder.join(folder::shard(self.rank));
@@ -260,8 +303,7 @@ impl Task {
             return Err(CheckpointError::NoRoom { path, needed, free });
         }
         disk.create_folder(&folder).map_err(CheckpointError::writing(&folder, needed))?;
-        let empty = pieces.is_empty();
-        let (bytes, pieces) = if empty {
+        let (bytes, pieces) = if pieces.len() == 0 {
             (0, Vec::new())
         } else {
             (needed, shard::write(disk, &path, layout, pieces)?)

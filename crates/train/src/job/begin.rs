@@ -40,6 +40,9 @@ impl Training {
             Some(folder) => Some(Keeper::new(folder, rank, ranks, job.config.checkpoint.keep)?),
             None => None,
         };
+        if [job.config.offload.optimizer, job.config.offload.parameters].contains(&Memory::Disk) {
+            keeper.iter_mut().for_each(Keeper::wait_for_parts);
+        }
         let found = resume::together(&job, checkpoints.as_deref())?;
         if let Some(found) = &found {
             resume::fits(&found.checkpoint, &shape, &job.dataset.tokenizer.fingerprint())?;
@@ -259,7 +262,7 @@ fn copy_first(engine: &mut Engine, what: (usize, Kind)) -> Result<(), TrainError
     let copies = if engine.state.sharing == 1 { &groups.data } else { &groups.replica };
     let Some(comm) = copies.clone() else { return Ok(()) };
     let mut numbers = Vec::new();
-    for chunk in keep::chunks(0..engine.state.shares[what.0].len()) {
+    for chunk in keep::chunks(engine.state.shares[what.0].clone()) {
         numbers.resize(chunk.len(), 0.0);
         keep::fetch(engine, what, chunk.start, &mut numbers)?;
         comm.broadcast(&mut numbers, 0)?;

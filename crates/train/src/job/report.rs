@@ -8,6 +8,7 @@ use super::Job;
 use super::tally::Tally;
 use crate::config::Plan;
 use crate::metrics::{About, Ended, FLOPS_FORMULA, StepMetrics, StepSeconds, Summary};
+use crate::parallel::Mesh;
 use crate::shape::Shape;
 
 /// What is trained, on what, by whom.
@@ -19,6 +20,7 @@ pub fn about(job: &Job, plan: &Plan, shape: &Shape, done: u64) -> About {
         model: job.name.clone(),
         parameters: shape.parameters() as u64,
         ranks: plan.mesh.ranks(),
+        split: Some(plan.mesh).filter(Mesh::is_shared).map_or_else(String::new, |m| m.to_string()),
         hosts: hosts.len(),
         threads: job.threads,
         precision: config.train.precision.name().to_owned(),

@@ -25,9 +25,8 @@ impl Training {
     pub(super) fn sample(&mut self) -> Option<Event> {
         self.engine.state.settle().ok()?;
         let engine = &self.engine;
-        let mesh = &engine.groups.mesh;
-        let shared = mesh.ranks() > mesh.dp || self.config.parallel.tiles > 1;
-        if let Some(all) = engine.state.weights.whole().filter(|_| !shared) {
+        let is_shared = engine.groups.mesh.is_shared() || self.config.parallel.tiles > 1;
+        if let Some(all) = engine.state.weights.whole().filter(|_| !is_shared) {
             return self.write(&engine.net, all).map(Event::Sample);
         }
         let parameters = engine.net.model.shape.parameters();

@@ -47,6 +47,8 @@ pub struct About {
     pub parameters: u64,
     /// How many ranks.
     pub ranks: usize,
+    /// How they are laid out where they share a model, such as `dp=1 cp=1 tp=2 pp=1 shard=1`.
+    pub split: String,
     /// On how many hosts.
     pub hosts: usize,
     /// Threads of each rank.

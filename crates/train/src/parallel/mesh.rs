@@ -51,6 +51,11 @@ impl Mesh {
         self.dp * self.cp
     }
 
+    /// Whether ranks share the model: none of them can compute with it alone.
+    pub fn is_shared(&self) -> bool {
+        self.ranks() > self.dp
+    }
+
     /// Where a rank sits.
     pub fn seat(&self, rank: usize) -> Seat {
         let (tp, rest) = (rank % self.tp, rank / self.tp);

@@ -85,6 +85,10 @@ fn header(about: &About, width: usize) -> Vec<String> {
         0 | 1 => plural(about.ranks, "rank"),
         hosts => format!("{} on {hosts} hosts", plural(about.ranks, "rank")),
     };
+    let ranks = match about.split.as_str() {
+        "" => ranks,
+        split => format!("{ranks} ({})", name(split)),
+    };
     let parts = [
         format!("{} with {} parameters", name(&about.model), parameters(about.parameters as f64)),
         format!("{ranks}, {} each", plural(about.threads, "thread")),

@@ -35,9 +35,9 @@ pub struct Numbers<'a> {
 }
 
 impl Numbers<'_> {
-    /// Where they begin in a share of the block.
-    pub fn start(&self, share: &Range<usize>) -> usize {
-        self.parameter.start + self.range.start - share.start
+    /// Where they begin in the block.
+    pub fn start(&self) -> usize {
+        self.parameter.start + self.range.start
     }
 }
 

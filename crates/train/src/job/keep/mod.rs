@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub use holding::Holding;
-use numbers::pieces;
+use numbers::{Own, pieces};
 pub use numbers::{chunks, fetch, put, restore};
 
 use super::TrainError;
@@ -48,6 +48,8 @@ pub enum Kept {
 pub struct Keeper {
     writer: Writer,
     ranks: usize,
+    /// Whether parts are copied, and written while training goes on.
+    in_background: bool,
     /// The step of the one that is being written, and when it began.
     under_way: Option<(u64, Instant)>,
     /// Why that could not even begin on this rank.
@@ -63,7 +65,12 @@ impl Keeper {
         keep: usize,
     ) -> Result<Self, CheckpointError> {
         let writer = Writer::new(folder, rank, ranks, keep)?;
-        Ok(Self { writer, ranks, under_way: None, refused: None })
+        Ok(Self { writer, ranks, in_background: true, under_way: None, refused: None })
+    }
+
+    /// Has training wait while parts are written, so that they need no memory beside what is trained.
+    pub fn wait_for_parts(&mut self) {
+        self.in_background = false;
     }
 
     /// Learns which checkpoints are damaged.
@@ -79,8 +86,23 @@ impl Keeper {
     /// Begins a checkpoint. None must be under way. What goes wrong is heard when all have ended.
     pub fn begin(&mut self, engine: &mut Engine, about: About) -> Result<(), TrainError> {
         self.under_way = Some((about.step, Instant::now()));
-        let begun = self.writer.begin(about, pieces(engine)?);
-        self.refused = begun.err().map(Arc::new);
+        let own = pieces(engine);
+        let begun = match self.in_background {
+            true => {
+                let one = |own: &Own| Ok(own.outline.clone().with(own.numbers(engine)?));
+                let pieces = own.iter().map(one).collect::<Result<_, TrainError>>()?;
+                self.writer.begin(about, pieces).map_err(TrainError::from)
+            }
+            false => {
+                let outlines = own.iter().map(|own| own.outline.clone()).collect();
+                self.writer.write_now(about, outlines, &mut |number| own[number].numbers(engine))
+            }
+        };
+        self.refused = None;
+        match begun {
+            Err(TrainError::Checkpoint(error)) => self.refused = Some(Arc::new(error)),
+            other => other?,
+        }
         Ok(())
     }
 

@@ -5,14 +5,14 @@ use std::ops::Range;
 
 use super::holding::{Holding, Numbers};
 use super::place::parts;
-use crate::checkpoint::{Checkpoint, Kind, Piece};
+use crate::checkpoint::{Checkpoint, Kind, Outline};
 use crate::job::TrainError;
 use crate::step::Engine;
 
 /// Numbers that are on their way at once.
 const AT_A_TIME: usize = 1 << 20;
 
-/// Copies numbers of this rank's share of a block, from a place in the share on.
+/// Copies numbers of this rank's share of a block, from a place in the block on.
 pub fn fetch(
     engine: &mut Engine,
     what: (usize, Kind),
@@ -20,10 +20,10 @@ pub fn fetch(
     numbers: &mut [f32],
 ) -> Result<(), TrainError> {
     let Engine { net, state, .. } = engine;
-    Ok(state.fetch(&*net.device, what, start, numbers)?)
+    Ok(state.fetch(&*net.device, what, start - state.shares[what.0].start, numbers)?)
 }
 
-/// Replaces numbers of this rank's share of a block, from a place in the share on.
+/// Replaces numbers of this rank's share of a block, from a place in the block on.
 pub fn put(
     engine: &mut Engine,
     what: (usize, Kind),
@@ -31,43 +31,59 @@ pub fn put(
     numbers: &[f32],
 ) -> Result<(), TrainError> {
     let Engine { net, state, .. } = engine;
-    Ok(state.put(&*net.device, what, start, numbers)?)
+    Ok(state.put(&*net.device, what, start - state.shares[what.0].start, numbers)?)
+}
+
+/// A piece of a checkpoint, and where its numbers are.
+#[derive(Debug, Clone)]
+pub struct Own {
+    /// What it is.
+    pub outline: Outline,
+    block: usize,
+    start: usize,
+}
+
+impl Own {
+    /// Its numbers.
+    pub fn numbers(&self, engine: &mut Engine) -> Result<Vec<f32>, TrainError> {
+        let Outline { kind, shape, part, .. } = &self.outline;
+        let mut numbers = vec![0.0; part.len(shape)];
+        fetch(engine, (self.block, *kind), self.start, &mut numbers)?;
+        Ok(numbers)
+    }
 }
 
 /// This rank's part of everything.
-pub fn pieces(engine: &mut Engine) -> Result<Vec<Piece>, TrainError> {
-    let holding = Holding::of(engine);
-    let blocks = engine.net.model.blocks.clone();
+pub fn pieces(engine: &Engine) -> Vec<Own> {
     let mut pieces = Vec::new();
-    for some in holding.written(&blocks) {
-        let mut start = some.start(&holding.shares[some.block]);
+    for some in Holding::of(engine).written(&engine.net.model.blocks) {
+        let Numbers { block, parameter, kind, .. } = some;
+        let mut start = some.start();
         for part in parts(some.parameter, some.range.clone()) {
-            let (name, shape) = (some.parameter.name.clone(), some.parameter.whole.clone());
-            let mut numbers = vec![0.0; part.len(&shape)];
-            fetch(engine, (some.block, some.kind), start, &mut numbers)?;
-            start += numbers.len();
-            pieces.push(Piece { name, kind: some.kind, shape, part, numbers });
+            let (name, shape) = (parameter.name.clone(), parameter.whole.clone());
+            let len = part.len(&shape);
+            pieces.push(Own { outline: Outline { name, kind, shape, part }, block, start });
+            start += len;
         }
     }
-    Ok(pieces)
+    pieces
 }
 
 /// Reads this rank's shares of all parameters, and of moments where there are any: a model from
 /// elsewhere has none. Where ranks have more than their shares, the rest is still to come.
 pub fn restore(engine: &mut Engine, checkpoint: &Checkpoint) -> Result<(), TrainError> {
-    let holding = Holding::of(engine);
     let blocks = engine.net.model.blocks.clone();
     let mut room = Vec::new();
-    for some in holding.all(&blocks) {
+    for some in Holding::of(engine).all(&blocks) {
         match checkpoint.shape(&some.parameter.name, some.kind) {
             Some(shape) if shape != some.parameter.whole => return Err(other(checkpoint, &some)),
             None if some.kind != Kind::Parameter => continue,
             _ => {}
         }
-        let start = some.start(&holding.shares[some.block]);
         for chunk in chunks(some.range.clone()) {
-            read(checkpoint, &some, chunk.clone(), &mut room)?;
-            put(engine, (some.block, some.kind), start + chunk.start - some.range.start, &room)?;
+            let start = some.parameter.start + chunk.start;
+            read(checkpoint, &some, chunk, &mut room)?;
+            put(engine, (some.block, some.kind), start, &room)?;
         }
     }
     Ok(())

@@ -18,7 +18,7 @@ use crate::shape::{Family, Parameter, Shape};
 use crate::state::Sharing;
 use crate::step::Net;
 
-/// A rank's model: some stages have some of the blocks, and the last has a tied table again.
+/// A rank's model.
 fn engine(shape: &Shape, mesh: Mesh, rank: usize) -> Engine {
     let seat = mesh.seat(rank);
     let model = Model::of(shape.clone(), seat.tensor_share(&mesh));
@@ -64,12 +64,13 @@ fn keep(shape: &Shape, mesh: Mesh, folder: &Path) -> Checkpoint {
     for (rank, writer) in writers.iter_mut().enumerate() {
         let mut engine = engine(shape, mesh, rank);
         let blocks = engine.net.model.blocks.clone();
-        let holding = Holding::of(&engine);
-        for some in holding.all(&blocks) {
-            let start = some.start(&holding.shares[some.block]);
-            put(&mut engine, (some.block, some.kind), start, &expected(&some)).unwrap();
+        for some in Holding::of(&engine).all(&blocks) {
+            put(&mut engine, (some.block, some.kind), some.start(), &expected(&some)).unwrap();
         }
-        writer.begin(about.clone(), pieces(&mut engine).unwrap()).unwrap();
+        let own = pieces(&engine);
+        let outlines = own.iter().map(|own| own.outline.clone()).collect();
+        let mut numbers = |number: usize| own[number].numbers(&mut engine);
+        writer.write_now(about.clone(), outlines, &mut numbers).unwrap();
     }
     for writer in &mut writers {
         assert!(matches!(writer.finish(PATIENCE), State::Written { step: 3 }));
@@ -83,12 +84,10 @@ fn read(shape: &Shape, mesh: Mesh, kept: &Checkpoint) {
     for rank in 0..mesh.ranks() {
         let mut engine = engine(shape, mesh, rank);
         restore(&mut engine, kept).unwrap();
-        let holding = Holding::of(&engine);
         let blocks = engine.net.model.blocks.clone();
-        for some in holding.all(&blocks) {
+        for some in Holding::of(&engine).all(&blocks) {
             let mut read = vec![0.0; some.range.len()];
-            let start = some.start(&holding.shares[some.block]);
-            fetch(&mut engine, (some.block, some.kind), start, &mut read).unwrap();
+            fetch(&mut engine, (some.block, some.kind), some.start(), &mut read).unwrap();
             assert_eq!(read, expected(&some), "rank {rank}: {}", some.parameter.name);
         }
     }

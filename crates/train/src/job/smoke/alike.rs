@@ -16,7 +16,7 @@ pub fn digest(engine: &mut Engine) -> Result<String, TrainError> {
     let mut numbers = Vec::new();
     for block in engine.state.held() {
         for kind in Kind::ALL {
-            for chunk in keep::chunks(0..engine.state.shares[block].len()) {
+            for chunk in keep::chunks(engine.state.shares[block].clone()) {
                 numbers.resize(chunk.len(), 0.0);
                 keep::fetch(engine, (block, kind), chunk.start, &mut numbers)?;
                 let bytes: Vec<u8> = numbers.iter().flat_map(|n| n.to_le_bytes()).collect();

@@ -150,7 +150,7 @@ fn broadcast(job: Job, (plan, shape): Agreed) -> Found<Training> {
 fn forget(engine: &mut Engine) -> Result<(), TrainError> {
     for block in engine.state.held() {
         for kind in Kind::ALL {
-            for chunk in keep::chunks(0..engine.state.shares[block].len()) {
+            for chunk in keep::chunks(engine.state.shares[block].clone()) {
                 keep::put(engine, (block, kind), chunk.start, &vec![0.0; chunk.len()])?;
             }
         }
