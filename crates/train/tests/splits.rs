@@ -6,12 +6,14 @@ use std::sync::Arc;
 use std::thread;
 
 use regatta_comm::{Collectives, Comm, ReduceOp, fake};
+use regatta_train::config;
 use regatta_train::model::Model;
 use regatta_train::optimizer::AdamW;
 use regatta_train::parallel::context::Ring;
+use regatta_train::parallel::cost::{Form, cost};
 use regatta_train::parallel::pipeline::{Kind, Stage};
 use regatta_train::parallel::tensor::Group;
-use regatta_train::parallel::{Groups, Mesh};
+use regatta_train::parallel::{Axis, Groups, Mesh};
 use regatta_train::random;
 use regatta_train::reference::Reference;
 use regatta_train::shape::{Family, Shape};
@@ -105,10 +107,30 @@ impl Case {
         Engine::new(net, groups, stage, 11)
     }
 
+    /// The bytes that a rank is said to send in a step, by axis.
+    fn said(&self, rank: usize) -> [u64; 9] {
+        let share = BATCH / self.mesh.dp;
+        let plan = config::Plan {
+            mesh: self.mesh,
+            zero: 0,
+            sequence: self.sequence && self.mesh.tp > 1,
+            schedule: self.kind,
+            chunks: self.chunks,
+            batch: BATCH,
+            share,
+            micro_batch: share / self.passes,
+            accumulation: self.passes,
+        };
+        let form = Form { real: 8, activation: 8, recompute: self.recompute };
+        let said = cost(&shape(self.family), &plan, form, rank).unwrap();
+        Axis::ALL.map(|axis| said.sends.on(axis))
+    }
+
     /// The mean losses and norms of the steps, as a rank of so many sees them.
     fn rank(self, comm: Arc<dyn Comm>) -> Vec<[f64; 2]> {
         let mut engine = self.engine(&comm);
         let seat = self.mesh.seat(comm.rank() as usize);
+        let said = self.said(comm.rank() as usize);
         let share = BATCH / self.mesh.dp;
         let each = share / self.passes;
         let one = |step: u64| {
@@ -125,7 +147,12 @@ impl Case {
                 batch: each,
                 first: *first as u64,
             });
+            let sent = |engine: &Engine| Axis::ALL.map(|axis| engine.groups.sent(axis).all_bytes());
+            let before = sent(&engine);
             let outcome = engine.step(&self.plan(step), micros).unwrap();
+            let mut sent = sent(&engine);
+            sent.iter_mut().zip(before).for_each(|(sent, before)| *sent -= before);
+            assert_eq!(sent, said, "bytes by axis, of {:?} {self:?}", seat);
             let mut sum = [outcome.loss_sum];
             comm.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
             [sum[0] / (BATCH * SEQUENCE) as f64, outcome.gradient_norm]

@@ -13,6 +13,7 @@ mod scratch;
 
 pub use decode::Cache;
 pub use embedding::Embedding;
+pub(crate) use head::rows_at_once;
 pub use head::{Head, HeadGrads, HeadParams};
 pub use held::Held;
 pub use layer::{Layer, Saved};
