@@ -5,6 +5,7 @@
 use std::sync::Arc;
 use std::thread;
 
+use proptest::prelude::*;
 use regatta_comm::{Collectives, Comm, ReduceOp, fake};
 use regatta_train::config;
 use regatta_train::model::Model;
@@ -274,5 +275,41 @@ fn context_with_others() {
             let mesh = Mesh { dp, cp, tp, pp, shard: dp * cp };
             Case { mesh, sequence: true, passes: 2, dropout: 0.1, ..Case::new(family) }.check();
         }
+    }
+}
+
+/// Any way that four axes and what goes with them can be put together.
+fn any_case() -> impl Strategy<Value = Case> {
+    let sizes = [1usize, 1, 2, 2, 4];
+    let axis = move || proptest::sample::select(sizes.to_vec());
+    let mesh = (axis(), axis(), axis(), axis())
+        .prop_map(|(dp, cp, tp, pp)| Mesh { dp, cp, tp, pp, shard: dp * cp })
+        .prop_filter("2 to 8 ranks", |mesh| (2..=8).contains(&mesh.ranks()));
+    let kinds = Kind::ALL.to_vec();
+    let rest = (any::<[bool; 3]>(), proptest::sample::select(kinds), 0usize..3);
+    (mesh, rest).prop_map(|(mesh, ([llama, sequence, recompute], kind, more))| {
+        let family = if llama { Family::Llama } else { Family::Gpt2 };
+        let is_split = kind == Kind::Interleaved && mesh.pp == 2;
+        let kind = if kind == Kind::Interleaved && !is_split { Kind::OneFOneB } else { kind };
+        // As many passes as the share has room for, and an interleaved pipeline likes.
+        let passes = [1, 2, 4][more].max(if is_split { 2 } else { 1 }).min(BATCH / mesh.dp);
+        Case {
+            mesh,
+            sequence,
+            passes,
+            recompute,
+            kind,
+            chunks: if is_split { 2 } else { 1 },
+            dropout: if recompute { 0.1 } else { 0.0 },
+            ..Case::new(family)
+        }
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 16, ..ProptestConfig::default() })]
+    #[test]
+    fn any_combination(case in any_case()) {
+        case.check();
     }
 }

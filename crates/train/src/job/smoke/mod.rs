@@ -18,7 +18,7 @@ use regatta_comm::{Collectives, Comm, ReduceOp};
 
 pub use part::{Figures, Findings, Name, Part, Place, Reduced, Slowest, Told, Verdict};
 
-use super::keep::{self, Keeper, Kept};
+use super::keep::{self, Holding, Keeper, Kept};
 use super::{Job, TrainError, Training, begin, report};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::metrics::{Event, StepMetrics, StepSeconds};
@@ -131,34 +131,38 @@ fn agreement(job: &Job) -> Found<Agreed> {
     Ok((begin::planned(job)?, Findings::default()))
 }
 
-/// Ranks but the first forget the initial state, so that it shows whether they get it.
+/// Copies but the first forget the initial state, so that it shows whether they get it.
 fn broadcast(job: Job, (plan, shape): Agreed) -> Found<Training> {
     let about = report::about(&job, &plan, &shape, 0);
     let mut training = Training::new(job, plan, shape, &about)?;
     let comm = training.comm.clone();
-    if comm.rank() != 0 {
-        forget(&mut training.engine);
+    if Holding::of(&training.engine).copy().rank != 0 {
+        forget(&mut training.engine)?;
     }
-    begin::spread(&mut training.engine, &*comm)?;
-    let wrong = alike::difference(&*comm, &alike::digest(&training.engine))?;
+    begin::spread(&mut training.engine)?;
+    let wrong = alike::difference(&*comm, &training.engine)?;
     let parameters = about.parameters;
     let figures = Figures::State { parameters, bytes: bytes(&training.engine) };
     Ok((training, Findings { figures, notes: Vec::new(), wrong }))
 }
 
 /// All numbers become zero.
-fn forget(engine: &mut Engine) {
-    let Engine { net, state, .. } = engine;
-    for block in state.held() {
-        Kind::ALL.iter().for_each(|kind| net.device.clear(state.own_mut(block, *kind)));
+fn forget(engine: &mut Engine) -> Result<(), TrainError> {
+    for block in engine.state.held() {
+        for kind in Kind::ALL {
+            for chunk in keep::chunks(0..engine.state.shares[block].len()) {
+                keep::put(engine, (block, kind), chunk.start, &vec![0.0; chunk.len()])?;
+            }
+        }
     }
+    Ok(())
 }
 
-/// Bytes of parameters and moments.
+/// Bytes of this rank's parameters and moments.
 fn bytes(engine: &Engine) -> u64 {
     let state = &engine.state;
-    let all = state.held().flat_map(|block| Kind::ALL.map(|kind| state.own(block, kind)));
-    all.map(|numbers| (numbers.len() * numbers.format().size()) as u64).sum()
+    let numbers: usize = state.held().map(|block| state.shares[block].len()).sum();
+    (Kind::ALL.len() * numbers * engine.net.device.real_format().size()) as u64
 }
 
 fn steps(training: &mut Training, model: &str, stop: &dyn Fn() -> bool) -> Found<()> {
@@ -217,8 +221,8 @@ fn mean(all: &[StepMetrics]) -> StepSeconds {
 }
 
 fn same(comm: &dyn Comm, engine: &Engine) -> Found<String> {
-    let digest = alike::digest(engine);
-    let wrong = alike::difference(comm, &digest)?;
+    let digest = alike::digest(engine)?;
+    let wrong = alike::difference(comm, engine)?;
     let figures = Figures::Digest(digest.clone());
     Ok((digest, Findings { figures, notes: Vec::new(), wrong }))
 }
@@ -252,29 +256,42 @@ fn keep_and_read(
     let refused = keeper.as_ref().err().map(ToString::to_string);
     let refused = gather::complaint(&*comm, refused)?;
     let (Ok(mut keeper), None) = (keeper, &refused) else { return Ok(refused) };
-    keeper.begin(&training.engine, training.about());
+    keeper.begin(&training.engine, training.about())?;
     keeper.wait();
     let mut said = keeper.says();
     comm.all_reduce(&mut said, ReduceOp::Sum)?;
     let own = match keeper.hear(said) {
-        Some(Kept::Complete { folder, .. }) => folder.and_then(|f| read(training, &f, digest)),
+        Some(Kept::Complete { .. }) => None,
         Some(Kept::Failed { why, .. }) => why.map(|why| why.to_string()),
         None => Some("the checkpoint neither was written nor failed".to_owned()),
     };
+    if let Some(wrong) = gather::complaint(&*comm, own)? {
+        return Ok(Some(wrong));
+    }
+    let own = read(training, folder, digest)?;
     Ok(gather::complaint(&*comm, own)?)
 }
 
-/// Reads a checkpoint. What is wrong with it, if anything.
-fn read(training: &mut Training, folder: &Path, digest: &str) -> Option<String> {
+/// Reads the checkpoint in a folder. What is wrong with it, if anything.
+fn read(
+    training: &mut Training,
+    folder: &Path,
+    digest: &str,
+) -> Result<Option<String>, TrainError> {
     let engine = &mut training.engine;
-    forget(engine);
-    let restored = Checkpoint::open(folder).and_then(|kept| keep::restore(engine, &kept));
-    match restored {
-        Err(error) => Some(error.to_string()),
-        Ok(()) if alike::digest(engine) != digest => {
-            Some(format!("{} has other numbers than were written", folder.display()))
+    forget(engine)?;
+    let kept = match Checkpoint::latest(folder) {
+        Ok(Some(kept)) => kept,
+        Ok(None) => return Ok(Some(format!("sees no checkpoint in {}", folder.display()))),
+        Err(error) => return Ok(Some(error.to_string())),
+    };
+    match keep::restore(engine, &kept) {
+        Err(TrainError::Checkpoint(error)) => Ok(Some(error.to_string())),
+        Err(error) => Err(error),
+        Ok(()) if alike::digest(engine)? != digest => {
+            Ok(Some(format!("{} has other numbers than were written", folder.display())))
         }
-        Ok(()) => None,
+        Ok(()) => Ok(None),
     }
 }
 

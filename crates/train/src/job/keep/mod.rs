@@ -1,78 +1,25 @@
 //! Checkpoints of a training: what each rank writes, when all have, and how it is read again.
 
-use std::ops::Range;
+mod holding;
+mod numbers;
+mod place;
+#[cfg(test)]
+mod tests;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::checkpoint::{About, Checkpoint, CheckpointError, Kind, Part, Piece, State, Writer};
-use crate::shape::{Block, Parameter};
+pub use holding::Holding;
+use numbers::pieces;
+pub use numbers::{chunks, fetch, put, restore};
+
+use super::TrainError;
+use crate::checkpoint::{About, CheckpointError, State, Writer};
 use crate::step::Engine;
 
 /// No disk takes longer for a rank's part of a checkpoint.
 const PATIENCE: Duration = Duration::from_secs(24 * 3600);
-
-/// All parameters with the numbers of their blocks.
-fn numbered(blocks: &[Block]) -> impl Iterator<Item = (usize, &Parameter)> {
-    let of = |(number, block): (usize, &'_ Block)| (number, block.parameters.len());
-    let all: Vec<(usize, usize)> = blocks.iter().enumerate().map(of).collect();
-    let places = all.into_iter().flat_map(|(number, count)| (0..count).map(move |i| (number, i)));
-    places.map(|(number, i)| (number, &blocks[number].parameters[i]))
-}
-
-/// This rank's part of everything: ranks that have the same numbers share the writing, equally.
-pub fn pieces(engine: &Engine, rank: usize, ranks: usize) -> Vec<Piece> {
-    let blocks = &engine.net.model.blocks;
-    let all = Kind::ALL.len() * blocks.iter().map(Block::len).sum::<usize>();
-    let own = all * rank / ranks..all * (rank + 1) / ranks;
-    let mut pieces = Vec::new();
-    let mut start = 0;
-    for kind in Kind::ALL {
-        for (block, parameter) in numbered(blocks) {
-            let end = start + parameter.len();
-            let (from, to) = (own.start.clamp(start, end), own.end.clamp(start, end));
-            if from < to {
-                pieces.push(piece(engine, (block, kind), parameter, from - start..to - start));
-            }
-            start = end;
-        }
-    }
-    pieces
-}
-
-fn piece(
-    engine: &Engine,
-    (block, kind): (usize, Kind),
-    parameter: &Parameter,
-    part: Range<usize>,
-) -> Piece {
-    let begin = parameter.start;
-    let all = engine.state.own(block, kind);
-    let mut numbers = vec![0.0; part.len()];
-    engine.net.device.fetch(all.part(begin + part.start..begin + part.end), &mut numbers);
-    let whole = part.len() == parameter.len();
-    let part = if whole { Part::Whole } else { Part::Flat(part) };
-    let (name, shape) = (parameter.name.clone(), parameter.shape.clone());
-    Piece { name, kind, shape, part, numbers }
-}
-
-/// Reads all parameters, and moments where there are any: a model from elsewhere has none.
-pub fn restore(engine: &mut Engine, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
-    let Engine { net, state, .. } = engine;
-    for (block, parameter) in numbered(&net.model.blocks) {
-        for kind in Kind::ALL {
-            let found = checkpoint.shape(&parameter.name, kind).is_some();
-            if kind != Kind::Parameter && !found {
-                continue;
-            }
-            let mut numbers = vec![0.0; parameter.len()];
-            checkpoint.read(&parameter.name, kind, &Part::Whole, &mut numbers)?;
-            let mut all = state.own_mut(block, kind);
-            net.device.put(&numbers, all.part(parameter.range()));
-        }
-    }
-    Ok(())
-}
 
 /// What became of a checkpoint.
 #[derive(Debug)]
@@ -100,7 +47,6 @@ pub enum Kept {
 /// A rank's part in the checkpoints of a training.
 pub struct Keeper {
     writer: Writer,
-    rank: usize,
     ranks: usize,
     /// The step of the one that is being written, and when it began.
     under_way: Option<(u64, Instant)>,
@@ -117,7 +63,7 @@ impl Keeper {
         keep: usize,
     ) -> Result<Self, CheckpointError> {
         let writer = Writer::new(folder, rank, ranks, keep)?;
-        Ok(Self { writer, rank, ranks, under_way: None, refused: None })
+        Ok(Self { writer, ranks, under_way: None, refused: None })
     }
 
     /// Learns which checkpoints are damaged.
@@ -125,16 +71,17 @@ impl Keeper {
         self.writer.pass_over(folders);
     }
 
-    /// Takes later checkpoints out of the way of a run that begins before them.
-    pub fn set_aside(&self, after: u64) -> Result<Vec<PathBuf>, CheckpointError> {
+    /// Takes later checkpoints, or all, out of the way of a run that does not go on from them.
+    pub fn set_aside(&self, after: Option<u64>) -> Result<Vec<PathBuf>, CheckpointError> {
         self.writer.set_aside(after)
     }
 
     /// Begins a checkpoint. None must be under way. What goes wrong is heard when all have ended.
-    pub fn begin(&mut self, engine: &Engine, about: About) {
+    pub fn begin(&mut self, engine: &Engine, about: About) -> Result<(), TrainError> {
         self.under_way = Some((about.step, Instant::now()));
-        let begun = self.writer.begin(about, pieces(engine, self.rank, self.ranks));
+        let begun = self.writer.begin(about, pieces(engine)?);
         self.refused = begun.err().map(Arc::new);
+        Ok(())
     }
 
     /// Waits until this rank's part is written, or is known not to be.
