@@ -36,7 +36,8 @@ impl Part<'_> {
         ends + layers
     }
 
-    /// The most that passes have left for the way back at any time of a step, by the schedule.
+    /// The most that passes have left for the way back at any time of a step, by the schedule; and what
+    /// one layer computes again on that way, if they leave little.
     fn activations(&self) -> u64 {
         let (mut alive, mut most) = (0u64, 0);
         for action in self.stage.actions(self.plan.accumulation).iter() {
@@ -48,34 +49,31 @@ impl Part<'_> {
             }
             most = most.max(alive);
         }
-        most
+        if self.form.recompute { most + self.inner() } else { most }
     }
 
-    /// What the forward pass of a micro-batch through a chunk leaves.
+    /// What the forward pass of a micro-batch through a chunk leaves: the input of each layer, and
+    /// unless that is computed again what is inside.
     fn saved(&self, chunk: usize) -> u64 {
         let stream = (self.own_rows() * self.shape.width) as u64 * self.form.real;
+        let inner = if self.form.recompute { 0 } else { self.inner() };
         let behind = if self.stage.is_last(chunk) { stream } else { 0 };
-        self.layers(chunk) as u64 * self.layer() + behind
+        self.layers(chunk) as u64 * (stream + inner) + behind
     }
 
-    /// What a layer leaves: its input, and unless that is computed again what each half keeps: the
-    /// normed rows, the norm's mean and deviation, what is behind the first product, and what is
-    /// before the second.
-    fn layer(&self) -> u64 {
+    /// What the halves of a layer leave: the normed rows, the norm's mean and deviation, what is
+    /// behind the first product, and what is before the second.
+    fn inner(&self) -> u64 {
         let (shape, tp) = (self.shape, self.plan.mesh.tp);
         let (rows, own) = (self.rows(), self.own_rows());
-        let stream = own * shape.width;
-        if self.form.recompute {
-            return stream as u64 * self.form.real;
-        }
         let up = shape.up_width() / tp + shape.feed_forward / tp;
         let mut activations = rows * (shape.width + up);
-        let mut reals = stream + 2 * own;
+        let mut reals = 2 * own;
         if shape.attends() {
             let heads = shape.heads * shape.head_width();
             activations += rows * (shape.width + shape.qkv_width() / tp + heads / tp);
             // The logarithms of the softmaxes' sums, and the stream between the halves.
-            reals += 2 * own + rows * shape.heads / tp + stream;
+            reals += 2 * own + rows * shape.heads / tp + own * shape.width;
         }
         activations as u64 * self.form.activation + reals as u64 * self.form.real
     }

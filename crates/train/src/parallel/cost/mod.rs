@@ -73,10 +73,14 @@ pub struct Holds {
 }
 
 impl Holds {
+    /// Parameters, gradients and the optimizer's state.
+    pub fn state(&self) -> u64 {
+        self.parameters.most() + self.gradients.most() + self.moments.most()
+    }
+
     /// All of it.
     pub fn total(&self) -> u64 {
-        let states = self.parameters.most() + self.gradients.most() + self.moments.most();
-        states + self.activations + self.logits
+        self.state() + self.activations + self.logits
     }
 }
 
@@ -111,13 +115,33 @@ pub struct Cost {
     pub sends: Sends,
 }
 
+/// Why a split's cost cannot be said.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum CostError {
+    /// The model is not cut so.
+    #[error(transparent)]
+    Stage(#[from] StageError),
+    /// Its bytes would not fit into 64 bits.
+    #[error(
+        "a step over {tokens:.1e} tokens with {parameters:.1e} parameters is more than can be \
+         counted: make train.batch, model.context or the model smaller"
+    )]
+    TooLarge {
+        /// Tokens of a copy of the model.
+        tokens: f64,
+        /// Parameters.
+        parameters: f64,
+    },
+}
+
 /// What each rank of a split costs.
-pub fn costs(shape: &Shape, plan: &Plan, form: Form) -> Result<Vec<Cost>, StageError> {
+pub fn costs(shape: &Shape, plan: &Plan, form: Form) -> Result<Vec<Cost>, CostError> {
     (0..plan.mesh.ranks()).map(|rank| cost(shape, plan, form, rank)).collect()
 }
 
 /// What one rank costs.
-pub fn cost(shape: &Shape, plan: &Plan, form: Form, rank: usize) -> Result<Cost, StageError> {
+pub fn cost(shape: &Shape, plan: &Plan, form: Form, rank: usize) -> Result<Cost, CostError> {
+    check_size(shape, plan)?;
     let part = Part::new(shape, plan, form, plan.mesh.seat(rank))?;
     Ok(Cost {
         seat: part.seat,
@@ -125,6 +149,21 @@ pub fn cost(shape: &Shape, plan: &Plan, form: Form, rank: usize) -> Result<Cost,
         holds: part.holds(),
         sends: part.sends(),
     })
+}
+
+/// Nobody trains what is refused here, but somebody may mistype it.
+fn check_size(shape: &Shape, plan: &Plan) -> Result<(), CostError> {
+    // More than any of the sums below has for a number: bytes, ways, passes, and moments.
+    const TIMES: f64 = 128.0;
+    let parameters = shape.parameters() as f64;
+    let tokens = plan.share as f64 * shape.context as f64;
+    let widths = [4 * shape.width, shape.qkv_width(), 2 * shape.up_width(), shape.vocabulary];
+    let a_token = widths.iter().sum::<usize>() as f64 * (shape.layers + 2) as f64;
+    let most = tokens * a_token + parameters * plan.accumulation as f64;
+    match most * TIMES < u64::MAX as f64 {
+        true => Ok(()),
+        false => Err(CostError::TooLarge { tokens, parameters }),
+    }
 }
 
 /// A rank's part of a training.

@@ -40,9 +40,9 @@ fn one_rank_holds_all_and_sends_nothing() {
     assert_eq!(logits, 32 * 64 * 4);
     assert_eq!(one.sends, Sends::default());
     assert_eq!(one.blocks, ["embed", "layer.0", "layer.1", "head"]);
-    // Nothing but the input of each layer.
+    // The input of each layer and of the head, and the inside of one.
     let again = &split("recompute=true", 1)[0];
-    assert_eq!(again.holds.activations, 3 * 32 * 32 * 4);
+    assert_eq!(again.holds.activations, 3 * 32 * 32 * 4 + 32 * (448 + 72 - 32) * 4);
     let half = &all("", 1, Precision::Bf16)[0];
     assert_eq!(half.holds.activations, 2 * 32 * (448 * 2 + 72 * 4) + 32 * 32 * 4);
 }
@@ -128,4 +128,13 @@ fn pipelines_send_the_stream_to_the_next_stage() {
     assert_eq!(two[0].holds.activations, 2 * layer);
     assert_eq!(split("pp=2 parallel.schedule=gpipe", 2)[0].holds.activations, 4 * layer);
     assert_eq!(two[1].holds.activations, layer + 8 * 32 * 4);
+}
+
+#[test]
+fn what_cannot_be_counted_is_refused() {
+    let words = ["width=1048576", "heads=1", "context=1048576", "batch=1048576", "layers=10000"];
+    let config = resolve(None, &words).unwrap().config;
+    let (shape, plan) = (config.shape(64).unwrap(), config.validate(1).unwrap());
+    let error = cost(&shape, &plan, Form::new(Precision::F32, false), 0).unwrap_err();
+    assert!(error.to_string().contains("more than can be counted"), "{error}");
 }
