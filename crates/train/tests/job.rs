@@ -13,7 +13,7 @@ use regatta_train::config::{self, Config, Resume};
 use regatta_train::cpu::{Cpu, Precision};
 use regatta_train::data::{self, Places, Spec};
 use regatta_train::job::{self, Job, TrainError};
-use regatta_train::metrics::{Ended, Event};
+use regatta_train::metrics::{Ended, Event, SentBytes};
 
 /// A folder of its own for a test.
 struct Folder(PathBuf);
@@ -51,6 +51,7 @@ struct Told {
     validations: Vec<(u64, f64)>,
     notes: Vec<String>,
     checkpoints: Vec<u64>,
+    sent: Vec<SentBytes>,
 }
 
 /// Trains on so many ranks until a step after which it is told to stop.
@@ -98,6 +99,7 @@ fn train_on(
             Event::Validation { step, loss } => told.validations.push((step, loss)),
             Event::Note(note) => told.notes.push(note),
             Event::Checkpoint { step, .. } => told.checkpoints.push(step),
+            Event::End(summary) => told.sent = summary.sent,
             _ => {}
         };
         let ended = job::run(job, &stop, &mut tell)?;
@@ -132,7 +134,11 @@ fn ranks_and_passes_train_as_one_rank_does() {
         let (_, many) = train(ranks, &config(&words), &folder.0, None).unwrap();
         assert!(near(&alone.losses, &many.losses), "{ranks}: {alone:?} {many:?}");
         assert!(near(&alone.validations, &many.validations), "{ranks}");
+        let [sent] = &many.sent[..] else { panic!("{:?}", many.sent) };
+        assert_eq!((sent.axis.as_str(), sent.measured), ("data", sent.expected), "{ranks}");
+        assert!(sent.measured > 0);
     }
+    assert_eq!(alone.sent, []);
 }
 
 #[test]

@@ -8,6 +8,7 @@ use sha2::{Digest, Sha256};
 use super::error::TrainError;
 use super::keep::{self, Holding, Keeper};
 use super::report::{self, Speed};
+use super::traffic::Traffic;
 use super::{Job, TOKENIZER, Training, resume};
 use crate::checkpoint::manifest::{DATA, RUN, SPLIT};
 use crate::checkpoint::{About, Checkpoint, Kind, any, any_of_run, is_among};
@@ -17,6 +18,7 @@ use crate::metrics::{self, Event};
 use crate::model::Model;
 use crate::offload::{Offload, Where};
 use crate::parallel::context::Ring;
+use crate::parallel::cost::{Form, cost};
 use crate::parallel::pipeline::{Stage, StageError};
 use crate::parallel::tensor::Group;
 use crate::parallel::{Groups, Mesh, Zero};
@@ -117,6 +119,9 @@ impl Training {
         let extra = [(RUN, run), (DATA, dataset.digest.clone()), (SPLIT, plan.mesh.to_string())];
         let extra = extra.into_iter().filter(|(_, what)| !what.is_empty());
         let extra = extra.map(|(name, what)| (name.to_owned(), what)).collect();
+        let form = Form::new(config.train.precision, config.train.recompute);
+        let cost = cost(&shape, &plan, form, comm.rank() as usize)
+            .map_err(|error| ConfigError::Contradiction(error.to_string()))?;
         let groups = Groups::new(comm.clone(), plan.mesh)?;
         let stage = stage(&plan, &shape, &groups)?;
         let tensor = Group::new(groups.tensor.clone(), plan.sequence);
@@ -140,6 +145,7 @@ impl Training {
             kept: None,
             extra,
             speed,
+            traffic: Traffic::new(cost.sends),
         })
     }
 }

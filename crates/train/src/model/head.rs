@@ -189,8 +189,13 @@ impl Head {
 
     /// Rows, a few at a time: as many each, so that memory is used again.
     fn chunks(&self, rows: usize) -> impl Iterator<Item = Range<usize>> + use<> {
-        let most = (MOST / self.vocabulary).max(1);
-        let each = rows.div_ceil(rows.div_ceil(most).max(1)).max(1);
+        let each = rows_at_once(rows, self.vocabulary);
         (0..rows).step_by(each).map(move |start| start..(start + each).min(rows))
     }
+}
+
+/// How many of so many rows have their logits in memory at once, each of so many kinds of tokens.
+pub fn rows_at_once(rows: usize, vocabulary: usize) -> usize {
+    let most = (MOST / vocabulary.max(1)).max(1);
+    rows.div_ceil(rows.div_ceil(most).max(1)).max(1)
 }

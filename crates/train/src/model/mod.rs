@@ -16,6 +16,7 @@ mod scratch;
 pub use bank::{Bank, Given, Params};
 pub use decode::Cache;
 pub use embedding::Embedding;
+pub(crate) use head::rows_at_once;
 pub use head::{Head, HeadGrads, HeadParams};
 pub use held::Held;
 pub use layer::{Layer, Saved};
