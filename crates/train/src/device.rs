@@ -14,13 +14,16 @@
 mod entropy;
 mod sizes;
 
+use std::ops::Range;
+
 use crate::memory::{Format, Tensor, View, ViewMut};
 use crate::optimizer::{AdamW, Sgd};
 use crate::random::Mask;
 
 pub use entropy::{EntropyPart, merge_entropies};
 pub use sizes::{
-    Attention, AttentionDrop, AttentionSaved, Linear, Norm, NormGrads, NormSaved, Turn,
+    Attention, AttentionDrop, AttentionPart, AttentionPartSaved, AttentionSaved, Linear, Norm,
+    NormGrads, NormSaved, Turn,
 };
 
 /// A device.
@@ -53,8 +56,21 @@ pub trait Device: Send + Sync {
     /// Copies between tensors, which may be stored differently.
     fn copy(&self, from: View<'_>, to: ViewMut<'_>);
 
+    /// Some columns of rows: those of `from` are `wide`, those of `to` have just these columns. The
+    /// two may be stored differently.
+    fn take_columns(&self, from: View<'_>, wide: usize, columns: Range<usize>, to: ViewMut<'_>);
+
+    /// The other way: rows of `from` go into these columns of the rows of `to`, which are `wide`.
+    /// Other columns stay as they are.
+    fn put_columns(&self, from: View<'_>, to: ViewMut<'_>, wide: usize, columns: Range<usize>);
+
+    /// All become this number.
+    fn fill(&self, number: f64, x: ViewMut<'_>);
+
     /// All become zero.
-    fn clear(&self, x: ViewMut<'_>);
+    fn clear(&self, x: ViewMut<'_>) {
+        self.fill(0.0, x);
+    }
 
     /// `y = x weightᵀ + bias`.
     fn linear(
@@ -128,6 +144,31 @@ pub trait Device: Send + Sync {
         drop: Option<AttentionDrop>,
         dy: View<'_>,
         dqkv: ViewMut<'_>,
+    );
+
+    /// Merges what queries find with these keys into what they found with others. `y` are reals,
+    /// for parts are added to each other; `log_sums` has a row a query with a number a head. Where
+    /// that is -∞ nothing was found yet, and what is in `y` does not count.
+    fn attention_part(
+        &self,
+        of: AttentionPart,
+        q: View<'_>,
+        kv: View<'_>,
+        drop: Option<AttentionDrop>,
+        y: ViewMut<'_>,
+        log_sums: ViewMut<'_>,
+    );
+
+    /// Adds to `dq` and `dkv`, which are reals, the gradients by way of these keys, once `y` and
+    /// `log_sums` are those of all parts.
+    fn attention_part_back(
+        &self,
+        of: AttentionPart,
+        saved: AttentionPartSaved<'_>,
+        drop: Option<AttentionDrop>,
+        dy: View<'_>,
+        dq: ViewMut<'_>,
+        dkv: ViewMut<'_>,
     );
 
     /// One new token of one sequence: its `q` (all heads) against `keys` and `values`, each with a

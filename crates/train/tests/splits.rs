@@ -5,15 +5,18 @@
 use std::sync::Arc;
 use std::thread;
 
+use proptest::prelude::*;
 use regatta_comm::{Collectives, Comm, ReduceOp, fake};
 use regatta_train::model::Model;
 use regatta_train::optimizer::AdamW;
+use regatta_train::parallel::context::Ring;
 use regatta_train::parallel::pipeline::{Kind, Stage};
 use regatta_train::parallel::tensor::Group;
-use regatta_train::parallel::{Groups, Mesh};
+use regatta_train::parallel::{Groups, Mesh, Zero};
 use regatta_train::random;
 use regatta_train::reference::Reference;
 use regatta_train::shape::{Family, Shape};
+use regatta_train::state::Sharing;
 use regatta_train::step::{Engine, Micro, Net, Plan, Rule};
 
 const BATCH: usize = 8;
@@ -49,6 +52,7 @@ struct Case {
     dropout: f32,
     kind: Kind,
     chunks: usize,
+    zero: Zero,
 }
 
 impl Case {
@@ -63,6 +67,7 @@ impl Case {
             dropout: 0.0,
             kind: Kind::OneFOneB,
             chunks: 1,
+            zero: Zero::Nothing,
         }
     }
 
@@ -91,7 +96,8 @@ impl Case {
         let groups = Groups::new(comm.clone(), self.mesh).unwrap();
         let tensor = Group::new(groups.tensor.clone(), self.sequence);
         let model = Model::of(shape(self.family), tensor.share);
-        let net = Net::within(tensor, model, Box::new(Reference));
+        let ring = Ring::new(groups.ring.clone(), groups.seat.context_share(&self.mesh));
+        let net = Net::within(tensor, model, Box::new(Reference)).in_ring(ring);
         let Self { mesh, kind, chunks, passes, .. } = *self;
         let stage = match mesh.pp {
             1 => Stage::whole(&net.model.shape),
@@ -100,7 +106,7 @@ impl Case {
                 Stage::new(&net.model.shape, how, groups.seat.pp).unwrap()
             }
         };
-        Engine::new(net, groups, stage, 11)
+        Engine::new(net, groups, stage, &Sharing::zero(self.zero), 11).unwrap()
     }
 
     /// The mean losses and norms of the steps, as a rank of so many sees them.
@@ -220,5 +226,92 @@ fn three_axes() {
         for kind in [Kind::OneFOneB, Kind::ZeroBubble] {
             Case { mesh, kind, passes: 2, sequence: true, ..Case::new(family) }.check();
         }
+    }
+}
+
+fn context(cp: usize) -> Mesh {
+    Mesh { cp, shard: cp, ..Mesh::data(1) }
+}
+
+#[test]
+fn context_parallel() {
+    for family in [Family::Gpt2, Family::Llama, Family::Mlp] {
+        for cp in [2, 4] {
+            let case = Case { mesh: context(cp), ..Case::new(family) };
+            case.check();
+            Case { passes: 2, recompute: true, dropout: 0.1, ..case }.check();
+        }
+    }
+}
+
+#[test]
+fn context_with_others() {
+    for family in [Family::Gpt2, Family::Llama] {
+        for (dp, cp, tp, pp) in [(2, 2, 1, 1), (1, 2, 2, 1), (1, 2, 1, 2), (1, 2, 2, 2)] {
+            let mesh = Mesh { dp, cp, tp, pp, shard: dp * cp };
+            Case { mesh, sequence: true, passes: 2, dropout: 0.1, ..Case::new(family) }.check();
+        }
+    }
+}
+
+const LEVELS: [Zero; 4] = [Zero::Nothing, Zero::Moments, Zero::Gradients, Zero::Parameters];
+
+#[test]
+fn shared_state_with_others() {
+    for family in [Family::Gpt2, Family::Llama] {
+        for zero in LEVELS {
+            for (dp, cp, tp, pp, shard) in [
+                (2, 1, 2, 1, 2),
+                (2, 1, 1, 2, 2),
+                (2, 2, 1, 1, 4),
+                (4, 1, 1, 2, 2),
+                (2, 1, 2, 2, 2),
+            ] {
+                let mesh = Mesh { dp, cp, tp, pp, shard };
+                let (kind, sequence, passes) = (Kind::ZeroBubble, true, 2);
+                let case = Case { mesh, zero, kind, sequence, passes, ..Case::new(family) };
+                Case { dropout: 0.1, recompute: pp == 1, ..case }.check();
+            }
+        }
+    }
+}
+
+/// Any way that four axes and what goes with them can be put together.
+fn any_case() -> impl Strategy<Value = Case> {
+    let sizes = [1usize, 1, 2, 2, 4];
+    let axis = move || proptest::sample::select(sizes.to_vec());
+    let mesh = (axis(), axis(), axis(), axis())
+        .prop_map(|(dp, cp, tp, pp)| Mesh { dp, cp, tp, pp, shard: dp * cp })
+        .prop_filter("2 to 8 ranks", |mesh| (2..=8).contains(&mesh.ranks()));
+    let kinds = Kind::ALL.to_vec();
+    let zero = proptest::sample::select(LEVELS.to_vec());
+    let rest = (any::<[bool; 4]>(), proptest::sample::select(kinds), zero, 0usize..3);
+    (mesh, rest).prop_map(|(mesh, ([llama, sequence, recompute, hybrid], kind, zero, more))| {
+        // Shared by all with the same parameters, or by pairs of them.
+        let mesh = Mesh { shard: if hybrid { mesh.shard.min(2) } else { mesh.shard }, ..mesh };
+        let family = if llama { Family::Llama } else { Family::Gpt2 };
+        let is_split = kind == Kind::Interleaved && mesh.pp == 2;
+        let kind = if kind == Kind::Interleaved && !is_split { Kind::OneFOneB } else { kind };
+        // As many passes as the share has room for, and an interleaved pipeline likes.
+        let passes = [1, 2, 4][more].max(if is_split { 2 } else { 1 }).min(BATCH / mesh.dp);
+        Case {
+            mesh,
+            sequence,
+            passes,
+            recompute,
+            kind,
+            zero,
+            chunks: if is_split { 2 } else { 1 },
+            dropout: if recompute { 0.1 } else { 0.0 },
+            ..Case::new(family)
+        }
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 16, ..ProptestConfig::default() })]
+    #[test]
+    fn any_combination(case in any_case()) {
+        case.check();
     }
 }

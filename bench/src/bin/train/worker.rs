@@ -10,8 +10,9 @@ use regatta_train::cpu::{Cpu, Precision};
 use regatta_train::model::Model;
 use regatta_train::optimizer::AdamW;
 use regatta_train::parallel::pipeline::Stage;
-use regatta_train::parallel::{Groups, Mesh};
+use regatta_train::parallel::{Groups, Mesh, Zero};
 use regatta_train::random;
+use regatta_train::state::Sharing;
 use regatta_train::step::{Engine, Micro, Net, Plan, Rule};
 use regatta_wire::secret::Secret;
 
@@ -76,10 +77,7 @@ pub fn be_one(words: &[String]) -> Result<()> {
             Groups::new(comm, Mesh::data(ranks))?
         }
     };
-    if job.split == Split::Zero3 {
-        bail!("ZeRO is not there yet");
-    }
-    let mut training = Training::new(&job, groups);
+    let mut training = Training::new(&job, groups)?;
     let first = training.turn(3)?;
     say(&format!("ready {}", first[0].1))?;
     for line in lines {
@@ -122,7 +120,7 @@ struct Training {
 }
 
 impl Training {
-    fn new(job: &Job, groups: Groups) -> Self {
+    fn new(job: &Job, groups: Groups) -> Result<Self> {
         let device = Cpu::new(job.cpus.len(), job.precision);
         let net = Net::new(Model::new(job.preset.shape()), Box::new(device));
         let count = job.preset.tokens(job.batch);
@@ -133,14 +131,19 @@ impl Training {
             let from = |first: u64| (first..first + count as u64).map(|i| token(key, i)).collect();
             (from(0), from(1))
         };
-        Self {
-            engine: Engine::new(net, groups, Stage::whole(&job.preset.shape()), 1),
+        let stage = Stage::whole(&job.preset.shape());
+        let zero = match job.split {
+            Split::Data => Zero::Nothing,
+            Split::Zero3 => Zero::Parameters,
+        };
+        Ok(Self {
+            engine: Engine::new(net, groups, stage, &Sharing::zero(zero), 1)?,
             batches: (0..BATCHES).map(batch).collect(),
             batch: job.batch,
             first: (job.rank * job.batch) as u64,
             tokens: (count * job.ranks) as u64,
             step: 0,
-        }
+        })
     }
 
     /// Some steps, and the mean loss of this rank's tokens in each.

@@ -79,6 +79,8 @@ pub(super) const SIZE: Limit =
 /// How large something is, and 0 has a meaning of its own.
 pub(super) const SIZE_OR_ZERO: Limit =
     Limit { text: ", 0 to 1048576", least: 0.0, from: true, most: LARGEST };
+/// How much is shared.
+pub(super) const STAGE: Limit = Limit { text: ", 0 to 3", least: 0.0, from: true, most: 3.0 };
 /// Numbers above 0.
 pub(super) const POSITIVE: Limit = Limit { text: " above 0", least: 0.0, from: false, most: MOST };
 /// Numbers from 0 on.

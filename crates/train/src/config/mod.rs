@@ -11,6 +11,7 @@ mod load;
 mod nearest;
 mod plan;
 mod presets;
+mod split;
 mod text;
 mod value;
 
@@ -21,13 +22,15 @@ pub use load::{First, load, resolve};
 pub use plan::Plan;
 pub use presets::{PRESETS, Preset};
 pub use text::{keys_markdown, keys_text, presets_markdown};
-pub use value::{Kind, Resume, Switch};
+pub use value::{Kind, Memory, Resume, Switch};
 
 use declare::{
-    ANY, COUNT, NOT_NEGATIVE, ONE_OR_MORE, POSITIVE, SHARE, SIZE, SIZE_OR_ZERO, configuration,
+    ANY, COUNT, NOT_NEGATIVE, ONE_OR_MORE, POSITIVE, SHARE, SIZE, SIZE_OR_ZERO, STAGE,
+    configuration,
 };
 
 use crate::cpu::Precision;
+use crate::parallel::pipeline::Kind as Pipeline;
 use crate::schedule::{Curve, Scaling};
 use crate::shape::Family;
 
@@ -79,9 +82,11 @@ configuration! {
         steps: u64 = 1000, ONE_OR_MORE;
         /// Sequences of a step, of all ranks together; 0: as batch_per_rank says.
         batch: usize = 24, SIZE_OR_ZERO;
-        /// Sequences of a step for each rank, instead of batch: more ranks, larger steps.
+        /// Sequences of a step for each copy of the model, instead of batch: more of them, larger
+        /// steps.
         batch_per_rank: usize = 0, SIZE_OR_ZERO;
-        /// Sequences that a rank works on at once, and adds up gradients; 0: its whole share.
+        /// Sequences that a rank works on at once, and adds up gradients; 0: its whole share, and in a
+        /// pipeline as many as leave two micro-batches for each stage, if there are so many.
         micro_batch: usize = 0, SIZE_OR_ZERO;
         /// What all that is random follows from.
         seed: u64 = 1337, ANY;
@@ -141,8 +146,41 @@ configuration! {
     }
     /// How ranks share the work.
     parallel: Parallel {
-        /// Ranks that each have a whole model and a part of the batch; 0: all ranks.
+        /// Data parallel: copies of the model, each with a part of the batch; 0: as many as the other
+        /// splits leave ranks for.
         dp: usize = 0, SIZE_OR_ZERO;
+        /// Tensor parallel: ranks that share every matrix; they talk in every layer and belong on one
+        /// host.
+        tp: usize = 1, SIZE;
+        /// Context parallel: ranks that share every sequence, for long ones.
+        cp: usize = 1, SIZE;
+        /// Pipeline parallel: stages that share the layers.
+        pp: usize = 1, SIZE;
+        /// What ranks with the same parameters share instead of each having all of it: 0 nothing, 1 the
+        /// optimizer's state, 2 gradients too, 3 parameters too.
+        zero: usize = 0, STAGE;
+        /// Ranks among which it is shared, such as those of a node, the others repeat it; 0: all with
+        /// the same parameters.
+        shard: usize = 0, SIZE_OR_ZERO;
+        /// Whether tensor-parallel ranks share the tokens, too, where nothing is multiplied; auto: if
+        /// there are such ranks and a sequence's tokens divide among them.
+        sequence: Switch = Switch::Auto, ANY;
+        /// The order in which pipeline stages work.
+        schedule: Pipeline = Pipeline::OneFOneB, ANY;
+        /// Parts of the model that a stage has, each of some layers; more than 1 is for interleaved.
+        chunks: usize = 1, COUNT;
+        /// Pieces in which a layer's matrices are computed, one after the other, for layers larger than
+        /// memory.
+        tiles: usize = 1, COUNT;
+    }
+    /// What is kept out of the device's memory.
+    offload: Offload {
+        /// Where the optimizer's state is.
+        optimizer: Memory = Memory::Device, ANY;
+        /// Where parameters are while they are not used.
+        parameters: Memory = Memory::Device, ANY;
+        /// Where files are, if any are on disk: a folder of the rank's host; empty: in the run folder.
+        folder: String = String::new(), ANY;
     }
     /// What is written of its progress, beside metrics.jsonl.
     metrics: Metrics {

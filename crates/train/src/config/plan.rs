@@ -1,20 +1,32 @@
 //! What a configuration means for a number of ranks. Whatever does not fit together is refused
 //! here, with numbers that would. No I/O.
 
+use super::split::divisors;
 use super::{Config, ConfigError};
+use crate::parallel::Mesh;
+use crate::parallel::pipeline::Kind as Pipeline;
 use crate::schedule::Schedule;
 use crate::shape::{Family, Shape};
 
-/// How the sequences of a step are shared.
+/// How ranks share the model and the sequences of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Plan {
-    /// Ranks that each have a part of the batch.
-    pub ranks: usize,
-    /// Sequences of a step, of all ranks together.
+    /// How ranks are laid out.
+    pub mesh: Mesh,
+    /// What ranks with the same parameters share: nothing, or the optimizer's state (1), gradients
+    /// too (2), parameters too (3).
+    pub zero: usize,
+    /// Whether tensor-parallel ranks share the tokens, too, where nothing is multiplied.
+    pub sequence: bool,
+    /// The order in which pipeline stages work.
+    pub schedule: Pipeline,
+    /// Parts of the model that a stage has.
+    pub chunks: usize,
+    /// Sequences of a step, of all copies of the model together.
     pub batch: usize,
-    /// Sequences of a step for each rank.
+    /// Sequences of a step for each copy of the model.
     pub share: usize,
-    /// Sequences that a rank works on at once.
+    /// Sequences that a copy works on at once.
     pub micro_batch: usize,
     /// How often it does, a step.
     pub accumulation: usize,
@@ -59,17 +71,26 @@ impl Config {
         }
     }
 
-    /// How so many ranks share a step.
+    /// How so many ranks share the model and a step.
     pub fn validate(&self, ranks: usize) -> Result<Plan, ConfigError> {
         self.check_rates()?;
-        let ranks = self.data_parallel(ranks)?;
-        let share = self.share(ranks)?;
-        let micro_batch = self.micro_batch(share, ranks)?;
-        let batch = share * ranks;
-        Ok(Plan { ranks, batch, share, micro_batch, accumulation: share / micro_batch })
+        let mesh = self.mesh(ranks)?;
+        let share = self.share(&mesh)?;
+        let micro_batch = self.micro_batch(share, &mesh)?;
+        Ok(Plan {
+            mesh,
+            zero: self.parallel.zero,
+            sequence: self.sequence(&mesh)?,
+            schedule: self.parallel.schedule,
+            chunks: self.parallel.chunks,
+            batch: share * mesh.dp,
+            share,
+            micro_batch,
+            accumulation: share / micro_batch,
+        })
     }
 
-    /// The learning rate of each step, for so many data-parallel ranks.
+    /// The learning rate of each step, for so many copies of the model.
     pub fn schedule(&self, ranks: usize) -> Schedule {
         let (optimizer, steps) = (&self.optimizer, self.train.steps);
         let factor = optimizer.scale_rate.factor(ranks);
@@ -102,74 +123,138 @@ impl Config {
         Ok(())
     }
 
-    fn data_parallel(&self, ranks: usize) -> Result<usize, ConfigError> {
-        match self.parallel.dp {
-            _ if ranks == 0 => wrong("there is no rank".to_owned()),
-            dp if dp != 0 && dp != ranks => wrong(format!(
-                "parallel.dp is {dp}, and there are {ranks} ranks: leave it 0 for all, or start {dp}"
-            )),
-            _ => Ok(ranks),
-        }
-    }
-
-    /// Sequences of a step for each of so many ranks.
-    fn share(&self, ranks: usize) -> Result<usize, ConfigError> {
-        let (batch, each) = (self.train.batch, self.train.batch_per_rank);
+    /// Sequences of a step for each copy of the model.
+    fn share(&self, mesh: &Mesh) -> Result<usize, ConfigError> {
+        let (batch, each, dp) = (self.train.batch, self.train.batch_per_rank, mesh.dp);
         if batch == 0 && each == 0 {
             return wrong("train.batch and train.batch_per_rank are 0: set one of them".to_owned());
         }
         if batch == 0 {
             return Ok(each);
         }
-        if !batch.is_multiple_of(ranks) {
-            let near = either(batch / ranks * ranks, batch.next_multiple_of(ranks));
-            let other = nearest_divisors(batch, ranks);
+        if !batch.is_multiple_of(dp) {
+            let near = either(batch / dp * dp, batch.next_multiple_of(dp));
+            let model = mesh.ranks() / dp;
+            let (below, above) = nearest_divisors(batch, dp);
+            let other = either(below * model, above * model);
             return wrong(format!(
-                "train.batch {batch} does not divide among {ranks} ranks: set it to {near}, start \
-                 {other} ranks, or set train.batch_per_rank instead"
+                "train.batch {batch} does not divide among {}: set it to {near}, start {other} \
+                 ranks, or set train.batch_per_rank instead",
+                copies(mesh)
             ));
         }
-        Ok(batch / ranks)
+        Ok(batch / dp)
     }
 
-    /// Sequences that a rank works on at once.
-    fn micro_batch(&self, share: usize, ranks: usize) -> Result<usize, ConfigError> {
+    /// Sequences that a copy of the model works on at once.
+    fn micro_batch(&self, share: usize, mesh: &Mesh) -> Result<usize, ConfigError> {
         let asked = self.train.micro_batch;
         if asked == 0 {
-            return Ok(share);
+            return self.usual_micro_batch(share, mesh);
         }
         if !share.is_multiple_of(asked) {
             let whole = match self.train.batch {
                 0 => "train.batch_per_rank".to_owned(),
-                batch => format!("train.batch {batch} over {ranks} ranks"),
+                batch => format!("train.batch {batch} over {}", copies(mesh)),
             };
+            let (below, above) = nearest_divisors(share, asked);
             return wrong(format!(
                 "train.micro_batch {asked} does not divide a rank's {share} sequences ({whole}): \
                  set it to {}",
-                nearest_divisors(share, asked)
+                either(below, above)
             ));
         }
-        Ok(asked)
+        if self.fills(share / asked, mesh.pp) {
+            return Ok(asked);
+        }
+        let near = divisors(share).into_iter().rev().find(|size| self.fills(share / size, mesh.pp));
+        match near {
+            None => self.too_few(share, mesh),
+            Some(near) => wrong(format!(
+                "train.micro_batch {asked} makes {} of a step's {share} sequences, and parallel.pp \
+                 {} with parallel.schedule {} needs {}: set it to {near}",
+                counted(share / asked, "micro-batch", "es"),
+                mesh.pp,
+                self.parallel.schedule,
+                self.needed(mesh.pp)
+            )),
+        }
+    }
+
+    /// All at once; in a pipeline the largest that leaves two micro-batches for each stage, so that
+    /// stages wait less than they work, or if there are not so many sequences the smallest.
+    fn usual_micro_batch(&self, share: usize, mesh: &Mesh) -> Result<usize, ConfigError> {
+        if mesh.pp == 1 {
+            return Ok(share);
+        }
+        let sizes = divisors(share);
+        let mut fit = sizes.iter().copied().filter(|size| self.fills(share / size, mesh.pp));
+        let plenty = |size: &usize| share / size >= 2 * mesh.pp;
+        match fit.clone().rfind(plenty).or_else(|| fit.next()) {
+            Some(size) => Ok(size),
+            None => self.too_few(share, mesh),
+        }
+    }
+
+    /// Whether so many micro-batches keep so many pipeline stages at work.
+    fn fills(&self, micros: usize, pp: usize) -> bool {
+        let in_turn = self.parallel.schedule == Pipeline::Interleaved;
+        pp == 1 || micros >= pp && (!in_turn || micros.is_multiple_of(pp))
+    }
+
+    fn needed(&self, pp: usize) -> String {
+        match self.parallel.schedule {
+            Pipeline::Interleaved => format!("a multiple of {pp}"),
+            _ => format!("at least {pp}"),
+        }
+    }
+
+    fn too_few<T>(&self, share: usize, mesh: &Mesh) -> Result<T, ConfigError> {
+        let key = if self.train.batch == 0 { "train.batch_per_rank" } else { "train.batch" };
+        let enough = share.next_multiple_of(mesh.pp);
+        let enough = if self.train.batch == 0 { enough } else { enough * mesh.dp };
+        wrong(format!(
+            "parallel.pp {} with parallel.schedule {} needs {} micro-batches a step, and a copy of \
+             the model has {}: set {key} to {enough}",
+            mesh.pp,
+            self.parallel.schedule,
+            self.needed(mesh.pp),
+            counted(share, "sequence", "s")
+        ))
     }
 }
 
-fn wrong<T>(what: String) -> Result<T, ConfigError> {
+/// Who shares a batch.
+fn copies(mesh: &Mesh) -> String {
+    match mesh.ranks() {
+        ranks if ranks == mesh.dp => format!("{ranks} ranks"),
+        ranks => format!("{} copies of the model on {ranks} ranks", mesh.dp),
+    }
+}
+
+/// Keys that do not fit together.
+pub(super) fn wrong<T>(what: String) -> Result<T, ConfigError> {
     Err(ConfigError::Contradiction(what))
 }
 
-/// The numbers next to `near`, below and above, that divide `whole`.
-fn nearest_divisors(whole: usize, near: usize) -> String {
-    let divides = |n: &usize| whole.is_multiple_of(*n);
-    let below = (1..near.min(whole + 1)).rev().find(divides).unwrap_or(0);
-    let above = (near + 1..=whole).find(divides).unwrap_or(0);
-    either(below, above)
+/// The numbers next to `near`, below and above, that divide `whole`; 0 is none.
+pub(super) fn nearest_divisors(whole: usize, near: usize) -> (usize, usize) {
+    let all = divisors(whole);
+    let below = all.iter().rfind(|n| **n < near).copied().unwrap_or(0);
+    let above = all.iter().find(|n| **n > near).copied().unwrap_or(0);
+    (below, above)
 }
 
 /// `8 or 12`, where 0 is none.
-fn either(below: usize, above: usize) -> String {
+pub(super) fn either(below: usize, above: usize) -> String {
     match (below, above) {
         (0, above) => above.to_string(),
         (below, 0) => below.to_string(),
         (below, above) => format!("{below} or {above}"),
     }
+}
+
+/// `1 sequence`, `2 sequences`.
+fn counted(count: usize, what: &str, more: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { more })
 }

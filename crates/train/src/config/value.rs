@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use crate::cpu::Precision;
+use crate::parallel::pipeline::Kind as Pipeline;
 use crate::schedule::{Curve, Scaling};
 use crate::shape::Family;
 
@@ -179,6 +180,32 @@ pub enum Kind {
     Sgd,
 }
 
+/// Where something is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Memory {
+    /// Where it is computed.
+    Device,
+    /// In the host's memory.
+    Host,
+    /// In files.
+    Disk,
+}
+
+impl Value for Pipeline {
+    fn kind() -> String {
+        either(&Self::ALL.map(Self::name))
+    }
+
+    fn read(word: &Word<'_>) -> Option<Self> {
+        word.as_text()?.parse().ok()
+    }
+
+    fn to_toml(&self) -> String {
+        quoted(self.name())
+    }
+}
+
+names!(Memory: Device = "device", Host = "host", Disk = "disk");
 names!(Family: Gpt2 = "gpt2", Llama = "llama", Mlp = "mlp");
 names!(Precision: F32 = "f32", Bf16 = "bf16");
 names!(Kind: AdamW = "adamw", Sgd = "sgd");

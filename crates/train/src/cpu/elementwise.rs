@@ -65,8 +65,8 @@ impl Cpu {
         self.each_in_place(x, |_, x| scale_each(self.level, by as f32, x));
     }
 
-    pub(super) fn clear_numbers(&self, x: ViewMut<'_>) {
-        self.each_in_place(x, |_, x| x.clear());
+    pub(super) fn fill_numbers(&self, number: f32, x: ViewMut<'_>) {
+        self.each_in_place(x, |_, x| x.fill(number));
     }
 
     pub(super) fn swiglu_forward(&self, width: usize, x: View<'_>, y: ViewMut<'_>) {

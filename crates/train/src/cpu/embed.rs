@@ -29,7 +29,7 @@ impl Cpu {
                 let y = unsafe { y.part(row * width..(row + 1) * width) };
                 match row_of(tokens[row], first, here) {
                     Some(at) => copy(self.level, table.part(at * width..(at + 1) * width), y),
-                    None => y.clear(),
+                    None => y.fill(0.0),
                 }
             }
         });

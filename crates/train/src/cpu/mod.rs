@@ -7,6 +7,7 @@
 
 mod attention;
 pub mod bf16;
+mod columns;
 mod elementwise;
 mod embed;
 mod halves;
@@ -27,6 +28,8 @@ mod scratch;
 mod step;
 mod tile;
 
+use std::ops::Range;
+
 use serde::{Deserialize, Serialize};
 
 use self::halves::Halves;
@@ -34,7 +37,8 @@ use self::level::Level;
 use self::pool::Pool;
 use self::scratch::{Pieces, Scratch};
 use crate::device::{
-    Attention, AttentionDrop, AttentionSaved, Device, Linear, Norm, NormGrads, NormSaved, Turn,
+    Attention, AttentionDrop, AttentionPart, AttentionPartSaved, AttentionSaved, Device, Linear,
+    Norm, NormGrads, NormSaved, Turn,
 };
 use crate::memory::{Format, Tensor, View, ViewMut};
 use crate::optimizer::{AdamW, Sgd};
@@ -129,8 +133,16 @@ impl Device for Cpu {
         self.copy_numbers(from, to);
     }
 
-    fn clear(&self, x: ViewMut<'_>) {
-        self.clear_numbers(x);
+    fn take_columns(&self, from: View<'_>, wide: usize, columns: Range<usize>, to: ViewMut<'_>) {
+        self.copy_columns(from, wide, columns.clone(), to, columns.len(), 0..columns.len());
+    }
+
+    fn put_columns(&self, from: View<'_>, to: ViewMut<'_>, wide: usize, columns: Range<usize>) {
+        self.copy_columns(from, columns.len(), 0..columns.len(), to, wide, columns);
+    }
+
+    fn fill(&self, number: f64, x: ViewMut<'_>) {
+        self.fill_numbers(number as f32, x);
     }
 
     fn linear(
@@ -209,6 +221,30 @@ impl Device for Cpu {
         dqkv: ViewMut<'_>,
     ) {
         self.attention_backward(of, saved, drop, dy, dqkv);
+    }
+
+    fn attention_part(
+        &self,
+        of: AttentionPart,
+        q: View<'_>,
+        kv: View<'_>,
+        drop: Option<AttentionDrop>,
+        y: ViewMut<'_>,
+        log_sums: ViewMut<'_>,
+    ) {
+        self.attention_part_forward(of, q, kv, drop, y, log_sums);
+    }
+
+    fn attention_part_back(
+        &self,
+        of: AttentionPart,
+        saved: AttentionPartSaved<'_>,
+        drop: Option<AttentionDrop>,
+        dy: View<'_>,
+        dq: ViewMut<'_>,
+        dkv: ViewMut<'_>,
+    ) {
+        self.attention_part_backward(of, saved, drop, dy, dq, dkv);
     }
 
     fn attend(&self, of: Attention, q: View<'_>, keys: View<'_>, values: View<'_>, y: ViewMut<'_>) {

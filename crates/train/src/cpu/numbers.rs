@@ -117,11 +117,11 @@ impl Target<'_> {
         self.source().get(at)
     }
 
-    /// All become zero.
-    pub fn clear(self) {
+    /// All become this number.
+    pub fn fill(self, number: f32) {
         match self {
-            Self::F32(numbers) => numbers.fill(0.0),
-            Self::Bf16(numbers) => numbers.fill(bf16::ZERO),
+            Self::F32(numbers) => numbers.fill(number),
+            Self::Bf16(numbers) => numbers.fill(bf16::from_f32(number)),
         }
     }
 

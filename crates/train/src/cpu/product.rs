@@ -81,7 +81,7 @@ impl Cpu {
         }
         if k == 0 {
             match start {
-                Start::Zero => self.clear_numbers(c),
+                Start::Zero => self.fill_numbers(0.0, c),
                 Start::Add => {}
                 Start::Row(row) => self.fill_rows(row, c),
             }

@@ -1,6 +1,8 @@
 //! Every operation against the plain one in double precision: on all levels of instructions, in both
 //! precisions, with sizes that fit no vector, on one to three threads.
 
+mod attention;
+
 use super::*;
 use crate::random::{key, normal, uniform};
 use crate::reference::Reference;
@@ -193,86 +195,6 @@ fn norm() {
     }
 }
 
-const ATTENTIONS: [[usize; 5]; 10] = [
-    [1, 1, 1, 1, 1],
-    [2, 1, 2, 1, 16],
-    [3, 5, 2, 2, 6],
-    [1, 16, 4, 2, 8],
-    [2, 17, 3, 1, 16],
-    [1, 48, 2, 2, 32],
-    [2, 49, 2, 2, 32],
-    [1, 64, 4, 4, 64],
-    [1, 103, 4, 2, 20],
-    [1, 150, 2, 1, 48],
-];
-
-fn attention_of([batch, sequence, heads, kv_heads, head_width]: [usize; 5]) -> Attention {
-    Attention { batch, sequence, heads, kv_heads, head_width }
-}
-
-/// Nothing dropped, what one rank drops, and what a rank with some of the heads and tokens drops.
-fn drops(of: Attention) -> [Option<AttentionDrop>; 3] {
-    let mask = Mask { share: 0.3, key: key(5, &[1]), first: 1000 };
-    let larger = AttentionDrop::whole(mask, 3 * of.heads, of.sequence + 9);
-    let whole = AttentionDrop::whole(mask, of.heads, of.sequence);
-    [None, Some(whole), Some(larger.from([0, of.heads, 9, 0]))]
-}
-
-#[test]
-fn attention() {
-    for of in ATTENTIONS.map(attention_of) {
-        let (inside, outside) = (of.rows() * of.qkv_width(), of.rows() * of.width());
-        let sums = of.rows() * of.heads;
-        for drop in drops(of) {
-            let what = format!("{of:?} {drop:?}");
-            same(&what, &[Act(inside), Act(outside), Real(sums)], |device, t| {
-                let [qkv, y, log_sums] = t else { panic!() };
-                device.attention(of, qkv.view(), drop, y.view_mut(), log_sums.view_mut());
-                0.0
-            });
-            let kinds = [Act(inside), Act(outside), Real(sums), Act(outside), Act(inside)];
-            same(&what, &kinds, |device, t| {
-                let [qkv, y, log_sums, dy, dqkv] = t else { panic!() };
-                device.attention(of, qkv.view(), drop, y.view_mut(), log_sums.view_mut());
-                let (y, log_sums) = (y.view(), log_sums.view());
-                let saved = AttentionSaved { qkv: qkv.view(), y, log_sums };
-                device.attention_back(of, saved, drop, dy.view(), dqkv.view_mut());
-                0.0
-            });
-        }
-    }
-}
-
-#[test]
-fn attention_of_one_token() {
-    for [_, tokens, heads, kv_heads, head_width] in ATTENTIONS {
-        let of = Attention { batch: 1, sequence: 1, heads, kv_heads, head_width };
-        let cache = tokens * kv_heads * head_width;
-        let kinds = [Act(of.width()), Act(cache), Act(cache), Act(of.width())];
-        same(&format!("{of:?}"), &kinds, |device, t| {
-            let [q, keys, values, y] = t else { panic!() };
-            device.attend(of, q.view(), keys.view(), values.view(), y.view_mut());
-            0.0
-        });
-    }
-}
-
-#[test]
-fn rope() {
-    for of in ATTENTIONS.map(attention_of).into_iter().filter(|of| of.head_width % 2 == 0) {
-        let scattered = tokens(4, of.sequence, 300);
-        let in_order: Vec<u32> = (0..of.sequence as u32).collect();
-        let all = [(&in_order, Turn::There), (&scattered, Turn::There), (&scattered, Turn::Back)];
-        for (places, turn) in all {
-            let what = format!("{of:?} {places:?} {turn:?}");
-            same(&what, &[Act(of.rows() * of.qkv_width())], |device, t| {
-                device.rope(of, 10_000.0, places, turn, t[0].view_mut());
-                0.0
-            });
-        }
-    }
-}
-
 const LENGTHS: [usize; 6] = [1, 15, 16, 100, 4099, 33_000];
 
 #[test]
@@ -425,6 +347,27 @@ fn sums_copies_and_masks() {
                 device.clear(x.view_mut());
                 let mask = Mask { share: 0.2, key: key(9, &[]), first: 77 };
                 device.dropout(mask, y.view_mut());
+                0.0
+            });
+        }
+    }
+}
+
+#[test]
+fn columns() {
+    for (rows, wide, columns) in [(1, 1, 0..1), (3, 40, 7..39), (700, 50, 0..17), (9, 20, 4..4)] {
+        let (whole, part) = (rows * wide, rows * columns.len());
+        let what = format!("{columns:?} of {rows} rows of {wide}");
+        for kinds in [[Real(whole), Act(part)], [Act(whole), Act(part)], [Act(whole), Real(part)]] {
+            same(&what, &kinds, |device, t| {
+                let [whole, part] = t else { panic!() };
+                device.take_columns(whole.view(), wide, columns.clone(), part.view_mut());
+                0.0
+            });
+            same(&what, &kinds, |device, t| {
+                let [whole, part] = t else { panic!() };
+                device.put_columns(part.view(), whole.view_mut(), wide, columns.clone());
+                device.fill(-2.5, part.view_mut());
                 0.0
             });
         }

@@ -63,6 +63,63 @@ impl Attention {
     }
 }
 
+/// Attention of some tokens to some tokens, as a part of attention to more. A row of queries has
+/// those of all heads; a row of keys and values has the keys of all key heads, then their values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AttentionPart {
+    /// Sequences.
+    pub batch: usize,
+    /// Tokens of each that look.
+    pub queries: usize,
+    /// Tokens of each that are looked at.
+    pub keys: usize,
+    /// Heads of queries.
+    pub heads: usize,
+    /// Heads of keys and values.
+    pub kv_heads: usize,
+    /// Numbers of a head.
+    pub head_width: usize,
+    /// Whether the first query and the first key are of the same token, and queries see no keys
+    /// behind their own. Else all keys are before all queries.
+    pub causal: bool,
+}
+
+impl AttentionPart {
+    /// Numbers of a row of queries, and of a row that comes out.
+    pub fn width(&self) -> usize {
+        self.heads * self.head_width
+    }
+
+    /// Numbers of a row of keys and values.
+    pub fn kv_width(&self) -> usize {
+        2 * self.kv_heads * self.head_width
+    }
+
+    /// Rows of queries.
+    pub fn rows(&self) -> usize {
+        self.batch * self.queries
+    }
+
+    /// Rows of keys and values.
+    pub fn kv_rows(&self) -> usize {
+        self.batch * self.keys
+    }
+
+    /// How many keys a query sees.
+    pub fn seen(&self, query: usize) -> usize {
+        if self.causal { self.keys.min(query + 1) } else { self.keys }
+    }
+}
+
+impl From<Attention> for AttentionPart {
+    /// The whole, as its own part.
+    fn from(of: Attention) -> Self {
+        let Attention { batch, sequence, heads, kv_heads, head_width } = of;
+        let (queries, keys) = (sequence, sequence);
+        Self { batch, queries, keys, heads, kv_heads, head_width, causal: true }
+    }
+}
+
 /// Which of a softmax's numbers are left out. That of sequence `b`, head `h`, query `q` and key `k`
 /// has the mask's index `b * per_sequence + h * per_head + q * per_query + k`: with the strides of
 /// the whole, some of the heads or tokens lose what they would lose there.
@@ -139,5 +196,18 @@ pub struct AttentionSaved<'a> {
     /// What came out.
     pub y: View<'a>,
     /// The logarithm of each softmax's sum.
+    pub log_sums: View<'a>,
+}
+
+/// What the backward pass of a part of attention needs.
+#[derive(Debug, Clone, Copy)]
+pub struct AttentionPartSaved<'a> {
+    /// The queries.
+    pub q: View<'a>,
+    /// The keys and values of this part.
+    pub kv: View<'a>,
+    /// What came out of all parts.
+    pub y: View<'a>,
+    /// The logarithm of each softmax's sum over all parts.
     pub log_sums: View<'a>,
 }

@@ -1,5 +1,7 @@
 //! Before the first step: all ranks are told the same, and have the same parameters.
 
+use std::ffi::OsString;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use regatta_comm::{Collectives, Comm};
@@ -12,22 +14,26 @@ use super::{CHECKPOINTS, Job, TOKENIZER, Training};
 use crate::checkpoint::{
     self, About, Checkpoint, CheckpointError, Kind, MANIFEST, Skipped, newest_good,
 };
-use crate::config::{Config, Plan, Resume};
+use crate::config::{Config, ConfigError, Memory, Plan, Resume};
 use crate::data::{DataError, Dataset, Loader, Order, Tokens};
 use crate::memory::{Format, ViewMut};
 use crate::metrics::{self, Event};
 use crate::model::Model;
+use crate::offload::{Offload, Where};
 use crate::parallel::pipeline::Stage;
-use crate::parallel::{Groups, Mesh};
+use crate::parallel::{Groups, Mesh, Zero};
 use crate::shape::Shape;
+use crate::state::Sharing;
 use crate::step::{Engine, Net};
+
+/// Where a run's state is that is not in memory.
+const OFFLOADED: &str = "offloaded";
 
 impl Training {
     /// All ranks have the same parameters, and are ready for the next step.
     pub(super) fn begin(job: Job, tell: &mut dyn FnMut(Event)) -> Result<Self, TrainError> {
         let (rank, ranks) = (job.comm.rank() as usize, job.comm.size() as usize);
-        let plan = job.config.validate(ranks)?;
-        let shape = job.config.shape(job.dataset.tokenizer.vocabulary())?;
+        let (plan, shape) = planned(&job)?;
         all_alike(&job)?;
         let checkpoints = checkpoints(&job.config, &job.folder);
         // First of all, so that nothing of a run changes that another job is at.
@@ -50,15 +56,18 @@ impl Training {
         let about = report::about(&job, &plan, &shape, done);
         tell(Event::Begin(Box::new(about.clone())));
         many_kinds(&shape, job.dataset.tokenizer.vocabulary()).into_iter().for_each(&mut *tell);
+        apart(&plan.mesh, &*job.comm).into_iter().for_each(&mut *tell);
         let mut training = Self::new(job, plan, shape, &about)?;
         training.tokens = tokens;
-        if let Some(found) = found {
+        let how = sharing(&training.config, &training.plan, &training.folder);
+        how.notes(&training.engine.groups).into_iter().for_each(|note| tell(Event::Note(note)));
+        if let Some(found) = &found {
             found.skipped.iter().for_each(|note| tell(Event::Note(note.clone())));
             keeper.iter_mut().for_each(|keeper| keeper.pass_over(&found.damaged));
-            keep::restore(&mut training.engine, &found.checkpoint)?;
             let from = found.checkpoint.folder().display();
             tell(Event::Note(format!("goes on after step {done} of {from}")));
         }
+        training.restore(found.as_ref().map(|found| &found.checkpoint))?;
         if let Some(keeper) = &keeper
             && training.config.checkpoint.resume != Resume::Auto
         {
@@ -68,7 +77,7 @@ impl Training {
             }
         }
         training.keeper = keeper;
-        spread(&mut training.engine, &*training.comm)?;
+        spread(&mut training.engine)?;
         // All must be there before any begins to write.
         training.comm.barrier()?;
         let Dataset { tokenizer, validation: tokens, .. } = &training.dataset;
@@ -77,6 +86,25 @@ impl Training {
         }
         training.validation = validation(&training.config, tokens, tell);
         Ok(training)
+    }
+
+    /// Reads this rank's share of the checkpoint that rank 0 found, if it did. Ranks that have all
+    /// get it from the first.
+    fn restore(&mut self, found: Option<&Checkpoint>) -> Result<(), TrainError> {
+        if let Some(checkpoint) = found {
+            keep::restore(&mut self.engine, checkpoint)?;
+        }
+        if self.engine.state.sharing == 1 {
+            return Ok(());
+        }
+        let told = found.map(|checkpoint| checkpoint.folder().as_os_str().as_bytes().to_vec());
+        if let Some(folder) = told_all(&*self.comm, told)?
+            && found.is_none()
+        {
+            let folder = PathBuf::from(OsString::from_vec(folder));
+            keep::restore(&mut self.engine, &Checkpoint::open(&folder)?)?;
+        }
+        Ok(())
     }
 
     /// With parameters as they are before training, and nothing that is kept or tried.
@@ -88,12 +116,13 @@ impl Training {
     ) -> Result<Self, TrainError> {
         let speed = Speed::new(about, &shape);
         let Job { config, comm, device, dataset, folder, .. } = job;
-        let groups = Groups::new(comm.clone(), Mesh::data(plan.ranks))?;
+        let groups = Groups::new(comm.clone(), plan.mesh)?;
         let stage = Stage::whole(&shape);
         let net = Net::new(Model::new(shape), device);
-        let engine = Engine::new(net, groups, stage, config.train.seed);
+        let how = sharing(&config, &plan, &folder);
+        let engine = Engine::new(net, groups, stage, &how, config.train.seed)?;
         Ok(Self {
-            schedule: config.schedule(plan.ranks),
+            schedule: config.schedule(plan.mesh.dp),
             config,
             plan,
             comm,
@@ -108,6 +137,56 @@ impl Training {
             speed,
         })
     }
+}
+
+/// What the ranks of a job share, and of which model.
+pub(super) fn planned(job: &Job) -> Result<(Plan, Shape), TrainError> {
+    let plan = job.config.validate(job.comm.size() as usize)?;
+    let shape = job.config.shape(job.dataset.tokenizer.vocabulary())?;
+    shape.check_tensor(plan.mesh.tp).map_err(ConfigError::Contradiction)?;
+    trainable(&job.config, &plan)?;
+    Ok((plan, shape))
+}
+
+/// Splits that can be planned and explained, and not yet trained.
+fn trainable(config: &Config, plan: &Plan) -> Result<(), ConfigError> {
+    let Mesh { tp, cp, pp, .. } = plan.mesh;
+    let all = [
+        ("parallel.tp", tp == 1),
+        ("parallel.cp", cp == 1),
+        ("parallel.pp", pp == 1),
+        ("parallel.tiles", config.parallel.tiles == 1),
+    ];
+    match all.into_iter().find(|(_, can)| !can) {
+        None => Ok(()),
+        Some((what, _)) => Err(ConfigError::Contradiction(format!(
+            "{what}: this version can plan that, and not train it: leave it out, or see what it \
+             would cost with --explain"
+        ))),
+    }
+}
+
+/// How the state is shared, and where it is kept.
+fn sharing(config: &Config, plan: &Plan, run: &Path) -> Sharing {
+    let place = |memory| match memory {
+        Memory::Device => Where::Device,
+        Memory::Host => Where::Host,
+        Memory::Disk => Where::Disk,
+    };
+    let told = &config.offload;
+    let folder = match told.folder.as_str() {
+        "" => run.join(OFFLOADED),
+        folder => PathBuf::from(folder),
+    };
+    let (optimizer, parameters) = (place(told.optimizer), place(told.parameters));
+    let zero = Zero::level(plan.zero).unwrap_or_default();
+    Sharing { zero, offload: Offload { optimizer, parameters, folder } }
+}
+
+/// A word where ranks that talk in every layer are on different hosts.
+fn apart(mesh: &Mesh, comm: &dyn Comm) -> Option<Event> {
+    let hosts: Vec<String> = (0..comm.size()).map(|rank| comm.peer(rank).host).collect();
+    mesh.apart(&hosts).map(Event::Note)
 }
 
 /// A word where a model is made for far more kinds of tokens than there are: the data is likely not
@@ -159,6 +238,17 @@ fn validation(config: &Config, tokens: &Tokens, tell: &mut dyn FnMut(Event)) -> 
     let note = |error: &DataError| tell(Event::Note(format!("no validation: {error}")));
     let order = order.inspect_err(note).ok()?;
     Some(Loader::new(tokens.clone(), order))
+}
+
+/// What rank 0 has to say, if it has.
+fn told_all(comm: &dyn Comm, own: Option<Vec<u8>>) -> Result<Option<Vec<u8>>, TrainError> {
+    let mut length = [own.as_ref().map_or(-1, |own| own.len() as i64)];
+    comm.broadcast(&mut length, 0)?;
+    let Ok(length) = usize::try_from(length[0]) else { return Ok(None) };
+    let mut text = own.unwrap_or_default();
+    text.resize(length, 0);
+    comm.broadcast(&mut text, 0)?;
+    Ok(Some(text))
 }
 
 /// All ranks have the same of everything, or the first that differs is named.
@@ -262,15 +352,17 @@ fn difference(there: &Shape, here: &Shape) -> String {
     })
 }
 
-/// All ranks get what rank 0 has.
-pub fn spread(engine: &mut Engine, comm: &dyn Comm) -> Result<(), TrainError> {
-    let state = &mut engine.state;
-    for block in state.held() {
-        for kind in Kind::ALL {
-            broadcast(state.own_mut(block, kind), comm)?;
+/// All ranks get what the first of those has that have the same share.
+pub fn spread(engine: &mut Engine) -> Result<(), TrainError> {
+    let Engine { state, groups, .. } = engine;
+    if let Some(comm) = groups.copies(state.sharing) {
+        for block in state.held() {
+            for kind in Kind::ALL {
+                state.change(block, kind, |own| broadcast(own, &**comm))??;
+            }
         }
     }
-    Ok(())
+    Ok(state.publish()?)
 }
 
 fn broadcast(numbers: ViewMut<'_>, comm: &dyn Comm) -> Result<(), TrainError> {

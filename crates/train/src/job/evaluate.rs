@@ -13,7 +13,29 @@ pub fn spread(windows: u64, wanted: u64) -> impl Iterator<Item = u64> {
     (0..count).map(move |i| (u128::from(i) * u128::from(windows) / u128::from(count)) as u64)
 }
 
-/// The mean loss over some sequences, which the ranks share.
+/// The sequences of one copy of the model of several, a pass after the other. All copies do as many
+/// passes, for they may share parameters that are gathered in each: who has no sequence left does one
+/// again, which does not count.
+pub fn passes(windows: &[u64], at_once: usize, (copy, copies): (usize, usize)) -> Vec<Pass> {
+    let own: Vec<u64> = windows.iter().copied().skip(copy).step_by(copies).collect();
+    let all = windows.len().div_ceil(copies).div_ceil(at_once);
+    let mut passes: Vec<Pass> =
+        own.chunks(at_once).map(|some| Pass { windows: some.to_vec(), counts: true }).collect();
+    let again = Pass { windows: windows.first().copied().into_iter().collect(), counts: false };
+    passes.resize(all, again);
+    passes
+}
+
+/// Sequences of a validation that go through the model at once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pass {
+    /// Which.
+    pub windows: Vec<u64>,
+    /// Whether their loss is part of the mean.
+    pub counts: bool,
+}
+
+/// The mean loss over some sequences, which the copies of the model share.
 pub fn loss(
     engine: &mut Engine,
     comm: &dyn Comm,
@@ -21,17 +43,41 @@ pub fn loss(
     wanted: u64,
     at_once: usize,
 ) -> Result<f64, TrainError> {
-    let (rank, ranks) = (comm.rank() as usize, comm.size() as usize);
+    let copy = (engine.groups.seat.dp, engine.groups.mesh.dp);
     let windows: Vec<u64> = spread(loader.order().windows(), wanted).collect();
-    let own: Vec<u64> = windows.iter().copied().skip(rank).step_by(ranks).collect();
-    let mut sums = [0.0, 0.0];
-    for some in own.chunks(at_once.max(1)) {
-        let batch = loader.batch(some.iter().copied())?;
+    let (mut sum, mut tokens) = ([0.0], 0);
+    for Pass { windows, counts } in passes(&windows, at_once.max(1), copy) {
+        let batch = loader.batch(windows.into_iter())?;
         let (inputs, targets) = (&batch.inputs, &batch.targets);
         let micro = Micro { inputs, targets, batch: batch.batch, first: 0 };
-        sums[0] += engine.loss(&micro)?;
-        sums[1] += targets.len() as f64;
+        let loss = engine.loss(&micro)?;
+        sum[0] += if counts { loss } else { 0.0 };
+        tokens = targets.len() / batch.batch.max(1);
     }
-    comm.all_reduce(&mut sums, ReduceOp::Sum)?;
-    Ok(sums[0] / sums[1].max(1.0))
+    comm.all_reduce(&mut sum, ReduceOp::Sum)?;
+    Ok(sum[0] / ((windows.len() * tokens) as f64).max(1.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn all_copies_do_as_many_passes_and_every_sequence_counts_once(
+            count in 1u64..50, at_once in 1usize..9, copies in 1usize..9,
+        ) {
+            let windows: Vec<u64> = (0..count).map(|n| 3 * n).collect();
+            let all: Vec<Vec<Pass>> =
+                (0..copies).map(|copy| passes(&windows, at_once, (copy, copies))).collect();
+            prop_assert!(all.iter().all(|passes| passes.len() == all[0].len()));
+            let one = |pass: &Pass| !pass.windows.is_empty() && pass.windows.len() <= at_once;
+            prop_assert!(all.iter().flatten().all(one));
+            let counted = all.iter().flatten().filter(|pass| pass.counts);
+            let mut seen: Vec<u64> = counted.flat_map(|pass| pass.windows.clone()).collect();
+            seen.sort_unstable();
+            prop_assert_eq!(seen, windows);
+        }
+    }
 }

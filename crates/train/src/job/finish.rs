@@ -25,8 +25,7 @@ impl Training {
         let about = self.about();
         let Some(keeper) = &mut self.keeper else { return Ok(()) };
         self.kept = Some(self.done);
-        keeper.begin(&self.engine, about);
-        Ok(())
+        Ok(keeper.begin(&mut self.engine, about)?)
     }
 
     /// Waits for the checkpoint that is under way, if one is on any rank.
@@ -132,10 +131,11 @@ impl Training {
     }
 
     /// What the model writes by itself.
-    fn sample(&self) -> Option<String> {
+    fn sample(&mut self) -> Option<String> {
         let tokenizer = &self.dataset.tokenizer;
         let mut first = Vec::new();
         self.dataset.validation.read(0..1, &mut first).ok()?;
+        self.engine.state.settle().ok()?;
         let parameters = self.engine.state.weights.whole()?;
         let generator = Generator::new(&self.engine.net, parameters);
         let mut generator = generator.among(tokenizer.vocabulary());

@@ -5,9 +5,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::checkpoint::{About, Checkpoint, CheckpointError, Kind, Part, Piece, State, Writer};
+use super::error::TrainError;
+use crate::checkpoint::{self, About, Checkpoint, CheckpointError, Kind, Part, Piece, Writer};
 use crate::shape::{Block, Parameter};
-use crate::step::Engine;
+use crate::state::State;
+use crate::step::{Engine, Net, StepError};
 
 /// No disk takes longer for a rank's part of a checkpoint.
 const PATIENCE: Duration = Duration::from_secs(24 * 3600);
@@ -21,55 +23,69 @@ fn numbered(blocks: &[Block]) -> impl Iterator<Item = (usize, &Parameter)> {
 }
 
 /// This rank's part of everything: ranks that have the same numbers share the writing, equally.
-pub fn pieces(engine: &Engine, rank: usize, ranks: usize) -> Vec<Piece> {
-    let blocks = &engine.net.model.blocks;
-    let all = Kind::ALL.len() * blocks.iter().map(Block::len).sum::<usize>();
-    let own = all * rank / ranks..all * (rank + 1) / ranks;
+pub fn pieces(engine: &mut Engine) -> Result<Vec<Piece>, StepError> {
+    let Engine { net, state, groups, stage } = engine;
+    // A tied table that two stages have is the first one's.
+    let own: Vec<_> = own(net, state).filter(|(block, ..)| stage.has(*block)).collect();
+    let all: usize = own.iter().map(|(.., part)| part.len()).sum();
+    let (copy, copies) = groups.copy(state.sharing);
+    let written = all * copy / copies..all * (copy + 1) / copies;
     let mut pieces = Vec::new();
     let mut start = 0;
-    for kind in Kind::ALL {
-        for (block, parameter) in numbered(blocks) {
-            let end = start + parameter.len();
-            let (from, to) = (own.start.clamp(start, end), own.end.clamp(start, end));
-            if from < to {
-                pieces.push(piece(engine, (block, kind), parameter, from - start..to - start));
-            }
-            start = end;
+    for (block, kind, parameter, part) in own {
+        let end = start + part.len();
+        let (from, to) = (written.start.clamp(start, end), written.end.clamp(start, end));
+        let part = part.start + from - start..part.start + to - start;
+        if !part.is_empty() {
+            let mut numbers = vec![0.0; part.len()];
+            let first = parameter.start + part.start;
+            state.fetch(&*net.device, (block, kind), first, &mut numbers)?;
+            pieces.push(piece(parameter, kind, part, numbers));
         }
+        start = end;
     }
-    pieces
+    Ok(pieces)
 }
 
-fn piece(
-    engine: &Engine,
-    (block, kind): (usize, Kind),
-    parameter: &Parameter,
-    part: Range<usize>,
-) -> Piece {
-    let begin = parameter.start;
-    let all = engine.state.own(block, kind);
-    let mut numbers = vec![0.0; part.len()];
-    engine.net.device.fetch(all.part(begin + part.start..begin + part.end), &mut numbers);
+/// All that this rank has: which numbers of each parameter, and of what belongs to it.
+fn own<'a>(
+    net: &'a Net,
+    state: &State,
+) -> impl Iterator<Item = (usize, Kind, &'a Parameter, Range<usize>)> {
+    let (shares, held) = (&state.shares, state.held().collect::<Vec<_>>());
+    let of = |(block, parameter): (usize, &'a Parameter)| {
+        let (range, share) = (parameter.range(), &shares[block]);
+        let clamp = |place: usize| place.clamp(range.start, range.end) - parameter.start;
+        (block, parameter, clamp(share.start)..clamp(share.end))
+    };
+    let here: Vec<_> = numbered(&net.model.blocks).map(of).collect();
+    let here: Vec<_> = here.into_iter().filter(|(block, ..)| held.contains(block)).collect();
+    Kind::ALL.into_iter().flat_map(move |kind| {
+        let one = move |(block, parameter, part)| (block, kind, parameter, part);
+        here.clone().into_iter().map(one)
+    })
+}
+
+fn piece(parameter: &Parameter, kind: Kind, part: Range<usize>, numbers: Vec<f32>) -> Piece {
     let whole = part.len() == parameter.len();
     let part = if whole { Part::Whole } else { Part::Flat(part) };
     let (name, shape) = (parameter.name.clone(), parameter.shape.clone());
     Piece { name, kind, shape, part, numbers }
 }
 
-/// Reads all parameters, and moments where there are any: a model from elsewhere has none.
-pub fn restore(engine: &mut Engine, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
+/// Reads this rank's parameters, and moments where there are any: a model from elsewhere has none.
+pub fn restore(engine: &mut Engine, checkpoint: &Checkpoint) -> Result<(), TrainError> {
     let Engine { net, state, .. } = engine;
-    for (block, parameter) in numbered(&net.model.blocks) {
-        for kind in Kind::ALL {
-            let found = checkpoint.shape(&parameter.name, kind).is_some();
-            if kind != Kind::Parameter && !found {
-                continue;
-            }
-            let mut numbers = vec![0.0; parameter.len()];
-            checkpoint.read(&parameter.name, kind, &Part::Whole, &mut numbers)?;
-            let mut all = state.own_mut(block, kind);
-            net.device.put(&numbers, all.part(parameter.range()));
+    for (block, kind, parameter, part) in own(net, state).collect::<Vec<_>>() {
+        let found = checkpoint.shape(&parameter.name, kind).is_some();
+        if part.is_empty() || kind != Kind::Parameter && !found {
+            continue;
         }
+        let (first, mut numbers) = (parameter.start + part.start, vec![0.0; part.len()]);
+        let whole = part.len() == parameter.len();
+        let part = if whole { Part::Whole } else { Part::Flat(part) };
+        checkpoint.read(&parameter.name, kind, &part, &mut numbers)?;
+        state.put(&*net.device, (block, kind), first, &numbers)?;
     }
     Ok(())
 }
@@ -100,7 +116,6 @@ pub enum Kept {
 /// A rank's part in the checkpoints of a training.
 pub struct Keeper {
     writer: Writer,
-    rank: usize,
     ranks: usize,
     /// The step of the one that is being written, and when it began.
     under_way: Option<(u64, Instant)>,
@@ -117,7 +132,7 @@ impl Keeper {
         keep: usize,
     ) -> Result<Self, CheckpointError> {
         let writer = Writer::new(folder, rank, ranks, keep)?;
-        Ok(Self { writer, rank, ranks, under_way: None, refused: None })
+        Ok(Self { writer, ranks, under_way: None, refused: None })
     }
 
     /// Learns which checkpoints are damaged.
@@ -131,10 +146,11 @@ impl Keeper {
     }
 
     /// Begins a checkpoint. None must be under way. What goes wrong is heard when all have ended.
-    pub fn begin(&mut self, engine: &Engine, about: About) {
+    pub fn begin(&mut self, engine: &mut Engine, about: About) -> Result<(), StepError> {
+        let pieces = pieces(engine)?;
         self.under_way = Some((about.step, Instant::now()));
-        let begun = self.writer.begin(about, pieces(engine, self.rank, self.ranks));
-        self.refused = begun.err().map(Arc::new);
+        self.refused = self.writer.begin(about, pieces).err().map(Arc::new);
+        Ok(())
     }
 
     /// Waits until this rank's part is written, or is known not to be.
@@ -149,8 +165,8 @@ impl Keeper {
         match self.writer.state() {
             _ if self.under_way.is_none() => [0.0, 0.0],
             _ if self.refused.is_some() => [0.0, 1.0],
-            State::Written { .. } => [1.0, 0.0],
-            State::Failed { .. } => [0.0, 1.0],
+            checkpoint::State::Written { .. } => [1.0, 0.0],
+            checkpoint::State::Failed { .. } => [0.0, 1.0],
             _ => [0.0, 0.0],
         }
     }
@@ -162,7 +178,7 @@ impl Keeper {
         let (step, began) = self.under_way.take_if(|_| ended)?;
         if failed > 0.0 {
             let why = match (self.refused.take(), self.writer.state()) {
-                (Some(error), _) | (None, State::Failed { error, .. }) => Some(error),
+                (Some(error), _) | (None, checkpoint::State::Failed { error, .. }) => Some(error),
                 _ => None,
             };
             self.writer.abandon(step);

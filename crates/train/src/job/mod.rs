@@ -24,6 +24,7 @@ pub use keep::restore;
 use report::Speed;
 use tally::Tally;
 
+use crate::checkpoint;
 use crate::config::{Config, Kind, Plan};
 use crate::data::{Ahead, Batch, Dataset, Loader, Order, order};
 use crate::device::Device;
@@ -127,7 +128,7 @@ impl Training {
         let began = Instant::now();
         let batches = self.batches(data)?;
         let waited = began.elapsed();
-        let first = self.comm.rank() as usize * self.plan.share;
+        let first = self.engine.groups.seat.dp * self.plan.share;
         let micros = (first..).step_by(self.plan.micro_batch).zip(&batches).map(micro);
         let outcome = self.engine.step(&self.step_plan(), micros)?;
         let kept = self.keeper.as_mut().map_or([0.0; 2], Keeper::says);
@@ -203,7 +204,8 @@ impl Training {
         let order = Order::shuffled(self.config.train.seed, self.dataset.train.len(), context)
             .map_err(|error| TrainError::unfit(&self.config.data.source, error))?;
         let loader = Loader::new(self.dataset.train.clone(), order);
-        let (rank, ranks) = (u64::from(self.comm.rank()), u64::from(self.comm.size()));
+        // Ranks that share a copy of the model all see its sequences.
+        let [copy, copies] = [self.engine.groups.seat.dp, self.plan.mesh.dp].map(|n| n as u64);
         let Plan { batch, micro_batch, accumulation, .. } = self.plan;
         let passes = accumulation as u64;
         // Counted by samples, for a batch may be larger than it was in the steps before.
@@ -212,7 +214,7 @@ impl Training {
             .flat_map(move |step| (0..passes).map(move |pass| (step, pass)))
             .map(move |(step, pass)| {
                 let [batch, each] = [batch, micro_batch].map(|n| n as u64);
-                let share = order::share(step - done, batch, rank, ranks, pass, each);
+                let share = order::share(step - done, batch, copy, copies, pass, each);
                 seen + share.start..seen + share.end
             });
         Ok(Ahead::new(loader, lists, AHEAD)?)
@@ -245,11 +247,14 @@ impl Training {
     }
 
     /// What was trained is worth keeping: an update can spoil what no later loss would show.
-    fn check_parameters(&self) -> Result<(), TrainError> {
-        let device = &self.engine.net.device;
-        let state = &self.engine.state;
-        let squares = state.held().map(|block| device.square_sum(state.weights.own(block)));
-        self.finite(self.done, "the norm of the parameters is", squares.sum::<f64>().sqrt())
+    fn check_parameters(&mut self) -> Result<(), TrainError> {
+        let Engine { net, state, .. } = &mut self.engine;
+        let mut squares = 0.0;
+        for block in state.held() {
+            squares +=
+                state.look(block, checkpoint::Kind::Parameter, |own| net.device.square_sum(own))?;
+        }
+        self.finite(self.done, "the norm of the parameters is", squares.sqrt())
     }
 
     /// Tries the model on what it is not trained on.

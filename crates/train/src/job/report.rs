@@ -18,7 +18,7 @@ pub fn about(job: &Job, plan: &Plan, shape: &Shape, done: u64) -> About {
     About {
         model: job.name.clone(),
         parameters: shape.parameters() as u64,
-        ranks: plan.ranks,
+        ranks: plan.mesh.ranks(),
         hosts: hosts.len(),
         threads: job.threads,
         precision: config.train.precision.name().to_owned(),

@@ -5,8 +5,7 @@ use regatta_comm::CommError;
 use super::parts::{Product, Scaling};
 use super::{Grads, Held, Lent, Place, Run};
 use crate::device::{Attention, AttentionDrop, AttentionSaved, Turn};
-use crate::memory::{Tensor, View};
-use crate::random::Mask;
+use crate::memory::{Tensor, View, ViewMut};
 use crate::shape::{Block, Family, Shape};
 
 /// The attention half.
@@ -78,19 +77,12 @@ impl AttentionHalf {
         let normed = run.tensor.enter(run, normed)?;
         let mut qkv = run.activation(rows * sizes.qkv_width());
         self.qkv.forward(run, params, &normed, &mut qkv);
-        if let Some(base) = self.rope {
-            device.rope(sizes, base, &run.places(), Turn::There, qkv.view_mut());
-        }
-        let mut heads = run.activation(rows * sizes.width());
-        let mut log_sums = run.real(sizes.heads * rows);
-        let drop = self.attention_mask(run);
-        device.attention(sizes, qkv.view(), drop, heads.view_mut(), log_sums.view_mut());
+        self.turn(run, Turn::There, qkv.view_mut());
+        let (heads, log_sums) = self.look(run, qkv.view())?;
         let mut out = run.activation(rows * self.width);
         self.proj.forward(run, params, &heads, &mut out);
         let mut out = run.tensor.leave(run, out)?;
-        if let Some(mask) = self.output_mask(run) {
-            device.dropout(mask, out.view_mut());
-        }
+        run.drop_rows(self.output_place(), self.width, out.view_mut());
         let mut mid = run.real(own * self.width);
         device.sum(x.view(), out.view(), mid.view_mut());
         Ok((AttentionHalfSaved { normed, statistics, qkv, heads, log_sums }, mid))
@@ -105,25 +97,14 @@ impl AttentionHalf {
         (x, saved): (&Tensor, AttentionHalfSaved),
         dx: &mut Tensor,
     ) -> Result<(), CommError> {
-        let (device, rows, sizes) = (run.device, run.rows(), self.sizes(run));
-        let dropped = run.dropped(self.output_mask(run), dx);
+        let (rows, sizes) = (run.rows(), self.sizes(run));
+        let dropped = run.dropped(self.output_place(), self.width, dx);
         let dout = run.tensor.gather(run, dropped)?;
         let mut dheads = run.activation(rows * sizes.width());
         self.proj.back_input(run, params, &dout, &mut dheads);
-        let mut dqkv = run.activation(rows * sizes.qkv_width());
-        let (qkv, y, log_sums) = (saved.qkv.view(), saved.heads.view(), saved.log_sums.view());
-        let needed = AttentionSaved { qkv, y, log_sums };
-        device.attention_back(
-            sizes,
-            needed,
-            self.attention_mask(run),
-            dheads.view(),
-            dqkv.view_mut(),
-        );
+        let mut dqkv = self.look_back(run, &saved, dheads.view())?;
         self.proj.back_weight(run, saved.heads, dout, grads);
-        if let Some(base) = self.rope {
-            device.rope(sizes, base, &run.places(), Turn::Back, dqkv.view_mut());
-        }
+        self.turn(run, Turn::Back, dqkv.view_mut());
         let mut dnormed = run.activation(rows * self.width);
         self.qkv.back_input(run, params, &dqkv, &mut dnormed);
         self.qkv.back_weight(run, saved.normed, Held::Own(dqkv), grads);
@@ -133,17 +114,54 @@ impl AttentionHalf {
         Ok(())
     }
 
-    fn attention_mask(&self, run: &Run<'_>) -> Option<AttentionDrop> {
+    /// What heads leave out, from the first of this rank's on.
+    fn attention_drop(&self, run: &Run<'_>) -> Option<AttentionDrop> {
         let place = Place { block: self.block, part: 0 };
-        let (share, each) = (run.tensor.share, run.sequence * run.sequence);
+        let (share, whole) = (run.tensor.share, run.whole());
         let heads = self.heads * share.ranks;
-        let mask = run.mask(place, heads * each)?;
-        let all = AttentionDrop::whole(mask, heads, run.sequence);
-        // The heads of the ranks before this one come first.
-        Some(all.from([0, self.heads * share.rank, 0, 0]))
+        let mask = run.mask(place, heads * whole * whole)?;
+        Some(AttentionDrop::whole(mask, heads, whole).from([0, self.heads * share.rank, 0, 0]))
     }
 
-    fn output_mask(&self, run: &Run<'_>) -> Option<Mask> {
-        run.row_mask(Place { block: self.block, part: 1 }, self.width)
+    fn output_place(&self) -> Place {
+        Place { block: self.block, part: 1 }
+    }
+
+    /// Positions turn queries and keys.
+    fn turn(&self, run: &Run<'_>, turn: Turn, mut qkv: ViewMut<'_>) {
+        let Some(base) = self.rope else { return };
+        let (sizes, places) = (self.sizes(run), run.places());
+        // Ranks that share sequences have a place for each row.
+        let (batch, sequence) = (run.rows() / places.len(), places.len());
+        run.device.rope(Attention { batch, sequence, ..sizes }, base, &places, turn, qkv.again());
+    }
+
+    /// What the heads find, and the logarithms of their softmaxes' sums.
+    fn look(&self, run: &Run<'_>, qkv: View<'_>) -> Result<(Lent, Lent), CommError> {
+        let (sizes, drop) = (self.sizes(run), self.attention_drop(run));
+        if !run.context.is_alone() {
+            return run.context.attend(run, sizes, qkv, drop);
+        }
+        let mut heads = run.activation(run.rows() * sizes.width());
+        let mut log_sums = run.real(sizes.heads * run.rows());
+        run.device.attention(sizes, qkv, drop, heads.view_mut(), log_sums.view_mut());
+        Ok((heads, log_sums))
+    }
+
+    fn look_back(
+        &self,
+        run: &Run<'_>,
+        saved: &AttentionHalfSaved,
+        dheads: View<'_>,
+    ) -> Result<Lent, CommError> {
+        let (sizes, drop) = (self.sizes(run), self.attention_drop(run));
+        let (qkv, y, log_sums) = (saved.qkv.view(), saved.heads.view(), saved.log_sums.view());
+        let needed = AttentionSaved { qkv, y, log_sums };
+        if !run.context.is_alone() {
+            return run.context.attend_back(run, sizes, needed, drop, dheads);
+        }
+        let mut dqkv = run.activation(run.rows() * sizes.qkv_width());
+        run.device.attention_back(sizes, needed, drop, dheads, dqkv.view_mut());
+        Ok(dqkv)
     }
 }

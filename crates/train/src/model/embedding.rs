@@ -47,9 +47,7 @@ impl Embedding {
         let mut x = run.real(run.rows() * self.width);
         self.rows(run, params, tokens, &run.places(), &mut x);
         let mut x = run.tensor.leave(run, x)?;
-        if let Some(mask) = run.row_mask(PLACE, self.width) {
-            run.device.dropout(mask, x.view_mut());
-        }
+        run.drop_rows(PLACE, self.width, x.view_mut());
         Ok(x)
     }
 
@@ -85,9 +83,7 @@ impl Embedding {
         tokens: &[u32],
         mut dx: Lent,
     ) -> Result<(), CommError> {
-        if let Some(mask) = run.row_mask(PLACE, self.width) {
-            run.device.dropout(mask, dx.view_mut());
-        }
+        run.drop_rows(PLACE, self.width, dx.view_mut());
         let dx = run.tensor.enter(run, dx)?;
         run.device.embed_back(tokens, self.first, dx.view(), grads.part(self.tokens.clone()));
         if let Some(positions) = self.positions.clone() {

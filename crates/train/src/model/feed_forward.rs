@@ -5,7 +5,6 @@ use regatta_comm::CommError;
 use super::parts::{Product, Scaling};
 use super::{Grads, Held, Lent, Place, Run};
 use crate::memory::{Tensor, View};
-use crate::random::Mask;
 use crate::shape::{Block, Shape};
 
 /// The feed-forward half.
@@ -67,9 +66,7 @@ impl FeedForward {
         let mut down = run.activation(rows * self.width);
         self.down.forward(run, params, &active, &mut down);
         let mut down = run.tensor.leave(run, down)?;
-        if let Some(mask) = self.mask(run) {
-            device.dropout(mask, down.view_mut());
-        }
+        run.drop_rows(self.place(), self.width, down.view_mut());
         let mut out = run.real(own * self.width);
         device.sum(mid.view(), down.view(), out.view_mut());
         Ok((FeedForwardSaved { normed, statistics, up, active }, out))
@@ -85,7 +82,7 @@ impl FeedForward {
         dx: &mut Tensor,
     ) -> Result<(), CommError> {
         let (device, rows) = (run.device, run.rows());
-        let dropped = run.dropped(self.mask(run), dx);
+        let dropped = run.dropped(self.place(), self.width, dx);
         let dout = run.tensor.gather(run, dropped)?;
         let mut dactive = run.activation(rows * self.inner);
         self.down.back_input(run, params, &dout, &mut dactive);
@@ -107,7 +104,7 @@ impl FeedForward {
         Ok(())
     }
 
-    fn mask(&self, run: &Run<'_>) -> Option<Mask> {
-        run.row_mask(Place { block: self.block, part: 2 }, self.width)
+    fn place(&self) -> Place {
+        Place { block: self.block, part: 2 }
     }
 }

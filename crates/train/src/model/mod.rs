@@ -19,8 +19,11 @@ pub use layer::{Layer, Saved};
 pub use parts::{Grads, Later};
 pub use scratch::{Home, Lent, Scratch};
 
+use std::ops::Range;
+
 use crate::device::Device;
-use crate::memory::Tensor;
+use crate::memory::{Tensor, ViewMut};
+use crate::parallel::context::Ring;
 use crate::parallel::tensor::Group;
 use crate::random::{self, Mask};
 use crate::shape::{Block, Shape, Share};
@@ -71,9 +74,11 @@ pub struct Run<'a> {
     pub scratch: &'a Scratch,
     /// The ranks that share matrices.
     pub tensor: &'a Group,
+    /// The ranks that share sequences.
+    pub context: &'a Ring,
     /// Sequences in this pass.
     pub batch: usize,
-    /// Tokens of each.
+    /// This rank's tokens of each.
     pub sequence: usize,
     /// What is left out, in training.
     pub dropout: Option<Dropout>,
@@ -92,9 +97,17 @@ impl Run<'_> {
         self.tensor.rows(self.rows()).len()
     }
 
-    /// The positions of the tokens of a sequence.
+    /// Tokens of each sequence, of all ranks that share it.
+    pub fn whole(&self) -> usize {
+        self.sequence * self.context.share.ranks
+    }
+
+    /// The positions of the tokens of a sequence; of all rows, if ranks share sequences.
     fn places(&self) -> Vec<u32> {
-        (0..self.sequence as u32).collect()
+        let chunks = self.context.chunks(self.context.share.rank, self.whole());
+        let times = if self.context.is_alone() { 1 } else { self.batch };
+        let of = |chunk: Range<usize>| (0..times).flat_map(move |_| chunk.clone());
+        chunks.into_iter().flat_map(of).map(|place| place as u32).collect()
     }
 
     /// Memory for numbers of the stream, of gradients of it, and of statistics. Nobody cleared it.
@@ -112,20 +125,47 @@ impl Run<'_> {
         self.scratch.lend(self.device, elements, other.format())
     }
 
-    /// The gradient behind a mask, if there is one.
-    fn dropped<'t>(&self, mask: Option<Mask>, dx: &'t Tensor) -> Held<'t> {
-        let Some(mask) = mask else { return Held::Other(dx) };
+    /// The gradient of rows of which some numbers were left out.
+    fn dropped<'t>(&self, place: Place, width: usize, dx: &'t Tensor) -> Held<'t> {
+        if self.dropout.is_none_or(|dropout| dropout.share <= 0.0) {
+            return Held::Other(dx);
+        }
         let mut dropped = self.real(dx.len());
         self.device.copy(dx.view(), dropped.view_mut());
-        self.device.dropout(mask, dropped.view_mut());
+        self.drop_rows(place, width, dropped.view_mut());
         Held::Own(dropped)
     }
 
-    /// The mask for this rank's rows of the stream at one place in the model.
-    fn row_mask(&self, place: Place, width: usize) -> Option<Mask> {
-        let mask = self.mask(place, self.sequence * width)?;
-        let before = self.tensor.rows(self.rows()).start * width;
-        Some(Mask { first: mask.first + before as u64, ..mask })
+    /// Leaves out some numbers of this rank's rows of the stream, at one place in the model.
+    fn drop_rows(&self, place: Place, width: usize, mut x: ViewMut<'_>) {
+        let Some(mask) = self.mask(place, self.whole() * width) else { return };
+        for (here, place) in self.spans() {
+            let first = mask.first + (place * width) as u64;
+            let here = here.start * width..here.end * width;
+            self.device.dropout(Mask { first, ..mask }, x.part(here));
+        }
+    }
+
+    /// This rank's rows of the stream, by where they lie one after the other in those of whole
+    /// sequences.
+    fn spans(&self) -> Vec<(Range<usize>, usize)> {
+        let own = self.tensor.rows(self.rows());
+        let first = own.start;
+        let mut spans: Vec<(Range<usize>, usize)> = Vec::new();
+        if self.context.is_alone() {
+            return vec![(0..own.len(), first)];
+        }
+        let places = self.places();
+        let each = self.sequence / 2;
+        for row in own {
+            let sequence = row / each % self.batch;
+            let place = sequence * self.whole() + places[row] as usize;
+            match spans.last_mut() {
+                Some((here, start)) if *start + here.len() == place => here.end += 1,
+                _ => spans.push((row - first..row - first + 1, place)),
+            }
+        }
+        spans
     }
 
     /// The mask for one place in the model, with so many numbers for each sequence.

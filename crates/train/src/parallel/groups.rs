@@ -2,12 +2,65 @@
 
 use std::sync::Arc;
 
-use regatta_comm::{Comm, CommError};
+use regatta_comm::{Comm, CommError, Counted, Counters, Sent};
 
 use super::mesh::{Mesh, Seat};
 
 /// A communicator that was split off, or nothing where a rank would be by itself.
 pub type Company = Option<Arc<dyn Comm>>;
+
+/// What ranks say to each other, by what it is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Axis {
+    /// Parts of the stream, among ranks that share matrices.
+    Tensor,
+    /// Keys and values, among ranks that share sequences.
+    Context,
+    /// Gradients, among ranks with the same parameters.
+    Data,
+    /// Gradients and parameters, among ranks that share sharded state.
+    Shard,
+    /// Gradients, among ranks with the same share of it.
+    Replica,
+    /// Activations, to the next pipeline stage.
+    Forward,
+    /// Their gradients, to the stage before.
+    Backward,
+    /// Gradients of a tied table, between the first and the last stage.
+    Tied,
+    /// A few numbers about a step, among all.
+    World,
+}
+
+impl Axis {
+    /// All there are.
+    pub const ALL: [Self; 9] = [
+        Self::Tensor,
+        Self::Context,
+        Self::Data,
+        Self::Shard,
+        Self::Replica,
+        Self::Forward,
+        Self::Backward,
+        Self::Tied,
+        Self::World,
+    ];
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Tensor => "tensor",
+            Self::Context => "context",
+            Self::Data => "data",
+            Self::Shard => "shard",
+            Self::Replica => "replica",
+            Self::Forward => "forward",
+            Self::Backward => "backward",
+            Self::Tied => "tied",
+            Self::World => "world",
+        }
+    }
+}
 
 /// A rank and its company on each axis.
 #[derive(Clone)]
@@ -22,6 +75,8 @@ pub struct Groups {
     pub tensor: Company,
     /// Those that share its sequences.
     pub context: Company,
+    /// Links to the next and from the one before of those.
+    pub ring: Link,
     /// Those with the same parameters: other copies, and other parts of sequences.
     pub data: Company,
     /// Those of them that share sharded state.
@@ -34,6 +89,8 @@ pub struct Groups {
     pub backward: Link,
     /// The first and the last stage, which both have a tied table.
     pub tied: Company,
+    /// What goes through each of them.
+    counters: Vec<(Axis, Arc<Counters>)>,
 }
 
 /// The two ends of a pipeline's links, each with the sender as rank 0 and the receiver as rank 1.
@@ -55,12 +112,14 @@ impl Groups {
             world: None,
             tensor: None,
             context: None,
+            ring: Link::default(),
             data: None,
             shard: None,
             replica: None,
             forward: Link::default(),
             backward: Link::default(),
             tied: None,
+            counters: Vec::new(),
         }
     }
 
@@ -85,11 +144,17 @@ impl Groups {
             let colour = (stage == from || stage == to).then_some(chain);
             split(&*world, colour, usize::from(stage == to))
         };
+        let circle = (stage * dp + copy) * tp + slice;
+        let ring = |from: usize, to: usize| {
+            let colour = (part == from || part == to).then_some(circle);
+            split(&*world, colour, usize::from(part == to))
+        };
         let mut groups = Self {
             mesh,
             seat,
             tensor: together(tp, (stage * dp + copy) * cp + part, slice)?,
-            context: together(cp, (stage * dp + copy) * tp + slice, part)?,
+            context: together(cp, circle, part)?,
+            ring: Link::default(),
             data: together(dp * cp, stage * tp + slice, data)?,
             shard: together(
                 shard,
@@ -104,8 +169,15 @@ impl Groups {
             forward: Link::default(),
             backward: Link::default(),
             tied: None,
+            counters: Vec::new(),
             world: Some(world.clone()),
         };
+        if cp > 1 {
+            for sender in 0..cp {
+                let receiver = (sender + 1) % cp;
+                groups.ring.take(ring(sender, receiver)?, part, (sender, receiver));
+            }
+        }
         if pp > 1 {
             for sender in 0..pp {
                 let receiver = (sender + 1) % pp;
@@ -114,7 +186,51 @@ impl Groups {
             }
             groups.tied = link(0, pp - 1)?;
         }
+        groups.count();
         Ok(groups)
+    }
+
+    /// Where each state is shared by so many ranks: this rank's number among those that have the
+    /// same share, and how many they are.
+    pub fn copy(&self, sharing: usize) -> (usize, usize) {
+        (self.seat.data_rank(&self.mesh) / sharing, self.mesh.data_ranks() / sharing)
+    }
+
+    /// Those ranks.
+    pub fn copies(&self, sharing: usize) -> &Company {
+        if sharing > 1 { &self.replica } else { &self.data }
+    }
+
+    /// What this rank had to send on an axis since it has company there.
+    pub fn sent(&self, axis: Axis) -> Sent {
+        let here = self.counters.iter().filter(|(which, _)| *which == axis);
+        here.fold(Sent::default(), |sum, (_, counters)| sum.and(&counters.sent_in_all()))
+    }
+
+    /// Has everything counted from now on, each axis by itself, also where the company is the same.
+    fn count(&mut self) {
+        let all = [
+            (Axis::World, &mut self.world),
+            (Axis::Tensor, &mut self.tensor),
+            (Axis::Context, &mut self.context),
+            (Axis::Context, &mut self.ring.to),
+            (Axis::Context, &mut self.ring.from),
+            (Axis::Data, &mut self.data),
+            (Axis::Shard, &mut self.shard),
+            (Axis::Replica, &mut self.replica),
+            (Axis::Forward, &mut self.forward.to),
+            (Axis::Forward, &mut self.forward.from),
+            (Axis::Backward, &mut self.backward.to),
+            (Axis::Backward, &mut self.backward.from),
+            (Axis::Tied, &mut self.tied),
+        ];
+        for (axis, company) in all {
+            if let Some(comm) = company.take() {
+                let counted = Counted::new(comm);
+                self.counters.push((axis, counted.counters()));
+                *company = Some(Arc::new(counted));
+            }
+        }
     }
 }
 
@@ -131,4 +247,41 @@ impl Link {
 fn split(world: &dyn Comm, colour: Option<usize>, key: usize) -> Result<Company, CommError> {
     let part = world.split(colour.map(|colour| colour as u32), key as i64)?;
     Ok(part.map(Arc::from))
+}
+
+#[cfg(test)]
+mod tests {
+    use regatta_comm::{Collectives, ReduceOp, fake};
+
+    use super::*;
+
+    #[test]
+    fn what_is_sent_is_known_by_axis() {
+        let mesh = Mesh { dp: 2, cp: 1, tp: 2, pp: 2, shard: 2 };
+        std::thread::scope(|scope| {
+            for world in fake::world(8) {
+                scope.spawn(move || {
+                    let groups = Groups::new(Arc::new(world), mesh).unwrap();
+                    assert!(Axis::ALL.iter().all(|axis| groups.sent(*axis) == Sent::default()));
+                    let sum = |company: &Company, numbers: usize| {
+                        let comm = company.as_ref().unwrap();
+                        comm.all_reduce(&mut vec![0f32; numbers], ReduceOp::Sum).unwrap();
+                    };
+                    sum(&groups.tensor, 2);
+                    sum(&groups.data, 4);
+                    sum(&groups.world, 8);
+                    match &groups.forward.to {
+                        Some(comm) if comm.rank() == 0 => comm.send(&[0u8; 5], 1, 0).unwrap(),
+                        _ => unreachable!("every stage sends to one"),
+                    }
+                    groups.forward.from.as_ref().unwrap().receive(&mut [0u8; 5], 0, 0).unwrap();
+                    let sent = |axis| groups.sent(axis).all_bytes();
+                    assert_eq!([sent(Axis::Tensor), sent(Axis::Data)], [8, 16]);
+                    // 2 * 7/8 of 32 bytes.
+                    assert_eq!([sent(Axis::World), sent(Axis::Forward)], [56, 5]);
+                    assert_eq!([sent(Axis::Shard), sent(Axis::Backward)], [0, 0]);
+                });
+            }
+        });
+    }
 }

@@ -56,6 +56,27 @@ impl Mesh {
         Seat { tp, cp, dp: rest % self.dp, pp: rest / self.dp }
     }
 
+    /// What to say if ranks that share matrices are on different hosts, given the host of each rank.
+    /// They talk in every layer, and nothing between hosts is as fast as memory.
+    pub fn apart(&self, hosts: &[String]) -> Option<String> {
+        let together = |group: &&[String]| group.iter().all(|host| *host == group[0]);
+        let groups = || (0..).step_by(self.tp).zip(hosts.chunks(self.tp));
+        let (first, group) = groups().find(|(_, group)| !together(group))?;
+        let last = first + group.len() - 1;
+        let mut names: Vec<&str> = group.iter().map(String::as_str).collect();
+        names.dedup();
+        let fits = |tp: &usize| {
+            self.tp.is_multiple_of(*tp) && hosts.chunks(*tp).all(|group| together(&group))
+        };
+        let fewer = (1..self.tp).rev().find(fits).unwrap_or(1);
+        Some(format!(
+            "ranks {first}-{last} share matrices and are on {}: a split that crosses hosts is slow, \
+             parallel.tp {fewer} would not, nor would a multiple of {} ranks on every host",
+            names.join(", "),
+            self.tp
+        ))
+    }
+
     /// Who sits there.
     pub fn rank(&self, seat: Seat) -> usize {
         ((seat.pp * self.dp + seat.dp) * self.cp + seat.cp) * self.tp + seat.tp
@@ -66,6 +87,11 @@ impl Seat {
     /// What a rank has of each matrix.
     pub fn tensor_share(&self, mesh: &Mesh) -> Share {
         Share { rank: self.tp, ranks: mesh.tp }
+    }
+
+    /// What a rank has of each sequence.
+    pub fn context_share(&self, mesh: &Mesh) -> Share {
+        Share { rank: self.cp, ranks: mesh.cp }
     }
 
     /// Its number among the ranks with the same parameters.
@@ -89,6 +115,19 @@ mod tests {
                 prop_assert_eq!(mesh.rank(seat), rank);
             }
         }
+    }
+
+    #[test]
+    fn tensor_ranks_on_different_hosts_are_named() {
+        let hosts = |all: &str| all.chars().map(String::from).collect::<Vec<_>>();
+        let mesh = |tp| Mesh { dp: 8 / tp, cp: 1, tp, pp: 1, shard: 8 / tp };
+        assert_eq!(mesh(4).apart(&hosts("aaaabbbb")), None);
+        assert_eq!(mesh(1).apart(&hosts("abababab")), None);
+        let note = mesh(4).apart(&hosts("aaaaaabb")).unwrap();
+        assert!(note.starts_with("ranks 4-7 share matrices and are on a, b: "), "{note}");
+        assert!(note.contains("parallel.tp 2 would not"), "{note}");
+        let note = mesh(2).apart(&hosts("abababab")).unwrap();
+        assert!(note.contains("parallel.tp 1 would not, nor would a multiple of 2"), "{note}");
     }
 
     #[test]

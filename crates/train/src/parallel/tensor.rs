@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use regatta_comm::{Comm, CommError, Counts, Kind, OwnedCall, ReduceOp};
 
+use super::Waits;
 use crate::memory::{Tensor, ViewMut};
 use crate::model::{Held, Lent, Run};
 use crate::shape::{Block, Share};
@@ -23,19 +24,21 @@ pub struct Group {
     pub share: Share,
     /// Whether they share the rows of the stream.
     pub sequence: bool,
+    /// How long passes waited for the others.
+    pub waits: Waits,
 }
 
 impl Group {
     /// No other ranks.
     pub fn alone() -> Self {
-        Self { company: None, share: Share::ALL, sequence: false }
+        Self { company: None, share: Share::ALL, sequence: false, waits: Waits::default() }
     }
 
     /// The ranks of a communicator, if there are several.
     pub fn new(company: Option<Arc<dyn Comm>>, sequence: bool) -> Self {
         let Some(comm) = &company else { return Self::alone() };
         let share = Share { rank: comm.rank() as usize, ranks: comm.size() as usize };
-        Self { company, share, sequence }
+        Self { company, share, sequence, waits: Waits::default() }
     }
 
     /// This rank's rows of the stream.
@@ -55,7 +58,7 @@ impl Group {
     pub fn together(&self, run: &Run<'_>, own: Lent) -> Result<Lent, CommError> {
         let Some(comm) = &self.company else { return Ok(own) };
         let all = run.like(&own, own.len() * self.share.ranks);
-        moved(&**comm, Kind::AllGather, own, all)
+        self.waits.count(|| moved(&**comm, Kind::AllGather, own, all))
     }
 
     /// What this rank adds to all rows becomes the sum of all ranks', of its own rows.
@@ -64,11 +67,11 @@ impl Group {
             None => Ok(part),
             Some(comm) if self.sequence => {
                 let own = run.like(&part, part.len() / self.share.ranks);
-                moved(&**comm, Kind::ReduceScatter, part, own)
+                self.waits.count(|| moved(&**comm, Kind::ReduceScatter, part, own))
             }
             Some(comm) => {
                 let (tensor, home) = part.take();
-                Ok(home.lent(sum(&**comm, tensor)?))
+                Ok(home.lent(self.waits.count(|| sum(&**comm, tensor))?))
             }
         }
     }
@@ -100,7 +103,7 @@ impl Group {
             start += norm.len();
         }
         let (tensor, home) = all.take();
-        let all = home.lent(sum(&**comm, tensor)?);
+        let all = home.lent(self.waits.count(|| sum(&**comm, tensor))?);
         let mut start = 0;
         for norm in norms() {
             let here = all.view().part(start..start + norm.len());

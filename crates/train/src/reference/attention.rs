@@ -35,23 +35,23 @@ impl Head {
     }
 }
 
-fn dot(a: &[f64], b: &[f64]) -> f64 {
+pub(super) fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
-fn softmax(scores: Vec<f64>) -> (Vec<f64>, f64) {
+pub(super) fn softmax(scores: Vec<f64>) -> (Vec<f64>, f64) {
     let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let sum: f64 = scores.iter().map(|s| (s - most).exp()).sum();
     (scores.iter().map(|s| (s - most).exp() / sum).collect(), most + sum.ln())
 }
 
 /// `to += from * by`.
-fn add(to: &mut [f64], from: &[f64], by: f64) {
+pub(super) fn add(to: &mut [f64], from: &[f64], by: f64) {
     to.iter_mut().zip(from).for_each(|(to, from)| *to += from * by);
 }
 
 /// What a softmax's number is multiplied by.
-fn kept(drop: Option<AttentionDrop>, place: [usize; 4]) -> f64 {
+pub(super) fn kept(drop: Option<AttentionDrop>, place: [usize; 4]) -> f64 {
     drop.map_or(1.0, |drop| f64::from(drop.mask.factor(drop.index(place))))
 }
 

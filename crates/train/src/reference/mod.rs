@@ -2,13 +2,17 @@
 //! written in a textbook. Slow on purpose.
 
 mod attention;
+mod attention_part;
 mod embed;
 mod loss;
 mod product;
 mod rows;
 
+use std::ops::Range;
+
 use crate::device::{
-    Attention, AttentionDrop, AttentionSaved, Device, Linear, Norm, NormGrads, NormSaved, Turn,
+    Attention, AttentionDrop, AttentionPart, AttentionPartSaved, AttentionSaved, Device, Linear,
+    Norm, NormGrads, NormSaved, Turn,
 };
 use crate::memory::{Format, Tensor, View, ViewMut};
 use crate::optimizer::{AdamW, Sgd};
@@ -54,8 +58,16 @@ impl Device for Reference {
         to.host::<f64>().copy_from_slice(from.host());
     }
 
-    fn clear(&self, x: ViewMut<'_>) {
-        x.host::<f64>().fill(0.0);
+    fn take_columns(&self, from: View<'_>, wide: usize, columns: Range<usize>, to: ViewMut<'_>) {
+        rows::take_columns(from.host(), wide, columns, to.host());
+    }
+
+    fn put_columns(&self, from: View<'_>, to: ViewMut<'_>, wide: usize, columns: Range<usize>) {
+        rows::put_columns(from.host(), to.host(), wide, columns);
+    }
+
+    fn fill(&self, number: f64, x: ViewMut<'_>) {
+        x.host::<f64>().fill(number);
     }
 
     fn linear(
@@ -137,6 +149,30 @@ impl Device for Reference {
         dqkv: ViewMut<'_>,
     ) {
         attention::backward(of, saved.qkv.host(), drop, dy.host(), dqkv.host());
+    }
+
+    fn attention_part(
+        &self,
+        of: AttentionPart,
+        q: View<'_>,
+        kv: View<'_>,
+        drop: Option<AttentionDrop>,
+        y: ViewMut<'_>,
+        log_sums: ViewMut<'_>,
+    ) {
+        attention_part::forward(of, q.host(), kv.host(), drop, y.host(), log_sums.host());
+    }
+
+    fn attention_part_back(
+        &self,
+        of: AttentionPart,
+        saved: AttentionPartSaved<'_>,
+        drop: Option<AttentionDrop>,
+        dy: View<'_>,
+        dq: ViewMut<'_>,
+        dkv: ViewMut<'_>,
+    ) {
+        attention_part::backward(of, saved, drop, dy.host(), dq.host(), dkv.host());
     }
 
     fn attend(&self, of: Attention, q: View<'_>, keys: View<'_>, values: View<'_>, y: ViewMut<'_>) {

@@ -1,4 +1,6 @@
-//! What is done to rows: norms, activations.
+//! What is done to rows: norms, activations, copies of columns.
+
+use std::ops::Range;
 
 use crate::device::{Norm, NormSaved};
 
@@ -100,5 +102,21 @@ pub fn swiglu_back(width: usize, x: &[f64], dy: &[f64], dx: &mut [f64]) {
             dx[i] = dy[i] * up * s * (1.0 + gate * (1.0 - s));
             dx[width + i] = dy[i] * gate * s;
         }
+    }
+}
+
+pub fn take_columns(from: &[f64], wide: usize, columns: Range<usize>, to: &mut [f64]) {
+    assert_eq!(from.len() * columns.len(), to.len() * wide);
+    for (row, from) in from.chunks_exact(wide).enumerate() {
+        let here = row * columns.len()..(row + 1) * columns.len();
+        to[here].copy_from_slice(&from[columns.clone()]);
+    }
+}
+
+pub fn put_columns(from: &[f64], to: &mut [f64], wide: usize, columns: Range<usize>) {
+    assert_eq!(to.len() * columns.len(), from.len() * wide);
+    for (row, to) in to.chunks_exact_mut(wide).enumerate() {
+        let here = row * columns.len()..(row + 1) * columns.len();
+        to[columns.clone()].copy_from_slice(&from[here]);
     }
 }

@@ -83,10 +83,10 @@ impl Shape {
         let attention = [("heads", self.heads), ("kv_heads", self.kv_heads)];
         let attention = if self.attends() { &attention[..] } else { &[] };
         let inner = [("feed_forward", self.feed_forward)];
-        let all = attention.iter().chain(&inner);
-        if let Some((name, size)) = all.into_iter().find(|(_, size)| !size.is_multiple_of(ranks)) {
-            let works = |n: &usize| self.check_tensor(*n).is_ok();
-            let near = (1..ranks).rev().find(works).unwrap_or(1);
+        let uneven =
+            |ranks| attention.iter().chain(&inner).find(move |(_, size)| size % ranks != 0);
+        if let Some((name, size)) = uneven(ranks) {
+            let near = (1..ranks.min(size + 1)).rev().find(|n| uneven(*n).is_none()).unwrap_or(1);
             return Err(format!(
                 "model.{name} {size} does not divide among parallel.tp {ranks}: set it to {near}"
             ));

@@ -1,11 +1,14 @@
 //! A model on a device.
 
+use std::time::Duration;
+
 use regatta_comm::CommError;
 
 use super::Micro;
 use crate::device::Device;
 use crate::memory::View;
 use crate::model::{HeadParams, Model, Run, Scratch};
+use crate::parallel::context::Ring;
 use crate::parallel::tensor::Group;
 
 /// A model on a device.
@@ -16,6 +19,8 @@ pub struct Net {
     pub device: Box<dyn Device>,
     /// The ranks that share its matrices.
     pub tensor: Group,
+    /// The ranks that share its sequences.
+    pub context: Ring,
     scratch: Scratch,
 }
 
@@ -27,14 +32,24 @@ impl Net {
 
     /// A rank's part of a model that a group shares.
     pub fn within(tensor: Group, model: Model, device: Box<dyn Device>) -> Self {
-        Self { model, device, tensor, scratch: Scratch::new() }
+        Self { model, device, tensor, context: Ring::alone(), scratch: Scratch::new() }
     }
 
-    /// What a pass works with.
+    /// With ranks that share its sequences.
+    pub fn in_ring(self, context: Ring) -> Self {
+        Self { context, ..self }
+    }
+
+    /// How long passes waited for other ranks since this was last asked.
+    pub(super) fn waited(&self) -> Duration {
+        self.tensor.waits.take() + self.context.waits.take()
+    }
+
+    /// What a pass works with, in which this rank has so many tokens of each sequence.
     pub fn run(&self, batch: usize, sequence: usize) -> Run<'_> {
-        let Self { device, scratch, tensor, .. } = self;
+        let Self { device, scratch, tensor, context, .. } = self;
         let device = &**device;
-        Run { device, scratch, tensor, batch, sequence, dropout: None, recompute: false }
+        Run { device, scratch, tensor, context, batch, sequence, dropout: None, recompute: false }
     }
 
     /// The sum of the losses of sequences, with these parameters of all blocks.

@@ -6,6 +6,7 @@
 mod check;
 #[path = "../numbers/mod.rs"]
 mod numbers;
+mod parts;
 mod products;
 mod tokens;
 
@@ -189,6 +190,12 @@ proptest! {
     }
 
     #[test]
+    fn columns_are_copied_and_others_stay(rows in 1usize..20, (wide, part) in wide(), seed: u64) {
+        columns(&Reference, rows, wide, part, seed);
+        columns(&Cpu::new(1, Precision::F32), rows, wide, part, seed);
+    }
+
+    #[test]
     fn adamw_is_its_formula(count in 1usize..100, seed: u64) {
         adamw_is(&Reference, count, seed, 1e-13);
         adamw_is(&Cpu::new(1, Precision::F32), count, seed, 1e-5);
@@ -233,6 +240,36 @@ fn shared_loss_is_the_loss(device: &dyn Device, of: SharedLoss, seed: u64, withi
     let parts = [columns(0..of.cut), columns(of.cut..vocabulary)];
     let expected = of.of.forward(device, std::slice::from_ref(&whole));
     near(&of.forward(device, &parts), &expected, within, "the loss");
+}
+
+/// A width, and the first and the number of some columns.
+fn wide() -> impl Strategy<Value = (usize, (usize, usize))> {
+    (1usize..50).prop_flat_map(|wide| (Just(wide), part(wide)))
+}
+
+fn columns(
+    device: &dyn Device,
+    rows: usize,
+    wide: usize,
+    (first, count): (usize, usize),
+    seed: u64,
+) {
+    let numbers = some(rows * wide, seed).into_iter().map(numbers::short).collect::<Vec<_>>();
+    let whole = real(device, &numbers);
+    let mut part = activation(device, &unread(rows * count));
+    device.take_columns(whole.view(), wide, first..first + count, part.view_mut());
+    let taken = fetch(device, part.view());
+    let mut other = vec![0.5; rows * wide];
+    for (row, (taken, other)) in
+        taken.chunks_exact(count).zip(other.chunks_exact_mut(wide)).enumerate()
+    {
+        let expected = &numbers[row * wide + first..row * wide + first + count];
+        assert_eq!(taken, expected);
+        other[first..first + count].copy_from_slice(expected);
+    }
+    let mut back = real(device, &vec![0.5; rows * wide]);
+    device.put_columns(part.view(), back.view_mut(), wide, first..first + count);
+    assert_eq!(fetch(device, back.view()), other);
 }
 
 /// Gradients of each step: some are nothing, as those of tokens that did not occur.
@@ -309,6 +346,8 @@ fn elementwise(device: &dyn Device, count: usize, seed: u64, within: f64) {
     near(&fetch(device, copied.view()), &a, within, "copy");
     device.clear(z.view_mut());
     assert_eq!(fetch(device, z.view()), vec![0.0; count]);
+    device.fill(f64::NEG_INFINITY, z.view_mut());
+    assert_eq!(fetch(device, z.view()), vec![f64::NEG_INFINITY; count]);
     let short: Vec<f32> = a.iter().map(|a| *a as f32).collect();
     let mut back = unread(count).iter().map(|x| *x as f32).collect::<Vec<_>>();
     device.put(&short, z.view_mut());

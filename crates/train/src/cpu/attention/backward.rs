@@ -1,5 +1,7 @@
 //! Attention's backward pass. The softmax is computed again from the logarithms of its sums.
 
+use std::ops::Range;
+
 use super::super::Cpu;
 use super::super::elementwise::factors;
 use super::super::lanes::WIDTH;
@@ -7,20 +9,24 @@ use super::super::level::kernel;
 use super::super::math::exp;
 use super::super::numbers::{Apart, Source, get, put};
 use super::super::tile::{Matrix, MatrixMut, Tile, multiply, transpose};
-use super::{Columns, Head, QUERIES, blocks, keys_seen, mask_of, padded_sequence, take};
-use crate::device::{Attention, AttentionDrop, AttentionSaved};
+use super::{Columns, Head, Layout, QUERIES, blocks, mask_of, take};
+use crate::device::{Attention, AttentionDrop, AttentionPart, AttentionPartSaved, AttentionSaved};
 use crate::memory::{View, ViewMut};
 use crate::random::Mask;
 
 /// What the passes of all heads share.
 #[derive(Clone, Copy)]
 struct Pass<'a> {
-    qkv: Source<'a>,
+    q: Source<'a>,
+    kv: Source<'a>,
     y: Source<'a>,
     log_sums: &'a [f32],
     drop: Option<AttentionDrop>,
     dy: Source<'a>,
-    dqkv: Apart<'a>,
+    dq: Apart<'a>,
+    dkv: Apart<'a>,
+    /// Whether gradients are added to what is there.
+    add: bool,
 }
 
 /// Keys and values of a head, and where their gradients go.
@@ -30,6 +36,8 @@ struct Shared {
     v_turned: MatrixMut,
     dk: MatrixMut,
     dv: MatrixMut,
+    /// Whether these are added to what is there.
+    add: bool,
 }
 
 /// Queries of a head, what came out, its gradient, and where theirs goes.
@@ -38,6 +46,13 @@ struct Own {
     y: Matrix,
     dy: Matrix,
     dq: MatrixMut,
+}
+
+/// A few queries at once, against all keys: the softmax and the gradient of the scores.
+struct Slopes {
+    queries: Range<usize>,
+    p: MatrixMut,
+    ds: MatrixMut,
 }
 
 impl Cpu {
@@ -54,23 +69,61 @@ impl Cpu {
         let outside = of.rows() * of.width();
         assert!(fit && dy.len() == outside && saved.y.len() == outside, "rows of another width");
         assert_eq!(saved.log_sums.len(), of.rows() * of.heads, "sums of other heads");
-        if of.rows() == 0 {
-            return;
-        }
+        let (qkv, dqkv) = (Source::from(saved.qkv), Apart::new(dqkv));
         let pass = Pass {
-            qkv: saved.qkv.into(),
+            q: qkv,
+            kv: qkv,
             y: saved.y.into(),
             log_sums: saved.log_sums.host(),
             drop,
             dy: dy.into(),
-            dqkv: Apart::new(dqkv),
+            dq: dqkv,
+            dkv: dqkv,
+            add: false,
         };
+        self.backward_groups(of.into(), Layout::whole(of), pass);
+    }
+
+    pub(in super::super) fn attention_part_backward(
+        &self,
+        of: AttentionPart,
+        saved: AttentionPartSaved<'_>,
+        drop: Option<AttentionDrop>,
+        dy: View<'_>,
+        dq: ViewMut<'_>,
+        dkv: ViewMut<'_>,
+    ) {
+        let (outside, inside) = (of.rows() * of.width(), of.kv_rows() * of.kv_width());
+        let rows = [saved.q.len(), saved.y.len(), dy.len(), dq.len()];
+        let fit = rows == [outside; 4] && [saved.kv.len(), dkv.len()] == [inside; 2];
+        assert!(fit, "rows of another width");
+        assert_eq!(saved.log_sums.len(), of.rows() * of.heads, "sums of other heads");
+        let (dq, dkv) = (Apart::new(dq), Apart::new(dkv));
+        assert!(dq.is_real() && dkv.is_real(), "parts are added in single precision");
+        let pass = Pass {
+            q: saved.q.into(),
+            kv: saved.kv.into(),
+            y: saved.y.into(),
+            log_sums: saved.log_sums.host(),
+            drop,
+            dy: dy.into(),
+            dq,
+            dkv,
+            add: true,
+        };
+        self.backward_groups(of, Layout::part(of), pass);
+    }
+
+    fn backward_groups(&self, of: AttentionPart, layout: Layout, pass: Pass<'_>) {
+        if of.rows() == 0 || of.keys == 0 {
+            return;
+        }
         // Heads of queries that share keys add to the same gradients, one after the other.
         self.pool.run_ranges(of.batch * of.kv_heads, 1, 1, |units| {
             for unit in units {
                 let (batch, kv_head) = (unit / of.kv_heads, unit % of.kv_heads);
-                let first = kv_head * (of.heads / of.kv_heads);
-                self.backward_group(Head { of, batch, head: first }, pass);
+                let head = kv_head * (of.heads / of.kv_heads);
+                self.backward_group(Head { of, layout, batch, head }, pass);
             }
         });
     }
@@ -78,100 +131,100 @@ impl Cpu {
     /// All heads of queries that share a head of keys; the first is given.
     fn backward_group(&self, first: Head, pass: Pass<'_>) {
         let of = first.of;
-        let (padded, keys) = (first.padded(), padded_sequence(of));
-        let size = of.sequence * padded;
-        let need = 8 * size + 2 * padded * keys + 2 * QUERIES * keys;
+        let (padded, keys) = (first.padded(), first.padded_keys());
+        let (q_size, k_size) = (of.queries * padded, of.keys * padded);
+        let need = 4 * q_size + 3 * k_size + 2 * padded * keys + 2 * QUERIES * keys;
         let mut scratch = self.scratch(need);
         let mut rest = &mut scratch[..];
-        let [_, k_column, v_column] = first.columns();
-        let inside = Columns {
-            first_row: first.batch * of.sequence,
-            rows: of.sequence,
-            stride: of.qkv_width(),
-            column: k_column,
-            width: of.head_width,
-        };
-        let values = Columns { column: v_column, ..inside };
-        let k = self.gather(pass.qkv, inside, take(&mut rest, size));
+        let [k_columns, v_columns] = first.keys_and_values();
+        let k = self.gather(pass.kv, k_columns, take(&mut rest, k_size));
         let (k_turned, v_turned) = {
             // The values themselves are not needed again: their room is used below.
-            let v = self.gather(pass.qkv, values, &mut rest[2 * padded * keys..]);
+            let v = self.gather(pass.kv, v_columns, &mut rest[2 * padded * keys..]);
             let mut turn = |from: Matrix| {
                 let start = take(&mut rest, padded * keys).as_mut_ptr();
                 let to = MatrixMut { start, row: keys };
-                // SAFETY: there is room for as many columns as tokens and as many rows as the
-                // head is wide.
-                unsafe { transpose(self.level, of.sequence, padded, from, to) };
+                // SAFETY: there is room for as many columns as keys and as many rows as the head
+                // is wide.
+                unsafe { transpose(self.level, of.keys, padded, from, to) };
                 to
             };
             (turn(k), turn(v))
         };
-        let (k_room, v_room) = (take(&mut rest, size), take(&mut rest, size));
-        let dk = self.place(pass.dqkv, inside, k_room);
-        let dv = self.place(pass.dqkv, values, v_room);
-        let shared = Shared { k, k_turned, v_turned, dk, dv };
+        let (k_room, v_room) = (take(&mut rest, k_size), take(&mut rest, k_size));
+        // SAFETY: each group has its own columns.
+        let [dk, dv] = unsafe {
+            [(k_columns, &mut *k_room), (v_columns, &mut *v_room)]
+                .map(|(columns, room)| self.place_gradient(pass.dkv, columns, room, pass.add))
+        };
+        let mut shared = Shared { k, k_turned, v_turned, dk, dv, add: pass.add };
         for head in first.head..first.head + of.heads / of.kv_heads {
-            let add = head != first.head;
-            self.backward_head(Head { head, ..first }, pass, &shared, add, rest);
+            self.backward_head(Head { head, ..first }, pass, &shared, rest);
+            shared.add = true;
         }
         // SAFETY: each group has its own columns.
         unsafe {
-            self.scatter(pass.dqkv, inside, k_room);
-            self.scatter(pass.dqkv, values, v_room);
+            self.scatter(pass.dkv, k_columns, k_room);
+            self.scatter(pass.dkv, v_columns, v_room);
         }
     }
 
-    fn backward_head(
+    /// Where a gradient can be written, or added to what is there.
+    ///
+    /// # Safety
+    /// Nobody else may have these columns.
+    unsafe fn place_gradient(
         &self,
-        head: Head,
-        pass: Pass<'_>,
-        shared: &Shared,
+        to: Apart<'_>,
+        columns: Columns,
+        room: &mut [f32],
         add: bool,
-        mut rest: &mut [f32],
-    ) {
-        let of = head.of;
-        let size = of.sequence * head.padded();
-        let inside = Columns {
-            first_row: head.batch * of.sequence,
-            rows: of.sequence,
-            stride: of.qkv_width(),
-            column: head.columns()[0],
-            width: of.head_width,
-        };
-        let outside = Columns { stride: of.width(), column: head.head * of.head_width, ..inside };
-        let q = self.gather(pass.qkv, inside, take(&mut rest, size));
+    ) -> MatrixMut {
+        match add {
+            // SAFETY: the caller's promise.
+            true => unsafe { self.place_kept(to, columns, room) },
+            false => self.place(to, columns, room),
+        }
+    }
+
+    fn backward_head(&self, head: Head, pass: Pass<'_>, shared: &Shared, mut rest: &mut [f32]) {
+        let size = head.of.queries * head.padded();
+        let (inside, outside) = (head.queries(), head.results());
+        let q = self.gather(pass.q, inside, take(&mut rest, size));
         let y = self.gather(pass.y, outside, take(&mut rest, size));
         let dy = self.gather(pass.dy, outside, take(&mut rest, size));
         let room = take(&mut rest, size);
-        let own = Own { q, y, dy, dq: self.place(pass.dqkv, inside, room) };
-        for start in (0..of.sequence).step_by(QUERIES) {
-            self.backward_tile(head, pass, shared, &own, (start, add), rest);
+        // SAFETY: each head has its own columns.
+        let dq = unsafe { self.place_gradient(pass.dq, inside, room, pass.add) };
+        let own = Own { q, y, dy, dq };
+        for start in (0..head.of.queries).step_by(QUERIES) {
+            let queries = start..head.of.queries.min(start + QUERIES);
+            let slopes = self.backward_slopes(head, pass, shared, &own, queries, rest);
+            self.backward_keys(head, shared, &own, slopes);
         }
         // SAFETY: each head has its own columns.
-        unsafe { self.scatter(pass.dqkv, inside, room) };
+        unsafe { self.scatter(pass.dq, inside, room) };
     }
 
-    /// The queries from `start` on, as many as fit: their gradients, and what they add to those of
-    /// the keys and values before them.
-    fn backward_tile(
+    /// A few queries: their softmax, the gradients of their scores, and their own gradients.
+    fn backward_slopes(
         &self,
         head: Head,
         pass: Pass<'_>,
         shared: &Shared,
         own: &Own,
-        (start, add): (usize, bool),
+        queries: Range<usize>,
         rest: &mut [f32],
-    ) {
-        let (of, level) = (head.of, self.level);
-        let (padded, keys) = (head.padded(), padded_sequence(of));
-        let end = of.sequence.min(start + QUERIES);
+    ) -> Slopes {
+        let (level, start) = (self.level, queries.start);
+        let (padded, keys) = (head.padded(), head.padded_keys());
         let (softmax, slopes) = rest[..2 * QUERIES * keys].split_at_mut(QUERIES * keys);
         let p = MatrixMut { start: softmax.as_mut_ptr(), row: keys };
         let ds = MatrixMut { start: slopes.as_mut_ptr(), row: keys };
-        for block in blocks(start..end) {
-            let (rows, seen) = (block.len(), keys_seen(&block));
-            let tile = Tile { rows, columns: seen, depth: of.head_width };
-            let at = block.start - start;
+        for block in blocks(queries.clone()) {
+            let (rows, seen, at) = (block.len(), head.seen(&block), block.start - start);
+            let columns = seen.next_multiple_of(WIDTH);
+            let tile = Tile { rows, columns, depth: head.of.head_width };
             // SAFETY: keys, values and scores are in whole lanes.
             unsafe {
                 let q = own.q.at_row(block.start);
@@ -180,38 +233,49 @@ impl Cpu {
                 multiply(level, tile, dy, shared.v_turned.read(), ds.at_row(at), false);
             }
             for query in block.clone() {
-                let range = (query - start) * keys..(query - start) * keys + seen;
+                let range = (query - start) * keys..(query - start) * keys + columns;
                 let (p, ds) = (&mut softmax[range.clone()], &mut slopes[range]);
-                let log_sum = pass.log_sums[head.query(query)];
+                let log_sum = pass.log_sums[head.sum(query)];
                 // SAFETY: rows of both are there, in whole lanes.
                 let along =
                     unsafe { dot(level, padded, own.y.at_row(query), own.dy.at_row(query)) };
                 let mask = mask_of(pass.drop, head, query);
-                slope_row(level, head.scale(), query, mask, log_sum, along, p, ds);
+                let seen = head.of.seen(query);
+                slope_row(level, head.scale(), seen, mask, log_sum, along, p, ds);
             }
-            let tile = Tile { rows, columns: padded, depth: block.end };
+            let tile = Tile { rows, columns: padded, depth: seen };
             // SAFETY: keys and gradients are in whole lanes.
             unsafe {
                 let dq = own.dq.at_row(block.start);
-                multiply(level, tile, ds.at_row(at).read(), shared.k, dq, false);
+                multiply(level, tile, ds.at_row(at).read(), shared.k, dq, pass.add);
             }
         }
-        for block in blocks(0..end) {
+        Slopes { queries, p, ds }
+    }
+
+    /// What a few queries add to the gradients of the keys and values that they see.
+    fn backward_keys(&self, head: Head, shared: &Shared, own: &Own, slopes: Slopes) {
+        let Slopes { queries, p, ds } = slopes;
+        let causal = head.of.causal;
+        for block in blocks(0..head.seen(&queries)) {
             // Queries before a key do not see it.
-            let from = block.start.max(start);
-            let tile = Tile { rows: block.len(), columns: padded, depth: end - from };
-            let add = add || block.start < start;
+            let from = if causal { block.start.max(queries.start) } else { queries.start };
+            let depth = queries.end - from;
+            let tile = Tile { rows: block.len(), columns: head.padded(), depth };
+            // The first queries that see a key write, others add.
+            let seen_before = if causal { block.start < queries.start } else { queries.start > 0 };
+            let add = shared.add || seen_before;
             let seen_by = |of: MatrixMut| {
-                let first = of.at_row(from - start).read().transposed();
+                let first = of.at_row(from - queries.start).read().transposed();
                 first.at_row(block.start)
             };
             // SAFETY: queries and gradients are in whole lanes; what a query does not see of a
             // block that it sees some of is zero.
             unsafe {
                 let dv = shared.dv.at_row(block.start);
-                multiply(level, tile, seen_by(p), own.dy.at_row(from), dv, add);
+                multiply(self.level, tile, seen_by(p), own.dy.at_row(from), dv, add);
                 let dk = shared.dk.at_row(block.start);
-                multiply(level, tile, seen_by(ds), own.q.at_row(from), dk, add);
+                multiply(self.level, tile, seen_by(ds), own.q.at_row(from), dk, add);
             }
         }
     }
@@ -238,10 +302,10 @@ kernel! {
 
 kernel! {
     /// `p`, the scores of a query, become its softmax as it was multiplied with the values; `ds`, the
-    /// gradient of that, becomes the gradient of the scores. What is after the query becomes zero.
+    /// gradient of that, becomes the gradient of the scores. What the query does not see becomes zero.
     fn slope_row<V>(
         scale: f32,
-        query: usize,
+        seen: usize,
         mask: Option<Mask>,
         log_sum: f32,
         along: f32,
@@ -255,7 +319,7 @@ kernel! {
             put(p, at, share.times(kept));
             put(ds, at, share.times(slope).times(V::splat(scale)));
         }
-        p[query + 1..].fill(0.0);
-        ds[query + 1..].fill(0.0);
+        p[seen..].fill(0.0);
+        ds[seen..].fill(0.0);
     }
 }

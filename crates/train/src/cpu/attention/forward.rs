@@ -10,19 +10,34 @@ use super::super::loss::largest;
 use super::super::math::exp;
 use super::super::numbers::{Apart, Source, get, put};
 use super::super::tile::{Matrix, MatrixMut, ROWS, Tile, multiply, transpose};
-use super::{Columns, Head, blocks, keys_seen, mask_of, padded_sequence, take};
+use super::{Head, Layout, blocks, mask_of, take};
 use crate::device::{Attention, AttentionDrop};
 use crate::memory::{View, ViewMut};
 use crate::random::Mask;
 
+/// What all heads read.
+#[derive(Clone, Copy)]
+pub(super) struct Inputs<'a> {
+    pub q: Source<'a>,
+    pub kv: Source<'a>,
+    pub drop: Option<AttentionDrop>,
+}
+
 /// What a head's pass works with.
-struct Own {
+pub(super) struct Own {
     q: Matrix,
     /// A column a key.
     keys: MatrixMut,
     v: Matrix,
-    out: MatrixMut,
     drop: Option<AttentionDrop>,
+}
+
+/// What is known of a few queries once their exponentials were multiplied with the values.
+pub(super) struct Sums {
+    /// The logarithm of each one's sum.
+    pub logs: [f32; ROWS],
+    /// One over each one's sum, which results are not yet multiplied by.
+    pub shares: [f32; ROWS],
 }
 
 impl Cpu {
@@ -41,95 +56,96 @@ impl Cpu {
             return;
         }
         let (qkv, y, log_sums) = (Source::from(qkv), Apart::new(y), Apart::new(log_sums));
+        let (inputs, layout) = (Inputs { q: qkv, kv: qkv, drop }, Layout::whole(of));
         self.pool.run_ranges(of.batch * of.heads, 1, 1, |units| {
             for unit in units {
-                let head = Head { of, batch: unit / of.heads, head: unit % of.heads };
+                let (batch, head) = (unit / of.heads, unit % of.heads);
+                let head = Head { of: of.into(), layout, batch, head };
                 // SAFETY: each head has its own sums.
-                let log_sums = unsafe { log_sums.reals(head.query(0)..head.query(of.sequence)) };
-                self.forward_head(head, qkv, drop, y, log_sums);
+                let log_sums = unsafe { log_sums.reals(head.sum(0)..head.sum(of.sequence)) };
+                self.forward_head(head, inputs, y, log_sums);
             }
         });
     }
 
-    fn forward_head(
-        &self,
-        head: Head,
-        qkv: Source<'_>,
-        drop: Option<AttentionDrop>,
-        y: Apart<'_>,
-        log_sums: &mut [f32],
-    ) {
-        let of = head.of;
-        let (padded, keys) = (head.padded(), padded_sequence(of));
-        let size = of.sequence * padded;
-        let mut scratch = self.scratch(4 * size + padded * keys + ROWS * keys);
+    fn forward_head(&self, head: Head, inputs: Inputs<'_>, y: Apart<'_>, log_sums: &mut [f32]) {
+        let size = head.of.queries * head.padded();
+        let mut scratch = self.scratch(size + forward_room(head));
         let mut rest = &mut scratch[..];
-        let first_row = head.batch * of.sequence;
-        let inside = Columns {
-            first_row,
-            rows: of.sequence,
-            stride: of.qkv_width(),
-            column: 0,
-            width: of.head_width,
-        };
-        let [q, k, v] = head
-            .columns()
-            .map(|column| self.gather(qkv, Columns { column, ..inside }, take(&mut rest, size)));
-        let outside = Columns { stride: of.width(), column: head.head * of.head_width, ..inside };
         let room = take(&mut rest, size);
-        let out = self.place(y, outside, room);
-        let turned = MatrixMut { start: take(&mut rest, padded * keys).as_mut_ptr(), row: keys };
-        // SAFETY: there is room for as many columns as tokens and as many rows as the head is wide.
-        unsafe { transpose(self.level, of.sequence, padded, k, turned) };
-        let own = Own { q, keys: turned, v, out, drop };
-        for block in blocks(0..of.sequence) {
-            self.forward_block(head, &own, block, rest, log_sums);
+        let out = self.place(y, head.results(), room);
+        let own = self.forward_own(head, inputs, &mut rest);
+        for block in blocks(0..head.of.queries) {
+            let out = out.at_row(block.start);
+            let sums = self.forward_block(head, &own, block.clone(), out, rest);
+            let rows = block.len();
+            log_sums[block].copy_from_slice(&sums.logs[..rows]);
+            // SAFETY: results are in whole lanes.
+            unsafe { scale_rows(self.level, head.padded(), out, &sums.shares[..rows]) };
         }
         // SAFETY: each head has its own columns.
-        unsafe { self.scatter(y, outside, room) };
+        unsafe { self.scatter(y, head.results(), room) };
     }
 
-    /// A few queries of a head.
-    fn forward_block(
+    /// A head's queries, keys and values, as they are multiplied.
+    pub(super) fn forward_own(&self, head: Head, inputs: Inputs<'_>, rest: &mut &mut [f32]) -> Own {
+        let (padded, keys) = (head.padded(), head.padded_keys());
+        let q = self.gather(inputs.q, head.queries(), take(rest, head.of.queries * padded));
+        let [k, v] = head
+            .keys_and_values()
+            .map(|columns| self.gather(inputs.kv, columns, take(rest, head.of.keys * padded)));
+        let turned = MatrixMut { start: take(rest, padded * keys).as_mut_ptr(), row: keys };
+        // SAFETY: there is room for as many columns as keys and as many rows as the head is wide.
+        unsafe { transpose(self.level, head.of.keys, padded, k, turned) };
+        Own { q, keys: turned, v, drop: inputs.drop }
+    }
+
+    /// A few queries of a head. `out` gets the values, times exponentials that nothing has divided
+    /// by their sums yet.
+    pub(super) fn forward_block(
         &self,
         head: Head,
         own: &Own,
         block: Range<usize>,
+        out: MatrixMut,
         softmax: &mut [f32],
-        log_sums: &mut [f32],
-    ) {
-        let (rows, seen, keys) = (block.len(), keys_seen(&block), own.keys.row);
+    ) -> Sums {
+        let (rows, seen, keys) = (block.len(), head.seen(&block), own.keys.row);
+        let columns = seen.next_multiple_of(WIDTH);
         let softmax = &mut softmax[..rows * keys];
         let scores = MatrixMut { start: softmax.as_mut_ptr(), row: keys };
-        let tile = Tile { rows, columns: seen, depth: head.of.head_width };
+        let tile = Tile { rows, columns, depth: head.of.head_width };
         // SAFETY: the keys are padded to whole lanes, and so are the scores.
         unsafe {
             let q = own.q.at_row(block.start);
             multiply(self.level, tile, q, own.keys.read(), scores, false);
         }
-        let mut shares = [0.0; ROWS];
-        for (at, query) in block.clone().enumerate() {
-            let row = &mut softmax[at * keys..at * keys + seen];
+        let mut sums = Sums { logs: [0.0; ROWS], shares: [0.0; ROWS] };
+        for (at, query) in block.enumerate() {
+            let row = &mut softmax[at * keys..at * keys + columns];
             let mask = mask_of(own.drop, head, query);
-            let (log_sum, share) = softmax_row(self.level, head.scale(), query, mask, row);
-            log_sums[query] = log_sum;
-            shares[at] = share;
+            let seen = head.of.seen(query);
+            (sums.logs[at], sums.shares[at]) =
+                softmax_row(self.level, head.scale(), seen, mask, row);
         }
-        let tile = Tile { rows, columns: head.padded(), depth: block.end };
-        let out = own.out.at_row(block.start);
+        let tile = Tile { rows, columns: head.padded(), depth: seen };
         // SAFETY: values and results are in whole lanes.
-        unsafe {
-            multiply(self.level, tile, scores.read(), own.v, out, false);
-            scale_rows(self.level, head.padded(), out, &shares[..rows]);
-        }
+        unsafe { multiply(self.level, tile, scores.read(), own.v, out, false) };
+        sums
     }
 }
 
+/// Scratch memory that [`Cpu::forward_own`] and [`Cpu::forward_block`] need.
+pub(super) fn forward_room(head: Head) -> usize {
+    let (padded, keys) = (head.padded(), head.padded_keys());
+    (head.of.queries + 2 * head.of.keys + keys) * padded + ROWS * keys
+}
+
 kernel! {
-    /// Exponentials of a query's scores, those after it zero. Returns the logarithm of the sum and
-    /// one over the sum, which the exponentials are not yet multiplied by.
-    fn softmax_row<V>(scale: f32, query: usize, mask: Option<Mask>, row: &mut [f32]) -> (f32, f32) {
-        row[query + 1..].fill(f32::NEG_INFINITY);
+    /// Exponentials of a query's scores, those of keys that it does not see zero. Returns the
+    /// logarithm of the sum and one over the sum, which the exponentials are not yet multiplied by.
+    fn softmax_row<V>(scale: f32, seen: usize, mask: Option<Mask>, row: &mut [f32]) -> (f32, f32) {
+        row[seen..].fill(f32::NEG_INFINITY);
         let most = largest::<V>(Source::F32(row)) * scale;
         let mut sum = V::splat(0.0);
         for at in (0..row.len()).step_by(WIDTH) {
@@ -138,7 +154,7 @@ kernel! {
             // What is masked counts as 1e-38 here, which is nothing beside the largest.
             sum = sum.plus(number);
         }
-        row[query + 1..].fill(0.0);
+        row[seen..].fill(0.0);
         if let Some(mask) = mask {
             for at in (0..row.len()).step_by(WIDTH) {
                 let kept: V = factors(mask, at as u64);

@@ -1,9 +1,10 @@
-//! Causal attention, head by head. What is masked is not computed, but for the few numbers that
-//! share a block with others.
+//! Attention, head by head. What is masked is not computed, but for the few numbers that share a
+//! block with others. Attention of whole sequences is the part of all tokens, in place.
 
 mod backward;
 mod forward;
 mod one;
+mod part;
 
 use std::ops::Range;
 
@@ -12,16 +13,48 @@ use super::lanes::WIDTH;
 use super::level::kernel;
 use super::numbers::{Apart, Source, get, put};
 use super::tile::{Matrix, MatrixMut, ROWS};
-use crate::device::{Attention, AttentionDrop};
+use crate::device::{Attention, AttentionDrop, AttentionPart};
 use crate::random::Mask;
 
 /// Queries whose softmax is in memory at once: few enough for the cache, in whole blocks.
 const QUERIES: usize = 8 * ROWS;
 
+/// Where the numbers of heads are.
+#[derive(Debug, Clone, Copy)]
+struct Layout {
+    /// Numbers of a row that has queries.
+    q_row: usize,
+    /// Numbers of a row that has keys and values.
+    kv_row: usize,
+    /// Where the first head's keys and its values begin in that.
+    kv_columns: [usize; 2],
+    /// From the sum of a head to that of the next one, of the same query.
+    head_sums: usize,
+    /// From the sum of a query to that of the next one, of the same head.
+    query_sums: usize,
+}
+
+impl Layout {
+    /// Queries, keys and values in one row. Sums of a head follow each other.
+    fn whole(of: Attention) -> Self {
+        let row = of.qkv_width();
+        let kv_columns = [of.heads, of.heads + of.kv_heads].map(|heads| heads * of.head_width);
+        Self { q_row: row, kv_row: row, kv_columns, head_sums: of.sequence, query_sums: 1 }
+    }
+
+    /// Queries apart from keys and values. Sums of a query follow each other.
+    fn part(of: AttentionPart) -> Self {
+        let kv_columns = [0, of.kv_heads * of.head_width];
+        let (q_row, kv_row) = (of.width(), of.kv_width());
+        Self { q_row, kv_row, kv_columns, head_sums: 1, query_sums: of.heads }
+    }
+}
+
 /// One head of one sequence.
 #[derive(Debug, Clone, Copy)]
 struct Head {
-    of: Attention,
+    of: AttentionPart,
+    layout: Layout,
     batch: usize,
     head: usize,
 }
@@ -31,37 +64,53 @@ impl Head {
         (1.0 / (self.of.head_width as f64).sqrt()) as f32
     }
 
-    /// The head of keys and values that it uses.
-    fn kv_head(self) -> usize {
-        self.head / (self.of.heads / self.of.kv_heads)
+    fn queries(self) -> Columns {
+        Columns {
+            first_row: self.batch * self.of.queries,
+            rows: self.of.queries,
+            stride: self.layout.q_row,
+            column: self.head * self.of.head_width,
+            width: self.of.head_width,
+        }
     }
 
-    /// The columns of `qkv` where its queries, keys and values are.
-    fn columns(self) -> [usize; 3] {
-        let Attention { heads, kv_heads, head_width, .. } = self.of;
-        let kv = self.kv_head();
-        [self.head, heads + kv, heads + kv_heads + kv].map(|place| place * head_width)
+    /// Where what comes out goes.
+    fn results(self) -> Columns {
+        Columns { stride: self.of.width(), ..self.queries() }
     }
 
-    /// Where the numbers of one of its queries are in the order of batch, head, query.
-    fn query(self, query: usize) -> usize {
-        (self.batch * self.of.heads + self.head) * self.of.sequence + query
+    /// Keys, and values.
+    fn keys_and_values(self) -> [Columns; 2] {
+        let kv_head = self.head / (self.of.heads / self.of.kv_heads);
+        self.layout.kv_columns.map(|column| Columns {
+            first_row: self.batch * self.of.keys,
+            rows: self.of.keys,
+            stride: self.layout.kv_row,
+            column: column + kv_head * self.of.head_width,
+            width: self.of.head_width,
+        })
+    }
+
+    /// Where the sum of one of its queries is.
+    fn sum(self, query: usize) -> usize {
+        let first = self.batch * self.of.heads * self.of.queries;
+        first + self.head * self.layout.head_sums + query * self.layout.query_sums
     }
 
     /// Numbers of the head in whole lanes.
     fn padded(self) -> usize {
         self.of.head_width.next_multiple_of(WIDTH)
     }
-}
 
-/// Tokens in whole lanes.
-fn padded_sequence(of: Attention) -> usize {
-    of.sequence.next_multiple_of(WIDTH)
-}
+    /// Keys in whole lanes.
+    fn padded_keys(self) -> usize {
+        self.of.keys.next_multiple_of(WIDTH)
+    }
 
-/// Keys that a block of queries sees, in whole lanes.
-fn keys_seen(queries: &Range<usize>) -> usize {
-    queries.end.next_multiple_of(WIDTH)
+    /// Keys that any of a block of queries sees.
+    fn seen(self, queries: &Range<usize>) -> usize {
+        self.of.seen(queries.end - 1)
+    }
 }
 
 /// The blocks of a range, which begins at a whole block.
@@ -120,7 +169,20 @@ impl Cpu {
         MatrixMut { start: room.as_mut_ptr(), row: padded }
     }
 
-    /// Writes what [`Self::place`] had to put elsewhere.
+    /// As [`Self::place`], with what is there.
+    ///
+    /// # Safety
+    /// Nobody else may have these columns.
+    unsafe fn place_kept(&self, to: Apart<'_>, columns: Columns, room: &mut [f32]) -> MatrixMut {
+        if !(to.is_real() && columns.whole()) {
+            let padded = columns.width.next_multiple_of(WIDTH);
+            keep_rows(self.level, to, columns, &mut room[..columns.rows * padded]);
+            return MatrixMut { start: room.as_mut_ptr(), row: padded };
+        }
+        self.place(to, columns, room)
+    }
+
+    /// Writes what [`Self::place`] or [`Self::place_kept`] had to put elsewhere.
     ///
     /// # Safety
     /// Nobody else may have these columns.
@@ -139,6 +201,20 @@ kernel! {
         for (row, to) in room.chunks_exact_mut(padded).enumerate() {
             let from = from.part(columns.range(row));
             // What is not there is read as zeros.
+            for at in (0..padded).step_by(WIDTH) {
+                put(to, at, from.get::<V>(at));
+            }
+        }
+    }
+}
+
+kernel! {
+    /// The caller is the only one who has these columns.
+    fn keep_rows<V>(from: Apart<'_>, columns: Columns, room: &mut [f32]) {
+        let padded = columns.width.next_multiple_of(WIDTH);
+        for (row, to) in room.chunks_exact_mut(padded).enumerate() {
+            // SAFETY: the caller of `place_kept`, the only one, promised that they are its own.
+            let from = unsafe { from.part(columns.range(row)) };
             for at in (0..padded).step_by(WIDTH) {
                 put(to, at, from.get::<V>(at));
             }

@@ -3,29 +3,39 @@
 use regatta_comm::Comm;
 use sha2::{Digest, Sha256};
 
-use super::gather::gather;
+use super::gather::{complaint, gather};
 use super::places::usual;
 use crate::checkpoint::Kind;
 use crate::job::TrainError;
-use crate::step::Engine;
+use crate::step::{Engine, StepError};
 
-/// The checksum of all that is trained, in hexadecimal digits.
-pub fn digest(engine: &Engine) -> String {
-    let state = &engine.state;
+/// The checksum of all that this rank trains, in hexadecimal digits.
+pub fn digest(engine: &mut Engine) -> Result<String, StepError> {
+    let Engine { net, state, .. } = engine;
     let mut sum = Sha256::new();
-    for own in state.held().flat_map(|block| Kind::ALL.map(|kind| state.own(block, kind))) {
-        let mut numbers = vec![0.0; own.len()];
-        engine.net.device.fetch(own, &mut numbers);
-        let bytes: Vec<u8> = numbers.into_iter().flat_map(f32::to_le_bytes).collect();
-        sum.update(&bytes);
+    for block in state.held() {
+        for kind in Kind::ALL {
+            let mut numbers = vec![0.0; state.shares[block].len()];
+            state.look(block, kind, |own| net.device.fetch(own, &mut numbers))?;
+            let bytes: Vec<u8> = numbers.into_iter().flat_map(f32::to_le_bytes).collect();
+            sum.update(&bytes);
+        }
     }
-    sum.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    Ok(sum.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// Nothing if all ranks have the same, or who differs.
-pub fn difference(comm: &dyn Comm, own: &str) -> Result<Option<String>, TrainError> {
-    let all = gather(comm, &own.to_owned())?;
-    Ok(named(&odd(&all), &|rank| comm.peer(rank).to_string()))
+/// Nothing if all ranks that have the same share have the same, or who differs.
+pub fn difference(
+    world: &dyn Comm,
+    engine: &Engine,
+    own: &str,
+) -> Result<Option<String>, TrainError> {
+    let Some(comm) = engine.groups.copies(engine.state.sharing) else {
+        return Ok(complaint(world, None)?);
+    };
+    let all = gather(&**comm, &own.to_owned())?;
+    let wrong = named(&odd(&all), &|rank| comm.peer(rank).to_string());
+    if comm.size() == world.size() { Ok(wrong) } else { Ok(complaint(world, wrong)?) }
 }
 
 /// The ranks that differ from the most; of several, from what the first of them has.

@@ -22,7 +22,7 @@ use super::keep::{self, Keeper, Kept};
 use super::{Job, TrainError, Training, begin, report};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::metrics::{Event, StepMetrics, StepSeconds};
-use crate::step::Engine;
+use crate::step::{Engine, StepError};
 
 /// A check of all ranks, as one of them does it.
 pub struct Smoke<'a> {
@@ -115,7 +115,7 @@ impl<'a> Smoke<'a> {
         let name = job.name.clone();
         let mut training = self.part(Name::Broadcast, |_| broadcast(job, agreed))?;
         self.part(Name::Steps, |_| steps(&mut training, &name, stop))?;
-        let digest = self.part(Name::Same, |comm| same(comm, &training.engine))?;
+        let digest = self.part(Name::Same, |comm| same(comm, &mut training.engine))?;
         self.part(Name::Checkpoint, |_| checkpoint(&mut training, &digest))
     }
 }
@@ -128,9 +128,7 @@ type Agreed = (crate::config::Plan, crate::shape::Shape);
 
 fn agreement(job: &Job) -> Found<Agreed> {
     begin::all_alike(job)?;
-    let plan = job.config.validate(job.comm.size() as usize)?;
-    let shape = job.config.shape(job.dataset.tokenizer.vocabulary())?;
-    Ok(((plan, shape), Findings::default()))
+    Ok((begin::planned(job)?, Findings::default()))
 }
 
 /// Ranks but the first forget the initial state, so that it shows whether they get it.
@@ -138,29 +136,34 @@ fn broadcast(job: Job, (plan, shape): Agreed) -> Found<Training> {
     let about = report::about(&job, &plan, &shape, 0);
     let mut training = Training::new(job, plan, shape, &about)?;
     let comm = training.comm.clone();
-    if comm.rank() != 0 {
-        forget(&mut training.engine);
+    let engine = &mut training.engine;
+    if engine.groups.copy(engine.state.sharing).0 != 0 {
+        forget(engine)?;
     }
-    begin::spread(&mut training.engine, &*comm)?;
-    let wrong = alike::difference(&*comm, &alike::digest(&training.engine))?;
+    begin::spread(engine)?;
+    let digest = alike::digest(engine)?;
+    let wrong = alike::difference(&*comm, engine, &digest)?;
     let parameters = about.parameters;
     let figures = Figures::State { parameters, bytes: bytes(&training.engine) };
     Ok((training, Findings { figures, notes: Vec::new(), wrong }))
 }
 
 /// All numbers become zero.
-fn forget(engine: &mut Engine) {
+fn forget(engine: &mut Engine) -> Result<(), StepError> {
     let Engine { net, state, .. } = engine;
     for block in state.held() {
-        Kind::ALL.iter().for_each(|kind| net.device.clear(state.own_mut(block, *kind)));
+        for kind in Kind::ALL {
+            state.change(block, kind, |own| net.device.clear(own))?;
+        }
     }
+    Ok(())
 }
 
-/// Bytes of parameters and moments.
+/// Bytes of this rank's parameters and moments, wherever they are.
 fn bytes(engine: &Engine) -> u64 {
-    let state = &engine.state;
-    let all = state.held().flat_map(|block| Kind::ALL.map(|kind| state.own(block, kind)));
-    all.map(|numbers| (numbers.len() * numbers.format().size()) as u64).sum()
+    let (state, size) = (&engine.state, engine.net.device.real_format().size());
+    let numbers: usize = state.held().map(|block| state.shares[block].len()).sum();
+    (Kind::ALL.len() * numbers * size) as u64
 }
 
 fn steps(training: &mut Training, model: &str, stop: &dyn Fn() -> bool) -> Found<()> {
@@ -218,9 +221,9 @@ fn mean(all: &[StepMetrics]) -> StepSeconds {
     }
 }
 
-fn same(comm: &dyn Comm, engine: &Engine) -> Found<String> {
-    let digest = alike::digest(engine);
-    let wrong = alike::difference(comm, &digest)?;
+fn same(comm: &dyn Comm, engine: &mut Engine) -> Found<String> {
+    let digest = alike::digest(engine)?;
+    let wrong = alike::difference(comm, engine, &digest)?;
     let figures = Figures::Digest(digest.clone());
     Ok((digest, Findings { figures, notes: Vec::new(), wrong }))
 }
@@ -254,7 +257,8 @@ fn keep_and_read(
     let refused = keeper.as_ref().err().map(ToString::to_string);
     let refused = gather::complaint(&*comm, refused)?;
     let (Ok(mut keeper), None) = (keeper, &refused) else { return Ok(refused) };
-    keeper.begin(&training.engine, training.about());
+    let about = training.about();
+    keeper.begin(&mut training.engine, about)?;
     keeper.wait();
     let mut said = keeper.says();
     comm.all_reduce(&mut said, ReduceOp::Sum)?;
@@ -268,16 +272,20 @@ fn keep_and_read(
 
 /// Reads a checkpoint. What is wrong with it, if anything.
 fn read(training: &mut Training, folder: &Path, digest: &str) -> Option<String> {
-    let engine = &mut training.engine;
-    forget(engine);
-    let restored = Checkpoint::open(folder).and_then(|kept| keep::restore(engine, &kept));
-    match restored {
+    match read_again(&mut training.engine, folder) {
         Err(error) => Some(error.to_string()),
-        Ok(()) if alike::digest(engine) != digest => {
+        Ok(read) if read != digest => {
             Some(format!("{} has other numbers than were written", folder.display()))
         }
-        Ok(()) => None,
+        Ok(_) => None,
     }
+}
+
+/// The checksum of what is read.
+fn read_again(engine: &mut Engine, folder: &Path) -> Result<String, TrainError> {
+    forget(engine)?;
+    keep::restore(engine, &Checkpoint::open(folder)?)?;
+    Ok(alike::digest(engine)?)
 }
 
 #[cfg(test)]

@@ -3,13 +3,11 @@
 //! Sending goes on in the background. The next message is received in the background, too, while
 //! this rank works on the one before.
 
-use std::sync::Arc;
-
-use regatta_comm::{Comm, CommError, Counts, Kind, OwnedCall, Pending};
+use regatta_comm::CommError;
 
 use super::{Action, Stage, Way};
-use crate::memory::{Format, Tensor};
-use crate::model::{Home, Lent, Run};
+use crate::model::{Lent, Run};
+use crate::parallel::message::Message;
 use crate::parallel::{Groups, Link};
 
 /// The links of a rank, for one step.
@@ -22,8 +20,8 @@ struct Line {
     link: Link,
     /// Messages that are still to be received.
     left: usize,
-    coming: Option<(Pending, Home, Format)>,
-    sent: Vec<(Pending, Home, Format)>,
+    coming: Option<Message>,
+    sent: Vec<Message>,
 }
 
 impl Lines {
@@ -44,10 +42,8 @@ impl Lines {
     pub fn receive(&mut self, way: Way, run: &Run<'_>, elements: usize) -> Result<Lent, CommError> {
         let line = self.line(way);
         line.expect(run, elements);
-        let Some((pending, home, format)) = line.coming.take() else {
-            return Err(no_link("receive"));
-        };
-        let message = home.lent(Tensor::from_buffer(pending.wait()?.output, format));
+        let Some(coming) = line.coming.take() else { return Err(no_link("receive")) };
+        let message = coming.wait()?;
         line.expect(run, elements);
         Ok(message)
     }
@@ -56,16 +52,14 @@ impl Lines {
     pub fn send(&mut self, way: Way, message: Lent) -> Result<(), CommError> {
         let line = self.line(way);
         let Some(comm) = &line.link.to else { return Err(no_link("send")) };
-        line.sent.push(start(comm, Kind::Send, 1, message));
+        line.sent.push(Message::send(&**comm, message));
         Ok(())
     }
 
     /// Waits until all that was sent is.
     pub fn finish(self) -> Result<(), CommError> {
-        for (pending, home, format) in self.forward.sent.into_iter().chain(self.backward.sent) {
-            drop(home.lent(Tensor::from_buffer(pending.wait()?.output, format)));
-        }
-        Ok(())
+        let mut sent = self.forward.sent.into_iter().chain(self.backward.sent);
+        sent.try_for_each(|message| message.wait().map(drop))
     }
 
     fn line(&mut self, way: Way) -> &mut Line {
@@ -83,17 +77,9 @@ impl Line {
             self.link.from.as_ref().filter(|_| self.coming.is_none() && self.left > 0)
         {
             self.left -= 1;
-            self.coming = Some(start(comm, Kind::Receive, 0, run.real(elements)));
+            self.coming = Some(Message::receive(&**comm, run.real(elements)));
         }
     }
-}
-
-fn start(comm: &Arc<dyn Comm>, kind: Kind, other: u32, message: Lent) -> (Pending, Home, Format) {
-    let (tensor, home) = message.take();
-    let (format, counts) = (tensor.format(), Counts::Equal(tensor.len()));
-    let mut call = OwnedCall::new(kind, format.into(), counts, tensor.into_buffer());
-    call.root = other;
-    (comm.start(call), home, format)
 }
 
 /// A schedule that was made for other links than there are.

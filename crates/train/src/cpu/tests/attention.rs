@@ -1,0 +1,135 @@
+//! Attention, of whole sequences, of parts and of one token, and the positions of its queries and
+//! keys.
+
+use super::*;
+
+const ATTENTIONS: [[usize; 5]; 10] = [
+    [1, 1, 1, 1, 1],
+    [2, 1, 2, 1, 16],
+    [3, 5, 2, 2, 6],
+    [1, 16, 4, 2, 8],
+    [2, 17, 3, 1, 16],
+    [1, 48, 2, 2, 32],
+    [2, 49, 2, 2, 32],
+    [1, 64, 4, 4, 64],
+    [1, 103, 4, 2, 20],
+    [1, 150, 2, 1, 48],
+];
+
+fn attention_of([batch, sequence, heads, kv_heads, head_width]: [usize; 5]) -> Attention {
+    Attention { batch, sequence, heads, kv_heads, head_width }
+}
+
+/// Nothing dropped, what one rank drops, and what a rank with some of the heads and tokens drops.
+fn drops(of: Attention) -> [Option<AttentionDrop>; 3] {
+    let mask = Mask { share: 0.3, key: key(5, &[1]), first: 1000 };
+    let larger = AttentionDrop::whole(mask, 3 * of.heads, of.sequence + 9);
+    let whole = AttentionDrop::whole(mask, of.heads, of.sequence);
+    [None, Some(whole), Some(larger.from([0, of.heads, 9, 0]))]
+}
+
+#[test]
+fn attention() {
+    for of in ATTENTIONS.map(attention_of) {
+        let (inside, outside) = (of.rows() * of.qkv_width(), of.rows() * of.width());
+        let sums = of.rows() * of.heads;
+        for drop in drops(of) {
+            let what = format!("{of:?} {drop:?}");
+            same(&what, &[Act(inside), Act(outside), Real(sums)], |device, t| {
+                let [qkv, y, log_sums] = t else { panic!() };
+                device.attention(of, qkv.view(), drop, y.view_mut(), log_sums.view_mut());
+                0.0
+            });
+            let kinds = [Act(inside), Act(outside), Real(sums), Act(outside), Act(inside)];
+            same(&what, &kinds, |device, t| {
+                let [qkv, y, log_sums, dy, dqkv] = t else { panic!() };
+                device.attention(of, qkv.view(), drop, y.view_mut(), log_sums.view_mut());
+                let (y, log_sums) = (y.view(), log_sums.view());
+                let saved = AttentionSaved { qkv: qkv.view(), y, log_sums };
+                device.attention_back(of, saved, drop, dy.view(), dqkv.view_mut());
+                0.0
+            });
+        }
+    }
+}
+
+#[test]
+fn attention_of_one_token() {
+    for [_, tokens, heads, kv_heads, head_width] in ATTENTIONS {
+        let of = Attention { batch: 1, sequence: 1, heads, kv_heads, head_width };
+        let cache = tokens * kv_heads * head_width;
+        let kinds = [Act(of.width()), Act(cache), Act(cache), Act(of.width())];
+        same(&format!("{of:?}"), &kinds, |device, t| {
+            let [q, keys, values, y] = t else { panic!() };
+            device.attend(of, q.view(), keys.view(), values.view(), y.view_mut());
+            0.0
+        });
+    }
+}
+
+#[test]
+fn rope() {
+    for of in ATTENTIONS.map(attention_of).into_iter().filter(|of| of.head_width % 2 == 0) {
+        let scattered = tokens(4, of.sequence, 300);
+        let in_order: Vec<u32> = (0..of.sequence as u32).collect();
+        let all = [(&in_order, Turn::There), (&scattered, Turn::There), (&scattered, Turn::Back)];
+        for (places, turn) in all {
+            let what = format!("{of:?} {places:?} {turn:?}");
+            same(&what, &[Act(of.rows() * of.qkv_width())], |device, t| {
+                device.rope(of, 10_000.0, places, turn, t[0].view_mut());
+                0.0
+            });
+        }
+    }
+}
+
+/// Batch, queries, keys, heads, heads of keys, width of a head.
+const PARTS: [[usize; 6]; 9] = [
+    [1, 1, 1, 1, 1, 1],
+    [2, 3, 5, 2, 1, 6],
+    [1, 5, 3, 4, 2, 16],
+    [2, 16, 48, 2, 2, 32],
+    [1, 50, 17, 3, 1, 20],
+    [1, 17, 50, 2, 2, 64],
+    [2, 49, 49, 4, 2, 16],
+    [1, 103, 103, 2, 1, 8],
+    [1, 150, 64, 2, 1, 48],
+];
+
+/// What is there already is kept; where there is nothing yet, what lies there does not count.
+#[test]
+fn attention_of_parts() {
+    for [batch, queries, keys, heads, kv_heads, head_width] in PARTS {
+        for causal in [false, true] {
+            let of = AttentionPart { batch, queries, keys, heads, kv_heads, head_width, causal };
+            let mask = Mask { share: 0.3, key: key(5, &[1]), first: 1000 };
+            let drop = AttentionDrop::whole(mask, heads, 300).from([0, 0, 64, 32]);
+            for drop in [None, Some(drop)] {
+                merged_and_back(of, drop);
+            }
+        }
+    }
+}
+
+fn merged_and_back(of: AttentionPart, drop: Option<AttentionDrop>) {
+    let (outside, inside) = (of.rows() * of.width(), of.kv_rows() * of.kv_width());
+    let (q, kv, sums) = (Act(outside), Act(inside), Real(of.rows() * of.heads));
+    let what = format!("{of:?} {drop:?}");
+    same(&what, &[q, kv, Real(outside), sums], |device, t| {
+        let [q, kv, y, log_sums] = t else { panic!() };
+        device.attention_part(of, q.view(), kv.view(), drop, y.view_mut(), log_sums.view_mut());
+        0.0
+    });
+    let kinds = [q, kv, Real(outside), sums, Act(outside), Real(outside), Real(inside)];
+    same(&what, &kinds, |device, t| {
+        let [q, kv, y, log_sums, dy, dq, dkv] = t else { panic!() };
+        device.fill(f64::NEG_INFINITY, log_sums.view_mut());
+        device.fill(f64::NAN, y.view_mut());
+        device.attention_part(of, q.view(), kv.view(), drop, y.view_mut(), log_sums.view_mut());
+        let (q, kv) = (q.view(), kv.view());
+        let saved = AttentionPartSaved { q, kv, y: y.view(), log_sums: log_sums.view() };
+        let (dq, dkv) = (dq.view_mut(), dkv.view_mut());
+        device.attention_part_back(of, saved, drop, dy.view(), dq, dkv);
+        0.0
+    });
+}
