@@ -15,6 +15,13 @@ pub struct Laps {
     pub optimizer: f64,
 }
 
+impl Laps {
+    /// Of so many seconds, those that went nowhere of these.
+    pub fn other(&self, seconds: f64) -> f64 {
+        seconds - self.forward - self.backward - self.communication - self.optimizer
+    }
+}
+
 /// A step of one process.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Step {

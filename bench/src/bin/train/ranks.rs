@@ -3,6 +3,7 @@
 use anyhow::{Result, bail};
 use regatta_train::cpu::Precision;
 
+use crate::answer::{Laps, Step};
 use crate::crew::{self, Crew, Who};
 use crate::figures::{Figures, mean};
 use crate::preset::{Preset, Split};
@@ -11,6 +12,17 @@ use crate::{Options, PAUSE};
 /// How far the losses of the first step may be apart: parameters of the same distribution, but of
 /// other random numbers.
 const ALIKE: f64 = 0.05;
+
+/// Where the time of a step goes.
+const PARTS: [Part; 5] = [
+    ("forward", |_, laps| laps.forward),
+    ("backward", |_, laps| laps.backward),
+    ("communication", |_, laps| laps.communication),
+    ("optimizer", |_, laps| laps.optimizer),
+    ("other", |step, laps| laps.other(step.seconds)),
+];
+
+type Part = (&'static str, fn(&Step, &Laps) -> f64);
 
 /// A crew and what it did.
 struct Entry {
@@ -138,15 +150,12 @@ fn print(entries: &[Entry]) {
         let name = entry.name();
         println!("{name:<28}{median:>9.2}{quartiles:>20}{exposed:>9}{loss:>16}  {beside}");
     }
-    let columns = ["forward", "backward", "communication", "optimizer", "other"];
-    println!("\n{:<28}{}", "ms of a step", columns.map(|name| format!("{name:>15}")).concat());
-    for entry in entries {
-        let Some(laps) = entry.figures.laps() else { continue };
-        let known = [laps.forward, laps.backward, laps.communication, laps.optimizer];
-        let other = entry.seconds() - known.iter().sum::<f64>();
-        let all = known.into_iter().chain([other]);
-        let all: String = all.map(|seconds| format!("{:>15.2}", seconds * 1e3)).collect();
-        println!("{:<28}{all}", entry.name());
+    let names = PARTS.map(|(name, _)| format!("{name:>15}")).concat();
+    println!("\n{:<28}{names}", "ms of a step");
+    for entry in entries.iter().filter(|entry| entry.is_ours()) {
+        let parts = PARTS.iter().filter_map(|(_, of)| entry.figures.part(*of));
+        let parts: String = parts.map(|seconds| format!("{:>15.2}", seconds * 1e3)).collect();
+        println!("{:<28}{parts}", entry.name());
     }
     println!();
 }
