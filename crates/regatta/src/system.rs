@@ -43,22 +43,50 @@ pub fn memory_policy() -> ActualMemory {
 /// Bytes of memory that this process can have now without hurting others: of the machine, and of
 /// its control group and those above.
 pub fn free_memory() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let machine = line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)?;
-    let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let own = groups.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
-    let above = Path::new(own).ancestors().map(|group| Path::new("/sys/fs/cgroup").join(group));
-    Some(above.filter_map(|group| left_in(&group)).fold(machine, u64::min))
+    free_memory_below(Path::new("/"))
 }
 
-/// What a control group may still take, if it has a limit.
-fn left_in(group: &Path) -> Option<u64> {
-    let number = |name: &str| {
-        let text = std::fs::read_to_string(group.join(name)).ok()?;
-        text.trim().parse::<u64>().ok()
+fn free_memory_below(root: &Path) -> Option<u64> {
+    let text = std::fs::read_to_string(root.join("proc/meminfo")).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let machine = line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)?;
+    let text = std::fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
+    let left = text.lines().filter_map(|line| left_below(&root.join("sys/fs/cgroup"), line));
+    Some(left.fold(machine, u64::min))
+}
+
+/// What a control group and those above it may still take, if they are about memory and have a
+/// limit. A line is `number:controllers:/path`, without controllers in version 2.
+fn left_below(groups: &Path, line: &str) -> Option<u64> {
+    let (controllers, own) = line.split_once(':')?.1.split_once(":/")?;
+    let (groups, names) = match controllers {
+        "" => (groups.to_owned(), VERSION_2),
+        some if some.split(',').any(|name| name == "memory") => (groups.join("memory"), VERSION_1),
+        _ => return None,
     };
-    Some(number("memory.max")?.saturating_sub(number("memory.current")?))
+    let above = Path::new(own).ancestors().map(|group| groups.join(group));
+    above.filter_map(|group| left_in(&group, names)).min()
+}
+
+/// Where a control group tells its limit, what it uses, and what of that are copies of files, which
+/// go when memory is needed.
+type Names = (&'static str, &'static str, [&'static str; 2]);
+const VERSION_1: Names = (
+    "memory.limit_in_bytes",
+    "memory.usage_in_bytes",
+    ["total_inactive_file ", "total_active_file "],
+);
+const VERSION_2: Names = ("memory.max", "memory.current", ["inactive_file ", "active_file "]);
+
+fn left_in(group: &Path, (limit, used, copies): Names) -> Option<u64> {
+    let read = |name: &str| std::fs::read_to_string(group.join(name)).ok();
+    let number = |text: &str| text.trim().parse::<u64>().ok();
+    let (limit, used) = (number(&read(limit)?)?, number(&read(used)?)?);
+    let stat = read("memory.stat").unwrap_or_default();
+    let copied = copies
+        .iter()
+        .filter_map(|name| stat.lines().find_map(|line| number(line.strip_prefix(name)?)));
+    Some(limit.saturating_sub(used.saturating_sub(copied.sum())))
 }
 
 /// What a name resolves to, IPv4 first; empty if to nothing.
@@ -103,4 +131,56 @@ fn printed(program: &str, args: &[&str]) -> Option<String> {
 pub fn user(env: &regatta_discover::Env) -> String {
     let named = ["USER", "LOGNAME"].iter().find_map(|v| env.get(v)).map(str::to_owned);
     named.unwrap_or_else(|| format!("uid{}", rustix::process::getuid().as_raw()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+
+    /// A root with these files.
+    fn root(name: &str, files: &[(&str, &str)]) -> PathBuf {
+        let name = format!("regatta-memory-{name}-{}", std::process::id());
+        let root = std::env::temp_dir().join(name);
+        for (path, text) in files {
+            let path = root.join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        }
+        root
+    }
+
+    #[test]
+    fn the_smallest_limit_counts_without_copies_of_files() {
+        let machine = ("proc/meminfo", "MemTotal: 9000 kB\nMemAvailable:    8000 kB\n");
+        let bare = root("bare", &[machine]);
+        assert_eq!(free_memory_below(&bare), Some(8000 << 10));
+        let two = root(
+            "two",
+            &[
+                machine,
+                ("proc/self/cgroup", "0::/job/step\n"),
+                ("sys/fs/cgroup/job/step/memory.max", "max\n"),
+                ("sys/fs/cgroup/job/memory.max", "5000\n"),
+                ("sys/fs/cgroup/job/memory.current", "4000\n"),
+                ("sys/fs/cgroup/job/memory.stat", "anon 1\ninactive_file 500\nactive_file 20\n"),
+            ],
+        );
+        assert_eq!(free_memory_below(&two), Some(1520));
+        let one = root(
+            "one",
+            &[
+                machine,
+                ("proc/self/cgroup", "5:cpu,cpuacct:/\n4:memory:/job\n0::/\n"),
+                ("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n"),
+                ("sys/fs/cgroup/memory/memory.usage_in_bytes", "7\n"),
+                ("sys/fs/cgroup/memory/job/memory.limit_in_bytes", "3000\n"),
+                ("sys/fs/cgroup/memory/job/memory.usage_in_bytes", "2000\n"),
+                ("sys/fs/cgroup/memory/job/memory.stat", "total_inactive_file 30\n"),
+            ],
+        );
+        assert_eq!(free_memory_below(&one), Some(1030));
+        [bare, two, one].iter().for_each(|root| std::fs::remove_dir_all(root).unwrap());
+    }
 }

@@ -87,3 +87,49 @@ fn folders_that_are_something_else_are_refused_in_a_sentence() {
     assert!(sentence.contains("mamba"), "{sentence}");
     assert!(!folder.path().join("x").exists());
 }
+
+/// A byte-level BPE as Hugging Face writes it.
+fn bpe() -> String {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("../train/tests/tokenizer/bpe.json");
+    std::fs::read_to_string(crates).unwrap()
+}
+
+#[test]
+fn the_tokenizer_comes_and_goes_with_the_model() {
+    let folder = Folder::new();
+    for file in ["config.json", "model.safetensors"] {
+        let copied = std::fs::copy(format!("{}/{file}", fixture("gpt2")), folder.file(file));
+        copied.unwrap();
+    }
+    folder.write("tokenizer.json", &bpe());
+    let (model, to) = (folder.path().display(), folder.file("run/checkpoints"));
+    line(&format!("checkpoint import {model} --to {to}")).ok();
+    assert_eq!(std::fs::read_to_string(format!("{to}/tokenizer.json")).unwrap(), bpe());
+    let shown = line(&format!("checkpoint show {to}")).ok();
+    assert!(!shown.contains("tokenizer unknown"), "{shown}");
+    let back = folder.file("back");
+    line(&format!("checkpoint export {to} --to {back}")).ok();
+    assert_eq!(std::fs::read_to_string(format!("{back}/tokenizer.json")).unwrap(), bpe());
+    // One that is of something else is not written over, and one that we cannot read is said.
+    folder.write("tokenizer.json", &bpe().replace("<|end|>", "<|END|>"));
+    let sentence = line(&format!("checkpoint import {model} --to {to}")).sentence();
+    assert!(sentence.contains("tokenizer.json is another model's"), "{sentence}");
+    folder.write("tokenizer.json", "{\"model\": {\"type\": \"Unigram\"}}");
+    let run = line(&format!("checkpoint import {model} --to {}", folder.file("other")));
+    assert!(run.err.contains("the model is imported without it"), "{run:?}");
+    run.ok();
+    assert!(!folder.path().join("other/tokenizer.json").exists());
+}
+
+#[test]
+fn a_list_of_characters_is_not_given_to_others() {
+    let folder = imported("gpt2");
+    let (run, to) = (folder.file("run"), folder.file("model"));
+    folder
+        .write("run/checkpoints/tokenizer.json", "{\"kind\":\"characters\",\"characters\":\"ab\"}");
+    let exported = line(&format!("checkpoint export {run} --to {to}"));
+    assert!(exported.err.contains("is a list of characters, which transformers"), "{exported:?}");
+    exported.ok();
+    assert!(!folder.path().join("model/tokenizer.json").exists());
+    assert!(!folder.path().join("model/tokenizer_config.json").exists());
+}

@@ -100,6 +100,7 @@ fn what_cannot_be_prepared_is_said() {
         regatta(&words.iter().chain(more).collect::<Vec<_>>()).sentence()
     };
     assert!(say("nowhere.txt", &[]).contains("there is no data \"nowhere.txt\""));
+    assert!(say("builtin", &[]).contains("there is nothing to prepare"));
     assert!(say(&folder.write("empty.txt", ""), &[]).contains("empty.txt is empty"));
     std::fs::write(folder.file("bad.txt"), b"ab\xff").unwrap();
     assert!(say(&folder.file("bad.txt"), &[]).contains("not UTF-8 text: byte 2"));

@@ -4,12 +4,15 @@
 
 mod support;
 
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::Command;
 
 use serde_json::Value;
-use support::job::ended;
+use support::job::{ended, signal, until};
+use support::train::Started;
 use support::{Folder, Run, command};
 
 /// All parts, as the first of them is only known to who starts the ranks.
@@ -124,4 +127,23 @@ fn a_rank_that_dies_is_named_with_what_was_being_done() {
     assert_eq!(failure["part"], "checkpoint", "{run:?}");
     assert!(failure["what"].as_str().unwrap().starts_with("rank 1 on "), "{run:?}");
     assert!(run.err.contains("rank 1 on "), "{run:?}");
+}
+
+/// A rank that waits for others has nothing to keep: it ends at once, as any other program.
+#[test]
+fn a_signal_ends_a_rank_that_still_waits_for_others() {
+    const TERM: i32 = 15;
+    let folder = Folder::new();
+    let secret = folder.write("secret", &"0f".repeat(32));
+    std::fs::set_permissions(&secret, std::fs::Permissions::from_mode(0o600)).unwrap();
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let mut rank = inside(&folder);
+    rank.args(SMOKE);
+    rank.envs([("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1")]);
+    rank.env("MASTER_PORT", port.to_string()).env("REGATTA_SECRET_FILE", &secret);
+    let mut rank = Started::of(&folder, &mut rank);
+    until("the rank to listen", || TcpStream::connect(("127.0.0.1", port)).is_ok());
+    signal(&rank.child, TERM);
+    until("its end", || rank.child.try_wait().unwrap().is_some());
+    assert_eq!(rank.child.wait().unwrap().signal(), Some(TERM));
 }

@@ -132,6 +132,7 @@ fn a_run_goes_on_where_it_ended() {
     tiny(&folder, "train.steps=8 -n 2 --run-dir part").ok();
     let out = run(&folder, "--resume part -n 2 train.steps=20").ok();
     assert!(out.contains("goes on after step 8 of part/checkpoints/step-00000008"), "{out}");
+    assert!(out.starts_with("tiny with "), "it has lost its name: {out}");
     assert_same(&metrics(&folder, "part"), &whole, 20);
     assert_eq!(checkpoints(&folder, "part"), ["step-00000015", "step-00000020"]);
     let files = |name: &str| std::fs::read_dir(folder.path().join(name)).unwrap().count();
@@ -144,7 +145,9 @@ fn a_run_goes_on_where_it_ended() {
         &Metrics { validations: metrics(&folder, "part").validations, ..whole },
     );
     // Nothing is left to do, and nothing is done.
-    let out = run(&folder, "--resume part -n 2").ok();
+    let run = run(&folder, "--resume part -n 2");
+    assert_eq!((run.out.clone() + &run.err).matches("run folder: ").count(), 1, "{run:?}");
+    let out = run.ok();
     assert!(out.contains("all 20 steps are done: train.steps=MORE goes on"), "{out}");
     assert_same(&metrics(&folder, "part"), &metrics(&folder, "whole"), 20);
 }
@@ -211,4 +214,91 @@ fn data_that_cannot_be_trained_on_is_named() {
         assert_eq!(run.code, Some(1), "{run:?}");
         assert!(run.err.contains(&format!("error: {expected}")), "{file}: {}", run.err);
     }
+}
+
+#[test]
+fn checkpoints_elsewhere_are_found_by_the_run_s_folder() {
+    let folder = Folder::new();
+    tiny(&folder, "train.steps=4 checkpoint.every=2 checkpoint.folder=kept -n 1 --run-dir run")
+        .ok();
+    assert!(!folder.path().join("run/checkpoints").exists());
+    let run = folder.path().join("run").display().to_string();
+    // From wherever it is asked for.
+    let shown = line(&format!("checkpoint show {run}")).ok();
+    assert!(shown.contains("kept/step-00000004"), "{shown}");
+    line(&format!("checkpoint verify {run}")).ok();
+    assert_eq!(
+        line(&format!("generate {run} -n 5 -p a")).ok().trim_end().chars().next(),
+        Some('a')
+    );
+    let words = format!("train.steps=6 checkpoint.resume={run} -n 1 --run-dir other");
+    let out = tiny(&folder, &words).ok();
+    assert!(out.contains("goes on after step 4 of "), "{out}");
+}
+
+#[test]
+fn text_is_not_written_with_another_model_s_tokens() {
+    let folder = Folder::new();
+    tiny(&folder, "train.steps=2 -n 1 --run-dir run").ok();
+    let file = folder.path().join("run/checkpoints/tokenizer.json");
+    let characters: String = (' '..='~').collect();
+    let other = serde_json::json!({ "kind": "characters", "characters": characters }).to_string();
+    std::fs::write(&file, other).unwrap();
+    let run = folder.path().join("run").display().to_string();
+    let sentence = line(&format!("generate {run} -n 5 -p a")).sentence();
+    assert!(sentence.contains("is not the tokenizer of "), "{sentence}");
+    let asked = line(&format!("generate {run} -n 5 -p a --tokenizer {}", file.display()));
+    assert!(
+        asked.err.contains("note: ") && asked.err.contains("is not the tokenizer of "),
+        "{asked:?}"
+    );
+    asked.ok();
+}
+
+#[test]
+fn a_start_that_failed_is_in_nobody_s_way() {
+    let folder = Folder::new();
+    let failed = tiny(&folder, "train.steps=4 source=later.txt -n 2 --run-dir run");
+    assert!(failed.err.contains("there is no data \"later.txt\""), "{failed:?}");
+    folder.write("later.txt", &"Now there is something to learn from.\n".repeat(99));
+    tiny(&folder, "train.steps=4 source=later.txt -n 2 --run-dir run").ok();
+    assert_eq!(metrics(&folder, "run").steps.len(), 4);
+    // Now there is something to lose.
+    let words = "train.steps=4 source=later.txt checkpoint.resume=never -n 2 --run-dir run";
+    let sentence = tiny(&folder, words).sentence();
+    assert!(sentence.contains("run has a run already: --resume run"), "{sentence}");
+}
+
+#[test]
+fn the_same_command_goes_on_with_its_run() {
+    let folder = Folder::new();
+    tiny(&folder, "train.steps=300 -n 2 --run-dir whole").ok();
+    let words = format!("{TINY} train.steps=300 -n 2 --run-dir run");
+    let training = Started::new(&folder, &words);
+    until_done(&folder, "run", 20);
+    // Not while it is under way.
+    let refused = run(&folder, &words);
+    assert!(refused.err.contains("error: another job (process "), "{refused:?}");
+    signal(&training.child, 2);
+    let stopped = training.over();
+    assert_eq!(stopped.code, Some(0), "{stopped:?}");
+    assert!(stopped.out.contains("stopped, and kept"), "{stopped:?}");
+    let out = run(&folder, &words).ok();
+    assert!(out.contains("goes on after step "), "{out}");
+    assert_same(&metrics(&folder, "run"), &metrics(&folder, "whole"), 300);
+    let sentence = run(&folder, &format!("{words} train.seed=2")).sentence();
+    assert!(sentence.contains("train.seed is 1337 there, 2 here: --resume run"), "{sentence}");
+}
+
+#[test]
+fn what_memory_cannot_hold_is_refused_before_it_begins() {
+    let folder = Folder::new();
+    // A hundred terabytes, on any machine.
+    let words = "-n 2 layers=1000 width=16384 heads=128 --run-dir run";
+    let refused = run(&folder, words);
+    assert_eq!(refused.code, Some(1), "{refused:?}");
+    for part in ["error: 2 of this node's ranks need ", "model.width", "train.check_memory=false"] {
+        assert!(refused.err.contains(part), "{part}: {}", refused.err);
+    }
+    tiny(&folder, "train.steps=2 check_memory=false -n 2 --run-dir run").ok();
 }

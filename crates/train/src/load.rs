@@ -7,8 +7,9 @@ use thiserror::Error;
 use crate::checkpoint::huggingface::{self, HuggingFaceError};
 use crate::checkpoint::{Checkpoint, CheckpointError, Kind, MANIFEST, Part, newest_good};
 use crate::device::Device;
-use crate::job::{CHECKPOINTS, TOKENIZER};
+use crate::job::TOKENIZER;
 use crate::memory::Tensor;
+use crate::run;
 use crate::shape::{Parameter, Shape};
 
 /// Why there is no model.
@@ -44,6 +45,8 @@ pub struct Loaded {
     pub parameters: Vec<Tensor>,
     /// The file that says what its tokens mean, if there is one.
     pub tokenizer: Option<PathBuf>,
+    /// The fingerprint of the tokenizer that it was trained with, where that is known.
+    pub made_by: Option<String>,
     /// What it was read from.
     pub from: PathBuf,
     /// After how many steps, where that is known.
@@ -61,8 +64,7 @@ pub fn load(folder: &Path, device: &dyn Device) -> Result<Loaded, LoadError> {
         Err(error) if folder.join(MANIFEST).exists() => return Err(error.into()),
         Err(_) => {}
     }
-    let inside = folder.join(CHECKPOINTS);
-    let (checkpoint, skipped) = newest_good(if inside.is_dir() { &inside } else { folder })?;
+    let (checkpoint, skipped) = newest_good(&run::kept_in(folder))?;
     let Some(checkpoint) = checkpoint else {
         let why = skipped.iter().flat_map(|skipped| &skipped.why).map(ToString::to_string);
         let damaged = why.collect::<Vec<_>>().join("; ");
@@ -71,16 +73,23 @@ pub fn load(folder: &Path, device: &dyn Device) -> Result<Loaded, LoadError> {
     from_checkpoint(&checkpoint, device)
 }
 
-fn from_checkpoint(checkpoint: &Checkpoint, device: &dyn Device) -> Result<Loaded, LoadError> {
+/// Reads the model of a checkpoint.
+pub fn from_checkpoint(checkpoint: &Checkpoint, device: &dyn Device) -> Result<Loaded, LoadError> {
     let (about, from) = (checkpoint.about(), checkpoint.folder().to_owned());
     let parameters = tensors(&about.shape, device, |parameter, numbers| {
         checkpoint.read(&parameter.name, Kind::Parameter, &Part::Whole, numbers)
     })?;
-    // In the checkpoint itself, or beside all of them.
-    let places = [Some(from.as_path()), from.parent()];
-    let tokenizer = places.into_iter().flatten().map(|place| place.join(TOKENIZER));
-    let tokenizer = tokenizer.into_iter().find(|file| file.is_file());
-    Ok(Loaded { shape: about.shape.clone(), parameters, tokenizer, from, step: Some(about.step) })
+    let tokenizer = tokenizer_of(checkpoint);
+    let made_by = Some(about.tokenizer.clone()).filter(|made_by| !made_by.is_empty());
+    let (shape, step) = (about.shape.clone(), Some(about.step));
+    Ok(Loaded { shape, parameters, tokenizer, made_by, from, step })
+}
+
+/// The file that says what the tokens of a checkpoint mean: in it, or beside all of them.
+pub fn tokenizer_of(checkpoint: &Checkpoint) -> Option<PathBuf> {
+    let folder = checkpoint.folder();
+    let places = [Some(folder), folder.parent()].into_iter().flatten();
+    places.map(|place| place.join(TOKENIZER)).find(|file| file.is_file())
 }
 
 fn from_hugging_face(folder: &Path, device: &dyn Device) -> Result<Loaded, LoadError> {
@@ -91,7 +100,7 @@ fn from_hugging_face(folder: &Path, device: &dyn Device) -> Result<Loaded, LoadE
     })?;
     let tokenizer = Some(folder.join(TOKENIZER)).filter(|file| file.is_file());
     let (shape, from) = (imported.shape.clone(), folder.to_owned());
-    Ok(Loaded { shape, parameters, tokenizer, from, step: None })
+    Ok(Loaded { shape, parameters, tokenizer, made_by: None, from, step: None })
 }
 
 /// A tensor for each block, whose parameters are read one after the other.

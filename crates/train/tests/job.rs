@@ -9,7 +9,7 @@ use std::thread;
 
 use regatta_comm::{Comm, fake};
 use regatta_train::checkpoint::Checkpoint;
-use regatta_train::config::{self, Config};
+use regatta_train::config::{self, Config, Resume};
 use regatta_train::cpu::{Cpu, Precision};
 use regatta_train::data::{self, Places, Spec};
 use regatta_train::job::{self, Job, TrainError};
@@ -32,6 +32,9 @@ impl Drop for Folder {
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
+
+/// What the runs of these tests are called.
+const RUN: &str = "a-test";
 
 fn config(words: &[&str]) -> Config {
     let small = "model.width=32 model.layers=2 model.heads=2 model.context=16 train.batch=24 \
@@ -57,8 +60,19 @@ fn train(
     folder: &Path,
     stop_after: Option<u64>,
 ) -> Result<(Ended, Told), TrainError> {
-    let one = move |comm: Arc<dyn Comm>, config: Config, folder: PathBuf| {
-        let dataset = data::open(&data::prepare(&Spec::default(), &Places::default())?)?;
+    train_on(ranks, config, folder, stop_after, &[Spec::default()])
+}
+
+/// The same on other data, of which ranks may each have their own.
+fn train_on(
+    ranks: u32,
+    config: &Config,
+    folder: &Path,
+    stop_after: Option<u64>,
+    data: &[Spec],
+) -> Result<(Ended, Told), TrainError> {
+    let one = move |comm: Arc<dyn Comm>, spec: Spec, config: Config, folder: PathBuf| {
+        let dataset = data::open(&data::prepare(&spec, &Places::default())?)?;
         let precision = config.train.precision;
         let mut told = Told::default();
         let rank = comm.rank();
@@ -72,6 +86,7 @@ fn train(
             kernels: String::new(),
             dataset,
             folder,
+            run: RUN.to_owned(),
         };
         // Only the last rank hears of it.
         let stop = || rank == ranks - 1 && stop_after.is_some_and(|after| done.get() + 1 >= after);
@@ -88,11 +103,11 @@ fn train(
         let ended = job::run(job, &stop, &mut tell)?;
         Ok((ended, told))
     };
-    let start = |comm| {
-        let (config, folder) = (config.clone(), folder.to_owned());
-        thread::spawn(move || one(Arc::new(comm), config, folder))
+    let start = |(comm, spec): (_, &Spec)| {
+        let (spec, config, folder) = (spec.clone(), config.clone(), folder.to_owned());
+        thread::spawn(move || one(Arc::new(comm), spec, config, folder))
     };
-    let all: Vec<_> = fake::world(ranks).into_iter().map(start).collect();
+    let all: Vec<_> = fake::world(ranks).into_iter().zip(data.iter().cycle()).map(start).collect();
     let mut all: Vec<_> = all.into_iter().map(|rank| rank.join().unwrap()).collect();
     all.swap_remove(0)
 }
@@ -140,6 +155,32 @@ fn what_is_stopped_goes_on_as_if_nothing_had_been() {
     assert!(near(&more.losses, &rest.losses), "{more:?} {rest:?}");
 }
 
+#[test]
+fn shared_state_is_kept_and_goes_on_as_any_other() {
+    let whole = train(1, &config(&[]), &Folder::new().0, None).unwrap().1;
+    let all = [
+        (2, vec!["parallel.zero=1"]),
+        (3, vec!["parallel.zero=3"]),
+        (2, vec!["offload.optimizer=disk", "offload.parameters=disk"]),
+        (4, vec!["parallel.zero=2", "parallel.shard=2"]),
+        (1, vec!["offload.parameters=disk", "offload.optimizer=host"]),
+        (2, vec!["parallel.zero=2", "offload.optimizer=disk"]),
+    ];
+    // Each goes on from what the one before has kept.
+    for ((first, before), (second, behind)) in all.iter().zip(all.iter().cycle().skip(1)) {
+        let folder = Folder::new();
+        let (_, one) = train(*first, &config(before), &folder.0, Some(6)).unwrap();
+        let (_, other) = train(*second, &config(behind), &folder.0, None).unwrap();
+        let losses: Vec<_> = one.losses.iter().chain(&other.losses).copied().collect();
+        assert!(near(&losses, &whole.losses), "{before:?} {behind:?}: {losses:?} {whole:?}");
+        let validations: Vec<_> =
+            one.validations.iter().chain(&other.validations).copied().collect();
+        assert!(near(&validations, &whole.validations), "{before:?} {behind:?}: {validations:?}");
+        let left = |name: &str| folder.0.join("offloaded").join(name).exists();
+        assert!(!left("moments-0") && !left("parameters-0"));
+    }
+}
+
 /// Other ranks, other batches: no sample twice, none left out, all counted.
 #[test]
 fn a_batch_that_grows_with_the_ranks_goes_on_where_it_was() {
@@ -180,6 +221,77 @@ fn a_checkpoint_of_another_model_is_refused() {
     assert!(error.contains("/nowhere has no checkpoint"), "{error}");
     let error = train(5, &config(&[]), &folder.0, None).unwrap_err().to_string();
     assert!(error.contains("train.batch 24 does not divide among 5 ranks"), "{error}");
+}
+
+/// Two texts that differ, but not in length or characters.
+fn verses(folder: &Folder) -> [Spec; 2] {
+    let lines = ["The sea is calm tonight\n", "the moon lies fair\n"];
+    std::fs::create_dir_all(&folder.0).unwrap();
+    [[0, 1], [1, 0]].map(|order| {
+        let path = folder.0.join(format!("{order:?}.txt"));
+        std::fs::write(&path, order.map(|line: usize| lines[line].repeat(40)).concat()).unwrap();
+        Spec { data: path.display().to_string(), ..Spec::default() }
+    })
+}
+
+#[test]
+fn other_data_is_noticed() {
+    let texts = Folder::new();
+    let [one, other] = &verses(&texts).map(|spec| [spec]);
+    let folder = Folder::new();
+    let short = ["steps=4", "decay_steps=12"];
+    train_on(1, &config(&short), &folder.0, None, one).unwrap();
+    let error = train_on(1, &config(&[]), &folder.0, None, other).unwrap_err().to_string();
+    assert!(error.contains("step-00000004 was trained on other data ("), "{error}");
+    let hint = format!("checkpoint.resume={}/checkpoints/step-00000004", folder.0.display());
+    assert!(error.ends_with(&hint), "{error}");
+    // As it says; and then the run is one on the other data.
+    let word = hint.split_once('.').unwrap().1;
+    let longer = ["steps=8", "decay_steps=12", word];
+    train_on(1, &config(&longer), &folder.0, None, other).unwrap();
+    train_on(1, &config(&[]), &folder.0, None, other).unwrap();
+    // All ranks must have the same.
+    let both = verses(&texts);
+    let error = train_on(2, &config(&[]), &Folder::new().0, None, &both).unwrap_err().to_string();
+    assert!(error.starts_with("rank 1 on ") && error.contains("has another data"), "{error}");
+}
+
+fn names(folder: &Folder) -> Vec<String> {
+    let entries = std::fs::read_dir(folder.0.join("checkpoints")).unwrap().flatten();
+    let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let mut names: Vec<String> = names.filter(|name| name.starts_with("step-")).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn what_begins_elsewhere_keeps_it_and_leaves_nothing_of_others() {
+    let (elsewhere, folder) = (Folder::new(), Folder::new());
+    train(1, &config(&["decay_steps=12"]), &elsewhere.0, None).unwrap();
+    let from = format!("resume={}", elsewhere.0.display());
+    // There is nothing left to train, but something to keep.
+    train(2, &config(&["decay_steps=12", &from]), &folder.0, None).unwrap();
+    assert_eq!(names(&folder), ["step-00000012"]);
+    // What another run has left here is out of the way, however old it is.
+    let folder = Folder::new();
+    train(1, &config(&["steps=8", "decay_steps=12"]), &folder.0, None).unwrap();
+    assert_eq!(names(&folder), ["step-00000004", "step-00000008"]);
+    let words = ["steps=14", "decay_steps=12", "checkpoint.every=100", &from];
+    let (_, told) = train(1, &config(&words), &folder.0, Some(1)).unwrap();
+    assert!(told.notes[0].starts_with("goes on after step 12 of "), "{told:?}");
+    let aside = ["step-00000004.aside-1", "step-00000008.aside-1", "step-00000013"];
+    assert_eq!(names(&folder), aside);
+}
+
+#[test]
+fn ranks_that_are_started_anew_go_on_only_from_their_own() {
+    let folder = Folder::new();
+    let mut config = config(&["steps=4", "decay_steps=12", "resume=never"]);
+    train(1, &config, &folder.0, None).unwrap();
+    job::go_on(&mut config, &folder.0, "another").unwrap();
+    assert_eq!(config.checkpoint.resume, Resume::Never, "these are of the run before");
+    job::go_on(&mut config, &folder.0, RUN).unwrap();
+    assert_eq!(config.checkpoint.resume, Resume::Auto);
 }
 
 #[test]

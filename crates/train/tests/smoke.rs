@@ -109,6 +109,7 @@ fn one(comm: Arc<dyn Comm>, config: Config, folder: PathBuf) -> Checked {
         kernels: String::new(),
         dataset: dataset.unwrap(),
         folder,
+        run: String::new(),
     };
     let mut parts = Vec::new();
     let mut tell = |part| parts.push(part);

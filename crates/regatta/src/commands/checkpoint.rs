@@ -9,11 +9,17 @@ use anyhow::{Context, Result, anyhow, bail};
 use clap::{Args, Subcommand};
 use regatta_model::units;
 use regatta_train::checkpoint::huggingface::{self, HuggingFaceError};
-use regatta_train::checkpoint::{About, Checkpoint, CheckpointError, Kind, Piece, State, Writer};
+use regatta_train::checkpoint::manifest::{Manifest, Pieces};
+use regatta_train::checkpoint::{
+    About, Checkpoint, CheckpointError, Kind, Piece, SPLIT, State, Writer,
+};
+use regatta_train::data::Tokenizer;
+use regatta_train::job::TOKENIZER;
 use regatta_train::shape::Shape;
+use regatta_train::{load, run};
 use serde_json::json;
 
-use crate::cli::{ERROR, FAINT, GOOD, HEADING};
+use crate::cli::{ERROR, FAINT, GOOD, HEADING, WARNING};
 use crate::output;
 
 /// `regatta checkpoint`.
@@ -67,7 +73,7 @@ struct ExportArgs {
     /// The folder to write to
     #[arg(long, value_name = "MODEL")]
     to: PathBuf,
-    /// The tokenizer.json to put beside it
+    /// The tokenizer.json to put beside it; without it the checkpoint's
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
     /// Print what was made as JSON
@@ -90,7 +96,7 @@ fn find(folder: &Path) -> Result<Checkpoint> {
     if !folder.is_dir() {
         bail!("{} is no folder", folder.display());
     }
-    for inside in [folder.to_owned(), folder.join("checkpoints")] {
+    for inside in [folder.to_owned(), run::kept_in(folder)] {
         if let Some(newest) = Checkpoint::latest(&inside)? {
             return Ok(newest);
         }
@@ -99,7 +105,7 @@ fn find(folder: &Path) -> Result<Checkpoint> {
         return Ok(Checkpoint::open(folder)?);
     }
     bail!(
-        "{} is no checkpoint, and neither it nor a folder checkpoints in it has any",
+        "{} is no checkpoint, and neither it nor a run's folder of checkpoints in it has any",
         folder.display()
     );
 }
@@ -108,7 +114,9 @@ fn show(args: &FolderArgs) -> Result<ExitCode> {
     let checkpoint = find(&args.folder)?;
     let (folder, manifest) = (checkpoint.folder(), checkpoint.manifest());
     if args.json {
-        let text = serde_json::to_string(&json!({ "folder": folder, "checkpoint": manifest }))?;
+        let pieces = manifest.pieces();
+        let all = json!({ "folder": folder, "pieces": pieces, "checkpoint": manifest });
+        let text = serde_json::to_string(&all)?;
         output::print(&format!("{text}\n"))?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -124,6 +132,7 @@ fn show(args: &FolderArgs) -> Result<ExitCode> {
         ("model", describe(shape)),
         ("tensors", format!("{parameters}, {state}")),
         ("files", format!("{files} of {ranks} ranks, {bytes}")),
+        ("split", split(manifest)),
         ("tokenizer", if tokenizer.is_empty() { "unknown".to_owned() } else { tokenizer.clone() }),
     ];
     for (name, value) in lines {
@@ -134,6 +143,16 @@ fn show(args: &FolderArgs) -> Result<ExitCode> {
     }
     output::print(&text)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// How the ranks that wrote it were laid out, and in what pieces its tensors are.
+fn split(manifest: &Manifest) -> String {
+    let Pieces { whole, ranges, rectangles } = manifest.pieces();
+    let pieces = [(whole, "whole"), (ranges, "ranges"), (rectangles, "rectangles")];
+    let pieces = pieces.into_iter().filter(|(count, _)| *count > 0);
+    let pieces: Vec<String> = pieces.map(|(count, what)| format!("{count} {what}")).collect();
+    let by = manifest.about.extra.get(SPLIT).map_or(String::new(), |split| format!("{split}; "));
+    format!("{by}{} tensors in pieces: {}", manifest.tensors.len(), pieces.join(", "))
 }
 
 fn describe(shape: &Shape) -> String {
@@ -179,6 +198,7 @@ fn import(args: &ImportArgs) -> Result<ExitCode> {
         Ok(Piece::whole(&parameter.name, Kind::Parameter, &parameter.shape, numbers))
     };
     let pieces = model.parameters().into_iter().map(one).collect::<Result<Vec<_>, _>>()?;
+    let tokenizer = their_tokenizer(&args.model, &args.to)?;
     // One more than there are is none too many: an import removes nothing.
     let mut writer = Writer::new(&args.to, 0, 1, usize::MAX)?;
     let origin = args.model.display().to_string();
@@ -188,18 +208,45 @@ fn import(args: &ImportArgs) -> Result<ExitCode> {
         seed: 0,
         shape: model.shape.clone(),
         config: String::new(),
-        tokenizer: String::new(),
+        tokenizer: tokenizer.as_ref().map(Tokenizer::fingerprint).unwrap_or_default(),
         extra: [("imported".to_owned(), origin)].into(),
     };
     writer.begin(about, pieces)?;
     match writer.finish(PATIENCE) {
         State::Written { step } => {
             let committed = writer.commit(step)?.context("rank 0 commits")?;
+            tokenizer.map_or(Ok(()), |tokenizer| tokenizer.save(&args.to.join(TOKENIZER)))?;
             report(args.json, "checkpoint", &committed.path, &model.shape)
         }
         State::Failed { error, .. } => Err(anyhow!("{error}")),
         State::Idle | State::Writing { .. } => bail!("{} took too long", args.to.display()),
     }
+}
+
+/// What a model's tokens mean, if it says so and we understand it, and if nothing else is said
+/// where the checkpoint is to be.
+fn their_tokenizer(model: &Path, to: &Path) -> Result<Option<Tokenizer>> {
+    let file = model.join(TOKENIZER);
+    if !file.is_file() {
+        return Ok(None);
+    }
+    let tokenizer = match Tokenizer::load(&file) {
+        Ok(tokenizer) => tokenizer,
+        Err(error) => {
+            told(&format!("{error}; the model is imported without it"));
+            return Ok(None);
+        }
+    };
+    let there = to.join(TOKENIZER);
+    if std::fs::read(&there).is_ok_and(|bytes| bytes != tokenizer.to_bytes()) {
+        bail!("{} is another model's: choose another folder by --to", there.display());
+    }
+    Ok(Some(tokenizer))
+}
+
+/// What the user should know.
+fn told(note: &str) {
+    output::complain(&format!("{WARNING}note:{WARNING:#} {note}\n"));
 }
 
 /// What can go wrong on either side.
@@ -217,8 +264,27 @@ fn export(args: &ExportArgs) -> Result<ExitCode> {
     let mut read = |name: &str| -> Result<Vec<f32>, ExportError> {
         Ok(checkpoint.read_whole(name, Kind::Parameter)?)
     };
-    huggingface::export(&args.to, shape, &mut read, args.tokenizer.as_deref())?;
+    let tokenizer = our_tokenizer(args, &checkpoint)?;
+    huggingface::export(&args.to, shape, &mut read, tokenizer.as_deref())?;
     report(args.json, "model", &args.to, shape)
+}
+
+/// The tokenizer's file to put beside a model: the one that was named, or that of the checkpoint.
+/// Nobody but us reads a list of characters.
+fn our_tokenizer(args: &ExportArgs, checkpoint: &Checkpoint) -> Result<Option<PathBuf>> {
+    let Some(file) = args.tokenizer.clone().or_else(|| load::tokenizer_of(checkpoint)) else {
+        return Ok(None);
+    };
+    match Tokenizer::load(&file)? {
+        Tokenizer::Bpe(_) => Ok(Some(file)),
+        Tokenizer::Characters(_) => {
+            let file = file.display();
+            told(&format!(
+                "{file} is a list of characters, which transformers does not read: it is left out"
+            ));
+            Ok(None)
+        }
+    }
 }
 
 fn report(json: bool, what: &str, path: &Path, shape: &Shape) -> Result<ExitCode> {

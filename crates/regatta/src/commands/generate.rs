@@ -1,7 +1,7 @@
 //! `regatta generate`: text from a trained model, as it comes.
 
 use std::io::{IsTerminal, Read, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -16,7 +16,7 @@ use regatta_train::model::Model;
 use regatta_train::step::Net;
 use serde::Serialize;
 
-use crate::cli::FAINT;
+use crate::cli::{FAINT, WARNING};
 use crate::output;
 
 /// `regatta generate`.
@@ -144,12 +144,30 @@ fn tokenizer(args: &GenerateArgs, loaded: &Loaded) -> Result<Tokenizer> {
         bail!("{from} has no tokenizer.json beside it: name the tokenizer's file by --tokenizer");
     };
     let tokenizer = Tokenizer::load(file)?;
+    check_maker(args, loaded, file, &tokenizer.fingerprint())?;
     let (kinds, known) = (tokenizer.vocabulary(), loaded.shape.vocabulary);
     if kinds > known {
         let file = file.display();
         bail!("{file} has {kinds} kinds of tokens, the model knows {known}: it is another model's");
     }
     Ok(tokenizer)
+}
+
+/// The tokenizer is the one that the model was trained with. Another one that was asked for may say
+/// the same in other words, so that is only told.
+fn check_maker(args: &GenerateArgs, loaded: &Loaded, file: &Path, fingerprint: &str) -> Result<()> {
+    let Some(made_by) = loaded.made_by.as_deref().filter(|made_by| *made_by != fingerprint) else {
+        return Ok(());
+    };
+    let (file, from) = (file.display(), loaded.from.display());
+    let what = format!("{file} ({fingerprint}) is not the tokenizer of {from} ({made_by})");
+    if args.tokenizer.is_none() {
+        bail!(
+            "{what}: name the right one by --tokenizer FILE, or this one to take it all the same"
+        );
+    }
+    output::complain(&format!("{WARNING}note:{WARNING:#} {what}\n"));
+    Ok(())
 }
 
 /// What the text begins with.

@@ -1,6 +1,7 @@
 //! Slurm on this machine's own CPUs: steps, batch scripts and allocations without a step.
 
 use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
 use regatta_testbed::{Cluster, cluster_or_skip, run};
@@ -27,6 +28,36 @@ fn slurm_jobs_are_read_right() {
     taken_port(&bed);
     contradiction(&bed);
     adopted(&bed);
+    smoke(&bed);
+}
+
+/// `regatta train --smoke` on several nodes, whoever starts the ranks: `srun` each of them, or we
+/// from inside an allocation, by agents that `srun` starts.
+fn smoke(bed: &Bed) {
+    let works = |text: &str| {
+        let found: Value = serde_json::from_str(text).unwrap_or_else(|e| panic!("{e}: {text}"));
+        assert_eq!(found["works"], true, "{text}");
+        let parts = found["parts"].as_array().unwrap();
+        assert!(parts.iter().any(|part| part["part"] == "checkpoint"), "{text}");
+        let world = parts.iter().find(|part| part["part"] == "join").unwrap().to_string();
+        assert!(world.contains("\"ranks\":4") && world.contains("\"hosts\":2"), "{world}");
+    };
+    let run_dir = |name: &str| bed.cluster.shared().join(name).display().to_string();
+    let words = ["train", "--smoke", "train.steps=5", "train.threads=1", "--json", "--run-dir"];
+    let secret = bed.file("secret", &"0f".repeat(32));
+    std::fs::set_permissions(&secret, std::fs::Permissions::from_mode(0o600)).unwrap();
+    let export = format!("--export=ALL,REGATTA_SECRET_FILE={secret}");
+    let options = [NODES, "--ntasks-per-node=2", &export];
+    let folder = run_dir("smoke-by-srun");
+    let by_srun = [&words[..], &[&folder]].concat();
+    let job = bed.srun(&[], &options, &by_srun).good();
+    assert_eq!(job.hosts(), ["node1", "node1", "node2", "node2"]);
+    works(&job.ranks[0].text);
+    let mut inside = bed.cluster.login("salloc", ["--quiet", NODES, "--exclusive", REGATTA]);
+    inside.args(words).arg(run_dir("smoke-in-salloc")).args(["--ranks-per-node", "2"]);
+    let output = run(&mut inside).unwrap();
+    assert!(output.status.success(), "{output:?}");
+    works(&output.stdout);
 }
 
 /// `regatta launch` started once a rank becomes that rank, bound as planned.

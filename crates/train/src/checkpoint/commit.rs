@@ -144,15 +144,17 @@ pub(super) fn prune(
     old.filter_map(|step| remove_step(disk, checkpoints, step).err()).collect()
 }
 
-/// Gives complete checkpoints of later steps names that nobody looks for, and returns these.
+/// Gives complete checkpoints, all or those of later steps, names that nobody looks for, and
+/// returns these.
 pub(super) fn set_aside(
     disk: &dyn Disk,
     checkpoints: &Path,
-    after: u64,
+    after: Option<u64>,
 ) -> Result<Vec<PathBuf>, CheckpointError> {
     let names = disk.list(checkpoints).map_err(CheckpointError::io("list", checkpoints))?;
     let found = names.iter().filter_map(|name| folder::parse(name));
-    let later = found.filter(|(step, role)| *role == Role::Complete && *step > after);
+    let is_later = |step: u64| after.is_none_or(|after| step > after);
+    let later = found.filter(|(step, role)| *role == Role::Complete && is_later(*step));
     let moved = later.map(|(step, role)| {
         let mut free = (1..).map(|n| folder::aside(step, n)).filter(|name| !names.contains(name));
         let to = checkpoints.join(free.next().unwrap_or_default());

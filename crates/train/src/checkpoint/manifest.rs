@@ -12,6 +12,13 @@ use crate::shape::Shape;
 /// The version of the format that is written, and the only one that is read.
 pub const VERSION: u32 = 1;
 
+/// The name among [`About::extra`] of how the ranks that wrote it were laid out.
+pub const SPLIT: &str = "split";
+/// Under this name [`About::extra`] tells which start of a training wrote it.
+pub const RUN: &str = "run";
+/// And under this one what tells the data from other data.
+pub const DATA: &str = "data";
+
 /// What a checkpoint is about: all that training needs beside the numbers to go on.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -107,6 +114,32 @@ pub struct Written {
     pub part: Part,
     /// The SHA-256 of its bytes.
     pub sha256: String,
+}
+
+/// In how many pieces tensors are.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Pieces {
+    /// Tensors that are in one piece.
+    pub whole: usize,
+    /// Pieces that are numbers from a place to another.
+    pub ranges: usize,
+    /// Pieces that are some columns of some rows.
+    pub rectangles: usize,
+}
+
+impl Manifest {
+    /// How its tensors are split.
+    pub fn pieces(&self) -> Pieces {
+        let mut count = Pieces::default();
+        for piece in self.tensors.iter().flat_map(|tensor| &tensor.pieces) {
+            match piece.part {
+                Part::Whole => count.whole += 1,
+                Part::Flat(_) => count.ranges += 1,
+                Part::Rectangle { .. } => count.rectangles += 1,
+            }
+        }
+        count
+    }
 }
 
 impl Tensor {

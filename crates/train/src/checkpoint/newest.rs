@@ -8,6 +8,7 @@ use super::commit::entries;
 use super::disk::System;
 use super::error::CheckpointError;
 use super::folder::{self, Role};
+use super::manifest::RUN;
 use super::reader::Checkpoint;
 
 /// A checkpoint that was passed over.
@@ -38,6 +39,23 @@ pub fn newest_good(
 /// Whether there is any checkpoint, good or not.
 pub fn any(checkpoints: &Path) -> Result<bool, CheckpointError> {
     Ok(!folders(checkpoints)?.is_empty())
+}
+
+/// Whether a checkpoint is one of the complete ones of a folder.
+pub fn is_among(checkpoint: &Checkpoint, checkpoints: &Path) -> bool {
+    let real = |folder: &Path| folder.canonicalize().ok();
+    let own = real(checkpoint.folder());
+    let all = folders(checkpoints).unwrap_or_default();
+    own.is_some() && all.iter().any(|folder| real(folder) == own)
+}
+
+/// Whether any complete checkpoint of a folder was written by the run of this name.
+pub fn any_of_run(checkpoints: &Path, run: &str) -> Result<bool, CheckpointError> {
+    let is_its = |folder: &PathBuf| {
+        let about = Checkpoint::open(folder);
+        about.is_ok_and(|one| one.about().extra.get(RUN).is_some_and(|name| name == run))
+    };
+    Ok(folders(checkpoints)?.iter().any(is_its))
 }
 
 /// The folders of complete checkpoints, the newest first. One that was about to be replaced counts

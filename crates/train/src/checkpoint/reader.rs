@@ -158,13 +158,15 @@ impl Checkpoint {
         let (path, place) = self.place(tensor, stored)?;
         let file = File::open(&path).map_err(CheckpointError::io("open", &path))?;
         let mut bytes = Vec::new();
-        for copy in copies {
-            bytes.resize(copy.len * 4, 0);
-            let from = place.bytes.start + copy.from as u64 * 4;
+        // What follows each other in the file is read at once: rows of few columns are short.
+        for run in copies.chunk_by(|a, b| a.from + a.len == b.from) {
+            let from = place.bytes.start + run[0].from as u64 * 4;
+            bytes.resize(run.iter().map(|copy| copy.len * 4).sum(), 0);
             file.read_exact_at(&mut bytes, from).map_err(CheckpointError::io("read", &path))?;
-            let to = &mut numbers[copy.to..copy.to + copy.len];
-            for (number, four) in to.iter_mut().zip(bytes.as_chunks::<4>().0) {
-                *number = f32::from_le_bytes(*four);
+            let mut four = bytes.as_chunks::<4>().0.iter();
+            for copy in run {
+                let to = &mut numbers[copy.to..copy.to + copy.len];
+                to.iter_mut().zip(&mut four).for_each(|(to, four)| *to = f32::from_le_bytes(*four));
             }
         }
         Ok(())

@@ -110,9 +110,10 @@ impl Writer {
         self.damaged.extend(names.filter_map(folder::parse).map(|(step, _)| step));
     }
 
-    /// Takes complete checkpoints of later steps out of the way of a run that begins before them:
-    /// they would be taken for its own. By rank 0, which learns where they are now.
-    pub fn set_aside(&self, after: u64) -> Result<Vec<PathBuf>, CheckpointError> {
+    /// Takes complete checkpoints out of the way of a run that does not go on from them, as they
+    /// would be taken for its own: those after the step that it begins from, or all. By rank 0,
+    /// which learns where they are now.
+    pub fn set_aside(&self, after: Option<u64>) -> Result<Vec<PathBuf>, CheckpointError> {
         match self.rank {
             0 => commit::set_aside(&*self.disk, &self.checkpoints, after),
             _ => Ok(Vec::new()),

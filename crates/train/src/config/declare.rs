@@ -86,9 +86,10 @@ pub(super) const POSITIVE: Limit = Limit { text: " above 0", least: 0.0, from: f
 /// Numbers from 0 on.
 pub(super) const NOT_NEGATIVE: Limit =
     Limit { text: ", 0 or more", least: 0.0, from: true, most: MOST };
-/// Shares of a whole that leave something over.
+/// Shares of a whole that leave something over, also as the 32 bits that devices compute with:
+/// nearer to 1 they would be 1.
 pub(super) const SHARE: Limit =
-    Limit { text: " from 0 to below 1", least: 0.0, from: true, most: 1.0 - f64::EPSILON };
+    Limit { text: " from 0 to 0.9999999", least: 0.0, from: true, most: 0.999_999_9 };
 
 impl Limit {
     /// Whether a number is allowed; what is no number is.

@@ -12,6 +12,8 @@ use super::{Config, ConfigError, KEYS, Key, Place, Preset, presets};
 
 /// The key of a file that names the preset under it.
 const PRESET: &str = "preset";
+/// The key of a file that says what it is called; else by its own name.
+const NAME: &str = "name";
 
 /// Who set a key; later ones over earlier ones.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,7 +44,7 @@ impl fmt::Display for Origin {
 pub struct Resolved {
     /// The configuration.
     pub config: Config,
-    /// What it is called: the preset's name, or the file's.
+    /// What it is called: the preset's name, or what the file says, or the file's own.
     pub name: String,
     /// Who set each of [`KEYS`].
     origins: Vec<Origin>,
@@ -77,8 +79,9 @@ impl Resolved {
 
     /// Puts a file over what is there, and under it the preset that it names, if it does.
     pub fn put_file(&mut self, path: &Path, text: &str) -> Result<(), ConfigError> {
-        self.put(&Origin::File(path.to_owned()), text)?;
-        self.name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let own = self.put(&Origin::File(path.to_owned()), text)?;
+        let stem = || path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        self.name = own.unwrap_or_else(stem);
         Ok(())
     }
 
@@ -96,8 +99,8 @@ impl Resolved {
         self.settle_batch(&Origin::CommandLine)
     }
 
-    /// Puts all keys of a TOML document over what is there.
-    fn put(&mut self, origin: &Origin, text: &str) -> Result<(), ConfigError> {
+    /// Puts all keys of a TOML document over what is there. Returns what it calls itself.
+    fn put(&mut self, origin: &Origin, text: &str) -> Result<Option<String>, ConfigError> {
         let place = |at: usize| {
             let before = text.get(..at).unwrap_or(text);
             Place { origin: origin.clone(), line: Some(1 + before.matches('\n').count()) }
@@ -108,10 +111,16 @@ impl Resolved {
                 what: first_line(error.message()),
             })?
             .into_inner();
-        if matches!(origin, Origin::File(_))
-            && let Some(name) = table.remove(PRESET)
-        {
-            self.put_named(name.get_ref(), &place(name.span().start))?;
+        let mut own = None;
+        if matches!(origin, Origin::File(_)) {
+            if let Some(preset) = table.remove(PRESET) {
+                let place = place(preset.span().start);
+                self.put_preset(presets::find(word(PRESET, preset.get_ref(), &place)?)?)?;
+            }
+            if let Some(name) = table.remove(NAME) {
+                let place = place(name.span().start);
+                own = Some(word(NAME, name.get_ref(), &place)?.to_owned());
+            }
         }
         for (section, keys) in table.iter() {
             let DeValue::Table(keys) = keys.get_ref() else {
@@ -123,17 +132,8 @@ impl Resolved {
                 self.set_toml(at, value.get_ref(), &place)?;
             }
         }
-        self.settle_batch(origin)
-    }
-
-    /// Puts the preset that a file names under what the file says itself.
-    fn put_named(&mut self, name: &DeValue<'_>, place: &Place) -> Result<(), ConfigError> {
-        let DeValue::String(name) = name else {
-            let (key, expected) = (PRESET.to_owned(), "the name of a preset".to_owned());
-            let value = format!("a TOML {}", name.type_str());
-            return Err(ConfigError::WrongValue { place: place.clone(), key, value, expected });
-        };
-        self.put_preset(presets::find(name)?)
+        self.settle_batch(origin)?;
+        Ok(own)
     }
 
     /// One of train.batch and train.batch_per_rank says how large a step is: the one that was set
@@ -194,6 +194,20 @@ impl Resolved {
         self.origins[at] = place.origin.clone();
         Ok(())
     }
+}
+
+/// What a file says about itself, which must be a word.
+fn word<'a>(key: &str, value: &'a DeValue<'_>, place: &Place) -> Result<&'a str, ConfigError> {
+    let DeValue::String(text) = value else {
+        let what = if key == PRESET { "the name of a preset" } else { "a text" };
+        return Err(ConfigError::WrongValue {
+            place: place.clone(),
+            key: key.to_owned(),
+            value: format!("a TOML {}", value.type_str()),
+            expected: what.to_owned(),
+        });
+    };
+    Ok(text)
 }
 
 /// Where in [`KEYS`] a key is, by its whole name.

@@ -96,6 +96,8 @@ configuration! {
         threads: usize = 0, SIZE_OR_ZERO;
         /// Whether activations are computed again in the backward pass: less memory, more work.
         recompute: bool = false, ANY;
+        /// Whether what memory cannot hold is refused before it begins.
+        check_memory: bool = true, ANY;
         /// Steps between validations, the last step has one too; 0: none.
         eval_every: u64 = 250, ANY;
         /// Batches of a validation.

@@ -38,6 +38,18 @@ fn later_layers_win_and_are_known() {
 }
 
 #[test]
+fn a_file_may_say_what_it_is_called() {
+    let named = file("name = \"my \\\"own\\\"\"\n[train]\nsteps = 3\n", &[]).unwrap();
+    assert_eq!((named.name.as_str(), named.config.train.steps), ("my \"own\"", 3));
+    assert_eq!(file(&named.to_toml(), &["steps=4"]).unwrap().name, named.name);
+    assert_eq!(file(&words(&[]).unwrap().to_toml(), &[]).unwrap().name, "tiny");
+    // Over the name of the preset that it stands on.
+    assert_eq!(file("preset = \"mlp\"\nname = \"mine\"\n", &[]).unwrap().name, "mine");
+    let error = sentence(file("name = 3\n", &[]));
+    assert_eq!(error, "run.toml, line 1: name is a TOML integer, and must be a text");
+}
+
+#[test]
 fn a_misspelled_key_is_answered_with_the_right_one() {
     let cases = [
         ("train.setps=3", "unknown key train.setps: did you mean train.steps?"),
@@ -66,7 +78,10 @@ fn a_wrong_value_is_answered_with_what_is_expected() {
         ("steps=", "train.steps is empty,"),
         ("layers=99999999999999999999999", "a whole number, 1 to 10000"),
         ("width=2000000", "model.width is 2000000, and must be a whole number, 1 to 1048576"),
-        ("dropout=1", "model.dropout is 1, and must be a number from 0 to below 1"),
+        ("dropout=1", "model.dropout is 1, and must be a number from 0 to 0.9999999"),
+        // As a number of 32 bits it is 1.
+        ("dropout=0.99999999", "model.dropout is 0.99999999, and must be a number from 0 to"),
+        ("beta2=0.99999999", "optimizer.beta2 is 0.99999999,"),
         ("rate=nan", "optimizer.rate is nan, and must be a number above 0"),
         ("rate=inf", "optimizer.rate is inf,"),
         ("rate=0", "optimizer.rate is 0,"),
@@ -104,6 +119,12 @@ fn numbers_may_be_written_as_people_and_toml_do() {
     assert_eq!((config.train.steps, config.train.seed), (1000, 16));
     assert_eq!((config.optimizer.clip, config.optimizer.warmup), (2.0, 10));
     assert!(words(&["steps=1__0"]).is_err() && words(&["steps=_1"]).is_err());
+}
+
+#[test]
+fn the_largest_share_leaves_something_over() {
+    let config = words(&["dropout=0.9999999", "beta2=0.9999999"]).unwrap().config;
+    assert!((config.model.dropout as f32) < 1.0 && (config.optimizer.beta2 as f32) < 1.0);
 }
 
 #[test]

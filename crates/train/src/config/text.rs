@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use super::layers::Origin;
+use super::value::quoted;
 use super::{Config, ConfigError, KEYS, Key, PRESETS, Resolved};
 
 impl Config {
@@ -23,10 +24,10 @@ impl Config {
 }
 
 impl Resolved {
-    /// All keys as TOML, each with a comment that says who set it.
+    /// What it is called, and all keys as TOML, each with a comment that says who set it.
     pub fn to_toml(&self) -> String {
         let mut entries = self.entries();
-        by_section(|key, text| {
+        let keys = by_section(|key, text| {
             let Some((_, value, origin)) = entries.next() else { return };
             let line = format!("{} = {value}", key.name);
             let default = key.default();
@@ -36,7 +37,8 @@ impl Resolved {
                 _ => format!(", default {default}"),
             };
             let _ = writeln!(text, "{line:<28}  # {}{instead}", one_line(&origin.to_string()));
-        })
+        });
+        format!("name = {}\n\n{keys}", quoted(&self.name))
     }
 }
 

@@ -28,6 +28,12 @@ pub enum DataError {
         /// What there is.
         known: String,
     },
+    /// The project's own text, as if it were a file.
+    #[error(
+        "builtin is a part of the program, and there is nothing to prepare: `regatta train` trains \
+         on it as it is"
+    )]
+    Builtin,
     /// A text without a character.
     #[error("{what} is empty")]
     Empty {

@@ -14,7 +14,7 @@ pub mod prepare;
 pub mod source;
 mod split;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 pub mod token_file;
 pub mod tokenizer;
 

@@ -164,7 +164,10 @@ fn file_with(data: &str, places: &Places, download: &fetch::Download) -> Result<
     }
     let path = PathBuf::from(data);
     match std::fs::metadata(&path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(unknown(data)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => match data {
+            BUILTIN => Err(DataError::Builtin),
+            _ => Err(unknown(data)),
+        },
         Err(error) => Err(DataError::io("look at", &path)(error)),
         Ok(_) => Ok(path),
     }
@@ -217,9 +220,22 @@ pub struct Dataset {
     pub validation: Tokens,
     /// What the tokens mean.
     pub tokenizer: Tokenizer,
+    /// What tells it from other data, tokens and tokenizer.
+    pub digest: String,
 }
 
 impl Dataset {
+    /// Tokens and what they mean.
+    pub fn new(train: Tokens, validation: Tokens, tokenizer: Tokenizer) -> Result<Self> {
+        let mut sum = Sha256::new_with_prefix(tokenizer.fingerprint());
+        for tokens in [&train, &validation] {
+            sum.update(tokens.digest()?);
+        }
+        let mut digest = hex(&sum.finalize());
+        digest.truncate(16);
+        Ok(Self { train, validation, tokenizer, digest })
+    }
+
     /// Reads all of what is in files, and compares with their checksums.
     pub fn verify(&self) -> Result<()> {
         [&self.train, &self.validation].into_iter().try_for_each(|tokens| match tokens {
@@ -251,7 +267,7 @@ pub fn open(prepared: &Prepared) -> Result<Dataset> {
                 Ok(Tokens::File(Arc::new(file)))
             };
             let (train, validation) = (file("train.bin")?, file("val.bin")?);
-            Ok(Dataset { train, validation, tokenizer })
+            Dataset::new(train, validation, tokenizer)
         }
     }
 }
@@ -267,7 +283,7 @@ fn of_text(text: &str, tokenizer: Option<&Path>, validation: f64, what: &str) ->
     let (train, validation) = pieces::cut(text, validation);
     let tokens = |text: &str| Ok(Tokens::Memory(tokenizer.encode(text)?.into()));
     let (train, validation) = (tokens(train)?, tokens(validation)?);
-    Ok(Dataset { train, validation, tokenizer })
+    Dataset::new(train, validation, tokenizer)
 }
 
 /// A folder's tokens, if they were made with the tokenizer beside them, and with the one that was
@@ -285,7 +301,7 @@ fn of_folder(path: &Path, wanted: Option<&Path>) -> Result<Dataset> {
         Ok(Tokens::File(Arc::new(file)))
     };
     let (train, validation) = (file(folder::TRAIN)?, file(folder::VALIDATION)?);
-    Ok(Dataset { train, validation, tokenizer })
+    Dataset::new(train, validation, tokenizer)
 }
 
 fn made_with(file: &TokenFile, path: &Path, tokenizer: &Tokenizer) -> Result<()> {
@@ -322,6 +338,23 @@ impl Tokens {
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// What tells them from other tokens. Files say it of themselves, or it is cheap.
+    fn digest(&self) -> Result<[u8; 32]> {
+        match self {
+            Self::File(file) => file.digest(),
+            Self::Memory(all) => {
+                let mut sum = Sha256::new();
+                let mut bytes = Vec::new();
+                for some in all.chunks(1 << 16) {
+                    bytes.clear();
+                    bytes.extend(some.iter().flat_map(|token| token.to_le_bytes()));
+                    sum.update(&bytes);
+                }
+                Ok(sum.finalize().into())
+            }
+        }
     }
 
     /// Reads some into `out`, whose content is replaced.

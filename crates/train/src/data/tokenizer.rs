@@ -1,11 +1,14 @@
 //! Text to tokens and back: single characters, or byte-level BPE as in a Hugging Face
 //! `tokenizer.json`.
 
+use std::fs::File;
+use std::io::Write;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use super::beside;
 use super::bpe::Bpe;
 use super::error::{DataError, Result};
 
@@ -85,9 +88,24 @@ impl Tokenizer {
         }
     }
 
-    /// Writes it to a file.
+    /// Writes it to a file, which is there whole or as it was before. One that has it already is
+    /// left alone: others may read it at any time.
     pub fn save(&self, path: &Path) -> Result<()> {
-        std::fs::write(path, self.to_bytes()).map_err(DataError::io("write the tokenizer", path))
+        let bytes = self.to_bytes();
+        if std::fs::read(path).is_ok_and(|there| there == bytes) {
+            return Ok(());
+        }
+        let part = beside(path, "part");
+        let write = || {
+            let mut file = File::create(&part)?;
+            file.write_all(&bytes)?;
+            file.sync_all()?;
+            std::fs::rename(&part, path)
+        };
+        write().map_err(|error| {
+            let _ = std::fs::remove_file(&part);
+            DataError::io("write the tokenizer", path)(error)
+        })
     }
 
     /// The tokens of a text, without any that mark its begin or end.

@@ -1,27 +1,26 @@
-//! Before the first step: all ranks are told the same, and have the same parameters.
+//! Before the first step: all ranks are told the same, and have their parts of the same parameters.
 
-use std::ffi::OsString;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use regatta_comm::{Collectives, Comm};
 use sha2::{Digest, Sha256};
 
 use super::error::TrainError;
-use super::keep::{self, Keeper};
+use super::keep::{self, Holding, Keeper};
 use super::report::{self, Speed};
-use super::{CHECKPOINTS, Job, TOKENIZER, Training};
-use crate::checkpoint::{
-    self, About, Checkpoint, CheckpointError, Kind, MANIFEST, Skipped, newest_good,
-};
+use super::{Job, TOKENIZER, Training, resume};
+use crate::checkpoint::manifest::{DATA, RUN, SPLIT};
+use crate::checkpoint::{About, Checkpoint, Kind, any, any_of_run, is_among};
 use crate::config::{Config, ConfigError, Memory, Plan, Resume};
 use crate::data::{DataError, Dataset, Loader, Order, Tokens};
-use crate::memory::{Format, ViewMut};
 use crate::metrics::{self, Event};
 use crate::model::Model;
 use crate::offload::{Offload, Where};
-use crate::parallel::pipeline::Stage;
+use crate::parallel::context::Ring;
+use crate::parallel::pipeline::{Stage, StageError};
+use crate::parallel::tensor::Group;
 use crate::parallel::{Groups, Mesh, Zero};
+use crate::run;
 use crate::shape::Shape;
 use crate::state::Sharing;
 use crate::step::{Engine, Net};
@@ -30,7 +29,7 @@ use crate::step::{Engine, Net};
 const OFFLOADED: &str = "offloaded";
 
 impl Training {
-    /// All ranks have the same parameters, and are ready for the next step.
+    /// All ranks have their parts of the same parameters, and are ready for the next step.
     pub(super) fn begin(job: Job, tell: &mut dyn FnMut(Event)) -> Result<Self, TrainError> {
         let (rank, ranks) = (job.comm.rank() as usize, job.comm.size() as usize);
         let (plan, shape) = planned(&job)?;
@@ -41,37 +40,40 @@ impl Training {
             Some(folder) => Some(Keeper::new(folder, rank, ranks, job.config.checkpoint.keep)?),
             None => None,
         };
-        let found = match rank {
-            0 => find(&job.config, checkpoints.as_deref())?,
-            _ => None,
-        };
+        let found = resume::together(&job, checkpoints.as_deref())?;
         if let Some(found) = &found {
-            fits(&found.checkpoint, &shape, &job.dataset.tokenizer.fingerprint())?;
+            resume::fits(&found.checkpoint, &shape, &job.dataset.tokenizer.fingerprint())?;
+            if job.config.checkpoint.resume == Resume::Auto {
+                let Job { config, dataset, .. } = &job;
+                resume::same_data(&found.checkpoint, &config.data.source, &dataset.digest)?;
+            }
         }
-        let told =
-            |f: &Found| [f.checkpoint.about().step as i64, f.checkpoint.about().tokens as i64];
-        let mut before = found.as_ref().map_or([0, 0], told);
-        job.comm.broadcast(&mut before, 0)?;
-        let [done, tokens] = before.map(i64::unsigned_abs);
+        let told = |f: &resume::Found| {
+            let About { step, tokens, .. } = f.checkpoint.about();
+            let is_own = checkpoints.iter().any(|own| is_among(&f.checkpoint, own));
+            // What another run has kept is not kept by this one.
+            (*step, *tokens, is_own.then_some(*step))
+        };
+        let (done, tokens, kept) = found.as_ref().map_or((0, 0, None), told);
         let about = report::about(&job, &plan, &shape, done);
         tell(Event::Begin(Box::new(about.clone())));
         many_kinds(&shape, job.dataset.tokenizer.vocabulary()).into_iter().for_each(&mut *tell);
         apart(&plan.mesh, &*job.comm).into_iter().for_each(&mut *tell);
         let mut training = Self::new(job, plan, shape, &about)?;
-        training.tokens = tokens;
+        (training.tokens, training.kept) = (tokens, kept);
         let how = sharing(&training.config, &training.plan, &training.folder);
         how.notes(&training.engine.groups).into_iter().for_each(|note| tell(Event::Note(note)));
-        if let Some(found) = &found {
+        if let Some(found) = found {
             found.skipped.iter().for_each(|note| tell(Event::Note(note.clone())));
             keeper.iter_mut().for_each(|keeper| keeper.pass_over(&found.damaged));
+            training.restore(&found.checkpoint)?;
             let from = found.checkpoint.folder().display();
             tell(Event::Note(format!("goes on after step {done} of {from}")));
         }
-        training.restore(found.as_ref().map(|found| &found.checkpoint))?;
         if let Some(keeper) = &keeper
             && training.config.checkpoint.resume != Resume::Auto
         {
-            for path in keeper.set_aside(done)? {
+            for path in keeper.set_aside(kept)? {
                 let note = "is of the run before, and kept under this name";
                 tell(Event::Note(format!("{} {note}", path.display())));
             }
@@ -88,23 +90,16 @@ impl Training {
         Ok(training)
     }
 
-    /// Reads this rank's share of the checkpoint that rank 0 found, if it did. Ranks that have all
-    /// get it from the first.
-    fn restore(&mut self, found: Option<&Checkpoint>) -> Result<(), TrainError> {
-        if let Some(checkpoint) = found {
-            keep::restore(&mut self.engine, checkpoint)?;
-        }
-        if self.engine.state.sharing == 1 {
+    /// Reads this rank's parts of a checkpoint. Of ranks that have the same only the first does, and
+    /// the others get it from there: thousands that read all of a model are too many for any disk.
+    fn restore(&mut self, checkpoint: &Checkpoint) -> Result<(), TrainError> {
+        if Holding::of(&self.engine).copy().rank != 0 {
             return Ok(());
         }
-        let told = found.map(|checkpoint| checkpoint.folder().as_os_str().as_bytes().to_vec());
-        if let Some(folder) = told_all(&*self.comm, told)?
-            && found.is_none()
-        {
-            let folder = PathBuf::from(OsString::from_vec(folder));
-            keep::restore(&mut self.engine, &Checkpoint::open(&folder)?)?;
-        }
-        Ok(())
+        keep::restore(&mut self.engine, checkpoint).map_err(|error| match error {
+            TrainError::Checkpoint(why) => resume::unread(&*self.comm, checkpoint.folder(), why),
+            other => other,
+        })
     }
 
     /// With parameters as they are before training, and nothing that is kept or tried.
@@ -115,10 +110,15 @@ impl Training {
         about: &metrics::About,
     ) -> Result<Self, TrainError> {
         let speed = Speed::new(about, &shape);
-        let Job { config, comm, device, dataset, folder, .. } = job;
+        let Job { config, comm, device, dataset, folder, run, .. } = job;
+        let extra = [(RUN, run), (DATA, dataset.digest.clone()), (SPLIT, plan.mesh.to_string())];
+        let extra = extra.into_iter().filter(|(_, what)| !what.is_empty());
+        let extra = extra.map(|(name, what)| (name.to_owned(), what)).collect();
         let groups = Groups::new(comm.clone(), plan.mesh)?;
-        let stage = Stage::whole(&shape);
-        let net = Net::new(Model::new(shape), device);
+        let stage = stage(&plan, &shape, &groups)?;
+        let tensor = Group::new(groups.tensor.clone(), plan.sequence);
+        let ring = Ring::new(groups.ring.clone(), groups.seat.context_share(&plan.mesh));
+        let net = Net::within(tensor.clone(), Model::of(shape, tensor.share), device).in_ring(ring);
         let how = sharing(&config, &plan, &folder);
         let engine = Engine::new(net, groups, stage, &how, config.train.seed)?;
         Ok(Self {
@@ -133,7 +133,8 @@ impl Training {
             folder,
             done: about.done,
             tokens: 0,
-            kept: (about.done > 0).then_some(about.done),
+            kept: None,
+            extra,
             speed,
         })
     }
@@ -144,25 +145,29 @@ pub(super) fn planned(job: &Job) -> Result<(Plan, Shape), TrainError> {
     let plan = job.config.validate(job.comm.size() as usize)?;
     let shape = job.config.shape(job.dataset.tokenizer.vocabulary())?;
     shape.check_tensor(plan.mesh.tp).map_err(ConfigError::Contradiction)?;
-    trainable(&job.config, &plan)?;
+    trainable(&job.config)?;
     Ok((plan, shape))
 }
 
-/// Splits that can be planned and explained, and not yet trained.
-fn trainable(config: &Config, plan: &Plan) -> Result<(), ConfigError> {
-    let Mesh { tp, cp, pp, .. } = plan.mesh;
-    let all = [
-        ("parallel.tp", tp == 1),
-        ("parallel.cp", cp == 1),
-        ("parallel.pp", pp == 1),
-        ("parallel.tiles", config.parallel.tiles == 1),
-    ];
-    match all.into_iter().find(|(_, can)| !can) {
-        None => Ok(()),
-        Some((what, _)) => Err(ConfigError::Contradiction(format!(
-            "{what}: this version can plan that, and not train it: leave it out, or see what it \
-             would cost with --explain"
-        ))),
+/// This rank's part in the pipeline.
+fn stage(plan: &Plan, shape: &Shape, groups: &Groups) -> Result<Stage, ConfigError> {
+    if plan.mesh.pp == 1 {
+        return Ok(Stage::whole(shape));
+    }
+    let how = (plan.schedule, plan.mesh.pp, plan.chunks, plan.accumulation);
+    let contradiction = |error: StageError| ConfigError::Contradiction(error.to_string());
+    Stage::new(shape, how, groups.seat.pp).map_err(contradiction)
+}
+
+/// What can be planned and explained, and not yet trained.
+fn trainable(config: &Config) -> Result<(), ConfigError> {
+    match config.parallel.tiles {
+        1 => Ok(()),
+        _ => Err(ConfigError::Contradiction(
+            "parallel.tiles: this version can plan that, and not train it: leave it out, or see \
+             what it would cost with --explain"
+                .to_owned(),
+        )),
     }
 }
 
@@ -203,26 +208,20 @@ fn many_kinds(shape: &Shape, kinds: usize) -> Option<Event> {
 
 /// Ranks that were told different things would train something that nobody asked for.
 pub(super) fn all_alike(job: &Job) -> Result<(), TrainError> {
-    let dataset = &job.dataset;
-    let (train, validation) = (dataset.train.len(), dataset.validation.len());
-    let data = format!("{} {train} {validation}", dataset.tokenizer.fingerprint());
-    agree(&*job.comm, &[("configuration", &job.config.to_toml()), ("data", &data)])
+    let Job { config, dataset, comm, .. } = job;
+    agree(&**comm, &[("configuration", &config.to_toml()), ("data", &dataset.digest)])
 }
 
 /// Where checkpoints are, if there are to be any.
-fn checkpoints(config: &Config, run: &Path) -> Option<PathBuf> {
-    let told = &config.checkpoint;
-    let folder = match told.folder.as_str() {
-        "" => run.join(CHECKPOINTS),
-        folder => PathBuf::from(folder),
-    };
-    (told.every != 0).then_some(folder)
+pub(super) fn checkpoints(config: &Config, folder: &Path) -> Option<PathBuf> {
+    (config.checkpoint.every != 0).then(|| run::checkpoints(config, folder))
 }
 
-/// Has ranks that are started anew go on from what the run has kept, whatever it first began from.
-pub fn go_on(config: &mut Config, run: &Path) -> Result<(), TrainError> {
+/// Has ranks that are started anew go on from what their run has kept, whatever it first began
+/// from. What other runs have left there counts only if the `name` of this one is not known.
+pub fn go_on(config: &mut Config, run: &Path, name: &str) -> Result<(), TrainError> {
     if let Some(own) = checkpoints(config, run)
-        && checkpoint::any(&own)?
+        && if name.is_empty() { any(&own)? } else { any_of_run(&own, name)? }
     {
         config.checkpoint.resume = Resume::Auto;
     }
@@ -240,17 +239,6 @@ fn validation(config: &Config, tokens: &Tokens, tell: &mut dyn FnMut(Event)) -> 
     Some(Loader::new(tokens.clone(), order))
 }
 
-/// What rank 0 has to say, if it has.
-fn told_all(comm: &dyn Comm, own: Option<Vec<u8>>) -> Result<Option<Vec<u8>>, TrainError> {
-    let mut length = [own.as_ref().map_or(-1, |own| own.len() as i64)];
-    comm.broadcast(&mut length, 0)?;
-    let Ok(length) = usize::try_from(length[0]) else { return Ok(None) };
-    let mut text = own.unwrap_or_default();
-    text.resize(length, 0);
-    comm.broadcast(&mut text, 0)?;
-    Ok(Some(text))
-}
-
 /// All ranks have the same of everything, or the first that differs is named.
 pub fn agree(comm: &dyn Comm, told: &[(&'static str, &str)]) -> Result<(), TrainError> {
     for (what, text) in told {
@@ -266,110 +254,28 @@ pub fn agree(comm: &dyn Comm, told: &[(&'static str, &str)]) -> Result<(), Train
     Ok(())
 }
 
-/// Where a training goes on from.
-#[derive(Debug)]
-pub struct Found {
-    /// The checkpoint.
-    pub checkpoint: Checkpoint,
-    /// Newer ones that are damaged, and how.
-    pub skipped: Vec<String>,
-    /// Where those are.
-    pub damaged: Vec<PathBuf>,
-}
-
-/// The checkpoint to go on from, if there is one. `own` is where this training keeps its own.
-pub fn find(config: &Config, own: Option<&Path>) -> Result<Option<Found>, TrainError> {
-    let folder = match (&config.checkpoint.resume, own) {
-        (Resume::Never, _) | (Resume::Auto, None) => return Ok(None),
-        (Resume::Auto, Some(own)) => own.to_owned(),
-        (Resume::From(path), _) => path.clone(),
-    };
-    let (checkpoint, skipped) = match Checkpoint::open(&folder) {
-        Ok(one) => {
-            one.verify().map_err(|all| first(&folder, all))?;
-            (Some(one), Vec::new())
+/// Ranks that have the same share of the same blocks all get what the first of them has, and those
+/// that use more than their shares the rest.
+pub fn spread(engine: &mut Engine) -> Result<(), TrainError> {
+    for block in engine.state.held() {
+        for kind in Kind::ALL {
+            copy_first(engine, (block, kind))?;
         }
-        Err(error) if folder.join(MANIFEST).exists() => return Err(error.into()),
-        Err(_) => newest_good(&inside(&folder))?,
-    };
-    let damaged = skipped.iter().map(|skipped| skipped.folder.clone()).collect();
-    let skipped: Vec<String> = skipped.iter().map(told).collect();
-    match (checkpoint, &config.checkpoint.resume) {
-        (Some(checkpoint), _) => Ok(Some(Found { checkpoint, skipped, damaged })),
-        (None, Resume::Auto) if skipped.is_empty() => Ok(None),
-        (None, _) => Err(TrainError::Nothing { folder, skipped: skipped.join("; ") }),
-    }
-}
-
-/// A run's folder has its checkpoints in a folder of their own.
-fn inside(folder: &Path) -> PathBuf {
-    let inside = folder.join(CHECKPOINTS);
-    if inside.is_dir() { inside } else { folder.to_owned() }
-}
-
-fn first(folder: &Path, all: Vec<CheckpointError>) -> TrainError {
-    let folder = folder.to_owned();
-    match all.into_iter().next() {
-        Some(error) => error.into(),
-        None => TrainError::Nothing { folder, skipped: String::new() },
-    }
-}
-
-fn told(skipped: &Skipped) -> String {
-    let why = skipped.why.first().map(ToString::to_string).unwrap_or_default();
-    format!("{} is damaged and passed over: {why}", skipped.folder.display())
-}
-
-/// The checkpoint is of this model and these tokens.
-pub fn fits(checkpoint: &Checkpoint, shape: &Shape, tokenizer: &str) -> Result<(), TrainError> {
-    let About { shape: other, tokenizer: made_by, .. } = checkpoint.about();
-    let wrong = |what, why| {
-        let folder = checkpoint.folder().to_owned();
-        Err(TrainError::Other { folder, what, why })
-    };
-    if other != shape {
-        return wrong("model", difference(other, shape));
-    }
-    // A model from elsewhere does not say what its tokens are.
-    if !made_by.is_empty() && made_by != tokenizer {
-        let why = format!("its tokens are by {made_by}, the data's by {tokenizer}");
-        return wrong("tokenizer", why);
+        engine.state.weights.updated(block)?;
     }
     Ok(())
 }
 
-/// The first size in which two models differ.
-fn difference(there: &Shape, here: &Shape) -> String {
-    let fields = |shape: &Shape| match serde_json::to_value(shape) {
-        Ok(serde_json::Value::Object(fields)) => fields,
-        _ => serde_json::Map::new(),
-    };
-    let (there, here) = (fields(there), fields(here));
-    let differs = there.iter().find(|(name, value)| here.get(*name) != Some(value));
-    differs.map_or_else(String::new, |(name, value)| {
-        let here = here.get(name).map(ToString::to_string).unwrap_or_default();
-        format!("model.{name} is {value} there, {here} here")
-    })
-}
-
-/// All ranks get what the first of those has that have the same share.
-pub fn spread(engine: &mut Engine) -> Result<(), TrainError> {
-    let Engine { state, groups, .. } = engine;
-    if let Some(comm) = groups.copies(state.sharing) {
-        for block in state.held() {
-            for kind in Kind::ALL {
-                state.change(block, kind, |own| broadcast(own, &**comm))??;
-            }
-        }
-    }
-    Ok(state.publish()?)
-}
-
-fn broadcast(numbers: ViewMut<'_>, comm: &dyn Comm) -> Result<(), TrainError> {
-    match numbers.format() {
-        Format::F64 => comm.broadcast(numbers.host::<f64>(), 0)?,
-        Format::F32 => comm.broadcast(numbers.host::<f32>(), 0)?,
-        Format::Bf16 => comm.broadcast(numbers.host::<half::bf16>(), 0)?,
+fn copy_first(engine: &mut Engine, what: (usize, Kind)) -> Result<(), TrainError> {
+    let groups = &engine.groups;
+    let copies = if engine.state.sharing == 1 { &groups.data } else { &groups.replica };
+    let Some(comm) = copies.clone() else { return Ok(()) };
+    let mut numbers = Vec::new();
+    for chunk in keep::chunks(0..engine.state.shares[what.0].len()) {
+        numbers.resize(chunk.len(), 0.0);
+        keep::fetch(engine, what, chunk.start, &mut numbers)?;
+        comm.broadcast(&mut numbers, 0)?;
+        keep::put(engine, what, chunk.start, &numbers)?;
     }
     Ok(())
 }

@@ -93,6 +93,22 @@ pub enum TrainError {
         /// Why.
         why: String,
     },
+    /// A rank cannot read its parts of the checkpoint that rank 0 found.
+    #[error(
+        "rank {rank} on {host} cannot go on from {}: {source}; every rank reads its parts of it, so \
+         it must be on a file system that all nodes share",
+        folder.display()
+    )]
+    Unread {
+        /// Which rank.
+        rank: u32,
+        /// Where it is.
+        host: String,
+        /// The checkpoint.
+        folder: PathBuf,
+        /// Why.
+        source: Box<CheckpointError>,
+    },
     /// There is no checkpoint to go on from, where there should be one.
     #[error(
         "{} has no checkpoint to go on from{}; checkpoint.resume=never begins anew",
@@ -114,6 +130,22 @@ pub enum TrainError {
         what: &'static str,
         /// How it differs.
         why: String,
+    },
+    /// The data has changed since the run has begun.
+    #[error(
+        "{} was trained on other data ({then}) than {source_now} has now ({now}): give it the data \
+         back, or begin from it on this data by checkpoint.resume={}",
+        folder.display(), folder.display()
+    )]
+    OtherData {
+        /// The checkpoint.
+        folder: PathBuf,
+        /// What the data is called.
+        source_now: String,
+        /// What told it from other data.
+        then: String,
+        /// What does now.
+        now: String,
     },
 }
 

@@ -47,7 +47,7 @@ pub fn loss(
     let windows: Vec<u64> = spread(loader.order().windows(), wanted).collect();
     let (mut sum, mut tokens) = ([0.0], 0);
     for Pass { windows, counts } in passes(&windows, at_once.max(1), copy) {
-        let batch = loader.batch(windows.into_iter())?;
+        let batch = loader.batch(windows)?;
         let (inputs, targets) = (&batch.inputs, &batch.targets);
         let micro = Micro { inputs, targets, batch: batch.batch, first: 0 };
         let loss = engine.loss(&micro)?;

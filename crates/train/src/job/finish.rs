@@ -1,20 +1,14 @@
 //! Checkpoints on the way, and the end of a training.
 
-use std::time::Instant;
-
 use regatta_comm::{Collectives, ReduceOp};
 
 use super::keep::Kept;
 use super::{TrainError, Training, is_due};
 use crate::checkpoint::About;
-use crate::generate::{Generator, Sampling};
 use crate::metrics::{Ended, Event};
 
 /// Bytes of a reason that ranks tell each other; more is cut away.
 const REASON: usize = 1024;
-
-/// Tokens of the text that a trained model writes at the end.
-const SAMPLE: usize = 300;
 
 impl Training {
     /// Begins a checkpoint. One that is still being written is waited for: two at a time would need
@@ -25,7 +19,7 @@ impl Training {
         let about = self.about();
         let Some(keeper) = &mut self.keeper else { return Ok(()) };
         self.kept = Some(self.done);
-        Ok(keeper.begin(&mut self.engine, about)?)
+        keeper.begin(&mut self.engine, about)
     }
 
     /// Waits for the checkpoint that is under way, if one is on any rank.
@@ -92,7 +86,7 @@ impl Training {
             shape: self.engine.net.model.shape.clone(),
             config: self.config.to_toml(),
             tokenizer: self.dataset.tokenizer.fingerprint(),
-            extra: Default::default(),
+            extra: self.extra.clone(),
         }
     }
 
@@ -108,8 +102,8 @@ impl Training {
         if is_whole || is_new && is_due(self.done, self.config.train.eval_every) {
             self.validate(tell)?;
         }
-        if let Some(text) = (is_whole && self.comm.rank() == 0).then(|| self.sample()).flatten() {
-            tell(Event::Sample(text));
+        if is_whole && self.comm.rank() == 0 {
+            self.sample().into_iter().for_each(&mut *tell);
         }
         keeping?;
         tell(Event::End(Box::new(self.speed.summary(ended, self.done, &self.folder))));
@@ -128,26 +122,5 @@ impl Training {
             Some(why) => Err(TrainError::Unkept { step: self.done, why }),
             None => Ok(()),
         }
-    }
-
-    /// What the model writes by itself.
-    fn sample(&mut self) -> Option<String> {
-        let tokenizer = &self.dataset.tokenizer;
-        let mut first = Vec::new();
-        self.dataset.validation.read(0..1, &mut first).ok()?;
-        self.engine.state.settle().ok()?;
-        let parameters = self.engine.state.weights.whole()?;
-        let generator = Generator::new(&self.engine.net, parameters);
-        let mut generator = generator.among(tokenizer.vocabulary());
-        generator.read(&first).ok()?;
-        let seed = self.config.train.seed;
-        let sampling = Sampling { temperature: 0.8, top_k: 40, top_p: 1.0, seed };
-        let began = Instant::now();
-        let mut tokens = first;
-        // A large model is slow by itself; nobody waits for this.
-        while tokens.len() < SAMPLE && began.elapsed().as_secs() < 5 {
-            tokens.push(generator.next(&sampling).ok()?);
-        }
-        tokenizer.decode(&tokens).ok()
     }
 }

@@ -8,19 +8,21 @@ mod evaluate;
 mod finish;
 mod keep;
 mod report;
+mod resume;
+mod sample;
 pub mod smoke;
 mod tally;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
 use regatta_comm::{Collectives, Comm, ReduceOp};
 
-pub use begin::{find, go_on};
+pub use begin::go_on;
 pub use error::TrainError;
 use keep::Keeper;
-pub use keep::restore;
 use report::Speed;
 use tally::Tally;
 
@@ -32,9 +34,6 @@ use crate::metrics::{Ended, Event};
 use crate::optimizer::{AdamW, Sgd};
 use crate::schedule::Schedule;
 use crate::step::{self, Engine, Micro, Rule};
-
-/// The folder of a run's checkpoints, in the run's.
-pub const CHECKPOINTS: &str = "checkpoints";
 
 /// The tokenizer's file, beside the checkpoints.
 pub const TOKENIZER: &str = "tokenizer.json";
@@ -60,6 +59,9 @@ pub struct Job {
     pub dataset: Dataset,
     /// Where metrics and checkpoints are kept.
     pub folder: PathBuf,
+    /// What tells this run from others, if that is known: ranks that take the place of others have
+    /// the same.
+    pub run: String,
 }
 
 /// Trains. `stop` is asked after every step: if it says so on any rank, all save and end.
@@ -95,6 +97,8 @@ struct Training {
     tokens: u64,
     /// The steps of the last checkpoint that was begun.
     kept: Option<u64>,
+    /// What else checkpoints tell.
+    extra: BTreeMap<String, String>,
     speed: Speed,
 }
 

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use super::{Store, StoreError, Ticket};
+use crate::device::Device;
 use crate::memory::{Format, Tensor, View, ViewMut};
 use crate::parallel::Company;
 use crate::state::Pool;
@@ -151,6 +152,61 @@ impl Shelf {
                 Ok(())
             }
         }
+    }
+
+    /// Copies some numbers of a block, wherever they are; not all of it need be in memory for that.
+    pub fn fetch(
+        &mut self,
+        device: &dyn Device,
+        block: usize,
+        start: usize,
+        to: &mut [f32],
+    ) -> Result<(), StoreError> {
+        let Some((at, room)) = self.some(block, start, to.len())? else {
+            device.fetch(self.view(block).part(start..start + to.len()), to);
+            return Ok(());
+        };
+        let Some(disk) = &self.disk else { return Ok(()) };
+        let read = disk.store.read(at, room).wait()?;
+        device.fetch(read.view(), to);
+        Ok(())
+    }
+
+    /// Changes some numbers of a block, wherever they are.
+    pub fn put(
+        &mut self,
+        device: &dyn Device,
+        block: usize,
+        start: usize,
+        from: &[f32],
+    ) -> Result<(), StoreError> {
+        let Some((at, mut room)) = self.some(block, start, from.len())? else {
+            device.put(from, self.view_mut(block).part(start..start + from.len()));
+            return Ok(());
+        };
+        let Some(disk) = &self.disk else { return Ok(()) };
+        device.put(from, room.view_mut());
+        disk.store.write(at, room).wait()?;
+        Ok(())
+    }
+
+    /// Where some numbers of a block are on disk, with room for them; nothing if they are here.
+    fn some(
+        &mut self,
+        block: usize,
+        start: usize,
+        elements: usize,
+    ) -> Result<Option<(u64, Tensor)>, StoreError> {
+        if let Some(Block { place: Place::Coming(_), .. }) = self.blocks[block] {
+            self.bring(block)?;
+        }
+        let (Some(Block { at, place: Place::Away, .. }), Some(disk)) =
+            (&self.blocks[block], &self.disk)
+        else {
+            return Ok(None);
+        };
+        let at = at + (start * disk.format.size()) as u64;
+        Ok(Some((at, Tensor::zeroed(elements, disk.format))))
     }
 
     /// Bytes that are always in memory, and those for what comes and goes.

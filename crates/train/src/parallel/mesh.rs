@@ -3,6 +3,8 @@
 //! Tensor-parallel ranks, which talk most, are neighbours; then context, data, and pipeline, which
 //! talks least and may be farthest apart.
 
+use std::fmt;
+
 use crate::shape::Share;
 
 /// How many ranks there are on each axis; their product is all ranks.
@@ -80,6 +82,13 @@ impl Mesh {
     /// Who sits there.
     pub fn rank(&self, seat: Seat) -> usize {
         ((seat.pp * self.dp + seat.dp) * self.cp + seat.cp) * self.tp + seat.tp
+    }
+}
+
+impl fmt::Display for Mesh {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { dp, cp, tp, pp, shard } = self;
+        write!(f, "dp={dp} cp={cp} tp={tp} pp={pp} shard={shard}")
     }
 }
 

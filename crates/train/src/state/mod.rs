@@ -27,7 +27,7 @@ use std::time::Duration;
 
 use crate::checkpoint::Kind;
 use crate::device::Device;
-use crate::memory::{View, ViewMut};
+use crate::memory::View;
 use crate::model::Model;
 use crate::offload::{Offload, Shelf, Store, StoreError, Where};
 use crate::parallel::Groups;
@@ -132,34 +132,7 @@ impl State {
         }
     }
 
-    /// Lends them to be changed. Others learn of changed parameters by [`State::publish`].
-    pub fn change<T>(
-        &mut self,
-        block: usize,
-        kind: Kind,
-        change: impl FnOnce(ViewMut<'_>) -> T,
-    ) -> Result<T, StepError> {
-        let half = self.shares[block].len();
-        match kind {
-            Kind::Parameter => {
-                self.weights.open(block)?;
-                let done = change(self.weights.own_mut(block));
-                self.weights.close(block, true)?;
-                Ok(done)
-            }
-            Kind::Moment1 | Kind::Moment2 => {
-                self.moments.bring(block)?;
-                let mut both = self.moments.view_mut(block);
-                let empty = both.is_empty();
-                let done = change(if empty { both } else { both.part(which(kind, half)) });
-                self.moments.free(block, true)?;
-                Ok(done)
-            }
-        }
-    }
-
-    /// Copies some of this rank's numbers of a block, wherever they are, counted from the block's
-    /// first on.
+    /// Copies numbers of this rank's share of a block, wherever they are, from a place in it on.
     pub fn fetch(
         &mut self,
         device: &dyn Device,
@@ -167,11 +140,14 @@ impl State {
         start: usize,
         to: &mut [f32],
     ) -> Result<(), StepError> {
-        let here = start - self.shares[block].start;
-        self.look(block, kind, |own| device.fetch(own.part(here..here + to.len()), to))
+        let half = self.shares[block].len();
+        match kind {
+            Kind::Parameter => self.weights.fetch(device, block, start, to),
+            _ => Ok(self.moments.fetch(device, block, which(kind, half).start + start, to)?),
+        }
     }
 
-    /// Changes some of them. Others learn of changed parameters by [`State::publish`].
+    /// Changes some of them. Others learn of changed parameters by [`Weights::updated`].
     pub fn put(
         &mut self,
         device: &dyn Device,
@@ -179,27 +155,16 @@ impl State {
         start: usize,
         from: &[f32],
     ) -> Result<(), StepError> {
-        let here = start - self.shares[block].start;
-        let put = |mut own: ViewMut<'_>| device.put(from, own.part(here..here + from.len()));
-        self.change(block, kind, put)
-    }
-
-    /// All ranks have changed parameters of their shares, and tell each other.
-    pub fn publish(&mut self) -> Result<(), StepError> {
-        for block in self.held() {
-            self.weights.open(block)?;
-            self.weights.updated(block)?;
+        let half = self.shares[block].len();
+        match kind {
+            Kind::Parameter => self.weights.put(device, block, start, from),
+            _ => Ok(self.moments.put(device, block, which(kind, half).start + start, from)?),
         }
-        Ok(())
     }
 
     /// Waits for parameters that are on their way from other ranks.
     pub fn settle(&mut self) -> Result<(), StepError> {
-        for block in self.held() {
-            self.weights.open(block)?;
-            self.weights.close(block, false)?;
-        }
-        Ok(())
+        self.held().try_for_each(|block| self.weights.settle(block))
     }
 
     /// The blocks that this rank has.

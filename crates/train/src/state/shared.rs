@@ -44,9 +44,10 @@ impl Shared {
         Self { shelf, blocks, split, format, pool, asked: 0 }
     }
 
-    /// A block begins to come. What goes wrong is heard by whoever brings it.
+    /// A block begins to come, if this rank has it. What goes wrong is heard by whoever brings it.
     pub fn ask(&mut self, block: usize) {
         if let Place::Nowhere = self.blocks[block].whole
+            && self.shelf.has(block)
             && let Err(error) = self.begin(block)
         {
             self.blocks[block].whole = Place::Failed(error);
@@ -122,11 +123,17 @@ impl Shared {
 
     /// This rank's share is here, to be looked at or changed, and nothing else is made of it.
     pub fn open(&mut self, block: usize) -> Result<(), StepError> {
+        self.rest(block)?;
+        Ok(self.shelf.bring(block)?)
+    }
+
+    /// A block that is on its way goes back, so that nobody has what is made of this rank's share.
+    pub fn rest(&mut self, block: usize) -> Result<(), StepError> {
         if let Place::Coming(_) | Place::Failed(_) = self.blocks[block].whole {
             self.bring(block)?;
             self.free(block);
         }
-        Ok(self.shelf.bring(block)?)
+        Ok(())
     }
 
     /// Bytes that are always in memory, and those for what comes and goes.

@@ -123,6 +123,14 @@ impl Weights {
         }
     }
 
+    /// Waits for others' shares of a block that this rank has whole.
+    pub fn settle(&mut self, block: usize) -> Result<(), StepError> {
+        match &mut self.home {
+            Home::Whole(home) => home.bring(block),
+            Home::Shared(_) => Ok(()),
+        }
+    }
+
     /// This rank's share of a block is here, until it is closed.
     pub fn open(&mut self, block: usize) -> Result<(), StepError> {
         match &mut self.home {
@@ -175,6 +183,40 @@ impl Weights {
             }
             Home::Shared(home) => home.shelf.view_mut(block),
         }
+    }
+
+    /// Copies numbers of this rank's share of a block, wherever they are, from a place in it on.
+    pub fn fetch(
+        &mut self,
+        device: &dyn Device,
+        block: usize,
+        start: usize,
+        to: &mut [f32],
+    ) -> Result<(), StepError> {
+        if let Home::Shared(home) = &mut self.home {
+            home.rest(block)?;
+            return Ok(home.shelf.fetch(device, block, start, to)?);
+        }
+        self.open(block)?;
+        device.fetch(self.own(block).part(start..start + to.len()), to);
+        Ok(())
+    }
+
+    /// Changes some of them.
+    pub fn put(
+        &mut self,
+        device: &dyn Device,
+        block: usize,
+        start: usize,
+        from: &[f32],
+    ) -> Result<(), StepError> {
+        if let Home::Shared(home) = &mut self.home {
+            home.rest(block)?;
+            return Ok(home.shelf.put(device, block, start, from)?);
+        }
+        self.open(block)?;
+        device.put(from, self.own_mut(block).part(start..start + from.len()));
+        Ok(())
     }
 
     /// How long was waited for blocks since this was asked.

@@ -38,7 +38,8 @@ pub fn run(asked: &Asked<'_>) -> Result<ExitCode> {
         Some(event) => hears.borrow_mut().hear_text(event),
         None => hears.borrow_mut().make_way(),
     });
-    let listener = launch::Listener { takes: |line| line.starts_with(EVENT), hear };
+    let listener =
+        launch::Listener { takes: |line| line.starts_with(EVENT), hear, names_folder: false };
     let code = launch::run_heard(&launch, Some(listener))?;
     let ended = report.borrow_mut().finish()?;
     Ok(if code == ExitCode::SUCCESS { ended } else { code })

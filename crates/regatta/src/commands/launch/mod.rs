@@ -53,6 +53,8 @@ pub struct Listener {
     pub takes: fn(&str) -> bool,
     /// Hears a line.
     pub hear: Box<dyn FnMut(&str)>,
+    /// Whether it says itself, at the end, where the run is kept.
+    pub names_folder: bool,
 }
 
 /// Runs the command.
@@ -168,7 +170,7 @@ fn attempts(
             failure.last_lines.retain(|line| screen.is_shown(line));
         }
         screen.settle();
-        report::conclude(&outcome.result, folder);
+        report::conclude(&outcome.result, folder, screen.names_folder());
         // A full disk may be what ended the job: it must not hide how.
         if let Err(error) = folder.write_safely("result.json", &document::to_json(&outcome.result)?)
         {

@@ -48,12 +48,15 @@ pub fn described(planned: &Planned) -> String {
     text
 }
 
-/// How it ended, for people: the first failure with its last lines, and what the others did.
-pub fn conclude(result: &RunResult, folder: &RunFolder) {
+/// How it ended, for people: the first failure with its last lines, and what the others did. Where
+/// a good end is kept need not be said if somebody else `named` it.
+pub fn conclude(result: &RunResult, folder: &RunFolder, named: bool) {
     let notes = result.notes.iter().map(|n| format!("{WARNING}note:{WARNING:#} {n}\n"));
     let mut text: String = notes.collect();
     if result.code == 0 {
-        text.push_str(&format!("{FAINT}run folder: {}{FAINT:#}\n", folder.path().display()));
+        if !named {
+            text.push_str(&format!("{FAINT}run folder: {}{FAINT:#}\n", folder.path().display()));
+        }
         output::complain(&text);
         return;
     }

@@ -103,6 +103,11 @@ impl Screen {
         !self.listener.as_ref().is_some_and(|listener| (listener.takes)(line))
     }
 
+    /// Whether who listens says where the run is kept.
+    pub fn names_folder(&self) -> bool {
+        self.listener.as_ref().is_some_and(|listener| listener.names_folder)
+    }
+
     /// From now on the ranks are on these nodes.
     pub fn shows(&mut self, hosts: &[String]) {
         self.hosts = hosts.to_vec();

@@ -1,15 +1,16 @@
 //! Started by a person: starts the ranks, each this program again, and shows what rank 0 tells.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::SystemTime;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use regatta_launch::folder::run_id;
 use regatta_train::config::Resolved;
+use regatta_train::run::CONFIG as CONFIG_FILE;
 
 use super::args::TrainArgs;
-use super::asked::CONFIG_FILE;
+use super::place;
 use super::rank::EVENT;
 use super::report::Report;
 use crate::cli::LaunchArgs;
@@ -20,13 +21,14 @@ use crate::output;
 /// Starts the ranks.
 pub fn run(resolved: &Resolved, args: &TrainArgs) -> Result<ExitCode> {
     let (launch, folder) = launch_args(resolved, args, args.ranks.ranks)?;
-    let own = args.resume.clone().unwrap_or(folder);
-    let mut report = Report::new(args, &own);
+    let named = args.resume.as_ref().or(args.run_dir.as_ref());
+    let mut report = Report::new(args, named.unwrap_or(&folder));
     let hear = Box::new(move |line: &str| match line.strip_prefix(EVENT) {
         Some(event) => report.hear_text(event),
         None => report.make_way(),
     });
-    let listener = launch::Listener { takes: |line| line.starts_with(EVENT), hear };
+    let listener =
+        launch::Listener { takes: |line| line.starts_with(EVENT), hear, names_folder: true };
     launch::run_heard(&launch, Some(listener))
 }
 
@@ -37,19 +39,12 @@ pub fn launch_args(
     count: Option<u32>,
 ) -> Result<(Box<LaunchArgs>, PathBuf)> {
     let id = run_id(SystemTime::now(), std::process::id());
-    let folder = args.run_dir.clone().unwrap_or_else(|| PathBuf::from("runs").join(&id));
     // What goes on has its ranks' logs beside those of the ranks before.
-    let folder = match &args.resume {
-        Some(before) => before.join("again").join(&id),
-        None => folder,
+    let folder = match (&args.resume, &args.run_dir) {
+        (Some(before), _) => place::again(before, &id),
+        (None, Some(own)) => place::launch_folder(own, &placed(resolved)?.config, &id)?,
+        (None, None) => PathBuf::from("runs").join(&id),
     };
-    if folder.join(CONFIG_FILE).exists() {
-        bail!(
-            "{} has a run already: --resume {} goes on with it, --run-dir takes another folder",
-            folder.display(),
-            folder.display()
-        );
-    }
     let ranks = &args.ranks;
     let wanted = Wanted {
         ranks: count,
@@ -70,8 +65,21 @@ pub fn launch_args(
     Ok((launch, folder))
 }
 
-/// Leaves the configuration in the run's folder, so that the run can go on.
-pub fn keep_config(resolved: &Resolved, folder: &std::path::Path) -> Result<()> {
+/// Leaves the configuration in the run's folder, so that the run can go on and what it has kept is
+/// found, from wherever that is asked for.
+pub fn keep_config(resolved: &Resolved, folder: &Path) -> Result<()> {
     std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
-    output::write_file(&folder.join(CONFIG_FILE), &resolved.to_toml())
+    output::write_file(&folder.join(CONFIG_FILE), &placed(resolved)?.to_toml())
+}
+
+/// The same with the folder of checkpoints as it is called from anywhere.
+fn placed(resolved: &Resolved) -> Result<Resolved> {
+    let mut placed = resolved.clone();
+    let checkpoints = &mut placed.config.checkpoint.folder;
+    if !checkpoints.is_empty() {
+        let absolute = std::path::absolute(&checkpoints);
+        let absolute = absolute.with_context(|| format!("checkpoint.folder {checkpoints}"))?;
+        *checkpoints = absolute.to_string_lossy().into_owned();
+    }
+    Ok(placed)
 }

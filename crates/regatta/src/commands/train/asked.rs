@@ -2,11 +2,10 @@
 
 use anyhow::{Result, bail};
 use regatta_train::config::{self, Resolved};
+use regatta_train::run::CONFIG as CONFIG_FILE;
 
 use super::args::TrainArgs;
 
-/// The configuration of a run, in its folder.
-pub const CONFIG_FILE: &str = "config.toml";
 /// What `--smoke` trains unless something else is asked for.
 const SMOKE: &str = "mlp";
 /// How `--smoke` trains, unless a key says otherwise: little, on any number of ranks, from the start.

@@ -7,6 +7,7 @@ mod curve;
 mod face;
 mod figures;
 mod listing;
+mod place;
 mod rank;
 mod report;
 mod screen;

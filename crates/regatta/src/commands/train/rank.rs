@@ -13,15 +13,17 @@ use regatta_launch::folder;
 use regatta_train::config::{Config, Resolved};
 use regatta_train::cpu::Cpu;
 use regatta_train::data::{self, Dataset, Places, Prepared, Spec};
+use regatta_train::footprint::Footprint;
 use regatta_train::job::{self, Job};
 use regatta_train::metrics::Event;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 
 use super::alone;
 use super::args::TrainArgs;
-use super::asked::CONFIG_FILE;
+use super::place;
 use super::report::{Record, Report};
 use crate::output;
+use crate::system::free_memory;
 
 /// What a line begins with that is for the process that started the ranks.
 pub const EVENT: &str = "regatta-train-event ";
@@ -41,12 +43,16 @@ pub fn run(resolved: &Resolved, args: &TrainArgs) -> Result<ExitCode> {
     let comm: Arc<dyn Comm> = Arc::new(host::join(join::Settings::from_environment()?)?);
     let folder = training_folder(args, &*comm)?;
     if is_started_anew() {
-        job::go_on(&mut config, &folder)?;
+        job::go_on(&mut config, &folder, &run_name())?;
     }
     let rank = comm.rank();
     let mut teller = Teller::new(rank, args, &folder, &config);
     // Others may wait for this rank, and should know why they wait in vain.
-    let opened = prepared(resolved, &folder, &*comm).inspect_err(|e| comm.abort(&e.to_string()));
+    let abort = |e: &anyhow::Error| comm.abort(&e.to_string());
+    // Held to the end: nobody else is to write there.
+    let _held = (rank == 0).then(|| place::hold(&folder)).transpose().inspect_err(abort)?;
+    let opened = prepared(&config, &*comm).inspect_err(abort)?;
+    check_memory(&config, opened.tokenizer.vocabulary(), &*comm).inspect_err(abort)?;
     let threads = threads(&config);
     let device = Cpu::new(threads, config.train.precision);
     let kernels = device.describe();
@@ -57,8 +63,9 @@ pub fn run(resolved: &Resolved, args: &TrainArgs) -> Result<ExitCode> {
         device: Box::new(device),
         threads,
         kernels,
-        dataset: opened?,
+        dataset: opened,
         folder: folder.clone(),
+        run: run_name(),
     };
     // Not before: until there is something to keep, a signal ends it at once.
     let stop = stop_flag()?;
@@ -80,6 +87,11 @@ pub fn run(resolved: &Resolved, args: &TrainArgs) -> Result<ExitCode> {
 fn is_started_anew() -> bool {
     let count = std::env::var("TORCHELASTIC_RESTART_COUNT").ok();
     count.and_then(|text| text.parse::<u64>().ok()).is_some_and(|count| count > 0)
+}
+
+/// What `regatta launch` calls the run: the same for ranks that are started anew.
+pub fn run_name() -> String {
+    std::env::var("TORCHELASTIC_RUN_ID").unwrap_or_default()
 }
 
 /// Becomes true when the training is told to end.
@@ -116,11 +128,8 @@ pub fn threads(config: &Config) -> usize {
 
 /// The data. What must be fetched, made or looked through is by the first rank of each node, while
 /// the others wait.
-pub fn prepared(resolved: &Resolved, folder: &Path, comm: &dyn Comm) -> Result<Dataset> {
-    if comm.rank() == 0 && !folder.join(CONFIG_FILE).exists() {
-        alone::keep_config(resolved, folder)?;
-    }
-    let (spec, places) = (spec(&resolved.config), Places::of(|name| std::env::var_os(name)));
+pub fn prepared(config: &Config, comm: &dyn Comm) -> Result<Dataset> {
+    let (spec, places) = (spec(config), Places::of(|name| std::env::var_os(name)));
     let mut firsts = BTreeMap::new();
     for rank in (0..comm.size()).rev() {
         firsts.insert(comm.peer(rank).host, rank);
@@ -133,6 +142,22 @@ pub fn prepared(resolved: &Resolved, folder: &Path, comm: &dyn Comm) -> Result<D
     comm.barrier()?;
     let prepared: Prepared = data::prepare(&spec, &places)?;
     Ok(data::open(&prepared)?)
+}
+
+/// What memory cannot hold is refused: the system would kill a rank for it, and tell nobody why. As
+/// ranks are now, each has the whole model.
+pub fn check_memory(config: &Config, vocabulary: usize, comm: &dyn Comm) -> Result<()> {
+    let (shape, plan) = (config.shape(vocabulary)?, config.validate(comm.size() as usize)?);
+    let tokens = plan.micro_batch.saturating_mul(shape.context);
+    let train = &config.train;
+    let footprint = Footprint::of(&shape, tokens, train.precision, train.recompute);
+    let own = comm.peer(comm.rank()).host;
+    let here = (0..comm.size()).filter(|rank| comm.peer(*rank).host == own).count();
+    if let Some(free) = free_memory().filter(|_| train.check_memory) {
+        footprint.check(here, free)?;
+    }
+    // Nobody takes memory before all have seen how much is free.
+    Ok(comm.barrier()?)
 }
 
 /// What data the configuration asks for.

@@ -92,12 +92,18 @@ fn later_ones_are_put_aside_each_under_a_name_of_its_own() {
             save(&mut writers, step, Split::Rows).unwrap();
         }
         let aside = scratch.0.join(format!("step-00000020.aside-{round}"));
-        assert_eq!(writers[0].set_aside(10).unwrap(), std::slice::from_ref(&aside));
-        assert!(writers[1].set_aside(0).unwrap().is_empty(), "by rank 0 alone");
+        assert_eq!(writers[0].set_aside(Some(10)).unwrap(), std::slice::from_ref(&aside));
+        assert!(writers[1].set_aside(None).unwrap().is_empty(), "by rank 0 alone");
         assert_is(&Checkpoint::open(&aside).unwrap(), 20);
     }
     let newest = newest_good(&scratch.0).unwrap().0.unwrap();
     assert_eq!(newest.about().step, 10);
+    assert!(is_among(&newest, &scratch.0));
+    let aside = Checkpoint::open(&scratch.0.join("step-00000020.aside-1")).unwrap();
+    assert!(!is_among(&aside, &scratch.0));
+    assert!(!is_among(&newest, Path::new("/nowhere")));
+    assert_eq!(writers[0].set_aside(None).unwrap().len(), 1);
+    assert!(!any(&scratch.0).unwrap());
 }
 
 #[test]

@@ -134,3 +134,22 @@ fn bare_numbers_are_read_if_asked_for() {
     assert!(TokenFile::open_raw_u16(&folder.file("odd.bin", [1, 2, 3]), 9).is_err());
     assert!(TokenFile::open_raw_u16(&folder.file("none.bin", []), 9).is_err());
 }
+
+#[test]
+fn bare_numbers_are_told_apart_by_a_look_at_parts_of_them() {
+    let folder = Folder::new();
+    let digest = |change: Option<usize>, tokens: usize| {
+        let mut bytes = vec![1; 2 * tokens];
+        change.into_iter().for_each(|at| bytes[2 * at] = 2);
+        let path = folder.file("train.bin", bytes);
+        TokenFile::open_raw_u16(&path, 1000).unwrap().digest().unwrap()
+    };
+    for tokens in [1, 100, 3000, 5_000_000] {
+        let same = digest(None, tokens);
+        assert_eq!(digest(None, tokens), same);
+        for place in [0, tokens / 2, tokens - 1] {
+            assert_ne!(digest(Some(place), tokens), same, "{place} of {tokens}");
+        }
+        assert_ne!(digest(None, tokens + 1), same);
+    }
+}

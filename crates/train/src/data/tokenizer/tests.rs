@@ -47,6 +47,29 @@ fn bpe_is_as_hugging_face_has_it() {
 }
 
 #[test]
+fn a_file_is_replaced_whole_and_only_by_another() {
+    use std::os::unix::fs::MetadataExt;
+    let folder = Folder::new();
+    let path = folder.path().join("tokenizer.json");
+    let (one, other) = (Tokenizer::of_characters("ab".chars()), of(BPE.as_bytes()).unwrap());
+    one.save(&path).unwrap();
+    let number = || std::fs::metadata(&path).unwrap().ino();
+    // Held open, so that its number is not given to another file.
+    let held = std::fs::File::open(&path).unwrap();
+    let first = number();
+    one.save(&path).unwrap();
+    assert_eq!(number(), first, "it was written again for nothing");
+    other.save(&path).unwrap();
+    assert_ne!(number(), first, "it was written in place");
+    assert_eq!(std::io::read_to_string(held).unwrap().into_bytes(), one.to_bytes());
+    assert_eq!(std::fs::read(&path).unwrap(), other.to_bytes());
+    let nowhere = folder.path().join("nowhere/tokenizer.json");
+    let error = one.save(&nowhere).unwrap_err().to_string();
+    assert!(error.contains("nowhere/tokenizer.json: No such file"), "{error}");
+    assert_eq!(folder.names(), ["tokenizer.json"], "nothing else is left");
+}
+
+#[test]
 fn characters_are_numbered_in_order() {
     let tokenizer = Tokenizer::of_characters("hello, Wörld".chars());
     assert_eq!(tokenizer.vocabulary(), 10);

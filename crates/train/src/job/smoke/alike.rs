@@ -3,46 +3,54 @@
 use regatta_comm::Comm;
 use sha2::{Digest, Sha256};
 
-use super::gather::{complaint, gather};
+use super::gather::gather;
 use super::places::usual;
 use crate::checkpoint::Kind;
-use crate::job::TrainError;
-use crate::step::{Engine, StepError};
+use crate::job::{TrainError, keep};
+use crate::parallel::Groups;
+use crate::step::Engine;
 
 /// The checksum of all that this rank trains, in hexadecimal digits.
-pub fn digest(engine: &mut Engine) -> Result<String, StepError> {
-    let Engine { net, state, .. } = engine;
+pub fn digest(engine: &mut Engine) -> Result<String, TrainError> {
     let mut sum = Sha256::new();
-    for block in state.held() {
+    let mut numbers = Vec::new();
+    for block in engine.state.held() {
         for kind in Kind::ALL {
-            let mut numbers = vec![0.0; state.shares[block].len()];
-            state.look(block, kind, |own| net.device.fetch(own, &mut numbers))?;
-            let bytes: Vec<u8> = numbers.into_iter().flat_map(f32::to_le_bytes).collect();
-            sum.update(&bytes);
+            for chunk in keep::chunks(0..engine.state.shares[block].len()) {
+                numbers.resize(chunk.len(), 0.0);
+                keep::fetch(engine, (block, kind), chunk.start, &mut numbers)?;
+                let bytes: Vec<u8> = numbers.iter().flat_map(|n| n.to_le_bytes()).collect();
+                sum.update(&bytes);
+            }
         }
     }
     Ok(sum.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// Nothing if all ranks that have the same share have the same, or who differs.
-pub fn difference(
-    world: &dyn Comm,
-    engine: &Engine,
-    own: &str,
-) -> Result<Option<String>, TrainError> {
-    let Some(comm) = engine.groups.copies(engine.state.sharing) else {
-        return Ok(complaint(world, None)?);
-    };
-    let all = gather(&**comm, &own.to_owned())?;
-    let wrong = named(&odd(&all), &|rank| comm.peer(rank).to_string());
-    if comm.size() == world.size() { Ok(wrong) } else { Ok(complaint(world, wrong)?) }
+/// Which ranks have the same numbers: those of one tensor rank, stage and share.
+fn copies(engine: &Engine) -> (usize, usize, usize) {
+    let Groups { mesh, seat, .. } = &engine.groups;
+    (seat.tp, seat.pp, seat.data_rank(mesh) % engine.state.sharing)
 }
 
-/// The ranks that differ from the most; of several, from what the first of them has.
-fn odd(all: &[String]) -> Vec<u32> {
-    let usual = usual(all);
-    let ranks = (0..).zip(all);
-    ranks.filter(|(_, one)| Some(*one) != usual).map(|(rank, _)| rank).collect()
+/// Nothing if all ranks that should have the same have it, or who differs.
+pub fn difference(comm: &dyn Comm, engine: &mut Engine) -> Result<Option<String>, TrainError> {
+    let all: Vec<Said> = gather(comm, &(copies(engine), digest(engine)?))?;
+    Ok(named(&odd(&all), &|rank| comm.peer(rank).to_string()))
+}
+
+/// Whose copy a rank's numbers are, and their checksum.
+type Said = ((usize, usize, usize), String);
+
+/// The ranks that differ from the most of those that should have the same; of several, from what the
+/// first of them has.
+fn odd(all: &[Said]) -> Vec<u32> {
+    let is_odd = |one: &Said| {
+        let alike = all.iter().filter(|other| other.0 == one.0).map(|other| other.1.clone());
+        let alike: Vec<String> = alike.collect();
+        usual(&alike) != Some(&one.1)
+    };
+    (0..).zip(all).filter(|(_, one)| is_odd(one)).map(|(rank, _)| rank).collect()
 }
 
 /// Some of them by name, and how many more.
@@ -63,7 +71,7 @@ mod tests {
     use super::*;
 
     fn said(all: &[&str]) -> Option<String> {
-        let all: Vec<String> = all.iter().map(|&one| one.to_owned()).collect();
+        let all: Vec<Said> = all.iter().map(|&one| ((0, 0, 0), one.to_owned())).collect();
         named(&odd(&all), &|rank| format!("rank {rank} on n{rank}"))
     }
 
@@ -76,5 +84,14 @@ mod tests {
         assert!(two.starts_with("rank 1 on n1 has"), "{two}");
         let many = said(&["a", "a", "a", "a", "a", "a", "b", "c", "d", "e", "f"]).unwrap();
         assert!(many.contains("rank 9 on n9 and 1 more have"), "{many}");
+    }
+
+    #[test]
+    fn ranks_with_other_parts_may_differ() {
+        let one = |tp: usize, digest: &str| ((tp, 0, 0), digest.to_owned());
+        let all = [one(0, "a"), one(1, "b"), one(0, "a"), one(1, "b")];
+        assert_eq!(odd(&all), [0u32; 0]);
+        let all = [one(0, "a"), one(1, "b"), one(0, "b"), one(1, "b")];
+        assert_eq!(odd(&all), [2]);
     }
 }

@@ -18,11 +18,11 @@ use regatta_comm::{Collectives, Comm, ReduceOp};
 
 pub use part::{Figures, Findings, Name, Part, Place, Reduced, Slowest, Told, Verdict};
 
-use super::keep::{self, Keeper, Kept};
+use super::keep::{self, Holding, Keeper, Kept};
 use super::{Job, TrainError, Training, begin, report};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::metrics::{Event, StepMetrics, StepSeconds};
-use crate::step::{Engine, StepError};
+use crate::step::Engine;
 
 /// A check of all ranks, as one of them does it.
 pub struct Smoke<'a> {
@@ -131,39 +131,38 @@ fn agreement(job: &Job) -> Found<Agreed> {
     Ok((begin::planned(job)?, Findings::default()))
 }
 
-/// Ranks but the first forget the initial state, so that it shows whether they get it.
+/// Copies but the first forget the initial state, so that it shows whether they get it.
 fn broadcast(job: Job, (plan, shape): Agreed) -> Found<Training> {
     let about = report::about(&job, &plan, &shape, 0);
     let mut training = Training::new(job, plan, shape, &about)?;
     let comm = training.comm.clone();
-    let engine = &mut training.engine;
-    if engine.groups.copy(engine.state.sharing).0 != 0 {
-        forget(engine)?;
+    if Holding::of(&training.engine).copy().rank != 0 {
+        forget(&mut training.engine)?;
     }
-    begin::spread(engine)?;
-    let digest = alike::digest(engine)?;
-    let wrong = alike::difference(&*comm, engine, &digest)?;
+    begin::spread(&mut training.engine)?;
+    let wrong = alike::difference(&*comm, &mut training.engine)?;
     let parameters = about.parameters;
     let figures = Figures::State { parameters, bytes: bytes(&training.engine) };
     Ok((training, Findings { figures, notes: Vec::new(), wrong }))
 }
 
 /// All numbers become zero.
-fn forget(engine: &mut Engine) -> Result<(), StepError> {
-    let Engine { net, state, .. } = engine;
-    for block in state.held() {
+fn forget(engine: &mut Engine) -> Result<(), TrainError> {
+    for block in engine.state.held() {
         for kind in Kind::ALL {
-            state.change(block, kind, |own| net.device.clear(own))?;
+            for chunk in keep::chunks(0..engine.state.shares[block].len()) {
+                keep::put(engine, (block, kind), chunk.start, &vec![0.0; chunk.len()])?;
+            }
         }
     }
     Ok(())
 }
 
-/// Bytes of this rank's parameters and moments, wherever they are.
+/// Bytes of this rank's parameters and moments.
 fn bytes(engine: &Engine) -> u64 {
-    let (state, size) = (&engine.state, engine.net.device.real_format().size());
+    let state = &engine.state;
     let numbers: usize = state.held().map(|block| state.shares[block].len()).sum();
-    (Kind::ALL.len() * numbers * size) as u64
+    (Kind::ALL.len() * numbers * engine.net.device.real_format().size()) as u64
 }
 
 fn steps(training: &mut Training, model: &str, stop: &dyn Fn() -> bool) -> Found<()> {
@@ -223,7 +222,7 @@ fn mean(all: &[StepMetrics]) -> StepSeconds {
 
 fn same(comm: &dyn Comm, engine: &mut Engine) -> Found<String> {
     let digest = alike::digest(engine)?;
-    let wrong = alike::difference(comm, engine, &digest)?;
+    let wrong = alike::difference(comm, engine)?;
     let figures = Figures::Digest(digest.clone());
     Ok((digest, Findings { figures, notes: Vec::new(), wrong }))
 }
@@ -263,29 +262,38 @@ fn keep_and_read(
     let mut said = keeper.says();
     comm.all_reduce(&mut said, ReduceOp::Sum)?;
     let own = match keeper.hear(said) {
-        Some(Kept::Complete { folder, .. }) => folder.and_then(|f| read(training, &f, digest)),
+        Some(Kept::Complete { .. }) => None,
         Some(Kept::Failed { why, .. }) => why.map(|why| why.to_string()),
         None => Some("the checkpoint neither was written nor failed".to_owned()),
     };
+    if let Some(wrong) = gather::complaint(&*comm, own)? {
+        return Ok(Some(wrong));
+    }
+    let own = read(training, folder, digest)?;
     Ok(gather::complaint(&*comm, own)?)
 }
 
-/// Reads a checkpoint. What is wrong with it, if anything.
-fn read(training: &mut Training, folder: &Path, digest: &str) -> Option<String> {
-    match read_again(&mut training.engine, folder) {
-        Err(error) => Some(error.to_string()),
-        Ok(read) if read != digest => {
-            Some(format!("{} has other numbers than were written", folder.display()))
-        }
-        Ok(_) => None,
-    }
-}
-
-/// The checksum of what is read.
-fn read_again(engine: &mut Engine, folder: &Path) -> Result<String, TrainError> {
+/// Reads the checkpoint in a folder. What is wrong with it, if anything.
+fn read(
+    training: &mut Training,
+    folder: &Path,
+    digest: &str,
+) -> Result<Option<String>, TrainError> {
+    let engine = &mut training.engine;
     forget(engine)?;
-    keep::restore(engine, &Checkpoint::open(folder)?)?;
-    Ok(alike::digest(engine)?)
+    let kept = match Checkpoint::latest(folder) {
+        Ok(Some(kept)) => kept,
+        Ok(None) => return Ok(Some(format!("sees no checkpoint in {}", folder.display()))),
+        Err(error) => return Ok(Some(error.to_string())),
+    };
+    match keep::restore(engine, &kept) {
+        Err(TrainError::Checkpoint(error)) => Ok(Some(error.to_string())),
+        Err(error) => Err(error),
+        Ok(()) if alike::digest(engine)? != digest => {
+            Ok(Some(format!("{} has other numbers than were written", folder.display())))
+        }
+        Ok(()) => Ok(None),
+    }
 }
 
 #[cfg(test)]

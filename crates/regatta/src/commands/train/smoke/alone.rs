@@ -33,7 +33,8 @@ pub fn run(resolved: &Resolved, args: &TrainArgs) -> Result<ExitCode> {
             output::complain(&format!("{WARNING}note:{WARNING:#} what rank 0 told: {error}\n"));
         }
     });
-    let listener = launch::Listener { takes: |line| line.starts_with(TOLD), hear };
+    let listener =
+        launch::Listener { takes: |line| line.starts_with(TOLD), hear, names_folder: false };
     let code = launch::run_heard(&launch, Some(listener))?;
     show.borrow_mut().ranks_ended()?;
     Ok(code)

@@ -21,7 +21,6 @@ pub const TOLD: &str = "regatta-smoke ";
 
 /// Does this rank's part.
 pub fn run(resolved: &Resolved, args: &TrainArgs) -> Result<ExitCode> {
-    let stop = training::stop_flag()?;
     let settings = join::Settings::from_environment()?;
     let rank = settings.rank;
     let mut teller = Teller::new(rank, args);
@@ -31,6 +30,8 @@ pub fn run(resolved: &Resolved, args: &TrainArgs) -> Result<ExitCode> {
         Err(error) => return broken(&mut teller, Name::Join, TrainError::from(error).into()),
     };
     let took = began.elapsed();
+    // Not before: until there is somebody to tell, a signal ends it at once.
+    let stop = training::stop_flag()?;
     let stop = || stop.load(Ordering::Relaxed);
     let mut tell = |part| teller.tell(Told::Part(Box::new(part)));
     let mut smoke = Smoke::new(comm.clone(), &stop, &mut tell);
@@ -69,12 +70,14 @@ fn parts(
     smoke.ranks(&Place { rank, host, cpus, threads, kernels: kernels.clone() })?;
     let folder = training::training_folder(args, &**comm)?;
     let dataset = smoke.part(Name::Data, |comm| {
-        let dataset = training::prepared(resolved, &folder, comm)?;
+        let dataset = training::prepared(&config, comm)?;
+        training::check_memory(&config, dataset.tokenizer.vocabulary(), comm)?;
         let (source, tokens) = (config.data.source.clone(), dataset.train.len());
         Ok::<_, anyhow::Error>((dataset, Findings::of(Figures::Data { source, tokens })))
     })?;
     let (name, comm, device) = (resolved.name.clone(), comm.clone(), Box::new(device));
-    smoke.training(Job { config, name, comm, device, threads, kernels, dataset, folder })?;
+    let run = training::run_name();
+    smoke.training(Job { config, name, comm, device, threads, kernels, dataset, folder, run })?;
     Ok(())
 }
 
