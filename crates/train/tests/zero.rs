@@ -9,6 +9,7 @@ use std::thread;
 
 use regatta_comm::background::Background;
 use regatta_comm::{Collectives, Comm, ReduceOp, fake, shm};
+use regatta_train::checkpoint::Kind;
 use regatta_train::model::Model;
 use regatta_train::offload::{Offload, Where};
 use regatta_train::optimizer::AdamW;
@@ -18,7 +19,7 @@ use regatta_train::random;
 use regatta_train::reference::Reference;
 use regatta_train::shape::{Family, Shape};
 use regatta_train::state::{Bytes, Sharing};
-use regatta_train::step::{Engine, Micro, Net, Plan, Rule};
+use regatta_train::step::{Engine, Micro, Net, Plan, Rule, StepError};
 
 const BATCH: usize = 12;
 const SEQUENCE: usize = 4;
@@ -350,4 +351,31 @@ fn a_folder_that_cannot_be_used_is_named() {
     let error = Engine::new(net, Groups::alone(), stage, &how, 1).err().unwrap().to_string();
     assert!(error.contains("regatta-zero-refused") && error.contains("moments-0"), "{error}");
     std::fs::remove_file(&folder.0).unwrap();
+}
+
+#[test]
+fn a_file_that_is_cut_off_ends_the_step_and_is_named() {
+    let folder = Folder::new("cut");
+    for (optimizer, parameters, name) in
+        [(Where::Disk, Where::Device, "moments-0"), (Where::Device, Where::Disk, "parameters-0")]
+    {
+        let net = Net::new(Model::new(shape(Family::Gpt2)), Box::new(Reference));
+        let stage = Stage::whole(&net.model.shape);
+        let how = Sharing { zero: Zero::Nothing, offload: folder.offload(optimizer, parameters) };
+        let mut engine = Engine::new(net, Groups::alone(), stage, &how, 1).unwrap();
+        let (inputs, targets) = (tokens(0, 0..BATCH, 0), tokens(0, 0..BATCH, 1));
+        let micro = || Micro { inputs: &inputs, targets: &targets, batch: BATCH, first: 0 };
+        engine.step(&plan(0), [micro()].into_iter()).unwrap();
+        // What is read comes after what was to be written.
+        for kind in Kind::ALL {
+            let Engine { net, state, .. } = &mut engine;
+            state.fetch(&*net.device, (net.model.last(), kind), 0, &mut [0.0]).unwrap();
+        }
+        let file = std::fs::OpenOptions::new().write(true).open(folder.0.join(name)).unwrap();
+        file.set_len(64).unwrap();
+        let error = engine.step(&plan(1), [micro()].into_iter()).unwrap_err();
+        let StepError::Store(why) = &error else { panic!("{error}") };
+        assert!(why.to_string().contains(&format!("{name}: ")), "{why}");
+        assert!(why.to_string().contains("cannot be read"), "{why}");
+    }
 }

@@ -118,7 +118,8 @@ impl Training {
         let stage = stage(&plan, &shape, &groups)?;
         let tensor = Group::new(groups.tensor.clone(), plan.sequence);
         let ring = Ring::new(groups.ring.clone(), groups.seat.context_share(&plan.mesh));
-        let net = Net::within(tensor.clone(), Model::of(shape, tensor.share), device).in_ring(ring);
+        let model = Model::tiled(shape, tensor.share, config.parallel.tiles);
+        let net = Net::within(tensor, model, device).in_ring(ring);
         let how = sharing(&config, &plan, &folder);
         let engine = Engine::new(net, groups, stage, &how, config.train.seed)?;
         Ok(Self {
@@ -145,7 +146,6 @@ pub(super) fn planned(job: &Job) -> Result<(Plan, Shape), TrainError> {
     let plan = job.config.validate(job.comm.size() as usize)?;
     let shape = job.config.shape(job.dataset.tokenizer.vocabulary())?;
     shape.check_tensor(plan.mesh.tp).map_err(ConfigError::Contradiction)?;
-    trainable(&job.config)?;
     Ok((plan, shape))
 }
 
@@ -157,18 +157,6 @@ fn stage(plan: &Plan, shape: &Shape, groups: &Groups) -> Result<Stage, ConfigErr
     let how = (plan.schedule, plan.mesh.pp, plan.chunks, plan.accumulation);
     let contradiction = |error: StageError| ConfigError::Contradiction(error.to_string());
     Stage::new(shape, how, groups.seat.pp).map_err(contradiction)
-}
-
-/// What can be planned and explained, and not yet trained.
-fn trainable(config: &Config) -> Result<(), ConfigError> {
-    match config.parallel.tiles {
-        1 => Ok(()),
-        _ => Err(ConfigError::Contradiction(
-            "parallel.tiles: this version can plan that, and not train it: leave it out, or see \
-             what it would cost with --explain"
-                .to_owned(),
-        )),
-    }
 }
 
 /// How the state is shared, and where it is kept.

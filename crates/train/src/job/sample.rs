@@ -26,7 +26,7 @@ impl Training {
         self.engine.state.settle().ok()?;
         let engine = &self.engine;
         let mesh = &engine.groups.mesh;
-        let shared = mesh.ranks() > mesh.dp;
+        let shared = mesh.ranks() > mesh.dp || self.config.parallel.tiles > 1;
         if let Some(all) = engine.state.weights.whole().filter(|_| !shared) {
             return self.write(&engine.net, all).map(Event::Sample);
         }
