@@ -16,6 +16,7 @@ pub mod load;
 pub mod memory;
 pub mod metrics;
 pub mod model;
+pub mod offload;
 pub mod optimizer;
 pub mod parallel;
 pub mod random;

@@ -13,6 +13,7 @@ use regatta_train::parallel::{Groups, Mesh};
 use regatta_train::random;
 use regatta_train::reference::Reference;
 use regatta_train::shape::{Family, Shape};
+use regatta_train::state::Sharing;
 use regatta_train::step::{Engine, Micro, Net, Plan, Rule};
 
 const BATCH: usize = 24;
@@ -65,7 +66,8 @@ fn losses(comm: Arc<dyn Comm>, family: Family, passes: usize) -> Vec<f64> {
     let (rank, ranks) = (comm.rank() as usize, comm.size() as usize);
     let groups = Groups::new(comm.clone(), Mesh::data(ranks)).unwrap();
     let net = Net::new(Model::new(shape(family)), Box::new(Reference));
-    let mut engine = Engine::new(net, groups, Stage::whole(&shape(family)), 11);
+    let stage = Stage::whole(&shape(family));
+    let mut engine = Engine::new(net, groups, stage, &Sharing::default(), 11).unwrap();
     let (share, each) = (BATCH / ranks, BATCH / ranks / passes);
     let one = |step: u64| {
         let first = |pass: usize| rank * share + pass * each;

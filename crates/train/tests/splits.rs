@@ -12,10 +12,11 @@ use regatta_train::optimizer::AdamW;
 use regatta_train::parallel::context::Ring;
 use regatta_train::parallel::pipeline::{Kind, Stage};
 use regatta_train::parallel::tensor::Group;
-use regatta_train::parallel::{Groups, Mesh};
+use regatta_train::parallel::{Groups, Mesh, Zero};
 use regatta_train::random;
 use regatta_train::reference::Reference;
 use regatta_train::shape::{Family, Shape};
+use regatta_train::state::Sharing;
 use regatta_train::step::{Engine, Micro, Net, Plan, Rule};
 
 const BATCH: usize = 8;
@@ -51,6 +52,7 @@ struct Case {
     dropout: f32,
     kind: Kind,
     chunks: usize,
+    zero: Zero,
 }
 
 impl Case {
@@ -65,6 +67,7 @@ impl Case {
             dropout: 0.0,
             kind: Kind::OneFOneB,
             chunks: 1,
+            zero: Zero::Nothing,
         }
     }
 
@@ -103,7 +106,7 @@ impl Case {
                 Stage::new(&net.model.shape, how, groups.seat.pp).unwrap()
             }
         };
-        Engine::new(net, groups, stage, 11)
+        Engine::new(net, groups, stage, &Sharing::zero(self.zero), 11).unwrap()
     }
 
     /// The mean losses and norms of the steps, as a rank of so many sees them.
@@ -251,6 +254,28 @@ fn context_with_others() {
     }
 }
 
+const LEVELS: [Zero; 4] = [Zero::Nothing, Zero::Moments, Zero::Gradients, Zero::Parameters];
+
+#[test]
+fn shared_state_with_others() {
+    for family in [Family::Gpt2, Family::Llama] {
+        for zero in LEVELS {
+            for (dp, cp, tp, pp, shard) in [
+                (2, 1, 2, 1, 2),
+                (2, 1, 1, 2, 2),
+                (2, 2, 1, 1, 4),
+                (4, 1, 1, 2, 2),
+                (2, 1, 2, 2, 2),
+            ] {
+                let mesh = Mesh { dp, cp, tp, pp, shard };
+                let (kind, sequence, passes) = (Kind::ZeroBubble, true, 2);
+                let case = Case { mesh, zero, kind, sequence, passes, ..Case::new(family) };
+                Case { dropout: 0.1, recompute: pp == 1, ..case }.check();
+            }
+        }
+    }
+}
+
 /// Any way that four axes and what goes with them can be put together.
 fn any_case() -> impl Strategy<Value = Case> {
     let sizes = [1usize, 1, 2, 2, 4];
@@ -259,8 +284,11 @@ fn any_case() -> impl Strategy<Value = Case> {
         .prop_map(|(dp, cp, tp, pp)| Mesh { dp, cp, tp, pp, shard: dp * cp })
         .prop_filter("2 to 8 ranks", |mesh| (2..=8).contains(&mesh.ranks()));
     let kinds = Kind::ALL.to_vec();
-    let rest = (any::<[bool; 3]>(), proptest::sample::select(kinds), 0usize..3);
-    (mesh, rest).prop_map(|(mesh, ([llama, sequence, recompute], kind, more))| {
+    let zero = proptest::sample::select(LEVELS.to_vec());
+    let rest = (any::<[bool; 4]>(), proptest::sample::select(kinds), zero, 0usize..3);
+    (mesh, rest).prop_map(|(mesh, ([llama, sequence, recompute, hybrid], kind, zero, more))| {
+        // Shared by all with the same parameters, or by pairs of them.
+        let mesh = Mesh { shard: if hybrid { mesh.shard.min(2) } else { mesh.shard }, ..mesh };
         let family = if llama { Family::Llama } else { Family::Gpt2 };
         let is_split = kind == Kind::Interleaved && mesh.pp == 2;
         let kind = if kind == Kind::Interleaved && !is_split { Kind::OneFOneB } else { kind };
@@ -272,6 +300,7 @@ fn any_case() -> impl Strategy<Value = Case> {
             passes,
             recompute,
             kind,
+            zero,
             chunks: if is_split { 2 } else { 1 },
             dropout: if recompute { 0.1 } else { 0.0 },
             ..Case::new(family)

@@ -12,6 +12,7 @@ use regatta_train::optimizer::AdamW;
 use regatta_train::parallel::pipeline::Stage;
 use regatta_train::parallel::{Groups, Mesh};
 use regatta_train::random;
+use regatta_train::state::Sharing;
 use regatta_train::step::{Engine, Micro, Net, Plan, Rule};
 use regatta_wire::secret::Secret;
 
@@ -70,7 +71,7 @@ pub fn be_one(words: &[String]) -> Result<()> {
             Groups::new(comm, Mesh::data(ranks))?
         }
     };
-    let mut training = Training::new(&job, groups);
+    let mut training = Training::new(&job, groups)?;
     training.steps(3)?;
     say("ready")?;
     for line in lines {
@@ -113,7 +114,7 @@ struct Training {
 }
 
 impl Training {
-    fn new(job: &Job, groups: Groups) -> Self {
+    fn new(job: &Job, groups: Groups) -> Result<Self> {
         let device = Cpu::new(job.cpus.len(), job.precision);
         let net = Net::new(Model::new(job.preset.shape()), Box::new(device));
         let count = job.preset.tokens(job.batch);
@@ -124,14 +125,15 @@ impl Training {
             let from = |first: u64| (first..first + count as u64).map(|i| token(key, i)).collect();
             (from(0), from(1))
         };
-        Self {
-            engine: Engine::new(net, groups, Stage::whole(&job.preset.shape()), 1),
+        let stage = Stage::whole(&job.preset.shape());
+        Ok(Self {
+            engine: Engine::new(net, groups, stage, &Sharing::default(), 1)?,
             batches: (0..BATCHES).map(batch).collect(),
             batch: job.batch,
             first: (job.rank * job.batch) as u64,
             tokens: (count * job.ranks) as u64,
             step: 0,
-        }
+        })
     }
 
     fn steps(&mut self, steps: usize) -> Result<()> {

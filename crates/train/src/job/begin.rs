@@ -15,13 +15,18 @@ use crate::config::{Config, ConfigError, Memory, Plan, Resume};
 use crate::data::{DataError, Dataset, Loader, Order, Tokens};
 use crate::metrics::{self, Event};
 use crate::model::Model;
+use crate::offload::{Offload, Where};
 use crate::parallel::context::Ring;
 use crate::parallel::pipeline::{Stage, StageError};
 use crate::parallel::tensor::Group;
-use crate::parallel::{Groups, Mesh};
+use crate::parallel::{Groups, Mesh, Zero};
 use crate::run;
 use crate::shape::Shape;
+use crate::state::Sharing;
 use crate::step::{Engine, Net};
+
+/// Where a run's state is that is not in memory.
+const OFFLOADED: &str = "offloaded";
 
 impl Training {
     /// All ranks have their parts of the same parameters, and are ready for the next step.
@@ -56,6 +61,8 @@ impl Training {
         apart(&plan.mesh, &*job.comm).into_iter().for_each(&mut *tell);
         let mut training = Self::new(job, plan, shape, &about)?;
         (training.tokens, training.kept) = (tokens, kept);
+        let how = sharing(&training.config, &training.plan, &training.folder);
+        how.notes(&training.engine.groups).into_iter().for_each(|note| tell(Event::Note(note)));
         if let Some(found) = found {
             found.skipped.iter().for_each(|note| tell(Event::Note(note.clone())));
             keeper.iter_mut().for_each(|keeper| keeper.pass_over(&found.damaged));
@@ -112,7 +119,8 @@ impl Training {
         let tensor = Group::new(groups.tensor.clone(), plan.sequence);
         let ring = Ring::new(groups.ring.clone(), groups.seat.context_share(&plan.mesh));
         let net = Net::within(tensor.clone(), Model::of(shape, tensor.share), device).in_ring(ring);
-        let engine = Engine::new(net, groups, stage, config.train.seed);
+        let how = sharing(&config, &plan, &folder);
+        let engine = Engine::new(net, groups, stage, &how, config.train.seed)?;
         Ok(Self {
             schedule: config.schedule(plan.mesh.dp),
             config,
@@ -137,7 +145,7 @@ pub(super) fn planned(job: &Job) -> Result<(Plan, Shape), TrainError> {
     let plan = job.config.validate(job.comm.size() as usize)?;
     let shape = job.config.shape(job.dataset.tokenizer.vocabulary())?;
     shape.check_tensor(plan.mesh.tp).map_err(ConfigError::Contradiction)?;
-    trainable(&job.config, &plan)?;
+    trainable(&job.config)?;
     Ok((plan, shape))
 }
 
@@ -151,22 +159,33 @@ fn stage(plan: &Plan, shape: &Shape, groups: &Groups) -> Result<Stage, ConfigErr
     Stage::new(shape, how, groups.seat.pp).map_err(contradiction)
 }
 
-/// Splits that can be planned and explained, and not yet trained.
-fn trainable(config: &Config, plan: &Plan) -> Result<(), ConfigError> {
-    let offload = &config.offload;
-    let at_home = [offload.optimizer, offload.parameters] == [Memory::Device; 2];
-    let all = [
-        ("parallel.zero", plan.zero == 0),
-        ("parallel.tiles", config.parallel.tiles == 1),
-        ("offload", at_home),
-    ];
-    match all.into_iter().find(|(_, can)| !can) {
-        None => Ok(()),
-        Some((what, _)) => Err(ConfigError::Contradiction(format!(
-            "{what}: this version can plan that, and not train it: leave it out, or see what it \
-             would cost with --explain"
-        ))),
+/// What can be planned and explained, and not yet trained.
+fn trainable(config: &Config) -> Result<(), ConfigError> {
+    match config.parallel.tiles {
+        1 => Ok(()),
+        _ => Err(ConfigError::Contradiction(
+            "parallel.tiles: this version can plan that, and not train it: leave it out, or see \
+             what it would cost with --explain"
+                .to_owned(),
+        )),
     }
+}
+
+/// How the state is shared, and where it is kept.
+fn sharing(config: &Config, plan: &Plan, run: &Path) -> Sharing {
+    let place = |memory| match memory {
+        Memory::Device => Where::Device,
+        Memory::Host => Where::Host,
+        Memory::Disk => Where::Disk,
+    };
+    let told = &config.offload;
+    let folder = match told.folder.as_str() {
+        "" => run.join(OFFLOADED),
+        folder => PathBuf::from(folder),
+    };
+    let (optimizer, parameters) = (place(told.optimizer), place(told.parameters));
+    let zero = Zero::level(plan.zero).unwrap_or_default();
+    Sharing { zero, offload: Offload { optimizer, parameters, folder } }
 }
 
 /// A word where ranks that talk in every layer are on different hosts.

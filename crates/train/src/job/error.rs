@@ -8,6 +8,8 @@ use thiserror::Error;
 use crate::checkpoint::CheckpointError;
 use crate::config::ConfigError;
 use crate::data::DataError;
+use crate::offload::StoreError;
+use crate::step::StepError;
 
 /// Why a training ends before its time.
 #[derive(Debug, Error)]
@@ -32,6 +34,9 @@ pub enum TrainError {
     /// Another rank is gone, or does something else.
     #[error(transparent)]
     Comm(#[from] CommError),
+    /// What is on disk while it is trained cannot be read or written.
+    #[error(transparent)]
+    Store(#[from] StoreError),
     /// The loss, the gradients or the parameters are no numbers.
     #[error(
         "rank {rank} of {host}: {what} {number} in step {step}: a lower optimizer.rate, a longer \
@@ -142,6 +147,15 @@ pub enum TrainError {
         /// What does now.
         now: String,
     },
+}
+
+impl From<StepError> for TrainError {
+    fn from(error: StepError) -> Self {
+        match error {
+            StepError::Comm(error) => Self::Comm(error),
+            StepError::Store(error) => Self::Store(error),
+        }
+    }
 }
 
 impl TrainError {

@@ -19,7 +19,7 @@ impl Training {
         let about = self.about();
         let Some(keeper) = &mut self.keeper else { return Ok(()) };
         self.kept = Some(self.done);
-        keeper.begin(&self.engine, about)
+        keeper.begin(&mut self.engine, about)
     }
 
     /// Waits for the checkpoint that is under way, if one is on any rank.

@@ -26,6 +26,7 @@ use keep::Keeper;
 use report::Speed;
 use tally::Tally;
 
+use crate::checkpoint;
 use crate::config::{Config, Kind, Plan};
 use crate::data::{Ahead, Batch, Dataset, Loader, Order, order};
 use crate::device::Device;
@@ -250,11 +251,14 @@ impl Training {
     }
 
     /// What was trained is worth keeping: an update can spoil what no later loss would show.
-    fn check_parameters(&self) -> Result<(), TrainError> {
-        let device = &self.engine.net.device;
-        let state = &self.engine.state;
-        let squares = state.held().map(|block| device.square_sum(state.weights.own(block)));
-        self.finite(self.done, "the norm of the parameters is", squares.sum::<f64>().sqrt())
+    fn check_parameters(&mut self) -> Result<(), TrainError> {
+        let Engine { net, state, .. } = &mut self.engine;
+        let mut squares = 0.0;
+        for block in state.held() {
+            squares +=
+                state.look(block, checkpoint::Kind::Parameter, |own| net.device.square_sum(own))?;
+        }
+        self.finite(self.done, "the norm of the parameters is", squares.sqrt())
     }
 
     /// Tries the model on what it is not trained on.

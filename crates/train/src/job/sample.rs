@@ -23,6 +23,7 @@ const MOST_READ: usize = 64 << 20;
 impl Training {
     /// What the model writes by itself, or why it does not where that is to be said.
     pub(super) fn sample(&mut self) -> Option<Event> {
+        self.engine.state.settle().ok()?;
         let engine = &self.engine;
         let mesh = &engine.groups.mesh;
         let shared = mesh.ranks() > mesh.dp;

@@ -17,11 +17,12 @@ impl Exchange for Alone {
         device.real(elements)
     }
 
-    fn ready(&mut self, block: usize, gradients: Tensor) {
+    fn ready(&mut self, _: &dyn Device, block: usize, gradients: Tensor) -> Result<(), CommError> {
         self.ready.push((block, gradients));
+        Ok(())
     }
 
-    fn finish(&mut self) -> Result<Vec<(usize, Tensor)>, CommError> {
+    fn finish(&mut self, _: &dyn Device) -> Result<Vec<(usize, Tensor)>, CommError> {
         Ok(std::mem::take(&mut self.ready))
     }
 }

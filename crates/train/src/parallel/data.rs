@@ -5,9 +5,10 @@
 
 use std::sync::Arc;
 
-use regatta_comm::{Comm, CommError, OwnedCall, Pending, ReduceOp};
+use regatta_comm::{Comm, CommError, Pending};
 
 use super::Exchange;
+use super::zero::{ended, sum};
 use crate::device::Device;
 use crate::memory::{Format, Tensor};
 
@@ -30,15 +31,15 @@ impl Exchange for DataParallel {
         Tensor::from_buffer(self.comm.buffer(elements * format.size()), format)
     }
 
-    fn ready(&mut self, block: usize, gradients: Tensor) {
+    fn ready(&mut self, _: &dyn Device, block: usize, gradients: Tensor) -> Result<(), CommError> {
         let format = gradients.format();
-        let call = OwnedCall::all_reduce(format.into(), ReduceOp::Sum, gradients.into_buffer());
-        self.under_way.push((block, format, self.comm.start(call)));
+        self.under_way.push((block, format, sum(&*self.comm, gradients)));
+        Ok(())
     }
 
-    fn finish(&mut self) -> Result<Vec<(usize, Tensor)>, CommError> {
+    fn finish(&mut self, _: &dyn Device) -> Result<Vec<(usize, Tensor)>, CommError> {
         let wait = |(block, format, pending): (usize, Format, Pending)| {
-            Ok((block, Tensor::from_buffer(pending.wait()?.output, format)))
+            Ok((block, ended(pending, format)?))
         };
         self.under_way.drain(..).map(wait).collect()
     }

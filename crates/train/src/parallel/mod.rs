@@ -9,12 +9,14 @@ mod message;
 pub mod pipeline;
 pub mod tensor;
 mod waits;
+pub mod zero;
 
 pub use alone::Alone;
 pub use data::DataParallel;
 pub use groups::{Axis, Company, Groups, Link};
 pub use mesh::{Mesh, Seat};
 pub use waits::Waits;
+pub use zero::Zero;
 
 use regatta_comm::CommError;
 
@@ -28,8 +30,13 @@ pub trait Exchange: Send {
     fn memory(&self, device: &dyn Device, elements: usize) -> Tensor;
 
     /// This rank's gradients of a block are complete.
-    fn ready(&mut self, block: usize, gradients: Tensor);
+    fn ready(
+        &mut self,
+        device: &dyn Device,
+        block: usize,
+        gradients: Tensor,
+    ) -> Result<(), CommError>;
 
     /// Waits until the sums of all ranks are here, and gives them back with their blocks.
-    fn finish(&mut self) -> Result<Vec<(usize, Tensor)>, CommError>;
+    fn finish(&mut self, device: &dyn Device) -> Result<Vec<(usize, Tensor)>, CommError>;
 }

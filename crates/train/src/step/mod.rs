@@ -9,13 +9,12 @@ pub use net::Net;
 use std::borrow::Cow;
 use std::time::{Duration, Instant};
 
-use regatta_comm::CommError;
-
 use crate::optimizer::{AdamW, Sgd};
 use crate::parallel::Groups;
 use crate::parallel::context::Ring;
 use crate::parallel::pipeline::Stage;
-use crate::state::State;
+pub use crate::state::StepError;
+use crate::state::{Sharing, State};
 
 /// Sequences that go through the model at once.
 #[derive(Debug, Clone, Copy)]
@@ -92,9 +91,9 @@ pub struct Laps {
     pub forward: Duration,
     /// The head, whose loss and gradients are one pass, layers and embedding.
     pub backward: Duration,
-    /// Waiting for other ranks' gradients when there was nothing else to do.
+    /// Waiting for other ranks, or for the disk, when there was nothing else to do.
     pub communication: Duration,
-    /// Clipping and the update.
+    /// Clearing, adding up and clipping gradients, and the update.
     pub optimizer: Duration,
 }
 
@@ -125,19 +124,28 @@ impl Engine {
     /// A model with its initial parameters, on one rank.
     pub fn alone(net: Net, seed: u64) -> Self {
         let stage = Stage::whole(&net.model.shape);
-        Self::new(net, Groups::alone(), stage, seed)
+        match Self::new(net, Groups::alone(), stage, &Sharing::default(), seed) {
+            Ok(engine) => engine,
+            Err(_) => unreachable!("nobody else is there, and nothing is on disk"),
+        }
     }
 
     /// A model with its initial parameters, shared with other ranks.
-    pub fn new(mut net: Net, groups: Groups, stage: Stage, seed: u64) -> Self {
+    pub fn new(
+        mut net: Net,
+        groups: Groups,
+        stage: Stage,
+        how: &Sharing,
+        seed: u64,
+    ) -> Result<Self, StepError> {
         let has_copy = stage.has_copy(&net.model.shape);
         if has_copy {
             // Of the embedding the head needs the table alone.
             net.model.blocks[0].parameters.truncate(1);
         }
         let is_held = |block: usize| stage.has(block) || block == 0 && has_copy;
-        let state = State::new(&net.model, &*net.device, &groups, is_held, seed);
-        Self { net, state, groups, stage }
+        let state = State::new(&net.model, &*net.device, &groups, how, is_held, seed)?;
+        Ok(Self { net, state, groups, stage })
     }
 
     /// One step over this rank's part of the batch, in as many passes as it comes in.
@@ -145,20 +153,24 @@ impl Engine {
         &mut self,
         plan: &Plan,
         micros: impl Iterator<Item = Micro<'a>>,
-    ) -> Result<Outcome, CommError> {
+    ) -> Result<Outcome, StepError> {
         let mut laps = Laps::default();
+        self.state.take_waited();
+        self.state.weights.ask(self.stage.parts[0].start);
         timed(&mut laps.optimizer, || self.state.gradients.clear(&*self.net.device));
         let own: Vec<Own<'a>> = micros.map(|micro| Own::of(micro, &self.net.context)).collect();
         let micros: Vec<Micro<'_>> = own.iter().map(Own::micro).collect();
         let loss_sum = self.passes(plan, &micros, &mut laps)?;
-        timed(&mut laps.communication, || self.state.gradients.finish())?;
+        let began = Instant::now();
+        self.state.gradients.finish(&*self.net.device)?;
+        laps.optimizer += worked(&self.net, &mut self.state, began, &mut laps.communication);
         let gradient_norm = timed(&mut laps.optimizer, || self.update(plan))?;
         Ok(Outcome { loss_sum: self.counted(loss_sum), gradient_norm, laps })
     }
 
     /// The sum of the losses of sequences, without training. Of ranks that share a model, one says
     /// it and the others nothing.
-    pub fn loss(&mut self, micro: &Micro<'_>) -> Result<f64, CommError> {
+    pub fn loss(&mut self, micro: &Micro<'_>) -> Result<f64, StepError> {
         let own = Own::of(*micro, &self.net.context);
         let loss = self.forward_loss(&own.micro())?;
         Ok(self.counted(loss))
@@ -168,6 +180,14 @@ impl Engine {
     fn counted(&self, loss: f64) -> f64 {
         if self.groups.seat.tp == 0 { loss } else { 0.0 }
     }
+}
+
+/// How long this rank was at work since then; what it waited for other ranks or the disk is added to
+/// communication.
+fn worked(net: &Net, state: &mut State, began: Instant, communication: &mut Duration) -> Duration {
+    let waited = net.waited() + state.take_waited();
+    *communication += waited;
+    began.elapsed().saturating_sub(waited)
 }
 
 fn timed<T>(lap: &mut Duration, work: impl FnOnce() -> T) -> T {

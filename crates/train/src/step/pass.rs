@@ -5,15 +5,13 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use regatta_comm::CommError;
-
-use super::{Engine, Laps, Micro, Net, Plan, timed};
+use super::{Engine, Laps, Micro, Net, Plan, timed, worked};
 use crate::memory::View;
 use crate::model::{Dropout, Grads, HeadGrads, HeadParams, Later, Lent, Run, Saved};
 use crate::parallel::pipeline::{Action, Lines, Way, Work};
-use crate::state::{Gradients, State, Weights};
+use crate::state::{Gradients, State, StepError, Weights};
 
 /// What a forward pass through a chunk leaves for the way back.
 struct Alive {
@@ -43,7 +41,7 @@ impl Engine {
         plan: &Plan,
         micros: &[Micro<'_>],
         laps: &mut Laps,
-    ) -> Result<f64, CommError> {
+    ) -> Result<f64, StepError> {
         let actions = self.stage.actions(micros.len()).into_owned();
         let lines = Lines::new(&self.groups, &self.stage, &actions);
         let mut flow = Flow { plan, micros, lines, alive: HashMap::new(), loss: 0.0, laps };
@@ -55,14 +53,16 @@ impl Engine {
             }
         }
         let Flow { lines, loss, laps, .. } = flow;
-        timed(&mut laps.communication, || lines.finish().and_then(|()| self.tie()))?;
+        timed(&mut laps.communication, || lines.finish())?;
+        timed(&mut laps.communication, || self.tie())?;
         Ok(loss)
     }
 
-    fn forward(&mut self, action: Action, flow: &mut Flow<'_>) -> Result<(), CommError> {
+    fn forward(&mut self, action: Action, flow: &mut Flow<'_>) -> Result<(), StepError> {
         let Action { chunk, micro, .. } = action;
         let Self { net, state, stage, .. } = self;
         let run = net.train(flow.plan, &flow.micros[micro]);
+        state.weights.ask(stage.parts[chunk].start);
         let input = match stage.is_first(chunk) {
             true => None,
             false => Some(receive(Way::Forward, net, &run, flow)?),
@@ -75,13 +75,13 @@ impl Engine {
             false => flow.lines.send(Way::Forward, x).map(|()| None)?,
         };
         flow.alive.insert((chunk, micro), Alive { x, saved, later: Vec::new() });
-        flow.laps.forward += net.worked(began, &mut flow.laps.communication);
+        flow.laps.forward += worked(net, state, began, &mut flow.laps.communication);
         Ok(())
     }
 
     /// The way back through a chunk. If only the gradient of the input is asked for, those of
     /// matrices are left for later.
-    fn backward(&mut self, action: Action, flow: &mut Flow<'_>) -> Result<(), CommError> {
+    fn backward(&mut self, action: Action, flow: &mut Flow<'_>) -> Result<(), StepError> {
         let Action { work, chunk, micro: number } = action;
         let last = number + 1 == flow.micros.len();
         let tied_apart = self.stage.is_tied_apart(&self.net.model.shape);
@@ -91,6 +91,8 @@ impl Engine {
         let Some(mut alive) = flow.alive.remove(&(chunk, number)) else {
             unreachable!("{action} comes after its forward pass")
         };
+        let layers = layers(net, &stage.parts[chunk]);
+        layers.clone().last().into_iter().for_each(|block| state.weights.ask(block));
         let mut dx = match alive.x.take() {
             Some(x) => {
                 let began = Instant::now();
@@ -98,13 +100,12 @@ impl Engine {
                 let (loss, dx) = head(net, state, &run, (&x, micro.targets), scale)?;
                 flow.loss += loss;
                 complete(net, &run, &mut state.gradients, net.model.last(), last)?;
-                flow.laps.backward += net.worked(began, &mut flow.laps.communication);
+                flow.laps.backward += worked(net, state, began, &mut flow.laps.communication);
                 dx
             }
             None => receive(Way::Backward, net, &run, flow)?,
         };
         let began = Instant::now();
-        let layers = layers(net, &stage.parts[chunk]);
         let saved = std::mem::take(&mut alive.saved);
         for (block, saved) in layers.clone().zip(saved).rev() {
             let mut later = Vec::new();
@@ -128,12 +129,12 @@ impl Engine {
         if work == Work::Input {
             flow.alive.insert((chunk, number), alive);
         }
-        flow.laps.backward += net.worked(began, &mut flow.laps.communication);
+        flow.laps.backward += worked(net, state, began, &mut flow.laps.communication);
         Ok(())
     }
 
     /// What was left for later.
-    fn weights(&mut self, action: Action, flow: &mut Flow<'_>) -> Result<(), CommError> {
+    fn weights(&mut self, action: Action, flow: &mut Flow<'_>) -> Result<(), StepError> {
         let Action { chunk, micro, .. } = action;
         let last = micro + 1 == flow.micros.len();
         let Self { net, state, .. } = self;
@@ -147,12 +148,12 @@ impl Engine {
             later.into_iter().for_each(|later| later.finish(&run, &mut grads));
             complete(net, &run, &mut state.gradients, block, last)?;
         }
-        flow.laps.backward += net.worked(began, &mut flow.laps.communication);
+        flow.laps.backward += worked(net, state, began, &mut flow.laps.communication);
         Ok(())
     }
 
     /// A tied table that the first and the last stage both have gets the gradients of both.
-    fn tie(&mut self) -> Result<(), CommError> {
+    fn tie(&mut self) -> Result<(), StepError> {
         let Self { net, state, stage, groups } = self;
         if !stage.is_tied_apart(&net.model.shape) {
             return Ok(());
@@ -162,12 +163,11 @@ impl Engine {
             let table = net.model.embedding.table_of(state.gradients.of(0));
             crate::parallel::tensor::sum_of(&**comm, &run, table)?;
         }
-        state.gradients.ready(0, true);
-        Ok(())
+        Ok(state.gradients.ready(&*net.device, 0, true)?)
     }
 
     /// The loss, if the head is here, and no way back.
-    pub(super) fn forward_loss(&mut self, micro: &Micro<'_>) -> Result<f64, CommError> {
+    pub(super) fn forward_loss(&mut self, micro: &Micro<'_>) -> Result<f64, StepError> {
         let Self { net, state, stage, groups } = self;
         // What layers would save for a backward pass is dropped by each at once.
         let run = Run { recompute: true, ..net.run(micro.batch, micro.sequence()) };
@@ -198,13 +198,6 @@ impl Engine {
 }
 
 impl Net {
-    /// How long this rank was at work since then; what it waited is added to communication.
-    fn worked(&self, began: Instant, communication: &mut Duration) -> Duration {
-        let waited = self.waited();
-        *communication += waited;
-        began.elapsed().saturating_sub(waited)
-    }
-
     /// What a pass in training works with.
     fn train(&self, plan: &Plan, micro: &Micro<'_>) -> Run<'_> {
         let Plan { dropout: share, seed, step, recompute, .. } = *plan;
@@ -214,9 +207,9 @@ impl Net {
 }
 
 /// The stream or its gradient from another stage.
-fn receive(way: Way, net: &Net, run: &Run<'_>, flow: &mut Flow<'_>) -> Result<Lent, CommError> {
+fn receive(way: Way, net: &Net, run: &Run<'_>, flow: &mut Flow<'_>) -> Result<Lent, StepError> {
     let elements = run.own_rows() * net.model.shape.width;
-    timed(&mut flow.laps.communication, || flow.lines.receive(way, run, elements))
+    Ok(timed(&mut flow.laps.communication, || flow.lines.receive(way, run, elements))?)
 }
 
 /// The blocks of a part that are layers.
@@ -231,7 +224,7 @@ fn forward(
     run: &Run<'_>,
     part: Range<usize>,
     (input, tokens): (Option<Lent>, &[u32]),
-) -> Result<(Lent, Vec<Saved>), CommError> {
+) -> Result<(Lent, Vec<Saved>), StepError> {
     let mut x = match input {
         Some(x) => x,
         None => {
@@ -248,6 +241,9 @@ fn forward(
         weights.bring(block)?;
         if block + 1 < part.end {
             weights.ask(block + 1);
+            if block + 1 == net.model.last() && net.model.shape.tied {
+                weights.ask(0);
+            }
         }
         let (out, saved) = net.model.layers[block - 1].forward(run, weights.view(block), x)?;
         weights.free(block);
@@ -264,7 +260,7 @@ fn head(
     run: &Run<'_>,
     of: (&crate::memory::Tensor, &[u32]),
     scale: f64,
-) -> Result<(f64, Lent), CommError> {
+) -> Result<(f64, Lent), StepError> {
     bring_head(net, &mut state.weights)?;
     let mut grads = head_grads(net, &mut state.gradients);
     let params = head_params(net, &state.weights);
@@ -282,7 +278,7 @@ fn layer_back(
     saved: Saved,
     dx: &mut Lent,
     later: Option<&mut Vec<Later>>,
-) -> Result<(), CommError> {
+) -> Result<(), StepError> {
     state.weights.bring(block)?;
     if block > first {
         state.weights.ask(block - 1);
@@ -300,16 +296,15 @@ fn complete(
     gradients: &mut Gradients,
     block: usize,
     last: bool,
-) -> Result<(), CommError> {
-    if last {
+) -> Result<(), StepError> {
+    if gradients.leave(last) {
         net.tensor.settle(run, &net.model.blocks[block], gradients.of(block))?;
     }
-    gradients.ready(block, last);
-    Ok(())
+    Ok(gradients.ready(&*net.device, block, last)?)
 }
 
 /// The head's parameters, and the embedding's table if that is the head's.
-fn bring_head(net: &Net, weights: &mut Weights) -> Result<(), CommError> {
+fn bring_head(net: &Net, weights: &mut Weights) -> Result<(), StepError> {
     weights.bring(net.model.last())?;
     if net.model.shape.tied { weights.bring(0) } else { Ok(()) }
 }

@@ -2,40 +2,53 @@
 
 use std::ops::Range;
 
-use regatta_comm::{Collectives, CommError, ReduceOp};
+use regatta_comm::{Collectives, ReduceOp};
 
 use super::{Engine, Plan, Rule};
 use crate::device::Device;
 use crate::memory::{View, ViewMut};
 use crate::optimizer::{AdamW, Sgd};
 use crate::shape::Parameter;
+use crate::state::{State, StepError};
 
 impl Engine {
     /// Clips, and changes the parameters. Returns the norm of the gradients.
-    pub(super) fn update(&mut self, plan: &Plan) -> Result<f64, CommError> {
+    pub(super) fn update(&mut self, plan: &Plan) -> Result<f64, StepError> {
         let norm = self.gradient_norm()?;
         let rule = plan.rule.scaled(clipped(norm, plan.clip));
-        let device = &*self.net.device;
-        let state = &mut self.state;
-        for block in state.held() {
-            let share = state.shares[block].clone();
-            let Some([first, second]) = &mut state.moments[block] else { continue };
-            let gradients = state.gradients.own(block);
-            for parameter in &self.net.model.blocks[block].parameters {
-                let here = || within(parameter, &share);
-                let gradients = gradients.part(here());
-                let [mut first, mut second] = [first.view_mut(), second.view_mut()];
-                let moments = [first.part(here()), second.part(here())];
-                let mut params = state.weights.own_mut(block);
-                rule.apply(device, parameter.decays(), gradients, moments, params.part(here()));
+        let mut blocks = self.state.held().peekable();
+        while let Some(block) = blocks.next() {
+            let State { weights, moments, .. } = &mut self.state;
+            weights.open(block)?;
+            moments.bring(block)?;
+            // While this one is worked on, the disk reads the next.
+            if let Some(next) = blocks.peek() {
+                weights.ask_own(*next);
+                moments.ask(*next);
             }
-            state.weights.updated(block)?;
+            self.update_block(rule, block);
+            self.state.moments.free(block, true)?;
+            self.state.weights.updated(block)?;
         }
         Ok(norm)
     }
 
+    /// The parameters of this rank's share of a block follow their gradients.
+    fn update_block(&mut self, rule: Rule, block: usize) {
+        let State { weights, gradients, moments, shares, .. } = &mut self.state;
+        let (gradients, share) = (gradients.own(block), &shares[block]);
+        let (mut first, mut second) = moments.view_mut(block).split_at(share.len());
+        let mut params = weights.own_mut(block);
+        for parameter in &self.net.model.blocks[block].parameters {
+            let here = || within(parameter, share);
+            let (gradients, params) = (gradients.part(here()), params.part(here()));
+            let moments = [first.part(here()), second.part(here())];
+            rule.apply(&*self.net.device, parameter.decays(), gradients, moments, params);
+        }
+    }
+
     /// The norm of all gradients of the model, whoever has them.
-    fn gradient_norm(&self) -> Result<f64, CommError> {
+    fn gradient_norm(&self) -> Result<f64, StepError> {
         let (mesh, seat) = (&self.groups.mesh, &self.groups.seat);
         let mut squares = 0.0;
         for block in self.state.held().filter(|block| self.stage.has(*block)) {

@@ -77,7 +77,7 @@ impl Keeper {
     }
 
     /// Begins a checkpoint. None must be under way. What goes wrong is heard when all have ended.
-    pub fn begin(&mut self, engine: &Engine, about: About) -> Result<(), TrainError> {
+    pub fn begin(&mut self, engine: &mut Engine, about: About) -> Result<(), TrainError> {
         self.under_way = Some((about.step, Instant::now()));
         let begun = self.writer.begin(about, pieces(engine)?);
         self.refused = begun.err().map(Arc::new);

@@ -14,33 +14,32 @@ const AT_A_TIME: usize = 1 << 20;
 
 /// Copies numbers of this rank's share of a block, from a place in the share on.
 pub fn fetch(
-    engine: &Engine,
-    (block, kind): (usize, Kind),
+    engine: &mut Engine,
+    what: (usize, Kind),
     start: usize,
     numbers: &mut [f32],
 ) -> Result<(), TrainError> {
-    let own = engine.state.own(block, kind);
-    engine.net.device.fetch(own.part(start..start + numbers.len()), numbers);
-    Ok(())
+    let Engine { net, state, .. } = engine;
+    Ok(state.fetch(&*net.device, what, start, numbers)?)
 }
 
 /// Replaces numbers of this rank's share of a block, from a place in the share on.
 pub fn put(
     engine: &mut Engine,
-    (block, kind): (usize, Kind),
+    what: (usize, Kind),
     start: usize,
     numbers: &[f32],
 ) -> Result<(), TrainError> {
-    let mut own = engine.state.own_mut(block, kind);
-    engine.net.device.put(numbers, own.part(start..start + numbers.len()));
-    Ok(())
+    let Engine { net, state, .. } = engine;
+    Ok(state.put(&*net.device, what, start, numbers)?)
 }
 
 /// This rank's part of everything.
-pub fn pieces(engine: &Engine) -> Result<Vec<Piece>, TrainError> {
+pub fn pieces(engine: &mut Engine) -> Result<Vec<Piece>, TrainError> {
     let holding = Holding::of(engine);
+    let blocks = engine.net.model.blocks.clone();
     let mut pieces = Vec::new();
-    for some in holding.written(&engine.net.model.blocks) {
+    for some in holding.written(&blocks) {
         let mut start = some.start(&holding.shares[some.block]);
         for part in parts(some.parameter, some.range.clone()) {
             let (name, shape) = (some.parameter.name.clone(), some.parameter.whole.clone());

@@ -15,6 +15,7 @@ use crate::parallel::{Groups, Mesh};
 use crate::reference::Reference;
 use crate::shape::tests::shape;
 use crate::shape::{Family, Parameter, Shape};
+use crate::state::Sharing;
 use crate::step::Net;
 
 /// A rank's model: some stages have some of the blocks, and the last has a tied table again.
@@ -27,7 +28,8 @@ fn engine(shape: &Shape, mesh: Mesh, rank: usize) -> Engine {
     };
     let mut groups = Groups::alone();
     (groups.mesh, groups.seat) = (mesh, seat);
-    Engine::new(Net::new(model, Box::new(Reference)), groups, stage, 5)
+    let net = Net::new(model, Box::new(Reference));
+    Engine::new(net, groups, stage, &Sharing::default(), 5).unwrap()
 }
 
 /// The number at a place of a whole parameter.
@@ -67,7 +69,7 @@ fn keep(shape: &Shape, mesh: Mesh, folder: &Path) -> Checkpoint {
             let start = some.start(&holding.shares[some.block]);
             put(&mut engine, (some.block, some.kind), start, &expected(&some)).unwrap();
         }
-        writer.begin(about.clone(), pieces(&engine).unwrap()).unwrap();
+        writer.begin(about.clone(), pieces(&mut engine).unwrap()).unwrap();
     }
     for writer in &mut writers {
         assert!(matches!(writer.finish(PATIENCE), State::Written { step: 3 }));
@@ -82,10 +84,11 @@ fn read(shape: &Shape, mesh: Mesh, kept: &Checkpoint) {
         let mut engine = engine(shape, mesh, rank);
         restore(&mut engine, kept).unwrap();
         let holding = Holding::of(&engine);
-        for some in holding.all(&engine.net.model.blocks) {
+        let blocks = engine.net.model.blocks.clone();
+        for some in holding.all(&blocks) {
             let mut read = vec![0.0; some.range.len()];
             let start = some.start(&holding.shares[some.block]);
-            fetch(&engine, (some.block, some.kind), start, &mut read).unwrap();
+            fetch(&mut engine, (some.block, some.kind), start, &mut read).unwrap();
             assert_eq!(read, expected(&some), "rank {rank}: {}", some.parameter.name);
         }
     }

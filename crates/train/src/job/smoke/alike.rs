@@ -11,7 +11,7 @@ use crate::parallel::Groups;
 use crate::step::Engine;
 
 /// The checksum of all that this rank trains, in hexadecimal digits.
-pub fn digest(engine: &Engine) -> Result<String, TrainError> {
+pub fn digest(engine: &mut Engine) -> Result<String, TrainError> {
     let mut sum = Sha256::new();
     let mut numbers = Vec::new();
     for block in engine.state.held() {
@@ -34,7 +34,7 @@ fn copies(engine: &Engine) -> (usize, usize, usize) {
 }
 
 /// Nothing if all ranks that should have the same have it, or who differs.
-pub fn difference(comm: &dyn Comm, engine: &Engine) -> Result<Option<String>, TrainError> {
+pub fn difference(comm: &dyn Comm, engine: &mut Engine) -> Result<Option<String>, TrainError> {
     let all: Vec<Said> = gather(comm, &(copies(engine), digest(engine)?))?;
     Ok(named(&odd(&all), &|rank| comm.peer(rank).to_string()))
 }

@@ -115,7 +115,7 @@ impl<'a> Smoke<'a> {
         let name = job.name.clone();
         let mut training = self.part(Name::Broadcast, |_| broadcast(job, agreed))?;
         self.part(Name::Steps, |_| steps(&mut training, &name, stop))?;
-        let digest = self.part(Name::Same, |comm| same(comm, &training.engine))?;
+        let digest = self.part(Name::Same, |comm| same(comm, &mut training.engine))?;
         self.part(Name::Checkpoint, |_| checkpoint(&mut training, &digest))
     }
 }
@@ -140,7 +140,7 @@ fn broadcast(job: Job, (plan, shape): Agreed) -> Found<Training> {
         forget(&mut training.engine)?;
     }
     begin::spread(&mut training.engine)?;
-    let wrong = alike::difference(&*comm, &training.engine)?;
+    let wrong = alike::difference(&*comm, &mut training.engine)?;
     let parameters = about.parameters;
     let figures = Figures::State { parameters, bytes: bytes(&training.engine) };
     Ok((training, Findings { figures, notes: Vec::new(), wrong }))
@@ -220,7 +220,7 @@ fn mean(all: &[StepMetrics]) -> StepSeconds {
     }
 }
 
-fn same(comm: &dyn Comm, engine: &Engine) -> Found<String> {
+fn same(comm: &dyn Comm, engine: &mut Engine) -> Found<String> {
     let digest = alike::digest(engine)?;
     let wrong = alike::difference(comm, engine)?;
     let figures = Figures::Digest(digest.clone());
@@ -256,7 +256,8 @@ fn keep_and_read(
     let refused = keeper.as_ref().err().map(ToString::to_string);
     let refused = gather::complaint(&*comm, refused)?;
     let (Ok(mut keeper), None) = (keeper, &refused) else { return Ok(refused) };
-    keeper.begin(&training.engine, training.about())?;
+    let about = training.about();
+    keeper.begin(&mut training.engine, about)?;
     keeper.wait();
     let mut said = keeper.says();
     comm.all_reduce(&mut said, ReduceOp::Sum)?;
