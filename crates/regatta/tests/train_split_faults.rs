@@ -107,7 +107,7 @@ fn kill(folder: &Folder, victim: u32, phase: Phase, training: &Started) {
         Phase::Validation => {
             quickly("a validation", || {
                 let steps = done(folder, "run");
-                steps > begun && steps % 7 == 0
+                steps > begun && steps.is_multiple_of(7)
             });
         }
     }
