@@ -4,12 +4,7 @@ use std::fmt;
 
 use thiserror::Error;
 
-use crate::cpu::Precision;
-use crate::shape::{Block, Shape};
-
-/// Bytes of a parameter, its gradient and what the optimizer remembers of it: four numbers of 32
-/// bits.
-const STATE: u128 = 16;
+use crate::parallel::cost::Holds;
 
 /// Bytes that a rank needs at least; what else it takes is little beside them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,17 +16,9 @@ pub struct Footprint {
 }
 
 impl Footprint {
-    /// Of a rank that has the whole model and works on so many tokens at once.
-    pub fn of(shape: &Shape, tokens: usize, precision: Precision, recompute: bool) -> Self {
-        let numbers: u128 = shape.blocks().iter().map(|block| Block::room(block) as u128).sum();
-        let layer = layer_bytes(shape, precision);
-        let stream = 4 * shape.width as u128;
-        let layers = shape.layers as u128;
-        let a_token = match recompute {
-            true => layers * stream + layer,
-            false => layers * (stream + layer),
-        };
-        Self { state: bytes(STATE * numbers), activations: bytes(a_token * tokens as u128) }
+    /// Of a rank that holds this.
+    pub fn of(holds: &Holds) -> Self {
+        Self { state: holds.state(), activations: holds.activations + holds.logits }
     }
 
     /// Whether so many ranks have room in so much memory.
@@ -44,25 +31,6 @@ impl Footprint {
             false => Err(TooLarge { ranks, needed, state, activations, free }),
         }
     }
-}
-
-/// What a layer leaves for a token, beside the stream before it.
-fn layer_bytes(shape: &Shape, precision: Precision) -> u128 {
-    let half = match precision {
-        Precision::F32 => 4,
-        Precision::Bf16 => 2,
-    };
-    let [width, heads] = [shape.width, shape.heads].map(|n| n as u128);
-    let (qkv, up, inner) = (shape.qkv_width(), shape.up_width(), shape.feed_forward);
-    // Normed, queries with keys and values, what heads have found; two statistics, a sum a head,
-    // and the stream behind it.
-    let attention = half * (2 * width + qkv as u128) + 4 * (2 + heads + width);
-    let feed_forward = half * (width + (up + inner) as u128) + 4 * 2;
-    if shape.attends() { attention + feed_forward } else { feed_forward }
-}
-
-fn bytes(number: u128) -> u64 {
-    u64::try_from(number).unwrap_or(u64::MAX)
 }
 
 /// A training that memory cannot hold.
@@ -103,29 +71,6 @@ impl fmt::Display for Size {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config;
-
-    fn shape(preset: &str, words: &[&str]) -> Shape {
-        let first = Some(config::First::Preset(preset.to_owned()));
-        config::resolve(first, words).unwrap().config.shape(65).unwrap()
-    }
-
-    #[test]
-    fn it_is_what_is_counted_by_hand() {
-        let of = |recompute| {
-            let shape = shape("gpt2", &["layers=2", "width=32", "heads=2", "vocabulary=65"]);
-            Footprint::of(&shape, 10, Precision::F32, recompute)
-        };
-        // Two layers of: stream 32, normed 32, qkv 96, heads 32, sums 2, statistics 2, stream 32;
-        // normed 32, statistics 2, up 128, active 128.
-        let layer = 32 + 96 + 32 + 2 + 2 + 32 + 32 + 2 + 128 + 128;
-        assert_eq!(of(false).activations, 10 * 4 * 2 * (32 + layer));
-        assert_eq!(of(true).activations, 10 * 4 * (2 * 32 + layer));
-        let gpt2 = Footprint::of(&shape("gpt2", &[]), 1, Precision::Bf16, false);
-        assert!(gpt2.state.abs_diff(16 * 124_439_808) < 16 * 10_000, "{gpt2:?}");
-        let none = Footprint::of(&shape("mlp", &[]), 0, Precision::F32, false);
-        assert_eq!(none.activations, 0);
-    }
 
     #[test]
     fn what_has_no_room_is_refused_with_sizes_and_keys() {
@@ -137,8 +82,7 @@ mod tests {
             assert!(error.contains(part), "{part}: {error}");
         }
         // The largest that can be asked for is a number, too.
-        let all = ["layers=10000", "width=1048576", "heads=1", "context=1048576"];
-        let most = Footprint::of(&shape("gpt2", &all), usize::MAX, Precision::F32, false);
-        assert!(most.check(usize::MAX, u64::MAX - 1).is_err(), "{most:?}");
+        let most = Footprint { state: u64::MAX, activations: u64::MAX };
+        assert!(most.check(usize::MAX, u64::MAX - 1).is_err());
     }
 }

@@ -121,7 +121,8 @@ pub fn unicode() -> bool {
     })
 }
 
-fn width() -> usize {
+/// Columns of the terminal.
+pub fn width() -> usize {
     let columns = std::env::var("COLUMNS").ok().and_then(|c| c.parse().ok());
     let terminal =
         rustix::termios::tcgetwinsize(std::io::stdout()).ok().map(|w| usize::from(w.ws_col));

@@ -34,7 +34,22 @@ pub struct TrainArgs {
     #[arg(long, help_heading = "What to do")]
     pub print_config: bool,
 
-    /// Print what happens as JSON lines, and nothing else; with --smoke one object at the end
+    /// Print what each rank would hold and send, and a pipeline's schedule, and train nothing
+    ///
+    /// With -n for so many ranks, without it for as many as the splits in parallel.* ask for; with
+    /// --ranks-per-node it says which of them would share a host. All figures are expected ones, in
+    /// bytes: parameters, gradients, optimizer state, activations, and what a rank must send in a step
+    /// on each axis, however it gets there. A split that does not fit is refused with the nearest that
+    /// does.
+    #[arg(
+        long,
+        conflicts_with_all = ["smoke", "keys", "presets", "print_config"],
+        help_heading = "What to do"
+    )]
+    pub explain: bool,
+
+    /// Print what happens as JSON lines, and nothing else; with --smoke or --explain one
+    /// object
     #[arg(long, help_heading = "Output")]
     pub json: bool,
     /// The run's folder; without it a new one below runs/
@@ -86,6 +101,8 @@ Examples:
   regatta train gpt2 -n 4 --print-config        what would be trained, and who set what
   regatta train --resume runs/20261115-120000-4711
                                                 go on where a run was stopped
+  regatta train llama-7b -n 8 tp=2 pp=2 zero=1 --explain
+                                                what each rank would hold and send
   regatta train --smoke                         does training on all ranks work here?
   salloc -N 2 regatta train gpt2                on the nodes of an allocation
   regatta launch -n 4 -- regatta train tiny     as any other command of ranks

@@ -4,6 +4,7 @@ mod alone;
 pub mod args;
 mod asked;
 mod curve;
+mod explain;
 mod face;
 mod figures;
 mod listing;
@@ -34,6 +35,9 @@ pub fn run(args: &TrainArgs) -> Result<ExitCode> {
     let resolved = asked::resolved(args)?;
     if args.print_config {
         return listing::configuration(&resolved);
+    }
+    if args.explain {
+        return explain::run(&resolved, args);
     }
     train(&resolved, args)
 }

@@ -16,6 +16,7 @@ use regatta_train::data::{self, Dataset, Places, Prepared, Spec};
 use regatta_train::footprint::Footprint;
 use regatta_train::job::{self, Job};
 use regatta_train::metrics::Event;
+use regatta_train::parallel::cost::{Form, cost};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 
 use super::alone;
@@ -144,13 +145,14 @@ pub fn prepared(config: &Config, comm: &dyn Comm) -> Result<Dataset> {
     Ok(data::open(&prepared)?)
 }
 
-/// What memory cannot hold is refused: the system would kill a rank for it, and tell nobody why. As
-/// ranks are now, each has the whole model.
+/// What memory cannot hold is refused: the system would kill a rank for it, and tell nobody why. The
+/// other ranks of a host have about as much as this one.
 pub fn check_memory(config: &Config, vocabulary: usize, comm: &dyn Comm) -> Result<()> {
     let (shape, plan) = (config.shape(vocabulary)?, config.validate(comm.size() as usize)?);
-    let tokens = plan.micro_batch.saturating_mul(shape.context);
     let train = &config.train;
-    let footprint = Footprint::of(&shape, tokens, train.precision, train.recompute);
+    let form = Form::new(train.precision, train.recompute);
+    let holds = cost(&shape, &plan, form, comm.rank() as usize)?.holds;
+    let footprint = Footprint::of(&holds);
     let own = comm.peer(comm.rank()).host;
     let here = (0..comm.size()).filter(|rank| comm.peer(*rank).host == own).count();
     if let Some(free) = free_memory().filter(|_| train.check_memory) {
