@@ -1,5 +1,6 @@
 //! Trainings that are harmed again and again, as a seed says: whatever befalls them, in the end every
-//! step is as in a run that nothing befell, bit by bit.
+//! step is as in a run that nothing befell, bit by bit. Ranks share the model in any way; where they
+//! go on in another way, numbers are added in another order, and it is the same to rounding.
 //!
 //! `REGATTA_CHAOS_CASES` says how many trainings, `REGATTA_CHAOS_SEED` where they begin;
 //! `cargo xtask chaos --train` sets them.
@@ -16,14 +17,35 @@ use std::time::Duration;
 use random::Random;
 use support::Folder;
 use support::job::until;
-use support::metrics::{Metrics, assert_same};
+use support::metrics::{Metrics, assert_near, assert_same};
 use support::train::{Started, TINY, checkpoints, done, flip, metrics, processes, send, tiny};
 
 /// Cases of a plain test.
-const FEW: u64 = 4;
+const FEW: u64 = 6;
+
+/// Ranks, and how they share the model. All keys are given, for each goes on with any other.
+const SPLITS: [Split; 12] = [
+    (1, "tp=1 cp=1 pp=1"),
+    (2, "tp=1 cp=1 pp=1"),
+    (3, "tp=1 cp=1 pp=1"),
+    (6, "tp=1 cp=1 pp=1"),
+    (2, "tp=2 cp=1 pp=1"),
+    (2, "tp=1 cp=2 pp=1"),
+    (2, "tp=1 cp=1 pp=2"),
+    (4, "tp=2 cp=1 pp=2"),
+    (4, "tp=2 cp=2 pp=1"),
+    (4, "tp=1 cp=2 pp=1"),
+    (6, "tp=1 cp=1 pp=2"),
+    (8, "tp=2 cp=1 pp=2"),
+];
+
+type Split = (u32, &'static str);
 
 /// Steps of a training: it lasts about as long as the longest pause before it is harmed.
 const STEPS: u64 = 300;
+
+/// Layers for two stages.
+const MODEL: &str = "layers=2";
 
 const INT: i32 = 2;
 const KILL: i32 = 9;
@@ -50,31 +72,48 @@ fn whatever_befalls_a_training_every_step_is_the_same() {
     for seed in first..first + cases {
         println!("again: cargo xtask chaos --train --cases 1 --seed {seed}");
         let mut random = Random::new(seed);
-        let ranks = random.pick(&[1, 2, 3, 4, 6]);
-        let whole = undisturbed.entry(ranks).or_insert_with(|| whole(&folder, ranks));
-        play(&folder, ranks, &mut random);
-        assert_same(&metrics(&folder, "run"), whole, STEPS);
+        let split = random.pick(&SPLITS);
+        let whole = undisturbed.entry(split).or_insert_with(|| whole(&folder, split));
+        // A third of the trainings go on in any other way each time.
+        let moves = random.within(0, 2) == 0;
+        play(&folder, &mut random, |random| if moves { random.pick(&SPLITS) } else { split });
+        let found = metrics(&folder, "run");
+        if moves {
+            let missed = |step: &u64| !found.validations.contains_key(step);
+            assert_near(&found, &without_validations(whole, missed));
+        } else {
+            assert_same(&found, whole, STEPS);
+        }
         std::fs::remove_dir_all(folder.path().join("run")).unwrap();
     }
 }
 
 /// The metrics of a run that nothing befalls.
-fn whole(folder: &Folder, ranks: u32) -> Metrics {
-    let run = format!("whole-{ranks}");
-    tiny(folder, &format!("train.steps={STEPS} -n {ranks} --run-dir {run}")).ok();
+fn whole(folder: &Folder, (ranks, split): Split) -> Metrics {
+    let run = format!("whole-{ranks}-{}", split.replace([' ', '='], "-"));
+    let words = format!("{MODEL} train.steps={STEPS} {split} -n {ranks}");
+    tiny(folder, &format!("{words} --run-dir {run}")).ok();
     metrics(folder, &run)
 }
 
+/// A validation is missing where a run was killed in it that had kept the step already.
+fn without_validations(whole: &Metrics, missed: impl Fn(&u64) -> bool) -> Metrics {
+    let validations = whole.validations.iter().map(|(step, loss)| (*step, *loss));
+    let validations = validations.filter(|(step, _)| !missed(step)).collect();
+    Metrics { steps: whole.steps.clone(), validations }
+}
+
 /// Harms a run a few times, and then lets it come to its end.
-fn play(folder: &Folder, ranks: u32, random: &mut Random) {
+fn play(folder: &Folder, random: &mut Random, next: impl Fn(&mut Random) -> Split) {
     for _ in 0..random.within(1, 4) {
-        let training = started(folder, ranks);
+        let split = next(random);
+        let training = started(folder, split);
         let pause = random.within(0, 800);
         let harms = [Harm::Kill, Harm::Kill, Harm::KillTwo, Harm::Signal(INT), Harm::Signal(TERM)];
         let harm = random.pick(&harms);
         std::thread::sleep(Duration::from_millis(pause.into()));
         let after = done(folder, "run");
-        println!("  {ranks} ranks, {harm:?} after {pause} ms and {after} steps");
+        println!("  {} ranks, {}, {harm:?} after {pause} ms and {after} steps", split.0, split.1);
         match harm {
             Harm::Kill => kill_one(folder, random),
             Harm::KillTwo => (0..2).for_each(|_| kill_one(folder, random)),
@@ -84,18 +123,19 @@ fn play(folder: &Folder, ranks: u32, random: &mut Random) {
         until("the end of all processes", || processes(folder).is_empty());
         damage(folder, random);
     }
-    let ended = started(folder, ranks).over();
+    let ended = started(folder, next(random)).over();
     assert_eq!(ended.code, Some(0), "{ended:?}");
 }
 
 /// Goes on with the run, or begins it if nothing of it is there.
-fn started(folder: &Folder, ranks: u32) -> Started {
+fn started(folder: &Folder, (ranks, split): Split) -> Started {
     let run = folder.path().join("run");
     if run.join("config.toml").exists() {
-        return Started::new(folder, &format!("--resume run -n {ranks}"));
+        return Started::new(folder, &format!("--resume run {split} -n {ranks}"));
     }
     let _ = std::fs::remove_dir_all(run);
-    Started::new(folder, &format!("{TINY} train.steps={STEPS} -n {ranks} --run-dir run"))
+    let words = format!("{TINY} {MODEL} train.steps={STEPS} {split} -n {ranks} --run-dir run");
+    Started::new(folder, &words)
 }
 
 fn kill_one(folder: &Folder, random: &mut Random) {

@@ -1,10 +1,9 @@
 //! Text from a model: what comes next, again and again.
 
-use regatta_comm::CommError;
-
 use crate::memory::{Tensor, View};
-use crate::model::Cache;
+use crate::model::{Cache, Given};
 use crate::random;
+use crate::state::StepError;
 use crate::step::Net;
 
 /// How the next token is chosen.
@@ -86,7 +85,7 @@ impl<'a> Generator<'a> {
     }
 
     /// Reads a text anew; of one that is longer than the context, the end.
-    pub fn read(&mut self, tokens: &[u32]) -> Result<(), CommError> {
+    pub fn read(&mut self, tokens: &[u32]) -> Result<(), StepError> {
         let context = self.net.model.shape.context;
         self.tokens = tokens[tokens.len().saturating_sub(context)..].to_vec();
         if self.tokens.is_empty() {
@@ -97,7 +96,7 @@ impl<'a> Generator<'a> {
         let model = &self.net.model;
         let mut x = model.embedding.forward(&run, self.params[0], &self.tokens)?;
         for (number, layer) in model.layers.iter().enumerate() {
-            let (out, saved) = layer.forward(&run, self.params[number + 1], x)?;
+            let (out, saved) = layer.forward(&run, &mut Given(self.params[number + 1]), x)?;
             layer.keep(&run, &saved, &mut self.cache[number]);
             x = out;
         }
@@ -108,7 +107,7 @@ impl<'a> Generator<'a> {
     }
 
     /// The next token, which is read, too.
-    pub fn next(&mut self, sampling: &Sampling) -> Result<u32, CommError> {
+    pub fn next(&mut self, sampling: &Sampling) -> Result<u32, StepError> {
         let key = random::key(sampling.seed, &[WRITTEN]);
         let logits = &self.logits[..self.kinds.min(self.logits.len())];
         let token = sampling.choose(logits, random::uniform(key, self.written));
@@ -122,7 +121,7 @@ impl<'a> Generator<'a> {
         &self.logits
     }
 
-    fn push(&mut self, token: u32) -> Result<(), CommError> {
+    fn push(&mut self, token: u32) -> Result<(), StepError> {
         let context = self.net.model.shape.context;
         if self.tokens.len() == context {
             // Room for as much again, instead of a pass over the whole context for every token.
@@ -135,7 +134,7 @@ impl<'a> Generator<'a> {
         let (run, model) = (self.net.run(1, 1), &self.net.model);
         let mut x = model.embedding.one(&run, self.params[0], token, position);
         for (number, layer) in model.layers.iter().enumerate() {
-            let params = self.params[number + 1];
+            let params = &mut Given(self.params[number + 1]);
             x = layer.one(&run, params, x, &mut self.cache[number], position)?;
         }
         let logits = model.head.logits(&run, self.net.head_params(&self.params), &x, 0..1)?;

@@ -9,6 +9,7 @@ pub mod config;
 pub mod cpu;
 pub mod data;
 pub mod device;
+pub mod explain;
 pub mod footprint;
 pub mod generate;
 pub mod job;

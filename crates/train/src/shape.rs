@@ -1,8 +1,10 @@
 //! What a model is, in numbers, and what its parameters are called. No I/O.
 
 mod split;
+mod tile;
 
 pub use split::{Patch, Share};
+pub use tile::Tile;
 
 use serde::{Deserialize, Serialize};
 
@@ -123,6 +125,11 @@ impl Shape {
         let mut blocks = vec![self.embedding(share)];
         blocks.extend((0..self.layers).map(|layer| self.layer(share, layer)));
         blocks.push(self.head(share));
+        for (number, block) in (0..).zip(&mut blocks) {
+            for (which, parameter) in (0..).zip(&mut block.parameters) {
+                parameter.key = [number, which];
+            }
+        }
         blocks
     }
 
@@ -242,6 +249,8 @@ pub struct Parameter {
     pub start: usize,
     /// What it is before training.
     pub init: Init,
+    /// What its random numbers are told apart from other parameters' by.
+    pub key: [u64; 2],
 }
 
 impl Parameter {
@@ -295,7 +304,7 @@ impl Block {
             shape.push(patches[0].columns.len());
         }
         let whole = whole.to_vec();
-        self.parameters.push(Parameter { name, shape, whole, patches, start, init });
+        self.parameters.push(Parameter { name, shape, whole, patches, start, init, key: [0; 2] });
     }
 
     /// How many numbers a tensor with all of them has, with gaps, which stay zero.

@@ -7,7 +7,7 @@ mod numbers;
 
 use regatta_train::cpu::{Cpu, Precision};
 use regatta_train::device::Device;
-use regatta_train::model::Model;
+use regatta_train::model::{Given, Model};
 use regatta_train::optimizer::{AdamW, Sgd};
 use regatta_train::reference::Reference;
 use regatta_train::shape::{Block, Init, Shape};
@@ -148,7 +148,7 @@ impl Golden {
         let (run, (inputs, _)) = (net.run(self.batch, self.sequence), self.tokens(0));
         let mut x = net.model.embedding.forward(&run, params[0], &inputs).unwrap();
         for (layer, params) in net.model.layers.iter().zip(&params[1..]) {
-            x = layer.forward(&run, *params, x).unwrap().0;
+            x = layer.forward(&run, &mut Given(*params), x).unwrap().0;
         }
         let last = run.rows() - 1..run.rows();
         let logits = net.model.head.logits(&run, net.head_params(&params), &x, last).unwrap();

@@ -13,7 +13,7 @@ use regatta_train::config::{self, Config, Resume};
 use regatta_train::cpu::{Cpu, Precision};
 use regatta_train::data::{self, Places, Spec};
 use regatta_train::job::{self, Job, TrainError};
-use regatta_train::metrics::{Ended, Event};
+use regatta_train::metrics::{Ended, Event, SentBytes};
 
 /// A folder of its own for a test.
 struct Folder(PathBuf);
@@ -51,6 +51,7 @@ struct Told {
     validations: Vec<(u64, f64)>,
     notes: Vec<String>,
     checkpoints: Vec<u64>,
+    sent: Vec<SentBytes>,
 }
 
 /// Trains on so many ranks until a step after which it is told to stop.
@@ -98,6 +99,7 @@ fn train_on(
             Event::Validation { step, loss } => told.validations.push((step, loss)),
             Event::Note(note) => told.notes.push(note),
             Event::Checkpoint { step, .. } => told.checkpoints.push(step),
+            Event::End(summary) => told.sent = summary.sent,
             _ => {}
         };
         let ended = job::run(job, &stop, &mut tell)?;
@@ -132,7 +134,11 @@ fn ranks_and_passes_train_as_one_rank_does() {
         let (_, many) = train(ranks, &config(&words), &folder.0, None).unwrap();
         assert!(near(&alone.losses, &many.losses), "{ranks}: {alone:?} {many:?}");
         assert!(near(&alone.validations, &many.validations), "{ranks}");
+        let [sent] = &many.sent[..] else { panic!("{:?}", many.sent) };
+        assert_eq!((sent.axis.as_str(), sent.measured), ("data", sent.expected), "{ranks}");
+        assert!(sent.measured > 0);
     }
+    assert_eq!(alone.sent, []);
 }
 
 #[test]
@@ -153,6 +159,32 @@ fn what_is_stopped_goes_on_as_if_nothing_had_been() {
     train(2, &config(&[]), &other.0, Some(6)).unwrap();
     let (_, more) = train(3, &config(&[]), &other.0, None).unwrap();
     assert!(near(&more.losses, &rest.losses), "{more:?} {rest:?}");
+}
+
+#[test]
+fn shared_state_is_kept_and_goes_on_as_any_other() {
+    let whole = train(1, &config(&[]), &Folder::new().0, None).unwrap().1;
+    let all = [
+        (2, vec!["parallel.zero=1"]),
+        (3, vec!["parallel.zero=3"]),
+        (2, vec!["offload.optimizer=disk", "offload.parameters=disk"]),
+        (4, vec!["parallel.zero=2", "parallel.shard=2"]),
+        (1, vec!["offload.parameters=disk", "offload.optimizer=host"]),
+        (2, vec!["parallel.zero=2", "offload.optimizer=disk"]),
+    ];
+    // Each goes on from what the one before has kept.
+    for ((first, before), (second, behind)) in all.iter().zip(all.iter().cycle().skip(1)) {
+        let folder = Folder::new();
+        let (_, one) = train(*first, &config(before), &folder.0, Some(6)).unwrap();
+        let (_, other) = train(*second, &config(behind), &folder.0, None).unwrap();
+        let losses: Vec<_> = one.losses.iter().chain(&other.losses).copied().collect();
+        assert!(near(&losses, &whole.losses), "{before:?} {behind:?}: {losses:?} {whole:?}");
+        let validations: Vec<_> =
+            one.validations.iter().chain(&other.validations).copied().collect();
+        assert!(near(&validations, &whole.validations), "{before:?} {behind:?}: {validations:?}");
+        let left = |name: &str| folder.0.join("offloaded").join(name).exists();
+        assert!(!left("moments-0") && !left("parameters-0"));
+    }
 }
 
 /// Other ranks, other batches: no sample twice, none left out, all counted.

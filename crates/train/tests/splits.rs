@@ -53,6 +53,7 @@ struct Case {
     kind: Kind,
     chunks: usize,
     zero: Zero,
+    tiles: usize,
 }
 
 impl Case {
@@ -68,6 +69,7 @@ impl Case {
             kind: Kind::OneFOneB,
             chunks: 1,
             zero: Zero::Nothing,
+            tiles: 1,
         }
     }
 
@@ -95,7 +97,7 @@ impl Case {
     fn engine(&self, comm: &Arc<dyn Comm>) -> Engine {
         let groups = Groups::new(comm.clone(), self.mesh).unwrap();
         let tensor = Group::new(groups.tensor.clone(), self.sequence);
-        let model = Model::of(shape(self.family), tensor.share);
+        let model = Model::tiled(shape(self.family), tensor.share, self.tiles);
         let ring = Ring::new(groups.ring.clone(), groups.seat.context_share(&self.mesh));
         let net = Net::within(tensor, model, Box::new(Reference)).in_ring(ring);
         let Self { mesh, kind, chunks, passes, .. } = *self;
@@ -149,8 +151,7 @@ impl Case {
 
     /// It is what one rank has.
     fn check(self) {
-        let alone =
-            Self { mesh: Mesh::data(1), sequence: false, passes: 1, recompute: false, ..self };
+        let alone = Self { dropout: self.dropout, ..Self::new(self.family) };
         let (one, many) = (alone.run(), self.run());
         assert!(one[STEPS as usize - 1][0] < one[0][0] - 0.1, "nothing was learnt: {one:?}");
         for (step, (a, b)) in one.iter().zip(&many).enumerate() {
@@ -276,6 +277,20 @@ fn shared_state_with_others() {
     }
 }
 
+#[test]
+fn tiles() {
+    for family in [Family::Gpt2, Family::Llama, Family::Mlp] {
+        Case { tiles: 2, ..Case::new(family) }.check();
+        let mesh = Mesh::data(2);
+        for zero in LEVELS {
+            Case { mesh, zero, tiles: 3, passes: 2, ..Case::new(family) }.check();
+        }
+        let mesh = Mesh { tp: 2, pp: 2, ..Mesh::data(1) };
+        let kind = Kind::ZeroBubble;
+        Case { mesh, kind, tiles: 5, passes: 2, sequence: true, ..Case::new(family) }.check();
+    }
+}
+
 /// Any way that four axes and what goes with them can be put together.
 fn any_case() -> impl Strategy<Value = Case> {
     let sizes = [1usize, 1, 2, 2, 4];
@@ -285,27 +300,30 @@ fn any_case() -> impl Strategy<Value = Case> {
         .prop_filter("2 to 8 ranks", |mesh| (2..=8).contains(&mesh.ranks()));
     let kinds = Kind::ALL.to_vec();
     let zero = proptest::sample::select(LEVELS.to_vec());
-    let rest = (any::<[bool; 4]>(), proptest::sample::select(kinds), zero, 0usize..3);
-    (mesh, rest).prop_map(|(mesh, ([llama, sequence, recompute, hybrid], kind, zero, more))| {
-        // Shared by all with the same parameters, or by pairs of them.
-        let mesh = Mesh { shard: if hybrid { mesh.shard.min(2) } else { mesh.shard }, ..mesh };
-        let family = if llama { Family::Llama } else { Family::Gpt2 };
-        let is_split = kind == Kind::Interleaved && mesh.pp == 2;
-        let kind = if kind == Kind::Interleaved && !is_split { Kind::OneFOneB } else { kind };
-        // As many passes as the share has room for, and an interleaved pipeline likes.
-        let passes = [1, 2, 4][more].max(if is_split { 2 } else { 1 }).min(BATCH / mesh.dp);
-        Case {
-            mesh,
-            sequence,
-            passes,
-            recompute,
-            kind,
-            zero,
-            chunks: if is_split { 2 } else { 1 },
-            dropout: if recompute { 0.1 } else { 0.0 },
-            ..Case::new(family)
-        }
-    })
+    let rest = (any::<[bool; 4]>(), proptest::sample::select(kinds), zero, 0usize..3, 1usize..4);
+    (mesh, rest).prop_map(
+        |(mesh, ([llama, sequence, recompute, hybrid], kind, zero, more, tiles))| {
+            // Shared by all with the same parameters, or by pairs of them.
+            let mesh = Mesh { shard: if hybrid { mesh.shard.min(2) } else { mesh.shard }, ..mesh };
+            let family = if llama { Family::Llama } else { Family::Gpt2 };
+            let is_split = kind == Kind::Interleaved && mesh.pp == 2;
+            let kind = if kind == Kind::Interleaved && !is_split { Kind::OneFOneB } else { kind };
+            // As many passes as the share has room for, and an interleaved pipeline likes.
+            let passes = [1, 2, 4][more].max(if is_split { 2 } else { 1 }).min(BATCH / mesh.dp);
+            Case {
+                mesh,
+                sequence,
+                passes,
+                recompute,
+                kind,
+                zero,
+                tiles,
+                chunks: if is_split { 2 } else { 1 },
+                dropout: if recompute { 0.1 } else { 0.0 },
+                ..Case::new(family)
+            }
+        },
+    )
 }
 
 proptest! {

@@ -7,17 +7,19 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 
-use regatta_comm::{Collectives, Comm, ReduceOp, fake};
+use regatta_comm::background::Background;
+use regatta_comm::{Collectives, Comm, ReduceOp, fake, shm};
+use regatta_train::checkpoint::Kind;
 use regatta_train::model::Model;
 use regatta_train::offload::{Offload, Where};
 use regatta_train::optimizer::AdamW;
 use regatta_train::parallel::pipeline::Stage;
-use regatta_train::parallel::{Groups, Mesh, Zero};
+use regatta_train::parallel::{Axis, Groups, Mesh, Zero};
 use regatta_train::random;
 use regatta_train::reference::Reference;
 use regatta_train::shape::{Family, Shape};
 use regatta_train::state::{Bytes, Sharing};
-use regatta_train::step::{Engine, Micro, Net, Plan, Rule};
+use regatta_train::step::{Engine, Micro, Net, Plan, Rule, StepError};
 
 const BATCH: usize = 12;
 const SEQUENCE: usize = 4;
@@ -84,6 +86,8 @@ struct Case {
 struct Trained {
     losses: Vec<f64>,
     bytes: Bytes,
+    /// To those that share state.
+    sent: u64,
 }
 
 fn train(comm: Arc<dyn Comm>, shape: Shape, case: &Case) -> Trained {
@@ -115,7 +119,8 @@ fn train(comm: Arc<dyn Comm>, shape: Shape, case: &Case) -> Trained {
         sum[0] / (BATCH * SEQUENCE) as f64
     };
     let losses = (0..STEPS).map(one).collect();
-    Trained { losses, bytes: engine.state.bytes() }
+    let sent = engine.groups.sent(Axis::Shard).all_bytes();
+    Trained { losses, bytes: engine.state.bytes(), sent }
 }
 
 /// The losses of all ranks, which are the same, and the bytes of the first.
@@ -124,19 +129,27 @@ fn on(case: &Case) -> Trained {
 }
 
 fn of(shape: &Shape, case: &Case) -> Trained {
+    together(fake::world(case.ranks as u32), shape, case)
+}
+
+fn together(world: Vec<Background>, shape: &Shape, case: &Case) -> Trained {
     let start = |comm| {
         let (shape, case) = (shape.clone(), case.clone());
         thread::spawn(move || train(Arc::new(comm), shape, &case))
     };
-    let all: Vec<_> = fake::world(case.ranks as u32).into_iter().map(start).collect();
+    let all: Vec<_> = world.into_iter().map(start).collect();
     let mut all: Vec<Trained> = all.into_iter().map(|rank| rank.join().unwrap()).collect();
     assert!(all.iter().all(|rank| rank.losses == all[0].losses), "{case:?}");
     all.swap_remove(0)
 }
 
 fn assert_same(alone: &[f64], case: &Case) {
-    let shared = on(case).losses;
-    for (one, many) in alone.iter().zip(&shared) {
+    assert_near(alone, &on(case).losses, case);
+}
+
+fn assert_near(alone: &[f64], shared: &[f64], case: &Case) {
+    assert_eq!(alone.len(), shared.len());
+    for (one, many) in alone.iter().zip(shared) {
         assert!((one - many).abs() / one < 1e-10, "{case:?}: {alone:?} {shared:?}");
     }
 }
@@ -171,6 +184,46 @@ fn state_that_is_shared_here_and_repeated_there_has_them_too() {
             for (shard, passes) in [(2, 1), (2, 3), (1, 1)] {
                 let how = Sharing::zero(zero);
                 assert_same(&alone, &Case { family, ranks: 4, shard, passes, how });
+            }
+        }
+    }
+}
+
+#[test]
+fn over_shared_memory_they_are_the_same() {
+    let family = Family::Gpt2;
+    let alone = alone(family);
+    for zero in LEVELS {
+        for (ranks, shard) in [(2, 2), (4, 2)] {
+            let case = Case { family, ranks, shard, passes: 1, how: Sharing::zero(zero) };
+            let world = shm::world(ranks as u32).unwrap();
+            let trained = together(world, &shape(family), &case);
+            assert_near(&alone, &trained.losses, &case);
+        }
+    }
+}
+
+/// Bytes that a rank must send in a step among those that share state, by level.
+#[test]
+fn what_is_sent_is_what_the_formulas_say() {
+    for family in FAMILIES {
+        for ranks in 2..=4 {
+            let (all, share) = numbers(family, ranks);
+            let size = size_of::<f64>();
+            let room =
+                |block: usize| shape(family).blocks()[block].room().next_multiple_of(32 * ranks);
+            // Layers twice, the head once, the embedding once more if the head needs its table.
+            let tied = if family == Family::Gpt2 { room(0) } else { 0 };
+            let gathered = 2 * all - room(0) - room(4) + tied;
+            for (zero, passes, sent) in [
+                (Zero::Moments, 3, 2 * all),
+                (Zero::Gradients, 3, 4 * all),
+                (Zero::Parameters, 3, 3 * (all + gathered)),
+            ] {
+                let how = Sharing::zero(zero);
+                let trained = on(&Case { family, ranks, shard: ranks, passes, how });
+                let expected = STEPS as usize * sent / ranks * (ranks - 1) * size;
+                assert_eq!(trained.sent, expected as u64, "{family:?} {zero:?} {ranks} {share}");
             }
         }
     }
@@ -298,4 +351,31 @@ fn a_folder_that_cannot_be_used_is_named() {
     let error = Engine::new(net, Groups::alone(), stage, &how, 1).err().unwrap().to_string();
     assert!(error.contains("regatta-zero-refused") && error.contains("moments-0"), "{error}");
     std::fs::remove_file(&folder.0).unwrap();
+}
+
+#[test]
+fn a_file_that_is_cut_off_ends_the_step_and_is_named() {
+    let folder = Folder::new("cut");
+    for (optimizer, parameters, name) in
+        [(Where::Disk, Where::Device, "moments-0"), (Where::Device, Where::Disk, "parameters-0")]
+    {
+        let net = Net::new(Model::new(shape(Family::Gpt2)), Box::new(Reference));
+        let stage = Stage::whole(&net.model.shape);
+        let how = Sharing { zero: Zero::Nothing, offload: folder.offload(optimizer, parameters) };
+        let mut engine = Engine::new(net, Groups::alone(), stage, &how, 1).unwrap();
+        let (inputs, targets) = (tokens(0, 0..BATCH, 0), tokens(0, 0..BATCH, 1));
+        let micro = || Micro { inputs: &inputs, targets: &targets, batch: BATCH, first: 0 };
+        engine.step(&plan(0), [micro()].into_iter()).unwrap();
+        // What is read comes after what was to be written.
+        for kind in Kind::ALL {
+            let Engine { net, state, .. } = &mut engine;
+            state.fetch(&*net.device, (net.model.last(), kind), 0, &mut [0.0]).unwrap();
+        }
+        let file = std::fs::OpenOptions::new().write(true).open(folder.0.join(name)).unwrap();
+        file.set_len(64).unwrap();
+        let error = engine.step(&plan(1), [micro()].into_iter()).unwrap_err();
+        let StepError::Store(why) = &error else { panic!("{error}") };
+        assert!(why.to_string().contains(&format!("{name}: ")), "{why}");
+        assert!(why.to_string().contains("cannot be read"), "{why}");
+    }
 }

@@ -10,7 +10,8 @@ use regatta_train::cpu::Precision;
 use regatta_wire::secret::Secret;
 
 use crate::WORKER;
-use crate::preset::Preset;
+use crate::answer::Answer;
+use crate::preset::{Preset, Split};
 use crate::worker::Job;
 
 /// A process that answers lines.
@@ -72,6 +73,8 @@ pub struct Crew {
     pub ranks: usize,
     /// Sequences of a step, of all ranks.
     pub batch: usize,
+    /// Of the first step, of each process.
+    pub losses: Vec<f64>,
     processes: Vec<Process>,
 }
 
@@ -79,16 +82,27 @@ impl Crew {
     /// Ours in one process, with a thread on each of the processors.
     pub fn ours(preset: Preset, precision: Precision, cpus: &[usize]) -> Result<Self> {
         let (batch, threads) = (preset.batch, cpus.len());
-        let cpus = cpus.to_vec();
-        let job = Job { preset, precision, batch, cpus, ranks: 1, rank: 0 };
-        let processes = vec![ours(&job)?];
-        ready(Self { who: Who::Ours(precision), threads, ranks: 1, batch, processes })
+        let (split, cpus) = (Split::Data, cpus.to_vec());
+        let process = ours(&Job { preset, precision, split, batch, cpus, ranks: 1, rank: 0 })?;
+        Self { threads, ..Self::of(Who::Ours(precision), batch) }.ready(vec![process])
     }
 
-    /// A rank on each of the processors, with so many sequences each.
+    /// Ours, a process on each of the processors, with so many sequences each: the same work as ranks
+    /// have, but nobody knows of the others.
+    pub fn apart(preset: Preset, cpus: &[usize], batch: usize) -> Result<Self> {
+        let (precision, split) = (Precision::F32, Split::Data);
+        let one = |cpu: &usize| {
+            ours(&Job { preset, precision, split, batch, cpus: vec![*cpu], ranks: 1, rank: 0 })
+        };
+        let processes = cpus.iter().map(one).collect::<Result<_>>()?;
+        Self::of(Who::Ours(precision), batch).ready(processes)
+    }
+
+    /// Ours, a rank on each of the processors, with so many sequences each.
     pub fn ranks(
         preset: Preset,
         precision: Precision,
+        split: Split,
         cpus: &[usize],
         batch: usize,
     ) -> Result<Self> {
@@ -96,39 +110,64 @@ impl Crew {
         let meeting = format!("{} {}", free_port()?, Secret::generate()?.to_hex());
         let mut processes = Vec::new();
         for (rank, cpu) in cpus.iter().enumerate() {
-            let mut process =
-                ours(&Job { preset, precision, batch, cpus: vec![*cpu], ranks, rank })?;
+            let cpus = vec![*cpu];
+            let mut process = ours(&Job { preset, precision, split, batch, cpus, ranks, rank })?;
             process.tell(&meeting)?;
             processes.push(process);
         }
-        let (who, batch) = (Who::Ours(precision), batch * ranks);
-        ready(Self { who, threads: 1, ranks, batch, processes })
+        Self { ranks, ..Self::of(Who::Ours(precision), batch * ranks) }.ready(processes)
     }
 
     /// PyTorch, if it can do this.
     pub fn torch(python: &Path, preset: Preset, compiled: bool, cpus: &[usize]) -> Result<Self> {
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("peers/train.py");
-        let cpus_named = cpus.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
-        let mut command = Command::new(python);
-        command.arg(script).arg(if compiled { "compiled" } else { "eager" }).arg(cpus_named);
-        command.args(preset.numbers().map(|n| n.to_string())).env("PYTHONWARNINGS", "ignore");
-        let processes = vec![Process::start(&mut command)?];
         let (threads, batch) = (cpus.len(), preset.batch);
-        ready(Self { who: Who::Torch { compiled }, threads, ranks: 1, batch, processes })
+        let process = Process::start(&mut torch(python, preset, compiled, cpus, batch))?;
+        Self { threads, ..Self::of(Who::Torch { compiled }, batch) }.ready(vec![process])
     }
 
-    /// The seconds of a step: the slowest process's.
-    pub fn turn(&mut self, steps: usize) -> Result<f64> {
+    /// PyTorch, a rank on each of the processors, with so many sequences each.
+    pub fn torch_ranks(
+        python: &Path,
+        preset: Preset,
+        compiled: bool,
+        split: Split,
+        cpus: &[usize],
+        batch: usize,
+    ) -> Result<Self> {
+        let (port, ranks) = (free_port()?.to_string(), cpus.len());
+        let one = |(rank, cpu): (usize, &usize)| {
+            let mut command = torch(python, preset, compiled, &[*cpu], batch);
+            command.arg(split.word());
+            command.env("RANK", rank.to_string()).env("WORLD_SIZE", ranks.to_string());
+            command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", &port);
+            Process::start(command.env("GLOO_SOCKET_IFNAME", "lo"))
+        };
+        let processes = cpus.iter().enumerate().map(one).collect::<Result<_>>()?;
+        Self { ranks, ..Self::of(Who::Torch { compiled }, batch * ranks) }.ready(processes)
+    }
+
+    /// Nobody yet.
+    fn of(who: Who, batch: usize) -> Self {
+        Self { who, threads: 1, ranks: 1, batch, losses: Vec::new(), processes: Vec::new() }
+    }
+
+    /// As soon as all these have done their first steps.
+    fn ready(mut self, processes: Vec<Process>) -> Result<Self> {
+        self.processes = processes;
+        for process in &mut self.processes {
+            let said = process.answer()?;
+            let loss = said.strip_prefix("ready ").and_then(|loss| loss.parse().ok());
+            self.losses.push(loss.with_context(|| said)?);
+        }
+        Ok(self)
+    }
+
+    /// Has all processes take so many steps, and gives what each says.
+    pub fn turn(&mut self, steps: usize) -> Result<Vec<Answer>> {
         for process in &mut self.processes {
             process.tell(&steps.to_string())?;
         }
-        let mut slowest = 0.0f64;
-        for process in &mut self.processes {
-            let answer = process.answer()?;
-            let seconds: f64 = answer.parse().with_context(|| format!("{answer:?} is no time"))?;
-            slowest = slowest.max(seconds);
-        }
-        Ok(slowest)
+        self.processes.iter_mut().map(|process| Answer::read(&process.answer()?)).collect()
     }
 }
 
@@ -137,14 +176,13 @@ fn ours(job: &Job) -> Result<Process> {
     Process::start(Command::new(own).arg(WORKER).args(job.arguments()))
 }
 
-fn ready(mut crew: Crew) -> Result<Crew> {
-    for process in &mut crew.processes {
-        let said = process.answer()?;
-        if said != "ready" {
-            bail!("{said}");
-        }
-    }
-    Ok(crew)
+fn torch(python: &Path, preset: Preset, compiled: bool, cpus: &[usize], batch: usize) -> Command {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("peers/train.py");
+    let named = cpus.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
+    let mut command = Command::new(python);
+    command.arg(script).arg(if compiled { "compiled" } else { "eager" }).arg(named);
+    command.args(preset.numbers(batch).map(|n| n.to_string())).env("PYTHONWARNINGS", "ignore");
+    command
 }
 
 /// A Python that has PyTorch.

@@ -1,27 +1,33 @@
 //! Whole training steps beside PyTorch's, if it is installed: forward, backward, clipping and AdamW of
-//! GPT-2 without biases, on one and two threads; and two data-parallel ranks beside one.
+//! GPT-2 without biases, on one and two threads; and two data-parallel ranks beside one. With the
+//! word `ranks`, two ranks beside two of PyTorch's that talk by gloo: data parallel beside DDP, and
+//! ZeRO-3 beside FSDP2.
 //!
-//! Everybody is a process of its own that is bound to its processors and waits for its turn, and the
-//! least time of a step in several turns counts: whatever else the machine does only adds to it.
-//! PyTorch is that of the Python in `PATH`, or of the one that `REGATTA_BENCH_PYTHON` names; it
-//! trains in single precision, eager and through `torch.compile` where that works.
+//! Everybody is a process of its own that is bound to its processors and waits for its turn. The
+//! least time of a step in several turns counts, because whatever else the machine does only adds to
+//! it; of ranks, which also wait for each other, the median. PyTorch is that of the Python in `PATH`,
+//! or of the one that `REGATTA_BENCH_PYTHON` names; it trains in single precision, eager and through
+//! `torch.compile` where that works.
 //!
-//! Arguments: the presets, `small` and `large`, by themselves both. Options: `--turns N`, by itself 7;
-//! `--eager` leaves `torch.compile` out, which takes a minute to begin.
+//! Arguments: the presets, `small` and `large`, by themselves both; `ranks`, and what they share, `data`
+//! and `zero3`, by itself each. Options: `--turns N`, by itself 7; `--eager` leaves `torch.compile`
+//! out, which takes a minute to begin; `--each` gives each rank as many sequences as one has alone,
+//! instead of half of them.
 
+mod answer;
 mod crew;
+mod figures;
 mod preset;
+mod ranks;
 mod table;
+mod threads;
 mod worker;
 
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use regatta_train::cpu::Precision;
 
-use crew::Crew;
-use preset::Preset;
-use table::Row;
+use preset::{Preset, Split};
 
 /// The first argument of a process that trains.
 const WORKER: &str = "worker";
@@ -30,9 +36,12 @@ const WORKER: &str = "worker";
 const PAUSE: Duration = Duration::from_millis(50);
 
 struct Options {
+    ranks: bool,
     presets: Vec<Preset>,
+    splits: Vec<Split>,
     turns: usize,
     compiled: bool,
+    each: bool,
 }
 
 fn main() -> Result<()> {
@@ -42,27 +51,34 @@ fn main() -> Result<()> {
     }
     let options = options(words.into_iter())?;
     let cpus = processors()?;
+    let compare = if options.ranks { ranks::compare } else { threads::compare };
     options.presets.iter().try_for_each(|preset| compare(*preset, &options, &cpus))
 }
 
 fn options(mut words: impl Iterator<Item = String>) -> Result<Options> {
-    let mut options = Options { presets: Vec::new(), turns: 7, compiled: true };
+    let (mut presets, mut splits) = (Vec::new(), Vec::new());
+    let (mut ranks, mut turns, mut compiled, mut each) = (false, 7, true, false);
     while let Some(word) = words.next() {
         match word.as_str() {
-            "--turns" => options.turns = words.next().context("--turns needs a value")?.parse()?,
-            "--eager" => options.compiled = false,
+            "ranks" => ranks = true,
+            "--turns" => turns = words.next().context("--turns needs a value")?.parse()?,
+            "--eager" => compiled = false,
+            "--each" => each = true,
             // Cargo gives it to every program that it benchmarks.
             "--bench" => {}
-            _ => match Preset::find(&word) {
-                Some(preset) => options.presets.push(preset),
-                None => bail!("{word} is no preset: small or large"),
+            _ => match (Preset::find(&word), Split::find(&word)) {
+                (Some(preset), _) => presets.push(preset),
+                (_, Some(split)) => splits.push(split),
+                _ => bail!("{word} is no preset, small or large, and nothing that ranks share"),
             },
         }
     }
-    if options.presets.is_empty() {
-        options.presets = preset::ALL.to_vec();
-    }
-    Ok(options)
+    let (presets, splits) = (or_all(presets, &preset::ALL), or_all(splits, &Split::ALL));
+    Ok(Options { ranks, presets, splits, turns, compiled, each })
+}
+
+fn or_all<T: Copy>(named: Vec<T>, all: &[T]) -> Vec<T> {
+    if named.is_empty() { all.to_vec() } else { named }
 }
 
 /// Two processors that this process may use, of different cores where there are several: two
@@ -79,52 +95,4 @@ fn processors() -> Result<[usize; 2]> {
     let other_core = |cpu: &&usize| siblings(**cpu).is_none_or(|of| Some(of) != siblings(first));
     let second = all[1..].iter().find(other_core).or(all.get(1));
     Ok([first, *second.context("this needs two processors")?])
-}
-
-fn compare(preset: Preset, options: &Options, cpus: &[usize; 2]) -> Result<()> {
-    println!("{}", preset.describe());
-    let mut crews = crews(preset, options, cpus)?;
-    let mut least = vec![f64::INFINITY; crews.len()];
-    for _ in 0..options.turns.max(1) {
-        for (crew, least) in crews.iter_mut().zip(&mut least) {
-            std::thread::sleep(PAUSE);
-            *least = least.min(crew.turn(preset.steps)?);
-        }
-    }
-    let rows: Vec<Row> =
-        crews.iter().zip(least).map(|(crew, seconds)| Row::new(crew, &preset, seconds)).collect();
-    table::print(&preset, &rows);
-    Ok(())
-}
-
-/// All that take turns, ready.
-fn crews(preset: Preset, options: &Options, cpus: &[usize; 2]) -> Result<Vec<Crew>> {
-    let precisions = [Precision::F32, Precision::Bf16];
-    let python = crew::python();
-    if python.is_none() {
-        println!("not installed: PyTorch");
-    }
-    let mut crews = Vec::new();
-    for threads in 1..=cpus.len() {
-        for precision in precisions {
-            crews.push(Crew::ours(preset, precision, &cpus[..threads])?);
-        }
-        for compiled in [false, true] {
-            let Some(python) = python.as_ref().filter(|_| options.compiled || !compiled) else {
-                continue;
-            };
-            match Crew::torch(python, preset, compiled, &cpus[..threads]) {
-                Ok(crew) => crews.push(crew),
-                Err(error) if compiled => println!("torch.compile does not work here: {error:#}"),
-                Err(error) => return Err(error.context("PyTorch")),
-            }
-        }
-    }
-    // As many sequences as one rank has, shared, and as many for each.
-    for precision in precisions {
-        for each in [preset.batch / cpus.len(), preset.batch] {
-            crews.push(Crew::ranks(preset, precision, cpus, each)?);
-        }
-    }
-    Ok(crews)
 }

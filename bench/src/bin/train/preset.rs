@@ -1,4 +1,4 @@
-//! What is trained.
+//! What is trained, and what ranks share.
 
 use regatta_train::shape::{Family, Shape};
 
@@ -51,9 +51,9 @@ impl Preset {
         batch * self.context
     }
 
-    /// The model, in the order in which the peer takes its numbers.
-    pub fn numbers(&self) -> [usize; 6] {
-        [VOCABULARY, self.layers, self.heads, self.width, self.context, self.batch]
+    /// The model and a batch, in the order in which the peer takes its numbers.
+    pub fn numbers(&self, batch: usize) -> [usize; 6] {
+        [VOCABULARY, self.layers, self.heads, self.width, self.context, batch]
     }
 
     pub fn describe(&self) -> String {
@@ -61,5 +61,45 @@ impl Preset {
         format!(
             "{name}: {layers} layers, {heads} heads, width {width}, context {context}, batch {batch}"
         )
+    }
+}
+
+/// What ranks share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Split {
+    /// The batch.
+    Data,
+    /// Parameters, gradients and moments, too.
+    Zero3,
+}
+
+impl Split {
+    pub const ALL: [Self; 2] = [Self::Data, Self::Zero3];
+
+    /// In the arguments of our processes and of peers.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Data => "data",
+            Self::Zero3 => "zero3",
+        }
+    }
+
+    pub fn find(word: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|split| split.word() == word)
+    }
+
+    pub fn ours(self) -> &'static str {
+        match self {
+            Self::Data => "data parallel",
+            Self::Zero3 => "ZeRO-3",
+        }
+    }
+
+    /// What PyTorch calls it.
+    pub fn theirs(self) -> &'static str {
+        match self {
+            Self::Data => "DDP",
+            Self::Zero3 => "FSDP2",
+        }
     }
 }

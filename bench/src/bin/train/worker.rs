@@ -10,13 +10,14 @@ use regatta_train::cpu::{Cpu, Precision};
 use regatta_train::model::Model;
 use regatta_train::optimizer::AdamW;
 use regatta_train::parallel::pipeline::Stage;
-use regatta_train::parallel::{Groups, Mesh};
+use regatta_train::parallel::{Groups, Mesh, Zero};
 use regatta_train::random;
 use regatta_train::state::Sharing;
 use regatta_train::step::{Engine, Micro, Net, Plan, Rule};
 use regatta_wire::secret::Secret;
 
-use crate::preset::Preset;
+use crate::answer::{Answer, Laps, Step};
+use crate::preset::{Preset, Split};
 
 /// Batches that are used again and again.
 const BATCHES: usize = 8;
@@ -25,6 +26,8 @@ const BATCHES: usize = 8;
 pub struct Job {
     pub preset: Preset,
     pub precision: Precision,
+    /// What it shares with other ranks, if there are any.
+    pub split: Split,
     /// Sequences of a step, of this process.
     pub batch: usize,
     /// The processors to run on, a thread on each.
@@ -34,16 +37,17 @@ pub struct Job {
 }
 
 impl Job {
-    pub fn arguments(&self) -> [String; 6] {
-        let precision = self.precision.name();
+    pub fn arguments(&self) -> [String; 7] {
+        let words = [self.preset.name, self.precision.name(), self.split.word()];
+        let [preset, precision, split] = words.map(str::to_owned);
         let cpus: Vec<String> = self.cpus.iter().map(usize::to_string).collect();
         let [batch, ranks, rank] = [self.batch, self.ranks, self.rank].map(|n| n.to_string());
-        [self.preset.name.to_owned(), precision.to_owned(), batch, cpus.join(","), ranks, rank]
+        [preset, precision, split, batch, cpus.join(","), ranks, rank]
     }
 
     fn read(words: &[String]) -> Result<Self> {
-        let [preset, precision, batch, cpus, ranks, rank] = words else {
-            bail!("a worker takes 6 arguments, not {words:?}");
+        let [preset, precision, split, batch, cpus, ranks, rank] = words else {
+            bail!("a worker takes 7 arguments, not {words:?}");
         };
         let preset = Preset::find(preset).with_context(|| format!("no preset {preset}"))?;
         let precision = match precision.as_str() {
@@ -51,13 +55,15 @@ impl Job {
             "bf16" => Precision::Bf16,
             other => bail!("no precision {other}"),
         };
+        let split = Split::find(split).with_context(|| format!("ranks cannot share {split}"))?;
         let cpus = cpus.split(',').map(str::parse).collect::<Result<_, _>>()?;
         let (batch, ranks, rank) = (batch.parse()?, ranks.parse()?, rank.parse()?);
-        Ok(Self { preset, precision, batch, cpus, ranks, rank })
+        Ok(Self { preset, precision, split, batch, cpus, ranks, rank })
     }
 }
 
-/// Says `ready`; then reads how many steps to take, and answers how many seconds each took.
+/// Says `ready` and the loss of the first step; then reads how many steps to take, and answers how
+/// many seconds each took.
 pub fn be_one(words: &[String]) -> Result<()> {
     let job = Job::read(words)?;
     let mut bound = rustix::thread::CpuSet::new();
@@ -72,15 +78,15 @@ pub fn be_one(words: &[String]) -> Result<()> {
         }
     };
     let mut training = Training::new(&job, groups)?;
-    training.steps(3)?;
-    say("ready")?;
+    let first = training.turn(3)?;
+    say(&format!("ready {}", first[0].1))?;
     for line in lines {
         let steps: usize = line?.trim().parse()?;
         // What others did meanwhile is still in the caches.
-        training.steps(2)?;
-        let start = Instant::now();
-        training.steps(steps)?;
-        say(&(start.elapsed().as_secs_f64() / steps as f64).to_string())?;
+        training.turn(2)?;
+        let steps = training.turn(steps)?;
+        let (_, loss) = *steps.last().context("a turn without steps")?;
+        say(&Answer { steps: steps.into_iter().map(|(step, _)| step).collect(), loss }.line())?;
     }
     Ok(())
 }
@@ -126,8 +132,12 @@ impl Training {
             (from(0), from(1))
         };
         let stage = Stage::whole(&job.preset.shape());
+        let zero = match job.split {
+            Split::Data => Zero::Nothing,
+            Split::Zero3 => Zero::Parameters,
+        };
         Ok(Self {
-            engine: Engine::new(net, groups, stage, &Sharing::default(), 1)?,
+            engine: Engine::new(net, groups, stage, &Sharing::zero(zero), 1)?,
             batches: (0..BATCHES).map(batch).collect(),
             batch: job.batch,
             first: (job.rank * job.batch) as u64,
@@ -136,11 +146,13 @@ impl Training {
         })
     }
 
-    fn steps(&mut self, steps: usize) -> Result<()> {
-        (0..steps).try_for_each(|_| self.once())
+    /// Some steps, and the mean loss of this rank's tokens in each.
+    fn turn(&mut self, steps: usize) -> Result<Vec<(Step, f64)>> {
+        (0..steps).map(|_| self.once()).collect()
     }
 
-    fn once(&mut self) -> Result<()> {
+    fn once(&mut self) -> Result<(Step, f64)> {
+        let start = Instant::now();
         let (inputs, targets) = &self.batches[self.step as usize % BATCHES];
         let micro = Micro { inputs, targets, batch: self.batch, first: self.first };
         let rule = Rule::AdamW(AdamW {
@@ -154,8 +166,15 @@ impl Training {
         });
         let (step, tokens) = (self.step, self.tokens);
         let plan = Plan { step, tokens, rule, clip: 1.0, dropout: 0.0, seed: 1, recompute: false };
-        self.engine.step(&plan, std::iter::once(micro))?;
+        let outcome = self.engine.step(&plan, std::iter::once(micro))?;
         self.step += 1;
-        Ok(())
+        let laps = Laps {
+            forward: outcome.laps.forward.as_secs_f64(),
+            backward: outcome.laps.backward.as_secs_f64(),
+            communication: outcome.laps.communication.as_secs_f64(),
+            optimizer: outcome.laps.optimizer.as_secs_f64(),
+        };
+        let loss = outcome.loss_sum / inputs.len() as f64;
+        Ok((Step { seconds: start.elapsed().as_secs_f64(), laps: Some(laps) }, loss))
     }
 }

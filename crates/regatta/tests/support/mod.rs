@@ -7,6 +7,7 @@
 pub mod bench;
 pub mod job;
 pub mod metrics;
+pub mod splits;
 pub mod train;
 pub mod tree;
 

@@ -137,9 +137,10 @@ impl Config {
             let model = mesh.ranks() / dp;
             let (below, above) = nearest_divisors(batch, dp);
             let other = either(below * model, above * model);
+            let word = if other == "1" { "rank" } else { "ranks" };
             return wrong(format!(
                 "train.batch {batch} does not divide among {}: set it to {near}, start {other} \
-                 ranks, or set train.batch_per_rank instead",
+                 {word}, or set train.batch_per_rank instead",
                 copies(mesh)
             ));
         }
@@ -173,7 +174,7 @@ impl Config {
             Some(near) => wrong(format!(
                 "train.micro_batch {asked} makes {} of a step's {share} sequences, and parallel.pp \
                  {} with parallel.schedule {} needs {}: set it to {near}",
-                counted(share / asked, "micro-batch", "es"),
+                counted(share / asked, "micro-batch", "micro-batches"),
                 mesh.pp,
                 self.parallel.schedule,
                 self.needed(mesh.pp)
@@ -219,7 +220,7 @@ impl Config {
             mesh.pp,
             self.parallel.schedule,
             self.needed(mesh.pp),
-            counted(share, "sequence", "s")
+            counted(share, "sequence", "sequences")
         ))
     }
 }
@@ -228,7 +229,7 @@ impl Config {
 fn copies(mesh: &Mesh) -> String {
     match mesh.ranks() {
         ranks if ranks == mesh.dp => format!("{ranks} ranks"),
-        ranks => format!("{} copies of the model on {ranks} ranks", mesh.dp),
+        ranks => format!("{} of the model on {ranks} ranks", counted(mesh.dp, "copy", "copies")),
     }
 }
 
@@ -255,6 +256,6 @@ pub(super) fn either(below: usize, above: usize) -> String {
 }
 
 /// `1 sequence`, `2 sequences`.
-fn counted(count: usize, what: &str, more: &str) -> String {
-    format!("{count} {what}{}", if count == 1 { "" } else { more })
+fn counted(count: usize, one: &str, several: &str) -> String {
+    format!("{count} {}", if count == 1 { one } else { several })
 }

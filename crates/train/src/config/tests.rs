@@ -259,7 +259,7 @@ fn splits_that_do_not_fit_are_refused_with_those_that_do() {
         (
             &["tp=5", "heads=8"],
             20,
-            "model.heads 8 does not divide among parallel.tp 5: set it to 4",
+            "model.heads 8 does not divide among parallel.tp 5: set tp to 4",
         ),
         (&["tp=8", "width=64", "heads=4"], 12, "12 ranks: tp 2 dp 6 or tp 4 dp 3 would"),
         (&["pp=7"], 4, "parallel.pp 7 does not divide 4 ranks: pp 2 dp 2 or pp 4 dp 1 would, or"),

@@ -8,6 +8,7 @@ use sha2::{Digest, Sha256};
 use super::error::TrainError;
 use super::keep::{self, Holding, Keeper};
 use super::report::{self, Speed};
+use super::traffic::Traffic;
 use super::{Job, TOKENIZER, Training, resume};
 use crate::checkpoint::manifest::{DATA, RUN, SPLIT};
 use crate::checkpoint::{About, Checkpoint, Kind, any, any_of_run, is_among};
@@ -17,6 +18,7 @@ use crate::metrics::{self, Event};
 use crate::model::Model;
 use crate::offload::{Offload, Where};
 use crate::parallel::context::Ring;
+use crate::parallel::cost::{Form, cost};
 use crate::parallel::pipeline::{Stage, StageError};
 use crate::parallel::tensor::Group;
 use crate::parallel::{Groups, Mesh, Zero};
@@ -117,11 +119,15 @@ impl Training {
         let extra = [(RUN, run), (DATA, dataset.digest.clone()), (SPLIT, plan.mesh.to_string())];
         let extra = extra.into_iter().filter(|(_, what)| !what.is_empty());
         let extra = extra.map(|(name, what)| (name.to_owned(), what)).collect();
+        let form = Form::new(config.train.precision, config.train.recompute);
+        let cost = cost(&shape, &plan, form, comm.rank() as usize)
+            .map_err(|error| ConfigError::Contradiction(error.to_string()))?;
         let groups = Groups::new(comm.clone(), plan.mesh)?;
         let stage = stage(&plan, &shape, &groups)?;
         let tensor = Group::new(groups.tensor.clone(), plan.sequence);
         let ring = Ring::new(groups.ring.clone(), groups.seat.context_share(&plan.mesh));
-        let net = Net::within(tensor.clone(), Model::of(shape, tensor.share), device).in_ring(ring);
+        let model = Model::tiled(shape, tensor.share, config.parallel.tiles);
+        let net = Net::within(tensor, model, device).in_ring(ring);
         let how = sharing(&config, &plan, &folder);
         let engine = Engine::new(net, groups, stage, &how, config.train.seed)?;
         Ok(Self {
@@ -139,6 +145,7 @@ impl Training {
             kept: None,
             extra,
             speed,
+            traffic: Traffic::new(cost.sends),
         })
     }
 }
@@ -148,7 +155,6 @@ pub(super) fn planned(job: &Job) -> Result<(Plan, Shape), TrainError> {
     let plan = job.config.validate(job.comm.size() as usize)?;
     let shape = job.config.shape(job.dataset.tokenizer.vocabulary())?;
     shape.check_tensor(plan.mesh.tp).map_err(ConfigError::Contradiction)?;
-    trainable(&job.config)?;
     Ok((plan, shape))
 }
 
@@ -160,18 +166,6 @@ fn stage(plan: &Plan, shape: &Shape, groups: &Groups) -> Result<Stage, ConfigErr
     let how = (plan.schedule, plan.mesh.pp, plan.chunks, plan.accumulation);
     let contradiction = |error: StageError| ConfigError::Contradiction(error.to_string());
     Stage::new(shape, how, groups.seat.pp).map_err(contradiction)
-}
-
-/// What can be planned and explained, and not yet trained.
-fn trainable(config: &Config) -> Result<(), ConfigError> {
-    match config.parallel.tiles {
-        1 => Ok(()),
-        _ => Err(ConfigError::Contradiction(
-            "parallel.tiles: this version can plan that, and not train it: leave it out, or see \
-             what it would cost with --explain"
-                .to_owned(),
-        )),
-    }
 }
 
 /// How the state is shared, and where it is kept.

@@ -5,7 +5,7 @@ use regatta_comm::{Collectives, ReduceOp};
 use super::keep::Kept;
 use super::{TrainError, Training, is_due};
 use crate::checkpoint::About;
-use crate::metrics::{Ended, Event};
+use crate::metrics::{Ended, Event, Summary};
 
 /// Bytes of a reason that ranks tell each other; more is cut away.
 const REASON: usize = 1024;
@@ -106,7 +106,8 @@ impl Training {
             self.sample().into_iter().for_each(&mut *tell);
         }
         keeping?;
-        tell(Event::End(Box::new(self.speed.summary(ended, self.done, &self.folder))));
+        let summary = self.speed.summary(ended, self.done, &self.folder);
+        tell(Event::End(Box::new(Summary { sent: self.traffic.figures(), ..summary })));
         Ok(())
     }
 

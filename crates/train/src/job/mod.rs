@@ -12,6 +12,7 @@ mod resume;
 mod sample;
 pub mod smoke;
 mod tally;
+mod traffic;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -25,6 +26,7 @@ pub use error::TrainError;
 use keep::Keeper;
 use report::Speed;
 use tally::Tally;
+use traffic::Traffic;
 
 use crate::checkpoint;
 use crate::config::{Config, Kind, Plan};
@@ -100,6 +102,7 @@ struct Training {
     /// What else checkpoints tell.
     extra: BTreeMap<String, String>,
     speed: Speed,
+    traffic: Traffic,
 }
 
 impl Training {
@@ -134,7 +137,9 @@ impl Training {
         let waited = began.elapsed();
         let first = self.engine.groups.seat.dp * self.plan.share;
         let micros = (first..).step_by(self.plan.micro_batch).zip(&batches).map(micro);
+        let before = Traffic::before(&self.engine.groups);
         let outcome = self.engine.step(&self.step_plan(), micros)?;
+        self.traffic.after(before, &self.engine.groups);
         let kept = self.keeper.as_mut().map_or([0.0; 2], Keeper::says);
         let own = Tally { stops: f64::from(stop()), kept, ..Tally::new(&outcome, waited) };
         let all = self.tally(own)?;

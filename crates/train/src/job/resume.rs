@@ -123,7 +123,10 @@ pub fn fits(checkpoint: &Checkpoint, shape: &Shape, tokenizer: &str) -> Result<(
     }
     // A model from elsewhere does not say what its tokens are.
     if !made_by.is_empty() && made_by != tokenizer {
-        let why = format!("its tokens are by {made_by}, the data's by {tokenizer}");
+        let why = format!(
+            "its tokens are by {made_by}, the data's by {tokenizer}: data.tokenizer names the file \
+             that makes them"
+        );
         return wrong("tokenizer", why);
     }
     Ok(())

@@ -177,6 +177,20 @@ pub struct Summary {
     pub flops_per_second: f64,
     /// Where everything is kept.
     pub folder: String,
+    /// What rank 0 sent in a step, on each axis on which ranks share the work.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sent: Vec<SentBytes>,
+}
+
+/// Bytes that a rank sends in a step on an axis.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct SentBytes {
+    /// The axis, such as `tensor`.
+    pub axis: String,
+    /// As `regatta train --explain` says.
+    pub expected: u64,
+    /// As was counted, on the mean.
+    pub measured: u64,
 }
 
 #[cfg(test)]

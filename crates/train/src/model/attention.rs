@@ -1,12 +1,12 @@
 //! The first half of a layer: tokens look at those before them.
 
-use regatta_comm::CommError;
-
-use super::parts::{Product, Scaling};
-use super::{Grads, Held, Lent, Place, Run};
+use super::parts::Scaling;
+use super::product::Product;
+use super::{Bank, Held, Lent, Matrices, Params, Place, Run};
 use crate::device::{Attention, AttentionDrop, AttentionSaved, Turn};
 use crate::memory::{Tensor, View, ViewMut};
-use crate::shape::{Block, Family, Shape};
+use crate::shape::{Family, Shape};
+use crate::state::StepError;
 
 /// The attention half.
 #[derive(Debug, Clone)]
@@ -41,12 +41,12 @@ impl AttentionHalfSaved {
 }
 
 impl AttentionHalf {
-    pub fn new(shape: &Shape, layer: usize, block: &Block) -> Self {
-        let ranks = block.share.ranks;
+    pub fn new(shape: &Shape, layer: usize, of: &Matrices<'_>) -> Self {
+        let ranks = of.block.share.ranks;
         Self {
-            norm: Scaling::new(shape, block, "norm1"),
-            qkv: Product::expanding(block, "qkv"),
-            proj: Product::contracting(block, "proj"),
+            norm: Scaling::new(shape, of.block, "norm1"),
+            qkv: Product::expanding(of, "qkv"),
+            proj: Product::contracting(of, "proj"),
             heads: shape.heads / ranks,
             kv_heads: shape.kv_heads / ranks,
             head_width: shape.head_width(),
@@ -66,21 +66,21 @@ impl AttentionHalf {
     pub fn forward(
         &self,
         run: &Run<'_>,
-        params: View<'_>,
+        params: &mut dyn Params,
         x: &Tensor,
-    ) -> Result<(AttentionHalfSaved, Lent), CommError> {
+    ) -> Result<(AttentionHalfSaved, Lent), StepError> {
         let (device, rows, sizes) = (run.device, run.rows(), self.sizes(run));
         let own = run.own_rows();
         let mut normed = run.activation(own * self.width);
         let mut statistics = run.real(2 * own);
-        self.norm.forward(run, params, x.view(), normed.view_mut(), statistics.view_mut());
+        self.norm.forward(run, params.own(), x.view(), normed.view_mut(), statistics.view_mut());
         let normed = run.tensor.enter(run, normed)?;
         let mut qkv = run.activation(rows * sizes.qkv_width());
-        self.qkv.forward(run, params, &normed, &mut qkv);
+        self.qkv.forward(run, params, &normed, &mut qkv)?;
         self.turn(run, Turn::There, qkv.view_mut());
         let (heads, log_sums) = self.look(run, qkv.view())?;
         let mut out = run.activation(rows * self.width);
-        self.proj.forward(run, params, &heads, &mut out);
+        self.proj.forward(run, params, &heads, &mut out)?;
         let mut out = run.tensor.leave(run, out)?;
         run.drop_rows(self.output_place(), self.width, out.view_mut());
         let mut mid = run.real(own * self.width);
@@ -92,25 +92,25 @@ impl AttentionHalf {
     pub fn backward(
         &self,
         run: &Run<'_>,
-        params: View<'_>,
-        grads: &mut Grads<'_>,
+        bank: &mut dyn Bank,
         (x, saved): (&Tensor, AttentionHalfSaved),
         dx: &mut Tensor,
-    ) -> Result<(), CommError> {
+    ) -> Result<(), StepError> {
         let (rows, sizes) = (run.rows(), self.sizes(run));
         let dropped = run.dropped(self.output_place(), self.width, dx);
         let dout = run.tensor.gather(run, dropped)?;
         let mut dheads = run.activation(rows * sizes.width());
-        self.proj.back_input(run, params, &dout, &mut dheads);
+        self.proj.back_input(run, bank, &dout, &mut dheads)?;
         let mut dqkv = self.look_back(run, &saved, dheads.view())?;
-        self.proj.back_weight(run, saved.heads, dout, grads);
+        self.proj.back_weight(run, saved.heads, dout, bank)?;
         self.turn(run, Turn::Back, dqkv.view_mut());
         let mut dnormed = run.activation(rows * self.width);
-        self.qkv.back_input(run, params, &dqkv, &mut dnormed);
-        self.qkv.back_weight(run, saved.normed, Held::Own(dqkv), grads);
+        self.qkv.back_input(run, bank, &dqkv, &mut dnormed)?;
+        self.qkv.back_weight(run, saved.normed, Held::Own(dqkv), bank)?;
         let dnormed = run.tensor.leave(run, dnormed)?;
         let needed = [x.view(), saved.statistics.view(), dnormed.view()];
-        self.norm.backward(run, params, needed, dx.view_mut(), &mut grads.here);
+        let (params, mut grads) = bank.both();
+        self.norm.backward(run, params, needed, dx.view_mut(), &mut grads);
         Ok(())
     }
 
@@ -137,10 +137,10 @@ impl AttentionHalf {
     }
 
     /// What the heads find, and the logarithms of their softmaxes' sums.
-    fn look(&self, run: &Run<'_>, qkv: View<'_>) -> Result<(Lent, Lent), CommError> {
+    fn look(&self, run: &Run<'_>, qkv: View<'_>) -> Result<(Lent, Lent), StepError> {
         let (sizes, drop) = (self.sizes(run), self.attention_drop(run));
         if !run.context.is_alone() {
-            return run.context.attend(run, sizes, qkv, drop);
+            return Ok(run.context.attend(run, sizes, qkv, drop)?);
         }
         let mut heads = run.activation(run.rows() * sizes.width());
         let mut log_sums = run.real(sizes.heads * run.rows());
@@ -153,12 +153,12 @@ impl AttentionHalf {
         run: &Run<'_>,
         saved: &AttentionHalfSaved,
         dheads: View<'_>,
-    ) -> Result<Lent, CommError> {
+    ) -> Result<Lent, StepError> {
         let (sizes, drop) = (self.sizes(run), self.attention_drop(run));
         let (qkv, y, log_sums) = (saved.qkv.view(), saved.heads.view(), saved.log_sums.view());
         let needed = AttentionSaved { qkv, y, log_sums };
         if !run.context.is_alone() {
-            return run.context.attend_back(run, sizes, needed, drop, dheads);
+            return Ok(run.context.attend_back(run, sizes, needed, drop, dheads)?);
         }
         let mut dqkv = run.activation(run.rows() * sizes.qkv_width());
         run.device.attention_back(sizes, needed, drop, dheads, dqkv.view_mut());

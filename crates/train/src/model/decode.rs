@@ -1,11 +1,10 @@
 //! Token by token: keys and values of the tokens so far are kept, so that a new one costs one row.
 
-use regatta_comm::CommError;
-
 use super::attention::AttentionHalf;
-use super::{Layer, Lent, Model, Run, Saved};
+use super::{Layer, Lent, Model, Params, Run, Saved};
 use crate::device::{Device, Turn};
 use crate::memory::{Tensor, View};
+use crate::state::StepError;
 
 /// Keys and values of the tokens so far, of one layer.
 #[derive(Debug)]
@@ -29,13 +28,13 @@ impl Layer {
     pub fn one(
         &self,
         run: &Run<'_>,
-        params: View<'_>,
+        params: &mut dyn Params,
         x: Lent,
         cache: &mut Cache,
         position: usize,
-    ) -> Result<Lent, CommError> {
+    ) -> Result<Lent, StepError> {
         let mid = match &self.attention {
-            Some(half) => half.one(run, params, &x, cache, position),
+            Some(half) => half.one(run, &mut *params, &x, cache, position)?,
             None => x,
         };
         Ok(self.feed_forward.forward(run, params, &mid)?.1)
@@ -57,17 +56,17 @@ impl AttentionHalf {
     fn one(
         &self,
         run: &Run<'_>,
-        params: View<'_>,
+        params: &mut dyn Params,
         x: &Tensor,
         cache: &mut Cache,
         position: usize,
-    ) -> Lent {
+    ) -> Result<Lent, StepError> {
         let (device, sizes) = (run.device, self.sizes(run));
         let mut normed = run.activation(self.width);
         let mut statistics = run.real(2);
-        self.norm.forward(run, params, x.view(), normed.view_mut(), statistics.view_mut());
+        self.norm.forward(run, params.own(), x.view(), normed.view_mut(), statistics.view_mut());
         let mut qkv = run.activation(sizes.qkv_width());
-        self.qkv.forward(run, params, &normed, &mut qkv);
+        self.qkv.forward(run, params, &normed, &mut qkv)?;
         if let Some(base) = self.rope {
             device.rope(sizes, base, &[position as u32], Turn::There, qkv.view_mut());
         }
@@ -78,10 +77,10 @@ impl AttentionHalf {
         let queries = qkv.view().part(0..sizes.width());
         device.attend(sizes, queries, keys, values.part(so_far), heads.view_mut());
         let mut out = run.activation(self.width);
-        self.proj.forward(run, params, &heads, &mut out);
+        self.proj.forward(run, params, &heads, &mut out)?;
         let mut mid = run.real(self.width);
         device.sum(x.view(), out.view(), mid.view_mut());
-        mid
+        Ok(mid)
     }
 
     /// Copies the keys and values of a token.

@@ -2,11 +2,10 @@
 
 use std::ops::Range;
 
-use regatta_comm::CommError;
-
 use super::{Lent, Place, Run};
 use crate::memory::{Tensor, View, ViewMut};
 use crate::shape::{Block, Shape};
+use crate::state::StepError;
 
 /// The embedding.
 #[derive(Debug, Clone)]
@@ -43,7 +42,7 @@ impl Embedding {
         run: &Run<'_>,
         params: View<'_>,
         tokens: &[u32],
-    ) -> Result<Lent, CommError> {
+    ) -> Result<Lent, StepError> {
         let mut x = run.real(run.rows() * self.width);
         self.rows(run, params, tokens, &run.places(), &mut x);
         let mut x = run.tensor.leave(run, x)?;
@@ -82,7 +81,7 @@ impl Embedding {
         mut grads: ViewMut<'_>,
         tokens: &[u32],
         mut dx: Lent,
-    ) -> Result<(), CommError> {
+    ) -> Result<(), StepError> {
         run.drop_rows(PLACE, self.width, dx.view_mut());
         let dx = run.tensor.enter(run, dx)?;
         run.device.embed_back(tokens, self.first, dx.view(), grads.part(self.tokens.clone()));

@@ -1,11 +1,11 @@
 //! The second half of a layer: each token by itself.
 
-use regatta_comm::CommError;
-
-use super::parts::{Product, Scaling};
-use super::{Grads, Held, Lent, Place, Run};
-use crate::memory::{Tensor, View};
-use crate::shape::{Block, Shape};
+use super::parts::Scaling;
+use super::product::Product;
+use super::{Bank, Held, Lent, Matrices, Params, Place, Run};
+use crate::memory::Tensor;
+use crate::shape::Shape;
+use crate::state::StepError;
 
 /// The feed-forward half.
 #[derive(Debug, Clone)]
@@ -30,12 +30,12 @@ pub struct FeedForwardSaved {
 }
 
 impl FeedForward {
-    pub fn new(shape: &Shape, layer: usize, block: &Block) -> Self {
-        let ranks = block.share.ranks;
+    pub fn new(shape: &Shape, layer: usize, of: &Matrices<'_>) -> Self {
+        let ranks = of.block.share.ranks;
         Self {
-            norm: Scaling::new(shape, block, "norm2"),
-            up: Product::expanding(block, "up"),
-            down: Product::contracting(block, "down"),
+            norm: Scaling::new(shape, of.block, "norm2"),
+            up: Product::expanding(of, "up"),
+            down: Product::contracting(of, "down"),
             width: shape.width,
             inner: shape.feed_forward / ranks,
             up_width: shape.up_width() / ranks,
@@ -48,23 +48,23 @@ impl FeedForward {
     pub fn forward(
         &self,
         run: &Run<'_>,
-        params: View<'_>,
+        params: &mut dyn Params,
         mid: &Tensor,
-    ) -> Result<(FeedForwardSaved, Lent), CommError> {
+    ) -> Result<(FeedForwardSaved, Lent), StepError> {
         let (device, rows, own) = (run.device, run.rows(), run.own_rows());
         let mut normed = run.activation(own * self.width);
         let mut statistics = run.real(2 * own);
-        self.norm.forward(run, params, mid.view(), normed.view_mut(), statistics.view_mut());
+        self.norm.forward(run, params.own(), mid.view(), normed.view_mut(), statistics.view_mut());
         let normed = run.tensor.enter(run, normed)?;
         let mut up = run.activation(rows * self.up_width);
-        self.up.forward(run, params, &normed, &mut up);
+        self.up.forward(run, params, &normed, &mut up)?;
         let mut active = run.activation(rows * self.inner);
         match self.gated {
             true => device.swiglu(self.inner, up.view(), active.view_mut()),
             false => device.gelu(up.view(), active.view_mut()),
         }
         let mut down = run.activation(rows * self.width);
-        self.down.forward(run, params, &active, &mut down);
+        self.down.forward(run, params, &active, &mut down)?;
         let mut down = run.tensor.leave(run, down)?;
         run.drop_rows(self.place(), self.width, down.view_mut());
         let mut out = run.real(own * self.width);
@@ -76,17 +76,16 @@ impl FeedForward {
     pub fn backward(
         &self,
         run: &Run<'_>,
-        params: View<'_>,
-        grads: &mut Grads<'_>,
+        bank: &mut dyn Bank,
         (mid, saved): (&Tensor, FeedForwardSaved),
         dx: &mut Tensor,
-    ) -> Result<(), CommError> {
+    ) -> Result<(), StepError> {
         let (device, rows) = (run.device, run.rows());
         let dropped = run.dropped(self.place(), self.width, dx);
         let dout = run.tensor.gather(run, dropped)?;
         let mut dactive = run.activation(rows * self.inner);
-        self.down.back_input(run, params, &dout, &mut dactive);
-        self.down.back_weight(run, saved.active, dout, grads);
+        self.down.back_input(run, bank, &dout, &mut dactive)?;
+        self.down.back_weight(run, saved.active, dout, bank)?;
         let dup = if self.gated {
             let mut dup = run.activation(rows * self.up_width);
             device.swiglu_back(self.inner, saved.up.view(), dactive.view(), dup.view_mut());
@@ -96,11 +95,12 @@ impl FeedForward {
             dactive
         };
         let mut dnormed = run.activation(rows * self.width);
-        self.up.back_input(run, params, &dup, &mut dnormed);
-        self.up.back_weight(run, saved.normed, Held::Own(dup), grads);
+        self.up.back_input(run, bank, &dup, &mut dnormed)?;
+        self.up.back_weight(run, saved.normed, Held::Own(dup), bank)?;
         let dnormed = run.tensor.leave(run, dnormed)?;
         let needed = [mid.view(), saved.statistics.view(), dnormed.view()];
-        self.norm.backward(run, params, needed, dx.view_mut(), &mut grads.here);
+        let (params, mut grads) = bank.both();
+        self.norm.backward(run, params, needed, dx.view_mut(), &mut grads);
         Ok(())
     }
 

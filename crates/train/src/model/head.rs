@@ -6,13 +6,12 @@
 
 use std::ops::Range;
 
-use regatta_comm::CommError;
-
 use super::parts::Scaling;
 use super::{Lent, Run};
 use crate::device::Linear;
 use crate::memory::{Tensor, View, ViewMut};
 use crate::shape::{Block, Shape};
+use crate::state::StepError;
 
 /// Logits that are in memory at once, about.
 const MOST: usize = 1 << 22;
@@ -66,7 +65,7 @@ impl Head {
         params: HeadParams<'_>,
         x: &Tensor,
         targets: &[u32],
-    ) -> Result<f64, CommError> {
+    ) -> Result<f64, StepError> {
         let (normed, _) = self.normed(run, params, x)?;
         let mut loss = 0.0;
         for rows in self.chunks(run.rows()) {
@@ -85,7 +84,7 @@ impl Head {
         grads: &mut HeadGrads<'_>,
         (x, targets): (&Tensor, &[u32]),
         scale: f64,
-    ) -> Result<(f64, Lent), CommError> {
+    ) -> Result<(f64, Lent), StepError> {
         let (normed, statistics) = self.normed(run, params, x)?;
         let mut dnormed = run.activation(run.rows() * self.width);
         let mut loss = 0.0;
@@ -119,7 +118,7 @@ impl Head {
         targets: &[u32],
         logits: &mut Tensor,
         scale: Option<f64>,
-    ) -> Result<f64, CommError> {
+    ) -> Result<f64, StepError> {
         let device = run.device;
         if run.tensor.share.ranks == 1 {
             return Ok(device.cross_entropy(targets, logits.view_mut(), scale));
@@ -142,7 +141,7 @@ impl Head {
         params: HeadParams<'_>,
         x: &Tensor,
         rows: Range<usize>,
-    ) -> Result<Lent, CommError> {
+    ) -> Result<Lent, StepError> {
         let (normed, _) = self.normed(run, params, x)?;
         Ok(self.some(run, params, &normed, rows))
     }
@@ -153,7 +152,7 @@ impl Head {
         run: &Run<'_>,
         params: HeadParams<'_>,
         x: &Tensor,
-    ) -> Result<(Lent, Lent), CommError> {
+    ) -> Result<(Lent, Lent), StepError> {
         let mut normed = run.activation(x.len());
         let mut statistics = run.real(2 * run.own_rows());
         self.norm.forward(run, params.own, x.view(), normed.view_mut(), statistics.view_mut());
@@ -190,8 +189,13 @@ impl Head {
 
     /// Rows, a few at a time: as many each, so that memory is used again.
     fn chunks(&self, rows: usize) -> impl Iterator<Item = Range<usize>> + use<> {
-        let most = (MOST / self.vocabulary).max(1);
-        let each = rows.div_ceil(rows.div_ceil(most).max(1)).max(1);
+        let each = rows_at_once(rows, self.vocabulary);
         (0..rows).step_by(each).map(move |start| start..(start + each).min(rows))
     }
+}
+
+/// How many of so many rows have their logits in memory at once, each of so many kinds of tokens.
+pub fn rows_at_once(rows: usize, vocabulary: usize) -> usize {
+    let most = (MOST / vocabulary.max(1)).max(1);
+    rows.div_ceil(rows.div_ceil(most).max(1)).max(1)
 }

@@ -1,12 +1,11 @@
 //! A layer: attention, then feed-forward, each added to the stream.
 
-use regatta_comm::CommError;
-
 use super::attention::{AttentionHalf, AttentionHalfSaved};
 use super::feed_forward::{FeedForward, FeedForwardSaved};
-use super::{Grads, Lent, Run};
-use crate::memory::{Tensor, View};
-use crate::shape::{Block, Shape};
+use super::{Bank, Lent, Matrices, Params, Run};
+use crate::memory::Tensor;
+use crate::shape::Shape;
+use crate::state::StepError;
 
 /// A layer.
 #[derive(Debug, Clone)]
@@ -39,18 +38,18 @@ struct Inner {
 }
 
 impl Layer {
-    pub(super) fn new(shape: &Shape, layer: usize, block: &Block) -> Self {
-        let attention = shape.attends().then(|| AttentionHalf::new(shape, layer, block));
-        Self { attention, feed_forward: FeedForward::new(shape, layer, block) }
+    pub(super) fn new(shape: &Shape, layer: usize, of: &Matrices<'_>) -> Self {
+        let attention = shape.attends().then(|| AttentionHalf::new(shape, layer, of));
+        Self { attention, feed_forward: FeedForward::new(shape, layer, of) }
     }
 
     /// The stream behind the layer, and what the backward pass needs.
     pub fn forward(
         &self,
         run: &Run<'_>,
-        params: View<'_>,
+        params: &mut dyn Params,
         x: Lent,
-    ) -> Result<(Lent, Saved), CommError> {
+    ) -> Result<(Lent, Saved), StepError> {
         let (inner, out) = self.halves(run, params, &x)?;
         let inner = (!run.recompute).then_some(inner);
         Ok((out, Saved { x, inner }))
@@ -59,11 +58,11 @@ impl Layer {
     fn halves(
         &self,
         run: &Run<'_>,
-        params: View<'_>,
+        params: &mut dyn Params,
         x: &Tensor,
-    ) -> Result<(Inner, Lent), CommError> {
+    ) -> Result<(Inner, Lent), StepError> {
         let attention = match &self.attention {
-            Some(half) => Some(half.forward(run, params, x)?),
+            Some(half) => Some(half.forward(run, &mut *params, x)?),
             None => None,
         };
         let mid = attention.as_ref().map_or(x, |(_, mid)| mid);
@@ -75,22 +74,21 @@ impl Layer {
     pub fn backward(
         &self,
         run: &Run<'_>,
-        params: View<'_>,
-        mut grads: Grads<'_>,
+        bank: &mut dyn Bank,
         saved: Saved,
         dx: &mut Tensor,
-    ) -> Result<(), CommError> {
+    ) -> Result<(), StepError> {
         let Saved { x, inner } = saved;
         let inner = match inner {
             Some(inner) => inner,
-            None => self.halves(run, params, &x)?.0,
+            None => self.halves(run, bank, &x)?.0,
         };
         let Inner { attention, feed_forward } = inner;
         let mid: &Tensor = attention.as_ref().map_or(&x, |(_, mid)| mid);
-        self.feed_forward.backward(run, params, &mut grads, (mid, feed_forward), dx)?;
+        self.feed_forward.backward(run, bank, (mid, feed_forward), dx)?;
         if let (Some(half), Some((saved, mid))) = (&self.attention, attention) {
             drop(mid);
-            half.backward(run, params, &mut grads, (&x, saved), dx)?;
+            half.backward(run, bank, (&x, saved), dx)?;
         }
         Ok(())
     }

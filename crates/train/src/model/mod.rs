@@ -2,6 +2,7 @@
 //! There is no graph: what the backward pass needs, the forward pass leaves in a `Saved`.
 
 mod attention;
+mod bank;
 mod decode;
 mod embedding;
 mod feed_forward;
@@ -9,16 +10,20 @@ mod head;
 mod held;
 mod layer;
 mod parts;
+mod product;
 mod scratch;
 
+pub use bank::{Bank, Given, Params};
 pub use decode::Cache;
 pub use embedding::Embedding;
+pub(crate) use head::rows_at_once;
 pub use head::{Head, HeadGrads, HeadParams};
 pub use held::Held;
 pub use layer::{Layer, Saved};
-pub use parts::{Grads, Later};
+pub use product::Later;
 pub use scratch::{Home, Lent, Scratch};
 
+use std::collections::HashMap;
 use std::ops::Range;
 
 use crate::device::Device;
@@ -26,7 +31,7 @@ use crate::memory::{Tensor, ViewMut};
 use crate::parallel::context::Ring;
 use crate::parallel::tensor::Group;
 use crate::random::{self, Mask};
-use crate::shape::{Block, Shape, Share};
+use crate::shape::{Block, Shape, Share, Tile};
 
 /// A model: what its blocks do, and which parameters they have. The parameters themselves are
 /// elsewhere: whoever calls a block brings them.
@@ -34,8 +39,10 @@ use crate::shape::{Block, Shape, Share};
 pub struct Model {
     /// Its sizes.
     pub shape: Shape,
-    /// The parameters of each block: embedding, layers, head.
+    /// The parameters of each block: embedding, layers, head, then tiles of layers' matrices.
     pub blocks: Vec<Block>,
+    /// The block whose passes use each of them: itself, or of a tile the layer's.
+    pub users: Vec<usize>,
     /// The first block.
     pub embedding: Embedding,
     /// The blocks between.
@@ -52,16 +59,58 @@ impl Model {
 
     /// What a rank of a tensor group has of it.
     pub fn of(shape: Shape, share: Share) -> Self {
-        let blocks = shape.blocks_of(share);
+        Self::tiled(shape, share, 1)
+    }
+
+    /// The same, with the matrices of layers in so many tiles each.
+    pub fn tiled(shape: Shape, share: Share, count: usize) -> Self {
+        let mut blocks = shape.blocks_of(share);
+        let mut users: Vec<usize> = (0..blocks.len()).collect();
         let embedding = Embedding::new(&shape, &blocks[0]);
-        let layers = (0..shape.layers).map(|i| Layer::new(&shape, i, &blocks[i + 1])).collect();
+        let mut layers = Vec::with_capacity(shape.layers);
+        for layer in 0..shape.layers {
+            let user = layer + 1;
+            let taken = match count {
+                1 => Vec::new(),
+                _ => blocks[user].take_tiles(count),
+            };
+            let mut tiles = HashMap::new();
+            for (name, rows, block) in taken {
+                let (number, columns) = (blocks.len(), block.parameters[0].shape[1]);
+                let all: &mut (Vec<Tile>, usize) = tiles.entry(name).or_default();
+                all.0.push(Tile { block: number, rows });
+                all.1 = columns;
+                blocks.push(block);
+                users.push(user);
+            }
+            layers.push(Layer::new(&shape, layer, &Matrices { block: &blocks[user], tiles }));
+        }
         let head = Head::new(&shape, &blocks[shape.layers + 1]);
-        Self { shape, blocks, embedding, layers, head }
+        Self { shape, blocks, users, embedding, layers, head }
     }
 
     /// The number of the head's block.
     pub fn last(&self) -> usize {
-        self.blocks.len() - 1
+        self.shape.layers + 1
+    }
+}
+
+/// The matrices of a layer: in its block, or in tiles of so many columns, by their short names.
+struct Matrices<'a> {
+    block: &'a Block,
+    tiles: HashMap<String, (Vec<Tile>, usize)>,
+}
+
+impl Matrices<'_> {
+    /// The tiles of a matrix, if it is in some, and its rows and columns.
+    fn find(&self, short: &str) -> (Vec<Tile>, [usize; 2]) {
+        if let Some((tiles, columns)) = self.tiles.get(short) {
+            let rows = tiles.last().map_or(0, |tile| tile.rows.end);
+            return (tiles.clone(), [rows, *columns]);
+        }
+        let name = format!("{}.{short}", self.block.name);
+        let found = self.block.parameters.iter().find(|parameter| parameter.name == name);
+        (Vec::new(), found.map_or([0; 2], |parameter| [parameter.shape[0], parameter.shape[1]]))
     }
 }
 

@@ -190,17 +190,6 @@ impl Groups {
         Ok(groups)
     }
 
-    /// Where each state is shared by so many ranks: this rank's number among those that have the
-    /// same share, and how many they are.
-    pub fn copy(&self, sharing: usize) -> (usize, usize) {
-        (self.seat.data_rank(&self.mesh) / sharing, self.mesh.data_ranks() / sharing)
-    }
-
-    /// Those ranks.
-    pub fn copies(&self, sharing: usize) -> &Company {
-        if sharing > 1 { &self.replica } else { &self.data }
-    }
-
     /// What this rank had to send on an axis since it has company there.
     pub fn sent(&self, axis: Axis) -> Sent {
         let here = self.counters.iter().filter(|(which, _)| *which == axis);

@@ -2,6 +2,7 @@
 
 mod alone;
 pub mod context;
+pub mod cost;
 mod data;
 mod groups;
 mod mesh;

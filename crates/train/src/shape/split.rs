@@ -88,7 +88,7 @@ impl Shape {
         if let Some((name, size)) = uneven(ranks) {
             let near = (1..ranks.min(size + 1)).rev().find(|n| uneven(*n).is_none()).unwrap_or(1);
             return Err(format!(
-                "model.{name} {size} does not divide among parallel.tp {ranks}: set it to {near}"
+                "model.{name} {size} does not divide among parallel.tp {ranks}: set tp to {near}"
             ));
         }
         if self.vocabulary < ranks {
@@ -158,6 +158,6 @@ mod tests {
         let mut shape = shape(Family::Llama);
         (shape.heads, shape.kv_heads, shape.feed_forward) = (12, 6, 24);
         let wrong = shape.check_tensor(4).unwrap_err();
-        assert_eq!(wrong, "model.kv_heads 6 does not divide among parallel.tp 4: set it to 3");
+        assert_eq!(wrong, "model.kv_heads 6 does not divide among parallel.tp 4: set tp to 3");
     }
 }

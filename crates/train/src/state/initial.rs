@@ -12,16 +12,11 @@ const WIDTH: f64 = 0.02;
 const INITIAL: u64 = 0x696e_6974;
 
 /// A block's parameters before training: a function of the seed, so that every rank has the same.
-pub fn initial(
-    block: &Block,
-    number: usize,
-    layers: usize,
-    device: &dyn Device,
-    seed: u64,
-) -> Tensor {
+pub fn initial(block: &Block, layers: usize, device: &dyn Device, seed: u64) -> Tensor {
     let mut numbers = vec![0.0; block.room()];
-    for (which, parameter) in block.parameters.iter().enumerate() {
-        let key = random::key(seed, &[INITIAL, number as u64, which as u64]);
+    for parameter in &block.parameters {
+        let [number, which] = parameter.key;
+        let key = random::key(seed, &[INITIAL, number, which]);
         fill(parameter, layers, key, &mut numbers[parameter.range()]);
     }
     let mut tensor = device.real(block.room());

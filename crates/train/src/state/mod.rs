@@ -164,11 +164,7 @@ impl State {
 
     /// Waits for parameters that are on their way from other ranks.
     pub fn settle(&mut self) -> Result<(), StepError> {
-        for block in self.held() {
-            self.weights.open(block)?;
-            self.weights.close(block, false)?;
-        }
-        Ok(())
+        self.held().try_for_each(|block| self.weights.settle(block))
     }
 
     /// The blocks that this rank has.

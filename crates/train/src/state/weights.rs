@@ -44,7 +44,7 @@ impl Weights {
         let (blocks, format) = (&model.blocks, device.real_format());
         let shares: Vec<_> = blocks.iter().map(|block| split.share(block)).collect();
         let first = |number: usize| {
-            let made = || initial(&blocks[number], number, model.shape.layers, device, seed);
+            let made = || initial(&blocks[number], model.shape.layers, device, seed);
             is_held(number).then(made)
         };
         let numbers = || 0..blocks.len();
@@ -120,6 +120,14 @@ impl Weights {
         match &self.home {
             Home::Whole(home) => home.all(),
             Home::Shared(_) => None,
+        }
+    }
+
+    /// Waits for others' shares of a block that this rank has whole.
+    pub fn settle(&mut self, block: usize) -> Result<(), StepError> {
+        match &mut self.home {
+            Home::Whole(home) => home.bring(block),
+            Home::Shared(_) => Ok(()),
         }
     }
 

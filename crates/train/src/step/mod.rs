@@ -1,5 +1,6 @@
 //! One training step: forward, backward, exchange, update.
 
+mod bank;
 mod net;
 mod pass;
 mod update;
@@ -143,7 +144,8 @@ impl Engine {
             // Of the embedding the head needs the table alone.
             net.model.blocks[0].parameters.truncate(1);
         }
-        let is_held = |block: usize| stage.has(block) || block == 0 && has_copy;
+        let users = &net.model.users;
+        let is_held = |block: usize| stage.has(users[block]) || block == 0 && has_copy;
         let state = State::new(&net.model, &*net.device, &groups, how, is_held, seed)?;
         Ok(Self { net, state, groups, stage })
     }
@@ -156,7 +158,7 @@ impl Engine {
     ) -> Result<Outcome, StepError> {
         let mut laps = Laps::default();
         self.state.take_waited();
-        self.state.weights.ask(self.stage.parts[0].start);
+        self.state.weights.ask(self.stage.parts[self.stage.stage].start);
         timed(&mut laps.optimizer, || self.state.gradients.clear(&*self.net.device));
         let own: Vec<Own<'a>> = micros.map(|micro| Own::of(micro, &self.net.context)).collect();
         let micros: Vec<Micro<'_>> = own.iter().map(Own::micro).collect();

@@ -2,12 +2,10 @@
 
 use std::time::Duration;
 
-use regatta_comm::CommError;
-
-use super::Micro;
+use super::{Micro, StepError};
 use crate::device::Device;
 use crate::memory::View;
-use crate::model::{HeadParams, Model, Run, Scratch};
+use crate::model::{Given, HeadParams, Model, Run, Scratch};
 use crate::parallel::context::Ring;
 use crate::parallel::tensor::Group;
 
@@ -53,12 +51,12 @@ impl Net {
     }
 
     /// The sum of the losses of sequences, with these parameters of all blocks.
-    pub fn loss(&self, params: &[View<'_>], micro: &Micro<'_>) -> Result<f64, CommError> {
+    pub fn loss(&self, params: &[View<'_>], micro: &Micro<'_>) -> Result<f64, StepError> {
         // What layers would save for a backward pass is dropped by each at once.
         let run = Run { recompute: true, ..self.run(micro.batch, micro.sequence()) };
         let mut x = self.model.embedding.forward(&run, params[0], micro.inputs)?;
         for (layer, params) in self.model.layers.iter().zip(&params[1..]) {
-            x = layer.forward(&run, *params, x)?.0;
+            x = layer.forward(&run, &mut Given(*params), x)?.0;
         }
         self.model.head.loss(&run, self.head_params(params), &x, micro.targets)
     }

@@ -7,9 +7,10 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::time::Instant;
 
+use super::bank::{Reading, Working};
 use super::{Engine, Laps, Micro, Net, Plan, timed, worked};
 use crate::memory::View;
-use crate::model::{Dropout, Grads, HeadGrads, HeadParams, Later, Lent, Run, Saved};
+use crate::model::{Dropout, HeadGrads, HeadParams, Later, Lent, Run, Saved};
 use crate::parallel::pipeline::{Action, Lines, Way, Work};
 use crate::state::{Gradients, State, StepError, Weights};
 
@@ -109,7 +110,7 @@ impl Engine {
         let saved = std::mem::take(&mut alive.saved);
         for (block, saved) in layers.clone().zip(saved).rev() {
             let mut later = Vec::new();
-            layer_back(net, state, &run, (block, layers.start), saved, &mut dx, {
+            layer_back(net, state, &run, (block, layers.start, last), saved, &mut dx, {
                 (work == Work::Input).then_some(&mut later)
             })?;
             match work {
@@ -144,8 +145,8 @@ impl Engine {
             unreachable!("{action} comes after the gradient of its input")
         };
         for (block, later) in alive.later {
-            let mut grads = state.gradients.of(block);
-            later.into_iter().for_each(|later| later.finish(&run, &mut grads));
+            let mut bank = Working { state, device: &*net.device, block, later: None, last };
+            later.into_iter().try_for_each(|later| later.finish(&run, &mut bank))?;
             complete(net, &run, &mut state.gradients, block, last)?;
         }
         flow.laps.backward += worked(net, state, began, &mut flow.laps.communication);
@@ -245,7 +246,8 @@ fn forward(
                 weights.ask(0);
             }
         }
-        let (out, saved) = net.model.layers[block - 1].forward(run, weights.view(block), x)?;
+        let (out, saved) =
+            net.model.layers[block - 1].forward(run, &mut Reading { weights, block }, x)?;
         weights.free(block);
         all.push(saved);
         x = out;
@@ -269,12 +271,13 @@ fn head(
     Ok(done)
 }
 
-/// The way back through the layer of a block; `first` is the first one of its chunk.
+/// The way back through the layer of a block; `first` is the first one of its chunk, and the pass may
+/// be the last one of the step.
 fn layer_back(
     net: &Net,
     state: &mut State,
     run: &Run<'_>,
-    (block, first): (usize, usize),
+    (block, first, last): (usize, usize, bool),
     saved: Saved,
     dx: &mut Lent,
     later: Option<&mut Vec<Later>>,
@@ -283,8 +286,8 @@ fn layer_back(
     if block > first {
         state.weights.ask(block - 1);
     }
-    let (params, here) = (state.weights.view(block), state.gradients.of(block));
-    net.model.layers[block - 1].backward(run, params, Grads { here, later }, saved, dx)?;
+    let mut bank = Working { state, device: &*net.device, block, later, last };
+    net.model.layers[block - 1].backward(run, &mut bank, saved, dx)?;
     state.weights.free(block);
     Ok(())
 }

@@ -51,7 +51,8 @@ impl Engine {
     fn gradient_norm(&self) -> Result<f64, StepError> {
         let (mesh, seat) = (&self.groups.mesh, &self.groups.seat);
         let mut squares = 0.0;
-        for block in self.state.held().filter(|block| self.stage.has(*block)) {
+        for block in self.state.held().filter(|block| self.stage.has(self.net.model.users[*block]))
+        {
             let gradients = self.state.gradients.own(block);
             for parameter in &self.net.model.blocks[block].parameters {
                 // What all ranks of a tensor group have counts once.

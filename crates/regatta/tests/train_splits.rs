@@ -1,0 +1,108 @@
+//! `regatta train` with ranks that share a model, over shared memory: whatever the split, the losses
+//! are those of one rank.
+
+#![allow(clippy::unwrap_used, reason = "a test's own functions may panic as it may")]
+
+mod support;
+
+use support::Folder;
+use support::metrics::assert_near;
+use support::splits::{DROPOUT, GPT2, LLAMA, MODEL, Split, name};
+use support::train::{metrics, run};
+
+/// Trains a model on one rank, then as each of the splits, and compares.
+fn assert_all_train_as_one(splits: &[Split]) {
+    let folder = Folder::new();
+    let train = |split: Split| {
+        let (ranks, model, how) = split;
+        let words = format!("{MODEL} train.steps=20 {model} {how} -n {ranks}");
+        run(&folder, &format!("{words} --run-dir {}", name(split))).ok();
+        metrics(&folder, &name(split))
+    };
+    for model in [GPT2, LLAMA, DROPOUT] {
+        let mut splits = splits.iter().filter(|split| split.1 == model).peekable();
+        if splits.peek().is_none() {
+            continue;
+        }
+        let one = train((1, model, ""));
+        assert_eq!((one.steps.len(), one.validations.len()), (20, 2));
+        assert!(one.steps[&20].loss < one.steps[&1].loss - 0.1, "nothing was learnt: {one:?}");
+        for split in splits {
+            println!("{split:?}");
+            assert_near(&train(*split), &one);
+        }
+    }
+}
+
+#[test]
+fn two_ranks_that_share_anything_train_as_one() {
+    assert_all_train_as_one(&[
+        (2, GPT2, "tp=2"),
+        (2, GPT2, "cp=2 recompute=true micro_batch=4"),
+        (2, GPT2, "pp=2"),
+        (2, GPT2, "pp=2 parallel.schedule=gpipe micro_batch=2 recompute=true"),
+        (2, LLAMA, "tp=2 recompute=true micro_batch=8"),
+        (2, LLAMA, "cp=2"),
+        (2, LLAMA, "pp=2 parallel.schedule=zero-bubble micro_batch=2"),
+        (2, LLAMA, "pp=2 parallel.schedule=interleaved chunks=2 micro_batch=1"),
+        (2, DROPOUT, "tp=2 sequence=false"),
+        (2, DROPOUT, "pp=2 recompute=true"),
+    ]);
+}
+
+#[test]
+fn four_ranks_that_share_anything_train_as_one() {
+    assert_all_train_as_one(&[
+        (4, GPT2, "tp=4"),
+        (4, GPT2, "cp=4 micro_batch=8"),
+        (4, GPT2, "pp=4 parallel.schedule=zero-bubble"),
+        (4, GPT2, "tp=2 cp=2"),
+        (4, LLAMA, "tp=2 pp=2 recompute=true"),
+        (4, LLAMA, "cp=2 pp=2 parallel.schedule=gpipe"),
+        (4, LLAMA, "dp=2 pp=2 parallel.schedule=interleaved chunks=2"),
+        (4, LLAMA, "dp=2 tp=2 micro_batch=2"),
+        (4, DROPOUT, "dp=2 cp=2 recompute=true"),
+    ]);
+}
+
+#[test]
+fn eight_ranks_that_share_anything_train_as_one() {
+    assert_all_train_as_one(&[
+        (8, GPT2, "dp=2 tp=2 pp=2"),
+        (8, GPT2, "tp=2 cp=2 pp=2 parallel.schedule=zero-bubble micro_batch=2 recompute=true"),
+        (8, LLAMA, "dp=2 tp=2 cp=2 micro_batch=4"),
+        (8, LLAMA, "tp=2 pp=4"),
+        (8, LLAMA, "dp=2 cp=2 pp=2 parallel.schedule=interleaved chunks=2"),
+        (8, DROPOUT, "tp=2 cp=2 pp=2"),
+    ]);
+}
+
+#[test]
+fn what_cannot_be_split_is_refused_with_what_can() {
+    let folder = Folder::new();
+    let cases = [
+        ("-n 4 tp=3", "parallel.tp 3 does not divide 4 ranks: tp 2 dp 2 or tp 4 dp 1 would"),
+        ("-n 6 tp=3", "model.heads 4 does not divide among parallel.tp 3: set tp to 2"),
+        ("-n 2 tp=2 cp=2", "parallel.tp 2 x parallel.cp 2 do not divide 2 ranks"),
+        ("-n 4 dp=2 tp=4", "parallel.dp is 2, and there are 4 ranks with parallel.tp 4"),
+        ("-n 8 pp=8", "parallel.pp 8 is more than model.layers 4: set it to 4 or less"),
+        ("-n 2 cp=2 context=33", "model.context 33 does not divide into two pieces for each of"),
+        ("-n 2 zero=4", "parallel.zero is 4, and must be a whole number, 0 to 3"),
+        ("-n 2 tp=0", "parallel.tp is 0, and must be a whole number, 1 to "),
+        ("-n 2 pp=2 micro_batch=16", "train.micro_batch 16 makes 1 micro-batch of a step's 16"),
+        ("-n 2 pp=2 micro_batch=5", "(train.batch 16 over 1 copy of the model on 2 ranks): set it"),
+        ("-n 2 pp=2 batch=1", "needs at least 2 micro-batches a step, and a copy of the model has"),
+        ("-n 2 batch=1", "train.batch 1 does not divide among 2 ranks: set it to 2, start 1 rank,"),
+        ("-n 8 tp=2 pp=2 batch=3", "does not divide among 2 copies of the model on 8 ranks: set"),
+        ("-n 2 pp=2 parallel.schedule=none", "must be gpipe, 1f1b, interleaved or zero-bubble"),
+        ("-n 2 pp=2 chunks=2", "parallel.chunks 2 are for parallel.schedule interleaved: set that"),
+        ("-n 2 zero=3 shard=3", "parallel.shard 3 does not divide the 2 ranks with the same"),
+        ("-n 4 tp=4 family=llama kv_heads=2", "model.kv_heads 2 does not divide among parallel.tp"),
+        ("-n 2 offload.parameters=moon", "is moon, and must be device, host or disk"),
+    ];
+    for (words, expected) in cases {
+        let sentence = run(&folder, &format!("{MODEL} {words} --run-dir run")).sentence();
+        assert!(sentence.contains(expected), "{words}: {sentence}");
+        assert!(folder.names().is_empty(), "{words}");
+    }
+}

@@ -1,0 +1,64 @@
+//! Where a pass has a layer's parameters from, and where it leaves their gradients.
+
+use super::product::Later;
+use crate::memory::{View, ViewMut};
+use crate::state::StepError;
+
+/// The parameters of a layer. Its matrices may be in tiles, each a block of its own that is brought
+/// when it is needed, and then freed.
+pub trait Params {
+    /// Those of the layer's own block.
+    fn own(&self) -> View<'_>;
+
+    /// A tile will be needed soon.
+    fn ask(&mut self, tile: usize);
+
+    /// A tile is here, until it is freed.
+    fn bring(&mut self, tile: usize) -> Result<(), StepError>;
+
+    /// A tile that was brought.
+    fn tile(&self, tile: usize) -> View<'_>;
+
+    /// A tile is not needed for now.
+    fn free(&mut self, tile: usize);
+}
+
+/// The same, and the gradients.
+pub trait Bank: Params {
+    /// The parameters of the layer's own block, and where a pass adds to their gradients.
+    fn both(&mut self) -> (View<'_>, ViewMut<'_>);
+
+    /// The latter alone, for which the block need not be here.
+    fn grads(&mut self) -> ViewMut<'_>;
+
+    /// Where a pass adds to the gradients of the layer's own block, and of a tile.
+    fn tile_grads(&mut self, tile: usize) -> [ViewMut<'_>; 2];
+
+    /// A pass has added what it has to the gradients of a tile.
+    fn complete(&mut self, tile: usize) -> Result<(), StepError>;
+
+    /// If gradients of matrices can wait: what is left to be done.
+    fn later(&mut self) -> Option<&mut Vec<Later>>;
+}
+
+/// Parameters that are all there.
+#[derive(Debug, Clone, Copy)]
+pub struct Given<'a>(pub View<'a>);
+
+impl Params for Given<'_> {
+    fn own(&self) -> View<'_> {
+        self.0
+    }
+
+    fn ask(&mut self, _tile: usize) {}
+
+    fn bring(&mut self, _tile: usize) -> Result<(), StepError> {
+        Ok(())
+    }
+
+    fn tile(&self, tile: usize) -> View<'_> {
+        unreachable!("tile {tile} of a layer that has none")
+    }
+
+    fn free(&mut self, _tile: usize) {}
+}

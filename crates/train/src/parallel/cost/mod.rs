@@ -1,0 +1,244 @@
+//! What a split costs: what each rank holds, and what it sends in a step. Counted from the model's
+//! blocks and from what the engine does, in whole bytes. No I/O.
+//!
+//! With P parameters, n data ranks, t tensor ranks, s·b tokens of a micro-batch of width h, all of it
+//! comes to the usual formulas: states 16·P/t bytes a rank (all is f32), (8+8/n)·P/t under ZeRO 1,
+//! (4+12/n)·P/t under ZeRO 2, 16·P/(n·t) and the blocks that are gathered under ZeRO 3; data parallel
+//! sends 2(n-1)/n of the gradients, ZeRO 3 (n-1)/n of the parameters twice and of the gradients once
+//! a micro-batch; tensor parallel 8(t-1)/t·s·b·h numbers a layer; a pipeline s·b·h numbers a boundary
+//! and way. What they leave out, such as padding, norms and positions, is counted here.
+
+mod holds;
+mod sends;
+#[cfg(test)]
+mod tests;
+
+use crate::config::Plan;
+use crate::cpu::Precision;
+use crate::parallel::pipeline::{Stage, StageError};
+use crate::parallel::{Axis, Seat};
+use crate::shape::{Block, Shape};
+
+/// How numbers are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Form {
+    /// Bytes of a number of parameters, gradients, moments, and of the stream.
+    pub real: u64,
+    /// Bytes of a number of other activations.
+    pub activation: u64,
+    /// Whether layers compute their activations again instead of keeping them.
+    pub recompute: bool,
+}
+
+impl Form {
+    /// As processors have it.
+    pub fn new(precision: Precision, recompute: bool) -> Self {
+        let activation = match precision {
+            Precision::F32 => 4,
+            Precision::Bf16 => 2,
+        };
+        Self { real: 4, activation, recompute }
+    }
+}
+
+/// Bytes of one kind of state.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Held {
+    /// What is always there.
+    pub kept: u64,
+    /// For blocks that come and go during a step.
+    pub passing: u64,
+}
+
+impl Held {
+    /// The most at any time.
+    pub fn most(&self) -> u64 {
+        self.kept + self.passing
+    }
+}
+
+/// What a rank holds, in bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Holds {
+    /// Parameters.
+    pub parameters: Held,
+    /// Their gradients.
+    pub gradients: Held,
+    /// What the optimizer remembers: two moments of each.
+    pub moments: Held,
+    /// What forward passes leave for backward passes, of all micro-batches that are under way at once.
+    pub activations: u64,
+    /// The logits that are in memory at once, if the head is here.
+    pub logits: u64,
+}
+
+impl Holds {
+    /// Parameters, gradients and the optimizer's state.
+    pub fn state(&self) -> u64 {
+        self.parameters.most() + self.gradients.most() + self.moments.most()
+    }
+
+    /// All of it.
+    pub fn total(&self) -> u64 {
+        self.state() + self.activations + self.logits
+    }
+}
+
+/// What a rank sends in a step, in bytes by the rules of [`regatta_comm::count::must_send`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Sends {
+    by_axis: [u64; Axis::ALL.len()],
+}
+
+impl Sends {
+    /// On an axis.
+    pub fn on(&self, axis: Axis) -> u64 {
+        self.by_axis[axis as usize]
+    }
+
+    /// On all.
+    pub fn total(&self) -> u64 {
+        self.by_axis.iter().sum()
+    }
+}
+
+/// What a rank of a split has to do with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cost {
+    /// Where it sits.
+    pub seat: Seat,
+    /// The names of the blocks that it has, or has shares of.
+    pub blocks: Vec<String>,
+    /// What it holds.
+    pub holds: Holds,
+    /// What it sends in a step.
+    pub sends: Sends,
+}
+
+/// Why a split's cost cannot be said.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum CostError {
+    /// The model is not cut so.
+    #[error(transparent)]
+    Stage(#[from] StageError),
+    /// Its bytes would not fit into 64 bits.
+    #[error(
+        "a step over {tokens:.1e} tokens with {parameters:.1e} parameters is more than can be \
+         counted: make train.batch, model.context or the model smaller"
+    )]
+    TooLarge {
+        /// Tokens of a copy of the model.
+        tokens: f64,
+        /// Parameters.
+        parameters: f64,
+    },
+}
+
+/// What each rank of a split costs.
+pub fn costs(shape: &Shape, plan: &Plan, form: Form) -> Result<Vec<Cost>, CostError> {
+    (0..plan.mesh.ranks()).map(|rank| cost(shape, plan, form, rank)).collect()
+}
+
+/// What one rank costs.
+pub fn cost(shape: &Shape, plan: &Plan, form: Form, rank: usize) -> Result<Cost, CostError> {
+    check_size(shape, plan)?;
+    let part = Part::new(shape, plan, form, plan.mesh.seat(rank))?;
+    Ok(Cost {
+        seat: part.seat,
+        blocks: part.held().map(|(_, block)| block.name.clone()).collect(),
+        holds: part.holds(),
+        sends: part.sends(),
+    })
+}
+
+/// Nobody trains what is refused here, but somebody may mistype it.
+fn check_size(shape: &Shape, plan: &Plan) -> Result<(), CostError> {
+    // More than any of the sums below has for a number: bytes, ways, passes, and moments.
+    const TIMES: f64 = 128.0;
+    let parameters = shape.parameters() as f64;
+    let tokens = plan.share as f64 * shape.context as f64;
+    let widths = [4 * shape.width, shape.qkv_width(), 2 * shape.up_width(), shape.vocabulary];
+    let a_token = widths.iter().sum::<usize>() as f64 * (shape.layers + 2) as f64;
+    let most = tokens * a_token + parameters * plan.accumulation as f64;
+    match most * TIMES < u64::MAX as f64 {
+        true => Ok(()),
+        false => Err(CostError::TooLarge { tokens, parameters }),
+    }
+}
+
+/// A rank's part of a training.
+struct Part<'a> {
+    shape: &'a Shape,
+    plan: &'a Plan,
+    form: Form,
+    seat: Seat,
+    stage: Stage,
+    /// This rank's part of all blocks; see [`Part::held`].
+    blocks: Vec<Block>,
+}
+
+/// Shares of blocks begin at a multiple of so many numbers.
+const ALIGNED: usize = 32;
+
+impl<'a> Part<'a> {
+    fn new(shape: &'a Shape, plan: &'a Plan, form: Form, seat: Seat) -> Result<Self, StageError> {
+        let stage = match plan.mesh.pp {
+            1 => Stage::whole(shape),
+            pp => {
+                let how = (plan.schedule, pp, plan.chunks, plan.accumulation);
+                Stage::new(shape, how, seat.pp)?
+            }
+        };
+        let mut blocks = shape.blocks_of(seat.tensor_share(&plan.mesh));
+        if stage.has_copy(shape) {
+            // Of the embedding the head needs the table alone.
+            blocks[0].parameters.truncate(1);
+        }
+        Ok(Self { shape, plan, form, seat, stage, blocks })
+    }
+
+    /// The blocks that this rank has, with their numbers.
+    fn held(&self) -> impl Iterator<Item = (usize, &Block)> {
+        let has_copy = self.stage.has_copy(self.shape);
+        let is_held = move |number: usize| self.stage.has(number) || number == 0 && has_copy;
+        self.blocks.iter().enumerate().filter(move |(number, _)| is_held(*number))
+    }
+
+    fn has_head(&self) -> bool {
+        self.stage.has(self.shape.layers + 1)
+    }
+
+    /// The layers of each chunk of this rank, as many as there are.
+    fn layers(&self, chunk: usize) -> usize {
+        let part = &self.stage.parts[chunk];
+        part.end.min(self.shape.layers + 1).saturating_sub(part.start.max(1))
+    }
+
+    /// What is shared: who shares with nobody has all.
+    fn zero(&self) -> usize {
+        if self.plan.mesh.shard > 1 { self.plan.zero } else { 0 }
+    }
+
+    /// How many ranks share a block.
+    fn sharing(&self) -> usize {
+        if self.zero() > 0 { self.plan.mesh.shard } else { 1 }
+    }
+
+    /// Numbers of a block, with those that make it share equally.
+    fn room(&self, block: &Block) -> usize {
+        match self.sharing() {
+            1 => block.room(),
+            ranks => block.room().next_multiple_of(ranks * ALIGNED),
+        }
+    }
+
+    /// This rank's tokens of a micro-batch.
+    fn rows(&self) -> usize {
+        self.plan.micro_batch * self.shape.context / self.plan.mesh.cp
+    }
+
+    /// Those of them that it has where tensor-parallel ranks share the stream.
+    fn own_rows(&self) -> usize {
+        if self.plan.sequence { self.rows() / self.plan.mesh.tp } else { self.rows() }
+    }
+}
