@@ -149,6 +149,28 @@ fn pieces_that_do_not_fit_are_refused_at_once() {
 }
 
 #[test]
+fn pieces_are_asked_for_in_turn_and_one_that_does_not_come_ends_it() {
+    let scratch = Scratch::new("now");
+    let mut writer = Writer::new(&scratch.0, 0, 1, 1).unwrap();
+    let all = pieces(1, Split::Rows, 0, 1);
+    let outlines: Vec<_> = all.iter().map(Piece::outline).collect();
+    let mut asked = Vec::new();
+    let mut numbers = |number: usize| {
+        asked.push(number);
+        Ok::<_, CheckpointError>(all[number].numbers.clone())
+    };
+    writer.write_now(about(1), outlines.clone(), &mut numbers).unwrap();
+    assert_eq!(asked, (0..all.len()).collect::<Vec<_>>());
+    writer.commit(1).unwrap();
+    assert_is(&Checkpoint::latest(&scratch.0).unwrap().unwrap(), 1);
+    let mut none = |_| Err(CheckpointError::Busy { writing: 7 });
+    let error = writer.write_now(about(2), outlines, &mut none).unwrap_err();
+    assert!(matches!(error, CheckpointError::Busy { writing: 7 }), "{error}");
+    assert!(matches!(writer.state(), State::Failed { step: 2, .. }));
+    assert_eq!(scratch.names(), ["step-00000001"]);
+}
+
+#[test]
 fn an_empty_or_missing_folder_has_none() {
     let scratch = Scratch::new("none");
     assert!(Checkpoint::latest(&scratch.0).unwrap().is_none());
