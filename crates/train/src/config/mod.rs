@@ -19,7 +19,7 @@ pub use declare::Key;
 pub use error::{ConfigError, Place};
 pub use layers::{Origin, Resolved};
 pub use load::{First, load, resolve};
-pub use plan::Plan;
+pub use plan::{OnDisk, Plan};
 pub use presets::{PRESETS, Preset};
 pub use text::{keys_markdown, keys_text, presets_markdown};
 pub use value::{Kind, Memory, Resume, Switch};

@@ -2,7 +2,7 @@
 //! here, with numbers that would. No I/O.
 
 use super::split::divisors;
-use super::{Config, ConfigError};
+use super::{Config, ConfigError, Memory};
 use crate::parallel::Mesh;
 use crate::parallel::pipeline::Kind as Pipeline;
 use crate::schedule::Schedule;
@@ -30,6 +30,19 @@ pub struct Plan {
     pub micro_batch: usize,
     /// How often it does, a step.
     pub accumulation: usize,
+    /// Pieces that layers' matrices are computed in.
+    pub tiles: usize,
+    /// What is kept on disk.
+    pub on_disk: OnDisk,
+}
+
+/// State that is kept on disk.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct OnDisk {
+    /// The optimizer's.
+    pub moments: bool,
+    /// Parameters.
+    pub parameters: bool,
 }
 
 impl Config {
@@ -87,6 +100,11 @@ impl Config {
             share,
             micro_batch,
             accumulation: share / micro_batch,
+            tiles: self.parallel.tiles,
+            on_disk: OnDisk {
+                moments: self.offload.optimizer == Memory::Disk,
+                parameters: self.offload.parameters == Memory::Disk,
+            },
         })
     }
 

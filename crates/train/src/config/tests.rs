@@ -178,6 +178,8 @@ fn what_does_not_divide_is_one_clear_error() {
         share,
         micro_batch,
         accumulation: share / micro_batch,
+        tiles: 1,
+        on_disk: OnDisk::default(),
     };
     assert_eq!(plan(&["batch=24", "micro_batch=4"], 3).unwrap(), data(3, 24, 8, 4));
     assert_eq!(plan(&["batch_per_rank=5"], 8).unwrap(), data(8, 40, 5, 5));

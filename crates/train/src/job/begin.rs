@@ -145,7 +145,7 @@ impl Training {
             kept: None,
             extra,
             speed,
-            traffic: Traffic::new(cost.sends),
+            traffic: Traffic::new(cost),
         })
     }
 }

@@ -107,7 +107,11 @@ impl Training {
         }
         keeping?;
         let summary = self.speed.summary(ended, self.done, &self.folder);
-        tell(Event::End(Box::new(Summary { sent: self.traffic.figures(), ..summary })));
+        tell(Event::End(Box::new(Summary {
+            held: self.traffic.held(&self.engine),
+            sent: self.traffic.figures(),
+            ..summary
+        })));
         Ok(())
     }
 

@@ -133,6 +133,7 @@ impl Speed {
             tokens_per_second,
             flops_per_second: tokens_per_second * self.flops_per_token,
             folder: folder.display().to_string(),
+            held: Vec::new(),
             sent: Vec::new(),
         }
     }

@@ -1,13 +1,17 @@
 //! What is sent in steps, expected and counted. Validations send, too, and are not part of it.
 
-use crate::metrics::SentBytes;
-use crate::parallel::cost::Sends;
+use crate::metrics::{HeldBytes, SentBytes};
+use crate::parallel::cost::{Cost, Holds, Sends};
 use crate::parallel::{Axis, Groups};
+use crate::state::Bytes;
+use crate::step::Engine;
 
-/// What a rank sends on each axis.
+/// What a rank holds, and sends on each axis.
 #[derive(Debug)]
 pub struct Traffic {
-    /// In a step.
+    /// What it was expected to hold.
+    holds: Holds,
+    /// And to send in a step.
     expected: Sends,
     /// In all steps so far.
     counted: [u64; Axis::ALL.len()],
@@ -19,8 +23,27 @@ pub struct Before([u64; Axis::ALL.len()]);
 
 impl Traffic {
     /// Nothing yet.
-    pub fn new(expected: Sends) -> Self {
-        Self { expected, counted: Default::default(), steps: 0 }
+    pub fn new(Cost { holds, sends: expected, .. }: Cost) -> Self {
+        Self { holds, expected, counted: Default::default(), steps: 0 }
+    }
+
+    /// What the rank has held at most so far.
+    pub fn held(&self, engine: &Engine) -> Vec<HeldBytes> {
+        let Bytes { parameters, gradients, moments } = engine.state.bytes();
+        let expected = &self.holds;
+        let passes = expected.activations + expected.logits;
+        let all = [
+            ("parameters", expected.parameters.most(), parameters.most()),
+            ("gradients", expected.gradients.most(), gradients.most()),
+            ("optimizer", expected.moments.most(), moments.most()),
+            ("activations", passes, engine.net.passing_bytes()),
+        ];
+        let one = |(what, expected, measured): (&str, u64, usize)| HeldBytes {
+            what: what.to_owned(),
+            expected,
+            measured: measured as u64,
+        };
+        all.into_iter().map(one).collect()
     }
 
     /// A step begins.

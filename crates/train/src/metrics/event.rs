@@ -177,9 +177,23 @@ pub struct Summary {
     pub flops_per_second: f64,
     /// Where everything is kept.
     pub folder: String,
+    /// What rank 0 held in memory, by what it is.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub held: Vec<HeldBytes>,
     /// What rank 0 sent in a step, on each axis on which ranks share the work.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sent: Vec<SentBytes>,
+}
+
+/// Bytes that a rank holds of something, at most.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct HeldBytes {
+    /// Of what, such as `gradients`.
+    pub what: String,
+    /// As `regatta train --explain` says.
+    pub expected: u64,
+    /// As was counted.
+    pub measured: u64,
 }
 
 /// Bytes that a rank sends in a step on an axis.

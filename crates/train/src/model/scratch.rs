@@ -8,7 +8,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::device::Device;
 use crate::memory::{Format, Tensor};
 
-type Free = HashMap<(usize, Format), Vec<Tensor>>;
+/// By length and format.
+#[derive(Debug, Default)]
+struct Free {
+    tensors: HashMap<(usize, Format), Vec<Tensor>>,
+    /// Bytes of all that were ever made: they stay.
+    bytes: usize,
+}
 
 /// Tensors that nobody uses now.
 #[derive(Debug, Clone, Default)]
@@ -22,10 +28,18 @@ impl Scratch {
         Self::default()
     }
 
+    /// Bytes of all that is lent or can be.
+    pub fn bytes(&self) -> usize {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner).bytes
+    }
+
     /// A tensor with anything in it.
     pub fn lend(&self, device: &dyn Device, elements: usize, format: Format) -> Lent {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = free.get_mut(&(elements, format)).and_then(Vec::pop);
+        let found = free.tensors.get_mut(&(elements, format)).and_then(Vec::pop);
+        if found.is_none() {
+            free.bytes += elements * format.size();
+        }
         drop(free);
         let tensor = found.unwrap_or_else(|| device.zeros(elements, format));
         Lent { tensor: Some(tensor), home: self.free.clone() }
@@ -86,7 +100,7 @@ impl Drop for Lent {
     fn drop(&mut self) {
         if let Some(tensor) = self.tensor.take() {
             let mut free = self.home.lock().unwrap_or_else(PoisonError::into_inner);
-            free.entry((tensor.len(), tensor.format())).or_default().push(tensor);
+            free.tensors.entry((tensor.len(), tensor.format())).or_default().push(tensor);
         }
     }
 }

@@ -38,6 +38,11 @@ impl Net {
         Self { context, ..self }
     }
 
+    /// Bytes of memory that passes have used at once.
+    pub fn passing_bytes(&self) -> usize {
+        self.scratch.bytes()
+    }
+
     /// How long passes waited for other ranks since this was last asked.
     pub(super) fn waited(&self) -> Duration {
         self.tensor.waits.take() + self.context.waits.take()

@@ -8,6 +8,7 @@ use super::figures::{duration, loss, parameters, short, si, with_unit};
 use super::watch::Watch;
 use crate::cli::{FAINT, GOOD, HEADING, WARNING};
 use crate::draw::text::{cut, one_column, plural, printable, wrap};
+use crate::table;
 
 /// Rows of the curve, its axis included.
 const CURVE_ROWS: std::ops::RangeInclusive<usize> = 4..=13;
@@ -225,11 +226,28 @@ pub fn closing(summary: &Summary) -> String {
         text.push_str(&format!(", validation {}", loss(value)));
     }
     text.push_str(&format!(
-        ", {} tokens/s, {}\n{folder}",
+        ", {} tokens/s, {}\n{}{folder}",
         si(summary.tokens_per_second),
         with_unit(summary.flops_per_second, "FLOP/s"),
+        shared(summary),
     ));
     text
+}
+
+/// What rank 0 held and sent where ranks share the work, beside what was expected of it.
+fn shared(summary: &Summary) -> String {
+    if summary.sent.is_empty() {
+        return String::new();
+    }
+    let row = |what: String, expected: u64, measured: u64| {
+        vec![what, with_unit(expected as f64, "B"), with_unit(measured as f64, "B")]
+    };
+    let held = summary.held.iter().map(|of| row(of.what.clone(), of.expected, of.measured));
+    let sent = summary.sent.iter();
+    let sent = sent.map(|on| row(format!("sent a step, {}", on.axis), on.expected, on.measured));
+    let header = ["rank 0 held", "expected", "measured"];
+    let lines = table::table(&header, &held.chain(sent).collect::<Vec<_>>());
+    format!("{FAINT}{}{FAINT:#}\n", lines.join("\n"))
 }
 
 /// A text of the model's, which may be anything.

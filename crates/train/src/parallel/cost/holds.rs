@@ -1,9 +1,10 @@
 //! What a rank holds.
 
+use std::collections::BTreeMap;
+
 use super::{Held, Holds, Part};
 use crate::model::rows_at_once;
 use crate::parallel::pipeline::Work;
-use crate::shape::Block;
 
 impl Part<'_> {
     /// What this rank holds.
@@ -11,29 +12,43 @@ impl Part<'_> {
         let (zero, real) = (self.zero(), self.form.real);
         let whole: u64 = self.held().map(|(_, block)| self.room(block) as u64).sum();
         let share = whole / self.sharing() as u64;
+        let passing = self.passing();
         let state = |shared: bool| match shared {
-            true => Held { kept: share * real, passing: self.passing() * real },
+            true => Held { kept: share * real, passing: passing * real },
             false => Held { kept: whole * real, passing: 0 },
         };
+        // Of what is on disk, the shares of some blocks are in memory, too.
+        let read = passing / self.sharing() as u64 * real;
+        let parameters = match (self.plan.on_disk.parameters, zero) {
+            (false, _) => state(zero >= 3),
+            (true, 0) => Held { kept: 0, passing: read },
+            (true, _) => Held { kept: 0, passing: passing * real + read },
+        };
+        let moments = match self.plan.on_disk.moments {
+            false => Held { kept: 2 * share * real, passing: 0 },
+            true => Held { kept: 0, passing: 2 * read },
+        };
         Holds {
-            parameters: state(zero >= 3),
+            parameters,
             gradients: state(zero >= 2),
-            moments: Held { kept: 2 * share * real, passing: 0 },
+            moments,
             activations: self.activations(),
             logits: self.logits(),
         }
     }
 
     /// Numbers of the blocks that are whole at once where a rank has shares: one that is used, and one
-    /// that comes or goes. Layers have room for two, the ends of the model for themselves.
+    /// that comes or goes. Layers, and tiles of each size, have room for two, the ends of the model
+    /// for themselves.
     fn passing(&self) -> u64 {
         let last = self.shape.layers + 1;
-        let is_end = |number: usize| number == 0 || number == last;
-        let room = |(_, block): (usize, &Block)| self.room(block) as u64;
-        let ends: u64 = self.held().filter(|(number, _)| is_end(*number)).map(room).sum();
-        let layers: u64 =
-            self.held().filter(|(number, _)| !is_end(*number)).take(2).map(room).sum();
-        ends + layers
+        let mut sizes = BTreeMap::new();
+        for (number, block) in self.held() {
+            let is_end = number == 0 || number == last;
+            let key = (is_end.then_some(number), self.room(block) as u64);
+            *sizes.entry(key).or_insert(0u64) += 1;
+        }
+        sizes.into_iter().map(|((_, room), count)| room * count.min(2)).sum()
     }
 
     /// The most that passes have left for the way back at any time of a step, by the schedule; and what

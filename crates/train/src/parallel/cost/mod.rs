@@ -15,6 +15,7 @@ mod tests;
 
 use crate::config::Plan;
 use crate::cpu::Precision;
+use crate::model::Model;
 use crate::parallel::pipeline::{Stage, StageError};
 use crate::parallel::{Axis, Seat};
 use crate::shape::{Block, Shape};
@@ -175,6 +176,8 @@ struct Part<'a> {
     stage: Stage,
     /// This rank's part of all blocks; see [`Part::held`].
     blocks: Vec<Block>,
+    /// The block whose passes use each of them: tiles are their layer's.
+    users: Vec<usize>,
 }
 
 /// Shares of blocks begin at a multiple of so many numbers.
@@ -189,18 +192,20 @@ impl<'a> Part<'a> {
                 Stage::new(shape, how, seat.pp)?
             }
         };
-        let mut blocks = shape.blocks_of(seat.tensor_share(&plan.mesh));
+        let share = seat.tensor_share(&plan.mesh);
+        let Model { mut blocks, users, .. } = Model::tiled(shape.clone(), share, plan.tiles);
         if stage.has_copy(shape) {
             // Of the embedding the head needs the table alone.
             blocks[0].parameters.truncate(1);
         }
-        Ok(Self { shape, plan, form, seat, stage, blocks })
+        Ok(Self { shape, plan, form, seat, stage, blocks, users })
     }
 
     /// The blocks that this rank has, with their numbers.
     fn held(&self) -> impl Iterator<Item = (usize, &Block)> {
         let has_copy = self.stage.has_copy(self.shape);
-        let is_held = move |number: usize| self.stage.has(number) || number == 0 && has_copy;
+        let is_held =
+            move |number: usize| self.stage.has(self.users[number]) || number == 0 && has_copy;
         self.blocks.iter().enumerate().filter(move |(number, _)| is_held(*number))
     }
 
@@ -214,9 +219,14 @@ impl<'a> Part<'a> {
         part.end.min(self.shape.layers + 1).saturating_sub(part.start.max(1))
     }
 
-    /// What is shared: who shares with nobody has all.
+    /// What is shared: who shares with nobody has all, and parameters on disk are shared by those who
+    /// could.
     fn zero(&self) -> usize {
-        if self.plan.mesh.shard > 1 { self.plan.zero } else { 0 }
+        match (self.plan.mesh.shard, self.plan.on_disk.parameters) {
+            (1, _) => 0,
+            (_, true) => 3,
+            _ => self.plan.zero,
+        }
     }
 
     /// How many ranks share a block.

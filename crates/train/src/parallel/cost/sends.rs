@@ -157,6 +157,8 @@ impl Part<'_> {
                 u64::from(self.stage.has(0)) + u64::from(tied)
             }
             _ if last => 1,
+            // A tile is brought again, too, where the forward pass is done again.
+            tile if self.users[tile] != tile => 2 + u64::from(self.form.recompute),
             _ => 2,
         }
     }
