@@ -11,6 +11,8 @@ use crate::answer::{Answer, Laps, Step};
 pub struct Figures {
     /// Of each process; all have as many.
     processes: Vec<Vec<Step>>,
+    /// How long the steps of each turn took.
+    turns: Vec<Times>,
     /// Of the last step, the mean of all processes.
     pub loss: f64,
 }
@@ -19,20 +21,27 @@ impl Figures {
     /// A turn more.
     pub fn add(&mut self, answers: Vec<Answer>) {
         self.loss = mean(answers.iter().map(|answer| answer.loss));
+        let steps: Vec<&[Step]> = answers.iter().map(|answer| &answer.steps[..]).collect();
+        self.turns.push(times(&steps));
         self.processes.resize_with(answers.len(), Vec::new);
         for (steps, answer) in self.processes.iter_mut().zip(answers) {
             steps.extend(answer.steps);
         }
     }
 
-    /// How long steps took: for each, as long as for the slowest process.
+    /// How long steps took.
     pub fn times(&self) -> Times {
-        let steps = self.processes.iter().map(Vec::len).min().unwrap_or(0);
-        let slowest = |step: usize| {
-            let seconds = self.processes.iter().map(|steps| steps[step].seconds);
-            Duration::from_secs_f64(seconds.fold(0.0, f64::max))
-        };
-        Times::of((0..steps).map(slowest).collect())
+        times(&self.processes.iter().map(Vec::as_slice).collect::<Vec<_>>())
+    }
+
+    /// How many times as long these took as others, in the turn in which that was least, and most:
+    /// a machine that becomes slower meanwhile does so for both.
+    pub fn beside(&self, others: &Self) -> [f64; 2] {
+        let seconds = |times: &Times| times.median.as_secs_f64();
+        let turns = self.turns.iter().zip(&others.turns);
+        let ratios = turns.map(|(these, those)| seconds(these) / seconds(those));
+        ratios
+            .fold([f64::INFINITY, 0.0], |[least, most], ratio| [least.min(ratio), most.max(ratio)])
     }
 
     /// The share of a step in which a rank waits for others: the median of the rank that waits most.
@@ -47,6 +56,16 @@ impl Figures {
         let all = self.processes.iter().flatten();
         median(all.filter_map(|step| Some(of(step, step.laps.as_ref()?))).collect())
     }
+}
+
+/// How long the steps of some processes took: each as long as the slowest one.
+fn times(processes: &[&[Step]]) -> Times {
+    let steps = processes.iter().map(|steps| steps.len()).min().unwrap_or(0);
+    let slowest = |step: usize| {
+        let seconds = processes.iter().map(|steps| steps[step].seconds);
+        Duration::from_secs_f64(seconds.fold(0.0, f64::max))
+    };
+    Times::of((0..steps).map(slowest).collect())
 }
 
 pub fn mean(numbers: impl ExactSizeIterator<Item = f64>) -> f64 {
@@ -82,6 +101,18 @@ mod tests {
         // Of the second rank: 0.05, 0.5 and 0.5.
         assert_eq!(figures.exposed(), Some(0.5));
         assert_eq!(figures.part(|_, laps| laps.communication), Some(0.5));
+    }
+
+    #[test]
+    fn crews_are_compared_turn_by_turn() {
+        let turn = |seconds: f64| vec![answer(&[(seconds, 0.0)], 1.0)];
+        let [mut ours, mut theirs] = [Figures::default(), Figures::default()];
+        // The machine is half as fast in the second.
+        for (our, their) in [(1.0, 1.5), (2.0, 4.0)] {
+            ours.add(turn(our));
+            theirs.add(turn(their));
+        }
+        assert_eq!(theirs.beside(&ours), [1.5, 2.0]);
     }
 
     #[test]

@@ -113,15 +113,15 @@ impl Entry {
     /// How many times as fast as the better one of PyTorch, and as two that do not talk.
     fn beside(&self, all: &[Entry]) -> String {
         let Some(split) = self.split.filter(|_| self.is_ours()) else { return String::new() };
-        let theirs = all.iter().filter(|entry| !entry.is_ours() && entry.split == self.split);
         let apart = all[0].seconds() / self.seconds() * 100.0;
-        match theirs.map(Entry::seconds).min_by(f64::total_cmp) {
-            Some(best) => {
-                let times = best / self.seconds();
-                format!("{times:.2} times {}, {apart:.0} % of apart", split.theirs())
-            }
-            None => format!("{apart:.0} % of apart"),
-        }
+        let theirs = all.iter().filter(|entry| !entry.is_ours() && entry.split == self.split);
+        let Some(best) = theirs.min_by(|a, b| a.seconds().total_cmp(&b.seconds())) else {
+            return format!("{apart:.0} % of apart");
+        };
+        let times = best.seconds() / self.seconds();
+        let [least, most] = best.figures.beside(&self.figures);
+        let by_turn = format!("{least:.2} to {most:.2} by turn");
+        format!("{times:.2} times {} ({by_turn}), {apart:.0} % of apart", split.theirs())
     }
 }
 
