@@ -110,8 +110,8 @@ pub struct Bytes {
     pub optimizer: u64,
     /// What forward passes leave for backward passes.
     pub activations: u64,
-    /// Logits.
-    pub logits: u64,
+    /// What passes work with beside that.
+    pub working: u64,
     /// All of it.
     pub total: u64,
 }
@@ -134,7 +134,7 @@ impl Rank {
                 gradients: most(holds.gradients),
                 optimizer: most(holds.moments),
                 activations: holds.activations,
-                logits: holds.logits,
+                working: holds.working,
                 total: holds.total(),
             },
             sends: Axis::ALL.map(sent).into_iter().filter(|(_, bytes)| *bytes > 0).collect(),

@@ -18,7 +18,7 @@ pub struct Footprint {
 impl Footprint {
     /// Of a rank that holds this.
     pub fn of(holds: &Holds) -> Self {
-        Self { state: holds.state(), activations: holds.activations + holds.logits }
+        Self { state: holds.state(), activations: holds.activations + holds.working }
     }
 
     /// Whether so many ranks have room in so much memory.

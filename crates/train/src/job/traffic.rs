@@ -31,7 +31,7 @@ impl Traffic {
     pub fn held(&self, engine: &Engine) -> Vec<HeldBytes> {
         let Bytes { parameters, gradients, moments } = engine.state.bytes();
         let expected = &self.holds;
-        let passes = expected.activations + expected.logits;
+        let passes = expected.activations + expected.working;
         let all = [
             ("parameters", expected.parameters.most(), parameters.most()),
             ("gradients", expected.gradients.most(), gradients.most()),

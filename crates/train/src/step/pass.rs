@@ -71,12 +71,12 @@ impl Engine {
         let began = Instant::now();
         let (part, inputs) = (stage.parts[chunk].clone(), flow.micros[micro].inputs);
         let (x, saved) = forward(net, &mut state.weights, &run, part, (input, inputs))?;
+        flow.laps.forward += worked(net, state, began, &mut flow.laps.communication);
         let x = match stage.is_last(chunk) {
             true => Some(x),
-            false => flow.lines.send(Way::Forward, x).map(|()| None)?,
+            false => send(Way::Forward, x, flow).map(|()| None)?,
         };
         flow.alive.insert((chunk, micro), Alive { x, saved, later: Vec::new() });
-        flow.laps.forward += worked(net, state, began, &mut flow.laps.communication);
         Ok(())
     }
 
@@ -118,19 +118,23 @@ impl Engine {
                 _ => complete(net, &run, &mut state.gradients, block, last)?,
             }
         }
-        if stage.is_first(chunk) {
+        let onward = if stage.is_first(chunk) {
             let grads = state.gradients.of(0);
             net.model.embedding.backward(&run, grads, micro.inputs, dx)?;
             if !tied_apart {
                 complete(net, &run, &mut state.gradients, 0, last)?;
             }
+            None
         } else {
-            flow.lines.send(Way::Backward, dx)?;
+            Some(dx)
+        };
+        flow.laps.backward += worked(net, state, began, &mut flow.laps.communication);
+        if let Some(dx) = onward {
+            send(Way::Backward, dx, flow)?;
         }
         if work == Work::Input {
             flow.alive.insert((chunk, number), alive);
         }
-        flow.laps.backward += worked(net, state, began, &mut flow.laps.communication);
         Ok(())
     }
 
@@ -211,6 +215,11 @@ impl Net {
 fn receive(way: Way, net: &Net, run: &Run<'_>, flow: &mut Flow<'_>) -> Result<Lent, StepError> {
     let elements = run.own_rows() * net.model.shape.width;
     Ok(timed(&mut flow.laps.communication, || flow.lines.receive(way, run, elements))?)
+}
+
+/// The other way.
+fn send(way: Way, message: Lent, flow: &mut Flow<'_>) -> Result<(), StepError> {
+    Ok(timed(&mut flow.laps.communication, || flow.lines.send(way, message))?)
 }
 
 /// The blocks of a part that are layers.

@@ -101,10 +101,10 @@ fn holds(all: &Explanation) -> Vec<String> {
     let row = |rank: &Rank| {
         let holds = &rank.holds;
         let parts = [holds.parameters, holds.gradients, holds.optimizer, holds.activations];
-        parts.into_iter().chain([holds.logits, holds.total]).map(bytes).collect()
+        parts.into_iter().chain([holds.working, holds.total]).map(bytes).collect()
     };
     let header =
-        ["ranks", "parameters", "gradients", "optimizer", "activations", "logits", "total"];
+        ["ranks", "parameters", "gradients", "optimizer", "activations", "working", "total"];
     table::table(&header, &alike(all, row))
 }
 
@@ -210,7 +210,7 @@ mod tests {
         );
         assert!(text.contains("\n   7  node 1   1   0   1   1  "), "{text}");
         assert!(
-            text.contains("\nranks  parameters  gradients  optimizer  activations  logits"),
+            text.contains("\nranks  parameters  gradients  optimizer  activations  working"),
             "{text}"
         );
         assert!(text.contains("\nranks  tensor "), "{text}");

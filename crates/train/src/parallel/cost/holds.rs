@@ -33,7 +33,7 @@ impl Part<'_> {
             gradients: state(zero >= 2),
             moments,
             activations: self.activations(),
-            logits: self.logits(),
+            working: self.way_back() + self.logits() + self.messages_under_way(),
         }
     }
 
@@ -91,6 +91,43 @@ impl Part<'_> {
             reals += 2 * own + rows * shape.heads / tp + own * shape.width;
         }
         activations as u64 * self.form.activation + reals as u64 * self.form.real
+    }
+
+    /// The gradients that are in memory at once on the way back through a layer: that of the stream,
+    /// of what is inside of each half, and of what is behind a norm.
+    fn way_back(&self) -> u64 {
+        let (shape, tp) = (self.shape, self.plan.mesh.tp);
+        let (rows, width) = (self.rows(), shape.width);
+        let up = if shape.is_gated() { shape.up_width() } else { 0 };
+        let mut inner = rows * (width + (shape.feed_forward + up) / tp);
+        if shape.attends() {
+            inner += rows * shape.qkv_width() / tp;
+        }
+        let mut stream = self.own_rows() * width;
+        if self.plan.sequence {
+            // All ranks' rows of the gradient of the stream.
+            inner += rows * width;
+        }
+        if self.form.recompute {
+            // What comes out of a half, and of the layer, once more.
+            (inner, stream) = (inner + rows * width, stream + self.own_rows() * width);
+        }
+        if self.plan.mesh.cp > 1 && shape.attends() {
+            // Queries, keys and values apart, and those that come by; what they find, and gradients.
+            let (all, heads) = (shape.qkv_width() / tp, shape.heads * shape.head_width() / tp);
+            (inner, stream) = (inner + rows * (2 * all - heads), stream + rows * (all + heads));
+        }
+        inner as u64 * self.form.activation + stream as u64 * self.form.real
+    }
+
+    /// A message that comes and two that go, each way.
+    fn messages_under_way(&self) -> u64 {
+        let ways = match (self.plan.mesh.pp, self.seat.pp) {
+            (1, _) => 0,
+            (pp, stage) if stage == 0 || stage + 1 == pp => 3,
+            _ => 6,
+        };
+        (ways * self.own_rows() * self.shape.width) as u64 * self.form.real
     }
 
     fn logits(&self) -> u64 {

@@ -69,8 +69,9 @@ pub struct Holds {
     pub moments: Held,
     /// What forward passes leave for backward passes, of all micro-batches that are under way at once.
     pub activations: u64,
-    /// The logits that are in memory at once, if the head is here.
-    pub logits: u64,
+    /// What passes work with beside that: gradients of activations on their way back through a layer,
+    /// the logits that are in memory at once, and messages between stages.
+    pub working: u64,
 }
 
 impl Holds {
@@ -81,7 +82,7 @@ impl Holds {
 
     /// All of it.
     pub fn total(&self) -> u64 {
-        self.state() + self.activations + self.logits
+        self.state() + self.activations + self.working
     }
 }
 

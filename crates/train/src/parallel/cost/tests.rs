@@ -31,13 +31,14 @@ fn kept(held: Held) -> (u64, u64) {
 #[test]
 fn one_rank_holds_all_and_sends_nothing() {
     let one = &split("", 1)[0];
-    let Holds { parameters, gradients, moments, activations, logits } = one.holds;
+    let Holds { parameters, gradients, moments, activations, working } = one.holds;
     // 16 bytes a parameter.
     assert_eq!((kept(parameters), kept(gradients)), ((111_104, 0), (111_104, 0)));
     assert_eq!(kept(moments), (222_208, 0));
     // 32 rows; a layer keeps 448 numbers of activations a row, and 72 of the stream and statistics.
     assert_eq!(activations, 2 * 32 * (448 + 72) * 4 + 32 * 32 * 4);
-    assert_eq!(logits, 32 * 64 * 4);
+    // Logits of 64 kinds; gradients of the stream, of what is behind a norm, of what is inside.
+    assert_eq!(working, 32 * 4 * (64 + 32 + 32 + 128 + 96));
     assert_eq!(one.sends, Sends::default());
     assert_eq!(one.blocks, ["embed", "layer.0", "layer.1", "head"]);
     // The input of each layer and of the head, and the inside of one.

@@ -3,6 +3,8 @@
 //! Sending goes on in the background. The next message is received in the background, too, while
 //! this rank works on the one before.
 
+use std::collections::VecDeque;
+
 use regatta_comm::CommError;
 
 use super::{Action, Stage, Way};
@@ -21,8 +23,12 @@ struct Line {
     /// Messages that are still to be received.
     left: usize,
     coming: Option<Message>,
-    sent: Vec<Message>,
+    sent: VecDeque<Message>,
 }
+
+/// Messages of a line that are being sent at once, at most: each needs memory. A schedule needs no
+/// more than one to come to its end.
+const UNDER_WAY: usize = 2;
 
 impl Lines {
     /// For these actions.
@@ -30,7 +36,7 @@ impl Lines {
         let line = |link: &Link, way: Way| {
             let received = actions.iter().filter_map(|action| stage.schedule.receives(*action));
             let left = received.filter(|message| message.way == way).count();
-            Line { link: link.clone(), left, coming: None, sent: Vec::new() }
+            Line { link: link.clone(), left, coming: None, sent: VecDeque::new() }
         };
         Self {
             forward: line(&groups.forward, Way::Forward),
@@ -48,11 +54,14 @@ impl Lines {
         Ok(message)
     }
 
-    /// Sends a message.
+    /// Sends a message; waits only for those that were sent long before it.
     pub fn send(&mut self, way: Way, message: Lent) -> Result<(), CommError> {
         let line = self.line(way);
         let Some(comm) = &line.link.to else { return Err(no_link("send")) };
-        line.sent.push(Message::send(&**comm, message));
+        line.sent.push_back(Message::send(&**comm, message));
+        while line.sent.len() > UNDER_WAY {
+            line.sent.pop_front().map_or(Ok(()), |oldest| oldest.wait().map(drop))?;
+        }
         Ok(())
     }
 
