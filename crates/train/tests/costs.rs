@@ -1,4 +1,5 @@
-//! What ranks send in a step is what is said to be sent, to the byte and axis by axis.
+//! What ranks send in a step is what is said to be sent, to the byte and axis by axis; and what they
+//! hold is what is said to be held.
 
 #![allow(clippy::unwrap_used)]
 
@@ -7,16 +8,18 @@ use std::thread;
 
 use regatta_comm::{Comm, fake};
 use regatta_train::config::{Plan as Planned, resolve};
+use regatta_train::cpu::{Cpu, Precision};
+use regatta_train::device::Device;
 use regatta_train::model::Model;
 use regatta_train::optimizer::AdamW;
 use regatta_train::parallel::context::Ring;
-use regatta_train::parallel::cost::{Form, cost};
+use regatta_train::parallel::cost::{Form, Holds, cost};
 use regatta_train::parallel::pipeline::Stage;
 use regatta_train::parallel::tensor::Group;
 use regatta_train::parallel::{Axis, Groups, Zero};
 use regatta_train::reference::Reference;
 use regatta_train::shape::Shape;
-use regatta_train::state::Sharing;
+use regatta_train::state::{Bytes, Sharing};
 use regatta_train::step::{Engine, Micro, Net, Plan, Rule};
 
 const TOKENS: usize = 8;
@@ -26,7 +29,7 @@ const TOKENS: usize = 8;
 struct Case {
     shape: Shape,
     planned: Planned,
-    recompute: bool,
+    form: Form,
 }
 
 impl Case {
@@ -38,16 +41,21 @@ impl Case {
         let words: Vec<&str> = model.split_whitespace().chain(words.split_whitespace()).collect();
         let config = resolve(None, &words).unwrap().config;
         let planned = config.validate(ranks).unwrap();
-        Self { shape: config.shape(13).unwrap(), planned, recompute: config.train.recompute }
+        let form = Form { real: 8, activation: 8, recompute: config.train.recompute };
+        Self { shape: config.shape(13).unwrap(), planned, form }
     }
 
     fn engine(&self, comm: Arc<dyn Comm>) -> Engine {
         let Planned { mesh, sequence, schedule, chunks, accumulation, zero, .. } = self.planned;
         let groups = Groups::new(comm, mesh).unwrap();
         let tensor = Group::new(groups.tensor.clone(), sequence);
-        let model = Model::of(self.shape.clone(), tensor.share);
+        let model = Model::tiled(self.shape.clone(), tensor.share, self.planned.tiles);
         let ring = Ring::new(groups.ring.clone(), groups.seat.context_share(&mesh));
-        let net = Net::within(tensor, model, Box::new(Reference)).in_ring(ring);
+        let device: Box<dyn Device> = match self.form.real {
+            4 => Box::new(Cpu::new(1, Precision::F32)),
+            _ => Box::new(Reference),
+        };
+        let net = Net::within(tensor, model, device).in_ring(ring);
         let how = (schedule, mesh.pp, chunks, accumulation);
         let stage = match mesh.pp {
             1 => Stage::whole(&self.shape),
@@ -61,18 +69,55 @@ impl Case {
     fn sent(&self, comm: Arc<dyn Comm>) -> Vec<[u64; Axis::ALL.len()]> {
         let mut engine = self.engine(comm);
         let Planned { micro_batch, accumulation, .. } = self.planned;
-        let tokens = vec![5; micro_batch * TOKENS];
+        let tokens = vec![5; micro_batch * self.shape.context];
         let micro = Micro { inputs: &tokens, targets: &tokens, batch: micro_batch, first: 0 };
         let one = |step| {
             let all = |engine: &Engine| Axis::ALL.map(|axis| engine.groups.sent(axis).all_bytes());
             let before = all(&engine);
             let micros = std::iter::repeat_n(micro, accumulation);
-            engine.step(&plan(step, self.recompute), micros).unwrap();
+            engine.step(&plan(step, self.form.recompute), micros).unwrap();
             let mut sent = all(&engine);
             sent.iter_mut().zip(before).for_each(|(sent, before)| *sent -= before);
             sent
         };
         (0..3).map(one).collect()
+    }
+
+    /// What a rank holds at most in three steps: parameters, gradients, moments and all else.
+    fn held(&self, comm: Arc<dyn Comm>) -> [u64; 4] {
+        let mut engine = self.engine(comm);
+        let Planned { micro_batch, accumulation, .. } = self.planned;
+        let tokens = vec![5; micro_batch * self.shape.context];
+        let micro = Micro { inputs: &tokens, targets: &tokens, batch: micro_batch, first: 0 };
+        for step in 0..3 {
+            let micros = std::iter::repeat_n(micro, accumulation);
+            engine.step(&plan(step, self.form.recompute), micros).unwrap();
+        }
+        let Bytes { parameters, gradients, moments } = engine.state.bytes();
+        let passes = engine.net.passing_bytes();
+        [parameters.most(), gradients.most(), moments.most(), passes].map(|bytes| bytes as u64)
+    }
+
+    /// Every rank holds what it is said to, within a tenth.
+    fn check_held(&self, about: &str) {
+        let world = fake::world(self.planned.mesh.ranks() as u32);
+        let start = |comm| {
+            let case = self.clone();
+            thread::spawn(move || case.held(Arc::new(comm)))
+        };
+        let all: Vec<_> = world.into_iter().map(start).collect();
+        for (rank, held) in all.into_iter().enumerate() {
+            let held = held.join().unwrap();
+            let Holds { parameters, gradients, moments, activations, working } =
+                cost(&self.shape, &self.planned, self.form, rank).unwrap().holds;
+            let state = [parameters, gradients, moments].map(|held| held.most());
+            let said = [state[0], state[1], state[2], activations + working];
+            let near = |(held, said): (&u64, u64)| held.abs_diff(said) * 10 <= said;
+            assert!(
+                held.iter().zip(said).all(near),
+                "{about}, rank {rank}: {held:?}, said to be {said:?}"
+            );
+        }
     }
 
     /// Every rank sends what it is said to.
@@ -85,8 +130,7 @@ impl Case {
         let all: Vec<_> = world.into_iter().map(start).collect();
         for (rank, sent) in all.into_iter().enumerate() {
             let sent = sent.join().unwrap();
-            let form = Form { real: 8, activation: 8, recompute: self.recompute };
-            let said = cost(&self.shape, &self.planned, form, rank).unwrap().sends;
+            let said = cost(&self.shape, &self.planned, self.form, rank).unwrap().sends;
             let said = Axis::ALL.map(|axis| said.on(axis));
             assert!(
                 sent.iter().all(|sent| *sent == said),
@@ -156,4 +200,36 @@ fn together() {
     check("tp=2 pp=2 micro_batch=2", 8);
     check("cp=2 tp=2 pp=2 recompute=true", 8);
     check("zero=1 tp=2 pp=2 micro_batch=2", 8);
+}
+
+/// A model of which most memory is for what there is much of, and whose tensors have sizes of their own:
+/// one that is free is used again for any other of its size.
+fn check_held(words: &str, ranks: usize) {
+    for family in ["gpt2", "llama"] {
+        let words = format!(
+            "family={family} kv_heads=4 context=32 width=64 layers=8 heads=4 feed_forward=272 \
+             vocabulary=64 {words}"
+        );
+        let case = Case::new(&words, ranks);
+        let form = Form::new(Precision::F32, case.form.recompute);
+        Case { form, ..case }.check_held(&words);
+    }
+}
+
+#[test]
+fn memory() {
+    check_held("", 1);
+    for ranks in [2, 4] {
+        for zero in 0..4 {
+            check_held(&format!("zero={zero} micro_batch=1"), ranks);
+        }
+        check_held(&format!("tp={ranks} micro_batch=2"), ranks);
+        check_held(&format!("tp={ranks} sequence=false recompute=true"), ranks);
+        check_held(&format!("pp={ranks} micro_batch=1"), ranks);
+        check_held(&format!("pp={ranks} micro_batch=1 parallel.schedule=gpipe"), ranks);
+        check_held(&format!("cp={ranks}"), ranks);
+    }
+    check_held("zero=3 shard=2", 4);
+    check_held("zero=3 tiles=4", 2);
+    check_held("tp=2 pp=2 micro_batch=2", 4);
 }
