@@ -4,6 +4,7 @@ use std::fmt;
 
 use thiserror::Error;
 
+use crate::config::{Memory, Offload, Plan};
 use crate::cpu::Precision;
 use crate::shape::{Block, Shape};
 
@@ -32,6 +33,21 @@ impl Footprint {
             false => layers * (stream + layer),
         };
         Self { state: bytes(STATE * numbers), activations: bytes(a_token * tokens as u128) }
+    }
+
+    /// What is left of it for each of the ranks that share it, at least: stages and the blocks that
+    /// come and go take more.
+    pub fn shared(self, plan: &Plan, offload: &Offload) -> Self {
+        let mesh = &plan.mesh;
+        let [tp, cp, pp, shard] = [mesh.tp, mesh.cp, mesh.pp, mesh.shard].map(|n| n as u64);
+        let number = self.state / 4 / (tp * pp);
+        let part = |from: usize| if plan.zero >= from { number / shard } else { number };
+        let moments = if offload.optimizer == Memory::Disk { 0 } else { 2 * part(1) };
+        let parameters = if offload.parameters == Memory::Disk { 0 } else { part(3) };
+        Self {
+            state: moments + part(2) + parameters,
+            activations: self.activations / (tp * cp * pp),
+        }
     }
 
     /// Whether so many ranks have room in so much memory.
@@ -70,8 +86,9 @@ fn bytes(number: u128) -> u64 {
 #[error(
     "{ranks} of this node's ranks need {}, and {} of its memory are free: each has {} of parameters, \
      gradients and optimizer state (model.layers, model.width, model.vocabulary) and {} of \
-     activations (train.micro_batch, train.recompute); make these smaller or start fewer ranks, or \
-     try it all the same with train.check_memory=false",
+     activations (train.micro_batch, train.recompute); make these smaller, share them \
+     (parallel.zero, parallel.tp, parallel.pp) or start fewer ranks, or try it all the same with \
+     train.check_memory=false",
     Size(*needed), Size(*free), Size(*state), Size(*activations)
 )]
 pub struct TooLarge {
@@ -125,6 +142,26 @@ mod tests {
         assert!(gpt2.state.abs_diff(16 * 124_439_808) < 16 * 10_000, "{gpt2:?}");
         let none = Footprint::of(&shape("mlp", &[]), 0, Precision::F32, false);
         assert_eq!(none.activations, 0);
+    }
+
+    #[test]
+    fn what_ranks_share_counts_once() {
+        let whole = Footprint { state: 16 << 20, activations: 8 << 20 };
+        let left = |words: &[&str], ranks| {
+            let config = config::resolve(None, words).unwrap().config;
+            let plan = config.validate(ranks).unwrap();
+            let Footprint { state, activations } = whole.shared(&plan, &config.offload);
+            (state >> 20, activations >> 20)
+        };
+        assert_eq!(left(&[], 2), (16, 8));
+        assert_eq!(left(&["tp=2", "batch=4"], 4), (8, 4));
+        assert_eq!(left(&["pp=2", "cp=2", "batch=4"], 4), (8, 2));
+        assert_eq!(left(&["zero=1"], 2), (12, 8));
+        assert_eq!(left(&["zero=2"], 2), (10, 8));
+        assert_eq!(left(&["zero=3"], 2), (8, 8));
+        assert_eq!(left(&["zero=3", "shard=2", "batch=4"], 4), (8, 8));
+        assert_eq!(left(&["offload.optimizer=disk"], 1), (8, 8));
+        assert_eq!(left(&["offload.optimizer=disk", "offload.parameters=disk"], 1), (4, 8));
     }
 
     #[test]

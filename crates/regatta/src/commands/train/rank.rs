@@ -144,13 +144,13 @@ pub fn prepared(config: &Config, comm: &dyn Comm) -> Result<Dataset> {
     Ok(data::open(&prepared)?)
 }
 
-/// What memory cannot hold is refused: the system would kill a rank for it, and tell nobody why. As
-/// ranks are now, each has the whole model.
+/// What memory cannot hold is refused: the system would kill a rank for it, and tell nobody why.
 pub fn check_memory(config: &Config, vocabulary: usize, comm: &dyn Comm) -> Result<()> {
     let (shape, plan) = (config.shape(vocabulary)?, config.validate(comm.size() as usize)?);
     let tokens = plan.micro_batch.saturating_mul(shape.context);
     let train = &config.train;
-    let footprint = Footprint::of(&shape, tokens, train.precision, train.recompute);
+    let whole = Footprint::of(&shape, tokens, train.precision, train.recompute);
+    let footprint = whole.shared(&plan, &config.offload);
     let own = comm.peer(comm.rank()).host;
     let here = (0..comm.size()).filter(|rank| comm.peer(*rank).host == own).count();
     if let Some(free) = free_memory().filter(|_| train.check_memory) {
