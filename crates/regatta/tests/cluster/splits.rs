@@ -36,8 +36,8 @@ fn nodes_that_share_a_model_train_as_one_rank() {
     let bed = Bed::new(cluster);
     for model in [GPT2, LLAMA] {
         let one = name((1, model, ""));
-        let words = format!("{MODEL} {model} train.steps=20 -n 1 --run-dir {one}");
-        ended(&bed, bed.cluster.login(REGATTA, ["train"]).args(words.split_whitespace()));
+        let alone = format!("{MODEL} {model} train.steps=20 -n 1 --run-dir {one}");
+        ended(&bed, bed.cluster.login(REGATTA, ["train"]).args(alone.split_whitespace()));
         let one = metrics(&bed, &one);
         assert_eq!((one.steps.len(), one.validations.len()), (20, 2));
         for (nodes, split) in SPLITS.into_iter().filter(|(_, split)| split.1 == model) {
@@ -61,8 +61,9 @@ fn a_killed_rank_is_named(bed: &Bed, node: &str, victim: u32, split: Split) {
     let words = format!("{} train.steps={STEPS} checkpoint.every=10", words(4, split));
     let run = |run: &str| on_nodes(bed, 4, &format!("{words} --run-dir {run}"), "");
     ended(bed, &mut run("whole"));
+    let mut command = run("harmed");
     let out = std::thread::scope(|scope| {
-        let job = scope.spawn(|| run_within(&mut run("harmed"), LIMIT).unwrap());
+        let job = scope.spawn(|| run_within(&mut command, LIMIT).unwrap());
         let start = Instant::now();
         while done_of(&file(bed, "harmed")) < 15 {
             assert!(start.elapsed() < LIMIT, "no steps");
