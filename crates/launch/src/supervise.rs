@@ -61,6 +61,9 @@ pub struct Limits {
 /// The exit code of a job that hung.
 const HUNG: u8 = 124;
 
+/// How much later than others' a rank's end may be heard of, though it came before.
+const HEARD_WITHIN: Duration = Duration::from_secs(1);
+
 /// The state of a job.
 #[derive(Debug)]
 pub struct Supervisor {
@@ -113,7 +116,8 @@ impl Supervisor {
         }
         self.running -= 1;
         // What ends after it was told to is a consequence, not a cause.
-        if self.phase == Phase::Running && !ending.is_good() {
+        let fails = self.phase == Phase::Running && !ending.is_good();
+        if fails || self.is_cause(ending, now) {
             self.first_failure = Some((rank, ending));
         }
         if self.running == 0 {
@@ -124,6 +128,15 @@ impl Supervisor {
             (Phase::Running, Some(_)) => self.end_others(now),
             _ => Vec::new(),
         }
+    }
+
+    /// Whether a rank that was killed, and not by us, is why another one gave up: its death may be
+    /// heard of after the end of a rank that missed it.
+    fn is_cause(&self, ending: Ending, now: Instant) -> bool {
+        let Phase::Ending(since) = self.phase else { return false };
+        let gave_up = matches!(self.first_failure, Some((_, Ending::Exit(_))));
+        let late = now.saturating_duration_since(since);
+        gave_up && ending == Ending::Signal(libc::SIGKILL) && late < HEARD_WITHIN
     }
 
     fn broken(&mut self, rank: u32, now: Instant) -> Vec<Action> {
@@ -267,6 +280,32 @@ mod tests {
         assert_eq!(job.handle(Input::Tick, now + GRACE), [Action::Kill]);
         job.handle(Input::Ended(1, Ending::Signal(9)), now + GRACE);
         assert_eq!((job.code(), job.first_failure()), (7, Some((2, Ending::Exit(7)))));
+    }
+
+    #[test]
+    fn a_killed_rank_is_the_cause_though_it_is_heard_of_late() {
+        let killed = Ending::Signal(libc::SIGKILL);
+        let (mut job, now) = job(4);
+        job.handle(Input::Ended(2, Ending::Exit(1)), now);
+        job.handle(Input::Ended(3, Ending::Exit(1)), now);
+        assert!(job.handle(Input::Ended(1, killed), now + HEARD_WITHIN / 2).is_empty());
+        assert_eq!((job.code(), job.first_failure()), (137, Some((1, killed))));
+        // One more was not before it.
+        job.handle(Input::Ended(0, killed), now + HEARD_WITHIN / 2);
+        assert_eq!(job.first_failure(), Some((1, killed)));
+    }
+
+    #[test]
+    fn what_is_killed_later_is_no_cause() {
+        let killed = Ending::Signal(libc::SIGKILL);
+        let (mut late, now) = job(2);
+        late.handle(Input::Ended(1, Ending::Exit(7)), now);
+        late.handle(Input::Ended(0, killed), now + HEARD_WITHIN);
+        assert_eq!(late.first_failure(), Some((1, Ending::Exit(7))));
+        let (mut told, now) = job(2);
+        told.handle(Input::Signal(2), now);
+        told.handle(Input::Ended(0, killed), now);
+        assert_eq!(told.first_failure(), None);
     }
 
     #[test]

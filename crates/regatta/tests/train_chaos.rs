@@ -24,19 +24,21 @@ use support::train::{Started, TINY, checkpoints, done, flip, metrics, processes,
 const FEW: u64 = 6;
 
 /// Ranks, and how they share the model. All keys are given, for each goes on with any other.
-const SPLITS: [Split; 12] = [
-    (1, "tp=1 cp=1 pp=1"),
-    (2, "tp=1 cp=1 pp=1"),
-    (3, "tp=1 cp=1 pp=1"),
-    (6, "tp=1 cp=1 pp=1"),
-    (2, "tp=2 cp=1 pp=1"),
-    (2, "tp=1 cp=2 pp=1"),
-    (2, "tp=1 cp=1 pp=2"),
-    (4, "tp=2 cp=1 pp=2"),
-    (4, "tp=2 cp=2 pp=1"),
-    (4, "tp=1 cp=2 pp=1"),
-    (6, "tp=1 cp=1 pp=2"),
-    (8, "tp=2 cp=1 pp=2"),
+const SPLITS: [Split; 14] = [
+    (1, "tp=1 cp=1 pp=1 zero=0"),
+    (2, "tp=1 cp=1 pp=1 zero=0"),
+    (3, "tp=1 cp=1 pp=1 zero=0"),
+    (6, "tp=1 cp=1 pp=1 zero=0"),
+    (2, "tp=2 cp=1 pp=1 zero=0"),
+    (2, "tp=1 cp=2 pp=1 zero=0"),
+    (2, "tp=1 cp=1 pp=2 zero=0"),
+    (2, "tp=1 cp=1 pp=1 zero=1"),
+    (3, "tp=1 cp=1 pp=1 zero=2"),
+    (4, "tp=1 cp=1 pp=1 zero=3"),
+    (4, "tp=2 cp=1 pp=2 zero=0"),
+    (4, "tp=2 cp=2 pp=1 zero=0"),
+    (4, "tp=1 cp=2 pp=1 zero=3"),
+    (8, "tp=2 cp=1 pp=2 zero=1"),
 ];
 
 type Split = (u32, &'static str);

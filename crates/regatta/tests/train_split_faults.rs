@@ -162,8 +162,19 @@ fn a_killed_stage_is_named_and_nothing_is_lost() {
 }
 
 #[test]
+fn a_killed_rank_that_has_a_share_of_all_state_is_named_and_nothing_is_lost() {
+    Case { ranks: 4, split: "zero=3", other_ranks: 2, other: "tp=2 zero=0" }.play();
+}
+
+#[test]
 fn a_killed_rank_of_three_axes_is_named_and_nothing_is_lost() {
-    Case { ranks: 8, split: "dp=2 tp=2 pp=2", other_ranks: 2, other: "dp=1 tp=1 pp=2" }.play();
+    Case {
+        ranks: 8,
+        split: "dp=2 tp=2 pp=2 zero=1",
+        other_ranks: 2,
+        other: "dp=2 tp=1 pp=1 zero=3",
+    }
+    .play();
 }
 
 #[test]

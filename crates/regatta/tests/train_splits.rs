@@ -41,10 +41,15 @@ fn two_ranks_that_share_anything_train_as_one() {
         (2, GPT2, "cp=2 recompute=true micro_batch=4"),
         (2, GPT2, "pp=2"),
         (2, GPT2, "pp=2 parallel.schedule=gpipe micro_batch=2 recompute=true"),
+        (2, GPT2, "zero=1"),
+        (2, GPT2, "zero=2 micro_batch=4 recompute=true"),
+        (2, GPT2, "zero=3 micro_batch=2"),
         (2, LLAMA, "tp=2 recompute=true micro_batch=8"),
         (2, LLAMA, "cp=2"),
         (2, LLAMA, "pp=2 parallel.schedule=zero-bubble micro_batch=2"),
         (2, LLAMA, "pp=2 parallel.schedule=interleaved chunks=2 micro_batch=1"),
+        (2, LLAMA, "zero=2"),
+        (2, LLAMA, "zero=3 recompute=true offload.optimizer=disk"),
         (2, DROPOUT, "tp=2 sequence=false"),
         (2, DROPOUT, "pp=2 recompute=true"),
     ]);
@@ -57,20 +62,25 @@ fn four_ranks_that_share_anything_train_as_one() {
         (4, GPT2, "cp=4 micro_batch=8"),
         (4, GPT2, "pp=4 parallel.schedule=zero-bubble"),
         (4, GPT2, "tp=2 cp=2"),
+        (4, GPT2, "zero=3 shard=2 recompute=true"),
+        (4, GPT2, "dp=2 tp=2 zero=2 micro_batch=4"),
         (4, LLAMA, "tp=2 pp=2 recompute=true"),
         (4, LLAMA, "cp=2 pp=2 parallel.schedule=gpipe"),
         (4, LLAMA, "dp=2 pp=2 parallel.schedule=interleaved chunks=2"),
         (4, LLAMA, "dp=2 tp=2 micro_batch=2"),
-        (4, DROPOUT, "dp=2 cp=2 recompute=true"),
+        (4, LLAMA, "dp=2 cp=2 zero=3"),
+        (4, DROPOUT, "dp=2 cp=2 recompute=true zero=1"),
     ]);
 }
 
 #[test]
 fn eight_ranks_that_share_anything_train_as_one() {
     assert_all_train_as_one(&[
-        (8, GPT2, "dp=2 tp=2 pp=2"),
+        (8, GPT2, "dp=2 tp=2 pp=2 zero=1"),
+        (8, GPT2, "dp=2 cp=2 tp=2 zero=3 recompute=true"),
+        (8, GPT2, "dp=4 pp=2 zero=2 shard=2"),
         (8, GPT2, "tp=2 cp=2 pp=2 parallel.schedule=zero-bubble micro_batch=2 recompute=true"),
-        (8, LLAMA, "dp=2 tp=2 cp=2 micro_batch=4"),
+        (8, LLAMA, "dp=2 tp=2 cp=2 zero=1 micro_batch=4"),
         (8, LLAMA, "tp=2 pp=4"),
         (8, LLAMA, "dp=2 cp=2 pp=2 parallel.schedule=interleaved chunks=2"),
         (8, DROPOUT, "tp=2 cp=2 pp=2"),

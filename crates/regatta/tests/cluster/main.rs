@@ -15,6 +15,9 @@ mod lumi;
 mod metrics;
 mod nodes;
 mod slurm;
+#[path = "../support/splits.rs"]
+mod split_words;
+mod splits;
 mod starters;
 mod support;
 mod train;

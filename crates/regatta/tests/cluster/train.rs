@@ -11,7 +11,7 @@ use crate::metrics::{Metrics, assert_near, assert_same, done_of, metrics_of};
 use crate::support::{Bed, REGATTA};
 
 /// Nothing takes so long, unless it hangs.
-const LIMIT: Duration = Duration::from_secs(90);
+pub const LIMIT: Duration = Duration::from_secs(90);
 
 /// A model that is trained in no time.
 const TINY: &str = "layers=1 heads=2 width=16 context=16 batch=24 threads=1 warmup=5 eval_every=10 \
@@ -39,19 +39,24 @@ fn words() -> std::str::SplitWhitespace<'static> {
     TINY.split_whitespace()
 }
 
+/// The tiny model, by ssh on the first so many nodes.
+fn train(bed: &Bed, nodes: usize, words: &str, launch: &str) -> Command {
+    on_nodes(bed, nodes, &format!("{TINY} {words}"), launch)
+}
+
 /// `regatta train` by ssh on the first so many nodes.
-fn train(bed: &Bed, nodes: usize, words_more: &str, launch: &str) -> Command {
+pub fn on_nodes(bed: &Bed, nodes: usize, words: &str, launch: &str) -> Command {
     let hosts = bed.file("hosts", &(bed.cluster.nodes()[..nodes].join("\n") + "\n"));
     let launch = format!("--ssh '{}' {launch}", bed.cluster.ssh_command().join(" "));
     let mut command = bed.cluster.login(REGATTA, ["train"]);
-    command.args(words()).args(words_more.split_whitespace());
+    command.args(words.split_whitespace());
     command.args(["--hostfile", &hosts, "--launch", &launch]);
     command.current_dir(bed.cluster.shared());
     command
 }
 
 /// Runs it to its good end, and returns what it said.
-fn ended(bed: &Bed, command: &mut Command) -> String {
+pub fn ended(bed: &Bed, command: &mut Command) -> String {
     good(run_within(command.current_dir(bed.cluster.shared()), LIMIT).unwrap())
 }
 
@@ -60,11 +65,13 @@ fn good(out: Output) -> String {
     out.stdout + &out.stderr
 }
 
-fn file(bed: &Bed, run: &str) -> PathBuf {
+/// Where a run writes its metrics.
+pub fn file(bed: &Bed, run: &str) -> PathBuf {
     bed.cluster.shared().join(run).join("metrics.jsonl")
 }
 
-fn metrics(bed: &Bed, run: &str) -> Metrics {
+/// The metrics of a run.
+pub fn metrics(bed: &Bed, run: &str) -> Metrics {
     metrics_of(&file(bed, run))
 }
 
