@@ -95,15 +95,7 @@ impl Engine {
         let layers = layers(net, &stage.parts[chunk]);
         layers.clone().last().into_iter().for_each(|block| state.weights.ask(block));
         let mut dx = match alive.x.take() {
-            Some(x) => {
-                let began = Instant::now();
-                let scale = 1.0 / flow.plan.tokens as f64;
-                let (loss, dx) = head(net, state, &run, (&x, micro.targets), scale)?;
-                flow.loss += loss;
-                complete(net, &run, &mut state.gradients, net.model.last(), last)?;
-                flow.laps.backward += worked(net, state, began, &mut flow.laps.communication);
-                dx
-            }
+            Some(x) => head(net, state, &run, (x, number), flow)?,
             None => receive(Way::Backward, net, &run, flow)?,
         };
         let began = Instant::now();
@@ -264,20 +256,26 @@ fn forward(
     Ok((x, all))
 }
 
-/// The loss, and its gradient by the stream.
+/// The gradient of the loss of a micro-batch by the stream behind the last layer.
 fn head(
     net: &Net,
     state: &mut State,
     run: &Run<'_>,
-    of: (&crate::memory::Tensor, &[u32]),
-    scale: f64,
-) -> Result<(f64, Lent), StepError> {
+    (x, micro): (Lent, usize),
+    flow: &mut Flow<'_>,
+) -> Result<Lent, StepError> {
+    let began = Instant::now();
     bring_head(net, &mut state.weights)?;
     let mut grads = head_grads(net, &mut state.gradients);
     let params = head_params(net, &state.weights);
-    let done = net.model.head.loss_and_gradients(run, params, &mut grads, of, scale)?;
+    let (of, scale) = ((&*x, flow.micros[micro].targets), 1.0 / flow.plan.tokens as f64);
+    let (loss, dx) = net.model.head.loss_and_gradients(run, params, &mut grads, of, scale)?;
+    flow.loss += loss;
     free_head(net, &mut state.weights);
-    Ok(done)
+    let last = micro + 1 == flow.micros.len();
+    complete(net, run, &mut state.gradients, net.model.last(), last)?;
+    flow.laps.backward += worked(net, state, began, &mut flow.laps.communication);
+    Ok(dx)
 }
 
 /// The way back through the layer of a block; `first` is the first one of its chunk, and the pass may
