@@ -1,5 +1,6 @@
 //! The one trait: what every way to connect ranks can do.
 
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 
 use crate::buffer::Buffer;
@@ -69,6 +70,8 @@ pub trait Comm: Send + Sync {
 #[derive(Debug)]
 pub struct Pending {
     result: Receiver<Result<OwnedCall, CommError>>,
+    /// By which numbers an error is to name ranks, if not by those of the communicator.
+    numbers: Option<Arc<[u32]>>,
 }
 
 /// How a [`Pending`] is told of its end.
@@ -80,7 +83,12 @@ impl Pending {
         let (sender, result) = sync_channel(1);
         // Whoever does not wait does not want to know.
         let finish = move |ended| drop(sender.send(ended));
-        (Self { result }, Box::new(finish))
+        (Self { result, numbers: None }, Box::new(finish))
+    }
+
+    /// The same, with ranks named by other numbers if it fails.
+    pub(crate) fn renumbered(self, numbers: Arc<[u32]>) -> Self {
+        Self { numbers: Some(numbers), ..self }
     }
 
     /// Waits for the end, and gives the buffers back.
@@ -89,7 +97,11 @@ impl Pending {
             what: "a collective in the background".to_owned(),
             why: "the communicator is gone".to_owned(),
         };
-        self.result.recv().unwrap_or_else(|_| Err(gone()))
+        let ended = self.result.recv().unwrap_or_else(|_| Err(gone()));
+        ended.map_err(|error| match &self.numbers {
+            Some(numbers) => error.renumbered(numbers),
+            None => error,
+        })
     }
 }
 

@@ -24,6 +24,15 @@ impl Peer {
     pub(crate) fn is_outside(&self) -> bool {
         self.host.ends_with(OUTSIDE)
     }
+
+    /// Takes its number among all ranks, given those of the communicator's ranks.
+    fn renumber(&mut self, numbers: &[u32]) {
+        if let Some(host) = self.host.strip_suffix(OUTSIDE) {
+            self.host = host.to_owned();
+        } else if let Some(number) = numbers.get(self.rank as usize) {
+            self.rank = *number;
+        }
+    }
 }
 
 impl std::fmt::Display for Peer {
@@ -133,6 +142,26 @@ pub enum CommError {
         /// Its answer.
         why: String,
     },
+}
+
+impl CommError {
+    /// The same, with ranks named by other numbers than the communicator's.
+    pub(crate) fn renumbered(mut self, numbers: &[u32]) -> Self {
+        match &mut self {
+            Self::Lost { peer, .. } | Self::Aborted { by: peer, .. } => peer.renumber(numbers),
+            Self::Disagree { ours_by: one, theirs_by: other, .. }
+            | Self::Unmatched { from: one, to: other, .. }
+            | Self::Path { from: one, to: other, .. } => {
+                one.renumber(numbers);
+                other.renumber(numbers);
+            }
+            Self::Late { missing, .. } => {
+                missing.iter_mut().for_each(|peer| peer.renumber(numbers));
+            }
+            Self::Shape { .. } | Self::Join { .. } | Self::System { .. } => {}
+        }
+        self
+    }
 }
 
 fn list(peers: &[Peer]) -> String {

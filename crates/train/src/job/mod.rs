@@ -73,12 +73,11 @@ pub fn run(
     tell: &mut dyn FnMut(Event),
 ) -> Result<Ended, TrainError> {
     let comm = job.comm.clone();
-    let trained = Training::begin(job, tell).and_then(|mut training| {
-        let ended = training.steps(stop, tell)?;
-        training.finish(ended, tell)?;
-        Ok(ended)
-    });
     // Others may wait for this rank, and should know why they wait in vain.
+    let trained = Training::begin(job, tell).and_then(|mut training| {
+        let ended = training.to_its_end(stop, tell);
+        ended.inspect_err(|error| training.engine.groups.abort(&error.to_string()))
+    });
     trained.inspect_err(|error| comm.abort(&error.to_string()))
 }
 
@@ -106,6 +105,16 @@ struct Training {
 }
 
 impl Training {
+    fn to_its_end(
+        &mut self,
+        stop: &dyn Fn() -> bool,
+        tell: &mut dyn FnMut(Event),
+    ) -> Result<Ended, TrainError> {
+        let ended = self.steps(stop, tell)?;
+        self.finish(ended, tell)?;
+        Ok(ended)
+    }
+
     /// All steps that are left, or until it is told to stop.
     fn steps(
         &mut self,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use regatta_comm::{Comm, CommError, Counted, Counters, Sent};
+use regatta_comm::{Comm, CommError, Counted, Counters, Named, Sent};
 
 use super::mesh::{Mesh, Seat};
 
@@ -196,9 +196,16 @@ impl Groups {
         here.fold(Sent::default(), |sum, (_, counters)| sum.and(&counters.sent_in_all()))
     }
 
-    /// Has everything counted from now on, each axis by itself, also where the company is the same.
-    fn count(&mut self) {
-        let all = [
+    /// Gives up on every axis, so that nobody takes this rank, which ends because of another, for one
+    /// that is simply gone.
+    pub fn abort(&mut self, why: &str) {
+        for (_, company) in self.all() {
+            company.iter().for_each(|comm| comm.abort(why));
+        }
+    }
+
+    fn all(&mut self) -> [(Axis, &mut Company); 13] {
+        [
             (Axis::World, &mut self.world),
             (Axis::Tensor, &mut self.tensor),
             (Axis::Context, &mut self.context),
@@ -212,14 +219,20 @@ impl Groups {
             (Axis::Backward, &mut self.backward.to),
             (Axis::Backward, &mut self.backward.from),
             (Axis::Tied, &mut self.tied),
-        ];
-        for (axis, company) in all {
+        ]
+    }
+
+    /// Has everything counted from now on, each axis by itself, also where the company is the same.
+    fn count(&mut self) {
+        let mut counters = Vec::new();
+        for (axis, company) in self.all() {
             if let Some(comm) = company.take() {
                 let counted = Counted::new(comm);
-                self.counters.push((axis, counted.counters()));
+                counters.push((axis, counted.counters()));
                 *company = Some(Arc::new(counted));
             }
         }
+        self.counters = counters;
     }
 }
 
@@ -233,9 +246,11 @@ impl Link {
     }
 }
 
+/// Some of the ranks. What goes wrong among them is told with their numbers in the world.
 fn split(world: &dyn Comm, colour: Option<usize>, key: usize) -> Result<Company, CommError> {
     let part = world.split(colour.map(|colour| colour as u32), key as i64)?;
-    Ok(part.map(Arc::from))
+    let Some(part) = part else { return Ok(None) };
+    Ok(Some(Arc::new(Named::new(Arc::from(part), world.rank())?)))
 }
 
 #[cfg(test)]
