@@ -75,7 +75,7 @@ pub fn run(
     let comm = job.comm.clone();
     // Others may wait for this rank, and should know why they wait in vain.
     let trained = Training::begin(job, tell).and_then(|mut training| {
-        let ended = training.to_its_end(stop, tell);
+        let ended = training.go_to_the_end(stop, tell);
         ended.inspect_err(|error| training.engine.groups.abort(&error.to_string()))
     });
     trained.inspect_err(|error| comm.abort(&error.to_string()))
@@ -105,7 +105,7 @@ struct Training {
 }
 
 impl Training {
-    fn to_its_end(
+    fn go_to_the_end(
         &mut self,
         stop: &dyn Fn() -> bool,
         tell: &mut dyn FnMut(Event),
