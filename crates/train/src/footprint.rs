@@ -38,8 +38,10 @@ impl Footprint {
 #[error(
     "{ranks} of this node's ranks need {}, and {} of its memory are free: each has {} of parameters, \
      gradients and optimizer state (model.layers, model.width, model.vocabulary) and {} of \
-     activations (train.micro_batch, train.recompute); make these smaller or start fewer ranks, or \
-     try it all the same with train.check_memory=false",
+     activations (train.micro_batch, train.recompute); make these smaller, share them \
+     (parallel.zero, parallel.tp, parallel.pp), keep them on disk (offload.optimizer, \
+     offload.parameters) or start fewer ranks, or try it all the same with \
+     train.check_memory=false",
     Size(*needed), Size(*free), Size(*state), Size(*activations)
 )]
 pub struct TooLarge {
