@@ -3,15 +3,17 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod common;
+
 use std::sync::Arc;
 use std::thread;
 
+use common::plan;
 use regatta_comm::{Comm, fake};
 use regatta_train::config::{Plan as Planned, resolve};
 use regatta_train::cpu::{Cpu, Precision};
 use regatta_train::device::Device;
 use regatta_train::model::Model;
-use regatta_train::optimizer::AdamW;
 use regatta_train::parallel::context::Ring;
 use regatta_train::parallel::cost::{Form, Holds, cost};
 use regatta_train::parallel::pipeline::Stage;
@@ -20,7 +22,7 @@ use regatta_train::parallel::{Axis, Groups, Zero};
 use regatta_train::reference::Reference;
 use regatta_train::shape::Shape;
 use regatta_train::state::{Bytes, Sharing};
-use regatta_train::step::{Engine, Micro, Net, Plan, Rule};
+use regatta_train::step::{Engine, Micro, Net};
 
 const TOKENS: usize = 8;
 
@@ -75,7 +77,7 @@ impl Case {
             let all = |engine: &Engine| Axis::ALL.map(|axis| engine.groups.sent(axis).all_bytes());
             let before = all(&engine);
             let micros = std::iter::repeat_n(micro, accumulation);
-            engine.step(&plan(step, self.form.recompute), micros).unwrap();
+            engine.step(&plan(step, 8 * TOKENS, 0.0, self.form.recompute), micros).unwrap();
             let mut sent = all(&engine);
             sent.iter_mut().zip(before).for_each(|(sent, before)| *sent -= before);
             sent
@@ -91,7 +93,7 @@ impl Case {
         let micro = Micro { inputs: &tokens, targets: &tokens, batch: micro_batch, first: 0 };
         for step in 0..3 {
             let micros = std::iter::repeat_n(micro, accumulation);
-            engine.step(&plan(step, self.form.recompute), micros).unwrap();
+            engine.step(&plan(step, 8 * TOKENS, 0.0, self.form.recompute), micros).unwrap();
         }
         let Bytes { parameters, gradients, moments } = engine.state.bytes();
         let passes = engine.net.passing_bytes();
@@ -138,20 +140,6 @@ impl Case {
             );
         }
     }
-}
-
-fn plan(step: u64, recompute: bool) -> Plan {
-    let adamw = AdamW {
-        rate: 0.01,
-        beta1: 0.9,
-        beta2: 0.99,
-        epsilon: 1e-8,
-        decay: 0.1,
-        step: step + 1,
-        scale: 1.0,
-    };
-    let (rule, tokens) = (Rule::AdamW(adamw), (8 * TOKENS) as u64);
-    Plan { step, tokens, rule, clip: 1.0, dropout: 0.0, seed: 3, recompute }
 }
 
 fn check(words: &str, ranks: usize) {

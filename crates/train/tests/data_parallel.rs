@@ -2,19 +2,20 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod common;
+
 use std::sync::Arc;
 use std::thread;
 
+use common::{plan, tokens};
 use regatta_comm::{Collectives, Comm, ReduceOp, fake};
 use regatta_train::model::Model;
-use regatta_train::optimizer::AdamW;
 use regatta_train::parallel::pipeline::Stage;
 use regatta_train::parallel::{Groups, Mesh};
-use regatta_train::random;
 use regatta_train::reference::Reference;
 use regatta_train::shape::{Family, Shape};
 use regatta_train::state::Sharing;
-use regatta_train::step::{Engine, Micro, Net, Plan, Rule};
+use regatta_train::step::{Engine, Micro, Net};
 
 const BATCH: usize = 24;
 const SEQUENCE: usize = 4;
@@ -37,30 +38,6 @@ fn shape(family: Family) -> Shape {
     }
 }
 
-fn plan(step: u64) -> Plan {
-    let adamw = AdamW {
-        rate: 0.01,
-        beta1: 0.9,
-        beta2: 0.99,
-        epsilon: 1e-8,
-        decay: 0.1,
-        step: step + 1,
-        scale: 1.0,
-    };
-    let tokens = (BATCH * SEQUENCE) as u64;
-    let rule = Rule::AdamW(adamw);
-    Plan { step, tokens, rule, clip: 1.0, dropout: 0.1, seed: 3, recompute: step % 2 == 1 }
-}
-
-/// Some sequences of a step: pairs of letters that follow each other, with some noise.
-fn tokens(step: u64, sequences: std::ops::Range<usize>, shift: u64) -> Vec<u32> {
-    let one = |sequence: usize| {
-        let start = random::mix(step << 32 | sequence as u64);
-        (0..SEQUENCE as u64).map(move |i| ((start % 13 + 5 * (i + shift)) % 13) as u32)
-    };
-    sequences.flat_map(one).collect()
-}
-
 /// The mean losses of the steps, as a rank of so many sees them.
 fn losses(comm: Arc<dyn Comm>, family: Family, passes: usize) -> Vec<f64> {
     let (rank, ranks) = (comm.rank() as usize, comm.size() as usize);
@@ -74,7 +51,11 @@ fn losses(comm: Arc<dyn Comm>, family: Family, passes: usize) -> Vec<f64> {
         let parts: Vec<_> = (0..passes)
             .map(|pass| {
                 let here = first(pass)..first(pass) + each;
-                (here.start, tokens(step, here.clone(), 0), tokens(step, here, 1))
+                (
+                    here.start,
+                    tokens(SEQUENCE, step, here.clone(), 0),
+                    tokens(SEQUENCE, step, here, 1),
+                )
             })
             .collect();
         let micros = parts.iter().map(|(first, inputs, targets)| Micro {
@@ -83,7 +64,8 @@ fn losses(comm: Arc<dyn Comm>, family: Family, passes: usize) -> Vec<f64> {
             batch: each,
             first: *first as u64,
         });
-        let outcome = engine.step(&plan(step), micros).unwrap();
+        let outcome =
+            engine.step(&plan(step, BATCH * SEQUENCE, 0.1, step % 2 == 1), micros).unwrap();
         let mut sum = [outcome.loss_sum];
         comm.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
         sum[0] / (BATCH * SEQUENCE) as f64

@@ -2,27 +2,27 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod common;
+
 use std::sync::Arc;
 use std::thread;
 
+use common::{KINDS, plan, tokens};
 use proptest::prelude::*;
 use regatta_comm::{Collectives, Comm, ReduceOp, fake};
 use regatta_train::model::Model;
-use regatta_train::optimizer::AdamW;
 use regatta_train::parallel::context::Ring;
 use regatta_train::parallel::pipeline::{Kind, Stage};
 use regatta_train::parallel::tensor::Group;
 use regatta_train::parallel::{Groups, Mesh, Zero};
-use regatta_train::random;
 use regatta_train::reference::Reference;
 use regatta_train::shape::{Family, Shape};
 use regatta_train::state::Sharing;
-use regatta_train::step::{Engine, Micro, Net, Plan, Rule};
+use regatta_train::step::{Engine, Micro, Net};
 
 const BATCH: usize = 8;
 const SEQUENCE: usize = 8;
 const STEPS: u64 = 20;
-const KINDS: u64 = 13;
 
 fn shape(family: Family) -> Shape {
     Shape {
@@ -73,27 +73,6 @@ impl Case {
         }
     }
 
-    fn plan(&self, step: u64) -> Plan {
-        let adamw = AdamW {
-            rate: 0.01,
-            beta1: 0.9,
-            beta2: 0.99,
-            epsilon: 1e-8,
-            decay: 0.1,
-            step: step + 1,
-            scale: 1.0,
-        };
-        Plan {
-            step,
-            tokens: (BATCH * SEQUENCE) as u64,
-            rule: Rule::AdamW(adamw),
-            clip: 1.0,
-            dropout: self.dropout,
-            seed: 3,
-            recompute: self.recompute,
-        }
-    }
-
     fn engine(&self, comm: &Arc<dyn Comm>) -> Engine {
         let groups = Groups::new(comm.clone(), self.mesh).unwrap();
         let tensor = Group::new(groups.tensor.clone(), self.sequence);
@@ -122,7 +101,11 @@ impl Case {
             let parts: Vec<_> = (0..self.passes)
                 .map(|pass| {
                     let here = first(pass)..first(pass) + each;
-                    (here.start, tokens(step, here.clone(), 0), tokens(step, here, 1))
+                    (
+                        here.start,
+                        tokens(SEQUENCE, step, here.clone(), 0),
+                        tokens(SEQUENCE, step, here, 1),
+                    )
                 })
                 .collect();
             let micros = parts.iter().map(|(first, inputs, targets)| Micro {
@@ -131,7 +114,8 @@ impl Case {
                 batch: each,
                 first: *first as u64,
             });
-            let outcome = engine.step(&self.plan(step), micros).unwrap();
+            let plan = plan(step, BATCH * SEQUENCE, self.dropout, self.recompute);
+            let outcome = engine.step(&plan, micros).unwrap();
             let mut sum = [outcome.loss_sum];
             comm.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
             [sum[0] / (BATCH * SEQUENCE) as f64, outcome.gradient_norm]
@@ -161,15 +145,6 @@ impl Case {
             }
         }
     }
-}
-
-/// Some sequences of a step: letters that follow each other, from random ones on.
-fn tokens(step: u64, sequences: std::ops::Range<usize>, shift: u64) -> Vec<u32> {
-    let one = |sequence: usize| {
-        let start = random::mix(step << 32 | sequence as u64);
-        (0..SEQUENCE as u64).map(move |i| ((start % KINDS + 5 * (i + shift)) % KINDS) as u32)
-    };
-    sequences.flat_map(one).collect()
 }
 
 fn tensor(tp: usize) -> Mesh {

@@ -3,23 +3,24 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod common;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 
+use common::{plan, tokens};
 use regatta_comm::background::Background;
 use regatta_comm::{Collectives, Comm, ReduceOp, fake, shm};
 use regatta_train::checkpoint::Kind;
 use regatta_train::model::Model;
 use regatta_train::offload::{Offload, Where};
-use regatta_train::optimizer::AdamW;
 use regatta_train::parallel::pipeline::Stage;
 use regatta_train::parallel::{Axis, Groups, Mesh, Zero};
-use regatta_train::random;
 use regatta_train::reference::Reference;
 use regatta_train::shape::{Family, Shape};
 use regatta_train::state::{Bytes, Sharing};
-use regatta_train::step::{Engine, Micro, Net, Plan, Rule, StepError};
+use regatta_train::step::{Engine, Micro, Net, StepError};
 
 const BATCH: usize = 12;
 const SEQUENCE: usize = 4;
@@ -45,30 +46,6 @@ fn deep(family: Family, layers: usize) -> Shape {
         norm_epsilon: 1e-5,
         rope_base: 100.0,
     }
-}
-
-fn plan(step: u64) -> Plan {
-    let adamw = AdamW {
-        rate: 0.01,
-        beta1: 0.9,
-        beta2: 0.99,
-        epsilon: 1e-8,
-        decay: 0.1,
-        step: step + 1,
-        scale: 1.0,
-    };
-    let tokens = (BATCH * SEQUENCE) as u64;
-    let rule = Rule::AdamW(adamw);
-    Plan { step, tokens, rule, clip: 1.0, dropout: 0.1, seed: 3, recompute: step % 2 == 1 }
-}
-
-/// Some sequences of a step.
-fn tokens(step: u64, sequences: std::ops::Range<usize>, shift: u64) -> Vec<u32> {
-    let one = |sequence: usize| {
-        let start = random::mix(step << 32 | sequence as u64);
-        (0..SEQUENCE as u64).map(move |i| ((start % 13 + 5 * (i + shift)) % 13) as u32)
-    };
-    sequences.flat_map(one).collect()
 }
 
 /// A training to be compared.
@@ -104,7 +81,11 @@ fn train(comm: Arc<dyn Comm>, shape: Shape, case: &Case) -> Trained {
         let parts: Vec<_> = (0..passes)
             .map(|pass| {
                 let here = first(pass)..first(pass) + each;
-                (here.start, tokens(step, here.clone(), 0), tokens(step, here, 1))
+                (
+                    here.start,
+                    tokens(SEQUENCE, step, here.clone(), 0),
+                    tokens(SEQUENCE, step, here, 1),
+                )
             })
             .collect();
         let micros = parts.iter().map(|(first, inputs, targets)| Micro {
@@ -113,7 +94,8 @@ fn train(comm: Arc<dyn Comm>, shape: Shape, case: &Case) -> Trained {
             batch: each,
             first: *first as u64,
         });
-        let outcome = engine.step(&plan(step), micros).unwrap();
+        let outcome =
+            engine.step(&plan(step, BATCH * SEQUENCE, 0.1, step % 2 == 1), micros).unwrap();
         let mut sum = [outcome.loss_sum];
         comm.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
         sum[0] / (BATCH * SEQUENCE) as f64
@@ -363,9 +345,10 @@ fn a_file_that_is_cut_off_ends_the_step_and_is_named() {
         let stage = Stage::whole(&net.model.shape);
         let how = Sharing { zero: Zero::Nothing, offload: folder.offload(optimizer, parameters) };
         let mut engine = Engine::new(net, Groups::alone(), stage, &how, 1).unwrap();
-        let (inputs, targets) = (tokens(0, 0..BATCH, 0), tokens(0, 0..BATCH, 1));
+        let (inputs, targets) =
+            (tokens(SEQUENCE, 0, 0..BATCH, 0), tokens(SEQUENCE, 0, 0..BATCH, 1));
         let micro = || Micro { inputs: &inputs, targets: &targets, batch: BATCH, first: 0 };
-        engine.step(&plan(0), [micro()].into_iter()).unwrap();
+        engine.step(&plan(0, BATCH * SEQUENCE, 0.1, false), [micro()].into_iter()).unwrap();
         // What is read comes after what was to be written.
         for kind in Kind::ALL {
             let Engine { net, state, .. } = &mut engine;
@@ -373,7 +356,8 @@ fn a_file_that_is_cut_off_ends_the_step_and_is_named() {
         }
         let file = std::fs::OpenOptions::new().write(true).open(folder.0.join(name)).unwrap();
         file.set_len(64).unwrap();
-        let error = engine.step(&plan(1), [micro()].into_iter()).unwrap_err();
+        let error =
+            engine.step(&plan(1, BATCH * SEQUENCE, 0.1, true), [micro()].into_iter()).unwrap_err();
         let StepError::Store(why) = &error else { panic!("{error}") };
         assert!(why.to_string().contains(&format!("{name}: ")), "{why}");
         assert!(why.to_string().contains("cannot be read"), "{why}");
