@@ -101,6 +101,7 @@ mod tests {
                     let odd = world.rank() % 2;
                     let part = world.split(Some(odd), 0).unwrap().unwrap();
                     let part = Named::new(Arc::from(part), world.rank()).unwrap();
+                    world.barrier().unwrap();
                     if world.rank() == 3 {
                         part.abort("no more");
                     }
