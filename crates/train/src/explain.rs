@@ -145,9 +145,13 @@ impl Rank {
 /// The ranks that a configuration asks for, if nobody says how many there are.
 pub fn ranks_asked(config: &Config) -> usize {
     let parallel = &config.parallel;
-    [parallel.tp, parallel.cp, parallel.pp]
-        .iter()
-        .fold(parallel.dp.max(1), |all, axis| all.saturating_mul(*axis))
+    // Those that share state are there, too.
+    let copies = match parallel.dp {
+        0 => parallel.shard.div_ceil(parallel.cp.max(1)).max(1),
+        given => given,
+    };
+    let others = [parallel.tp, parallel.cp, parallel.pp];
+    others.iter().fold(copies, |all, axis| all.saturating_mul(*axis))
 }
 
 /// Explains a configuration on so many ranks, so many of them on each host if that is known.

@@ -280,7 +280,10 @@ impl Training {
         let Some(loader) = &self.validation else { return Ok(()) };
         let wanted = (self.config.train.eval_batches * self.plan.batch) as u64;
         let at_once = self.plan.micro_batch;
+        // Its passes have other sizes, and memory for both at once would be more than for each.
+        self.engine.net.trim();
         let loss = evaluate::loss(&mut self.engine, &*self.comm, loader, wanted, at_once)?;
+        self.engine.net.trim();
         self.speed.validated(loss);
         tell(Event::Validation { step: self.done, loss });
         Ok(())

@@ -12,8 +12,10 @@ use crate::memory::{Format, Tensor};
 #[derive(Debug, Default)]
 struct Free {
     tensors: HashMap<(usize, Format), Vec<Tensor>>,
-    /// Bytes of all that were ever made: they stay.
+    /// Bytes of all that there are.
     bytes: usize,
+    /// The most that there were.
+    most: usize,
 }
 
 /// Tensors that nobody uses now.
@@ -28,9 +30,18 @@ impl Scratch {
         Self::default()
     }
 
-    /// Bytes of all that is lent or can be.
-    pub fn bytes(&self) -> usize {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner).bytes
+    /// The most bytes that there were at once.
+    pub fn most_bytes(&self) -> usize {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner).most
+    }
+
+    /// Gives back what nobody uses now: what comes next needs tensors of other sizes.
+    pub fn trim(&self) {
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let bytes = |tensor: &Tensor| tensor.len() * tensor.format().size();
+        let unused: usize = free.tensors.values().flatten().map(bytes).sum();
+        free.tensors.clear();
+        free.bytes -= unused;
     }
 
     /// A tensor with anything in it.
@@ -39,6 +50,7 @@ impl Scratch {
         let found = free.tensors.get_mut(&(elements, format)).and_then(Vec::pop);
         if found.is_none() {
             free.bytes += elements * format.size();
+            free.most = free.most.max(free.bytes);
         }
         drop(free);
         let tensor = found.unwrap_or_else(|| device.zeros(elements, format));
@@ -121,5 +133,10 @@ mod tests {
         drop(first);
         assert_eq!(lend(4).view().host::<f64>()[0], 5.0);
         assert_eq!(lend(3).len(), 3);
+        let bytes = |elements: usize| elements * size_of::<f64>();
+        assert_eq!(scratch.most_bytes(), bytes(4 + 4 + 3));
+        scratch.trim();
+        drop((second, lend(4)));
+        assert_eq!(scratch.most_bytes(), bytes(4 + 4 + 3));
     }
 }

@@ -41,8 +41,8 @@ pub enum StoreError {
 pub(super) fn hint(error: &std::io::Error) -> &'static str {
     match error.kind() {
         std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => {
-            "make room there, or give another folder for what is offloaded"
+            "make room there, or name another place by offload.folder"
         }
-        _ => "give another folder for what is offloaded",
+        _ => "name another place by offload.folder",
     }
 }

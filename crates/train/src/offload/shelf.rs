@@ -162,6 +162,8 @@ impl Shelf {
         start: usize,
         to: &mut [f32],
     ) -> Result<(), StoreError> {
+        // What could not be written must not be taken for what is there.
+        self.settle()?;
         let Some((at, room)) = self.some(block, start, to.len())? else {
             device.fetch(self.view(block).part(start..start + to.len()), to);
             return Ok(());
@@ -170,6 +172,11 @@ impl Shelf {
         let read = disk.store.read(at, room).wait()?;
         device.fetch(read.view(), to);
         Ok(())
+    }
+
+    /// Waits until all that was changed is on disk.
+    pub fn settle(&mut self) -> Result<(), StoreError> {
+        self.disk.as_mut().map_or(Ok(()), |disk| disk.wait(0))
     }
 
     /// Changes some numbers of a block, wherever they are.
@@ -219,7 +226,12 @@ impl Disk {
     /// Begins to write; waits for earlier ones where too many are under way.
     fn write(&mut self, at: u64, tensor: Tensor) -> Result<(), StoreError> {
         self.writing.push_back(self.store.write(at, tensor));
-        while self.writing.len() > BEHIND {
+        self.wait(BEHIND)
+    }
+
+    /// Waits until so few are still being written.
+    fn wait(&mut self, left: usize) -> Result<(), StoreError> {
+        while self.writing.len() > left {
             if let Some(ticket) = self.writing.pop_front() {
                 self.pool.give(ticket.wait()?);
             }
@@ -248,6 +260,11 @@ mod tests {
                 shelf.free(block, true).unwrap();
             }
         }
+        // The last of them is on disk before anybody reads it there.
+        let mut numbers = [0.0; 3];
+        shelf.fetch(&crate::reference::Reference, 4, 0, &mut numbers).unwrap();
+        assert_eq!(numbers, [12.0; 3]);
+        assert!(shelf.disk.as_ref().is_some_and(|disk| disk.writing.is_empty()));
         assert!(shelf.view(1).is_empty() && !shelf.has(1));
         let [kept, passing] = shelf.bytes();
         assert_eq!(kept, 0);

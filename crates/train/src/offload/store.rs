@@ -1,6 +1,6 @@
 //! A file of numbers that is read and written in the background, in the order of the asking.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -61,14 +61,13 @@ impl Store {
     /// A file of zeros with all the room that it will need, so that a full disk shows now.
     pub fn new(folder: &Path, name: &str, bytes: u64) -> Result<Self, StoreError> {
         let path = folder.join(name);
-        let wrong = |error: io::Error| {
+        let wrong = |file: &Path, error: io::Error| {
             let (why, hint) = (error.to_string(), hint(&error));
-            StoreError::Make { file: path.clone(), bytes, why, hint }
+            StoreError::Make { file: file.to_owned(), bytes, why, hint }
         };
-        std::fs::create_dir_all(folder).map_err(wrong)?;
-        let mut how = OpenOptions::new();
-        let file = how.read(true).write(true).create(true).truncate(true).open(&path);
-        let file = file.map_err(wrong)?;
+        std::fs::create_dir_all(folder).map_err(|error| wrong(&path, error))?;
+        let (path, file) = own_file(&path).map_err(|error| wrong(&path, error))?;
+        let wrong = |error| wrong(&path, error);
         if let Err(error) = reserve(&file, bytes) {
             // There is nothing in it.
             let _ = std::fs::remove_file(&path);
@@ -112,6 +111,40 @@ impl Drop for Store {
         let _ = std::fs::remove_file(&self.path);
     }
 }
+
+/// An empty file that nobody else has open: other trainings may use the folder, too. What a killed
+/// one has left there is nobody's.
+fn own_file(path: &Path) -> io::Result<(PathBuf, File)> {
+    let open = |path: &Path| {
+        OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)
+    };
+    let named = |number: u32| match number {
+        0 => path.to_owned(),
+        _ => PathBuf::from(format!("{}.{number}", path.display())),
+    };
+    for number in 0..MOST {
+        let path = named(number);
+        let file = open(&path)?;
+        match file.try_lock() {
+            Ok(()) => {
+                file.set_len(0)?;
+                return Ok((path, file));
+            }
+            Err(TryLockError::WouldBlock) => {}
+            // Where nobody can lock, nobody else has this number.
+            Err(TryLockError::Error(_)) => {
+                let path = PathBuf::from(format!("{}-{}", path.display(), std::process::id()));
+                let file = open(&path)?;
+                file.set_len(0)?;
+                return Ok((path, file));
+            }
+        }
+    }
+    Err(io::Error::other(format!("{MOST} others of this name are in use")))
+}
+
+/// Trainings that use a folder at once.
+const MOST: u32 = 1000;
 
 /// All of the room, or on file systems that cannot promise it, the length.
 fn reserve(file: &File, bytes: u64) -> io::Result<()> {
@@ -165,6 +198,32 @@ mod tests {
         assert!(folder.join("one").exists());
         drop(store);
         assert!(!folder.join("one").exists());
+        std::fs::remove_dir(&folder).unwrap();
+    }
+
+    #[test]
+    fn two_of_the_same_name_have_a_file_each() {
+        let folder = folder("both");
+        let all = [(); 2].map(|()| Store::new(&folder, "one", 16).unwrap());
+        let tensor = |number: f32| {
+            let mut tensor = Tensor::zeroed(4, Format::F32);
+            tensor.view_mut().host::<f32>().fill(number);
+            tensor
+        };
+        for (store, number) in all.iter().zip([1.0, 2.0]) {
+            store.write(0, tensor(number)).wait().unwrap();
+        }
+        for (store, number) in all.iter().zip([1.0, 2.0]) {
+            let read = store.read(0, tensor(0.0)).wait().unwrap();
+            assert_eq!(read.view().host::<f32>(), [number; 4]);
+        }
+        drop(all);
+        // What a killed one has left is used again.
+        std::fs::write(folder.join("one"), [7; 99]).unwrap();
+        let store = Store::new(&folder, "one", 16).unwrap();
+        let read = store.read(0, tensor(3.0)).wait().unwrap();
+        assert_eq!(read.view().host::<f32>(), [0.0; 4]);
+        drop(store);
         std::fs::remove_dir(&folder).unwrap();
     }
 

@@ -40,7 +40,12 @@ impl Net {
 
     /// Bytes of memory that passes have used at once.
     pub fn passing_bytes(&self) -> usize {
-        self.scratch.bytes()
+        self.scratch.most_bytes()
+    }
+
+    /// Gives memory back that passes have used: what follows needs other sizes.
+    pub fn trim(&self) {
+        self.scratch.trim();
     }
 
     /// How long passes waited for other ranks since this was last asked.

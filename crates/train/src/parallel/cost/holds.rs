@@ -12,13 +12,14 @@ impl Part<'_> {
         let (zero, real) = (self.zero(), self.form.real);
         let whole: u64 = self.held().map(|(_, block)| self.room(block) as u64).sum();
         let share = whole / self.sharing() as u64;
-        let passing = self.passing();
+        let passing = self.passing(2);
         let state = |shared: bool| match shared {
             true => Held { kept: share * real, passing: passing * real },
             false => Held { kept: whole * real, passing: 0 },
         };
-        // Of what is on disk, the shares of some blocks are in memory, too.
-        let read = passing / self.sharing() as u64 * real;
+        // Of what is on disk, the shares of some blocks are in memory, too: one that comes, one that
+        // is used, and one that goes.
+        let read = self.passing(3) / self.sharing() as u64 * real;
         let parameters = match (self.plan.on_disk.parameters, zero) {
             (false, _) => state(zero >= 3),
             (true, 0) => Held { kept: 0, passing: read },
@@ -37,10 +38,9 @@ impl Part<'_> {
         }
     }
 
-    /// Numbers of the blocks that are whole at once where a rank has shares: one that is used, and one
-    /// that comes or goes. Layers, and tiles of each size, have room for two, the ends of the model
-    /// for themselves.
-    fn passing(&self) -> u64 {
+    /// Numbers of the blocks that are whole at once where a rank has shares: so many layers, and tiles
+    /// of each size, as one is used while others come or go; the ends of the model are for themselves.
+    fn passing(&self, at_once: u64) -> u64 {
         let last = self.shape.layers + 1;
         let mut sizes = BTreeMap::new();
         for (number, block) in self.held() {
@@ -48,7 +48,7 @@ impl Part<'_> {
             let key = (is_end.then_some(number), self.room(block) as u64);
             *sizes.entry(key).or_insert(0u64) += 1;
         }
-        sizes.into_iter().map(|((_, room), count)| room * count.min(2)).sum()
+        sizes.into_iter().map(|((_, room), count)| room * count.min(at_once)).sum()
     }
 
     /// The most that passes have left for the way back at any time of a step, by the schedule; and what

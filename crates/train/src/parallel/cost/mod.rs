@@ -147,7 +147,7 @@ pub fn cost(shape: &Shape, plan: &Plan, form: Form, rank: usize) -> Result<Cost,
     let part = Part::new(shape, plan, form, plan.mesh.seat(rank))?;
     Ok(Cost {
         seat: part.seat,
-        blocks: part.held().map(|(_, block)| block.name.clone()).collect(),
+        blocks: part.named().map(|block| block.name.clone()).collect(),
         holds: part.holds(),
         sends: part.sends(),
     })
@@ -208,6 +208,11 @@ impl<'a> Part<'a> {
         let is_held =
             move |number: usize| self.stage.has(self.users[number]) || number == 0 && has_copy;
         self.blocks.iter().enumerate().filter(move |(number, _)| is_held(*number))
+    }
+
+    /// Those of them that people know: tiles are parts of layers.
+    fn named(&self) -> impl Iterator<Item = &Block> {
+        self.held().filter(|(number, _)| self.users[*number] == *number).map(|(_, block)| block)
     }
 
     fn has_head(&self) -> bool {
