@@ -220,11 +220,12 @@ pub trait Device: Send + Sync {
     /// largest, and the target's, or 0 if it is elsewhere.
     fn entropy_part(&self, targets: &[u32], first: usize, logits: View<'_>, parts: ViewMut<'_>);
 
-    /// The sum of the cross entropies of whole rows. `parts` are those of all columns, one part of
-    /// all rows after the other; `whole` gets two numbers a row: the largest and the sum.
+    /// Makes one part of several, which are one after the other, each of all rows: `whole` gets the
+    /// three numbers of each row. Returns the sum of the cross entropies, if all columns are in it.
     fn entropy_whole(&self, parts: View<'_>, whole: ViewMut<'_>) -> f64;
 
-    /// `logits`, those of the tokens from `first` on, become their gradient, times the scale.
+    /// `logits`, those of the tokens from `first` on, become their gradient, times the scale, by
+    /// what [`Device::entropy_whole`] made of all columns.
     fn entropy_back(
         &self,
         targets: &[u32],

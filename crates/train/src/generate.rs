@@ -94,14 +94,15 @@ impl<'a> Generator<'a> {
         }
         let run = self.net.run(1, self.tokens.len());
         let model = &self.net.model;
-        let mut x = model.embedding.forward(&run, self.params[0], &self.tokens)?;
+        let given = |block| Given { all: &self.params, block };
+        let mut x = model.embedding.forward(&run, &mut given(0), &self.tokens)?;
         for (number, layer) in model.layers.iter().enumerate() {
-            let (out, saved) = layer.forward(&run, &mut Given(self.params[number + 1]), x)?;
+            let (out, saved) = layer.forward(&run, &mut given(number + 1), x)?;
             layer.keep(&run, &saved, &mut self.cache[number]);
             x = out;
         }
         let last = self.tokens.len() - 1..self.tokens.len();
-        let logits = model.head.logits(&run, self.net.head_params(&self.params), &x, last)?;
+        let logits = model.head.logits(&run, &mut given(model.last()), &x, last)?;
         self.take(&logits);
         Ok(())
     }
@@ -132,12 +133,12 @@ impl<'a> Generator<'a> {
         let position = self.tokens.len();
         self.tokens.push(token);
         let (run, model) = (self.net.run(1, 1), &self.net.model);
-        let mut x = model.embedding.one(&run, self.params[0], token, position);
+        let given = |block| Given { all: &self.params, block };
+        let mut x = model.embedding.one(&run, &mut given(0), token, position)?;
         for (number, layer) in model.layers.iter().enumerate() {
-            let params = &mut Given(self.params[number + 1]);
-            x = layer.one(&run, params, x, &mut self.cache[number], position)?;
+            x = layer.one(&run, &mut given(number + 1), x, &mut self.cache[number], position)?;
         }
-        let logits = model.head.logits(&run, self.net.head_params(&self.params), &x, 0..1)?;
+        let logits = model.head.logits(&run, &mut given(model.last()), &x, 0..1)?;
         self.take(&logits);
         Ok(())
     }
@@ -156,10 +157,10 @@ mod tests {
     use super::*;
     use crate::model::Model;
     use crate::reference::Reference;
-    use crate::shape::{Family, Shape};
+    use crate::shape::{Family, Shape, Share};
     use crate::step::Engine;
 
-    fn engine(family: Family) -> Engine {
+    fn engine(family: Family, tiles: usize) -> Engine {
         let shape = Shape {
             family,
             vocabulary: 9,
@@ -174,7 +175,8 @@ mod tests {
             norm_epsilon: 1e-5,
             rope_base: 100.0,
         };
-        let net = Net::new(Model::new(shape), Box::new(Reference));
+        let model = Model::tiled(shape, Share::ALL, tiles);
+        let net = Net::new(model, Box::new(Reference));
         let mut engine = Engine::alone(net, 5);
         for block in engine.state.held() {
             engine.net.device.scale(20.0, engine.state.weights.own_mut(block));
@@ -186,7 +188,7 @@ mod tests {
     #[test]
     fn what_is_kept_changes_nothing() {
         for family in [Family::Gpt2, Family::Llama, Family::Mlp] {
-            let engine = engine(family);
+            let engine = engine(family, 1);
             let mut one = Generator::new(&engine.net, engine.state.weights.whole().unwrap());
             one.read(&[3, 1]).unwrap();
             let sampling = Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, seed: 4 };
@@ -199,6 +201,21 @@ mod tests {
                 assert!(off < 1e-5, "{family:?}: {off}");
             }
             assert!(one.tokens.len() <= 8);
+        }
+    }
+
+    #[test]
+    fn tiles_change_nothing() {
+        let logits = |tiles| {
+            let engine = engine(Family::Gpt2, tiles);
+            let mut one = Generator::new(&engine.net, engine.state.weights.whole().unwrap());
+            one.read(&[3, 1]).unwrap();
+            let sampling = Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, seed: 4 };
+            (0..5).for_each(|_| drop(one.next(&sampling).unwrap()));
+            one.logits().to_vec()
+        };
+        for (a, b) in logits(1).iter().zip(logits(4)) {
+            assert!((a - b).abs() < 1e-5, "{a} {b}");
         }
     }
 

@@ -214,6 +214,12 @@ impl Shape {
     }
 }
 
+/// The name of the rows of tokens.
+pub const TABLE: &str = "embed.tokens";
+
+/// The name of the rows of positions.
+pub const POSITIONS: &str = "embed.positions";
+
 /// No size is larger: beyond it, numbers of parameters could not be counted.
 const LARGEST: usize = 1 << 24;
 
@@ -284,6 +290,8 @@ pub struct Block {
     pub parameters: Vec<Parameter>,
     /// Which rank of a tensor group has this.
     pub share: Share,
+    /// It has room for at least so many numbers, as others like it.
+    pub least: usize,
 }
 
 /// Parameters begin at a multiple of so many numbers: a cache line of the smallest format.
@@ -291,7 +299,7 @@ const ALIGNED: usize = 32;
 
 impl Block {
     fn new(name: &str, share: Share) -> Self {
-        Self { name: name.to_owned(), parameters: Vec::new(), share }
+        Self { name: name.to_owned(), parameters: Vec::new(), share, least: 0 }
     }
 
     fn add(&mut self, name: &str, whole: &[usize], init: Init, cut: Cut<'_>) {
@@ -310,7 +318,7 @@ impl Block {
     /// How many numbers a tensor with all of them has, with gaps, which stay zero.
     pub fn room(&self) -> usize {
         let end = self.parameters.last().map_or(0, |last| last.range().end);
-        end.next_multiple_of(ALIGNED)
+        end.max(self.least).next_multiple_of(ALIGNED)
     }
 
     /// How many parameters there are.

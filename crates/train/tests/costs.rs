@@ -184,6 +184,19 @@ fn shared_state() {
 }
 
 #[test]
+fn tiles() {
+    for tied in [false, true] {
+        for zero in 0..4 {
+            check(&format!("tied={tied} zero={zero} tiles=3 micro_batch=2"), 2);
+            check(&format!("tied={tied} zero={zero} tiles=3 pp=2 micro_batch=1"), 4);
+            check(&format!("tied={tied} zero={zero} tiles=2 tp=2 recompute=true"), 4);
+            let shard = if zero > 0 { "shard=2" } else { "" };
+            check(&format!("tied={tied} zero={zero} tiles=20 {shard}"), 4);
+        }
+    }
+}
+
+#[test]
 fn together() {
     check("tp=2 pp=2 micro_batch=2", 8);
     check("cp=2 tp=2 pp=2 recompute=true", 8);
@@ -219,5 +232,12 @@ fn memory() {
     }
     check_held("zero=3 shard=2", 4);
     check_held("zero=3 tiles=4", 2);
+    // Most of it is the table and the head.
+    for tied in [false, true] {
+        for how in ["zero=3 dp=2", "zero=3 dp=2 micro_batch=1", "zero=2 dp=2 pp=2", "tp=2"] {
+            let words = format!("layers=4 vocabulary=1003 tiles=4 tied={tied} {how}");
+            check_held(&words, if how.contains("pp") { 4 } else { 2 });
+        }
+    }
     check_held("tp=2 pp=2 micro_batch=2", 4);
 }

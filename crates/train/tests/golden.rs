@@ -146,12 +146,13 @@ impl Golden {
     fn check_logits(&self, engine: &Engine, within: Within) {
         let (net, params) = (&engine.net, engine.state.weights.whole().unwrap());
         let (run, (inputs, _)) = (net.run(self.batch, self.sequence), self.tokens(0));
-        let mut x = net.model.embedding.forward(&run, params[0], &inputs).unwrap();
-        for (layer, params) in net.model.layers.iter().zip(&params[1..]) {
-            x = layer.forward(&run, &mut Given(*params), x).unwrap().0;
+        let given = |block| Given { all: &params, block };
+        let mut x = net.model.embedding.forward(&run, &mut given(0), &inputs).unwrap();
+        for (number, layer) in net.model.layers.iter().enumerate() {
+            x = layer.forward(&run, &mut given(number + 1), x).unwrap().0;
         }
         let last = run.rows() - 1..run.rows();
-        let logits = net.model.head.logits(&run, net.head_params(&params), &x, last).unwrap();
+        let logits = net.model.head.logits(&run, &mut given(net.model.last()), &x, last).unwrap();
         let logits = fetch(&*net.device, logits.view());
         assert_eq!(logits.len(), self.last_logits.len());
         for (found, expected) in logits.iter().zip(&self.last_logits) {

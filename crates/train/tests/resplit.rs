@@ -149,7 +149,7 @@ fn rank(
 }
 
 /// Splits into which and out of which trainings are led.
-const PAIRS: [(Split, Split); 9] = [
+const PAIRS: [(Split, Split); 12] = [
     (Split(3, ""), Split(2, "parallel.tp=2")),
     (Split(4, "parallel.tp=2"), ALONE),
     (ALONE, Split(4, "parallel.tp=2 parallel.pp=2")),
@@ -159,6 +159,9 @@ const PAIRS: [(Split, Split); 9] = [
     (Split(3, "parallel.zero=1"), Split(4, "parallel.zero=3")),
     (Split(4, "parallel.zero=2 parallel.tp=2"), Split(4, "parallel.zero=3 parallel.shard=2")),
     (Split(2, "parallel.zero=3 offload.parameters=disk"), Split(2, "offload.optimizer=disk")),
+    (Split(2, "parallel.zero=3 parallel.tiles=3"), ALONE),
+    (Split(4, "parallel.tp=2"), Split(1, "parallel.tiles=4 offload.parameters=disk")),
+    (Split(4, "parallel.pp=2 parallel.zero=2 parallel.tiles=5"), Split(2, "parallel.pp=2")),
 ];
 
 #[test]

@@ -4,13 +4,16 @@
 
 mod common;
 
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 
 use common::{KINDS, plan, tokens};
 use proptest::prelude::*;
 use regatta_comm::{Collectives, Comm, ReduceOp, fake};
 use regatta_train::model::Model;
+use regatta_train::offload::{Offload, Where};
 use regatta_train::parallel::context::Ring;
 use regatta_train::parallel::pipeline::{Kind, Stage};
 use regatta_train::parallel::tensor::Group;
@@ -54,6 +57,10 @@ struct Case {
     chunks: usize,
     zero: Zero,
     tiles: usize,
+    /// Whether the head's matrix is the table of tokens.
+    tied: bool,
+    /// Whether parameters and moments are on disk.
+    on_disk: bool,
 }
 
 impl Case {
@@ -70,13 +77,15 @@ impl Case {
             chunks: 1,
             zero: Zero::Nothing,
             tiles: 1,
+            tied: family == Family::Gpt2,
+            on_disk: false,
         }
     }
 
-    fn engine(&self, comm: &Arc<dyn Comm>) -> Engine {
+    fn engine(&self, comm: &Arc<dyn Comm>, folder: PathBuf) -> Engine {
         let groups = Groups::new(comm.clone(), self.mesh).unwrap();
         let tensor = Group::new(groups.tensor.clone(), self.sequence);
-        let model = Model::tiled(shape(self.family), tensor.share, self.tiles);
+        let model = Model::tiled(self.shape(), tensor.share, self.tiles);
         let ring = Ring::new(groups.ring.clone(), groups.seat.context_share(&self.mesh));
         let net = Net::within(tensor, model, Box::new(Reference)).in_ring(ring);
         let Self { mesh, kind, chunks, passes, .. } = *self;
@@ -87,12 +96,19 @@ impl Case {
                 Stage::new(&net.model.shape, how, groups.seat.pp).unwrap()
             }
         };
-        Engine::new(net, groups, stage, &Sharing::zero(self.zero), 11).unwrap()
+        let place = if self.on_disk { Where::Disk } else { Where::Device };
+        let offload = Offload { optimizer: place, parameters: place, folder };
+        let sharing = Sharing { zero: self.zero, offload };
+        Engine::new(net, groups, stage, &sharing, 11).unwrap()
+    }
+
+    fn shape(&self) -> Shape {
+        Shape { tied: self.tied, ..shape(self.family) }
     }
 
     /// The mean losses and norms of the steps, as a rank of so many sees them.
-    fn rank(self, comm: Arc<dyn Comm>) -> Vec<[f64; 2]> {
-        let mut engine = self.engine(&comm);
+    fn rank(self, comm: Arc<dyn Comm>, folder: PathBuf) -> Vec<[f64; 2]> {
+        let mut engine = self.engine(&comm, folder);
         let seat = self.mesh.seat(comm.rank() as usize);
         let share = BATCH / self.mesh.dp;
         let each = share / self.passes;
@@ -125,17 +141,26 @@ impl Case {
 
     /// The same of all ranks together, who must agree.
     fn run(self) -> Vec<[f64; 2]> {
-        let start = |comm| thread::spawn(move || self.rank(Arc::new(comm)));
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("regatta-splits-{}-{number}", std::process::id());
+        let folder = std::env::temp_dir().join(name);
+        let start = |comm| {
+            let folder = folder.clone();
+            thread::spawn(move || self.rank(Arc::new(comm), folder))
+        };
         let world = fake::world(self.mesh.ranks() as u32);
         let all: Vec<_> = world.into_iter().map(start).collect();
         let all: Vec<Vec<_>> = all.into_iter().map(|rank| rank.join().unwrap()).collect();
+        let _ = std::fs::remove_dir_all(&folder);
         assert!(all.iter().all(|one| *one == all[0]), "ranks disagree: {self:?}\n{all:?}");
         all[0].clone()
     }
 
     /// It is what one rank has.
     fn check(self) {
-        let alone = Self { dropout: self.dropout, ..Self::new(self.family) };
+        let Self { dropout, tied, .. } = self;
+        let alone = Self { dropout, tied, ..Self::new(self.family) };
         let (one, many) = (alone.run(), self.run());
         assert!(one[STEPS as usize - 1][0] < one[0][0] - 0.1, "nothing was learnt: {one:?}");
         for (step, (a, b)) in one.iter().zip(&many).enumerate() {
@@ -266,6 +291,29 @@ fn tiles() {
     }
 }
 
+/// The table of tokens and the head's matrix, which may be one.
+#[test]
+fn tiles_of_tables() {
+    for family in [Family::Gpt2, Family::Llama] {
+        for tied in [false, true] {
+            let (recompute, passes, on_disk) = (true, 2, true);
+            let case = Case { tied, tiles: 3, passes, ..Case::new(family) };
+            Case { on_disk, recompute, dropout: 0.1, ..case }.check();
+            Case { on_disk, mesh: Mesh::data(2), ..case }.check();
+            // More tiles than some ranks have kinds of tokens.
+            Case { mesh: tensor(4), tiles: 4, ..case }.check();
+            let mesh = Mesh { pp: 2, tp: 2, ..Mesh::data(2) };
+            for zero in LEVELS {
+                Case { mesh, zero, kind: Kind::ZeroBubble, sequence: true, ..case }.check();
+                // Both ends of the model have the table, in shares that others repeat.
+                let mesh = Mesh { pp: 2, shard: 2, ..Mesh::data(4) };
+                Case { mesh, zero, tiles: 20, on_disk: zero == Zero::Moments, recompute, ..case }
+                    .check();
+            }
+        }
+    }
+}
+
 /// Any way that four axes and what goes with them can be put together.
 fn any_case() -> impl Strategy<Value = Case> {
     let sizes = [1usize, 1, 2, 2, 4];
@@ -275,9 +323,9 @@ fn any_case() -> impl Strategy<Value = Case> {
         .prop_filter("2 to 8 ranks", |mesh| (2..=8).contains(&mesh.ranks()));
     let kinds = Kind::ALL.to_vec();
     let zero = proptest::sample::select(LEVELS.to_vec());
-    let rest = (any::<[bool; 4]>(), proptest::sample::select(kinds), zero, 0usize..3, 1usize..4);
+    let rest = (any::<[bool; 6]>(), proptest::sample::select(kinds), zero, 0usize..3, 1usize..4);
     (mesh, rest).prop_map(
-        |(mesh, ([llama, sequence, recompute, hybrid], kind, zero, more, tiles))| {
+        |(mesh, ([llama, tied, sequence, recompute, hybrid, on_disk], kind, zero, more, tiles))| {
             // Shared by all with the same parameters, or by pairs of them.
             let mesh = Mesh { shard: if hybrid { mesh.shard.min(2) } else { mesh.shard }, ..mesh };
             let family = if llama { Family::Llama } else { Family::Gpt2 };
@@ -293,6 +341,8 @@ fn any_case() -> impl Strategy<Value = Case> {
                 kind,
                 zero,
                 tiles,
+                tied,
+                on_disk: on_disk && tiles > 1,
                 chunks: if is_split { 2 } else { 1 },
                 dropout: if recompute { 0.1 } else { 0.0 },
                 ..Case::new(family)

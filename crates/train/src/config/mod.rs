@@ -171,8 +171,8 @@ configuration! {
         schedule: Pipeline = Pipeline::OneFOneB, ANY;
         /// Parts of the model that a stage has, each of some layers; more than 1 is for interleaved.
         chunks: usize = 1, COUNT;
-        /// Pieces in which a layer's matrices are computed, one after the other, for layers larger than
-        /// memory.
+        /// Pieces in which each matrix of a layer, the table of tokens and the head's matrix are computed,
+        /// one after the other, where they are larger than memory.
         tiles: usize = 1, COUNT;
     }
     /// What is kept out of the device's memory.

@@ -73,21 +73,22 @@ impl Cpu {
         if whole.is_empty() {
             return 0.0;
         }
-        let count = rows(whole.len(), 2);
+        let count = rows(whole.len(), 3);
         let ranks = rows(parts.len(), 3 * count);
         let (parts, whole) = (parts.host::<f32>(), Apart::new(whole));
         self.sum_of_rows(count, 8 * ranks, |range| {
             // SAFETY: ranges are disjoint.
-            let whole = unsafe { whole.reals(2 * range.start..2 * range.end) };
+            let whole = unsafe { whole.reals(3 * range.start..3 * range.end) };
             let one = |(row, whole): (usize, &mut [f32])| {
                 let merged = merge_entropies(parts.chunks_exact(3 * count).map(|part| {
                     let numbers = [0, 1, 2].map(|at| f64::from(part[3 * row + at]));
                     EntropyPart::from(numbers)
                 }));
-                whole.copy_from_slice(&[merged.most as f32, merged.sum as f32]);
+                let EntropyPart { most, sum, wanted } = merged;
+                whole.copy_from_slice(&[most, sum, wanted].map(|number| number as f32));
                 merged.loss()
             };
-            range.zip(whole.chunks_exact_mut(2)).map(one).sum()
+            range.zip(whole.chunks_exact_mut(3)).map(one).sum()
         })
     }
 
@@ -99,7 +100,7 @@ impl Cpu {
         logits: ViewMut<'_>,
         scale: f64,
     ) {
-        assert_eq!(whole.len(), 2 * targets.len(), "two numbers a row");
+        assert_eq!(whole.len(), 3 * targets.len(), "three numbers a row");
         if targets.is_empty() {
             return;
         }
@@ -108,7 +109,7 @@ impl Cpu {
         self.pool.run_ranges(targets.len(), LEAST.div_ceil(4 * columns), 1, |range| {
             // SAFETY: ranges are disjoint.
             let logits = unsafe { logits.part(range.start * columns..range.end * columns) };
-            let whole = &whole[2 * range.start..2 * range.end];
+            let whole = &whole[3 * range.start..3 * range.end];
             gradients_of_rows(self.level, &targets[range], first, whole, logits, scale as f32);
         });
     }
@@ -156,7 +157,7 @@ kernel! {
         for (row, target) in targets.iter().enumerate() {
             let logits = logits.part(row * columns..(row + 1) * columns);
             let target = column(*target, first, columns);
-            row_gradient::<V>(logits, target, [whole[2 * row], whole[2 * row + 1]], scale);
+            row_gradient::<V>(logits, target, [whole[3 * row], whole[3 * row + 1]], scale);
         }
     }
 }

@@ -301,7 +301,7 @@ fn cross_entropy_of_parts() {
         let each = || cuts.windows(2).map(|cut| rows * (cut[1] - cut[0]));
         for logits in [each().map(Act).collect::<Vec<_>>(), each().map(Real).collect()] {
             let mut all = logits;
-            all.extend([Real(3 * rows * ranks), Real(2 * rows)]);
+            all.extend([Real(3 * rows * ranks), Real(3 * rows)]);
             same(&format!("{rows} rows cut at {cuts:?}"), &all, |device, t| {
                 let (logits, sums) = t.split_at_mut(ranks);
                 let [parts, whole] = sums else { panic!() };

@@ -25,7 +25,7 @@ impl Training {
     pub(super) fn sample(&mut self) -> Option<Event> {
         self.engine.state.settle().ok()?;
         let engine = &self.engine;
-        let is_shared = engine.groups.mesh.is_shared() || self.config.parallel.tiles > 1;
+        let is_shared = engine.groups.mesh.is_shared();
         if let Some(all) = engine.state.weights.whole().filter(|_| !is_shared) {
             return self.write(&engine.net, all).map(Event::Sample);
         }

@@ -1,7 +1,9 @@
-//! Where a pass has a layer's parameters from, and where it leaves their gradients.
+//! Where a pass has a layer's parameters from, and where it leaves their gradients. The embedding and
+//! the head are layers here, too.
 
 use super::product::Later;
 use crate::memory::{View, ViewMut};
+use crate::shape::Tile;
 use crate::state::StepError;
 
 /// The parameters of a layer. Its matrices may be in tiles, each a block of its own that is brought
@@ -31,6 +33,9 @@ pub trait Bank: Params {
     /// The latter alone, for which the block need not be here.
     fn grads(&mut self) -> ViewMut<'_>;
 
+    /// Where a pass adds to the gradients of a block that has some of the layer's parameters.
+    fn grads_of(&mut self, block: usize) -> ViewMut<'_>;
+
     /// Where a pass adds to the gradients of the layer's own block, and of a tile.
     fn tile_grads(&mut self, tile: usize) -> [ViewMut<'_>; 2];
 
@@ -41,13 +46,31 @@ pub trait Bank: Params {
     fn later(&mut self) -> Option<&mut Vec<Later>>;
 }
 
+/// Brings one of tiles that are used one after the other; the next one begins to come meanwhile.
+pub(super) fn bring_tile(
+    params: &mut dyn Params,
+    tiles: &[Tile],
+    number: usize,
+) -> Result<(), StepError> {
+    params.bring(tiles[number].block)?;
+    if let Some(next) = tiles.get(number + 1) {
+        params.ask(next.block);
+    }
+    Ok(())
+}
+
 /// Parameters that are all there.
 #[derive(Debug, Clone, Copy)]
-pub struct Given<'a>(pub View<'a>);
+pub struct Given<'a> {
+    /// Those of all blocks.
+    pub all: &'a [View<'a>],
+    /// Which block it is whose passes use them.
+    pub block: usize,
+}
 
 impl Params for Given<'_> {
     fn own(&self) -> View<'_> {
-        self.0
+        self.all[self.block]
     }
 
     fn ask(&mut self, _tile: usize) {}
@@ -57,7 +80,7 @@ impl Params for Given<'_> {
     }
 
     fn tile(&self, tile: usize) -> View<'_> {
-        unreachable!("tile {tile} of a layer that has none")
+        self.all[tile]
     }
 
     fn free(&mut self, _tile: usize) {}

@@ -3,111 +3,197 @@
 //! A row of logits has a number for each kind of token, far more than the stream. They are made, used
 //! and forgotten for a few rows at a time, together with their gradients, so that the whole never is
 //! in memory: the loss and the first step of the backward pass are one.
+//!
+//! Where the matrix is in tiles, these come one after the other, each for all rows, and come again for
+//! the gradients: a row's loss must be known before any of its logits has a gradient. So logits are
+//! computed twice, and never kept.
 
 use std::ops::Range;
 
 use super::parts::Scaling;
-use super::{Lent, Run};
-use crate::device::Linear;
+use super::table::Table;
+use super::{Bank, Lent, Matrices, Params, Run};
 use crate::memory::{Tensor, View, ViewMut};
-use crate::shape::{Block, Shape};
+use crate::shape::Shape;
 use crate::state::StepError;
 
 /// Logits that are in memory at once, about.
 const MOST: usize = 1 << 22;
 
+/// What the loss needs of a row's logits: so many numbers.
+const PART: usize = 3;
+
 /// The head.
 #[derive(Debug, Clone)]
 pub struct Head {
     norm: Scaling,
-    /// Where its own matrix is, if it has one.
-    output: Option<Range<usize>>,
+    /// Its matrix, which may be the embedding's.
+    pub table: Table,
     width: usize,
-    /// The tokens whose logits this rank has.
-    first: usize,
-    vocabulary: usize,
-}
-
-/// Its parameters.
-#[derive(Debug, Clone, Copy)]
-pub struct HeadParams<'a> {
-    /// Those of its own block.
-    pub own: View<'a>,
-    /// The embedding's table, if the head is tied to it.
-    pub table: View<'a>,
-}
-
-/// Where their gradients are added.
-#[derive(Debug)]
-pub struct HeadGrads<'a> {
-    /// Those of its own block.
-    pub own: ViewMut<'a>,
-    /// The embedding's table, if the head is tied to it.
-    pub table: Option<ViewMut<'a>>,
+    /// The most kinds of tokens that logits are of at once, on any rank.
+    kinds: usize,
 }
 
 impl Head {
-    pub(super) fn new(shape: &Shape, block: &Block) -> Self {
-        let own = block.share.of(shape.vocabulary);
-        Self {
-            norm: Scaling::new(shape, block, "norm"),
-            output: block.find("output"),
-            width: shape.width,
-            first: own.start,
-            vocabulary: own.len(),
-        }
+    /// With a matrix of its own, or with that of the embedding.
+    pub(super) fn new(shape: &Shape, of: &Matrices<'_>, tied: Option<&Table>) -> Self {
+        let own = || Table::new(shape, shape.layers + 1, of, "output");
+        let table = tied.cloned().unwrap_or_else(own);
+        // Ranks that talk for every few rows must all have as many of them.
+        let kinds = match table.is_tiled() {
+            true => table.most_rows(),
+            false => shape.vocabulary.div_ceil(of.block.share.ranks),
+        };
+        Self { norm: Scaling::new(shape, of.block, "norm"), table, width: shape.width, kinds }
     }
 
     /// The sum of the cross entropies, without gradients.
     pub fn loss(
         &self,
         run: &Run<'_>,
-        params: HeadParams<'_>,
+        params: &mut dyn Params,
         x: &Tensor,
         targets: &[u32],
     ) -> Result<f64, StepError> {
         let (normed, _) = self.normed(run, params, x)?;
-        let mut loss = 0.0;
+        if self.table.is_tiled() {
+            return Ok(self.entropies(run, params, (&normed, targets), false)?.0);
+        }
+        let (mut room, mut loss) = (self.room(run), 0.0);
+        self.table.bring(params, 0)?;
         for rows in self.chunks(run.rows()) {
-            let mut logits = self.some(run, params, &normed, rows.clone());
+            let mut logits = self.some(run, params, 0, (&normed, rows.clone()), &mut room);
             loss += self.entropy(run, &targets[rows], &mut logits, None)?;
         }
+        self.table.free(params, 0);
         Ok(loss)
     }
 
-    /// The same, and the gradients, times the scale: those of the parameters are added to `grads`,
-    /// that of the stream is returned.
+    /// The same, and the gradients, times the scale: those of the parameters are added to what is
+    /// there, that of the stream is returned.
     pub fn loss_and_gradients(
         &self,
         run: &Run<'_>,
-        params: HeadParams<'_>,
-        grads: &mut HeadGrads<'_>,
+        bank: &mut dyn Bank,
         (x, targets): (&Tensor, &[u32]),
         scale: f64,
     ) -> Result<(f64, Lent), StepError> {
-        let (normed, statistics) = self.normed(run, params, x)?;
+        let (normed, statistics) = self.normed(run, bank, x)?;
         let mut dnormed = run.activation(run.rows() * self.width);
-        let mut loss = 0.0;
-        for rows in self.chunks(run.rows()) {
-            let mut logits = self.some(run, params, &normed, rows.clone());
-            let targets = &targets[rows.clone()];
-            loss += self.entropy(run, targets, &mut logits, Some(scale))?;
-            let (of, here) = (self.sizes(rows.len()), self.numbers(rows));
-            let (dlogits, matrix, mut dx) =
-                (logits.view(), self.matrix(params), dnormed.view_mut());
-            run.device.linear_back_input(of, dlogits, matrix, dx.part(here.clone()), false);
-            let dmatrix = match (self.output.clone(), &mut grads.table) {
-                (None, Some(table)) => table.again(),
-                (own, _) => grads.own.part(own.unwrap_or(0..0)),
-            };
-            run.device.linear_back_weight(of, normed.view().part(here), dlogits, dmatrix, None);
-        }
+        let loss = match self.table.is_tiled() {
+            true => self.tile_by_tile(run, bank, (&normed, targets), scale, &mut dnormed)?,
+            false => self.at_once(run, bank, (&normed, targets), scale, &mut dnormed)?,
+        };
         let dnormed = run.tensor.leave(run, dnormed)?;
         let mut dx = run.real(x.len());
         run.device.clear(dx.view_mut());
         let needed = [x.view(), statistics.view(), dnormed.view()];
-        self.norm.backward(run, params.own, needed, dx.view_mut(), &mut grads.own);
+        let (params, mut grads) = bank.both();
+        self.norm.backward(run, params, needed, dx.view_mut(), &mut grads);
         Ok((loss, dx))
+    }
+
+    /// The loss and the gradients of a few rows after the others, with all of the matrix.
+    fn at_once(
+        &self,
+        run: &Run<'_>,
+        bank: &mut dyn Bank,
+        (normed, targets): (&Tensor, &[u32]),
+        scale: f64,
+        dnormed: &mut Tensor,
+    ) -> Result<f64, StepError> {
+        let (mut room, mut loss) = (self.room(run), 0.0);
+        self.table.bring(bank, 0)?;
+        for rows in self.chunks(run.rows()) {
+            let mut logits = self.some(run, bank, 0, (normed, rows.clone()), &mut room);
+            loss += self.entropy(run, &targets[rows.clone()], &mut logits, Some(scale))?;
+            self.back(run, bank, 0, (normed, rows), logits.view(), dnormed);
+        }
+        self.table.free(bank, 0);
+        self.table.done(bank, 0)?;
+        Ok(loss)
+    }
+
+    /// The loss of all rows, tile by tile; then the gradients, tile by tile.
+    fn tile_by_tile(
+        &self,
+        run: &Run<'_>,
+        bank: &mut dyn Bank,
+        (normed, targets): (&Tensor, &[u32]),
+        scale: f64,
+        dnormed: &mut Tensor,
+    ) -> Result<f64, StepError> {
+        let (loss, whole) = self.entropies(run, bank, (normed, targets), true)?;
+        let mut room = self.room(run);
+        for tile in self.table.tiles() {
+            self.table.bring(bank, tile)?;
+            for rows in self.chunks(run.rows()) {
+                let mut logits = self.some(run, bank, tile, (normed, rows.clone()), &mut room);
+                let whole = whole.view().part(PART * rows.start..PART * rows.end);
+                let (targets, first) = (&targets[rows.clone()], self.table.first(tile));
+                run.device.entropy_back(targets, first, whole, logits.again(), scale);
+                self.back(run, bank, tile, (normed, rows), logits.view(), dnormed);
+            }
+            self.table.free(bank, tile);
+            self.table.done(bank, tile)?;
+        }
+        Ok(loss)
+    }
+
+    /// The gradients by way of the logits of some rows and a tile: the first tile's are those of the
+    /// stream, others' are added.
+    fn back(
+        &self,
+        run: &Run<'_>,
+        bank: &mut dyn Bank,
+        tile: usize,
+        (normed, rows): (&Tensor, Range<usize>),
+        dlogits: View<'_>,
+        dnormed: &mut Tensor,
+    ) {
+        let (of, here) = (self.table.sizes(tile, rows.len()), self.numbers(rows));
+        let (mut dx, add) = (dnormed.view_mut(), tile > 0);
+        let dx = dx.part(here.clone());
+        run.device.linear_back_input(of, dlogits, self.table.of(bank, tile), dx, add);
+        let (normed, grads) = (normed.view().part(here), self.table.grads(bank, tile));
+        run.device.linear_back_weight(of, normed, dlogits, grads, None);
+    }
+
+    /// The sum of the cross entropies of all rows, and what their gradients need, tile by tile. These
+    /// may be needed again at once.
+    fn entropies(
+        &self,
+        run: &Run<'_>,
+        params: &mut dyn Params,
+        (normed, targets): (&Tensor, &[u32]),
+        again: bool,
+    ) -> Result<(f64, Lent), StepError> {
+        let (mut room, all) = (self.room(run), run.rows());
+        let mut parts = run.real(self.table.tiles().len() * PART * all);
+        for tile in self.table.tiles() {
+            self.table.bring(params, tile)?;
+            if again && tile + 1 == self.table.tiles().len() {
+                self.table.ask(params);
+            }
+            for rows in self.chunks(all) {
+                let logits = self.some(run, params, tile, (normed, rows.clone()), &mut room);
+                let here = PART * (tile * all + rows.start)..PART * (tile * all + rows.end);
+                let (mut parts, first) = (parts.view_mut(), self.table.first(tile));
+                run.device.entropy_part(&targets[rows], first, logits.view(), parts.part(here));
+            }
+            self.table.free(params, tile);
+        }
+        let mut own = run.real(PART * all);
+        let loss = run.device.entropy_whole(parts.view(), own.view_mut());
+        if run.tensor.share.ranks == 1 { Ok((loss, own)) } else { self.together(run, own) }
+    }
+
+    /// What ranks know of their columns becomes what is to be known of all, and the loss.
+    fn together(&self, run: &Run<'_>, own: Lent) -> Result<(f64, Lent), StepError> {
+        let mut whole = run.real(own.len());
+        let parts = run.tensor.together(run, own)?;
+        let loss = run.device.entropy_whole(parts.view(), whole.view_mut());
+        Ok((loss, whole))
     }
 
     /// The sum of the cross entropies of some rows of logits, of which this rank may have some
@@ -116,20 +202,18 @@ impl Head {
         &self,
         run: &Run<'_>,
         targets: &[u32],
-        logits: &mut Tensor,
+        logits: &mut ViewMut<'_>,
         scale: Option<f64>,
     ) -> Result<f64, StepError> {
         let device = run.device;
         if run.tensor.share.ranks == 1 {
-            return Ok(device.cross_entropy(targets, logits.view_mut(), scale));
+            return Ok(device.cross_entropy(targets, logits.again(), scale));
         }
-        let mut parts = run.real(3 * targets.len());
-        device.entropy_part(targets, self.first, logits.view(), parts.view_mut());
-        let parts = run.tensor.together(run, parts)?;
-        let mut whole = run.real(2 * targets.len());
-        let loss = device.entropy_whole(parts.view(), whole.view_mut());
+        let (mut own, first) = (run.real(PART * targets.len()), self.table.first(0));
+        device.entropy_part(targets, first, logits.view(), own.view_mut());
+        let (loss, whole) = self.together(run, own)?;
         if let Some(scale) = scale {
-            device.entropy_back(targets, self.first, whole.view(), logits.view_mut(), scale);
+            device.entropy_back(targets, first, whole.view(), logits.again(), scale);
         }
         Ok(loss)
     }
@@ -138,40 +222,67 @@ impl Head {
     pub fn logits(
         &self,
         run: &Run<'_>,
-        params: HeadParams<'_>,
+        params: &mut dyn Params,
         x: &Tensor,
         rows: Range<usize>,
     ) -> Result<Lent, StepError> {
         let (normed, _) = self.normed(run, params, x)?;
-        Ok(self.some(run, params, &normed, rows))
+        let kinds = self.table.all_rows();
+        let mut logits = run.real(rows.len() * kinds);
+        let mut room = run.real(rows.len() * self.table.most_rows());
+        for tile in self.table.tiles() {
+            self.table.bring(params, tile)?;
+            let some = self.some(run, params, tile, (&normed, rows.clone()), &mut room);
+            let columns = self.table.rows(tile);
+            run.device.put_columns(some.view(), logits.view_mut(), kinds, columns);
+            self.table.free(params, tile);
+        }
+        Ok(logits)
     }
 
     /// All rows, normed, and the statistics of this rank's.
     fn normed(
         &self,
         run: &Run<'_>,
-        params: HeadParams<'_>,
+        params: &dyn Params,
         x: &Tensor,
     ) -> Result<(Lent, Lent), StepError> {
         let mut normed = run.activation(x.len());
         let mut statistics = run.real(2 * run.own_rows());
-        self.norm.forward(run, params.own, x.view(), normed.view_mut(), statistics.view_mut());
+        self.norm.forward(run, params.own(), x.view(), normed.view_mut(), statistics.view_mut());
         Ok((run.tensor.enter(run, normed)?, statistics))
     }
 
-    /// The logits of some normed rows.
-    fn some(
+    /// The logits of some normed rows for the tokens of a tile.
+    fn some<'r>(
         &self,
         run: &Run<'_>,
-        params: HeadParams<'_>,
-        normed: &Tensor,
-        rows: Range<usize>,
-    ) -> Lent {
-        let mut logits = run.real(rows.len() * self.vocabulary);
-        let (of, matrix) = (self.sizes(rows.len()), self.matrix(params));
+        params: &dyn Params,
+        tile: usize,
+        (normed, rows): (&Tensor, Range<usize>),
+        room: &'r mut Tensor,
+    ) -> ViewMut<'r> {
+        let of = self.table.sizes(tile, rows.len());
+        let (mut logits, _) = room.view_mut().split_at(of.rows * of.outputs);
         let normed = normed.view().part(self.numbers(rows));
-        run.device.linear(of, normed, matrix, None, logits.view_mut());
+        run.device.linear(of, normed, self.table.of(params, tile), None, logits.again());
         logits
+    }
+
+    /// Room for logits of a few rows.
+    fn room(&self, run: &Run<'_>) -> Lent {
+        run.real(rows_at_once(run.rows(), self.kinds) * self.kinds)
+    }
+
+    /// Numbers that its passes over so many rows have in memory at once beside those of the stream,
+    /// with so many ranks that share columns.
+    pub(crate) fn working(&self, rows: usize, ranks: usize) -> usize {
+        let logits = rows_at_once(rows, self.kinds) * self.kinds;
+        let all = if ranks > 1 { ranks + 1 } else { 0 };
+        match self.table.is_tiled() {
+            true => logits + PART * rows * (self.table.tiles().len() + 1 + all),
+            false => logits,
+        }
     }
 
     /// Where the numbers of some rows of the stream are.
@@ -179,23 +290,15 @@ impl Head {
         rows.start * self.width..rows.end * self.width
     }
 
-    fn matrix<'a>(&self, params: HeadParams<'a>) -> View<'a> {
-        self.output.clone().map_or(params.table, |own| params.own.part(own))
-    }
-
-    fn sizes(&self, rows: usize) -> Linear {
-        Linear { rows, inputs: self.width, outputs: self.vocabulary }
-    }
-
     /// Rows, a few at a time: as many each, so that memory is used again.
     fn chunks(&self, rows: usize) -> impl Iterator<Item = Range<usize>> + use<> {
-        let each = rows_at_once(rows, self.vocabulary);
+        let each = rows_at_once(rows, self.kinds);
         (0..rows).step_by(each).map(move |start| start..(start + each).min(rows))
     }
 }
 
 /// How many of so many rows have their logits in memory at once, each of so many kinds of tokens.
-pub fn rows_at_once(rows: usize, vocabulary: usize) -> usize {
-    let most = (MOST / vocabulary.max(1)).max(1);
+fn rows_at_once(rows: usize, kinds: usize) -> usize {
+    let most = (MOST / kinds.max(1)).max(1);
     rows.div_ceil(rows.div_ceil(most).max(1)).max(1)
 }

@@ -12,16 +12,17 @@ mod layer;
 mod parts;
 mod product;
 mod scratch;
+mod table;
 
 pub use bank::{Bank, Given, Params};
 pub use decode::Cache;
 pub use embedding::Embedding;
-pub(crate) use head::rows_at_once;
-pub use head::{Head, HeadGrads, HeadParams};
+pub use head::Head;
 pub use held::Held;
 pub use layer::{Layer, Saved};
 pub use product::Later;
 pub use scratch::{Home, Lent, Scratch};
+pub use table::Table;
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -29,9 +30,10 @@ use std::ops::Range;
 use crate::device::Device;
 use crate::memory::{Tensor, ViewMut};
 use crate::parallel::context::Ring;
+use crate::parallel::pipeline::Stage;
 use crate::parallel::tensor::Group;
 use crate::random::{self, Mask};
-use crate::shape::{Block, Shape, Share, Tile};
+use crate::shape::{Block, Shape, Share, TABLE, Tile};
 
 /// A model: what its blocks do, and which parameters they have. The parameters themselves are
 /// elsewhere: whoever calls a block brings them.
@@ -39,9 +41,9 @@ use crate::shape::{Block, Shape, Share, Tile};
 pub struct Model {
     /// Its sizes.
     pub shape: Shape,
-    /// The parameters of each block: embedding, layers, head, then tiles of layers' matrices.
+    /// The parameters of each block: embedding, layers, head, then tiles of their matrices.
     pub blocks: Vec<Block>,
-    /// The block whose passes use each of them: itself, or of a tile the layer's.
+    /// The block whose passes use each of them: itself, or of a tile the one that it was cut from.
     pub users: Vec<usize>,
     /// The first block.
     pub embedding: Embedding,
@@ -62,36 +64,64 @@ impl Model {
         Self::tiled(shape, share, 1)
     }
 
-    /// The same, with the matrices of layers in so many tiles each.
+    /// The same, with the matrices of layers, the table of tokens and the head's matrix in so many
+    /// tiles each.
     pub fn tiled(shape: Shape, share: Share, count: usize) -> Self {
-        let mut blocks = shape.blocks_of(share);
-        let mut users: Vec<usize> = (0..blocks.len()).collect();
-        let embedding = Embedding::new(&shape, &blocks[0]);
-        let mut layers = Vec::with_capacity(shape.layers);
-        for layer in 0..shape.layers {
-            let user = layer + 1;
-            let taken = match count {
-                1 => Vec::new(),
-                _ => blocks[user].take_tiles(count),
-            };
-            let mut tiles = HashMap::new();
-            for (name, rows, block) in taken {
-                let (number, columns) = (blocks.len(), block.parameters[0].shape[1]);
-                let all: &mut (Vec<Tile>, usize) = tiles.entry(name).or_default();
-                all.0.push(Tile { block: number, rows });
-                all.1 = columns;
-                blocks.push(block);
-                users.push(user);
-            }
-            layers.push(Layer::new(&shape, layer, &Matrices { block: &blocks[user], tiles }));
-        }
-        let head = Head::new(&shape, &blocks[shape.layers + 1]);
+        let blocks = shape.blocks_of(share);
+        let users = (0..blocks.len()).collect();
+        let mut parts = Parts { blocks, users, count };
+        let embedding = Embedding::new(&shape, &parts.take(0));
+        let layer = |layer| Layer::new(&shape, layer, &parts.take(layer + 1));
+        let layers = (0..shape.layers).map(layer).collect();
+        let tied = shape.tied.then_some(&embedding.table);
+        let head = Head::new(&shape, &parts.take(shape.layers + 1), tied);
+        let Parts { blocks, users, .. } = parts;
         Self { shape, blocks, users, embedding, layers, head }
+    }
+
+    /// Leaves what a stage of a pipeline has of it, and says of each block whether it is among that.
+    /// Where a tied head is without the embedding, it has the table.
+    pub fn keep(&mut self, stage: &Stage) -> Vec<bool> {
+        let has_copy = stage.has_copy(&self.shape);
+        if has_copy {
+            self.blocks[0].parameters.retain(|parameter| parameter.name == TABLE);
+        }
+        let is_held = |(block, user): (&Block, &usize)| {
+            !block.is_empty() && (stage.has(*user) || *user == 0 && has_copy)
+        };
+        self.blocks.iter().zip(&self.users).map(is_held).collect()
     }
 
     /// The number of the head's block.
     pub fn last(&self) -> usize {
         self.shape.layers + 1
+    }
+}
+
+/// The blocks of a model, from which tiles are taken.
+struct Parts {
+    blocks: Vec<Block>,
+    users: Vec<usize>,
+    /// Tiles of each matrix.
+    count: usize,
+}
+
+impl Parts {
+    /// The matrices of a block; its tiles become blocks behind the others.
+    fn take(&mut self, user: usize) -> Matrices<'_> {
+        let taken = match self.count {
+            1 => Vec::new(),
+            count => self.blocks[user].take_tiles(count),
+        };
+        let mut tiles = HashMap::new();
+        for (name, rows, block) in taken {
+            let all: &mut (Vec<Tile>, usize) = tiles.entry(name).or_default();
+            all.0.push(Tile { block: self.blocks.len(), rows });
+            all.1 = block.parameters[0].shape[1];
+            self.blocks.push(block);
+            self.users.push(user);
+        }
+        Matrices { block: &self.blocks[user], tiles }
     }
 }
 

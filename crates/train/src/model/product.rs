@@ -1,6 +1,6 @@
 //! A matrix product of a layer, at once or tile by tile.
 
-use super::bank::{Bank, Params};
+use super::bank::{Bank, Params, bring_tile};
 use super::parts::Pair;
 use super::{Held, Lent, Matrices, Run};
 use crate::device::Linear;
@@ -147,12 +147,8 @@ impl Product {
         params: &mut dyn Params,
         mut work: impl FnMut(&dyn Params, &Tile),
     ) -> Result<(), StepError> {
-        for (tile, next) in self.tiles.iter().zip(self.tiles.iter().skip(1).map(Some).chain([None]))
-        {
-            params.bring(tile.block)?;
-            if let Some(next) = next {
-                params.ask(next.block);
-            }
+        for (number, tile) in self.tiles.iter().enumerate() {
+            bring_tile(params, &self.tiles, number)?;
             work(params, tile);
             params.free(tile.block);
         }

@@ -35,7 +35,7 @@ pub fn part(targets: &[u32], first: usize, logits: &[f64], parts: &mut [f64]) {
 }
 
 pub fn whole(parts: &[f64], whole: &mut [f64]) -> f64 {
-    let rows = whole.len() / 2;
+    let rows = whole.len() / 3;
     assert!(parts.len().is_multiple_of(3 * rows));
     let mut loss = 0.0;
     for row in 0..rows {
@@ -43,7 +43,7 @@ pub fn whole(parts: &[f64], whole: &mut [f64]) -> f64 {
             .chunks_exact(3 * rows)
             .map(|part| EntropyPart::from([part[3 * row], part[3 * row + 1], part[3 * row + 2]]));
         let merged = merge_entropies(here);
-        whole[2 * row..2 * row + 2].copy_from_slice(&[merged.most, merged.sum]);
+        whole[3 * row..3 * row + 3].copy_from_slice(&[merged.most, merged.sum, merged.wanted]);
         loss += merged.loss();
     }
     loss
@@ -51,10 +51,10 @@ pub fn whole(parts: &[f64], whole: &mut [f64]) -> f64 {
 
 pub fn back(targets: &[u32], first: usize, whole: &[f64], logits: &mut [f64], scale: f64) {
     let columns = logits.len() / targets.len();
-    assert_eq!(whole.len(), 2 * targets.len());
+    assert_eq!(whole.len(), 3 * targets.len());
     for (row, target) in targets.iter().enumerate() {
         let logits = &mut logits[row * columns..(row + 1) * columns];
-        let (most, sum) = (whole[2 * row], whole[2 * row + 1]);
+        let (most, sum) = (whole[3 * row], whole[3 * row + 1]);
         logits.iter_mut().for_each(|x| *x = (*x - most).exp() / sum * scale);
         if let Some(column) = column(*target, first, columns) {
             logits[column] -= scale;

@@ -65,15 +65,21 @@ impl Shared {
         let all = self.pool.take(self.blocks[block].room, self.format);
         let own = self.shelf.take(block);
         self.blocks[block].whole = Place::Coming(zero::gather_into(&*comm, own, all));
-        if let Some(next) = (2 * block).checked_sub(self.asked) {
+        // From a layer to its tiles it is no walk, and says nothing of what is next.
+        if let Some(next) = (2 * block).checked_sub(self.asked)
+            && block.abs_diff(self.asked) == 1
+        {
             self.shelf.ask(next);
         }
         self.asked = block;
         Ok(())
     }
 
-    /// A block is whole until it is freed as often as it was brought.
+    /// A block is whole until it is freed as often as it was brought, if this rank has it.
     pub fn bring(&mut self, block: usize) -> Result<(), StepError> {
+        if !self.shelf.has(block) {
+            return Ok(());
+        }
         self.ask(block);
         self.blocks[block].users += 1;
         let whole = match std::mem::replace(&mut self.blocks[block].whole, Place::Nowhere) {

@@ -1,4 +1,4 @@
-//! A layer's parameters and gradients in a pass, from the state.
+//! Parameters and gradients of a layer, of the embedding or of the head in a pass, from the state.
 
 use crate::device::Device;
 use crate::memory::{View, ViewMut};
@@ -41,8 +41,9 @@ pub(super) struct Working<'a> {
     /// The layer's block, which was brought.
     pub block: usize,
     pub later: Option<&'a mut Vec<Later>>,
-    /// Whether this is the last pass of the step.
-    pub last: bool,
+    /// Whether gradients of tiles leave when a pass has added to them, and if so, whether nobody will
+    /// add to them in this step.
+    pub leaving: Option<bool>,
 }
 
 impl Params for Working<'_> {
@@ -77,12 +78,17 @@ impl Bank for Working<'_> {
         self.state.gradients.of(self.block)
     }
 
+    fn grads_of(&mut self, block: usize) -> ViewMut<'_> {
+        self.state.gradients.of(block)
+    }
+
     fn tile_grads(&mut self, tile: usize) -> [ViewMut<'_>; 2] {
         self.state.gradients.pair(self.block, tile)
     }
 
     fn complete(&mut self, tile: usize) -> Result<(), StepError> {
-        Ok(self.state.gradients.ready(self.device, tile, self.last)?)
+        let Some(last) = self.leaving else { return Ok(()) };
+        Ok(self.state.gradients.ready(self.device, tile, last)?)
     }
 
     fn later(&mut self) -> Option<&mut Vec<Later>> {

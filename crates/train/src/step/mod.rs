@@ -139,13 +139,8 @@ impl Engine {
         how: &Sharing,
         seed: u64,
     ) -> Result<Self, StepError> {
-        let has_copy = stage.has_copy(&net.model.shape);
-        if has_copy {
-            // Of the embedding the head needs the table alone.
-            net.model.blocks[0].parameters.truncate(1);
-        }
-        let users = &net.model.users;
-        let is_held = |block: usize| stage.has(users[block]) || block == 0 && has_copy;
+        let held = net.model.keep(&stage);
+        let is_held = |block: usize| held[block];
         let state = State::new(&net.model, &*net.device, &groups, how, is_held, seed)?;
         Ok(Self { net, state, groups, stage })
     }
@@ -158,7 +153,7 @@ impl Engine {
     ) -> Result<Outcome, StepError> {
         let mut laps = Laps::default();
         self.state.take_waited();
-        self.state.weights.ask(self.stage.parts[self.stage.stage].start);
+        self.net.ask(&mut self.state.weights, self.stage.parts[self.stage.stage].start);
         timed(&mut laps.optimizer, || self.state.gradients.clear(&*self.net.device));
         let own: Vec<Own<'a>> = micros.map(|micro| Own::of(micro, &self.net.context)).collect();
         let micros: Vec<Micro<'_>> = own.iter().map(Own::micro).collect();

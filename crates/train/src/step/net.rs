@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{Micro, StepError};
 use crate::device::Device;
 use crate::memory::View;
-use crate::model::{Given, HeadParams, Model, Run, Scratch};
+use crate::model::{Given, Model, Run, Scratch};
 use crate::parallel::context::Ring;
 use crate::parallel::tensor::Group;
 
@@ -61,19 +61,14 @@ impl Net {
     }
 
     /// The sum of the losses of sequences, with these parameters of all blocks.
-    pub fn loss(&self, params: &[View<'_>], micro: &Micro<'_>) -> Result<f64, StepError> {
+    pub fn loss(&self, all: &[View<'_>], micro: &Micro<'_>) -> Result<f64, StepError> {
         // What layers would save for a backward pass is dropped by each at once.
         let run = Run { recompute: true, ..self.run(micro.batch, micro.sequence()) };
-        let mut x = self.model.embedding.forward(&run, params[0], micro.inputs)?;
-        for (layer, params) in self.model.layers.iter().zip(&params[1..]) {
-            x = layer.forward(&run, &mut Given(*params), x)?.0;
+        let given = |block| Given { all, block };
+        let mut x = self.model.embedding.forward(&run, &mut given(0), micro.inputs)?;
+        for (number, layer) in self.model.layers.iter().enumerate() {
+            x = layer.forward(&run, &mut given(number + 1), x)?.0;
         }
-        self.model.head.loss(&run, self.head_params(params), &x, micro.targets)
-    }
-
-    /// The head's parameters, which may be the embedding's.
-    pub fn head_params<'a>(&self, params: &[View<'a>]) -> HeadParams<'a> {
-        let table = self.model.embedding.table(params[0]);
-        HeadParams { own: params[self.model.last()], table }
+        self.model.head.loss(&run, &mut given(self.model.last()), &x, micro.targets)
     }
 }

@@ -9,8 +9,7 @@ use std::time::Instant;
 
 use super::bank::{Reading, Working};
 use super::{Engine, Laps, Micro, Net, Plan, timed, worked};
-use crate::memory::View;
-use crate::model::{Dropout, HeadGrads, HeadParams, Later, Lent, Run, Saved};
+use crate::model::{Dropout, Later, Lent, Run, Saved};
 use crate::parallel::pipeline::{Action, Lines, Way, Work};
 use crate::state::{Gradients, State, StepError, Weights};
 
@@ -63,7 +62,7 @@ impl Engine {
         let Action { chunk, micro, .. } = action;
         let Self { net, state, stage, .. } = self;
         let run = net.train(flow.plan, &flow.micros[micro]);
-        state.weights.ask(stage.parts[chunk].start);
+        net.ask(&mut state.weights, stage.parts[chunk].start);
         let input = match stage.is_first(chunk) {
             true => None,
             false => Some(receive(Way::Forward, net, &run, flow)?),
@@ -95,7 +94,7 @@ impl Engine {
         let layers = layers(net, &stage.parts[chunk]);
         layers.clone().last().into_iter().for_each(|block| state.weights.ask(block));
         let mut dx = match alive.x.take() {
-            Some(x) => head(net, state, &run, (x, number), flow)?,
+            Some(x) => head(net, state, &run, (x, number, tied_apart), flow)?,
             None => receive(Way::Backward, net, &run, flow)?,
         };
         let began = Instant::now();
@@ -111,11 +110,7 @@ impl Engine {
             }
         }
         let onward = if stage.is_first(chunk) {
-            let grads = state.gradients.of(0);
-            net.model.embedding.backward(&run, grads, micro.inputs, dx)?;
-            if !tied_apart {
-                complete(net, &run, &mut state.gradients, 0, last)?;
-            }
+            embedding_back(net, state, &run, (micro.inputs, last, tied_apart), dx)?;
             None
         } else {
             Some(dx)
@@ -141,7 +136,8 @@ impl Engine {
             unreachable!("{action} comes after the gradient of its input")
         };
         for (block, later) in alive.later {
-            let mut bank = Working { state, device: &*net.device, block, later: None, last };
+            let (device, leaving) = (&*net.device, Some(last));
+            let mut bank = Working { state, device, block, later: None, leaving };
             later.into_iter().try_for_each(|later| later.finish(&run, &mut bank))?;
             complete(net, &run, &mut state.gradients, block, last)?;
         }
@@ -155,12 +151,15 @@ impl Engine {
         if !stage.is_tied_apart(&net.model.shape) {
             return Ok(());
         }
-        if let Some(comm) = &groups.tied {
-            let run = net.run(1, 1);
-            let table = net.model.embedding.table_of(state.gradients.of(0));
-            crate::parallel::tensor::sum_of(&**comm, &run, table)?;
+        let (run, table) = (net.run(1, 1), &net.model.embedding.table);
+        for block in table.blocks() {
+            if let Some(comm) = &groups.tied {
+                let numbers = table.of_block(block, state.gradients.of(block));
+                crate::parallel::tensor::sum_of(&**comm, &run, numbers)?;
+            }
+            state.gradients.ready(&*net.device, block, true)?;
         }
-        Ok(state.gradients.ready(&*net.device, 0, true)?)
+        Ok(())
     }
 
     /// The loss, if the head is here, and no way back.
@@ -181,10 +180,11 @@ impl Engine {
             let part = stage.parts[chunk].clone();
             let (x, _) = forward(net, &mut state.weights, &run, part, (input, micro.inputs))?;
             if stage.is_last(chunk) {
-                bring_head(net, &mut state.weights)?;
-                let params = head_params(net, &state.weights);
-                loss = net.model.head.loss(&run, params, &x, micro.targets)?;
-                free_head(net, &mut state.weights);
+                let (weights, block) = (&mut state.weights, net.model.last());
+                weights.bring(block)?;
+                let mut params = Reading { weights, block };
+                loss = net.model.head.loss(&run, &mut params, &x, micro.targets)?;
+                weights.free(block);
             } else {
                 lines.send(Way::Forward, x)?;
             }
@@ -195,6 +195,17 @@ impl Engine {
 }
 
 impl Net {
+    /// A block will be needed soon, with what its pass begins with.
+    pub(super) fn ask(&self, weights: &mut Weights, block: usize) {
+        weights.ask(block);
+        let table = match block {
+            0 => &self.model.embedding.table,
+            last if last == self.model.last() => &self.model.head.table,
+            _ => return,
+        };
+        table.blocks().take(1).for_each(|first| weights.ask(first));
+    }
+
     /// What a pass in training works with.
     fn train(&self, plan: &Plan, micro: &Micro<'_>) -> Run<'_> {
         let Plan { dropout: share, seed, step, recompute, .. } = *plan;
@@ -232,7 +243,8 @@ fn forward(
         None => {
             weights.bring(0)?;
             weights.ask(1);
-            let x = net.model.embedding.forward(run, weights.view(0), tokens)?;
+            let params = &mut Reading { weights, block: 0 };
+            let x = net.model.embedding.forward(run, params, tokens)?;
             weights.free(0);
             x
         }
@@ -242,10 +254,7 @@ fn forward(
     for block in layers {
         weights.bring(block)?;
         if block + 1 < part.end {
-            weights.ask(block + 1);
-            if block + 1 == net.model.last() && net.model.shape.tied {
-                weights.ask(0);
-            }
+            net.ask(weights, block + 1);
         }
         let (out, saved) =
             net.model.layers[block - 1].forward(run, &mut Reading { weights, block }, x)?;
@@ -261,21 +270,39 @@ fn head(
     net: &Net,
     state: &mut State,
     run: &Run<'_>,
-    (x, micro): (Lent, usize),
+    (x, micro, tied_apart): (Lent, usize, bool),
     flow: &mut Flow<'_>,
 ) -> Result<Lent, StepError> {
     let began = Instant::now();
-    bring_head(net, &mut state.weights)?;
-    let mut grads = head_grads(net, &mut state.gradients);
-    let params = head_params(net, &state.weights);
+    let (block, last) = (net.model.last(), micro + 1 == flow.micros.len());
+    state.weights.bring(block)?;
+    // The embedding adds to a tied table, too, here or on another stage.
+    let leaving = if net.model.shape.tied { (!tied_apart).then_some(false) } else { Some(last) };
+    let mut bank = Working { state, device: &*net.device, block, later: None, leaving };
     let (of, scale) = ((&*x, flow.micros[micro].targets), 1.0 / flow.plan.tokens as f64);
-    let (loss, dx) = net.model.head.loss_and_gradients(run, params, &mut grads, of, scale)?;
+    let (loss, dx) = net.model.head.loss_and_gradients(run, &mut bank, of, scale)?;
     flow.loss += loss;
-    free_head(net, &mut state.weights);
-    let last = micro + 1 == flow.micros.len();
-    complete(net, run, &mut state.gradients, net.model.last(), last)?;
+    state.weights.free(block);
+    complete(net, run, &mut state.gradients, block, last)?;
     flow.laps.backward += worked(net, state, began, &mut flow.laps.communication);
     Ok(dx)
+}
+
+/// The end of the way back. A table that another stage has, too, waits for that one's gradients.
+fn embedding_back(
+    net: &Net,
+    state: &mut State,
+    run: &Run<'_>,
+    (tokens, last, tied_apart): (&[u32], bool, bool),
+    dx: Lent,
+) -> Result<(), StepError> {
+    let leaving = (!tied_apart).then_some(last);
+    let mut bank = Working { state, device: &*net.device, block: 0, later: None, leaving };
+    net.model.embedding.backward(run, &mut bank, tokens, dx)?;
+    if tied_apart && net.model.embedding.table.has(0) {
+        return Ok(());
+    }
+    complete(net, run, &mut state.gradients, 0, last)
 }
 
 /// The way back through the layer of a block; `first` is the first one of its chunk, and the pass may
@@ -293,7 +320,8 @@ fn layer_back(
     if block > first {
         state.weights.ask(block - 1);
     }
-    let mut bank = Working { state, device: &*net.device, block, later, last };
+    let (device, leaving) = (&*net.device, Some(last));
+    let mut bank = Working { state, device, block, later, leaving };
     net.model.layers[block - 1].backward(run, &mut bank, saved, dx)?;
     state.weights.free(block);
     Ok(())
@@ -307,37 +335,12 @@ fn complete(
     block: usize,
     last: bool,
 ) -> Result<(), StepError> {
+    // All that it had may be in tiles.
+    if net.model.blocks[block].is_empty() {
+        return Ok(());
+    }
     if gradients.leave(last) {
         net.tensor.settle(run, &net.model.blocks[block], gradients.of(block))?;
     }
     Ok(gradients.ready(&*net.device, block, last)?)
-}
-
-/// The head's parameters, and the embedding's table if that is the head's.
-fn bring_head(net: &Net, weights: &mut Weights) -> Result<(), StepError> {
-    weights.bring(net.model.last())?;
-    if net.model.shape.tied { weights.bring(0) } else { Ok(()) }
-}
-
-fn free_head(net: &Net, weights: &mut Weights) {
-    weights.free(net.model.last());
-    if net.model.shape.tied {
-        weights.free(0);
-    }
-}
-
-fn head_params<'a>(net: &Net, weights: &'a Weights) -> HeadParams<'a> {
-    let own = weights.view(net.model.last());
-    let table = net.model.shape.tied.then(|| net.model.embedding.table(weights.view(0)));
-    HeadParams { own, table: table.unwrap_or(View::of::<f32>(&[])) }
-}
-
-/// Where the head's gradients are, which may be the embedding's.
-fn head_grads<'a>(net: &Net, gradients: &'a mut Gradients) -> HeadGrads<'a> {
-    let last = net.model.last();
-    if !net.model.shape.tied {
-        return HeadGrads { own: gradients.of(last), table: None };
-    }
-    let [first, own] = gradients.pair(0, last);
-    HeadGrads { own, table: Some(net.model.embedding.table_of(first)) }
 }

@@ -197,7 +197,7 @@ impl SharedLoss {
     fn both(&self, device: &dyn Device, inputs: &[Vec<f64>], scale: f64) -> (f64, Vec<Vec<f64>>) {
         let (rows, targets) = (self.of.rows, self.of.targets());
         let mut parts = real(device, &unread(2 * 3 * rows));
-        let mut whole = real(device, &unread(2 * rows));
+        let mut whole = real(device, &unread(3 * rows));
         let mut logits: Vec<_> = inputs.iter().map(|logits| real(device, logits)).collect();
         for (rank, logits) in logits.iter().enumerate() {
             let mut parts = parts.view_mut();
@@ -205,6 +205,11 @@ impl SharedLoss {
             device.entropy_part(&targets, rank * self.cut, logits.view(), here);
         }
         let loss = device.entropy_whole(parts.view(), whole.view_mut());
+        // What was made of parts is one.
+        let mut again = real(device, &unread(3 * rows));
+        let same = device.entropy_whole(whole.view(), again.view_mut());
+        assert!((loss - same).abs() <= 1e-6 * loss.abs(), "{loss} {same}");
+        assert_eq!(fetch(device, whole.view()), fetch(device, again.view()));
         for (rank, logits) in logits.iter_mut().enumerate() {
             let (first, logits) = (rank * self.cut, logits.view_mut());
             device.entropy_back(&targets, first, whole.view(), logits, scale);

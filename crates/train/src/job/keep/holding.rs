@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use crate::checkpoint::Kind;
 use crate::parallel::{Mesh, Seat};
-use crate::shape::{Block, Parameter, Share};
+use crate::shape::{Block, Parameter, Share, TABLE};
 use crate::step::Engine;
 
 /// What a rank has of a model.
@@ -83,7 +83,7 @@ impl Holding {
     fn is_first(&self, block: usize, which: usize, blocks: &[Block]) -> bool {
         let parameter = &blocks[block].parameters[which];
         // The last stage has a tied table again, which the first one writes.
-        let again = block == 0 && self.seat.pp > 0;
+        let again = parameter.name == TABLE && self.seat.pp > 0;
         // What a tensor group's ranks all have, they write in turn.
         let shared = parameter.len() < parameter.whole.iter().product();
         !again && (shared || (block + which) % self.mesh.tp == self.seat.tp)
@@ -121,6 +121,7 @@ mod tests {
 
     use super::super::place::parts;
     use super::*;
+    use crate::model::Model;
     use crate::shape::Family;
     use crate::shape::Shape;
     use crate::shape::tests::shape;
@@ -135,19 +136,26 @@ mod tests {
     }
 
     /// What a rank has, and its blocks. Stages have blocks in order, and the last one a tied table.
-    fn holding(shape: &Shape, mesh: Mesh, sharing: usize, rank: usize) -> (Vec<Block>, Holding) {
+    fn holding(
+        shape: &Shape,
+        (mesh, tiles): (Mesh, usize),
+        sharing: usize,
+        rank: usize,
+    ) -> (Vec<Block>, Holding) {
         let seat = mesh.seat(rank);
-        let mut blocks = shape.blocks_of(seat.tensor_share(&mesh));
+        let model = Model::tiled(shape.clone(), seat.tensor_share(&mesh), tiles);
+        let Model { mut blocks, users, .. } = model;
         let last = seat.pp == mesh.pp - 1;
         let again = shape.tied && last && seat.pp > 0;
         if again {
-            blocks[0].parameters.truncate(1);
+            blocks[0].parameters.retain(|parameter| parameter.name == TABLE);
         }
-        let own = Share { rank: seat.pp, ranks: mesh.pp }.of(blocks.len());
+        let own = Share { rank: seat.pp, ranks: mesh.pp }.of(shape.layers + 2);
         let share = Share { rank: seat.data_rank(&mesh) % sharing, ranks: sharing };
         let of = |(number, block): (usize, &Block)| {
             let padded = block.room().next_multiple_of(sharing);
-            if own.contains(&number) || again && number == 0 { share.of(padded) } else { 0..0 }
+            let has = own.contains(&users[number]) || again && users[number] == 0;
+            if has { share.of(padded) } else { 0..0 }
         };
         let shares = blocks.iter().enumerate().map(of).collect();
         (blocks, Holding { mesh, seat, shares, sharing })
@@ -185,7 +193,7 @@ mod tests {
         fn all_ranks_write_every_number_once(
             llama: bool, tied: bool, layers in 1usize..4, vocabulary in 5usize..20,
             tp in 1usize..5, cp in 1usize..3, shard in 1usize..4, replicas in 1usize..4,
-            pp in 1usize..4, shares: bool,
+            pp in 1usize..4, shares: bool, tiles in 1usize..4,
         ) {
             // Context ranks are among those that share state.
             let data = shard * replicas * cp;
@@ -193,7 +201,7 @@ mod tests {
             let shape = model(llama, tied, tp, layers, vocabulary);
             let sharing = if shares { shard } else { 1 };
             let ranks: Vec<_> =
-                (0..mesh.ranks()).map(|rank| holding(&shape, mesh, sharing, rank)).collect();
+                (0..mesh.ranks()).map(|rank| holding(&shape, (mesh, tiles), sharing, rank)).collect();
             for ((kind, name), marks) in marks(&shape, &ranks, Holding::written) {
                 prop_assert!(marks.iter().all(|n| *n == 1), "{kind}/{name}: {marks:?}");
             }
@@ -210,7 +218,7 @@ mod tests {
         let mesh = Mesh::data(4);
         let all = Kind::ALL.len() * shape.parameters();
         for rank in 0..4 {
-            let (blocks, holding) = holding(&shape, mesh, 1, rank);
+            let (blocks, holding) = holding(&shape, (mesh, 1), 1, rank);
             let own: usize = holding.written(&blocks).iter().map(|n| n.range.len()).sum();
             assert!(own.abs_diff(all / 4) <= 1, "{own} of {all}");
         }

@@ -1,9 +1,8 @@
 //! What a rank holds.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Held, Holds, Part};
-use crate::model::rows_at_once;
 use crate::parallel::pipeline::Work;
 
 impl Part<'_> {
@@ -12,16 +11,20 @@ impl Part<'_> {
         let (zero, real) = (self.zero(), self.form.real);
         let whole: u64 = self.held().map(|(_, block)| self.room(block) as u64).sum();
         let share = whole / self.sharing() as u64;
-        let passing = self.passing(2);
-        let state = |shared: bool| match shared {
+        let state = |shared: bool, passing: u64| match shared {
             true => Held { kept: share * real, passing: passing * real },
             false => Held { kept: whole * real, passing: 0 },
         };
+        let passing = self.passing(2, |_| false);
+        // What two stages have waits for the end of the step, all of it.
+        let table = &self.model.embedding.table;
+        let tied_apart = self.stage.is_tied_apart(self.shape);
+        let gradients = self.passing(2, |number| tied_apart && table.has(number));
         // Of what is on disk, the shares of some blocks are in memory, too: one that comes, one that
         // is used, and one that goes.
-        let read = self.passing(3) / self.sharing() as u64 * real;
+        let read = self.passing(3, |_| false) / self.sharing() as u64 * real;
         let parameters = match (self.plan.on_disk.parameters, zero) {
-            (false, _) => state(zero >= 3),
+            (false, _) => state(zero >= 3, passing),
             (true, 0) => Held { kept: 0, passing: read },
             (true, _) => Held { kept: 0, passing: passing * real + read },
         };
@@ -31,21 +34,22 @@ impl Part<'_> {
         };
         Holds {
             parameters,
-            gradients: state(zero >= 2),
+            gradients: state(zero >= 2, gradients),
             moments,
             activations: self.activations(),
-            working: self.way_back() + self.logits() + self.messages_under_way(),
+            working: self.way_back() + self.logits() + self.messages_under_way() + self.tying(),
         }
     }
 
     /// Numbers of the blocks that are whole at once where a rank has shares: so many layers, and tiles
-    /// of each size, as one is used while others come or go; the ends of the model are for themselves.
-    fn passing(&self, at_once: u64) -> u64 {
+    /// of each size, as one is used while others come or go; the ends of the model are for themselves,
+    /// and so is what stays.
+    fn passing(&self, at_once: u64, stays: impl Fn(usize) -> bool) -> u64 {
         let last = self.shape.layers + 1;
         let mut sizes = BTreeMap::new();
         for (number, block) in self.held() {
-            let is_end = number == 0 || number == last;
-            let key = (is_end.then_some(number), self.room(block) as u64);
+            let is_apart = number == 0 || number == last || stays(number);
+            let key = (is_apart.then_some(number), self.room(block) as u64);
             *sizes.entry(key).or_insert(0u64) += 1;
         }
         sizes.into_iter().map(|((_, room), count)| room * count.min(at_once)).sum()
@@ -130,13 +134,20 @@ impl Part<'_> {
         (ways * self.own_rows() * self.shape.width) as u64 * self.form.real
     }
 
+    /// Copies in which two stages sum the gradients of a tied table, of its tiles one after the other:
+    /// one of each length.
+    fn tying(&self) -> u64 {
+        if !self.stage.is_tied_apart(self.shape) {
+            return 0;
+        }
+        let lengths: BTreeSet<usize> = self.table_lengths().collect();
+        lengths.into_iter().sum::<usize>() as u64 * self.form.real
+    }
+
     fn logits(&self) -> u64 {
         if !self.has_head() {
             return 0;
         }
-        let share = self.seat.tensor_share(&self.plan.mesh);
-        let kinds = share.of(self.shape.vocabulary).len();
-        let rows = rows_at_once(self.rows(), kinds);
-        (rows * kinds) as u64 * self.form.real
+        self.model.head.working(self.rows(), self.plan.mesh.tp) as u64 * self.form.real
     }
 }

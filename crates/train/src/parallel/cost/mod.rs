@@ -13,12 +13,14 @@ mod sends;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeSet;
+
 use crate::config::Plan;
 use crate::cpu::Precision;
 use crate::model::Model;
 use crate::parallel::pipeline::{Stage, StageError};
 use crate::parallel::{Axis, Seat};
-use crate::shape::{Block, Shape};
+use crate::shape::{Block, Parameter, Shape, TABLE};
 
 /// How numbers are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,7 +72,8 @@ pub struct Holds {
     /// What forward passes leave for backward passes, of all micro-batches that are under way at once.
     pub activations: u64,
     /// What passes work with beside that: gradients of activations on their way back through a layer,
-    /// the logits that are in memory at once, and messages between stages.
+    /// the logits that are in memory at once, messages between stages, and copies of a tied table's
+    /// gradients where two stages sum them.
     pub working: u64,
 }
 
@@ -145,12 +148,7 @@ pub fn costs(shape: &Shape, plan: &Plan, form: Form) -> Result<Vec<Cost>, CostEr
 pub fn cost(shape: &Shape, plan: &Plan, form: Form, rank: usize) -> Result<Cost, CostError> {
     check_size(shape, plan)?;
     let part = Part::new(shape, plan, form, plan.mesh.seat(rank))?;
-    Ok(Cost {
-        seat: part.seat,
-        blocks: part.named().map(|block| block.name.clone()).collect(),
-        holds: part.holds(),
-        sends: part.sends(),
-    })
+    Ok(Cost { seat: part.seat, blocks: part.names(), holds: part.holds(), sends: part.sends() })
 }
 
 /// Nobody trains what is refused here, but somebody may mistype it.
@@ -175,10 +173,10 @@ struct Part<'a> {
     form: Form,
     seat: Seat,
     stage: Stage,
-    /// This rank's part of all blocks; see [`Part::held`].
-    blocks: Vec<Block>,
-    /// The block whose passes use each of them: tiles are their layer's.
-    users: Vec<usize>,
+    /// This rank's part of the model; see [`Part::held`].
+    model: Model,
+    /// Whether it has each block.
+    is_held: Vec<bool>,
 }
 
 /// Shares of blocks begin at a multiple of so many numbers.
@@ -194,25 +192,27 @@ impl<'a> Part<'a> {
             }
         };
         let share = seat.tensor_share(&plan.mesh);
-        let Model { mut blocks, users, .. } = Model::tiled(shape.clone(), share, plan.tiles);
-        if stage.has_copy(shape) {
-            // Of the embedding the head needs the table alone.
-            blocks[0].parameters.truncate(1);
-        }
-        Ok(Self { shape, plan, form, seat, stage, blocks, users })
+        let mut model = Model::tiled(shape.clone(), share, plan.tiles);
+        let is_held = model.keep(&stage);
+        Ok(Self { shape, plan, form, seat, stage, model, is_held })
     }
 
     /// The blocks that this rank has, with their numbers.
     fn held(&self) -> impl Iterator<Item = (usize, &Block)> {
-        let has_copy = self.stage.has_copy(self.shape);
-        let is_held =
-            move |number: usize| self.stage.has(self.users[number]) || number == 0 && has_copy;
-        self.blocks.iter().enumerate().filter(move |(number, _)| is_held(*number))
+        self.model.blocks.iter().enumerate().filter(|(number, _)| self.is_held[*number])
     }
 
-    /// Those of them that people know: tiles are parts of layers.
-    fn named(&self) -> impl Iterator<Item = &Block> {
-        self.held().filter(|(number, _)| self.users[*number] == *number).map(|(_, block)| block)
+    /// The names that people know: tiles are parts of others.
+    fn names(&self) -> Vec<String> {
+        let users: BTreeSet<usize> =
+            self.held().map(|(number, _)| self.model.users[number]).collect();
+        users.into_iter().map(|user| self.model.blocks[user].name.clone()).collect()
+    }
+
+    /// The numbers of each tile of the table of tokens, or of all of it.
+    fn table_lengths(&self) -> impl Iterator<Item = usize> {
+        let all = self.held().flat_map(|(_, block)| &block.parameters);
+        all.filter(|parameter| parameter.name == TABLE).map(Parameter::len)
     }
 
     fn has_head(&self) -> bool {

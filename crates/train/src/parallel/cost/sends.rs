@@ -139,26 +139,31 @@ impl Part<'_> {
     }
 
     /// How often the gradients of a block leave: those of a table that two stages have only when both
-    /// have summed theirs.
+    /// have summed theirs, those of tiles of a tied table when the head has added to them, and when
+    /// the embedding has.
     fn scatters(&self, number: usize) -> u64 {
-        match number {
-            0 if self.stage.is_tied_apart(self.shape) => 1,
+        let table = &self.model.embedding.table;
+        match table.has(number) {
+            true if self.stage.is_tied_apart(self.shape) => 1,
+            true if table.is_tiled() && self.shape.tied => 2 * self.micros(),
             _ => self.micros(),
         }
     }
 
     /// How often a micro-batch needs the parameters of a block: a layer's forward and backward, the
-    /// embedding's forward, the head's once, and a tied table's for the head.
+    /// embedding's forward, and the head's once, or if they are tiles, twice.
     fn gathers(&self, number: usize) -> u64 {
-        let (first, last) = (number == 0, number == self.shape.layers + 1);
+        let (embedding, head) = (&self.model.embedding.table, &self.model.head.table);
+        let user = self.model.users[number];
+        if embedding.has(number) || head.has(number) {
+            let first = embedding.has(number) && self.stage.has(0);
+            let last = head.has(number) && self.has_head();
+            return u64::from(first) + u64::from(last) * if head.is_tiled() { 2 } else { 1 };
+        }
         match number {
-            _ if first => {
-                let tied = self.shape.tied && self.has_head();
-                u64::from(self.stage.has(0)) + u64::from(tied)
-            }
-            _ if last => 1,
+            _ if number == 0 || number == self.shape.layers + 1 => 1,
             // A tile is brought again, too, where the forward pass is done again.
-            tile if self.users[tile] != tile => 2 + u64::from(self.form.recompute),
+            tile if user != tile => 2 + u64::from(self.form.recompute),
             _ => 2,
         }
     }
@@ -192,8 +197,8 @@ impl Part<'_> {
             return 0;
         }
         let among = Among { rank: usize::from(self.seat.pp > 0), ranks: 2 };
-        let table = self.blocks[0].parameters.first().map_or(0, |table| table.len());
-        among.sends(Kind::AllReduce, table) * self.form.real
+        let one = |length| among.sends(Kind::AllReduce, length);
+        self.table_lengths().map(one).sum::<u64>() * self.form.real
     }
 
     /// The norm of the gradients, where no rank has all of them.

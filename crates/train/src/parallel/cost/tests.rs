@@ -84,6 +84,33 @@ fn zero_shares_states() {
 }
 
 #[test]
+fn tiles_come_and_go_by_themselves() {
+    let tiled = split("zero=3 micro_batch=1 tiles=2", 2);
+    // The same numbers in more pieces. Halves of the table (1,024 each) and of four matrices, two of
+    // each size; positions, the last norm, and what is small of two layers, padded to 448.
+    let passing = 256 + 64 + 2 * 448 + 2 * (1024 + 1536 + 512 + 2048);
+    for held in [tiled[0].holds.parameters, tiled[0].holds.gradients] {
+        assert_eq!(kept(held), (55_680, 4 * passing));
+    }
+    // A micro-batch gathers the table for the embedding, and for the head twice; its gradients leave
+    // behind both. Layers come twice, positions and the norm once.
+    let (scattered, layers) = (2 * 2048 + 256 + 64 + 2 * 12_736, 2 * 2 * 12_736);
+    let gathered = 3 * 2048 + 256 + 64 + layers;
+    assert_eq!(on(&tiled, Axis::Shard), [2 * 4 * (scattered + gathered) / 2; 2]);
+    // Logits of half of the kinds, for 8 rows; three numbers a row for each half, and for both.
+    let one = split("zero=3 micro_batch=1", 2)[0].holds.working;
+    assert_eq!(tiled[0].holds.working, one - 4 * 8 * 64 + 4 * 8 * (32 + 3 * 3));
+    assert_eq!(tiled[0].blocks, ["embed", "layer.0", "layer.1", "head"]);
+    // Tensor-parallel ranks say as much to each other.
+    let of = |words| on(&split(words, 2), Axis::Tensor);
+    assert_eq!(of("tp=2 tiles=4"), of("tp=2"));
+    // Two stages sum the table tile by tile.
+    let stages = split("pp=2 tiles=4", 2);
+    assert_eq!(on(&stages, Axis::Tied), [8192; 2]);
+    assert_eq!(stages[1].blocks, ["embed", "layer.1", "head"]);
+}
+
+#[test]
 fn tensor_parallel_moves_the_stream() {
     // 32 rows of 32. A layer: 8(t-1)/t of them. Embedding and head: once in, once out, and three
     // numbers a row for the softmax. Norms: 128 a layer and 64.
