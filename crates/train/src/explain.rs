@@ -58,6 +58,8 @@ pub struct Split {
     pub shard: usize,
     /// Whether tensor-parallel ranks share the tokens, too.
     pub sequence: bool,
+    /// Pieces in which matrices come and go.
+    pub tiles: usize,
 }
 
 /// How a step is shared.
@@ -183,7 +185,12 @@ pub fn explain(
         is_certain,
         split: split(&plan),
         step: step(&plan, &shape),
-        notes: hosts.as_deref().and_then(|hosts| plan.mesh.apart(hosts)).into_iter().collect(),
+        notes: hosts
+            .as_deref()
+            .and_then(|hosts| plan.mesh.apart(hosts))
+            .into_iter()
+            .chain(tiles_for_nothing(&plan))
+            .collect(),
         ranks: all
             .into_iter()
             .enumerate()
@@ -195,8 +202,22 @@ pub fn explain(
 }
 
 fn split(plan: &Plan) -> Split {
-    let Plan { mesh, zero, sequence, .. } = *plan;
-    Split { dp: mesh.dp, tp: mesh.tp, cp: mesh.cp, pp: mesh.pp, zero, shard: mesh.shard, sequence }
+    let Plan { mesh, zero, sequence, tiles, .. } = *plan;
+    let (dp, tp, cp, pp, shard) = (mesh.dp, mesh.tp, mesh.cp, mesh.pp, mesh.shard);
+    Split { dp, tp, cp, pp, zero, shard, sequence, tiles }
+}
+
+/// What is to be said where matrices are in tiles and whole in memory all the same.
+fn tiles_for_nothing(plan: &Plan) -> Option<String> {
+    let is_shared = plan.mesh.shard > 1 && plan.zero >= 2;
+    (plan.tiles > 1 && !is_shared && !plan.on_disk.parameters).then(|| {
+        format!(
+            "parallel.tiles {} saves no state here, for every rank has its parameters and gradients \
+             whole, and logits are computed twice: it is for parallel.zero=3 and \
+             offload.parameters=disk",
+            plan.tiles
+        )
+    })
 }
 
 fn step(plan: &Plan, shape: &Shape) -> Step {
@@ -247,6 +268,20 @@ mod tests {
         let text = serde_json::to_string(&all).unwrap();
         assert!(text.contains("\"optimizer\":"), "{text}");
         assert!(explained(words, 8, Some(1)).notes[0].contains("node 0, node 1"));
+    }
+
+    #[test]
+    fn tiles_are_counted_and_told_of_where_they_save_nothing() {
+        let words = "layers=4 heads=4 width=64 context=64 batch=16 vocabulary=50257";
+        let of = |more: &str| explained(&format!("{words} {more}"), 2, None);
+        let (whole, tiled) = (of("zero=3"), of("zero=3 tiles=8"));
+        assert_eq!((whole.split.tiles, tiled.split.tiles), (1, 8));
+        let held = |all: &Explanation| all.ranks[0].holds;
+        // Of the table, all beside a half; or a half and two eighths.
+        assert!(held(&tiled).parameters < held(&whole).parameters * 6 / 10);
+        assert!(held(&tiled).gradients < held(&whole).gradients * 6 / 10);
+        assert!(tiled.notes.is_empty());
+        assert!(of("tiles=8").notes[0].contains("parallel.tiles 8 saves no state"));
     }
 
     #[test]

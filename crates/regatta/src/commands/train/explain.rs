@@ -67,6 +67,9 @@ fn summary(all: &Explanation) -> String {
     if split.zero > 0 {
         let _ = write!(axes, ", zero {} among {}", split.zero, split.shard);
     }
+    if split.tiles > 1 {
+        let _ = write!(axes, ", matrices, table and head in {} tiles", split.tiles);
+    }
     format!(
         "{HEADING}model{HEADING:#}  {}, {about}{parameters} parameters\n\
          {HEADING}ranks{HEADING:#}  {}: {axes}\n\
