@@ -135,28 +135,53 @@ impl Cpu {
             // SAFETY: it was seen that both matrices are as large as said. The parts of the result
             // are within it and disjoint.
             unsafe {
-                gemm::gemm(
-                    rows.len(),
-                    columns.len(),
-                    k,
-                    c.address(rows.start * n + columns.start),
-                    1,
-                    n as isize,
-                    add,
-                    a_part.as_ptr(),
-                    a.column_stride as isize,
-                    a.row_stride as isize,
-                    b_part.as_ptr(),
-                    b.column_stride as isize,
-                    b.row_stride as isize,
-                    1.0,
-                    1.0,
-                    false,
-                    false,
-                    false,
-                    gemm::Parallelism::None,
-                );
+                let c = c.address(rows.start * n + columns.start);
+                let a = (a_part.as_ptr(), a.row_stride, a.column_stride);
+                let b = (b_part.as_ptr(), b.row_stride, b.column_stride);
+                by_columns([columns.len(), rows.len(), k], [b, a], c, n, add);
             }
         });
+    }
+}
+
+/// A product of `gemm`, which writes column by column: our rows are its columns, and the right
+/// matrix is its left one. Matrices have an address, and how far it is to the next row and column.
+///
+/// # Safety
+/// The matrices must be there, as large as the sizes say.
+unsafe fn by_columns(
+    [m, n, k]: [usize; 3],
+    [left, right]: [(*const f32, usize, usize); 2],
+    to: *mut f32,
+    stride: usize,
+    add: bool,
+) {
+    let multiply = gemm_f32::gemm::f32::get_gemm_fn();
+    let alone = gemm_common::Parallelism::None;
+    let (stride, [left_row, left_column]) = (stride as isize, [left.1 as isize, left.2 as isize]);
+    let [right_row, right_column] = [right.1 as isize, right.2 as isize];
+    // SAFETY: the caller's promise.
+    unsafe {
+        multiply(
+            m,
+            n,
+            k,
+            to,
+            stride,
+            1,
+            add,
+            left.0,
+            left_row,
+            left_column,
+            right.0,
+            right_row,
+            right_column,
+            1.0,
+            1.0,
+            false,
+            false,
+            false,
+            alone,
+        );
     }
 }
