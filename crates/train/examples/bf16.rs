@@ -116,26 +116,27 @@ fn single_precision(case: &Case, a: &[f32], b: &[f32], c: &mut [f32]) {
     let (b_row, b_column) = strides(k, n, case.b_transposed);
     // SAFETY: the operands are as large as the strides say, and nobody else writes the result.
     unsafe {
-        gemm::gemm(
-            m,
+        // Its results lie column by column: rows for columns, and the right operand first.
+        gemm_f32::gemm::f32::get_gemm_fn()(
             n,
+            m,
             k,
             c.as_mut_ptr(),
-            1,
             n as isize,
+            1,
             case.adds,
-            a.as_ptr(),
-            a_column as isize,
-            a_row as isize,
             b.as_ptr(),
-            b_column as isize,
             b_row as isize,
+            b_column as isize,
+            a.as_ptr(),
+            a_row as isize,
+            a_column as isize,
             1.0,
             1.0,
             false,
             false,
             false,
-            gemm::Parallelism::None,
+            gemm_common::Parallelism::None,
         );
     }
 }

@@ -60,6 +60,13 @@ pub struct Sizes {
     pub k: usize,
 }
 
+impl Sizes {
+    /// Multiplications.
+    pub fn work(self) -> usize {
+        self.m.saturating_mul(self.n).saturating_mul(self.k)
+    }
+}
+
 impl Cpu {
     /// `c = start + a b`; `c` lies row by row. Where there are brain floats, or they are asked for,
     /// it is a product of brain floats.
@@ -120,7 +127,7 @@ impl Cpu {
         let Sizes { m, n, k } = sizes;
         let (a_numbers, b_numbers) = (a.view.host::<f32>(), b.view.host::<f32>());
         let c = Apart::new(c);
-        let parts = self.pool.parts(m.saturating_mul(n).saturating_mul(k), LEAST);
+        let parts = self.pool.parts(sizes.work(), LEAST);
         self.pool.run(parts, |part| {
             let (rows, columns) = if m >= n {
                 (cut(m, parts, part, WIDTH), 0..n)
@@ -135,28 +142,53 @@ impl Cpu {
             // SAFETY: it was seen that both matrices are as large as said. The parts of the result
             // are within it and disjoint.
             unsafe {
-                gemm::gemm(
-                    rows.len(),
-                    columns.len(),
-                    k,
-                    c.address(rows.start * n + columns.start),
-                    1,
-                    n as isize,
-                    add,
-                    a_part.as_ptr(),
-                    a.column_stride as isize,
-                    a.row_stride as isize,
-                    b_part.as_ptr(),
-                    b.column_stride as isize,
-                    b.row_stride as isize,
-                    1.0,
-                    1.0,
-                    false,
-                    false,
-                    false,
-                    gemm::Parallelism::None,
-                );
+                let c = c.address(rows.start * n + columns.start);
+                let a = (a_part.as_ptr(), a.row_stride, a.column_stride);
+                let b = (b_part.as_ptr(), b.row_stride, b.column_stride);
+                by_columns([columns.len(), rows.len(), k], [b, a], c, n, add);
             }
         });
+    }
+}
+
+/// A product of `gemm`, which writes column by column: our rows are its columns, and the right
+/// matrix is its left one. Matrices have an address, and how far it is to the next row and column.
+///
+/// # Safety
+/// The matrices must be there, as large as the sizes say.
+unsafe fn by_columns(
+    [m, n, k]: [usize; 3],
+    [left, right]: [(*const f32, usize, usize); 2],
+    to: *mut f32,
+    stride: usize,
+    add: bool,
+) {
+    let multiply = gemm_f32::gemm::f32::get_gemm_fn();
+    let alone = gemm_common::Parallelism::None;
+    let (stride, [left_row, left_column]) = (stride as isize, [left.1 as isize, left.2 as isize]);
+    let [right_row, right_column] = [right.1 as isize, right.2 as isize];
+    // SAFETY: the caller's promise.
+    unsafe {
+        multiply(
+            m,
+            n,
+            k,
+            to,
+            stride,
+            1,
+            add,
+            left.0,
+            left_row,
+            left_column,
+            right.0,
+            right_row,
+            right_column,
+            1.0,
+            1.0,
+            false,
+            false,
+            false,
+            alone,
+        );
     }
 }

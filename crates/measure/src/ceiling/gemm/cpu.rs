@@ -13,7 +13,34 @@ pub(super) trait Number: Copy + Send + Sync + 'static {
     const ONE: Self;
 
     fn from_f64(value: f64) -> Self;
+
+    /// What multiplies such numbers.
+    fn multiply() -> Multiply<Self>;
 }
+
+/// A product of `gemm`: its sizes; the result, and the strides of its columns and rows; whether it is
+/// added; both matrices and their strides; factors of the old and the new; what is conjugated; threads.
+type Multiply<T> = unsafe fn(
+    usize,
+    usize,
+    usize,
+    *mut T,
+    isize,
+    isize,
+    bool,
+    *const T,
+    isize,
+    isize,
+    *const T,
+    isize,
+    isize,
+    T,
+    T,
+    bool,
+    bool,
+    bool,
+    gemm_common::Parallelism,
+);
 
 impl Number for f32 {
     const NAME: &'static str = "f32";
@@ -22,6 +49,10 @@ impl Number for f32 {
 
     fn from_f64(value: f64) -> Self {
         value as f32
+    }
+
+    fn multiply() -> Multiply<Self> {
+        gemm_f32::gemm::f32::get_gemm_fn()
     }
 }
 
@@ -32,6 +63,10 @@ impl Number for f64 {
 
     fn from_f64(value: f64) -> Self {
         value
+    }
+
+    fn multiply() -> Multiply<Self> {
+        gemm_f64::gemm::f64::get_gemm_fn()
     }
 }
 
@@ -98,7 +133,7 @@ impl<T: Number> Work for Tile<'_, T> {
         // SAFETY: it was seen that `rows` rows and all columns of the left matrix, all rows and
         // `columns` columns of the right one, and so many elements of the result are there.
         unsafe {
-            gemm::gemm(
+            T::multiply()(
                 rows,
                 columns,
                 size,
@@ -117,7 +152,7 @@ impl<T: Number> Work for Tile<'_, T> {
                 false,
                 false,
                 false,
-                gemm::Parallelism::None,
+                gemm_common::Parallelism::None,
             );
         }
     }
