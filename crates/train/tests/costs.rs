@@ -228,7 +228,10 @@ fn memory() {
 #[test]
 fn memory_of_what_is_put_off() {
     for pp in [2, 4] {
-        check_held(&format!("pp={pp} parallel.schedule=zero-bubble micro_batch=1"), pp);
+        for recompute in [false, true] {
+            let words = format!("pp={pp} parallel.schedule=zero-bubble micro_batch=1");
+            check_held(&format!("{words} recompute={recompute}"), pp);
+        }
         for zero in 1..4 {
             let words = format!("zero={zero} pp={pp} parallel.schedule=zero-bubble micro_batch=1");
             check_held(&words, 2 * pp);

@@ -91,8 +91,9 @@ impl Part<'_> {
             let saved = self.saved(action.chunk);
             match action.work {
                 Work::Forward => alive += saved,
-                work if work.ends() => alive = alive.saturating_sub(saved),
-                _ => {}
+                Work::Backward => alive = alive.saturating_sub(saved),
+                Work::Input => alive = alive.saturating_sub(saved) + self.put_off(action.chunk),
+                Work::Weight => alive = alive.saturating_sub(self.put_off(action.chunk)),
             }
             most = most.max(alive);
         }
@@ -106,6 +107,23 @@ impl Part<'_> {
         let inner = if self.form.recompute { 0 } else { self.inner() };
         let behind = if self.stage.is_last(chunk) { stream } else { 0 };
         self.layers(chunk) as u64 * (stream + inner) + behind
+    }
+
+    /// What is left in a chunk for the gradients of matrices if they come later: what each product began
+    /// with, and the gradient behind it.
+    fn put_off(&self, chunk: usize) -> u64 {
+        let (shape, tp, rows) = (self.shape, self.plan.mesh.tp, self.rows());
+        let mut inner = shape.width + (shape.feed_forward + shape.up_width()) / tp;
+        let mut behind = shape.width;
+        if shape.attends() {
+            let heads = shape.heads * shape.head_width();
+            inner += shape.width + (heads + shape.qkv_width()) / tp;
+            behind += shape.width;
+        }
+        // The gradient of the stream is gathered where ranks share its rows, and else copied.
+        let each = if self.plan.sequence { self.form.activation } else { self.form.real };
+        let numbers = inner as u64 * self.form.activation + behind as u64 * each;
+        self.layers(chunk) as u64 * rows as u64 * numbers
     }
 
     /// What the halves of a layer leave: the normed rows, the norm's mean and deviation, what is
