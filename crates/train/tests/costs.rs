@@ -217,7 +217,25 @@ fn memory() {
         check_held(&format!("pp={ranks} micro_batch=1 parallel.schedule=gpipe"), ranks);
         check_held(&format!("cp={ranks}"), ranks);
     }
-    check_held("zero=3 shard=2", 4);
+    for zero in 1..4 {
+        check_held(&format!("zero={zero} shard=2"), 4);
+    }
     check_held("zero=3 tiles=4", 2);
     check_held("tp=2 pp=2 micro_batch=2", 4);
+}
+
+/// Between the gradient of a layer's input and those of its matrices, its norms' are there already.
+#[test]
+fn memory_of_what_is_put_off() {
+    for pp in [2, 4] {
+        for recompute in [false, true] {
+            let words = format!("pp={pp} parallel.schedule=zero-bubble micro_batch=1");
+            check_held(&format!("{words} recompute={recompute}"), pp);
+        }
+        for zero in 1..4 {
+            let words = format!("zero={zero} pp={pp} parallel.schedule=zero-bubble micro_batch=1");
+            check_held(&words, 2 * pp);
+        }
+    }
+    check_held("zero=3 pp=2 tiles=2 parallel.schedule=zero-bubble micro_batch=1", 4);
 }

@@ -208,7 +208,7 @@ fn what_does_not_divide_is_one_clear_error() {
         (
             &["decay_steps=20"],
             1,
-            "optimizer.warmup 50 is longer than optimizer.decay_steps 20: set",
+            "optimizer.warmup 50 is longer than optimizer.decay_steps 20: set it to 2",
         ),
     ];
     for (all, ranks, expected) in cases {
@@ -249,7 +249,7 @@ fn ranks_are_laid_out_as_asked() {
 
 #[test]
 fn splits_that_do_not_fit_are_refused_with_those_that_do() {
-    let cases: [(&[&str], usize, &str); 16] = [
+    let cases: [(&[&str], usize, &str); 21] = [
         (
             &["tp=3", "pp=2"],
             8,
@@ -257,18 +257,39 @@ fn splits_that_do_not_fit_are_refused_with_those_that_do() {
              would, or start 6 or 12",
         ),
         (&["tp=3"], 4, "parallel.tp 3 does not divide 4 ranks: tp 2 dp 2 or tp 4 dp 1 would, or"),
-        // Eight heads would be shared by neither 5 nor 10 ranks.
+        // Eight heads would be shared by neither 5 nor 10 ranks, nor 24 sequences by the 5 copies of 4.
         (
             &["tp=5", "heads=8"],
             20,
-            "model.heads 8 does not divide among parallel.tp 5: set tp to 4",
+            "model.heads 8 does not divide among parallel.tp 5: start 16 with tp 4 or 32 with tp 8",
         ),
+        // The ranks that there are can be split by 3 only.
+        (
+            &["tp=3", "heads=4", "width=64"],
+            3,
+            "model.heads 4 does not divide among parallel.tp 3: tp 1 dp 3 would, or start 2 with tp \
+             2 or 4 with tp 4",
+        ),
+        // Nor is a batch of 9 shared by 2 or 4.
+        (&["tp=3", "batch=9"], 8, "does not divide 8 ranks: start 3 or 9 ranks"),
+        (
+            &["parallel.schedule=gpipe"],
+            2,
+            "parallel.schedule gpipe is an order of pipeline stages, and parallel.pp is 1: set \
+             parallel.pp to 2, or set parallel.schedule to 1f1b",
+        ),
+        (
+            &["parallel.schedule=interleaved", "chunks=2"],
+            2,
+            "parallel.pp to 2, or set parallel.schedule to 1f1b and parallel.chunks to 1",
+        ),
+        (&["sequence=true"], 2, "is 1: set parallel.tp to 2, or set parallel.sequence to auto"),
         (&["tp=8", "width=64", "heads=4"], 12, "12 ranks: tp 2 dp 6 or tp 4 dp 3 would"),
         (&["pp=7"], 4, "parallel.pp 7 does not divide 4 ranks: pp 2 dp 2 or pp 4 dp 1 would, or"),
         (
             &["dp=2", "tp=2"],
             8,
-            "parallel.dp is 2, and there are 8 ranks with parallel.tp 2: leave it 0 for 4, or start 4",
+            "parallel.dp is 2, and there are 8 ranks with parallel.tp 2: set it to 0, or start 4 ranks",
         ),
         (
             &["batch=9", "tp=2"],
@@ -279,13 +300,20 @@ fn splits_that_do_not_fit_are_refused_with_those_that_do() {
         (
             &["sequence=true", "tp=2", "context=63"],
             2,
-            "do not divide among parallel.tp 2: set model.context to 64",
+            "do not divide among parallel.tp 2: set model.context to 62 or 64, or set \
+             parallel.sequence to false",
         ),
-        (&["pp=16"], 16, "parallel.pp 16 is more than model.layers 8: set it to 8 or less"),
+        (
+            &["pp=16"],
+            16,
+            "parallel.pp 16 is more than model.layers 8: pp 4 dp 4 or pp 8 dp 2 would, or start 8 \
+             with pp 8",
+        ),
         (
             &["pp=4", "chunks=4", "parallel.schedule=interleaved"],
             4,
-            "parallel.pp 4 x parallel.chunks 4 is more than model.layers 8: set it to 2 or less",
+            "parallel.pp 4 x parallel.chunks 4 is more than model.layers 8: pp 2 dp 2 would, or start \
+             2 with pp 2",
         ),
         (&["pp=2", "chunks=2"], 2, "parallel.chunks 2 are for parallel.schedule interleaved"),
         (
@@ -298,7 +326,7 @@ fn splits_that_do_not_fit_are_refused_with_those_that_do() {
             4,
             "makes 2 micro-batches of a step's 24 sequences, and parallel.pp 4",
         ),
-        (&["zero=1", "shard=3"], 8, "parallel.shard 3 does not divide the 8 ranks"),
+        (&["zero=1", "shard=3"], 8, "(parallel.dp x parallel.cp): set it to 2 or 4"),
         (&["shard=2"], 8, "parallel.shard 2 says how many ranks share state, and parallel.zero 0"),
     ];
     for (all, ranks, expected) in cases {
@@ -485,20 +513,19 @@ proptest! {
     #[test]
     fn what_is_proposed_instead_works(tp in 1usize..9, pp in 1usize..9, ranks in 1usize..65) {
         prop_assume!(ranks % (tp * pp) != 0);
-        let error = sentence(split(&[&format!("tp={tp}"), &format!("pp={pp}")], ranks));
+        // Whatever their number, copies have sequences enough.
+        let model = ["layers=8", "heads=12", "width=96", "context=64", "batch_per_rank=64"];
+        let plan = |keys: &[String]| {
+            let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+            words(&[&model[..], &keys].concat()).unwrap().config.validate(ranks)
+        };
+        let error = sentence(plan(&[format!("tp={tp}"), format!("pp={pp}")]));
         let (_, after) = error.split_once("ranks: ").unwrap();
         let (proposed, _) = after.split_once(" would").unwrap();
         for split_words in proposed.split(" or ") {
             let all: Vec<&str> = split_words.split(' ').collect();
             let keys: Vec<String> = all.chunks(2).map(|w| format!("{}={}", w[0], w[1])).collect();
-            let mut keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-            // Whatever their number, they have sequences enough.
-            keys.push("batch=5040");
-            keys.push("batch_per_rank=0");
-            match split(&keys, ranks) {
-                Ok(plan) => prop_assert_eq!(plan.mesh.ranks(), ranks),
-                Err(error) => prop_assert!(error.to_string().starts_with("train.batch"), "{}", error),
-            }
+            prop_assert_eq!(plan(&keys).unwrap().mesh.ranks(), ranks);
         }
     }
 }

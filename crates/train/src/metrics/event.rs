@@ -192,8 +192,9 @@ pub struct HeldBytes {
     pub what: String,
     /// As `regatta train --explain` says.
     pub expected: u64,
-    /// As was counted.
-    pub measured: u64,
+    /// As was counted, in a run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub measured: Option<u64>,
 }
 
 /// Bytes that a rank sends in a step on an axis.
@@ -203,8 +204,9 @@ pub struct SentBytes {
     pub axis: String,
     /// As `regatta train --explain` says.
     pub expected: u64,
-    /// As was counted, on the mean.
-    pub measured: u64,
+    /// As was counted in a run, on the mean.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub measured: Option<u64>,
 }
 
 #[cfg(test)]

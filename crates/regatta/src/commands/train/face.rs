@@ -239,8 +239,9 @@ fn shared(summary: &Summary) -> String {
     if summary.sent.is_empty() {
         return String::new();
     }
-    let row = |what: String, expected: u64, measured: u64| {
-        vec![what, with_unit(expected as f64, "B"), with_unit(measured as f64, "B")]
+    let row = |what: String, expected: u64, measured: Option<u64>| {
+        let measured = measured.map_or("-".to_owned(), |bytes| with_unit(bytes as f64, "B"));
+        vec![what, with_unit(expected as f64, "B"), measured]
     };
     let held = summary.held.iter().map(|of| row(of.what.clone(), of.expected, of.measured));
     let sent = summary.sent.iter();

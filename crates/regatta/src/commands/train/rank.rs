@@ -24,7 +24,7 @@ use super::args::TrainArgs;
 use super::place;
 use super::report::{Record, Report};
 use crate::output;
-use crate::system::free_memory;
+use crate::system::rooms;
 
 /// What a line begins with that is for the process that started the ranks.
 pub const EVENT: &str = "regatta-train-event ";
@@ -145,20 +145,23 @@ pub fn prepared(config: &Config, comm: &dyn Comm) -> Result<Dataset> {
     Ok(data::open(&prepared)?)
 }
 
-/// What memory cannot hold is refused: the system would kill a rank for it, and tell nobody why. The
-/// other ranks of a host have about as much as this one.
+/// What memory cannot hold is refused: the system would kill a rank for it, and tell nobody why. Ranks
+/// tell each other what they need and where, for some share a node's memory only, and some a control
+/// group's.
 pub fn check_memory(config: &Config, vocabulary: usize, comm: &dyn Comm) -> Result<()> {
-    let (shape, plan) = (config.shape(vocabulary)?, config.validate(comm.size() as usize)?);
+    let (plan, shape) = config.planned(comm.size() as usize, vocabulary)?;
     let train = &config.train;
     let form = Form::new(train.precision, train.recompute);
     let holds = cost(&shape, &plan, form, comm.rank() as usize)?.holds;
     let footprint = Footprint::of(&holds);
-    let own = comm.peer(comm.rank()).host;
-    let here = (0..comm.size()).filter(|rank| comm.peer(*rank).host == own).count();
-    if let Some(free) = free_memory().filter(|_| train.check_memory) {
-        footprint.check(here, free)?;
-    }
+    let rooms = rooms(&comm.peer(comm.rank()).host);
+    let own = footprint.told(&rooms);
+    let mut all = vec![0; own.len() * comm.size() as usize];
     // Nobody takes memory before all have seen how much is free.
+    comm.all_gather(&own, &mut all)?;
+    if train.check_memory {
+        footprint.check(&rooms, all.as_chunks().0)?;
+    }
     Ok(comm.barrier()?)
 }
 
