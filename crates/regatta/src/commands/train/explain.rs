@@ -217,19 +217,18 @@ fn alike(all: &Explanation, row: impl Fn(&Kind) -> Vec<String>) -> Vec<Vec<Strin
 /// `stage 0-3, tp 1`.
 fn named(all: &Explanation, ranks: &[usize]) -> String {
     let split = &all.split;
-    let seats: [(&str, usize, fn(&Rank) -> usize); 4] = [
-        ("stage", split.pp, |rank| rank.pp),
-        ("dp", split.dp, |rank| rank.dp),
-        ("cp", split.cp, |rank| rank.cp),
-        ("tp", split.tp, |rank| rank.tp),
-    ];
+    let sizes = [("stage", split.pp), ("dp", split.dp), ("cp", split.cp), ("tp", split.tp)];
+    let seat = |rank: usize, axis: usize| {
+        let Rank { pp, dp, cp, tp, .. } = all.ranks[rank];
+        [pp, dp, cp, tp][axis]
+    };
     let numbers = ranges(ranks.to_vec());
     if numbers.matches(',').count() < SHOWN {
         return numbers;
     }
     let (mut words, mut product) = (Vec::new(), 1);
-    for (name, size, seat) in seats {
-        let taken: BTreeSet<usize> = ranks.iter().map(|rank| seat(&all.ranks[*rank])).collect();
+    for (axis, (name, size)) in sizes.into_iter().enumerate() {
+        let taken: BTreeSet<usize> = ranks.iter().map(|rank| seat(*rank, axis)).collect();
         product *= taken.len();
         if taken.len() < size {
             words.push(format!("{name} {}", few(&taken.into_iter().collect::<Vec<_>>())));

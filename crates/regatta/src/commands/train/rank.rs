@@ -155,12 +155,13 @@ pub fn check_memory(config: &Config, vocabulary: usize, comm: &dyn Comm) -> Resu
     let holds = cost(&shape, &plan, form, comm.rank() as usize)?.holds;
     let footprint = Footprint::of(&holds);
     let rooms = rooms(&comm.peer(comm.rank()).host);
-    let own = footprint.told(&rooms);
-    let mut all = vec![0; own.len() * comm.size() as usize];
+    let own = footprint.told(&rooms).map(u64::cast_signed);
+    let mut all = vec![own; comm.size() as usize];
     // Nobody takes memory before all have seen how much is free.
-    comm.all_gather(&own, &mut all)?;
+    comm.all_gather(&own, all.as_flattened_mut())?;
     if train.check_memory {
-        footprint.check(&rooms, all.as_chunks().0)?;
+        let all: Vec<_> = all.iter().map(|told| told.map(i64::cast_unsigned)).collect();
+        footprint.check(&rooms, &all)?;
     }
     Ok(comm.barrier()?)
 }
