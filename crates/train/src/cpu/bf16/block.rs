@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::Packed;
+use super::Right;
 use super::finish::{COLUMNS, Ending, Goal, ROWS, Sums};
 use super::kernel::Plan;
 use super::lines::{Line, Lines, WORDS};
@@ -18,7 +18,7 @@ const BLOCK_BYTES: usize = 256 << 10;
 pub fn product(
     m: usize,
     a: Matrix<'_>,
-    b: &Packed,
+    b: Right<'_>,
     ending: Ending<'_>,
     mut c: Output<'_>,
     left: &mut Lines,
@@ -31,8 +31,9 @@ pub fn product(
     if m == 0 || b.n == 0 {
         return;
     }
-    let plan = b.kernel.plan();
-    let _ready = b.kernel.made_ready();
+    let kernel = b.packed.kernel;
+    let plan = kernel.plan();
+    let _ready = kernel.made_ready();
     // Brain floats would be rounded after every part of the sums.
     let depth = if matches!(c.numbers, NumbersMut::F32(_)) { plan.depth } else { usize::MAX };
     for rows in even_parts(0..m, most_rows(&plan, b.k.min(depth))) {
@@ -40,7 +41,7 @@ pub fn product(
         loop {
             let ks = first..b.k.min(first.saturating_add(depth));
             let ending = if first == 0 { ending } else { Ending::Add };
-            let left = pack::left(b.kernel, &plan, &a, rows.clone(), ks.clone(), left);
+            let left = pack::left(kernel, &plan, &a, rows.clone(), ks.clone(), left);
             let block = Block { plan: &plan, left, rows: rows.clone(), right: b, ks };
             block.multiply(ending, &mut c);
             first = block.ks.end;
@@ -68,7 +69,7 @@ struct Block<'a> {
     plan: &'a Plan,
     left: Left,
     rows: Range<usize>,
-    right: &'a Packed,
+    right: Right<'a>,
     ks: Range<usize>,
 }
 
@@ -90,8 +91,10 @@ impl Block<'_> {
     }
 
     fn tile(&self, rows: &Range<usize>, panels: &Range<usize>) -> Tile {
-        let right_stride = pack::panel_stride(self.right.k);
-        let right = &self.right.lines.all()[panels.start * right_stride + self.ks.start / 2..];
+        let packed = self.right.packed;
+        let right_stride = pack::panel_stride(packed.k);
+        let first_pair = (self.right.first + self.ks.start) / 2;
+        let right = &packed.lines.all()[panels.start * right_stride + first_pair..];
         let first_row = (rows.start - self.rows.start) * (1 + self.plan.left_widens);
         Tile {
             rows: rows.len(),

@@ -87,6 +87,16 @@ impl Kernel {
         !matches!(self, Self::Amx | Self::Avx512Bf16 | Self::Avx512 | Self::Avx2)
     }
 
+    /// Whether its instructions multiply brain floats, rather than what they are widened to.
+    pub fn multiplies_halves(self) -> bool {
+        match self {
+            Self::Amx | Self::Avx512Bf16 => true,
+            Self::Avx512 | Self::Avx2 | Self::Portable => false,
+            #[cfg(test)]
+            Self::AmxEmulated => true,
+        }
+    }
+
     /// # Panics
     /// If it is not available.
     pub(super) fn assert_available(self) {
