@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use half::bf16;
 
+use super::bf16::Numbers;
 use super::lanes::{Lanes, WIDTH};
 use crate::memory::{Format, View, ViewMut};
 
@@ -44,6 +45,15 @@ impl<'a> From<ViewMut<'a>> for Target<'a> {
         match view.format() {
             Format::Bf16 => Self::Bf16(view.host()),
             _ => Self::F32(view.host()),
+        }
+    }
+}
+
+impl<'a> From<Source<'a>> for Numbers<'a> {
+    fn from(source: Source<'a>) -> Self {
+        match source {
+            Source::F32(numbers) => Self::F32(numbers),
+            Source::Bf16(numbers) => Self::Bf16(numbers),
         }
     }
 }
