@@ -86,6 +86,22 @@ impl<'a> Source<'a> {
         }
     }
 
+    /// Sixteen from a place on: no branch for an end, so that loops keep all in registers.
+    ///
+    /// # Safety
+    /// They must be there.
+    #[inline(always)]
+    pub unsafe fn load<V: Lanes>(self, at: usize) -> V {
+        debug_assert!(at + WIDTH <= self.len());
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self {
+                Self::F32(numbers) => V::load(numbers.as_ptr().add(at)),
+                Self::Bf16(numbers) => V::load_half(numbers.as_ptr().add(at).cast()),
+            }
+        }
+    }
+
     /// One of them.
     #[inline(always)]
     pub fn one(self, at: usize) -> f32 {
@@ -132,6 +148,22 @@ impl Target<'_> {
         match self {
             Self::F32(numbers) => numbers.fill(number),
             Self::Bf16(numbers) => numbers.fill(bf16::from_f32(number)),
+        }
+    }
+
+    /// Writes sixteen from a place on: no branch for an end, so that loops keep all in registers.
+    ///
+    /// # Safety
+    /// There must be room.
+    #[inline(always)]
+    pub unsafe fn store<V: Lanes>(&mut self, at: usize, lanes: V) {
+        debug_assert!(at + WIDTH <= self.len());
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self {
+                Self::F32(numbers) => lanes.store(numbers.as_mut_ptr().add(at)),
+                Self::Bf16(numbers) => lanes.store_half(numbers.as_mut_ptr().add(at).cast()),
+            }
         }
     }
 

@@ -236,7 +236,7 @@ impl Cpu {
                 multiply(level, tile, dy, shared.v_turned.read(), ds.at_row(at), false);
             }
             let from = at * keys;
-            self.slope_rows(head, pass, &block, &mut softmax[from..], &mut slopes[from..]);
+            self.slope_rows(head, &pass, &block, &mut softmax[from..], &mut slopes[from..]);
             let tile = Tile { rows, columns: padded, depth: seen };
             // SAFETY: keys and gradients are in whole lanes.
             unsafe {
@@ -252,24 +252,20 @@ impl Cpu {
     pub(super) fn slope_rows(
         &self,
         head: Head,
-        pass: Pass<'_>,
+        pass: &Pass<'_>,
         block: &Range<usize>,
         softmax: &mut [f32],
         slopes: &mut [f32],
     ) {
         let (level, keys, results) = (self.level, head.padded_keys(), head.results());
-        let columns = head.seen(block).next_multiple_of(WIDTH);
-        let rows = softmax.chunks_exact_mut(keys).zip(slopes.chunks_exact_mut(keys));
-        for (query, (p, ds)) in block.clone().zip(rows) {
+        let (scale, columns) = (head.scale(), head.seen(block).next_multiple_of(WIDTH));
+        for (at, query) in block.clone().enumerate() {
             let (mask, seen) = (mask_of(pass.drop, head, query), head.of.seen(query));
             let (log_sum, row) = (pass.log_sums[head.sum(query)], results.range(query));
             let along = dot(level, pass.y.part(row.clone()), pass.dy.part(row));
-            let lanes = seen.next_multiple_of(WIDTH);
-            let (p, p_unseen) = p[..columns].split_at_mut(lanes);
-            let (ds, ds_unseen) = ds[..columns].split_at_mut(lanes);
-            slope_row(level, head.scale(), seen, mask, log_sum, along, p, ds);
-            p_unseen.fill(0.0);
-            ds_unseen.fill(0.0);
+            let row = at * keys..at * keys + columns;
+            let (p, ds) = (&mut softmax[row.clone()], &mut slopes[row]);
+            slope_row(level, scale, seen, mask, log_sum, along, p, ds);
         }
     }
 
@@ -304,9 +300,13 @@ impl Cpu {
 kernel! {
     /// The sum of the products of two rows.
     fn dot<V>(a: Source<'_>, b: Source<'_>) -> f32 {
-        let mut sum = V::splat(0.0);
-        for at in (0..a.len()).step_by(WIDTH) {
-            sum = a.get::<V>(at).fused(b.get::<V>(at), sum);
+        let (mut sum, whole) = (V::splat(0.0), a.len().min(b.len()) / WIDTH * WIDTH);
+        for at in (0..whole).step_by(WIDTH) {
+            // SAFETY: both have sixteen more.
+            sum = unsafe { a.load::<V>(at).fused(b.load(at), sum) };
+        }
+        if whole < a.len() {
+            sum = a.get::<V>(whole).fused(b.get(whole), sum);
         }
         sum.sum()
     }
@@ -324,7 +324,7 @@ kernel! {
         p: &mut [f32],
         ds: &mut [f32],
     ) {
-        for at in (0..p.len()).step_by(WIDTH) {
+        for at in (0..seen).step_by(WIDTH) {
             let share = exp(get::<V>(p, at).fused(V::splat(scale), V::splat(-log_sum)));
             let kept = mask.map_or(V::splat(1.0), |mask| factors(mask, at as u64));
             let slope = get::<V>(ds, at).times(kept).minus(V::splat(along));

@@ -141,15 +141,12 @@ impl Cpu {
         block: &Range<usize>,
         scores: &mut [f32],
     ) -> Sums {
-        let columns = head.seen(block).next_multiple_of(WIDTH);
-        let mut sums = Sums { logs: [0.0; MOST], shares: [0.0; MOST] };
-        let rows = scores.chunks_exact_mut(head.padded_keys());
-        for ((at, query), row) in block.clone().enumerate().zip(rows) {
+        let (keys, columns) = (head.padded_keys(), head.seen(block).next_multiple_of(WIDTH));
+        let (scale, mut sums) = (head.scale(), Sums { logs: [0.0; MOST], shares: [0.0; MOST] });
+        for (at, query) in block.clone().enumerate() {
             let (mask, seen) = (mask_of(drop, head, query), head.of.seen(query));
-            let (row, unseen) = row[..columns].split_at_mut(seen.next_multiple_of(WIDTH));
-            (sums.logs[at], sums.shares[at]) =
-                softmax_row(self.level, head.scale(), seen, mask, row);
-            unseen.fill(0.0);
+            let row = &mut scores[at * keys..at * keys + columns];
+            (sums.logs[at], sums.shares[at]) = softmax_row(self.level, scale, seen, mask, row);
         }
         sums
     }
@@ -165,6 +162,7 @@ kernel! {
     /// Exponentials of a query's scores, those of keys that it does not see zero. Returns the
     /// logarithm of the sum and one over the sum, which the exponentials are not yet multiplied by.
     fn softmax_row<V>(scale: f32, seen: usize, mask: Option<Mask>, row: &mut [f32]) -> (f32, f32) {
+        let (row, unseen) = row.split_at_mut(seen.next_multiple_of(WIDTH));
         row[seen..].fill(f32::NEG_INFINITY);
         let most = largest::<V>(Source::F32(row)) * scale;
         let mut sum = V::splat(0.0);
@@ -175,6 +173,7 @@ kernel! {
             sum = sum.plus(number);
         }
         row[seen..].fill(0.0);
+        unseen.fill(0.0);
         if let Some(mask) = mask {
             for at in (0..row.len()).step_by(WIDTH) {
                 let kept: V = factors(mask, at as u64);

@@ -107,7 +107,7 @@ impl Cpu {
             (packed_keys.part(0..width, seen), values.part(0..width, seen));
         product_packed(rows, q, seen_keys, Ending::Set, output(room.p, keys), scratch);
         product_packed(rows, dy, seen_values, Ending::Set, output(room.ds, keys), scratch);
-        self.slope_rows(head, pass, block, room.p, room.ds);
+        self.slope_rows(head, &pass, block, room.p, room.ds);
         let dq = &mut room.dq[..rows * padded];
         // SAFETY: each head has its own columns.
         unsafe { self.start_gradient(pass, pass.dq, columns, dq) };

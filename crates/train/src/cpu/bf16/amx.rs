@@ -7,10 +7,9 @@
 use std::arch::asm;
 use std::sync::OnceLock;
 
-use super::finish::{COLUMNS, Ending, Goal, Sums, finish};
+use super::finish::{COLUMNS, Goal, Sums, finish};
 use super::kernel::Plan;
 use super::lines::{Line, WORDS};
-use super::operand::NumbersMut;
 use super::tile::{Run, Tile};
 
 /// Rows of a tile.
@@ -156,16 +155,10 @@ impl Corners {
     }
 }
 
-/// The result's own memory and stride, if the sums are all that goes there: for a whole tile.
+/// Where a whole tile goes, if not to sums first.
 fn straight(tile: &Tile, goal: &mut Goal<'_>) -> Option<(*mut f32, usize)> {
-    let is_whole = tile.rows == 2 * TILE_ROWS && goal.columns == COLUMNS;
-    match (&mut goal.numbers, goal.ending) {
-        (NumbersMut::F32(c), Ending::Set) if is_whole => {
-            let last = (tile.rows - 1) * goal.stride + COLUMNS;
-            Some((c[..last].as_mut_ptr(), goal.stride))
-        }
-        _ => None,
-    }
+    let is_whole = tile.rows == 2 * TILE_ROWS;
+    if is_whole { goal.straight(tile.rows, COLUMNS) } else { None }
 }
 
 /// # Safety

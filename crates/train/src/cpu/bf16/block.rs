@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use super::Right;
-use super::finish::{COLUMNS, Ending, Goal, ROWS, Sums};
+use super::finish::{Ending, Goal, Sums};
 use super::kernel::Plan;
 use super::lines::{Line, Lines, WORDS};
 use super::operand::{Matrix, NumbersMut, Output};
@@ -22,6 +22,7 @@ pub fn product(
     ending: Ending<'_>,
     mut c: Output<'_>,
     left: &mut Lines,
+    sums: &mut Sums,
 ) {
     a.assert_holds(m, b.k);
     c.assert_holds(m, b.n);
@@ -43,7 +44,7 @@ pub fn product(
             let ending = if first == 0 { ending } else { Ending::Add };
             let left = pack::left(kernel, &plan, &a, rows.clone(), ks.clone(), left);
             let block = Block { plan: &plan, left, rows: rows.clone(), right: b, ks };
-            block.multiply(ending, &mut c);
+            block.multiply(ending, &mut c, sums);
             first = block.ks.end;
             if first == b.k {
                 break;
@@ -74,8 +75,7 @@ struct Block<'a> {
 }
 
 impl Block<'_> {
-    fn multiply(&self, ending: Ending<'_>, c: &mut Output<'_>) {
-        let mut sums = Sums([[0.0; COLUMNS]; ROWS]);
+    fn multiply(&self, ending: Ending<'_>, c: &mut Output<'_>, sums: &mut Sums) {
         let panels = self.right.n.div_ceil(WORDS);
         for panel in (0..panels).step_by(self.plan.panels) {
             let panels = panel..panels.min(panel + self.plan.panels);
@@ -85,7 +85,7 @@ impl Block<'_> {
                 let goal = goal(c, ending, rows.start, columns);
                 // SAFETY: the kernel's instructions were looked for when the right operand was
                 // packed for it, and the tile is inside of what is packed.
-                unsafe { (self.plan.run)(&tile, &mut sums, goal) };
+                unsafe { (self.plan.run)(&tile, sums, goal) };
             }
         }
     }

@@ -35,6 +35,7 @@ pub use pack::Parts;
 
 use std::ops::Range;
 
+use finish::Sums;
 use lines::Lines;
 
 /// How large a product is: `m` times `k` by `k` times `n`.
@@ -53,6 +54,7 @@ pub struct Sizes {
 pub struct Scratch {
     left: Lines,
     right: Packed,
+    sums: Box<Sums>,
 }
 
 /// A right operand, packed once for many products. Threads may share it.
@@ -151,8 +153,9 @@ pub fn product(
     c: Output<'_>,
     scratch: &mut Scratch,
 ) {
-    scratch.right.fill(kernel, sizes.k, sizes.n, b);
-    block::product(sizes.m, a, (&scratch.right).into(), ending, c, &mut scratch.left);
+    let Scratch { left, right, sums } = scratch;
+    right.fill(kernel, sizes.k, sizes.n, b);
+    block::product(sizes.m, a, (&*right).into(), ending, c, left, sums);
 }
 
 /// The same of `m` rows and a right operand that is packed already, or a part of one.
@@ -167,5 +170,5 @@ pub fn product_packed<'b>(
     c: Output<'_>,
     scratch: &mut Scratch,
 ) {
-    block::product(m, a, b.into(), ending, c, &mut scratch.left);
+    block::product(m, a, b.into(), ending, c, &mut scratch.left, &mut scratch.sums);
 }
