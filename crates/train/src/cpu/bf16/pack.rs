@@ -133,7 +133,7 @@ pub fn left(
     lines: &mut Lines,
 ) -> Left {
     // A tile may read, but not use, more rows than there are. The rest of the stride spreads the
-    // groups of a tile over the cache.
+    // groups of a tile over the cache. It is a multiple of sixteen, so whole blocks fit.
     let stride = (rows.len() + plan.rows - 1 + 47) / 64 * 64 + 16;
     let count = ks.len().div_ceil(DEPTH) * stride;
     let source = Source {
@@ -226,11 +226,13 @@ unsafe fn pack_block<V: Vector>(
     out: &mut [Line],
 ) {
     let lanes = (source.lanes - group * WORDS).min(WORDS);
-    let (to, count, line_a_lane) = match layout {
-        Layout::Left { stride } => (depth * stride + group * WORDS, lanes, true),
-        Layout::Right { stride } => (group * stride + depth * WORDS, WORDS, false),
+    let (to, line_a_lane) = match layout {
+        Layout::Left { stride } => (depth * stride + group * WORDS, true),
+        Layout::Right { stride } => (group * stride + depth * WORDS, false),
     };
-    let out = &mut out[to..to + count];
+    // All of them, also those of lanes that are missing: there is room, and a number of lines that
+    // is known keeps the block in registers.
+    let out = &mut out[to..to + WORDS];
     // SAFETY: as the caller says.
     unsafe {
         let block = load::<V>(source, group * WORDS, lanes, depth * DEPTH);
