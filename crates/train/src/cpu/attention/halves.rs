@@ -86,6 +86,7 @@ impl Cpu {
     ) {
         let (kernel, width, keys) = (self.halves.kernel, head.of.head_width, head.of.keys);
         let (padded, row) = (head.padded(), head.padded_keys());
+        let _ready = kernel.made_ready();
         let mut memory = self.halves.heads.take();
         let HeadMemory { keys: packed_keys, values, scratch, .. } = &mut memory;
         let [k, v] = head.keys_and_values().map(|columns| columns.halves(inputs.kv));

@@ -26,6 +26,7 @@ impl Cpu {
     pub(super) fn backward_group_halves(&self, first: Head, pass: Pass<'_>) {
         let (of, kernel) = (first.of, self.halves.kernel);
         let (width, padded, keys) = (of.head_width, first.padded(), first.padded_keys());
+        let _ready = kernel.made_ready();
         let mut memory = self.halves.heads.take();
         let [k_columns, v_columns] = first.keys_and_values();
         let [k, v] = [k_columns, v_columns].map(|columns| columns.halves(pass.kv));

@@ -5,6 +5,8 @@
 //! either operand.
 
 use std::arch::asm;
+use std::cell::Cell;
+use std::marker::PhantomData;
 use std::sync::OnceLock;
 
 use super::finish::{COLUMNS, Goal, Sums, finish};
@@ -65,8 +67,32 @@ fn is_permitted() -> bool {
     false
 }
 
-/// The shapes of this thread's tiles, until it is dropped. Then the system has less to save.
-pub struct Configured(());
+/// The shapes of this thread's tiles, until the last of them is dropped. Then the system has less to
+/// save.
+pub struct Configured {
+    /// It is of one thread.
+    stays: PhantomData<*const ()>,
+}
+
+thread_local! {
+    static HOLDERS: Holders = const { Holders(Cell::new(0)) };
+}
+
+/// How many hold this thread's tiles. Configuring them takes longer than a small product.
+struct Holders(Cell<usize>);
+
+impl Holders {
+    /// Whether it is the first.
+    fn enter(&self) -> bool {
+        self.0.replace(self.0.get() + 1) == 0
+    }
+
+    /// Whether it was the last.
+    fn leave(&self) -> bool {
+        self.0.set(self.0.get() - 1);
+        self.0.get() == 0
+    }
+}
 
 /// What `ldtilecfg` reads.
 #[repr(C, align(64))]
@@ -109,16 +135,20 @@ impl Configured {
     /// Configures the tiles. Only where AMX is available.
     pub fn new() -> Self {
         assert!(is_available(), "tiles are configured where there are none");
-        // SAFETY: there are tiles, and the configuration is one of palette 1.
-        unsafe { asm!("ldtilecfg [{}]", in(reg) &WHOLE_TILES, options(nostack, readonly)) };
-        Self(())
+        if HOLDERS.with(Holders::enter) {
+            // SAFETY: there are tiles, and the configuration is one of palette 1.
+            unsafe { asm!("ldtilecfg [{}]", in(reg) &WHOLE_TILES, options(nostack, readonly)) };
+        }
+        Self { stays: PhantomData }
     }
 }
 
 impl Drop for Configured {
     fn drop(&mut self) {
-        // SAFETY: there are tiles; nothing is left in them.
-        unsafe { asm!("tilerelease", options(nostack, nomem)) };
+        if HOLDERS.with(Holders::leave) {
+            // SAFETY: there are tiles; nothing is left in them.
+            unsafe { asm!("tilerelease", options(nostack, nomem)) };
+        }
     }
 }
 
@@ -216,3 +246,18 @@ pub unsafe fn run(tile: &Tile, sums: &mut Sums, mut goal: Goal<'_>) {
 
 #[cfg(test)]
 pub mod emulated;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_holder_configures_and_the_last_releases() {
+        let holders = Holders(Cell::new(0));
+        assert!(holders.enter());
+        assert!(!holders.enter());
+        assert!(!holders.leave());
+        assert!(holders.leave());
+        assert!(holders.enter());
+    }
+}

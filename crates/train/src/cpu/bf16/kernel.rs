@@ -123,15 +123,16 @@ impl Kernel {
         plan::<Portable>(tile::run::<Portable>)
     }
 
-    /// What this thread must have while it multiplies.
+    /// What this thread must have while it multiplies. Products see to it themselves; who holds it
+    /// over many small ones spares each of them the time.
     #[cfg(target_arch = "x86_64")]
-    pub(super) fn made_ready(self) -> Option<amx::Configured> {
+    pub(in super::super) fn made_ready(self) -> Option<amx::Configured> {
         (self == Self::Amx).then(amx::Configured::new)
     }
 
     /// What this thread must have while it multiplies: nothing.
     #[cfg(not(target_arch = "x86_64"))]
-    pub(super) fn made_ready(self) {}
+    pub(in super::super) fn made_ready(self) {}
 }
 
 fn plan<L: Lanes>(run: Run) -> Plan {
