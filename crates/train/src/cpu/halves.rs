@@ -13,6 +13,9 @@ use super::pool::cut;
 use super::product::{LEAST, Operand, Sizes};
 use crate::memory::ViewMut;
 
+/// Multiplications that a thread does in some ten microseconds.
+const MUCH: usize = 8 << 20;
+
 /// What products of brain floats are made with.
 #[derive(Debug)]
 pub struct Halves {
@@ -87,12 +90,12 @@ impl Cpu {
         start: Start<'_>,
     ) {
         let Sizes { m, n, k } = sizes;
-        let parts = self.pool.parts(m.saturating_mul(n).saturating_mul(k), LEAST);
+        let parts = self.pool.parts(sizes.work(), LEAST);
         let mut packed = self.halves.packed.take();
         let run = |parts: usize, work: &(dyn Fn(usize) + Sync)| self.pool.run(parts, work);
         packed.fill_in_parts(self.halves.kernel, [k, n], b.halves(0), parts, &run);
         let c = Apart::new(c);
-        let parts = self.pool.many_parts(m.saturating_mul(n).saturating_mul(k), 16 * LEAST);
+        let parts = self.pool.many_parts(sizes.work(), LEAST, MUCH);
         self.pool.run(parts, |part| {
             let rows = cut(m, parts, part, WIDTH);
             if rows.is_empty() {

@@ -8,7 +8,7 @@ use super::lanes::{Lanes, WIDTH};
 use super::level::{Level, kernel};
 use super::numbers::Apart;
 use super::pool::cut;
-use super::product::Sizes;
+use super::product::{LEAST, Sizes};
 use super::tile::{Matrix, MatrixMut, ROWS, Tile, multiply_inline};
 
 /// Columns of a panel.
@@ -22,6 +22,9 @@ const STRIP_ROWS: usize = 16 * ROWS;
 
 /// Rows of a panel that it is read ahead by: it comes from the second cache.
 const AHEAD: usize = 8;
+
+/// Multiplications that a thread does in some ten microseconds.
+const MUCH: usize = 2 << 20;
 
 /// A product with fewer rows is not worth packing for.
 const LEAST_ROWS: usize = 2 * ROWS;
@@ -73,7 +76,7 @@ impl Cpu {
                 pack(self.level, sizes, b, range.start, room);
             });
             let packed = &packed[..panels * PANEL * sizes.k];
-            let parts = self.pool.many_parts(m * n, 64 * PANEL);
+            let parts = self.pool.many_parts(sizes.work(), LEAST, MUCH);
             let strip_rows = strip_rows(sizes.k);
             self.pool.run(parts, |part| {
                 let rows = cut(m, parts, part, ROWS);

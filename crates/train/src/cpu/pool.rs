@@ -10,9 +10,13 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{JoinHandle, Thread};
 
-/// Looks for work so often before sleeping: about as long as the operations between two parallel
-/// ones take.
+/// Looks for work so often before giving way to others: about as long as the operations between two
+/// parallel ones take.
 const LOOKS: usize = 4_000;
+
+/// Looks so often, giving way each time, before sleeping: who sleeps is woken late, above all in a
+/// virtual machine, and a part that a neighbour holds up is often over soon.
+const LAST_LOOKS: usize = 2_000;
 
 /// Threads that work together.
 #[derive(Debug)]
@@ -96,11 +100,11 @@ impl Pool {
         (items / least.max(1)).clamp(1, self.threads())
     }
 
-    /// The same for work that may take long: several parts a thread, so that one which is held up,
+    /// The same, but several parts a thread where each still has `much` to do: one that is held up,
     /// by another process or by its core's other half, is left fewer.
-    pub fn many_parts(&self, items: usize, least: usize) -> usize {
-        let most = if self.helpers.is_empty() { 1 } else { 4 * self.threads() };
-        (items / least.max(1)).clamp(1, most)
+    pub fn many_parts(&self, items: usize, least: usize, much: usize) -> usize {
+        let most = if self.helpers.is_empty() { 1 } else { 8 * self.threads() };
+        self.parts(items, least).max((items / much.max(1)).min(most))
     }
 
     fn try_caller(&self) -> Option<MutexGuard<'_, ()>> {
@@ -122,10 +126,9 @@ impl Pool {
             helper.thread().unpark();
         }
         while shared.do_part() {}
-        let mut looks = 0;
+        let mut wait = Wait::default();
         while shared.unfinished.load(Ordering::Acquire) != 0 {
-            looks += 1;
-            if looks < LOOKS { std::hint::spin_loop() } else { std::thread::park() }
+            wait.once();
         }
         let panic = job.panic.into_inner().unwrap_or_else(PoisonError::into_inner);
         if let Some(panic) = panic {
@@ -134,19 +137,35 @@ impl Pool {
     }
 }
 
+/// How long a thread has looked in vain.
+#[derive(Debug, Default)]
+struct Wait {
+    looks: usize,
+}
+
+impl Wait {
+    /// A moment; longer ones the longer it lasts, until somebody wakes the thread.
+    fn once(&mut self) {
+        self.looks += 1;
+        if self.looks < LOOKS {
+            std::hint::spin_loop();
+        } else if self.looks < LOOKS + LAST_LOOKS {
+            std::thread::yield_now();
+        } else {
+            std::thread::park();
+            self.looks = 0;
+        }
+    }
+}
+
 impl Shared {
     /// What a helper does all its life.
     fn help(&self) {
-        let mut looks = 0;
+        let mut wait = Wait::default();
         while !self.end.load(Ordering::Relaxed) {
-            if self.do_part() {
-                looks = 0;
-            } else if looks < LOOKS {
-                looks += 1;
-                std::hint::spin_loop();
-            } else {
-                std::thread::park();
-                looks = 0;
+            match self.do_part() {
+                true => wait = Wait::default(),
+                false => wait.once(),
             }
         }
     }

@@ -60,6 +60,13 @@ pub struct Sizes {
     pub k: usize,
 }
 
+impl Sizes {
+    /// Multiplications.
+    pub fn work(self) -> usize {
+        self.m.saturating_mul(self.n).saturating_mul(self.k)
+    }
+}
+
 impl Cpu {
     /// `c = start + a b`; `c` lies row by row. Where there are brain floats, or they are asked for,
     /// it is a product of brain floats.
@@ -120,7 +127,7 @@ impl Cpu {
         let Sizes { m, n, k } = sizes;
         let (a_numbers, b_numbers) = (a.view.host::<f32>(), b.view.host::<f32>());
         let c = Apart::new(c);
-        let parts = self.pool.parts(m.saturating_mul(n).saturating_mul(k), LEAST);
+        let parts = self.pool.parts(sizes.work(), LEAST);
         self.pool.run(parts, |part| {
             let (rows, columns) = if m >= n {
                 (cut(m, parts, part, WIDTH), 0..n)
