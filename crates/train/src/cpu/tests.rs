@@ -28,7 +28,15 @@ fn devices() -> Vec<Cpu> {
         }
     }
     all.push(Cpu::new(2, Precision::F32));
+    #[cfg(target_arch = "x86_64")]
+    all.extend([1, 3].map(|threads| with_kernel(threads, bf16::Kernel::AmxEmulated)));
     all
+}
+
+/// One whose products of brain floats are made of other instructions than the best.
+#[cfg(target_arch = "x86_64")]
+fn with_kernel(threads: usize, kernel: bf16::Kernel) -> Cpu {
+    Cpu { halves: Halves::of(kernel), ..Cpu::new(threads, Precision::Bf16) }
 }
 
 /// Numbers that both formats have.
