@@ -323,7 +323,7 @@ fn tokens(folder: &Folder, name: &str, text: &str) -> PathBuf {
         folder: made.clone(),
         replace: false,
     };
-    prepare(&plan, &mut |_| {}).unwrap();
+    prepare(&plan, &mut |_| Ok(())).unwrap();
     made
 }
 

@@ -6,9 +6,8 @@
 mod common;
 
 use std::sync::Arc;
-use std::thread;
 
-use common::plan;
+use common::{plan, together};
 use regatta_comm::{Comm, fake};
 use regatta_train::config::{Plan as Planned, resolve};
 use regatta_train::cpu::{Cpu, Precision};
@@ -27,7 +26,6 @@ use regatta_train::step::{Engine, Micro, Net};
 const TOKENS: usize = 8;
 
 /// A training that keys describe.
-#[derive(Clone)]
 struct Case {
     shape: Shape,
     planned: Planned,
@@ -103,13 +101,8 @@ impl Case {
     /// Every rank holds what it is said to, within a tenth.
     fn check_held(&self, about: &str) {
         let world = fake::world(self.planned.mesh.ranks() as u32);
-        let start = |comm| {
-            let case = self.clone();
-            thread::spawn(move || case.held(Arc::new(comm)))
-        };
-        let all: Vec<_> = world.into_iter().map(start).collect();
+        let all = together(world, |comm| self.held(comm));
         for (rank, held) in all.into_iter().enumerate() {
-            let held = held.join().unwrap();
             let Holds { parameters, gradients, moments, activations, working } =
                 cost(&self.shape, &self.planned, self.form, rank).unwrap().holds;
             let state = [parameters, gradients, moments].map(|held| held.most());
@@ -125,13 +118,8 @@ impl Case {
     /// Every rank sends what it is said to.
     fn check(&self, about: &str) {
         let world = fake::world(self.planned.mesh.ranks() as u32);
-        let start = |comm| {
-            let case = self.clone();
-            thread::spawn(move || case.sent(Arc::new(comm)))
-        };
-        let all: Vec<_> = world.into_iter().map(start).collect();
+        let all = together(world, |comm| self.sent(comm));
         for (rank, sent) in all.into_iter().enumerate() {
-            let sent = sent.join().unwrap();
             let said = cost(&self.shape, &self.planned, self.form, rank).unwrap().sends;
             let said = Axis::ALL.map(|axis| said.on(axis));
             assert!(

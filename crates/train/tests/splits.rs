@@ -5,11 +5,10 @@
 mod common;
 
 use std::sync::Arc;
-use std::thread;
 
-use common::{KINDS, plan, tokens};
+use common::{KINDS, Steps, together};
 use proptest::prelude::*;
-use regatta_comm::{Collectives, Comm, ReduceOp, fake};
+use regatta_comm::{Comm, fake};
 use regatta_train::model::Model;
 use regatta_train::parallel::context::Ring;
 use regatta_train::parallel::pipeline::{Kind, Stage};
@@ -18,7 +17,7 @@ use regatta_train::parallel::{Groups, Mesh, Zero};
 use regatta_train::reference::Reference;
 use regatta_train::shape::{Family, Shape};
 use regatta_train::state::Sharing;
-use regatta_train::step::{Engine, Micro, Net};
+use regatta_train::step::{Engine, Net};
 
 const BATCH: usize = 8;
 const SEQUENCE: usize = 8;
@@ -93,44 +92,20 @@ impl Case {
     /// The mean losses and norms of the steps, as a rank of so many sees them.
     fn rank(self, comm: Arc<dyn Comm>) -> Vec<[f64; 2]> {
         let mut engine = self.engine(&comm);
-        let seat = self.mesh.seat(comm.rank() as usize);
-        let share = BATCH / self.mesh.dp;
-        let each = share / self.passes;
-        let one = |step: u64| {
-            let first = |pass: usize| seat.dp * share + pass * each;
-            let parts: Vec<_> = (0..self.passes)
-                .map(|pass| {
-                    let here = first(pass)..first(pass) + each;
-                    (
-                        here.start,
-                        tokens(SEQUENCE, step, here.clone(), 0),
-                        tokens(SEQUENCE, step, here, 1),
-                    )
-                })
-                .collect();
-            let micros = parts.iter().map(|(first, inputs, targets)| Micro {
-                inputs,
-                targets,
-                batch: each,
-                first: *first as u64,
-            });
-            let plan = plan(step, BATCH * SEQUENCE, self.dropout, self.recompute);
-            let outcome = engine.step(&plan, micros).unwrap();
-            let mut sum = [outcome.loss_sum];
-            comm.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
-            [sum[0] / (BATCH * SEQUENCE) as f64, outcome.gradient_norm]
-        };
-        (0..STEPS).map(one).collect()
+        let copy = self.mesh.seat(comm.rank() as usize).dp;
+        let recompute = if self.recompute { |_| true } else { |_| false };
+        let Self { passes, dropout, .. } = self;
+        let (count, batch, length) = (STEPS, BATCH, SEQUENCE);
+        let steps = Steps { count, batch, length, passes, dropout, recompute };
+        steps.train(&mut engine, &*comm, copy, self.mesh.dp)
     }
 
     /// The same of all ranks together, who must agree.
     fn run(self) -> Vec<[f64; 2]> {
-        let start = |comm| thread::spawn(move || self.rank(Arc::new(comm)));
         let world = fake::world(self.mesh.ranks() as u32);
-        let all: Vec<_> = world.into_iter().map(start).collect();
-        let all: Vec<Vec<_>> = all.into_iter().map(|rank| rank.join().unwrap()).collect();
+        let mut all = together(world, |comm| self.rank(comm));
         assert!(all.iter().all(|one| *one == all[0]), "ranks disagree: {self:?}\n{all:?}");
-        all[0].clone()
+        all.swap_remove(0)
     }
 
     /// It is what one rank has.

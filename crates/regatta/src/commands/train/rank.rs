@@ -56,7 +56,7 @@ pub fn run(resolved: &Resolved, args: &TrainArgs) -> Result<ExitCode> {
     check_memory(&config, opened.tokenizer.vocabulary(), &*comm).inspect_err(abort)?;
     let threads = threads(&config);
     let device = Cpu::new(threads, config.train.precision);
-    let kernels = device.describe();
+    let kernels = device.kernels().to_owned();
     let job = Job {
         config,
         name: resolved.name.clone(),
