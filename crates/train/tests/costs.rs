@@ -172,7 +172,7 @@ fn shared_state() {
 }
 
 #[test]
-fn together() {
+fn all_together() {
     check("tp=2 pp=2 micro_batch=2", 8);
     check("cp=2 tp=2 pp=2 recompute=true", 8);
     check("zero=1 tp=2 pp=2 micro_batch=2", 8);

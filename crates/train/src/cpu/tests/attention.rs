@@ -104,7 +104,7 @@ fn attention_of_one_token() {
 #[test]
 fn rope() {
     for of in ATTENTIONS.map(attention_of).into_iter().filter(|of| of.head_width % 2 == 0) {
-        let scattered = tokens(4, of.sequence, 300);
+        let scattered = super::tokens::tokens(4, of.sequence, 300);
         let in_order: Vec<u32> = (0..of.sequence as u32).collect();
         let all = [(&in_order, Turn::There), (&scattered, Turn::There), (&scattered, Turn::Back)];
         for (places, turn) in all {

@@ -3,7 +3,7 @@
 use super::*;
 use crate::random::uniform;
 
-fn tokens(seed: u64, count: usize, kinds: usize) -> Vec<u32> {
+pub(super) fn tokens(seed: u64, count: usize, kinds: usize) -> Vec<u32> {
     (0..count as u64).map(|i| (uniform(key(seed, &[]), i) * kinds as f64) as u32).collect()
 }
 
