@@ -84,20 +84,28 @@ impl Part<'_> {
     }
 
     /// The most that passes have left for the way back at any time of a step, by the schedule; and what
-    /// one layer computes again on that way, if they leave little.
+    /// one layer computes, and again on that way, if they leave little.
     fn activations(&self) -> u64 {
+        let passing = if self.form.recompute { self.inner() } else { 0 };
         let (mut alive, mut most) = (0u64, 0);
         for action in self.stage.actions(self.plan.accumulation).iter() {
             let saved = self.saved(action.chunk);
+            let before = alive;
             match action.work {
                 Work::Forward => alive += saved,
                 Work::Backward => alive = alive.saturating_sub(saved),
                 Work::Input => alive = alive.saturating_sub(saved) + self.put_off(action.chunk),
                 Work::Weight => alive = alive.saturating_sub(self.put_off(action.chunk)),
             }
-            most = most.max(alive);
+            // Behind the gradient of an input, the inside of the last layer is among what is put off.
+            let during = match action.work {
+                Work::Forward => alive + passing,
+                Work::Backward | Work::Input => before + passing,
+                Work::Weight => before,
+            };
+            most = most.max(alive).max(during);
         }
-        if self.form.recompute { most + self.inner() } else { most }
+        most
     }
 
     /// What the forward pass of a micro-batch through a chunk leaves: the input of each layer, and
