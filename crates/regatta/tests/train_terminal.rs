@@ -9,7 +9,8 @@ use std::io::Read;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::process::{Child, ExitStatus};
 
-use support::{Folder, command};
+use support::Folder;
+use support::train::regatta;
 
 /// Both ends of a terminal of 80 by 24: what a person has, and what a program has.
 fn terminal() -> (File, OwnedFd) {
@@ -25,10 +26,10 @@ fn terminal() -> (File, OwnedFd) {
 
 fn start(folder: &Folder, words: &str) -> (File, Child) {
     let (person, program) = terminal();
-    let mut command = command();
     let end = || program.try_clone().unwrap();
-    command.args(words.split(' ')).current_dir(folder.path()).env("TERM", "xterm");
-    let child = command.stdin(end()).stdout(end()).stderr(end()).spawn().unwrap();
+    let mut command = regatta(folder, words);
+    command.env("TERM", "xterm").stdin(end()).stdout(end()).stderr(end());
+    let child = command.spawn().unwrap();
     (person, child)
 }
 
@@ -48,7 +49,7 @@ fn a_training_is_drawn_in_place_and_ends_well() {
     let (shown, ended) = watch(start(&folder, words));
     assert!(ended.success(), "{ended}: {shown}");
     assert!(!shown.contains("panicked"), "{shown}");
-    assert!(shown.contains("step 3/3") && shown.contains("done: 3 steps"), "{shown}");
+    assert!(shown.contains("step 3/3") && shown.contains(": 3 steps in"), "{shown}");
     // Each time the cursor goes away it comes back, so that it is there at the end.
     let (away, back) = (shown.matches("\x1b[?25l").count(), shown.matches("\x1b[?25h").count());
     assert!(away > 0 && away == back, "{away} {back}");

@@ -98,7 +98,8 @@ impl Steps {
                 tokens(self.length, step, here(), 1),
             )
         };
-        let parts: Vec<_> = own.step_by(each).map(part).collect();
+        let first = |pass: usize| own.start + pass * each;
+        let parts: Vec<_> = (0..self.passes).map(|pass| part(first(pass))).collect();
         let micros = parts.iter().map(|(first, inputs, targets)| Micro {
             inputs,
             targets,
