@@ -4,6 +4,7 @@
 use serde::Serialize;
 
 use crate::config::{Config, ConfigError, Plan, Resolved};
+use crate::offload::Moved;
 use crate::parallel::Axis;
 use crate::parallel::cost::{Cost, Form, Held, costs};
 use crate::parallel::pipeline::{Costs, Schedule, Timeline, balance, costs_of, simulate};
@@ -97,6 +98,8 @@ pub struct Rank {
     pub holds: Bytes,
     /// What it is expected to send in a step, in bytes, on each axis on which it sends anything.
     pub sends: Vec<(&'static str, u64)>,
+    /// What it is expected to read from disk and write there in a step, in bytes.
+    pub moves: Moved,
 }
 
 /// What a rank holds, in bytes.
@@ -118,7 +121,7 @@ pub struct Bytes {
 
 impl Rank {
     fn new(rank: usize, host: Option<String>, cost: Cost) -> Self {
-        let Cost { seat, blocks, holds, sends } = cost;
+        let Cost { seat, blocks, holds, sends, moves } = cost;
         let sent = |axis: Axis| (axis.name(), sends.on(axis));
         let most = |held: Held| held.most();
         Self {
@@ -138,6 +141,7 @@ impl Rank {
                 total: holds.total(),
             },
             sends: Axis::ALL.map(sent).into_iter().filter(|(_, bytes)| *bytes > 0).collect(),
+            moves,
         }
     }
 }

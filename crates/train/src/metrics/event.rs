@@ -183,6 +183,9 @@ pub struct Summary {
     /// What rank 0 sent in a step, on each axis on which ranks share the work.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sent: Vec<SentBytes>,
+    /// What rank 0 read and wrote in a step of state that is on disk.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub moved: Vec<MovedBytes>,
 }
 
 /// Bytes that a rank holds of something, at most.
@@ -201,6 +204,17 @@ pub struct HeldBytes {
 pub struct SentBytes {
     /// The axis, such as `tensor`.
     pub axis: String,
+    /// As `regatta train --explain` says.
+    pub expected: u64,
+    /// As was counted, on the mean.
+    pub measured: u64,
+}
+
+/// Bytes that a rank reads from disk or writes there in a step.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct MovedBytes {
+    /// `read` or `written`.
+    pub what: String,
     /// As `regatta train --explain` says.
     pub expected: u64,
     /// As was counted, on the mean.

@@ -1,5 +1,5 @@
-//! What a split costs: what each rank holds, and what it sends in a step. Counted from the model's
-//! blocks and from what the engine does, in whole bytes. No I/O.
+//! What a split costs: what each rank holds, and what it sends, reads and writes in a step.
+//! Counted from the model's blocks and from what the engine does, in whole bytes. No I/O.
 //!
 //! With P parameters, n data ranks, t tensor ranks, s·b tokens of a micro-batch of width h, all of it
 //! comes to the usual formulas: states 16·P/t bytes a rank (all is f32), (8+8/n)·P/t under ZeRO 1,
@@ -9,6 +9,7 @@
 //! and way. What they leave out, such as padding, norms and positions, is counted here.
 
 mod holds;
+mod moves;
 mod sends;
 #[cfg(test)]
 mod tests;
@@ -16,6 +17,7 @@ mod tests;
 use crate::config::Plan;
 use crate::cpu::Precision;
 use crate::model::Model;
+use crate::offload::Moved;
 use crate::parallel::pipeline::{Stage, StageError};
 use crate::parallel::{Axis, Seat};
 use crate::shape::{Block, Shape};
@@ -115,6 +117,8 @@ pub struct Cost {
     pub holds: Holds,
     /// What it sends in a step.
     pub sends: Sends,
+    /// What it reads from disk and writes there in a step.
+    pub moves: Moved,
 }
 
 /// Why a split's cost cannot be said.
@@ -150,6 +154,7 @@ pub fn cost(shape: &Shape, plan: &Plan, form: Form, rank: usize) -> Result<Cost,
         blocks: part.named().map(|block| block.name.clone()).collect(),
         holds: part.holds(),
         sends: part.sends(),
+        moves: part.moves(),
     })
 }
 

@@ -46,7 +46,7 @@ impl Part<'_> {
         sends
     }
 
-    fn micros(&self) -> u64 {
+    pub(super) fn micros(&self) -> u64 {
         self.plan.accumulation as u64
     }
 
@@ -149,7 +149,7 @@ impl Part<'_> {
 
     /// How often a micro-batch needs the parameters of a block: a layer's forward and backward, the
     /// embedding's forward, the head's once, and a tied table's for the head.
-    fn gathers(&self, number: usize) -> u64 {
+    pub(super) fn gathers(&self, number: usize) -> u64 {
         let (first, last) = (number == 0, number == self.shape.layers + 1);
         match number {
             _ if first => {
