@@ -1,7 +1,7 @@
 //! Memory for collectives that go on in the background, or on a device: it belongs to them until they
 //! are over.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::any::Any;
 use std::ptr::NonNull;
 
@@ -9,7 +9,14 @@ use crate::dtype::{bytes_of, bytes_of_mut};
 use crate::{CommError, Element};
 
 /// A whole cache line, and enough for any vector instruction.
-const ALIGNMENT: usize = 64;
+const ALIGNMENT: usize = align_of::<Line>();
+
+/// Nothing but its alignment.
+#[repr(align(64))]
+struct Line;
+
+/// What Linux calls a huge page.
+const LARGE_PAGE: usize = 2 << 20;
 
 /// Where memory lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,6 +56,7 @@ pub trait Reach: Send + Sync {
 
 /// Who frees the memory.
 enum Owner {
+    Nobody,
     Heap,
     Somebody { _frees: Box<dyn Any + Send> },
     Device(Box<dyn Reach>),
@@ -75,10 +83,17 @@ impl std::fmt::Debug for Buffer {
 impl Buffer {
     /// Zeros on the heap.
     pub fn zeroed(bytes: usize) -> Self {
+        if bytes == 0 {
+            let nowhere = NonNull::<Line>::dangling().cast();
+            return Self { start: nowhere, bytes, owner: Owner::Nobody };
+        }
         let layout = layout(bytes);
         // SAFETY: the layout has a size other than 0.
-        let start = unsafe { alloc_zeroed(layout) };
+        let start = unsafe { alloc(layout) };
         let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
+        ask_for_large_pages(start, bytes);
+        // SAFETY: there is room for so many.
+        unsafe { start.write_bytes(0, bytes) };
         Self { start, bytes, owner: Owner::Heap }
     }
 
@@ -205,9 +220,37 @@ impl Buffer {
 }
 
 /// A size that no machine has is refused as one that there is no memory for.
+/// Where a large page fits, memory begins with one.
 fn layout(bytes: usize) -> Layout {
-    let wanted = Layout::from_size_align(bytes.max(1), ALIGNMENT);
+    let alignment = if bytes < LARGE_PAGE { ALIGNMENT } else { LARGE_PAGE };
+    let wanted = Layout::from_size_align(bytes, alignment);
     wanted.unwrap_or_else(|_| handle_alloc_error(Layout::new::<u8>()))
+}
+
+/// Matrix products walk through much memory in large steps: with small pages they often wait for
+/// the processor to find out where a page is. Only pages that lie inside are asked for, so that
+/// there is not more memory than was wanted.
+#[cfg(target_os = "linux")]
+fn ask_for_large_pages(start: NonNull<u8>, bytes: usize) {
+    use rustix::mm::Advice;
+    let inside = bytes / LARGE_PAGE * LARGE_PAGE;
+    if inside > 0 {
+        // A system that has none answers with an error, and nothing is lost.
+        // SAFETY: it is memory of ours that nothing is in yet.
+        let _ =
+            unsafe { rustix::mm::madvise(start.as_ptr().cast(), inside, Advice::LinuxHugepage) };
+    }
+}
+
+/// Nobody has tried it elsewhere.
+#[cfg(not(target_os = "linux"))]
+fn ask_for_large_pages(_start: NonNull<u8>, _bytes: usize) {}
+
+impl Default for Buffer {
+    /// No bytes.
+    fn default() -> Self {
+        Self::zeroed(0)
+    }
 }
 
 impl Drop for Buffer {

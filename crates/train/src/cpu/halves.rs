@@ -84,6 +84,7 @@ impl Cpu {
         let run = |parts: usize, work: &(dyn Fn(usize) + Sync)| self.pool.run(parts, work);
         packed.fill_in_parts(self.halves.kernel, [k, n], b.halves(0), parts, &run);
         let c = Apart::new(c);
+        let parts = self.pool.many_parts(m.saturating_mul(n).saturating_mul(k), 16 * LEAST);
         self.pool.run(parts, |part| {
             let rows = cut(m, parts, part, WIDTH);
             if rows.is_empty() {

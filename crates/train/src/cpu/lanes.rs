@@ -53,9 +53,9 @@ pub trait Lanes: Copy {
     /// `self * 2ⁿ`, where `n` is in the lowest bits of `by`'s representation.
     fn shifted(self, by: Self) -> Self;
 
-    /// Has the memory there brought near, for it is written soon. A hint: it may be anywhere.
+    /// Has the memory there brought near, for it is used soon. A hint: it may be anywhere.
     #[inline(always)]
-    fn expect(_there: *mut f32) {}
+    fn expect(_there: *const f32) {}
 
     /// The numbers one by one.
     #[inline(always)]

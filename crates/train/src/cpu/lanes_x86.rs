@@ -91,7 +91,7 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
-    fn expect(there: *mut f32) {
+    fn expect(there: *const f32) {
         // SAFETY: it never faults.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(there.cast()) }
     }

@@ -7,6 +7,7 @@
 
 mod attention;
 pub mod bf16;
+mod cache;
 mod columns;
 mod elementwise;
 mod embed;
@@ -74,6 +75,8 @@ pub struct Cpu {
     pieces: Pieces,
     angles: rope::Angles,
     halves: Halves,
+    /// Summands that a product in single precision packs at once, at most.
+    depth: usize,
 }
 
 impl Cpu {
@@ -84,7 +87,8 @@ impl Cpu {
 
     fn with_level(threads: usize, precision: Precision, level: Level) -> Self {
         let (pool, pieces, angles) = (Pool::new(threads), Pieces::default(), Default::default());
-        Self { pool, level, precision, pieces, angles, halves: Halves::new(level) }
+        let (halves, depth) = (Halves::new(level), cache::best_depth());
+        Self { pool, level, precision, pieces, angles, halves, depth }
     }
 
     /// What it computes with, such as `2 threads, f32 on avx512`.

@@ -1,6 +1,8 @@
 //! Large matrix products of single precision. The right matrix is packed into panels as wide as the
 //! registers hold, by all threads; then each thread multiplies some rows of the left one with them.
 
+use std::ops::Range;
+
 use super::Cpu;
 use super::lanes::{Lanes, WIDTH};
 use super::level::{Level, kernel};
@@ -12,11 +14,14 @@ use super::tile::{Matrix, MatrixMut, ROWS, Tile, multiply_inline};
 /// Columns of a panel.
 const PANEL: usize = 4 * WIDTH;
 
-/// Summands that are packed at once, at most: a panel and a strip of them fit into the second cache.
-const DEPTH: usize = 1536;
+/// Numbers of a strip, at most: it and a panel fit into the second cache.
+const STRIP_NUMBERS: usize = 72 * 1024;
 
-/// Rows of the left matrix that meet a panel while it is in the cache: blocks that fill cache lines.
-const STRIP: usize = 8 * ROWS;
+/// Rows of a strip, at most: blocks that fill cache lines.
+const STRIP_ROWS: usize = 16 * ROWS;
+
+/// Rows of a panel that it is read ahead by: it comes from the second cache.
+const AHEAD: usize = 8;
 
 /// A product with fewer rows is not worth packing for.
 const LEAST_ROWS: usize = 2 * ROWS;
@@ -53,7 +58,7 @@ impl Cpu {
         let Sizes { m, n, k } = sizes;
         let panels = n.div_ceil(PANEL);
         // As even as can be.
-        let depth = k.div_ceil(k.div_ceil(DEPTH));
+        let depth = k.div_ceil(k.div_ceil(self.depth));
         let mut packed = self.scratch(panels * PANEL * depth);
         let c = Apart::new(c);
         for first in (0..k).step_by(depth) {
@@ -68,15 +73,21 @@ impl Cpu {
                 pack(self.level, sizes, b, range.start, room);
             });
             let packed = &packed[..panels * PANEL * sizes.k];
-            let parts = self.pool.parts(m * n, 64 * PANEL);
+            let parts = self.pool.many_parts(m * n, 64 * PANEL);
+            let strip_rows = strip_rows(sizes.k);
             self.pool.run(parts, |part| {
                 let rows = cut(m, parts, part, ROWS);
-                let mut strip = self.scratch(STRIP * sizes.k);
+                let mut strip = self.scratch(strip_rows * sizes.k);
                 let all = Product { sizes, a, packed, c, start };
-                multiply_rows(self.level, &all, rows.start, rows.end, &mut strip);
+                multiply_rows(self.level, &all, rows, strip_rows, &mut strip);
             });
         }
     }
+}
+
+/// Rows of the left matrix that meet a panel while it is in the cache.
+fn strip_rows(depth: usize) -> usize {
+    (STRIP_NUMBERS / depth.max(1) / ROWS * ROWS).clamp(ROWS, STRIP_ROWS)
 }
 
 struct Product<'a> {
@@ -159,11 +170,13 @@ unsafe fn turn_panel<V: Lanes>(columns: usize, k: usize, b: Matrix, room: &mut [
 
 kernel! {
     /// Multiplies some rows of the left matrix with all panels, a strip of rows after the other.
-    fn multiply_rows<V>(product: &Product<'_>, first: usize, last: usize, strip: &mut [f32]) {
+    fn multiply_rows<V>(
+        product: &Product<'_>, all: Range<usize>, strip_rows: usize, strip: &mut [f32],
+    ) {
         let Sizes { n, k, .. } = product.sizes;
         let packs = product.a.column != 1;
-        for start in (first..last).step_by(STRIP) {
-            let rows = (last - start).min(STRIP);
+        for start in all.clone().step_by(strip_rows) {
+            let rows = (all.end - start).min(strip_rows);
             if packs {
                 // Summands that lie far apart are brought together: they are used many times.
                 // SAFETY: these rows are there.
@@ -229,12 +242,12 @@ unsafe fn multiply_panel<V: Lanes>(
             }
         };
         // SAFETY: rows and columns are there, in whole lanes.
-        return unsafe { multiply_inline::<V>(tile, a, b, c, start) };
+        return unsafe { multiply_inline::<V, AHEAD>(tile, a, b, c, start) };
     }
     let mut sums = [0.0; ROWS * PANEL];
     let room = MatrixMut { start: sums.as_mut_ptr(), row: PANEL };
     // SAFETY: there is room for whole panels.
-    unsafe { multiply_inline::<V>(tile, a, b, room, None) };
+    unsafe { multiply_inline::<V, AHEAD>(tile, a, b, room, None) };
     for (at, sums) in sums.chunks_exact(PANEL).enumerate().take(rows) {
         // SAFETY: these rows are this thread's alone, and `width` more columns are there.
         let c = unsafe { std::slice::from_raw_parts_mut(c.at_row(at).start, width) };
@@ -244,6 +257,37 @@ unsafe fn multiply_panel<V: Lanes>(
                 Start::Add => *c + sum,
                 Start::Row(numbers) => numbers[column + at] + sum,
             };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Precision;
+    use super::*;
+
+    #[test]
+    fn sums_that_are_cut_are_the_same() {
+        let sizes = Sizes { m: 50, n: 70, k: 100 };
+        let Sizes { m, n, k } = sizes;
+        let number = |i: usize| (i * 7919 % 64) as f32 / 16.0 - 2.0;
+        let numbers = |count: usize| (0..count).map(number).collect::<Vec<f32>>();
+        let (a, b, row) = (numbers(m * k), numbers(k * n), numbers(n));
+        let sum = |i: usize, j: usize| (0..k).map(|l| a[i * k + l] * b[l * n + j]).sum::<f32>();
+        for level in Level::all().into_iter().filter(|level| pays(*level, sizes)) {
+            for depth in [16, 33, 100, 1536] {
+                let cpu = Cpu { depth, ..Cpu::with_level(2, Precision::F32, level) };
+                let left = Matrix { start: a.as_ptr(), row: k, column: 1 };
+                let right = Matrix { start: b.as_ptr(), row: n, column: 1 };
+                let mut c = vec![f32::NAN; m * n];
+                // SAFETY: the matrices are as large as the sizes say.
+                unsafe { cpu.multiply_packed(sizes, left, right, &mut c, Start::Row(&row)) };
+                // All these sums are exact.
+                for (at, found) in c.into_iter().enumerate() {
+                    let (i, j) = (at / n, at % n);
+                    assert_eq!(found, sum(i, j) + row[j], "{level:?}, depth {depth}: {i}, {j}");
+                }
+            }
         }
     }
 }

@@ -96,6 +96,13 @@ impl Pool {
         (items / least.max(1)).clamp(1, self.threads())
     }
 
+    /// The same for work that may take long: several parts a thread, so that one which is held up,
+    /// by another process or by its core's other half, is left fewer.
+    pub fn many_parts(&self, items: usize, least: usize) -> usize {
+        let most = if self.helpers.is_empty() { 1 } else { 4 * self.threads() };
+        (items / least.max(1)).clamp(1, most)
+    }
+
     fn try_caller(&self) -> Option<MutexGuard<'_, ()>> {
         match self.caller.try_lock() {
             Ok(held) => Some(held),

@@ -3,21 +3,16 @@
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, PoisonError};
 
-use super::lanes::WIDTH;
-
-/// A cache line of numbers.
-#[derive(Debug, Clone, Copy)]
-#[repr(C, align(64))]
-struct Line([f32; WIDTH]);
+use regatta_comm::Buffer;
 
 /// Pieces of memory that nobody uses at the moment.
 #[derive(Debug, Default)]
-pub struct Pieces(Mutex<Vec<Vec<Line>>>);
+pub struct Pieces(Mutex<Vec<Buffer>>);
 
 /// A piece of memory, on loan. What is in it is left from before.
 #[derive(Debug)]
 pub struct Scratch<'a> {
-    lines: Vec<Line>,
+    memory: Buffer,
     elements: usize,
     home: &'a Pieces,
 }
@@ -26,27 +21,27 @@ impl Pieces {
     /// Room for so many numbers.
     pub fn take(&self, elements: usize) -> Scratch<'_> {
         let mut free = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let wanted = elements.div_ceil(WIDTH);
+        let wanted = elements * size_of::<f32>();
         // The smallest that fits; else the largest is made larger.
-        let fits = free.iter().position(|lines| lines.len() >= wanted);
-        let mut lines = match fits {
+        let fits = free.iter().position(|memory| memory.len() >= wanted);
+        let memory = match fits {
             Some(at) => free.remove(at),
-            None => free.pop().unwrap_or_default(),
+            None => {
+                drop(free.pop());
+                drop(free);
+                Buffer::zeroed(wanted)
+            }
         };
-        drop(free);
-        if lines.len() < wanted {
-            lines.resize(wanted, Line([0.0; WIDTH]));
-        }
-        Scratch { lines, elements, home: self }
+        Scratch { memory, elements, home: self }
     }
 }
 
 impl Drop for Scratch<'_> {
     fn drop(&mut self) {
-        let lines = std::mem::take(&mut self.lines);
+        let memory = std::mem::take(&mut self.memory);
         let mut free = self.home.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let at = free.partition_point(|other| other.len() < lines.len());
-        free.insert(at, lines);
+        let at = free.partition_point(|other| other.len() < memory.len());
+        free.insert(at, memory);
     }
 }
 
@@ -54,15 +49,13 @@ impl Deref for Scratch<'_> {
     type Target = [f32];
 
     fn deref(&self) -> &[f32] {
-        // SAFETY: a line is so many numbers without gaps, and there are enough lines.
-        unsafe { std::slice::from_raw_parts(self.lines.as_ptr().cast(), self.elements) }
+        &self.memory.as_slice()[..self.elements]
     }
 }
 
 impl DerefMut for Scratch<'_> {
     fn deref_mut(&mut self) -> &mut [f32] {
-        // SAFETY: as above, and nobody else has them.
-        unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), self.elements) }
+        &mut self.memory.as_mut_slice()[..self.elements]
     }
 }
 

@@ -89,16 +89,16 @@ kernel! {
         tile: Tile, a: Matrix, b: Matrix, c: MatrixMut, start: Option<Matrix>,
     ) {
         // SAFETY: the caller of `multiply`, the only one, promised that all is there.
-        unsafe { multiply_inline::<V>(tile, a, b, c, start) }
+        unsafe { multiply_inline::<V, 0>(tile, a, b, c, start) }
     }
 }
 
-/// `c = start + a b`, as a part of another kernel.
+/// `c = start + a b`, as a part of another kernel. `b` is brought near so many rows ahead, if any.
 ///
 /// # Safety
 /// As [`multiply`]; `start` must be as large as `c`.
 #[inline(always)]
-pub unsafe fn multiply_inline<V: Lanes>(
+pub unsafe fn multiply_inline<V: Lanes, const AHEAD: usize>(
     tile: Tile,
     a: Matrix,
     b: Matrix,
@@ -115,10 +115,10 @@ pub unsafe fn multiply_inline<V: Lanes>(
         // SAFETY: the caller's promise, for some of its columns.
         unsafe {
             match vectors {
-                1 => all_rows::<V, 1>(tile, a, b, c, start),
-                2 => all_rows::<V, 2>(tile, a, b, c, start),
-                3 => all_rows::<V, 3>(tile, a, b, c, start),
-                _ => all_rows::<V, 4>(tile, a, b, c, start),
+                1 => all_rows::<V, 1, AHEAD>(tile, a, b, c, start),
+                2 => all_rows::<V, 2, AHEAD>(tile, a, b, c, start),
+                3 => all_rows::<V, 3, AHEAD>(tile, a, b, c, start),
+                _ => all_rows::<V, 4, AHEAD>(tile, a, b, c, start),
             }
         }
         at += vectors * WIDTH;
@@ -126,7 +126,7 @@ pub unsafe fn multiply_inline<V: Lanes>(
 }
 
 #[inline(always)]
-unsafe fn all_rows<V: Lanes, const C: usize>(
+unsafe fn all_rows<V: Lanes, const C: usize, const AHEAD: usize>(
     tile: Tile,
     a: Matrix,
     b: Matrix,
@@ -139,22 +139,22 @@ unsafe fn all_rows<V: Lanes, const C: usize>(
     // SAFETY: the caller's promise, for some of its rows.
     unsafe {
         while row + ROWS <= rows {
-            block::<V, ROWS, C>(depth, a.at_row(row), b, c.at_row(row), start_at(row));
+            block::<V, ROWS, C, AHEAD>(depth, a.at_row(row), b, c.at_row(row), start_at(row));
             row += ROWS;
         }
         while row + 2 <= rows {
-            block::<V, 2, C>(depth, a.at_row(row), b, c.at_row(row), start_at(row));
+            block::<V, 2, C, AHEAD>(depth, a.at_row(row), b, c.at_row(row), start_at(row));
             row += 2;
         }
         if row < rows {
-            block::<V, 1, C>(depth, a.at_row(row), b, c.at_row(row), start_at(row));
+            block::<V, 1, C, AHEAD>(depth, a.at_row(row), b, c.at_row(row), start_at(row));
         }
     }
 }
 
 /// All sums of a few rows and columns stay in registers.
 #[inline(always)]
-unsafe fn block<V: Lanes, const R: usize, const C: usize>(
+unsafe fn block<V: Lanes, const R: usize, const C: usize, const AHEAD: usize>(
     depth: usize,
     a: Matrix,
     b: Matrix,
@@ -173,7 +173,7 @@ unsafe fn block<V: Lanes, const R: usize, const C: usize>(
         }
         for row in 0..R {
             for at in 0..C {
-                V::expect(c.start.add(row * c.row + at * WIDTH));
+                V::expect(c.start.wrapping_add(row * c.row + at * WIDTH));
             }
         }
         let (mut from_a, mut from_b) = (a.start, b.start);
@@ -181,6 +181,9 @@ unsafe fn block<V: Lanes, const R: usize, const C: usize>(
             let mut right = [V::splat(0.0); C];
             for (at, right) in right.iter_mut().enumerate() {
                 *right = V::load(from_b.add(at * WIDTH));
+                if AHEAD > 0 {
+                    V::expect(from_b.wrapping_add(AHEAD * b.row + at * WIDTH));
+                }
             }
             for (row, sums) in sums.iter_mut().enumerate() {
                 let left = V::splat(*from_a.add(row * a.row));
