@@ -7,6 +7,7 @@ use anyhow::Result;
 use regatta_model::CpuSet;
 use regatta_train::config::Resolved;
 use regatta_train::explain::{Explanation, Rank, explain, ranks_asked};
+use regatta_train::offload::Moved;
 use regatta_train::parallel::pipeline::draw;
 
 use super::args::TrainArgs;
@@ -36,7 +37,11 @@ fn text(all: &Explanation, width: usize) -> String {
         ("who sits where", seats(all)),
         ("what a rank holds, expected", holds(all)),
         ("what a rank sends in a step, expected", sends(all)),
+        ("what a rank reads from disk and writes there in a step, expected", moves(all)),
     ] {
+        if lines.is_empty() {
+            continue;
+        }
         let _ = writeln!(text, "\n{HEADING}{title}{HEADING:#}");
         lines.iter().for_each(|line| text.push_str(&(line.trim_end().to_owned() + "\n")));
     }
@@ -126,6 +131,15 @@ fn sends(all: &Explanation) -> Vec<String> {
     header.extend(&axes);
     header.push("total");
     table::table(&header, &rows)
+}
+
+/// Nothing, if nothing is on disk.
+fn moves(all: &Explanation) -> Vec<String> {
+    if all.ranks.iter().all(|rank| rank.moves == Moved::default()) {
+        return Vec::new();
+    }
+    let row = |rank: &Rank| [rank.moves.read, rank.moves.written].map(bytes).into();
+    table::table(&["ranks", "read", "written"], &alike(all, row))
 }
 
 /// Rows of figures, one for all ranks that have the same.
