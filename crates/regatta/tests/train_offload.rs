@@ -62,7 +62,8 @@ fn a_full_disk_shows_at_the_start_and_never_later() {
     fill(&ballast);
     let steps = done(&folder, "run") + 10;
     let kept = checkpoints(&folder, "run");
-    let refused = start(&format!("{on_small} train.steps={steps}")).over();
+    let go_on = format!("--resume run -n 2 train.steps={steps}");
+    let refused = start(&go_on).over();
     assert_eq!(refused.code, Some(1), "{refused:?}");
     let told = errors(&refused);
     let full = |error: &&str| {
@@ -75,7 +76,7 @@ fn a_full_disk_shows_at_the_start_and_never_later() {
     assert_eq!((done(&folder, "run"), checkpoints(&folder, "run")), (steps - 10, kept));
 
     std::fs::remove_file(&ballast).unwrap();
-    let ended = start(&format!("{on_small} train.steps={steps}")).over();
+    let ended = start(&go_on).over();
     assert!(ended.out.contains(&format!("goes on after step {} of ", steps - 10)), "{ended:?}");
     assert_eq!(std::fs::read_dir(disk.path(&small)).unwrap().count(), 0);
     assert_undisturbed(&folder, "run", "");
@@ -93,15 +94,15 @@ fn heedless(command: &Command) -> Command {
 #[test]
 fn a_write_that_fails_in_a_step_ends_it_and_nothing_is_lost() {
     let folder = Folder::new();
-    let words = format!("{TINY} {ON_DISK} --run-dir run");
-    let start = |steps: &str| {
-        let command = regatta(&folder, &format!("train {words} {steps}"));
+    let words = format!("{TINY} {ON_DISK} {FOR_EVER} --run-dir run");
+    let start = |words: &str| {
+        let command = regatta(&folder, &format!("train {words}"));
         Started::of(&folder, &mut heedless(&command))
     };
     // Not rank 0, which writes the metrics, too.
     let victim = 1;
     for _ in 0..2 {
-        let training = start(FOR_EVER);
+        let training = start(&words);
         let begun = done(&folder, "run");
         until_done(&folder, "run", begun + 12);
         let rank = processes(&folder).into_iter().find(|(_, rank)| *rank == Some(victim)).unwrap();
@@ -118,7 +119,7 @@ fn a_write_that_fails_in_a_step_ends_it_and_nothing_is_lost() {
         assert!(errors(&ended).iter().any(failed), "{ended:?}");
     }
     let steps = done(&folder, "run") + 10;
-    let ended = start(&format!("train.steps={steps}")).over();
+    let ended = start(&format!("--resume run -n 2 train.steps={steps}")).over();
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert!(ended.out.contains("goes on after step "), "{ended:?}");
     assert_undisturbed(&folder, "run", "");
