@@ -50,6 +50,7 @@ fn two_ranks_that_share_anything_train_as_one() {
         (2, LLAMA, "pp=2 parallel.schedule=interleaved chunks=2 micro_batch=1"),
         (2, LLAMA, "zero=2"),
         (2, LLAMA, "zero=3 recompute=true offload.optimizer=disk"),
+        (2, LLAMA, "offload.parameters=disk tiles=3 micro_batch=4"),
         (2, DROPOUT, "tp=2 sequence=false"),
         (2, DROPOUT, "pp=2 recompute=true"),
     ]);
@@ -69,6 +70,7 @@ fn four_ranks_that_share_anything_train_as_one() {
         (4, LLAMA, "dp=2 pp=2 parallel.schedule=interleaved chunks=2"),
         (4, LLAMA, "dp=2 tp=2 micro_batch=2"),
         (4, LLAMA, "dp=2 cp=2 zero=3"),
+        (4, LLAMA, "dp=2 pp=2 zero=3 tiles=2 offload.optimizer=disk recompute=true"),
         (4, DROPOUT, "dp=2 cp=2 recompute=true zero=1"),
     ]);
 }

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use serde::Serialize;
 
 use crate::config::{Config, ConfigError, Plan, Resolved};
-use crate::metrics::{HeldBytes, SentBytes};
+use crate::metrics::{HeldBytes, MovedBytes, SentBytes};
 use crate::parallel::cost::{self, Cost, Form, costs};
 use crate::parallel::pipeline::{Costs, Schedule, Timeline, balance, costs_of, simulate};
 use crate::parallel::{Axis, Seat};
@@ -89,11 +89,14 @@ pub struct Kind {
     pub held: Vec<HeldBytes>,
     /// What it is expected to send in a step, on each axis on which it sends anything.
     pub sent: Vec<SentBytes>,
+    /// What it is expected to read from disk and write there in a step, if anything.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub moved: Vec<MovedBytes>,
 }
 
 impl Kind {
     fn new(cost: Cost) -> Self {
-        let Cost { blocks, holds, sends } = cost;
+        let Cost { blocks, holds, sends, moves } = cost;
         let held = [
             ("parameters", holds.parameters.most()),
             ("gradients", holds.gradients.most()),
@@ -112,7 +115,7 @@ impl Kind {
             measured: None,
         };
         let sent = Axis::ALL.map(sent).into_iter().filter(|sent| sent.expected > 0).collect();
-        Self { blocks, held: held.to_vec(), sent }
+        Self { blocks, held: held.to_vec(), sent, moved: MovedBytes::both(moves, None) }
     }
 }
 

@@ -40,7 +40,11 @@ fn text(all: &Explanation, width: usize) -> String {
         ("who sits where", seats(all)),
         ("what a rank holds, expected", holds(all)),
         ("what a rank sends in a step, expected", sends(all)),
+        ("what a rank reads from disk and writes there in a step, expected", moves(all)),
     ] {
+        if lines.is_empty() {
+            continue;
+        }
         let _ = writeln!(text, "\n{HEADING}{title}{HEADING:#}");
         lines.iter().for_each(|line| text.push_str(&(line.trim_end().to_owned() + "\n")));
     }
@@ -190,6 +194,19 @@ fn shortened(header: &[&str], rows: &[Vec<String>]) -> Vec<String> {
         lines.push(format!("and {} more lines: --json has all", rows.len() - shown));
     }
     lines
+}
+
+/// Nothing, if nothing is on disk.
+fn moves(all: &Explanation) -> Vec<String> {
+    if all.kinds.iter().all(|kind| kind.moved.is_empty()) {
+        return Vec::new();
+    }
+    let row = |kind: &Kind| {
+        let way = |what: &str| kind.moved.iter().find(|moved| moved.what == what);
+        let each = ["read", "written"].map(|what| way(what).map_or(0, |moved| moved.expected));
+        each.map(bytes).into()
+    };
+    shortened(&["ranks", "read", "written"], &alike(all, row))
 }
 
 /// Rows of figures, one for all ranks that have the same.

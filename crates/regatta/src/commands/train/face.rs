@@ -242,9 +242,10 @@ pub fn closing(summary: &Summary, width: usize) -> String {
     format!("{text}\n{}{folder}", shared(summary))
 }
 
-/// What rank 0 held and sent where ranks share the work, beside what was expected of it.
+/// What rank 0 held, sent, read and wrote where ranks share the work or state is on disk, beside what
+/// was expected of it.
 fn shared(summary: &Summary) -> String {
-    if summary.sent.is_empty() {
+    if summary.sent.is_empty() && summary.moved.is_empty() {
         return String::new();
     }
     let row = |what: String, expected: u64, measured: Option<u64>| {
@@ -254,8 +255,10 @@ fn shared(summary: &Summary) -> String {
     let held = summary.held.iter().map(|of| row(of.what.clone(), of.expected, of.measured));
     let sent = summary.sent.iter();
     let sent = sent.map(|on| row(format!("sent a step, {}", on.axis), on.expected, on.measured));
+    let moved = summary.moved.iter();
+    let moved = moved.map(|of| row(format!("{} a step", of.what), of.expected, of.measured));
     let header = ["rank 0 held", "expected", "measured"];
-    let lines = table::table(&header, &held.chain(sent).collect::<Vec<_>>());
+    let lines = table::table(&header, &held.chain(sent).chain(moved).collect::<Vec<_>>());
     format!("{FAINT}{}{FAINT:#}\n", lines.join("\n"))
 }
 

@@ -1,5 +1,5 @@
-//! What a split costs: what each rank holds, and what it sends in a step. Counted from the model's
-//! blocks and from what the engine does, in whole bytes. No I/O.
+//! What a split costs: what each rank holds, and what it sends, reads and writes in a step.
+//! Counted from the model's blocks and from what the engine does, in whole bytes. No I/O.
 //!
 //! With P parameters, n data ranks, t tensor ranks, s·b tokens of a micro-batch of width h, all of it
 //! comes to the usual formulas: states 16·P/t bytes a rank (all is f32), (8+8/n)·P/t under ZeRO 1,
@@ -10,6 +10,7 @@
 
 mod blocks;
 mod holds;
+mod moves;
 mod sends;
 #[cfg(test)]
 mod tests;
@@ -20,6 +21,7 @@ use blocks::{Alike, Blocks, Place};
 
 use crate::config::Plan;
 use crate::cpu::Precision;
+use crate::offload::Moved;
 use crate::parallel::pipeline::{Stage, StageError};
 use crate::parallel::{Axis, Seat};
 use crate::shape::Shape;
@@ -117,6 +119,8 @@ pub struct Cost {
     pub holds: Holds,
     /// What it sends in a step.
     pub sends: Sends,
+    /// What it reads from disk and writes there in a step.
+    pub moves: Moved,
 }
 
 /// Why a split's cost cannot be said.
@@ -261,7 +265,8 @@ impl<'a> Part<'a> {
     }
 
     fn cost(&self) -> Cost {
-        Cost { blocks: self.names(), holds: self.holds(), sends: self.sends() }
+        let (holds, sends, moves) = (self.holds(), self.sends(), self.moves());
+        Cost { blocks: self.names(), holds, sends, moves }
     }
 
     /// The names of the blocks that this rank has. Tiles are parts of layers.

@@ -53,7 +53,7 @@ impl Part<'_> {
         (self.held.iter().filter(has_more).count(), self.plan.mesh.rank(self.seat) == 0)
     }
 
-    fn micros(&self) -> u64 {
+    pub(super) fn micros(&self) -> u64 {
         self.plan.accumulation as u64
     }
 
@@ -162,7 +162,7 @@ impl Part<'_> {
 
     /// How often a micro-batch needs the parameters of a block: a layer's forward and backward, the
     /// embedding's forward, the head's once, and a tied table's for the head.
-    fn gathers(&self, place: Place) -> u64 {
+    pub(super) fn gathers(&self, place: Place) -> u64 {
         match place {
             Place::Embedding => {
                 let tied = self.shape.tied && self.has_head();

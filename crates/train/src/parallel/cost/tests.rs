@@ -90,6 +90,31 @@ fn zero_shares_states() {
 }
 
 #[test]
+fn what_is_on_disk_comes_and_goes() {
+    let moves = |words: &str, ranks| {
+        let all = split(words, ranks);
+        assert!(all.iter().all(|cost| cost.moves == all[0].moves));
+        (all[0].moves.read, all[0].moves.written)
+    };
+    assert_eq!(moves("", 1), (0, 0));
+    // Two moments of each parameter, once a step.
+    assert_eq!(moves("offload.optimizer=disk", 1), (222_208, 222_208));
+    assert_eq!(moves("offload.optimizer=disk", 2), (222_208, 222_208));
+    assert_eq!(moves("offload.optimizer=disk zero=1", 2), (111_360, 111_360));
+    // Each of four micro-batches: the table twice, layers twice, the norm once; and all for the update.
+    let micro = 2 * 2_304 + 2 * 2 * 12_704 + 64;
+    let read = 4 * (4 * micro + 27_776);
+    assert_eq!(moves("offload.parameters=disk micro_batch=1", 1), (read, 111_104));
+    // Half of it, with gaps, for each of two micro-batches; shared whatever is said of that.
+    let micro = 2_304 + 2 * 12_736 + 32;
+    let read = 4 * (2 * micro + 13_920);
+    for zero in 0..4 {
+        let words = format!("offload.parameters=disk zero={zero} micro_batch=1");
+        assert_eq!(moves(&words, 2), (read, 55_680));
+    }
+}
+
+#[test]
 fn tensor_parallel_moves_the_stream() {
     // 32 rows of 32. A layer: 8(t-1)/t of them. Embedding and head: once in, once out, and three
     // numbers a row for the softmax. Norms: 128 a layer and 64.
