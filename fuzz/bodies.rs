@@ -14,12 +14,15 @@ use regatta_measure::compare::{Choice, compare};
 use regatta_measure::{plot, read, write};
 use regatta_model::document::{Document, from_json, to_json, to_json_line};
 use regatta_model::{Allocation, BenchResult, CpuSet, Machine, Placement, hostlist};
-use regatta_train::checkpoint::huggingface::{config, import};
+use regatta_train::checkpoint::header;
+use regatta_train::checkpoint::huggingface::{config as theirs, import};
 use regatta_train::checkpoint::manifest::{Manifest, Sidecar};
+use regatta_train::config::{Config, First, resolve};
 use regatta_train::data::Tokenizer;
 use regatta_train::data::token_file::{HEADER_BYTES, Header};
 use regatta_wire::link::{Link, LinkError, Role, Step, Timing};
 use regatta_wire::secret::Secret;
+use sha2::{Digest, Sha256};
 
 /// What a target does with an input.
 #[derive(Clone, Copy)]
@@ -31,7 +34,7 @@ pub enum Body {
 }
 
 /// The targets by name; each has a folder of this name in the corpus.
-pub const TARGETS: [(&str, Body); 12] = [
+pub const TARGETS: [(&str, Body); 14] = [
     ("hostlist", Body::Text(hosts)),
     ("cpuset", Body::Text(cpus)),
     ("nodefile", Body::Text(nodes)),
@@ -44,6 +47,8 @@ pub const TARGETS: [(&str, Body); 12] = [
     ("huggingface", Body::Text(huggingface)),
     ("tokens", Body::Bytes(tokens)),
     ("tokenizer", Body::Text(tokenizer)),
+    ("config", Body::Text(config)),
+    ("safetensors", Body::Bytes(safetensors)),
 ];
 
 /// Runs one target on one input.
@@ -183,8 +188,20 @@ fn bench(text: &str) {
     plot::html("input", &all);
 }
 
-/// The begin of a token file is read, or its fault named; what is read fits the file.
+/// The begin of a token file is read, or its fault named; what is read fits the file. Its own sum
+/// would keep all else from being tried, so it is put right, too.
 fn tokens(data: &[u8]) {
+    header_of_tokens(data);
+    let mut right = data.to_vec();
+    if let Some((summed, rest)) = right.split_at_mut_checked(80)
+        && let Some(sum) = rest.first_chunk_mut::<32>()
+    {
+        sum.copy_from_slice(&Sha256::digest(summed));
+        header_of_tokens(&right);
+    }
+}
+
+fn header_of_tokens(data: &[u8]) {
     match Header::parse(data, data.len() as u64, Path::new("input")) {
         Ok(header) => {
             let bytes = header.tokens * header.token_bytes;
@@ -300,16 +317,60 @@ fn checkpoint(text: &str) {
 
 /// A model's sizes can be counted and written again; an index names files of its own folder.
 fn huggingface(text: &str) {
-    match config::parse(text) {
+    match theirs::parse(text) {
         Ok(shape) => {
             assert!(shape.parameters() > 0);
-            let written = config::to_text(&shape);
-            assert_eq!(written.and_then(|text| config::parse(&text)), Ok(shape));
+            let written = theirs::to_text(&shape);
+            assert_eq!(written.and_then(|text| theirs::parse(&text)), Ok(shape));
         }
         Err(error) => sentence(&error, text),
     }
     match import::parse_index(text) {
         Ok(files) => assert!(files.iter().all(|file| !file.contains('/'))),
         Err(error) => sentence(&error, text),
+    }
+}
+
+/// A configuration is taken or refused, as a file and as words; what is taken survives being written,
+/// and a plan of it has every rank at work.
+fn config(text: &str) {
+    let path = Path::new("input.toml");
+    let words: Vec<&str> = text.lines().collect();
+    let file = First::File(path.to_owned(), text.to_owned());
+    for read in [resolve::<&str>(Some(file), &[]), resolve(None, &words)] {
+        let resolved = match read {
+            Ok(resolved) => resolved,
+            Err(error) => {
+                sentence(&error, text);
+                continue;
+            }
+        };
+        match Config::from_toml(path, &resolved.to_toml()) {
+            Ok(again) => assert_eq!(again, resolved.config),
+            Err(error) => panic!("written, but not read again: {error}"),
+        }
+        for ranks in [1, 2, 6, 64] {
+            match resolved.config.validate(ranks) {
+                Ok(plan) => assert_eq!(plan.mesh.ranks(), ranks),
+                Err(error) => sentence(&error, text),
+            }
+        }
+        if let Ok(shape) = resolved.config.shape(65) {
+            assert!(shape.parameters() > 0);
+        }
+    }
+}
+
+/// The header of a safetensors file: tensors are behind it, and as long as their shapes say.
+fn safetensors(data: &[u8]) {
+    match header::parse(data) {
+        Ok(places) => {
+            for place in places.values() {
+                assert!(place.bytes.start >= 8 + data.len() as u64);
+                let bits = place.shape.iter().product::<usize>() * place.dtype.bitsize();
+                assert_eq!((place.bytes.end - place.bytes.start) * 8, bits as u64);
+            }
+        }
+        Err(error) => sentence(&error, &String::from_utf8_lossy(data)),
     }
 }

@@ -1,12 +1,15 @@
 //! Questions to the running kernel that only the binary asks: memory policy, names, ports.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::{IpAddr, ToSocketAddrs};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
 use regatta_launch::started;
 use regatta_model::CpuSet;
 use regatta_place::check::ActualMemory;
+use regatta_train::footprint::Room;
 
 /// The memory policy of this thread.
 pub fn memory_policy() -> ActualMemory {
@@ -43,29 +46,54 @@ pub fn memory_policy() -> ActualMemory {
 /// Bytes of memory that this process can have now without hurting others: of the machine, and of
 /// its control group and those above.
 pub fn free_memory() -> Option<u64> {
-    free_memory_below(Path::new("/"))
+    rooms("").into_iter().map(|room| room.free).min()
 }
 
-fn free_memory_below(root: &Path) -> Option<u64> {
+/// The memory that this process has to do with on its host: the machine's, and that of its control
+/// group and those above, each with what can be had now without hurting others.
+pub fn rooms(host: &str) -> Vec<Room> {
+    rooms_below(Path::new("/"), host).unwrap_or_default()
+}
+
+fn rooms_below(root: &Path, host: &str) -> Option<Vec<Room>> {
     let text = std::fs::read_to_string(root.join("proc/meminfo")).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let machine = line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)?;
+    let free = line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)?;
+    let machine = Room { id: id(&(host, 0u8, 0u64)), free, name: "this node".to_owned() };
     let text = std::fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
-    let left = text.lines().filter_map(|line| left_below(&root.join("sys/fs/cgroup"), line));
-    Some(left.fold(machine, u64::min))
+    let groups = root.join("sys/fs/cgroup");
+    let groups = text.lines().flat_map(|line| groups_of(&groups, line, host));
+    Some([machine].into_iter().chain(groups).collect())
 }
 
-/// What a control group and those above it may still take, if they are about memory and have a
-/// limit. A line is `number:controllers:/path`, without controllers in version 2.
-fn left_below(groups: &Path, line: &str) -> Option<u64> {
-    let (controllers, own) = line.split_once(':')?.1.split_once(":/")?;
-    let (groups, names) = match controllers {
-        "" => (groups.to_owned(), VERSION_2),
-        some if some.split(',').any(|name| name == "memory") => (groups.join("memory"), VERSION_1),
-        _ => return None,
+/// A control group and those above it that are about memory and have a limit. A line is
+/// `number:controllers:/path`, without controllers in version 2.
+fn groups_of(groups: &Path, line: &str, host: &str) -> Vec<Room> {
+    let parts = line.split_once(':').and_then(|(_, rest)| rest.split_once(":/"));
+    let Some((controllers, own)) = parts else { return Vec::new() };
+    let (groups, names, version) = match controllers {
+        "" => (groups.to_owned(), VERSION_2, 2u8),
+        some if some.split(',').any(|name| name == "memory") => {
+            (groups.join("memory"), VERSION_1, 1)
+        }
+        _ => return Vec::new(),
     };
-    let above = Path::new(own).ancestors().map(|group| groups.join(group));
-    above.filter_map(|group| left_in(&group, names)).min()
+    let one = |path: &Path| {
+        let group = groups.join(path);
+        let free = left_in(&group, names)?;
+        // Namespaces may call different groups the same; their numbers differ all the same.
+        let number = std::fs::metadata(&group).ok()?.ino();
+        let name = format!("control group /{}", path.display());
+        Some(Room { id: id(&(host, version, number)), free, name })
+    };
+    Path::new(own).ancestors().filter_map(one).collect()
+}
+
+/// A number for what tells a memory from others, the same in all processes of this program.
+fn id(of: &impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    of.hash(&mut hasher);
+    hasher.finish().max(1)
 }
 
 /// Where a control group tells its limit, what it uses, and what of that are copies of files, which
@@ -151,11 +179,18 @@ mod tests {
         root
     }
 
+    /// Whose memory there is below a root, and how much.
+    fn free(root: &Path) -> Vec<(String, u64)> {
+        let rooms = rooms_below(root, "a").unwrap().into_iter();
+        rooms.map(|room| (room.name, room.free)).collect()
+    }
+
     #[test]
-    fn the_smallest_limit_counts_without_copies_of_files() {
+    fn limits_count_without_copies_of_files() {
         let machine = ("proc/meminfo", "MemTotal: 9000 kB\nMemAvailable:    8000 kB\n");
         let bare = root("bare", &[machine]);
-        assert_eq!(free_memory_below(&bare), Some(8000 << 10));
+        let node = ("this node".to_owned(), 8000 << 10);
+        assert_eq!(free(&bare), std::slice::from_ref(&node));
         let two = root(
             "two",
             &[
@@ -167,7 +202,7 @@ mod tests {
                 ("sys/fs/cgroup/job/memory.stat", "anon 1\ninactive_file 500\nactive_file 20\n"),
             ],
         );
-        assert_eq!(free_memory_below(&two), Some(1520));
+        assert_eq!(free(&two), [node.clone(), ("control group /job".to_owned(), 1520)]);
         let one = root(
             "one",
             &[
@@ -180,7 +215,12 @@ mod tests {
                 ("sys/fs/cgroup/memory/job/memory.stat", "total_inactive_file 30\n"),
             ],
         );
-        assert_eq!(free_memory_below(&one), Some(1030));
+        assert_eq!(free(&one)[..2], [node, ("control group /job".to_owned(), 1030)]);
+        // The same to all that are in it, and another one to others.
+        let ids = |host| rooms_below(&two, host).unwrap().into_iter().map(|room| room.id);
+        let all: std::collections::BTreeSet<u64> =
+            ids("a").chain(ids("b")).chain(ids("a")).collect();
+        assert_eq!(all.len(), 4);
         [bare, two, one].iter().for_each(|root| std::fs::remove_dir_all(root).unwrap());
     }
 }

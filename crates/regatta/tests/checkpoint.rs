@@ -4,9 +4,12 @@
 
 mod support;
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde_json::Value;
+use support::splits::{LLAMA, MODEL};
+use support::train::run;
 use support::{Folder, line};
 
 fn fixture(name: &str) -> String {
@@ -88,6 +91,58 @@ fn folders_that_are_something_else_are_refused_in_a_sentence() {
     let sentence = line(&format!("checkpoint import {here} --to {here}/x")).sentence();
     assert!(sentence.contains("mamba"), "{sentence}");
     assert!(!folder.path().join("x").exists());
+}
+
+/// The tensors of a safetensors file of f32, by their names.
+fn tensors(file: &str) -> BTreeMap<String, Vec<f32>> {
+    let bytes = std::fs::read(file).unwrap();
+    let (length, rest) = bytes.split_first_chunk().unwrap();
+    let (header, numbers) = rest.split_at(u64::from_le_bytes(*length) as usize);
+    let header: BTreeMap<String, Value> = serde_json::from_slice(header).unwrap();
+    let tensor = |(name, about): (&String, &Value)| {
+        assert_eq!(about["dtype"], "F32", "{name}");
+        let [from, to] = [0, 1].map(|end| about["data_offsets"][end].as_u64().unwrap() as usize);
+        let read = |four: &[u8]| f32::from_le_bytes(four.try_into().unwrap());
+        (name.clone(), numbers[from..to].chunks_exact(4).map(read).collect())
+    };
+    header.iter().filter(|(name, _)| *name != "__metadata__").map(tensor).collect()
+}
+
+/// The greatest difference of two models' numbers, as a part of the greatest number of the tensor.
+fn difference(model: &BTreeMap<String, Vec<f32>>, other: &BTreeMap<String, Vec<f32>>) -> f32 {
+    assert!(model.keys().eq(other.keys()));
+    let most = |numbers: &mut dyn Iterator<Item = f32>| numbers.map(f32::abs).fold(0.0, f32::max);
+    let one = |(a, b): (&Vec<f32>, &Vec<f32>)| {
+        assert_eq!(a.len(), b.len());
+        let scale = most(&mut b.iter().copied());
+        most(&mut a.iter().zip(b).map(|(a, b)| a - b)) / scale
+    };
+    most(&mut model.values().zip(other.values()).map(one))
+}
+
+#[test]
+fn what_ranks_have_shared_is_exported_as_if_one_had_had_it() {
+    let folder = Folder::new();
+    let export = |name: &str, words: &str| {
+        let words = format!(
+            "{MODEL} {LLAMA} checkpoint.every=100 clip=0 train.steps=6 {words} --run-dir {name}"
+        );
+        run(&folder, &words).ok();
+        let to = folder.file(&format!("{name}-model"));
+        line(&format!("checkpoint export {} --to {to}", folder.file(name))).ok();
+        tensors(&format!("{to}/model.safetensors"))
+    };
+    let one = export("one", "-n 1");
+    let two = export("two", "-n 2");
+    // Two numbers have one sum, whoever makes it; the norm that clips would have many.
+    let shared = "zero=3 tiles=2 offload.optimizer=disk offload.parameters=disk -n 2";
+    assert!(export("shared", shared) == two);
+    let apart = difference(&one, &export("longer", "train.steps=7 -n 1"));
+    assert!(apart > 1e-3, "{apart}");
+    for (name, model) in [("two", two), ("cut", export("cut", "tp=2 pp=2 -n 4"))] {
+        let apart = difference(&model, &one);
+        assert!(apart < 1e-4, "{name}: {apart}");
+    }
 }
 
 /// A byte-level BPE as Hugging Face writes it.

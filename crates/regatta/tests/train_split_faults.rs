@@ -36,9 +36,20 @@ enum Phase {
     Checkpoint,
     /// While the model is tried.
     Validation,
+    /// While state comes from the disk and goes there.
+    Disk,
 }
 
 const PHASES: [Phase; 4] = [Phase::Beginning, Phase::Steps, Phase::Checkpoint, Phase::Validation];
+
+const PHASES_ON_DISK: [Phase; 6] = [
+    Phase::Disk,
+    Phase::Beginning,
+    Phase::Steps,
+    Phase::Disk,
+    Phase::Checkpoint,
+    Phase::Validation,
+];
 
 /// A split, and another one on other ranks that goes on with what it kept.
 struct Case {
@@ -52,11 +63,15 @@ impl Case {
     /// Kills a rank in each phase, each time another one; each time the run is gone on with. Then it
     /// must be as if nothing had been.
     fn play(&self) {
+        self.play_in(&PHASES);
+    }
+
+    fn play_in(&self, phases: &[Phase]) {
         let folder = Folder::new();
         let Self { ranks, split, .. } = self;
         // The same command goes on with its run.
         let words = format!("{MODEL} {FOR_EVER} {split} -n {ranks} --run-dir run");
-        for (start, phase) in (0..).zip(PHASES) {
+        for (start, phase) in (0..).zip(phases.iter().copied()) {
             let training = Started::new(&folder, &words);
             let victim = (start + ranks - 1) % ranks;
             println!("{split}: rank {victim} is killed in phase {phase:?}");
@@ -109,6 +124,13 @@ fn kill(folder: &Folder, victim: u32, phase: Phase, training: &Started) {
                 let steps = done(folder, "run");
                 steps > begun && steps.is_multiple_of(7)
             });
+        }
+        Phase::Disk => {
+            until_done(folder, "run", begun + 3);
+            let file = folder.path().join(format!("run/offloaded/moments-{victim}"));
+            let written = || std::fs::metadata(&file).and_then(|about| about.modified()).ok();
+            let before = written();
+            quickly("what is written", || written() != before);
         }
     }
     let Some((pid, _)) = rank() else { panic!("{}", training.out()) };
@@ -175,6 +197,17 @@ fn a_killed_rank_of_three_axes_is_named_and_nothing_is_lost() {
         other: "dp=2 tp=1 pp=1 zero=3",
     }
     .play();
+}
+
+#[test]
+fn a_killed_rank_that_has_state_on_disk_is_named_and_nothing_is_lost() {
+    Case {
+        ranks: 4,
+        split: "zero=3 tiles=2 offload.optimizer=disk offload.parameters=disk",
+        other_ranks: 2,
+        other: "tp=2 zero=0 tiles=1 offload.parameters=device",
+    }
+    .play_in(&PHASES_ON_DISK);
 }
 
 #[test]

@@ -50,6 +50,7 @@ fn two_ranks_that_share_anything_train_as_one() {
         (2, LLAMA, "pp=2 parallel.schedule=interleaved chunks=2 micro_batch=1"),
         (2, LLAMA, "zero=2"),
         (2, LLAMA, "zero=3 recompute=true offload.optimizer=disk"),
+        (2, LLAMA, "offload.parameters=disk tiles=3 micro_batch=4"),
         (2, DROPOUT, "tp=2 sequence=false"),
         (2, DROPOUT, "pp=2 recompute=true"),
     ]);
@@ -69,6 +70,7 @@ fn four_ranks_that_share_anything_train_as_one() {
         (4, LLAMA, "dp=2 pp=2 parallel.schedule=interleaved chunks=2"),
         (4, LLAMA, "dp=2 tp=2 micro_batch=2"),
         (4, LLAMA, "dp=2 cp=2 zero=3"),
+        (4, LLAMA, "dp=2 pp=2 zero=3 tiles=2 offload.optimizer=disk recompute=true"),
         (4, DROPOUT, "dp=2 cp=2 recompute=true zero=1"),
     ]);
 }
@@ -92,10 +94,11 @@ fn what_cannot_be_split_is_refused_with_what_can() {
     let folder = Folder::new();
     let cases = [
         ("-n 4 tp=3", "parallel.tp 3 does not divide 4 ranks: tp 2 dp 2 or tp 4 dp 1 would"),
-        ("-n 6 tp=3", "model.heads 4 does not divide among parallel.tp 3: set tp to 2"),
+        ("-n 6 tp=3", "among parallel.tp 3: start 4 with tp 2 or 8 with tp 4"),
+        ("-n 3 tp=3 batch=12", "among parallel.tp 3: tp 1 dp 3 would, or start 2 with tp 2 or 4 w"),
         ("-n 2 tp=2 cp=2", "parallel.tp 2 x parallel.cp 2 do not divide 2 ranks"),
         ("-n 4 dp=2 tp=4", "parallel.dp is 2, and there are 4 ranks with parallel.tp 4"),
-        ("-n 8 pp=8", "parallel.pp 8 is more than model.layers 4: set it to 4 or less"),
+        ("-n 8 pp=8", "parallel.pp 8 is more than model.layers 4: pp 2 dp 4 or pp 4 dp 2"),
         ("-n 2 cp=2 context=33", "model.context 33 does not divide into two pieces for each of"),
         ("-n 2 zero=4", "parallel.zero is 4, and must be a whole number, 0 to 3"),
         ("-n 2 tp=0", "parallel.tp is 0, and must be a whole number, 1 to "),
@@ -105,7 +108,11 @@ fn what_cannot_be_split_is_refused_with_what_can() {
         ("-n 2 batch=1", "train.batch 1 does not divide among 2 ranks: set it to 2, start 1 rank,"),
         ("-n 8 tp=2 pp=2 batch=3", "does not divide among 2 copies of the model on 8 ranks: set"),
         ("-n 2 pp=2 parallel.schedule=none", "must be gpipe, 1f1b, interleaved or zero-bubble"),
-        ("-n 2 pp=2 chunks=2", "parallel.chunks 2 are for parallel.schedule interleaved: set that"),
+        ("-n 2 pp=2 chunks=2", "parallel.chunks 2 are for parallel.schedule interleaved: set para"),
+        (
+            "-n 2 parallel.schedule=gpipe",
+            "is an order of pipeline stages, and parallel.pp is 1: set",
+        ),
         ("-n 2 zero=3 shard=3", "parallel.shard 3 does not divide the 2 ranks with the same"),
         ("-n 4 tp=4 family=llama kv_heads=2", "model.kv_heads 2 does not divide among parallel.tp"),
         ("-n 2 offload.parameters=moon", "is moon, and must be device, host or disk"),

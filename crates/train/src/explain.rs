@@ -1,12 +1,15 @@
 //! What a configuration comes to on so many ranks, before anything is trained: who sits where, what
 //! each rank holds and sends, and what a pipeline's stages do when. No I/O.
 
+use std::collections::HashMap;
+
 use serde::Serialize;
 
 use crate::config::{Config, ConfigError, Plan, Resolved};
-use crate::parallel::Axis;
-use crate::parallel::cost::{Cost, Form, Held, costs};
+use crate::metrics::{HeldBytes, MovedBytes, SentBytes};
+use crate::parallel::cost::{self, Cost, Form, costs};
 use crate::parallel::pipeline::{Costs, Schedule, Timeline, balance, costs_of, simulate};
+use crate::parallel::{Axis, Seat};
 use crate::shape::Shape;
 
 /// Characters of a usual text: what is assumed where the data says how many kinds of tokens there are.
@@ -31,6 +34,8 @@ pub struct Explanation {
     pub step: Step,
     /// What is worth a word.
     pub notes: Vec<String>,
+    /// What ranks hold and send, once for all that are alike.
+    pub kinds: Vec<Kind>,
     /// Each rank.
     pub ranks: Vec<Rank>,
     /// What pipeline stages do when, if there are several.
@@ -77,7 +82,46 @@ pub struct Step {
     pub context: usize,
 }
 
-/// A rank: where it sits, what it holds and what it sends.
+/// What a rank holds and sends.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Kind {
+    /// The blocks that it has, or has shares of.
+    pub blocks: Vec<String>,
+    /// What it is expected to hold at most.
+    pub held: Vec<HeldBytes>,
+    /// What it is expected to send in a step, on each axis on which it sends anything.
+    pub sent: Vec<SentBytes>,
+    /// What it is expected to read from disk and write there in a step, if anything.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub moved: Vec<MovedBytes>,
+}
+
+impl Kind {
+    fn new(cost: Cost) -> Self {
+        let Cost { blocks, holds, sends, moves } = cost;
+        let held = [
+            ("parameters", holds.parameters.most()),
+            ("gradients", holds.gradients.most()),
+            ("optimizer", holds.moments.most()),
+            ("activations", holds.activations),
+            ("working", holds.working),
+        ];
+        let held = held.map(|(what, expected)| HeldBytes {
+            what: what.to_owned(),
+            expected,
+            measured: None,
+        });
+        let sent = |axis: Axis| SentBytes {
+            axis: axis.name().to_owned(),
+            expected: sends.on(axis),
+            measured: None,
+        };
+        let sent = Axis::ALL.map(sent).into_iter().filter(|sent| sent.expected > 0).collect();
+        Self { blocks, held: held.to_vec(), sent, moved: MovedBytes::both(moves, None) }
+    }
+}
+
+/// Where a rank sits, and of which kind it is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Rank {
     /// Which.
@@ -93,55 +137,8 @@ pub struct Rank {
     pub cp: usize,
     /// Its stage.
     pub pp: usize,
-    /// The blocks that it has, or has shares of.
-    pub blocks: Vec<String>,
-    /// What it is expected to hold, in bytes.
-    pub holds: Bytes,
-    /// What it is expected to send in a step, in bytes, on each axis on which it sends anything.
-    pub sends: Vec<(&'static str, u64)>,
-}
-
-/// What a rank holds, in bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct Bytes {
-    /// Parameters, with those that are gathered for a while.
-    pub parameters: u64,
-    /// Gradients, with those of blocks that a pass is at.
-    pub gradients: u64,
-    /// What the optimizer remembers.
-    pub optimizer: u64,
-    /// What forward passes leave for backward passes.
-    pub activations: u64,
-    /// What passes work with beside that.
-    pub working: u64,
-    /// All of it.
-    pub total: u64,
-}
-
-impl Rank {
-    fn new(rank: usize, host: Option<String>, cost: Cost) -> Self {
-        let Cost { seat, blocks, holds, sends } = cost;
-        let sent = |axis: Axis| (axis.name(), sends.on(axis));
-        let most = |held: Held| held.most();
-        Self {
-            rank,
-            host,
-            dp: seat.dp,
-            tp: seat.tp,
-            cp: seat.cp,
-            pp: seat.pp,
-            blocks,
-            holds: Bytes {
-                parameters: most(holds.parameters),
-                gradients: most(holds.gradients),
-                optimizer: most(holds.moments),
-                activations: holds.activations,
-                working: holds.working,
-                total: holds.total(),
-            },
-            sends: Axis::ALL.map(sent).into_iter().filter(|(_, bytes)| *bytes > 0).collect(),
-        }
-    }
+    /// What it holds and sends: the place among [`Explanation::kinds`].
+    pub kind: usize,
 }
 
 /// The ranks that a configuration asks for, if nobody says how many there are.
@@ -169,55 +166,52 @@ pub fn explain(
              of the model (parallel.dp)"
         )));
     }
-    let plan = config.validate(ranks)?;
     let is_certain = config.model.vocabulary != 0;
-    let shape = config.shape(if is_certain { config.model.vocabulary } else { CHARACTERS })?;
-    shape.check_tensor(plan.mesh.tp).map_err(ConfigError::Contradiction)?;
+    let vocabulary = if is_certain { config.model.vocabulary } else { CHARACTERS };
+    let (plan, shape) = config.planned(ranks, vocabulary)?;
     let form = Form::new(config.train.precision, config.train.recompute);
     let unfit = |error: &dyn std::fmt::Display| ConfigError::Contradiction(error.to_string());
-    let all = costs(&shape, &plan, form).map_err(|error| unfit(&error))?;
+    let (kinds, of) = kinds(costs(&shape, &plan, form).map_err(|error| unfit(&error))?);
     let host = |rank: usize| Some(format!("node {}", rank / per_host.filter(|each| *each > 0)?));
     let hosts: Option<Vec<String>> = (0..ranks).map(host).collect();
+    let seated = |(rank, kind): (usize, usize)| {
+        let Seat { dp, cp, tp, pp } = plan.mesh.seat(rank);
+        Rank { rank, host: host(rank), dp, tp, cp, pp, kind }
+    };
     let timeline = timeline(&shape, &plan)?;
+    let mut notes = config.notes(&plan);
+    notes.extend(hosts.as_deref().and_then(|hosts| plan.mesh.apart(hosts)));
     Ok(Explanation {
         model: resolved.name.clone(),
         parameters: shape.parameters(),
         is_certain,
         split: split(&plan),
         step: step(&plan, &shape),
-        notes: hosts
-            .as_deref()
-            .and_then(|hosts| plan.mesh.apart(hosts))
-            .into_iter()
-            .chain(tiles_for_nothing(&plan))
-            .collect(),
-        ranks: all
-            .into_iter()
-            .enumerate()
-            .map(|(rank, cost)| Rank::new(rank, host(rank), cost))
-            .collect(),
+        notes,
+        kinds,
+        ranks: of.into_iter().enumerate().map(seated).collect(),
         bubble: timeline.as_ref().map(Timeline::bubble),
         timeline,
     })
+}
+
+/// The kinds of ranks that are told apart by what they cost, and which each rank is of.
+fn kinds(costs: cost::Costs) -> (Vec<Kind>, Vec<usize>) {
+    let (mut kinds, mut known) = (Vec::new(), HashMap::new());
+    let mut place = |cost: Cost| {
+        *known.entry(cost.clone()).or_insert_with(|| {
+            kinds.push(Kind::new(cost));
+            kinds.len() - 1
+        })
+    };
+    let places: Vec<usize> = costs.kinds.into_iter().map(&mut place).collect();
+    (kinds, costs.of.into_iter().map(|kind| places[kind]).collect())
 }
 
 fn split(plan: &Plan) -> Split {
     let Plan { mesh, zero, sequence, tiles, .. } = *plan;
     let (dp, tp, cp, pp, shard) = (mesh.dp, mesh.tp, mesh.cp, mesh.pp, mesh.shard);
     Split { dp, tp, cp, pp, zero, shard, sequence, tiles }
-}
-
-/// What is to be said where matrices are in tiles and whole in memory all the same.
-fn tiles_for_nothing(plan: &Plan) -> Option<String> {
-    let is_shared = plan.mesh.shard > 1 && plan.zero >= 2;
-    (plan.tiles > 1 && !is_shared && !plan.on_disk.parameters).then(|| {
-        format!(
-            "parallel.tiles {} saves no state here, for every rank has its parameters and gradients \
-             whole, and logits are computed twice: it is for parallel.zero=3 and \
-             offload.parameters=disk",
-            plan.tiles
-        )
-    })
 }
 
 fn step(plan: &Plan, shape: &Shape) -> Step {
@@ -258,16 +252,29 @@ mod tests {
         assert_eq!(all.ranks.len(), 8);
         let last = &all.ranks[7];
         assert_eq!((last.tp, last.dp, last.pp, last.host.as_deref()), (1, 1, 1, Some("node 1")));
-        assert!(all.ranks.iter().all(|rank| rank.holds.total > rank.holds.parameters));
-        let axes: Vec<_> = all.ranks[0].sends.iter().map(|(axis, _)| *axis).collect();
+        assert!(all.kinds.iter().all(|kind| kind.held.iter().all(|held| held.expected > 0)));
+        let first = &all.kinds[all.ranks[0].kind];
+        let axes: Vec<_> = first.sent.iter().map(|sent| sent.axis.as_str()).collect();
         assert_eq!(axes, ["tensor", "shard", "forward", "tied", "world"]);
         let bubble = all.bubble.unwrap();
         // Two stages, four micro-batches: about a quarter, for stages are not quite equal.
         assert!(bubble > 0.1 && bubble < 0.4, "{bubble}");
         assert!(all.notes.is_empty() && !all.is_certain);
         let text = serde_json::to_string(&all).unwrap();
-        assert!(text.contains("\"optimizer\":"), "{text}");
+        assert!(text.contains("{\"what\":\"optimizer\",\"expected\":"), "{text}");
+        assert!(text.contains("{\"axis\":\"tensor\",\"expected\":"), "{text}");
         assert!(explained(words, 8, Some(1)).notes[0].contains("node 0, node 1"));
+        let shared = explained("zero=1 offload.parameters=disk", 2, None);
+        assert!(shared.notes[0].contains("as by parallel.zero 3"), "{:?}", shared.notes);
+    }
+
+    #[test]
+    fn kinds_of_tokens_that_do_not_suffice_are_refused_with_splits_that_do() {
+        let words = ["heads=128", "width=1024", "tp=128", "batch=128"];
+        let error = explain(&resolve(None, &words).unwrap(), 128, None).unwrap_err().to_string();
+        let expected = "parallel.tp 128 is more than the kinds of tokens: tp 32 dp 4 or tp 64 dp 2 \
+                        would, or start 64 with tp 64";
+        assert_eq!(error, expected);
     }
 
     #[test]
@@ -276,12 +283,20 @@ mod tests {
         let of = |more: &str| explained(&format!("{words} {more}"), 2, None);
         let (whole, tiled) = (of("zero=3"), of("zero=3 tiles=8"));
         assert_eq!((whole.split.tiles, tiled.split.tiles), (1, 8));
-        let held = |all: &Explanation| all.ranks[0].holds;
         // Of the table, all beside a half; or a half and two eighths.
-        assert!(held(&tiled).parameters < held(&whole).parameters * 6 / 10);
-        assert!(held(&tiled).gradients < held(&whole).gradients * 6 / 10);
+        for what in ["parameters", "gradients"] {
+            let held = |all: &Explanation| {
+                let kind = &all.kinds[all.ranks[0].kind];
+                kind.held.iter().find(|held| held.what == what).unwrap().expected
+            };
+            assert!(held(&tiled) < held(&whole) * 6 / 10, "{what}");
+        }
         assert!(tiled.notes.is_empty());
-        assert!(of("tiles=8").notes[0].contains("parallel.tiles 8 saves no state"));
+        let notes = of("tiles=8").notes;
+        assert!(
+            notes.len() == 1 && notes[0].contains("parallel.tiles 8 save nothing"),
+            "{notes:?}"
+        );
     }
 
     #[test]

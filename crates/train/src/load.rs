@@ -76,6 +76,7 @@ pub fn load(folder: &Path, device: &dyn Device) -> Result<Loaded, LoadError> {
 /// Reads the model of a checkpoint.
 pub fn from_checkpoint(checkpoint: &Checkpoint, device: &dyn Device) -> Result<Loaded, LoadError> {
     let (about, from) = (checkpoint.about(), checkpoint.folder().to_owned());
+    check(checkpoint)?;
     let parameters = tensors(&about.shape, device, |parameter, numbers| {
         checkpoint.read(&parameter.name, Kind::Parameter, &Part::Whole, numbers)
     })?;
@@ -83,6 +84,26 @@ pub fn from_checkpoint(checkpoint: &Checkpoint, device: &dyn Device) -> Result<L
     let made_by = Some(about.tokenizer.clone()).filter(|made_by| !made_by.is_empty());
     let (shape, step) = (about.shape.clone(), Some(about.step));
     Ok(Loaded { shape, parameters, tokenizer, made_by, from, step })
+}
+
+/// Files have the numbers of all parameters: memory is asked for only then, for what is said of a
+/// model may be anything.
+fn check(checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
+    let shape = &checkpoint.about().shape;
+    if shape.layers > checkpoint.manifest().tensors.len() {
+        let folder = checkpoint.folder().to_owned();
+        let tensor = format!("parameters of {} layers", shape.layers);
+        return Err(CheckpointError::NoTensor { folder, tensor });
+    }
+    for parameter in shape.blocks().iter().flat_map(|block| &block.parameters) {
+        let (is, should) = (checkpoint.numbers(&parameter.name, Kind::Parameter)?, parameter.len());
+        if is != should {
+            let (folder, tensor) = (checkpoint.folder().to_owned(), parameter.name.clone());
+            let why = format!("has {is} numbers, and by its model should have {should}");
+            return Err(CheckpointError::Tensor { folder, tensor, why });
+        }
+    }
+    Ok(())
 }
 
 /// The file that says what the tokens of a checkpoint mean: in it, or beside all of them.

@@ -1,21 +1,24 @@
-//! What ranks send in a step is what is said to be sent, to the byte and axis by axis; and what they
-//! hold is what is said to be held.
+//! What ranks send in a step is what is said to be sent, to the byte and axis by axis; so is what they
+//! read from disk and write there; and what they hold is what is said to be held.
 
 #![allow(clippy::unwrap_used)]
 
 mod common;
 
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::thread;
+use std::sync::atomic::{AtomicU32, Ordering};
 
-use common::plan;
+use common::{plan, together};
 use regatta_comm::{Comm, fake};
-use regatta_train::config::{Plan as Planned, resolve};
+use regatta_train::checkpoint::Kind;
+use regatta_train::config::{OnDisk, Plan as Planned, resolve};
 use regatta_train::cpu::{Cpu, Precision};
 use regatta_train::device::Device;
 use regatta_train::model::Model;
+use regatta_train::offload::{Moved, Offload, Where};
 use regatta_train::parallel::context::Ring;
-use regatta_train::parallel::cost::{Form, Holds, cost};
+use regatta_train::parallel::cost::{Cost, Form, Holds, cost};
 use regatta_train::parallel::pipeline::Stage;
 use regatta_train::parallel::tensor::Group;
 use regatta_train::parallel::{Axis, Groups, Zero};
@@ -27,12 +30,16 @@ use regatta_train::step::{Engine, Micro, Net};
 const TOKENS: usize = 8;
 
 /// A training that keys describe.
-#[derive(Clone)]
 struct Case {
     shape: Shape,
     planned: Planned,
     form: Form,
+    /// Where state is that is on disk.
+    folder: PathBuf,
 }
+
+/// What a rank sends in a step by axis, and what it reads and writes.
+type Moves = ([u64; Axis::ALL.len()], Moved);
 
 impl Case {
     fn new(words: &str, ranks: usize) -> Self {
@@ -44,11 +51,23 @@ impl Case {
         let config = resolve(None, &words).unwrap().config;
         let planned = config.validate(ranks).unwrap();
         let form = Form { real: 8, activation: 8, recompute: config.train.recompute };
-        Self { shape: config.shape(13).unwrap(), planned, form }
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let folder = format!("regatta-costs-{}-{number}", std::process::id());
+        let folder = std::env::temp_dir().join(folder);
+        Self { shape: config.shape(13).unwrap(), planned, form, folder }
+    }
+
+    fn sharing(&self) -> Sharing {
+        let Planned { zero, on_disk, .. } = self.planned;
+        let place = |on_disk| if on_disk { Where::Disk } else { Where::Device };
+        let [optimizer, parameters] = [on_disk.moments, on_disk.parameters].map(place);
+        let offload = Offload { optimizer, parameters, folder: self.folder.clone() };
+        Sharing { zero: Zero::level(zero).unwrap(), offload }
     }
 
     fn engine(&self, comm: Arc<dyn Comm>) -> Engine {
-        let Planned { mesh, sequence, schedule, chunks, accumulation, zero, .. } = self.planned;
+        let Planned { mesh, sequence, schedule, chunks, accumulation, .. } = self.planned;
         let groups = Groups::new(comm, mesh).unwrap();
         let tensor = Group::new(groups.tensor.clone(), sequence);
         let model = Model::tiled(self.shape.clone(), tensor.share, self.planned.tiles);
@@ -63,24 +82,28 @@ impl Case {
             1 => Stage::whole(&self.shape),
             _ => Stage::new(&self.shape, how, groups.seat.pp).unwrap(),
         };
-        let sharing = Sharing::zero(Zero::level(zero).unwrap());
-        Engine::new(net, groups, stage, &sharing, 11).unwrap()
+        Engine::new(net, groups, stage, &self.sharing(), 11).unwrap()
     }
 
-    /// What a rank sends in each of three steps, by axis.
-    fn sent(&self, comm: Arc<dyn Comm>) -> Vec<[u64; Axis::ALL.len()]> {
+    /// What a rank moves in each of three steps, whatever is done between them.
+    fn moved(&self, comm: Arc<dyn Comm>) -> Vec<Moves> {
         let mut engine = self.engine(comm);
         let Planned { micro_batch, accumulation, .. } = self.planned;
         let tokens = vec![5; micro_batch * self.shape.context];
         let micro = Micro { inputs: &tokens, targets: &tokens, batch: micro_batch, first: 0 };
         let one = |step| {
             let all = |engine: &Engine| Axis::ALL.map(|axis| engine.groups.sent(axis).all_bytes());
-            let before = all(&engine);
+            let (before, moved) = (all(&engine), engine.state.moved());
             let micros = std::iter::repeat_n(micro, accumulation);
             engine.step(&plan(step, 8 * TOKENS, 0.0, self.form.recompute), micros).unwrap();
             let mut sent = all(&engine);
             sent.iter_mut().zip(before).for_each(|(sent, before)| *sent -= before);
-            sent
+            let moved = engine.state.moved() - moved;
+            engine.loss(&micro).unwrap();
+            for block in engine.state.held() {
+                engine.state.look(block, Kind::Parameter, |_| {}).unwrap();
+            }
+            (sent, moved)
         };
         (0..3).map(one).collect()
     }
@@ -103,13 +126,8 @@ impl Case {
     /// Every rank holds what it is said to, within a tenth.
     fn check_held(&self, about: &str) {
         let world = fake::world(self.planned.mesh.ranks() as u32);
-        let start = |comm| {
-            let case = self.clone();
-            thread::spawn(move || case.held(Arc::new(comm)))
-        };
-        let all: Vec<_> = world.into_iter().map(start).collect();
+        let all = together(world, |comm| self.held(comm));
         for (rank, held) in all.into_iter().enumerate() {
-            let held = held.join().unwrap();
             let Holds { parameters, gradients, moments, activations, working } =
                 cost(&self.shape, &self.planned, self.form, rank).unwrap().holds;
             let state = [parameters, gradients, moments].map(|held| held.most());
@@ -122,22 +140,22 @@ impl Case {
         }
     }
 
-    /// Every rank sends what it is said to.
+    /// Every rank sends, reads and writes what it is said to.
     fn check(&self, about: &str) {
         let world = fake::world(self.planned.mesh.ranks() as u32);
-        let start = |comm| {
-            let case = self.clone();
-            thread::spawn(move || case.sent(Arc::new(comm)))
-        };
-        let all: Vec<_> = world.into_iter().map(start).collect();
-        for (rank, sent) in all.into_iter().enumerate() {
-            let sent = sent.join().unwrap();
-            let said = cost(&self.shape, &self.planned, self.form, rank).unwrap().sends;
-            let said = Axis::ALL.map(|axis| said.on(axis));
+        let all = together(world, |comm| self.moved(comm));
+        for (rank, moved) in all.into_iter().enumerate() {
+            let Cost { sends, moves, .. } =
+                cost(&self.shape, &self.planned, self.form, rank).unwrap();
+            let said = (Axis::ALL.map(|axis| sends.on(axis)), moves);
             assert!(
-                sent.iter().all(|sent| *sent == said),
-                "{about}, rank {rank}: {sent:?} {said:?}"
+                moved.iter().all(|moved| *moved == said),
+                "{about}, rank {rank}: {moved:?} {said:?}"
             );
+        }
+        // All that was there is gone.
+        if self.planned.on_disk != OnDisk::default() {
+            std::fs::remove_dir(&self.folder).unwrap();
         }
     }
 }
@@ -184,7 +202,24 @@ fn shared_state() {
 }
 
 #[test]
+fn all_together() {
+    check("tp=2 pp=2 micro_batch=2", 8);
+    check("cp=2 tp=2 pp=2 recompute=true", 8);
+    check("zero=1 tp=2 pp=2 micro_batch=2", 8);
+}
+
+#[test]
 fn tiles() {
+    check("zero=3 tiles=3 micro_batch=2", 2);
+    check("zero=3 tiles=2 recompute=true micro_batch=2", 2);
+    check("zero=2 tiles=2", 2);
+    check("zero=3 tiles=2 pp=2 parallel.schedule=zero-bubble micro_batch=1", 4);
+    check("zero=3 tiles=2 tp=2 cp=2 micro_batch=4", 8);
+}
+
+/// The table of tokens and the head's matrix, which may be one.
+#[test]
+fn tiles_of_tables() {
     for tied in [false, true] {
         for zero in 0..4 {
             check(&format!("tied={tied} zero={zero} tiles=3 micro_batch=2"), 2);
@@ -193,14 +228,30 @@ fn tiles() {
             let shard = if zero > 0 { "shard=2" } else { "" };
             check(&format!("tied={tied} zero={zero} tiles=20 {shard}"), 4);
         }
+        check(&format!("tied={tied} {BOTH} tiles=3 micro_batch=2"), 1);
+        check(&format!("tied={tied} {BOTH} tiles=3 micro_batch=2"), 2);
+        check(&format!("tied={tied} {BOTH} tiles=20 pp=2 recompute=true micro_batch=1"), 4);
     }
 }
 
+const BOTH: &str = "offload.optimizer=disk offload.parameters=disk";
+
 #[test]
-fn together() {
-    check("tp=2 pp=2 micro_batch=2", 8);
-    check("cp=2 tp=2 pp=2 recompute=true", 8);
-    check("zero=1 tp=2 pp=2 micro_batch=2", 8);
+fn state_on_disk() {
+    check("offload.optimizer=disk micro_batch=2", 1);
+    check("offload.parameters=disk micro_batch=2", 1);
+    check(&format!("{BOTH} recompute=true tiles=2 micro_batch=4"), 1);
+    check("offload.optimizer=disk", 2);
+    for zero in 0..4 {
+        check(&format!("zero={zero} {BOTH} micro_batch=2"), 2);
+    }
+    for zero in 1..4 {
+        check(&format!("zero={zero} offload.optimizer=disk shard=2"), 4);
+    }
+    check(&format!("zero=3 {BOTH} tiles=3 recompute=true micro_batch=2"), 2);
+    check(&format!("{BOTH} tp=2 pp=2 micro_batch=2"), 4);
+    check(&format!("{BOTH} pp=2 parallel.schedule=interleaved chunks=2 micro_batch=1"), 4);
+    check(&format!("{BOTH} tiles=2 cp=2 pp=2 parallel.schedule=zero-bubble micro_batch=2"), 4);
 }
 
 /// A model of which most memory is for what there is much of, and whose tensors have sizes of their own:
@@ -230,7 +281,9 @@ fn memory() {
         check_held(&format!("pp={ranks} micro_batch=1 parallel.schedule=gpipe"), ranks);
         check_held(&format!("cp={ranks}"), ranks);
     }
-    check_held("zero=3 shard=2", 4);
+    for zero in 1..4 {
+        check_held(&format!("zero={zero} shard=2"), 4);
+    }
     check_held("zero=3 tiles=4", 2);
     // Most of it is the table and the head.
     for tied in [false, true] {
@@ -239,5 +292,23 @@ fn memory() {
             check_held(&words, if how.contains("pp") { 4 } else { 2 });
         }
     }
+    check_held(&format!("{BOTH} micro_batch=1"), 1);
+    check_held(&format!("{BOTH} micro_batch=1"), 2);
     check_held("tp=2 pp=2 micro_batch=2", 4);
+}
+
+/// Between the gradient of a layer's input and those of its matrices, its norms' are there already.
+#[test]
+fn memory_of_what_is_put_off() {
+    for pp in [2, 4] {
+        for recompute in [false, true] {
+            let words = format!("pp={pp} parallel.schedule=zero-bubble micro_batch=1");
+            check_held(&format!("{words} recompute={recompute}"), pp);
+        }
+        for zero in 1..4 {
+            let words = format!("zero={zero} pp={pp} parallel.schedule=zero-bubble micro_batch=1");
+            check_held(&words, 2 * pp);
+        }
+    }
+    check_held("zero=3 pp=2 tiles=2 parallel.schedule=zero-bubble micro_batch=1", 4);
 }

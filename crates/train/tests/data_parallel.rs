@@ -5,17 +5,16 @@
 mod common;
 
 use std::sync::Arc;
-use std::thread;
 
-use common::{plan, tokens};
-use regatta_comm::{Collectives, Comm, ReduceOp, fake};
+use common::{Steps, together};
+use regatta_comm::{Comm, fake};
 use regatta_train::model::Model;
 use regatta_train::parallel::pipeline::Stage;
 use regatta_train::parallel::{Groups, Mesh};
 use regatta_train::reference::Reference;
 use regatta_train::shape::{Family, Shape};
 use regatta_train::state::Sharing;
-use regatta_train::step::{Engine, Micro, Net};
+use regatta_train::step::{Engine, Net};
 
 const BATCH: usize = 24;
 const SEQUENCE: usize = 4;
@@ -45,40 +44,16 @@ fn losses(comm: Arc<dyn Comm>, family: Family, passes: usize) -> Vec<f64> {
     let net = Net::new(Model::new(shape(family)), Box::new(Reference));
     let stage = Stage::whole(&shape(family));
     let mut engine = Engine::new(net, groups, stage, &Sharing::default(), 11).unwrap();
-    let (share, each) = (BATCH / ranks, BATCH / ranks / passes);
-    let one = |step: u64| {
-        let first = |pass: usize| rank * share + pass * each;
-        let parts: Vec<_> = (0..passes)
-            .map(|pass| {
-                let here = first(pass)..first(pass) + each;
-                (
-                    here.start,
-                    tokens(SEQUENCE, step, here.clone(), 0),
-                    tokens(SEQUENCE, step, here, 1),
-                )
-            })
-            .collect();
-        let micros = parts.iter().map(|(first, inputs, targets)| Micro {
-            inputs,
-            targets,
-            batch: each,
-            first: *first as u64,
-        });
-        let outcome =
-            engine.step(&plan(step, BATCH * SEQUENCE, 0.1, step % 2 == 1), micros).unwrap();
-        let mut sum = [outcome.loss_sum];
-        comm.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
-        sum[0] / (BATCH * SEQUENCE) as f64
-    };
-    (0..STEPS).map(one).collect()
+    let recompute = |step| step % 2 == 1;
+    let (count, batch, length, dropout) = (STEPS, BATCH, SEQUENCE, 0.1);
+    let steps = Steps { count, batch, length, passes, dropout, recompute };
+    steps.train(&mut engine, &*comm, rank, ranks).iter().map(|[loss, _]| *loss).collect()
 }
 
 fn on(ranks: u32, family: Family, passes: usize) -> Vec<f64> {
-    let start = |comm| thread::spawn(move || losses(Arc::new(comm), family, passes));
-    let all: Vec<_> = fake::world(ranks).into_iter().map(start).collect();
-    let all: Vec<Vec<f64>> = all.into_iter().map(|rank| rank.join().unwrap()).collect();
+    let mut all = together(fake::world(ranks), |comm| losses(comm, family, passes));
     assert!(all.iter().all(|losses| *losses == all[0]), "{all:?}");
-    all[0].clone()
+    all.swap_remove(0)
 }
 
 #[test]

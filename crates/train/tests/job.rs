@@ -13,7 +13,7 @@ use regatta_train::config::{self, Config, Resume};
 use regatta_train::cpu::{Cpu, Precision};
 use regatta_train::data::{self, Places, Spec};
 use regatta_train::job::{self, Job, TrainError};
-use regatta_train::metrics::{Ended, Event, SentBytes};
+use regatta_train::metrics::{Ended, Event, MovedBytes, SentBytes};
 
 /// A folder of its own for a test.
 struct Folder(PathBuf);
@@ -52,6 +52,7 @@ struct Told {
     notes: Vec<String>,
     checkpoints: Vec<u64>,
     sent: Vec<SentBytes>,
+    moved: Vec<MovedBytes>,
 }
 
 /// Trains on so many ranks until a step after which it is told to stop.
@@ -99,7 +100,7 @@ fn train_on(
             Event::Validation { step, loss } => told.validations.push((step, loss)),
             Event::Note(note) => told.notes.push(note),
             Event::Checkpoint { step, .. } => told.checkpoints.push(step),
-            Event::End(summary) => told.sent = summary.sent,
+            Event::End(summary) => (told.sent, told.moved) = (summary.sent, summary.moved),
             _ => {}
         };
         let ended = job::run(job, &stop, &mut tell)?;
@@ -135,10 +136,31 @@ fn ranks_and_passes_train_as_one_rank_does() {
         assert!(near(&alone.losses, &many.losses), "{ranks}: {alone:?} {many:?}");
         assert!(near(&alone.validations, &many.validations), "{ranks}");
         let [sent] = &many.sent[..] else { panic!("{:?}", many.sent) };
-        assert_eq!((sent.axis.as_str(), sent.measured), ("data", sent.expected), "{ranks}");
-        assert!(sent.measured > 0);
+        assert_eq!((sent.axis.as_str(), sent.measured), ("data", Some(sent.expected)), "{ranks}");
+        assert!(sent.expected > 0);
     }
-    assert_eq!(alone.sent, []);
+    assert_eq!((alone.sent, alone.moved), (vec![], vec![]));
+}
+
+#[test]
+fn what_steps_read_and_write_is_what_was_expected_whatever_is_between_them() {
+    let both = "offload.optimizer=disk offload.parameters=disk";
+    let cases = [
+        (1, "offload.optimizer=disk".to_owned()),
+        (1, format!("{both} train.micro_batch=8")),
+        (2, format!("{both} parallel.tiles=2 train.micro_batch=4 train.recompute=true")),
+    ];
+    for (ranks, words) in cases {
+        let (folder, words) = (Folder::new(), words.split(' ').collect::<Vec<_>>());
+        // Validations and checkpoints read, too.
+        let (_, told) = train(ranks, &config(&words), &folder.0, None).unwrap();
+        assert_eq!((told.validations.len(), told.checkpoints.len()), (3, 3));
+        let [read, written] = &told.moved[..] else { panic!("{:?}", told.moved) };
+        assert_eq!((&*read.what, &*written.what), ("read", "written"));
+        assert_eq!(read.measured, Some(read.expected), "{ranks} {words:?}");
+        assert_eq!(written.measured, Some(written.expected), "{ranks} {words:?}");
+        assert!(read.measured >= written.measured && written.measured > Some(0));
+    }
 }
 
 #[test]

@@ -7,11 +7,10 @@ mod common;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::thread;
 
-use common::{KINDS, plan, tokens};
+use common::{KINDS, Steps, together};
 use proptest::prelude::*;
-use regatta_comm::{Collectives, Comm, ReduceOp, fake};
+use regatta_comm::{Comm, fake};
 use regatta_train::model::Model;
 use regatta_train::offload::{Offload, Where};
 use regatta_train::parallel::context::Ring;
@@ -21,7 +20,7 @@ use regatta_train::parallel::{Groups, Mesh, Zero};
 use regatta_train::reference::Reference;
 use regatta_train::shape::{Family, Shape};
 use regatta_train::state::Sharing;
-use regatta_train::step::{Engine, Micro, Net};
+use regatta_train::step::{Engine, Net};
 
 const BATCH: usize = 8;
 const SEQUENCE: usize = 8;
@@ -109,34 +108,12 @@ impl Case {
     /// The mean losses and norms of the steps, as a rank of so many sees them.
     fn rank(self, comm: Arc<dyn Comm>, folder: PathBuf) -> Vec<[f64; 2]> {
         let mut engine = self.engine(&comm, folder);
-        let seat = self.mesh.seat(comm.rank() as usize);
-        let share = BATCH / self.mesh.dp;
-        let each = share / self.passes;
-        let one = |step: u64| {
-            let first = |pass: usize| seat.dp * share + pass * each;
-            let parts: Vec<_> = (0..self.passes)
-                .map(|pass| {
-                    let here = first(pass)..first(pass) + each;
-                    (
-                        here.start,
-                        tokens(SEQUENCE, step, here.clone(), 0),
-                        tokens(SEQUENCE, step, here, 1),
-                    )
-                })
-                .collect();
-            let micros = parts.iter().map(|(first, inputs, targets)| Micro {
-                inputs,
-                targets,
-                batch: each,
-                first: *first as u64,
-            });
-            let plan = plan(step, BATCH * SEQUENCE, self.dropout, self.recompute);
-            let outcome = engine.step(&plan, micros).unwrap();
-            let mut sum = [outcome.loss_sum];
-            comm.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
-            [sum[0] / (BATCH * SEQUENCE) as f64, outcome.gradient_norm]
-        };
-        (0..STEPS).map(one).collect()
+        let copy = self.mesh.seat(comm.rank() as usize).dp;
+        let recompute = if self.recompute { |_| true } else { |_| false };
+        let Self { passes, dropout, .. } = self;
+        let (count, batch, length) = (STEPS, BATCH, SEQUENCE);
+        let steps = Steps { count, batch, length, passes, dropout, recompute };
+        steps.train(&mut engine, &*comm, copy, self.mesh.dp)
     }
 
     /// The same of all ranks together, who must agree.
@@ -145,16 +122,11 @@ impl Case {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("regatta-splits-{}-{number}", std::process::id());
         let folder = std::env::temp_dir().join(name);
-        let start = |comm| {
-            let folder = folder.clone();
-            thread::spawn(move || self.rank(Arc::new(comm), folder))
-        };
         let world = fake::world(self.mesh.ranks() as u32);
-        let all: Vec<_> = world.into_iter().map(start).collect();
-        let all: Vec<Vec<_>> = all.into_iter().map(|rank| rank.join().unwrap()).collect();
+        let mut all = together(world, |comm| self.rank(comm, folder.clone()));
         let _ = std::fs::remove_dir_all(&folder);
         assert!(all.iter().all(|one| *one == all[0]), "ranks disagree: {self:?}\n{all:?}");
-        all[0].clone()
+        all.swap_remove(0)
     }
 
     /// It is what one rank has.

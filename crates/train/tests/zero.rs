@@ -7,11 +7,10 @@ mod common;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::thread;
 
-use common::{plan, tokens};
+use common::{Steps, plan, together, tokens};
 use regatta_comm::background::Background;
-use regatta_comm::{Collectives, Comm, ReduceOp, fake, shm};
+use regatta_comm::{Comm, fake, shm};
 use regatta_train::checkpoint::Kind;
 use regatta_train::model::Model;
 use regatta_train::offload::{Offload, Where};
@@ -75,32 +74,11 @@ fn train(comm: Arc<dyn Comm>, shape: Shape, case: &Case) -> Trained {
     let net = Net::new(Model::new(shape), Box::new(Reference));
     let stage = Stage::whole(&net.model.shape);
     let mut engine = Engine::new(net, groups, stage, &case.how, 11).unwrap();
-    let (share, each) = (BATCH / ranks, BATCH / ranks / passes);
-    let one = |step: u64| {
-        let first = |pass: usize| rank * share + pass * each;
-        let parts: Vec<_> = (0..passes)
-            .map(|pass| {
-                let here = first(pass)..first(pass) + each;
-                (
-                    here.start,
-                    tokens(SEQUENCE, step, here.clone(), 0),
-                    tokens(SEQUENCE, step, here, 1),
-                )
-            })
-            .collect();
-        let micros = parts.iter().map(|(first, inputs, targets)| Micro {
-            inputs,
-            targets,
-            batch: each,
-            first: *first as u64,
-        });
-        let outcome =
-            engine.step(&plan(step, BATCH * SEQUENCE, 0.1, step % 2 == 1), micros).unwrap();
-        let mut sum = [outcome.loss_sum];
-        comm.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
-        sum[0] / (BATCH * SEQUENCE) as f64
-    };
-    let losses = (0..STEPS).map(one).collect();
+    let recompute = |step| step % 2 == 1;
+    let (count, batch, length, dropout) = (STEPS, BATCH, SEQUENCE, 0.1);
+    let steps = Steps { count, batch, length, passes, dropout, recompute };
+    let losses = steps.train(&mut engine, &*comm, rank, ranks);
+    let losses = losses.iter().map(|[loss, _]| *loss).collect();
     let sent = engine.groups.sent(Axis::Shard).all_bytes();
     Trained { losses, bytes: engine.state.bytes(), sent }
 }
@@ -111,16 +89,11 @@ fn on(case: &Case) -> Trained {
 }
 
 fn of(shape: &Shape, case: &Case) -> Trained {
-    together(fake::world(case.ranks as u32), shape, case)
+    first(fake::world(case.ranks as u32), shape, case)
 }
 
-fn together(world: Vec<Background>, shape: &Shape, case: &Case) -> Trained {
-    let start = |comm| {
-        let (shape, case) = (shape.clone(), case.clone());
-        thread::spawn(move || train(Arc::new(comm), shape, &case))
-    };
-    let all: Vec<_> = world.into_iter().map(start).collect();
-    let mut all: Vec<Trained> = all.into_iter().map(|rank| rank.join().unwrap()).collect();
+fn first(world: Vec<Background>, shape: &Shape, case: &Case) -> Trained {
+    let mut all = together(world, |comm| train(comm, shape.clone(), case));
     assert!(all.iter().all(|rank| rank.losses == all[0].losses), "{case:?}");
     all.swap_remove(0)
 }
@@ -179,7 +152,7 @@ fn over_shared_memory_they_are_the_same() {
         for (ranks, shard) in [(2, 2), (4, 2)] {
             let case = Case { family, ranks, shard, passes: 1, how: Sharing::zero(zero) };
             let world = shm::world(ranks as u32).unwrap();
-            let trained = together(world, &shape(family), &case);
+            let trained = first(world, &shape(family), &case);
             assert_near(&alone, &trained.losses, &case);
         }
     }

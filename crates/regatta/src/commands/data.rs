@@ -8,13 +8,14 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use regatta_launch::signals::Caught;
 use regatta_measure::run::Progress as Line;
 use regatta_model::document;
 use regatta_train::data::prepare::{self, About, Plan, Progress};
-use regatta_train::data::{Places, source};
+use regatta_train::data::{DataError, Places, source};
 
 use super::bench::bar::Bar;
-use crate::cli::{GOOD, HEADING};
+use crate::cli::{GOOD, HEADING, WARNING};
 use crate::output;
 pub use args::{DataArgs, EXAMPLES};
 use args::{DataCommand, PrepareArgs};
@@ -43,9 +44,18 @@ fn make(args: &PrepareArgs) -> Result<ExitCode> {
         folder: args.output.clone(),
         replace: args.force,
     };
+    // A signal waits for the next piece of text, so that what is half made can be removed.
+    let mut caught = Caught::new()?;
     let mut watch = Watch::new();
-    let made = prepare::prepare(&plan, &mut |progress| watch.show(progress, Instant::now()));
+    let made = prepare::prepare(&plan, &mut |progress| {
+        watch.show(progress, Instant::now());
+        caught.end().map_or(Ok(()), |_| Err(DataError::Interrupted))
+    });
     watch.bar.hide();
+    if let (Err(DataError::Interrupted), Some(signal)) = (&made, caught.end()) {
+        output::complain(&format!("{WARNING}interrupted{WARNING:#}: nothing was made\n"));
+        return Ok(ExitCode::from(128 + signal as u8));
+    }
     let about = made?;
     match args.json {
         true => output::print(&document::to_json(&about)?)?,

@@ -12,11 +12,13 @@ use crate::support::{Bed, REGATTA};
 use crate::train::{LIMIT, ended, file, metrics, on_nodes};
 
 /// Nodes, and what their ranks share.
-const SPLITS: [(usize, Split); 14] = [
+const SPLITS: [(usize, Split); 18] = [
     (2, (2, GPT2, "tp=2")),
     (2, (2, GPT2, "pp=2 parallel.schedule=zero-bubble micro_batch=2")),
     (2, (2, GPT2, "zero=1")),
     (2, (2, GPT2, "zero=3 recompute=true")),
+    (2, (2, GPT2, "zero=3 tiles=3 micro_batch=4 offload.optimizer=disk")),
+    (2, (2, LLAMA, "zero=3 tiles=2 recompute=true offload.parameters=disk")),
     (2, (2, LLAMA, "cp=2")),
     (2, (2, LLAMA, "pp=2 recompute=true")),
     (2, (2, LLAMA, "zero=2 micro_batch=4")),
@@ -24,6 +26,8 @@ const SPLITS: [(usize, Split); 14] = [
     (2, (4, LLAMA, "tp=2 pp=2 recompute=true")),
     (4, (4, GPT2, "dp=2 pp=2 parallel.schedule=interleaved chunks=2 zero=1")),
     (4, (4, LLAMA, "dp=2 cp=2 zero=3")),
+    (4, (4, GPT2, "dp=2 pp=2 offload.parameters=disk offload.optimizer=disk micro_batch=2")),
+    (4, (4, LLAMA, "dp=2 tp=2 zero=3 tiles=2 offload.parameters=disk offload.optimizer=disk")),
     (4, (8, GPT2, "dp=2 tp=2 pp=2 zero=1")),
     (4, (8, GPT2, "dp=2 cp=2 tp=2 zero=3 micro_batch=4")),
     (4, (8, LLAMA, "tp=2 cp=2 pp=2 micro_batch=2 recompute=true")),

@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, reason = "a test's own functions may panic as it may")]
 
 pub mod bench;
+pub mod disk;
 pub mod job;
 pub mod metrics;
 pub mod splits;

@@ -15,7 +15,7 @@ const LONGEST: u64 = 100_000_000;
 
 /// Where in a file a tensor is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Place {
+pub struct Place {
     /// How its numbers are stored.
     pub dtype: Dtype,
     /// Its shape.
@@ -45,7 +45,7 @@ pub(super) fn read(file: &File, bytes: u64) -> Result<HashMap<String, Place>, St
 }
 
 /// Where the tensors of a file are, by name. The header, without its length, may be anything.
-pub(super) fn parse(header: &[u8]) -> Result<HashMap<String, Place>, String> {
+pub fn parse(header: &[u8]) -> Result<HashMap<String, Place>, String> {
     let metadata: Metadata = serde_json::from_slice(header).map_err(|error| error.to_string())?;
     let base = (LENGTH + header.len()) as u64;
     let mut places = HashMap::new();

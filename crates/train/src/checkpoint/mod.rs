@@ -10,7 +10,7 @@ mod cover;
 pub mod disk;
 mod error;
 mod folder;
-mod header;
+pub mod header;
 pub mod huggingface;
 pub mod manifest;
 pub mod newest;

@@ -79,11 +79,7 @@ impl Checkpoint {
         part: &Part,
         numbers: &mut [f32],
     ) -> Result<(), CheckpointError> {
-        let Some(&index) = self.tensors.get(&(kind, name.to_owned())) else {
-            let (folder, tensor) = (self.folder.clone(), key(kind, name, &Part::Whole));
-            return Err(CheckpointError::NoTensor { folder, tensor });
-        };
-        let tensor = &self.manifest.tensors[index];
+        let (index, tensor) = self.find(name, kind)?;
         part.check(&tensor.shape).map_err(|why| self.wrong(tensor, why))?;
         let (needed, given) = (part.len(&tensor.shape), numbers.len());
         if needed != given {
@@ -101,10 +97,30 @@ impl Checkpoint {
 
     /// Reads a whole tensor.
     pub fn read_whole(&self, name: &str, kind: Kind) -> Result<Vec<f32>, CheckpointError> {
-        let elements = self.shape(name, kind).map_or(0, |shape| shape.iter().product());
-        let mut numbers = vec![0.0; elements];
+        let mut numbers = vec![0.0; self.numbers(name, kind)?];
         self.read(name, kind, &Part::Whole, &mut numbers)?;
         Ok(numbers)
+    }
+
+    /// How many numbers a tensor has, if files have them all. What a description says may be anything,
+    /// so no memory should be asked for before this is known.
+    pub fn numbers(&self, name: &str, kind: Kind) -> Result<usize, CheckpointError> {
+        let (_, tensor) = self.find(name, kind)?;
+        for stored in &tensor.pieces {
+            self.place(tensor, stored)?;
+        }
+        self.cover(tensor, &Part::Whole)?;
+        Ok(tensor.shape.iter().product())
+    }
+
+    fn find(&self, name: &str, kind: Kind) -> Result<(usize, &Tensor), CheckpointError> {
+        match self.tensors.get(&(kind, name.to_owned())) {
+            Some(&index) => Ok((index, &self.manifest.tensors[index])),
+            None => {
+                let (folder, tensor) = (self.folder.clone(), key(kind, name, &Part::Whole));
+                Err(CheckpointError::NoTensor { folder, tensor })
+            }
+        }
     }
 
     /// Reads everything and compares the checksums: the bytes that are right, or all that is wrong.

@@ -4,11 +4,13 @@
 //! [`load`] reads what the user typed: defaults, then a preset, then a file, then `key=value` words,
 //! each over the ones before. [`Resolved`] is the outcome, and knows for each key who set it.
 
+mod advice;
 mod declare;
 mod error;
 mod layers;
 mod load;
 mod nearest;
+mod notes;
 mod plan;
 mod presets;
 mod split;
@@ -168,7 +170,7 @@ configuration! {
         /// there are such ranks and a sequence's tokens divide among them.
         sequence: Switch = Switch::Auto, ANY;
         /// The order in which pipeline stages work.
-        schedule: Pipeline = Pipeline::OneFOneB, ANY;
+        schedule: Pipeline = Pipeline::default(), ANY;
         /// Parts of the model that a stage has, each of some layers; more than 1 is for interleaved.
         chunks: usize = 1, COUNT;
         /// Pieces in which each matrix of a layer, the table of tokens and the head's matrix are computed,

@@ -1,6 +1,7 @@
 //! What a configuration means for a number of ranks. Whatever does not fit together is refused
 //! here, with numbers that would. No I/O.
 
+use super::advice::{Help, Misfit, Numbers};
 use super::split::divisors;
 use super::{Config, ConfigError, Memory};
 use crate::parallel::Mesh;
@@ -50,11 +51,11 @@ impl Config {
     pub fn shape(&self, vocabulary: usize) -> Result<Shape, ConfigError> {
         let model = &self.model;
         if model.vocabulary != 0 && model.vocabulary < vocabulary {
-            return wrong(format!(
+            return Err(ConfigError::Contradiction(format!(
                 "model.vocabulary {} is less than the {vocabulary} kinds of tokens of the data: \
                  leave it 0",
                 model.vocabulary
-            ));
+            )));
         }
         let usual = model.family != Family::Llama;
         let shape = Shape {
@@ -86,6 +87,21 @@ impl Config {
 
     /// How so many ranks share the model and a step.
     pub fn validate(&self, ranks: usize) -> Result<Plan, ConfigError> {
+        let told = |misfit: Misfit| ConfigError::Contradiction(misfit.sentence(self, ranks));
+        self.fit(ranks).map_err(told)
+    }
+
+    /// The same for data with so many kinds of tokens, of which each tensor-parallel rank needs some,
+    /// and the model.
+    pub fn planned(&self, ranks: usize, vocabulary: usize) -> Result<(Plan, Shape), ConfigError> {
+        let shape = self.shape(vocabulary)?;
+        let mut known = self.clone();
+        known.model.vocabulary = shape.vocabulary;
+        Ok((known.validate(ranks)?, shape))
+    }
+
+    /// As [`Config::validate`], without a word about what would fit better.
+    pub(super) fn fit(&self, ranks: usize) -> Result<Plan, Misfit> {
         self.check_rates()?;
         let mesh = self.mesh(ranks)?;
         let share = self.share(&mesh)?;
@@ -121,88 +137,85 @@ impl Config {
         }
     }
 
-    fn check_rates(&self) -> Result<(), ConfigError> {
+    fn check_rates(&self) -> Result<(), Misfit> {
         let Schedule { rate, minimum, warmup, decay, .. } = self.schedule(1);
         if minimum > rate {
-            return wrong(format!(
+            return Err(Misfit::new(format!(
                 "optimizer.minimum_rate {minimum:?} is above optimizer.rate {rate:?}: a tenth, \
                  {:.1e}, is usual",
                 rate / 10.0
-            ));
+            )));
         }
         // A run that ends while the rate still rises is a short trial, and fine.
         if self.optimizer.decay_steps != 0 && warmup > decay {
-            return wrong(format!(
-                "optimizer.warmup {warmup} is longer than optimizer.decay_steps {decay}: set it to \
-                 {} or less",
-                decay / 10
-            ));
+            let usual = Numbers::Only(decay as usize / 10);
+            return Err(Misfit::new(format!(
+                "optimizer.warmup {warmup} is longer than optimizer.decay_steps {decay}"
+            ))
+            .or(Help::Key("optimizer.warmup", usual)));
         }
         Ok(())
     }
 
     /// Sequences of a step for each copy of the model.
-    fn share(&self, mesh: &Mesh) -> Result<usize, ConfigError> {
+    fn share(&self, mesh: &Mesh) -> Result<usize, Misfit> {
         let (batch, each, dp) = (self.train.batch, self.train.batch_per_rank, mesh.dp);
         if batch == 0 && each == 0 {
-            return wrong("train.batch and train.batch_per_rank are 0: set one of them".to_owned());
+            let why = "train.batch and train.batch_per_rank are 0: set one of them";
+            return Err(Misfit::new(why.to_owned()));
         }
         if batch == 0 {
             return Ok(each);
         }
         if !batch.is_multiple_of(dp) {
-            let near = either(batch / dp * dp, batch.next_multiple_of(dp));
-            let model = mesh.ranks() / dp;
-            let (below, above) = nearest_divisors(batch, dp);
-            let other = either(below * model, above * model);
-            let word = if other == "1" { "rank" } else { "ranks" };
-            return wrong(format!(
-                "train.batch {batch} does not divide among {}: set it to {near}, start {other} \
-                 {word}, or set train.batch_per_rank instead",
-                copies(mesh)
-            ));
+            let times = mesh.ranks() / dp;
+            let why = format!("train.batch {batch} does not divide among {}", copies(mesh));
+            let misfit = Misfit::new(why)
+                .or(Help::Key("train.batch", Numbers::Multiples { of: dp, near: batch }))
+                .or(Help::Ranks(Numbers::Divisors { of: batch, near: dp, times }));
+            return Err(Misfit { otherwise: "set train.batch_per_rank instead", ..misfit });
         }
         Ok(batch / dp)
     }
 
     /// Sequences that a copy of the model works on at once.
-    fn micro_batch(&self, share: usize, mesh: &Mesh) -> Result<usize, ConfigError> {
+    fn micro_batch(&self, share: usize, mesh: &Mesh) -> Result<usize, Misfit> {
         let asked = self.train.micro_batch;
         if asked == 0 {
             return self.usual_micro_batch(share, mesh);
         }
+        let other = Numbers::Divisors { of: share, near: asked, times: 1 };
+        let other = Help::Key("train.micro_batch", other);
         if !share.is_multiple_of(asked) {
             let whole = match self.train.batch {
                 0 => "train.batch_per_rank".to_owned(),
                 batch => format!("train.batch {batch} over {}", copies(mesh)),
             };
-            let (below, above) = nearest_divisors(share, asked);
-            return wrong(format!(
-                "train.micro_batch {asked} does not divide a rank's {share} sequences ({whole}): \
-                 set it to {}",
-                either(below, above)
-            ));
+            return Err(Misfit::new(format!(
+                "train.micro_batch {asked} does not divide a rank's {share} sequences ({whole})"
+            ))
+            .or(other));
         }
         if self.fills(share / asked, mesh.pp) {
             return Ok(asked);
         }
-        let near = divisors(share).into_iter().rev().find(|size| self.fills(share / size, mesh.pp));
-        match near {
-            None => self.too_few(share, mesh),
-            Some(near) => wrong(format!(
-                "train.micro_batch {asked} makes {} of a step's {share} sequences, and parallel.pp \
-                 {} with parallel.schedule {} needs {}: set it to {near}",
-                counted(share / asked, "micro-batch", "micro-batches"),
-                mesh.pp,
-                self.parallel.schedule,
-                self.needed(mesh.pp)
-            )),
+        if !divisors(share).into_iter().any(|size| self.fills(share / size, mesh.pp)) {
+            return Err(self.too_few(share, mesh));
         }
+        Err(Misfit::new(format!(
+            "train.micro_batch {asked} makes {} of a step's {share} sequences, and parallel.pp {} \
+             with parallel.schedule {} needs {}",
+            counted(share / asked, "micro-batch", "micro-batches"),
+            mesh.pp,
+            self.parallel.schedule,
+            self.needed(mesh.pp)
+        ))
+        .or(other))
     }
 
     /// All at once; in a pipeline the largest that leaves two micro-batches for each stage, so that
     /// stages wait less than they work, or if there are not so many sequences the smallest.
-    fn usual_micro_batch(&self, share: usize, mesh: &Mesh) -> Result<usize, ConfigError> {
+    fn usual_micro_batch(&self, share: usize, mesh: &Mesh) -> Result<usize, Misfit> {
         if mesh.pp == 1 {
             return Ok(share);
         }
@@ -211,7 +224,7 @@ impl Config {
         let plenty = |size: &usize| share / size >= 2 * mesh.pp;
         match fit.clone().rfind(plenty).or_else(|| fit.next()) {
             Some(size) => Ok(size),
-            None => self.too_few(share, mesh),
+            None => Err(self.too_few(share, mesh)),
         }
     }
 
@@ -228,18 +241,21 @@ impl Config {
         }
     }
 
-    fn too_few<T>(&self, share: usize, mesh: &Mesh) -> Result<T, ConfigError> {
-        let key = if self.train.batch == 0 { "train.batch_per_rank" } else { "train.batch" };
-        let enough = share.next_multiple_of(mesh.pp);
-        let enough = if self.train.batch == 0 { enough } else { enough * mesh.dp };
-        wrong(format!(
+    fn too_few(&self, share: usize, mesh: &Mesh) -> Misfit {
+        let (key, times) = match self.train.batch {
+            0 => ("train.batch_per_rank", 1),
+            _ => ("train.batch", mesh.dp),
+        };
+        let near = Numbers::Multiples { of: mesh.pp * times, near: share * times };
+        Misfit::new(format!(
             "parallel.pp {} with parallel.schedule {} needs {} micro-batches a step, and a copy of \
-             the model has {}: set {key} to {enough}",
+             the model has {}",
             mesh.pp,
             self.parallel.schedule,
             self.needed(mesh.pp),
             counted(share, "sequence", "sequences")
         ))
+        .or(Help::Key(key, near))
     }
 }
 
@@ -248,28 +264,6 @@ fn copies(mesh: &Mesh) -> String {
     match mesh.ranks() {
         ranks if ranks == mesh.dp => format!("{ranks} ranks"),
         ranks => format!("{} of the model on {ranks} ranks", counted(mesh.dp, "copy", "copies")),
-    }
-}
-
-/// Keys that do not fit together.
-pub(super) fn wrong<T>(what: String) -> Result<T, ConfigError> {
-    Err(ConfigError::Contradiction(what))
-}
-
-/// The numbers next to `near`, below and above, that divide `whole`; 0 is none.
-pub(super) fn nearest_divisors(whole: usize, near: usize) -> (usize, usize) {
-    let all = divisors(whole);
-    let below = all.iter().rfind(|n| **n < near).copied().unwrap_or(0);
-    let above = all.iter().find(|n| **n > near).copied().unwrap_or(0);
-    (below, above)
-}
-
-/// `8 or 12`, where 0 is none.
-pub(super) fn either(below: usize, above: usize) -> String {
-    match (below, above) {
-        (0, above) => above.to_string(),
-        (below, 0) => below.to_string(),
-        (below, above) => format!("{below} or {above}"),
     }
 }
 

@@ -1,8 +1,8 @@
 //! How ranks are laid out: the splits that were asked for become a mesh, or are refused with the
 //! nearest that work. No I/O.
 
-use super::plan::{either, nearest_divisors, wrong};
-use super::{Config, ConfigError};
+use super::advice::{Help, Misfit, Numbers};
+use super::{Config, Switch};
 use crate::parallel::Mesh;
 use crate::parallel::pipeline::Kind as Pipeline;
 use crate::shape::Shape;
@@ -12,18 +12,18 @@ const MANY: usize = 1 << 20;
 
 impl Config {
     /// The mesh of so many ranks.
-    pub(super) fn mesh(&self, ranks: usize) -> Result<Mesh, ConfigError> {
+    pub(super) fn mesh(&self, ranks: usize) -> Result<Mesh, Misfit> {
         let [tp, cp, pp] = self.model_axes();
         let model = tp.saturating_mul(cp).saturating_mul(pp);
         match self.parallel.dp {
-            _ if ranks == 0 => wrong("there is no rank".to_owned()),
-            _ if !ranks.is_multiple_of(model) => wrong(self.no_product(ranks, model)),
-            dp if dp != 0 && dp != ranks / model => wrong(format!(
-                "parallel.dp is {dp}, and there are {ranks} ranks{}: leave it 0 for {}, or start {}",
-                with(&self.asked(" x ")),
-                ranks / model,
-                dp.saturating_mul(model),
-            )),
+            _ if ranks == 0 => Err(Misfit::new("there is no rank".to_owned())),
+            _ if !ranks.is_multiple_of(model) => Err(self.no_product(ranks, model)),
+            dp if dp != 0 && dp != ranks / model => Err(Misfit::new(format!(
+                "parallel.dp is {dp}, and there are {ranks} ranks{}",
+                with(&self.asked(" x "))
+            ))
+            .or(Help::Key("parallel.dp", Numbers::Only(0)))
+            .or(Help::Ranks(Numbers::Only(dp.saturating_mul(model))))),
             _ => {
                 self.check_tensor(tp)?;
                 self.check_context(cp)?;
@@ -41,39 +41,25 @@ impl Config {
 
     /// The splits of the model that were asked for, as `parallel.tp 2 x parallel.pp 2`.
     fn asked(&self, between: &str) -> String {
-        let all = ["tp", "cp", "pp"].into_iter().zip(self.model_axes());
-        let word =
-            |(name, size): (&str, usize)| (size > 1).then(|| format!("parallel.{name} {size}"));
+        let all = AXES.into_iter().zip(self.model_axes());
+        let word = |(name, size): (&str, usize)| (size > 1).then(|| format!("{name} {size}"));
         all.filter_map(word).collect::<Vec<_>>().join(between)
     }
 
-    /// Why these splits do not fit so many ranks, and what would.
-    fn no_product(&self, ranks: usize, model: usize) -> String {
+    /// These splits do not fit so many ranks.
+    fn no_product(&self, ranks: usize, model: usize) -> Misfit {
         let several = self.model_axes().iter().filter(|size| **size > 1).count() > 1;
         let verb = if several { "do" } else { "does" };
-        let near = self.nearest_splits(ranks);
-        let would = if near.is_empty() {
-            String::new()
-        } else {
-            format!("{} would, or ", near.join(" or "))
-        };
-        let start = either(ranks / model * model, ranks.next_multiple_of(model));
-        format!("{} {verb} not divide {ranks} ranks: {would}start {start}", self.asked(" x "))
+        let why = format!("{} {verb} not divide {ranks} ranks", self.asked(" x "));
+        let start = Help::Ranks(Numbers::Multiples { of: model, near: ranks });
+        Misfit::new(why).or(Help::Split).or(start)
     }
 
-    /// The two splits nearest to those asked for that this model and so many ranks can have, as
-    /// `tp 2 pp 2 dp 2`. What is not split stays so.
-    fn nearest_splits(&self, ranks: usize) -> Vec<String> {
-        let all = divisors(ranks);
-        let fits = |axis: usize, size: usize| match axis {
-            0 => self.check_tensor(size).is_ok(),
-            1 => self.check_context(size).is_ok(),
-            _ => self.check_pipeline(size).is_ok(),
-        };
-        let asked = self.model_axes();
-        let [tps, cps, pps] = [0, 1, 2].map(|axis| {
-            let may =
-                |size: &&usize| if asked[axis] == 1 { **size == 1 } else { fits(axis, **size) };
+    /// Splits of so many ranks, those nearest to the one asked for first. What is not split stays so.
+    pub(super) fn splits_by_farness(&self, ranks: usize) -> Vec<[usize; 3]> {
+        let (all, asked) = (divisors(ranks), self.model_axes());
+        let [tps, cps, pps] = asked.map(|asked| {
+            let may = |size: &&usize| asked > 1 || **size == 1;
             all.iter().filter(may).copied().collect::<Vec<_>>()
         });
         let mut splits = Vec::new();
@@ -84,79 +70,108 @@ impl Config {
             }
         }
         splits.sort_by(|one, other| farness(asked, *one).total_cmp(&farness(asked, *other)));
-        splits.truncate(2);
-        splits.sort_unstable();
-        splits.into_iter().map(|split| described(asked, split, ranks)).collect()
+        splits
+    }
+
+    /// The keys of a split: the axes that were asked for, and what is left.
+    pub(super) fn split_words(
+        &self,
+        split: [usize; 3],
+        ranks: usize,
+    ) -> Vec<(&'static str, String)> {
+        let axes = AXES.into_iter().zip(self.model_axes()).zip(split);
+        let asked = axes.filter(|((_, asked), _)| *asked > 1);
+        let mut words: Vec<_> = asked.map(|((name, _), size)| (name, size.to_string())).collect();
+        words.push(("parallel.dp", (ranks / split.iter().product::<usize>()).to_string()));
+        words
     }
 
     /// The model, as far as it is known without the data.
-    fn known_shape(&self) -> Result<Shape, ConfigError> {
-        self.shape(if self.model.vocabulary == 0 { MANY } else { self.model.vocabulary })
+    fn known_shape(&self) -> Result<Shape, Misfit> {
+        let vocabulary = if self.model.vocabulary == 0 { MANY } else { self.model.vocabulary };
+        self.shape(vocabulary).map_err(|error| Misfit::new(error.to_string()))
     }
 
-    fn check_tensor(&self, tp: usize) -> Result<(), ConfigError> {
-        match tp {
-            1 => Ok(()),
-            _ => self.known_shape()?.check_tensor(tp).map_err(ConfigError::Contradiction),
+    fn check_tensor(&self, tp: usize) -> Result<(), Misfit> {
+        if tp == 1 {
+            return Ok(());
         }
+        let other = |why| Misfit::new(why).or(Help::Split).or(Help::Axis("parallel.tp", tp));
+        self.known_shape()?.check_tensor(tp).map_err(other)
     }
 
     /// Each rank has a piece of either half of a sequence, so that all have as much to look back at.
-    fn check_context(&self, cp: usize) -> Result<(), ConfigError> {
+    fn check_context(&self, cp: usize) -> Result<(), Misfit> {
         let context = self.model.context;
         if cp == 1 || context.is_multiple_of(2 * cp) {
             return Ok(());
         }
-        let near = either(context / (2 * cp) * 2 * cp, context.next_multiple_of(2 * cp));
-        wrong(format!(
-            "model.context {context} does not divide into two pieces for each of parallel.cp {cp}: \
-             set it to {near}"
+        Err(Misfit::new(format!(
+            "model.context {context} does not divide into two pieces for each of parallel.cp {cp}"
         ))
+        .or(Help::Key("model.context", Numbers::Multiples { of: 2 * cp, near: context })))
     }
 
-    fn check_pipeline(&self, pp: usize) -> Result<(), ConfigError> {
+    fn check_pipeline(&self, pp: usize) -> Result<(), Misfit> {
         let (layers, chunks) = (self.model.layers, self.parallel.chunks);
-        let several = self.parallel.schedule == Pipeline::Interleaved;
+        let schedule = self.parallel.schedule;
+        let several = schedule == Pipeline::Interleaved;
         match chunks {
-            1 if pp > 1 && several => wrong(
-                "parallel.schedule interleaved needs several chunks a stage: set parallel.chunks to \
-                 2, or the schedule to 1f1b"
-                    .to_owned(),
-            ),
-            2.. if pp == 1 => wrong(format!(
-                "parallel.chunks {chunks} are of pipeline stages, and parallel.pp is 1: set it to 2 \
-                 or more, or chunks to 1"
-            )),
-            2.. if !several => wrong(format!(
-                "parallel.chunks {chunks} are for parallel.schedule interleaved: set that, or chunks \
-                 to 1"
-            )),
-            _ if layers < pp.saturating_mul(chunks) => {
-                let each = if chunks > 1 { format!(" x parallel.chunks {chunks}") } else { String::new() };
-                wrong(format!(
-                    "parallel.pp {pp}{each} is more than model.layers {layers}: set it to {} or less",
-                    (layers / chunks).max(1)
-                ))
-            }
+            2.. if pp == 1 => Err(self.no_pipeline(format!(
+                "parallel.chunks {chunks} are of pipeline stages, and parallel.pp is 1"
+            ))),
+            _ if pp == 1 && schedule != Pipeline::default() => Err(self.no_pipeline(format!(
+                "parallel.schedule {schedule} is an order of pipeline stages, and parallel.pp is 1"
+            ))),
+            1 if several => Err(Misfit::new(
+                "parallel.schedule interleaved needs several chunks a stage".to_owned(),
+            )
+            .or(Help::Key("parallel.chunks", Numbers::Multiples { of: 1, near: 1 }))
+            .or(usual(true, false))),
+            2.. if !several => Err(Misfit::new(format!(
+                "parallel.chunks {chunks} are for parallel.schedule interleaved"
+            ))
+            .or(Help::Words(vec![("parallel.schedule", Pipeline::Interleaved.to_string())]))
+            .or(usual(false, true))),
+            _ if layers < pp.saturating_mul(chunks) => Err(self.few_layers(pp)),
             _ => Ok(()),
         }
     }
 
+    /// Something is told about stages, of which there is one.
+    fn no_pipeline(&self, why: String) -> Misfit {
+        let (schedule, chunks) = (self.parallel.schedule, self.parallel.chunks);
+        Misfit::new(why)
+            .or(Help::Key("parallel.pp", Numbers::Multiples { of: 1, near: 1 }))
+            .or(usual(schedule != Pipeline::default(), chunks > 1))
+    }
+
+    /// There are more chunks of stages than layers.
+    fn few_layers(&self, pp: usize) -> Misfit {
+        let (layers, chunks) = (self.model.layers, self.parallel.chunks);
+        let each = if chunks > 1 { format!(" x parallel.chunks {chunks}") } else { String::new() };
+        Misfit::new(format!("parallel.pp {pp}{each} is more than model.layers {layers}"))
+            .or(Help::Split)
+            .or(Help::Axis("parallel.pp", pp))
+    }
+
     /// Ranks that share sharded state, of so many with the same parameters.
-    fn shard(&self, data: usize) -> Result<usize, ConfigError> {
+    fn shard(&self, data: usize) -> Result<usize, Misfit> {
         match self.parallel.shard {
             0 => Ok(data),
-            shard if self.parallel.zero == 0 => wrong(format!(
+            shard if self.parallel.zero == 0 => Err(Misfit::new(format!(
                 "parallel.shard {shard} says how many ranks share state, and parallel.zero 0 that \
-                 none is shared: set that to 1, 2 or 3, or shard to 0"
-            )),
+                 none is shared"
+            ))
+            .or(Help::Key("parallel.zero", Numbers::Only(1)))
+            .or(Help::Words(vec![("parallel.shard", "0".to_owned())]))),
             shard if !data.is_multiple_of(shard) => {
-                let (below, above) = nearest_divisors(data, shard);
-                wrong(format!(
+                let near = Numbers::Divisors { of: data, near: shard, times: 1 };
+                Err(Misfit::new(format!(
                     "parallel.shard {shard} does not divide the {data} ranks with the same \
-                     parameters (parallel.dp x parallel.cp): set it to {}",
-                    either(below, above)
+                     parameters (parallel.dp x parallel.cp)"
                 ))
+                .or(Help::Key("parallel.shard", near)))
             }
             shard => Ok(shard),
         }
@@ -164,20 +179,41 @@ impl Config {
 
     /// Whether tensor-parallel ranks share the tokens. By the sequence, not by the micro-batch: the
     /// last one of a validation may have any number of sequences.
-    pub(super) fn sequence(&self, mesh: &Mesh) -> Result<bool, ConfigError> {
+    pub(super) fn sequence(&self, mesh: &Mesh) -> Result<bool, Misfit> {
         let (tokens, tp) = (self.model.context / mesh.cp, mesh.tp);
         let divides = tokens.is_multiple_of(tp);
-        let asked = self.parallel.sequence.or(divides);
-        if asked && !divides {
-            return wrong(format!(
-                "parallel.sequence true: the {tokens} tokens that a rank has of a sequence \
-                 (model.context / parallel.cp) do not divide among parallel.tp {tp}: set \
-                 model.context to {}, or sequence to false",
-                self.model.context.next_multiple_of(2 * mesh.cp * tp)
-            ));
+        let asked = self.parallel.sequence;
+        if asked == Switch::On && tp == 1 {
+            return Err(Misfit::new(
+                "parallel.sequence true has tensor-parallel ranks share the tokens, and parallel.tp \
+                 is 1"
+                    .to_owned(),
+            )
+            .or(Help::Key("parallel.tp", Numbers::Multiples { of: 1, near: 1 }))
+            .or(Help::Words(vec![("parallel.sequence", "auto".to_owned())])));
         }
-        Ok(asked && tp > 1)
+        if asked == Switch::On && !divides {
+            let unit = if mesh.cp > 1 { 2 * mesh.cp * tp } else { tp };
+            let near = Numbers::Multiples { of: unit, near: self.model.context };
+            return Err(Misfit::new(format!(
+                "parallel.sequence true: the {tokens} tokens that a rank has of a sequence \
+                 (model.context / parallel.cp) do not divide among parallel.tp {tp}"
+            ))
+            .or(Help::Key("model.context", near))
+            .or(Help::Words(vec![("parallel.sequence", "false".to_owned())])));
+        }
+        Ok(asked.or(divides) && tp > 1)
     }
+}
+
+/// The axes that share a model.
+const AXES: [&str; 3] = ["parallel.tp", "parallel.cp", "parallel.pp"];
+
+/// The usual schedule, and as many chunks as it has, where they are others.
+fn usual(schedule: bool, chunks: bool) -> Help {
+    let schedule = schedule.then(|| ("parallel.schedule", Pipeline::default().to_string()));
+    let chunks = chunks.then(|| ("parallel.chunks", "1".to_owned()));
+    Help::Words(schedule.into_iter().chain(chunks).collect())
 }
 
 /// ` with what was asked for`, if anything was.
@@ -189,17 +225,6 @@ fn with(asked: &str) -> String {
 fn farness(asked: [usize; 3], split: [usize; 3]) -> f64 {
     let far = |(asked, size): (usize, usize)| (size as f64 / asked as f64).ln().abs();
     asked.into_iter().zip(split).map(far).sum()
-}
-
-/// `tp 2 pp 2 dp 2`: the axes that were asked for, and what is left.
-fn described(asked: [usize; 3], split: [usize; 3], ranks: usize) -> String {
-    let axes = ["tp", "cp", "pp"].into_iter().zip(asked).zip(split);
-    let mut words: Vec<String> = axes
-        .filter(|((_, asked), _)| *asked > 1)
-        .map(|((name, _), size)| format!("{name} {size}"))
-        .collect();
-    words.push(format!("dp {}", ranks / split.iter().product::<usize>()));
-    words.join(" ")
 }
 
 /// All numbers that divide another, in order.

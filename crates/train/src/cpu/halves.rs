@@ -3,7 +3,8 @@
 use std::sync::{Mutex, PoisonError};
 
 use super::Cpu;
-use super::bf16::{self, Ending, Kernel, Matrix, Numbers, NumbersMut, Output, Packed};
+use super::attention::HeadMemory;
+use super::bf16::{self, Ending, Kernel, Matrix, NumbersMut, Output, Packed};
 use super::lanes::WIDTH;
 use super::level::Level;
 use super::numbers::{Apart, Source, Target};
@@ -22,6 +23,8 @@ pub struct Halves {
     pub kernel: Kernel,
     packed: Spare<Packed>,
     scratch: Spare<bf16::Scratch>,
+    /// For heads of attention.
+    pub heads: Spare<HeadMemory>,
 }
 
 impl Halves {
@@ -34,13 +37,19 @@ impl Halves {
             #[cfg(target_arch = "x86_64")]
             Level::Avx512 => Kernel::best(),
         };
-        Self { kernel, packed: Spare::default(), scratch: Spare::default() }
+        Self::of(kernel)
+    }
+
+    /// With instructions that the processor must have.
+    pub fn of(kernel: Kernel) -> Self {
+        let (packed, scratch, heads) = Default::default();
+        Self { kernel, packed, scratch, heads }
     }
 }
 
 /// Memory that was used before.
 #[derive(Debug)]
-struct Spare<T>(Mutex<Vec<T>>);
+pub struct Spare<T>(Mutex<Vec<T>>);
 
 impl<T> Default for Spare<T> {
     fn default() -> Self {
@@ -49,11 +58,13 @@ impl<T> Default for Spare<T> {
 }
 
 impl<T: Default> Spare<T> {
-    fn take(&self) -> T {
+    /// One of them, or a new one.
+    pub fn take(&self) -> T {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default()
     }
 
-    fn give(&self, one: T) {
+    /// Keeps one for later.
+    pub fn give(&self, one: T) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push(one);
     }
 }
@@ -62,10 +73,7 @@ impl Operand<'_> {
     /// The same, from a row on.
     fn halves(&self, row: usize) -> Matrix<'_> {
         let first = row * self.row_stride;
-        let numbers = match Source::from(self.view.part(first..self.view.len())) {
-            Source::F32(numbers) => Numbers::F32(numbers),
-            Source::Bf16(numbers) => Numbers::Bf16(numbers),
-        };
+        let numbers = Source::from(self.view.part(first..self.view.len())).into();
         let Self { row_stride, column_stride, .. } = *self;
         Matrix { numbers, row_stride, column_stride }
     }

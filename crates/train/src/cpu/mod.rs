@@ -97,11 +97,15 @@ impl Cpu {
             1 => "1 thread".to_owned(),
             many => format!("{many} threads"),
         };
-        let kernels = match self.precision {
+        format!("{threads}, {} on {}", self.precision.name(), self.kernels())
+    }
+
+    /// Which instructions multiply its matrices, such as `avx512`.
+    pub fn kernels(&self) -> &'static str {
+        match self.precision {
             Precision::F32 => self.level.name(),
             Precision::Bf16 => self.halves.kernel.name(),
-        };
-        format!("{threads}, {} on {kernels}", self.precision.name())
+        }
     }
 
     fn scratch(&self, elements: usize) -> Scratch<'_> {

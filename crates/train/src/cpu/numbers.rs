@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use half::bf16;
 
+use super::bf16::Numbers;
 use super::lanes::{Lanes, WIDTH};
 use crate::memory::{Format, View, ViewMut};
 
@@ -48,6 +49,15 @@ impl<'a> From<ViewMut<'a>> for Target<'a> {
     }
 }
 
+impl<'a> From<Source<'a>> for Numbers<'a> {
+    fn from(source: Source<'a>) -> Self {
+        match source {
+            Source::F32(numbers) => Self::F32(numbers),
+            Source::Bf16(numbers) => Self::Bf16(numbers),
+        }
+    }
+}
+
 impl<'a> Source<'a> {
     /// How many there are.
     #[inline(always)]
@@ -73,6 +83,22 @@ impl<'a> Source<'a> {
         match self {
             Self::F32(numbers) => get(numbers, at),
             Self::Bf16(numbers) => get_half(numbers, at),
+        }
+    }
+
+    /// Sixteen from a place on: no branch for an end, so that loops keep all in registers.
+    ///
+    /// # Safety
+    /// They must be there.
+    #[inline(always)]
+    pub unsafe fn load<V: Lanes>(self, at: usize) -> V {
+        debug_assert!(at + WIDTH <= self.len());
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self {
+                Self::F32(numbers) => V::load(numbers.as_ptr().add(at)),
+                Self::Bf16(numbers) => V::load_half(numbers.as_ptr().add(at).cast()),
+            }
         }
     }
 
@@ -122,6 +148,22 @@ impl Target<'_> {
         match self {
             Self::F32(numbers) => numbers.fill(number),
             Self::Bf16(numbers) => numbers.fill(bf16::from_f32(number)),
+        }
+    }
+
+    /// Writes sixteen from a place on: no branch for an end, so that loops keep all in registers.
+    ///
+    /// # Safety
+    /// There must be room.
+    #[inline(always)]
+    pub unsafe fn store<V: Lanes>(&mut self, at: usize, lanes: V) {
+        debug_assert!(at + WIDTH <= self.len());
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self {
+                Self::F32(numbers) => lanes.store(numbers.as_mut_ptr().add(at)),
+                Self::Bf16(numbers) => lanes.store_half(numbers.as_mut_ptr().add(at).cast()),
+            }
         }
     }
 

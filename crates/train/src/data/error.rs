@@ -40,6 +40,24 @@ pub enum DataError {
         /// The file.
         what: String,
     },
+    /// A text that is a folder, a pipe or a device.
+    #[error("{} is no file of text, and texts are read more than once: name the files themselves", path.display())]
+    NoFile {
+        /// What it is instead.
+        path: PathBuf,
+    },
+    /// A text of which all is for validation.
+    #[error(
+        "of {bytes} bytes of text nothing is left to learn from beside what is for validation: take \
+         more text, or a smaller share for validation"
+    )]
+    Short {
+        /// How long it is.
+        bytes: u64,
+    },
+    /// Whoever asked for it wants it no more.
+    #[error("interrupted: nothing was made")]
+    Interrupted,
     /// A text that is none.
     #[error("{} is not UTF-8 text: byte {byte}", path.display())]
     NotUtf8 {

@@ -83,21 +83,29 @@ pub struct Progress {
     pub of: u64,
 }
 
-/// Makes the folder: beside its place at first, and there only when it is whole.
-pub fn prepare(plan: &Plan, progress: &mut dyn FnMut(Progress)) -> Result<About> {
+/// Hears how far it is; may end it by [`DataError::Interrupted`].
+pub type Hear<'a> = dyn FnMut(Progress) -> Result<()> + 'a;
+
+/// Makes the folder: beside its place at first, and there only when it is whole. What is ended before
+/// leaves nothing.
+pub fn prepare(plan: &Plan, progress: &mut Hear<'_>) -> Result<About> {
     check_share(plan.validation)?;
-    may_make(&plan.folder, plan.replace)?;
-    let inputs = look_at(&plan.inputs)?;
-    let total: u64 = inputs.iter().map(|input| input.bytes).sum();
+    let folder = behind_links(&plan.folder)?;
+    may_make(&folder, plan.replace)?;
+    let total = plan.inputs.iter().map(|path| text_bytes(path)).sum::<Result<u64>>()?;
+    let inputs = look_at(&plan.inputs, total, progress)?;
     let tokenizer = match &plan.tokenizer {
         Some(path) => Tokenizer::load(path)?,
         None => characters(&plan.inputs, total, progress)?,
     };
-    let part = NewFolder::beside(&plan.folder)?;
+    let part = NewFolder::beside(&folder)?;
     let at = |name: &str| part.path.join(name);
     tokenizer.save(&at(TOKENIZER))?;
     let (train_tokens, validation_tokens) =
         tokenise(plan, &tokenizer, &part.path, total, progress)?;
+    if train_tokens == 0 {
+        return Err(DataError::Short { bytes: total });
+    }
     let about = About {
         inputs,
         validation: plan.validation,
@@ -110,7 +118,7 @@ pub fn prepare(plan: &Plan, progress: &mut dyn FnMut(Progress)) -> Result<About>
     let json = document::to_json(&about).map_err(std::io::Error::other);
     let written = json.and_then(|json| std::fs::write(at(ABOUT), json));
     written.map_err(DataError::io("write", &at(ABOUT)))?;
-    part.take_place_of(&plan.folder, plan.replace)?;
+    part.take_place_of(&folder, plan.replace)?;
     Ok(about)
 }
 
@@ -122,29 +130,46 @@ pub fn about(folder: &Path) -> Result<About> {
     document::from_json(&text).map_err(|error| fault(format!("{ABOUT}: {error}")))
 }
 
-fn look_at(paths: &[PathBuf]) -> Result<Vec<Input>> {
+/// The folder that a name means: a link stays a link to the folder behind it.
+fn behind_links(folder: &Path) -> Result<PathBuf> {
+    // Components, for a link with a slash behind it counts as the folder already.
+    let folder: PathBuf = folder.components().collect();
+    match folder.is_symlink() {
+        true => folder.canonicalize().map_err(DataError::io("follow the link", &folder)),
+        false => Ok(folder),
+    }
+}
+
+/// How long a text is. It is read more than once, so it must be a file.
+fn text_bytes(path: &Path) -> Result<u64> {
+    let found = std::fs::metadata(path).map_err(DataError::io("look at", path))?;
+    match found.len() {
+        _ if !found.is_file() => Err(DataError::NoFile { path: path.to_owned() }),
+        0 => Err(DataError::Empty { what: path.display().to_string() }),
+        bytes => Ok(bytes),
+    }
+}
+
+fn look_at(paths: &[PathBuf], of: u64, progress: &mut Hear<'_>) -> Result<Vec<Input>> {
+    let mut done = 0;
     let look = |path: &PathBuf| {
-        let bytes = std::fs::metadata(path).map_err(DataError::io("look at", path))?.len();
+        let before = done;
+        let sha256 = fetch::sha256(path, |bytes| {
+            done += bytes;
+            progress(Progress { doing: "taking its checksum", done, of })
+        })?;
         let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
-        match bytes {
-            0 => Err(DataError::Empty { what: path.display().to_string() }),
-            _ => Ok(Input { name, bytes, sha256: fetch::sha256(path)? }),
-        }
+        Ok(Input { name, bytes: done - before, sha256 })
     };
     paths.iter().map(look).collect()
 }
 
-fn characters(
-    inputs: &[PathBuf],
-    of: u64,
-    progress: &mut dyn FnMut(Progress),
-) -> Result<Tokenizer> {
+fn characters(inputs: &[PathBuf], of: u64, progress: &mut Hear<'_>) -> Result<Tokenizer> {
     let (mut found, mut done) = (BTreeSet::new(), 0);
     pieces::each(inputs, of, |_, text| {
         found.extend(text.chars());
         done += text.len() as u64;
-        progress(Progress { doing: "looking for characters", done, of });
-        Ok(())
+        progress(Progress { doing: "looking for characters", done, of })
     })?;
     Ok(Tokenizer::of_characters(found))
 }
@@ -155,7 +180,7 @@ fn tokenise(
     tokenizer: &Tokenizer,
     folder: &Path,
     of: u64,
-    progress: &mut dyn FnMut(Progress),
+    progress: &mut Hear<'_>,
 ) -> Result<(u64, u64)> {
     let writer = |name: &str| {
         TokenWriter::create(&folder.join(name), tokenizer.vocabulary(), &tokenizer.fingerprint())
@@ -171,8 +196,7 @@ fn tokenise(
         }
         characters += text.chars().count();
         done += text.len() as u64;
-        progress(Progress { doing: "writing tokens", done, of });
-        Ok(())
+        progress(Progress { doing: "writing tokens", done, of })
     })?;
     Ok((train.finish()?.tokens, validation.finish()?.tokens))
 }

@@ -204,7 +204,7 @@ fn into_cache(
     }
     let inputs = vec![path];
     let plan = Plan { inputs, tokenizer, validation, folder, replace: false };
-    match folder::prepare(&plan, &mut |_| {}) {
+    match folder::prepare(&plan, &mut |_| Ok(())) {
         // Another process was faster.
         Ok(_) | Err(DataError::Exists { .. }) => Ok(plan.folder),
         Err(error) => Err(error),

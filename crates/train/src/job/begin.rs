@@ -66,8 +66,8 @@ impl Training {
         apart(&plan.mesh, &*job.comm).into_iter().for_each(&mut *tell);
         let mut training = Self::new(job, plan, shape, &about)?;
         (training.tokens, training.kept) = (tokens, kept);
-        let how = sharing(&training.config, &training.plan, &training.folder);
-        how.notes(&training.engine.groups).into_iter().for_each(|note| tell(Event::Note(note)));
+        let notes = training.config.notes(&training.plan);
+        notes.into_iter().for_each(|note| tell(Event::Note(note)));
         if let Some(found) = found {
             found.skipped.iter().for_each(|note| tell(Event::Note(note.clone())));
             keeper.iter_mut().for_each(|keeper| keeper.pass_over(&found.damaged));
@@ -152,10 +152,8 @@ impl Training {
 
 /// What the ranks of a job share, and of which model.
 pub(super) fn planned(job: &Job) -> Result<(Plan, Shape), TrainError> {
-    let plan = job.config.validate(job.comm.size() as usize)?;
-    let shape = job.config.shape(job.dataset.tokenizer.vocabulary())?;
-    shape.check_tensor(plan.mesh.tp).map_err(ConfigError::Contradiction)?;
-    Ok((plan, shape))
+    let (ranks, vocabulary) = (job.comm.size() as usize, job.dataset.tokenizer.vocabulary());
+    Ok(job.config.planned(ranks, vocabulary)?)
 }
 
 /// This rank's part in the pipeline.

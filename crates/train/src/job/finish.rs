@@ -109,7 +109,8 @@ impl Training {
         let summary = self.speed.summary(ended, self.done, &self.folder);
         tell(Event::End(Box::new(Summary {
             held: self.traffic.held(&self.engine),
-            sent: self.traffic.figures(),
+            sent: self.traffic.sent(),
+            moved: self.traffic.moved(),
             ..summary
         })));
         Ok(())

@@ -26,7 +26,7 @@ pub use error::TrainError;
 use keep::Keeper;
 use report::Speed;
 use tally::Tally;
-use traffic::Traffic;
+use traffic::{Counted, Traffic};
 
 use crate::checkpoint;
 use crate::config::{Config, Kind, Plan};
@@ -146,9 +146,9 @@ impl Training {
         let waited = began.elapsed();
         let first = self.engine.groups.seat.dp * self.plan.share;
         let micros = (first..).step_by(self.plan.micro_batch).zip(&batches).map(micro);
-        let before = Traffic::before(&self.engine.groups);
+        let before = Counted::by(&self.engine);
         let outcome = self.engine.step(&self.step_plan(), micros)?;
-        self.traffic.after(before, &self.engine.groups);
+        self.traffic.after(before, &self.engine);
         let kept = self.keeper.as_mut().map_or([0.0; 2], Keeper::says);
         let own = Tally { stops: f64::from(stop()), kept, ..Tally::new(&outcome, waited) };
         let all = self.tally(own)?;

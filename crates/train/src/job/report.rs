@@ -135,6 +135,7 @@ impl Speed {
             folder: folder.display().to_string(),
             held: Vec::new(),
             sent: Vec::new(),
+            moved: Vec::new(),
         }
     }
 }

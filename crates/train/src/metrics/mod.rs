@@ -10,7 +10,9 @@ mod number;
 mod recorder;
 mod tensorboard;
 
-pub use event::{About, Ended, Event, HeldBytes, SentBytes, StepMetrics, StepSeconds, Summary};
+pub use event::{
+    About, Ended, Event, HeldBytes, MovedBytes, SentBytes, StepMetrics, StepSeconds, Summary,
+};
 pub use lines::JsonLines;
 pub use recorder::Recorder;
 pub use tensorboard::TensorBoard;

@@ -16,14 +16,16 @@ use super::lines::Growing;
 pub struct TensorBoard(Growing);
 
 impl TensorBoard {
-    /// Begins a file in a folder; `time` is in seconds since 1970. With steps that are done already,
-    /// TensorBoard is told to forget what other files say of later ones.
+    /// Begins a file in a folder; `time` is in seconds since 1970. Where there are others, TensorBoard
+    /// is told to forget what they say of steps that are not done: these come again, all of them if
+    /// the run was ended before its first checkpoint.
     pub fn create(folder: &Path, host: &str, time: f64, done: u64) -> io::Result<Self> {
         std::fs::create_dir_all(folder)?;
+        let goes_on = done > 0 || std::fs::read_dir(folder)?.next().is_some();
         let file = create_new(folder, &format!("events.out.tfevents.{}.{host}", time as u64))?;
         let mut board = Self(Growing::new(file, 0));
         board.0.add(&record(&version(time)))?;
-        if done > 0 {
+        if goes_on {
             board.0.add(&record(&begin_again(time, done + 1)))?;
         }
         Ok(board)
@@ -155,6 +157,21 @@ mod tests {
         ];
         let ours: Vec<u8> = ours.iter().flat_map(|message| record(message)).collect();
         assert_eq!(ours, GOOD);
+    }
+
+    /// A run that is killed before its first checkpoint begins with its first step again.
+    #[test]
+    fn what_is_done_again_from_the_first_step_on_is_forgotten() {
+        let folder = std::env::temp_dir().join(format!("regatta-again-{}", std::process::id()));
+        let begin = |name: &str| {
+            TensorBoard::create(&folder, "here", 1.5, 0).unwrap();
+            std::fs::read(folder.join(name)).unwrap()
+        };
+        let first = begin("events.out.tfevents.1.here");
+        let second = begin("events.out.tfevents.1.here.1");
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert_eq!(first, record(&version(1.5)));
+        assert_eq!(second, [record(&version(1.5)), record(&begin_again(1.5, 1))].concat());
     }
 
     #[test]

@@ -2,12 +2,14 @@
 //! behind.
 
 mod error;
+mod moved;
 mod shelf;
 mod store;
 
 use std::path::PathBuf;
 
 pub use error::StoreError;
+pub use moved::Moved;
 pub use shelf::Shelf;
 pub use store::{Store, Ticket};
 
@@ -32,16 +34,4 @@ pub struct Offload {
     pub parameters: Where,
     /// Where files are made; each rank has its own, which are gone when the training is.
     pub folder: PathBuf,
-}
-
-impl Offload {
-    /// What is to be said about it.
-    pub fn notes(&self) -> Vec<String> {
-        let asked = [(self.optimizer, "the optimizer's state"), (self.parameters, "parameters")];
-        let note = |(place, what): (Where, &str)| {
-            let same = "stay where they are: the device's memory is the host's";
-            (place == Where::Host).then(|| format!("{what}, asked for in host memory, {same}"))
-        };
-        asked.into_iter().filter_map(note).collect()
-    }
 }

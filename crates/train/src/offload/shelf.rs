@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::{Store, StoreError, Ticket};
+use super::{Moved, Store, StoreError, Ticket};
 use crate::device::Device;
 use crate::memory::{Format, Tensor, View, ViewMut};
 use crate::parallel::Company;
@@ -197,7 +197,8 @@ impl Shelf {
         Ok(())
     }
 
-    /// Where some numbers of a block are on disk, with room for them; nothing if they are here.
+    /// Where some numbers of a block are on disk, with room for them; nothing if they are here. What
+    /// was read ahead does not count: it would not be what is there when it is changed.
     fn some(
         &mut self,
         block: usize,
@@ -206,6 +207,7 @@ impl Shelf {
     ) -> Result<Option<(u64, Tensor)>, StoreError> {
         if let Some(Block { place: Place::Coming(_), .. }) = self.blocks[block] {
             self.bring(block)?;
+            self.free(block, false)?;
         }
         let (Some(Block { at, place: Place::Away, .. }), Some(disk)) =
             (&self.blocks[block], &self.disk)
@@ -219,6 +221,11 @@ impl Shelf {
     /// Bytes that are always in memory, and those for what comes and goes.
     pub fn bytes(&self) -> [usize; 2] {
         [self.kept, self.disk.as_ref().map_or(0, |disk| disk.pool.bytes())]
+    }
+
+    /// What was read and written so far.
+    pub fn moved(&self) -> Moved {
+        self.disk.as_ref().map_or(Moved::default(), |disk| disk.store.moved())
     }
 }
 

@@ -1,5 +1,6 @@
 //! A file of numbers that is read and written in the background, in the order of the asking.
 
+use std::cell::Cell;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -8,10 +9,10 @@ use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::thread::JoinHandle;
 
 use rustix::fs::{FallocateFlags, fallocate};
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 
-use super::StoreError;
 use super::error::hint;
+use super::{Moved, StoreError};
 use crate::memory::Tensor;
 
 /// A file, which is removed when this is dropped.
@@ -21,6 +22,7 @@ pub struct Store {
     /// `None` only while it is dropped.
     jobs: Option<Sender<Job>>,
     thread: Option<JoinHandle<()>>,
+    moved: Cell<Moved>,
 }
 
 /// A tensor on its way between memory and file.
@@ -77,7 +79,7 @@ impl Store {
         let thread = std::thread::Builder::new().name("offload".to_owned());
         let name = path.clone();
         let thread = thread.spawn(move || work(&file, &name, &queue)).map_err(wrong)?;
-        Ok(Self { path, jobs: Some(jobs), thread: Some(thread) })
+        Ok(Self { path, jobs: Some(jobs), thread: Some(thread), moved: Cell::default() })
     }
 
     /// Fills a tensor with what is there.
@@ -90,7 +92,18 @@ impl Store {
         self.ask(at, tensor, Way::Out)
     }
 
+    /// What was read and written so far, with what is still to be done of it.
+    pub fn moved(&self) -> Moved {
+        self.moved.get()
+    }
+
     fn ask(&self, at: u64, tensor: Tensor, what: Way) -> Ticket {
+        let bytes = (tensor.len() * tensor.format().size()) as u64;
+        let moved = match what {
+            Way::In => Moved { read: bytes, written: 0 },
+            Way::Out => Moved { read: 0, written: bytes },
+        };
+        self.moved.set(self.moved.get() + moved);
         let (done, ticket) = sync_channel(1);
         if let Some(jobs) = &self.jobs {
             // If it is gone, so is the other end of the ticket.
@@ -151,7 +164,7 @@ fn reserve(file: &File, bytes: u64) -> io::Result<()> {
     if bytes == 0 {
         return Ok(());
     }
-    match fallocate(file, FallocateFlags::empty(), 0, bytes) {
+    match retry_on_intr(|| fallocate(file, FallocateFlags::empty(), 0, bytes)) {
         Ok(()) => Ok(()),
         Err(Errno::OPNOTSUPP | Errno::NOSYS) => file.set_len(bytes),
         Err(error) => Err(error.into()),
@@ -159,21 +172,40 @@ fn reserve(file: &File, bytes: u64) -> io::Result<()> {
 }
 
 fn work(file: &File, path: &Path, queue: &Receiver<Job>) {
+    // After a write that failed nobody knows what is there, so nobody gets it.
+    let mut failed: Option<StoreError> = None;
     for Job { at, tensor, what, done } in queue {
-        let format = tensor.format();
-        let mut buffer = tensor.into_buffer();
-        let bytes = buffer.len();
-        let (ended, what) = match what {
-            Way::In => (file.read_exact_at(buffer.bytes_mut(), at), "read"),
-            Way::Out => (file.write_all_at(buffer.bytes(), at), "written"),
+        let ended = match &failed {
+            Some(error) => Err(error.clone()),
+            None => carry(file, path, at, tensor, what),
         };
-        let wrong = |error: io::Error| {
-            let (why, hint) = (error.to_string(), hint(&error));
-            StoreError::Use { file: path.to_owned(), at, bytes, what, why, hint }
-        };
+        if let (Way::Out, Err(error)) = (what, &ended) {
+            failed = Some(error.clone());
+        }
         // Whoever does not wait does not want to know.
-        let _ = done.send(ended.map(|()| Tensor::from_buffer(buffer, format)).map_err(wrong));
+        let _ = done.send(ended);
     }
+}
+
+fn carry(
+    file: &File,
+    path: &Path,
+    at: u64,
+    tensor: Tensor,
+    what: Way,
+) -> Result<Tensor, StoreError> {
+    let format = tensor.format();
+    let mut buffer = tensor.into_buffer();
+    let bytes = buffer.len();
+    let (ended, what) = match what {
+        Way::In => (file.read_exact_at(buffer.bytes_mut(), at), "read"),
+        Way::Out => (file.write_all_at(buffer.bytes(), at), "written"),
+    };
+    let wrong = |error: io::Error| {
+        let (why, hint) = (error.to_string(), hint(&error));
+        StoreError::Use { file: path.to_owned(), at, bytes, what, why, hint }
+    };
+    ended.map(|()| Tensor::from_buffer(buffer, format)).map_err(wrong)
 }
 
 #[cfg(test)]
@@ -195,6 +227,7 @@ mod tests {
         let read = store.read(8, Tensor::zeroed(4, Format::F32));
         assert_eq!(read.wait().unwrap().view().host::<f32>(), [0.0, 0.0, 1.0, 2.0]);
         written.wait().unwrap();
+        assert_eq!(store.moved(), Moved { read: 16, written: 16 });
         assert!(folder.join("one").exists());
         drop(store);
         assert!(!folder.join("one").exists());
@@ -225,6 +258,28 @@ mod tests {
         assert_eq!(read.view().host::<f32>(), [0.0; 4]);
         drop(store);
         std::fs::remove_dir(&folder).unwrap();
+    }
+
+    #[test]
+    fn what_could_not_be_written_is_not_read_again() {
+        let path = folder("failed");
+        std::fs::write(&path, [0; 16]).unwrap();
+        // This one can be read only.
+        let file = File::open(&path).unwrap();
+        let (jobs, queue) = channel();
+        let tickets = [Way::In, Way::Out, Way::In, Way::Out].map(|what| {
+            let (done, ticket) = sync_channel(1);
+            jobs.send(Job { at: 0, tensor: Tensor::zeroed(4, Format::F32), what, done }).unwrap();
+            ticket
+        });
+        drop(jobs);
+        work(&file, &path, &queue);
+        let [before, failed, read, written] = tickets.map(|ticket| ticket.recv().unwrap());
+        assert!(before.is_ok());
+        let error = failed.unwrap_err();
+        assert!(error.to_string().contains(" cannot be written: "), "{error}");
+        assert_eq!([read.unwrap_err(), written.unwrap_err()], [error.clone(), error]);
+        std::fs::remove_file(&path).unwrap();
     }
 
     #[test]

@@ -40,4 +40,9 @@ pub trait Exchange: Send {
 
     /// Waits until the sums of all ranks are here, and gives them back with their blocks.
     fn finish(&mut self, device: &dyn Device) -> Result<Vec<(usize, Tensor)>, CommError>;
+
+    /// Bytes of memory of its own, beside the gradients'.
+    fn bytes(&self) -> usize {
+        0
+    }
 }

@@ -87,6 +87,8 @@ pub struct Scatter {
     summing: VecDeque<(usize, Tensor, Pending)>,
     /// Memory for such sums that is not in use.
     free: Vec<Tensor>,
+    /// Bytes of all of it: they stay.
+    bytes: usize,
     done: Vec<(usize, Tensor)>,
 }
 
@@ -94,7 +96,7 @@ impl Scatter {
     /// Among the ranks that share state, and those that have the same share.
     pub fn new(shard: Arc<dyn Comm>, replica: Company) -> Self {
         let (scattering, summing) = (VecDeque::new(), VecDeque::new());
-        Self { shard, replica, scattering, summing, free: Vec::new(), done: Vec::new() }
+        Self { shard, replica, scattering, summing, free: Vec::new(), bytes: 0, done: Vec::new() }
     }
 
     fn own(&self, all: &Tensor) -> Range<usize> {
@@ -131,7 +133,11 @@ impl Scatter {
     fn room(&mut self, replica: &dyn Comm, elements: usize, format: Format) -> Tensor {
         match self.free.iter().position(|tensor| tensor.len() == elements) {
             Some(at) => self.free.swap_remove(at),
-            None => Tensor::from_buffer(replica.buffer(elements * format.size()), format),
+            None => {
+                let bytes = elements * format.size();
+                self.bytes += bytes;
+                Tensor::from_buffer(replica.buffer(bytes), format)
+            }
         }
     }
 }
@@ -157,5 +163,9 @@ impl Exchange for Scatter {
     fn finish(&mut self, device: &dyn Device) -> Result<Vec<(usize, Tensor)>, CommError> {
         self.advance(device, 0)?;
         Ok(std::mem::take(&mut self.done))
+    }
+
+    fn bytes(&self) -> usize {
+        self.bytes
     }
 }

@@ -133,7 +133,7 @@ impl Gradients {
     /// Bytes that are always in memory, and those for what comes and goes.
     pub fn bytes(&self) -> [usize; 2] {
         match &self.home {
-            Home::Whole(home) => [home.bytes, 0],
+            Home::Whole(home) => [home.bytes, home.exchange.bytes()],
             Home::Passing(home) => home.bytes(),
         }
     }

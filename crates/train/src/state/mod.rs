@@ -29,7 +29,7 @@ use crate::checkpoint::Kind;
 use crate::device::Device;
 use crate::memory::View;
 use crate::model::Model;
-use crate::offload::{Offload, Shelf, Store, StoreError, Where};
+use crate::offload::{Moved, Offload, Shelf, Store, StoreError, Where};
 use crate::parallel::Groups;
 
 /// The state of a training, as much of it as this rank has.
@@ -185,6 +185,11 @@ impl State {
             gradients: Held::new(self.gradients.bytes()),
             moments: Held::new(self.moments.bytes()),
         }
+    }
+
+    /// What was read from disk and written there so far.
+    pub fn moved(&self) -> Moved {
+        self.weights.moved() + self.moments.moved()
     }
 }
 

@@ -55,7 +55,8 @@ impl Shared {
     }
 
     /// Ranks that share it begin to gather it, and the disk to read the one that will be asked for
-    /// next: it was asked for this one then, too, so that all ranks go on at the same place.
+    /// next: it was asked for this one then, too, so that all ranks go on at the same place. Nobody
+    /// knows which it will be where the way does not go from neighbour to neighbour.
     fn begin(&mut self, block: usize) -> Result<(), StepError> {
         let Some(comm) = self.split.shard.clone() else {
             self.shelf.ask(block);
@@ -65,9 +66,8 @@ impl Shared {
         let all = self.pool.take(self.blocks[block].room, self.format);
         let own = self.shelf.take(block);
         self.blocks[block].whole = Place::Coming(zero::gather_into(&*comm, own, all));
-        // From a layer to its tiles it is no walk, and says nothing of what is next.
-        if let Some(next) = (2 * block).checked_sub(self.asked)
-            && block.abs_diff(self.asked) == 1
+        if block.abs_diff(self.asked) == 1
+            && let Some(next) = (2 * block).checked_sub(self.asked)
         {
             self.shelf.ask(next);
         }

@@ -32,15 +32,6 @@ impl Sharing {
             _ => self.zero,
         }
     }
-
-    /// What is to be said about it to whoever asked for it.
-    pub fn notes(&self, groups: &Groups) -> Vec<String> {
-        let mut notes = self.offload.notes();
-        if self.settled(ranks(&groups.shard)) > self.zero {
-            notes.push("parameters on disk are shared among ranks, as by ZeRO 3".to_owned());
-        }
-        notes
-    }
 }
 
 fn ranks(company: &Company) -> usize {
@@ -130,8 +121,5 @@ mod tests {
         let how = Sharing { zero: Zero::Moments, offload };
         assert_eq!((how.settled(1), how.settled(2)), (Zero::Nothing, Zero::Parameters));
         assert_eq!(Sharing::zero(Zero::Gradients).settled(1), Zero::Nothing);
-        let offload = Offload { optimizer: Where::Host, ..Offload::default() };
-        let notes = Sharing { offload, ..Sharing::default() }.notes(&Groups::alone());
-        assert!(notes[0].contains("optimizer"), "{notes:?}");
     }
 }

@@ -10,7 +10,7 @@ use super::{Split, StepError, initial};
 use crate::device::Device;
 use crate::memory::{Format, Tensor, View, ViewMut};
 use crate::model::Model;
-use crate::offload::{Shelf, Store, StoreError};
+use crate::offload::{Moved, Shelf, Store, StoreError};
 use crate::parallel::Zero;
 
 /// The parameters of the blocks that this rank has.
@@ -229,6 +229,14 @@ impl Weights {
         match &self.home {
             Home::Whole(home) => [home.bytes(), 0],
             Home::Shared(home) => home.bytes(),
+        }
+    }
+
+    /// What was read from disk and written there so far.
+    pub fn moved(&self) -> Moved {
+        match &self.home {
+            Home::Whole(_) => Moved::default(),
+            Home::Shared(home) => home.shelf.moved(),
         }
     }
 }

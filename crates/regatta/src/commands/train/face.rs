@@ -5,7 +5,7 @@ use regatta_train::metrics::{About, Ended, StepMetrics, Summary};
 
 use super::curve::{self, Curve, MARK};
 use super::figures::{duration, loss, parameters, short, si, with_unit};
-use super::watch::Watch;
+use super::watch::{self, Watch};
 use crate::cli::{FAINT, GOOD, HEADING, WARNING};
 use crate::draw::text::{cut, one_column, plural, printable, wrap};
 use crate::table;
@@ -14,11 +14,13 @@ use crate::table;
 const CURVE_ROWS: std::ops::RangeInclusive<usize> = 4..=13;
 /// The widest that bars and curve become: more is hard to look at.
 const WIDEST: usize = 120;
-/// Between figures of a line.
+/// Between what a line has of different things.
 const GAP: &str = "   ";
+/// Between figures.
+const FIGURES_GAP: &str = "  ";
 
 /// How each part of a step is drawn; without colours by its pattern.
-const PARTS: [(char, Style); 7] = [
+const PARTS: [(char, Style); watch::PARTS] = [
     ('░', AnsiColor::White.on_default()),
     ('▓', AnsiColor::Cyan.on_default()),
     ('█', AnsiColor::Blue.on_default()),
@@ -37,34 +39,41 @@ pub struct Size {
     pub height: usize,
 }
 
-/// The display: never wider or higher than the terminal.
+/// The display: never wider or higher than the terminal. Where there is no room for all of it, the
+/// figures come first, then the curve, then where the time goes.
 pub fn frame(watch: &Watch, size: Size, now: f64) -> Vec<String> {
     // The last column stays empty: a full line may or may not begin the next.
     let width = size.width.saturating_sub(1).clamp(20, WIDEST);
     let rows = size.height.saturating_sub(1).max(1);
-    let header = header(&watch.about, width);
     let mut figures = vec![progress(watch, width, now)];
-    figures.extend(wrap(&readings(watch), GAP, width));
-    let times = times(watch, width);
-    let footer = vec![footer(watch, width)];
-    let used = header.len() + figures.len() + times.len() + footer.len();
-    if used > rows {
-        figures.truncate(rows);
-        return figures.iter().map(|line| fit(line, width)).collect();
-    }
+    figures.extend(wrap(&readings(watch), FIGURES_GAP, width));
+    figures.truncate(rows);
+    let mut left = rows - figures.len();
+    let least = if watch.training.points().is_empty() { 0 } else { *CURVE_ROWS.start() };
+    let for_curve = if left >= least { least } else { 0 };
+    left -= for_curve;
+    let mut if_room = |lines: Vec<String>| match left.checked_sub(lines.len()) {
+        Some(rest) => {
+            left = rest;
+            lines
+        }
+        None => Vec::new(),
+    };
+    let times = if_room(times(watch, width));
+    let header = if_room(header(&watch.about, width));
+    let footer = if_room(vec![footer(watch, width)]);
     let curve = Curve {
         training: watch.training.points(),
         validation: watch.validations.points(),
         steps: watch.steps() as f64,
     };
-    let left = (rows - used).min(*CURVE_ROWS.end());
-    let curve = match CURVE_ROWS.contains(&left) {
-        true => curve::draw(&curve, width, left),
-        false => Vec::new(),
+    let curve = match for_curve {
+        0 => Vec::new(),
+        rows => curve::draw(&curve, width, (rows + left).min(*CURVE_ROWS.end())),
     };
     let title = |line: &String| format!("{HEADING}{}{HEADING:#}", fit(line, width));
     let mut lines: Vec<String> = header.iter().map(title).collect();
-    lines.extend(figures.iter().map(|line| fit(line, width)));
+    lines.extend(figures.iter().map(|line| fit(line.trim_end(), width)));
     lines.extend(curve);
     lines.extend(times);
     lines.extend(footer);
@@ -90,9 +99,10 @@ fn header(about: &About, width: usize) -> Vec<String> {
         "" => ranks,
         split => format!("{ranks} ({})", name(split)),
     };
+    let each = if about.ranks == 1 { "" } else { " each" };
     let parts = [
         format!("{} with {} parameters", name(&about.model), parameters(about.parameters as f64)),
-        format!("{ranks}, {} each", plural(about.threads, "thread")),
+        format!("{ranks}, {}{each}", plural(about.threads, "thread")),
         format!("{} ({})", name(&about.precision), name(&about.kernels)),
         format!("{}, {} tokens", name(&about.data), si(about.data_tokens as f64)),
     ];
@@ -109,24 +119,27 @@ fn progress(watch: &Watch, width: usize, now: f64) -> String {
     };
     let share = done as f64 / steps as f64;
     let text = format!("step {done}/{steps}  {:.0}%  {left}", (share * 100.0).floor());
-    let room = width.saturating_sub(text.chars().count() + 2).min(50);
-    if room < 8 {
-        return text;
-    }
+    let room = |text: &str| width.saturating_sub(text.chars().count() + 2).min(50);
+    // As long as beside the longest text, if that is anything: the time left has more or fewer words.
+    let longest = format!("step {steps}/{steps}  100%  59 min 59 s left");
+    let room = [room(&longest), room(&text)].into_iter().find(|room| *room >= 8);
+    let Some(room) = room else { return text };
     let full = (share * room as f64).floor() as usize;
     format!("{}{}  {text}", "█".repeat(full), "░".repeat(room - full))
 }
 
-/// The figures of now.
+/// The figures of now, each as wide as it usually gets: lines must not be broken elsewhere, nor
+/// figures move, whenever one has a digit more.
 fn readings(watch: &Watch) -> Vec<String> {
     let Some(step) = &watch.latest else { return Vec::new() };
-    let mut all = vec![format!("loss {}", loss(step.loss))];
-    all.extend(watch.validation.map(|value| format!("validation {}", loss(value))));
-    all.push(format!("gradient {}", si(step.gradient_norm)));
-    all.push(format!("rate {:.2e}", step.rate));
-    all.push(format!("{} tokens/s", si(tokens_per_second(watch).unwrap_or(0.0))));
+    let speed = tokens_per_second(watch).unwrap_or(0.0);
     let flops = watch.speed(|step| step.flops_per_second).unwrap_or(0.0);
-    all.push(with_unit(flops, "FLOP/s"));
+    let mut all = vec![format!("loss {:<6}", loss(step.loss))];
+    all.extend(watch.validation.map(|value| format!("validation {:<6}", loss(value))));
+    all.push(format!("gradient {:<4}", si(step.gradient_norm)));
+    all.push(format!("rate {:<7}", format!("{:.2e}", step.rate)));
+    all.push(format!("{:<15}", format!("{} tokens/s", si(speed))));
+    all.push(format!("{:<12}", with_unit(flops, "FLOP/s")));
     all.push(format!("counted as {}", printable(&watch.about.flops_formula)));
     all
 }
@@ -148,7 +161,8 @@ fn times(watch: &Watch, width: usize) -> Vec<String> {
     let mut bar = label;
     let (mut behind, mut drawn) = (0.0, 0);
     let mut legend = Vec::new();
-    for ((part, seconds), (pattern, style)) in parts.iter().zip(PARTS) {
+    let drawn_as = PARTS.into_iter().zip(watch.notable);
+    for ((part, seconds), ((pattern, style), is_notable)) in parts.iter().zip(drawn_as) {
         behind += seconds;
         // The ends are rounded, not the lengths, which then are as long as the bar.
         let end = (behind / sum * room as f64).round() as usize;
@@ -156,14 +170,15 @@ fn times(watch: &Watch, width: usize) -> Vec<String> {
         bar.push_str(&format!("{style}{piece}{style:#}"));
         drawn = end.max(drawn);
         let percent = seconds / sum * 100.0;
-        if percent >= 0.5 {
+        if is_notable {
             // What nothing hides: the rest of it costs no time.
             let exposed = if *part == "communication" { "exposed " } else { "" };
-            legend.push(format!("{pattern} {exposed}{part} {percent:.0}%"));
+            // As wide as it gets: the legend stays where it is.
+            legend.push(format!("{pattern} {exposed}{part} {percent:>2.0}%"));
         }
     }
     let mut lines = vec![bar];
-    lines.extend(wrap(&legend, "  ", width).iter().map(|line| keyed(&fit(line, width))));
+    lines.extend(wrap(&legend, FIGURES_GAP, width).iter().map(|line| keyed(&fit(line, width))));
     lines
 }
 
@@ -181,7 +196,7 @@ fn footer(watch: &Watch, width: usize) -> String {
     if let Some(step) = watch.checkpoint {
         text.push_str(&format!("{GAP}checkpoint of step {step}"));
     }
-    text.push_str(&format!("{GAP}{}", printable(&watch.about.folder)));
+    text.push_str(&format!("{GAP}{}", name(&watch.about.folder)));
     format!("{FAINT}{}{FAINT:#}", fit(&text, width))
 }
 
@@ -205,8 +220,8 @@ pub fn line(watch: &Watch, validation: Option<f64>, now: f64) -> String {
     parts.join("  ") + "\n"
 }
 
-/// What is said when it is over.
-pub fn closing(summary: &Summary) -> String {
+/// What is said when it is over, in lines of at most this width.
+pub fn closing(summary: &Summary, width: usize) -> String {
     let (style, ended) = match summary.ended {
         Ended::Done => (GOOD, "done"),
         Ended::Interrupted => (WARNING, "stopped, and kept"),
@@ -217,36 +232,33 @@ pub fn closing(summary: &Summary) -> String {
     if summary.loss.is_nan() {
         return format!("{style}{ended}{style:#}: {steps} before, none now\n{folder}");
     }
-    let mut text = format!(
-        "{style}{ended}{style:#}: {steps} in {}, loss {}",
-        duration(summary.seconds),
-        loss(summary.loss)
-    );
-    if let Some(value) = summary.validation_loss {
-        text.push_str(&format!(", validation {}", loss(value)));
-    }
-    text.push_str(&format!(
-        ", {} tokens/s, {}\n{}{folder}",
-        si(summary.tokens_per_second),
-        with_unit(summary.flops_per_second, "FLOP/s"),
-        shared(summary),
-    ));
-    text
+    let mut all = vec![format!("{ended}: {steps} in {}", duration(summary.seconds))];
+    all.push(format!("loss {}", loss(summary.loss)));
+    all.extend(summary.validation_loss.map(|value| format!("validation {}", loss(value))));
+    all.push(format!("{} tokens/s", si(summary.tokens_per_second)));
+    all.push(with_unit(summary.flops_per_second, "FLOP/s"));
+    let text = wrap(&all, ", ", width.saturating_sub(1)).join(",\n");
+    let text = text.replacen(ended, &format!("{style}{ended}{style:#}"), 1);
+    format!("{text}\n{}{folder}", shared(summary))
 }
 
-/// What rank 0 held and sent where ranks share the work, beside what was expected of it.
+/// What rank 0 held, sent, read and wrote where ranks share the work or state is on disk, beside what
+/// was expected of it.
 fn shared(summary: &Summary) -> String {
-    if summary.sent.is_empty() {
+    if summary.sent.is_empty() && summary.moved.is_empty() {
         return String::new();
     }
-    let row = |what: String, expected: u64, measured: u64| {
-        vec![what, with_unit(expected as f64, "B"), with_unit(measured as f64, "B")]
+    let row = |what: String, expected: u64, measured: Option<u64>| {
+        let measured = measured.map_or("-".to_owned(), |bytes| with_unit(bytes as f64, "B"));
+        vec![what, with_unit(expected as f64, "B"), measured]
     };
     let held = summary.held.iter().map(|of| row(of.what.clone(), of.expected, of.measured));
     let sent = summary.sent.iter();
     let sent = sent.map(|on| row(format!("sent a step, {}", on.axis), on.expected, on.measured));
+    let moved = summary.moved.iter();
+    let moved = moved.map(|of| row(format!("{} a step", of.what), of.expected, of.measured));
     let header = ["rank 0 held", "expected", "measured"];
-    let lines = table::table(&header, &held.chain(sent).collect::<Vec<_>>());
+    let lines = table::table(&header, &held.chain(sent).chain(moved).collect::<Vec<_>>());
     format!("{FAINT}{}{FAINT:#}\n", lines.join("\n"))
 }
 

@@ -24,7 +24,7 @@ use super::args::TrainArgs;
 use super::place;
 use super::report::{Record, Report};
 use crate::output;
-use crate::system::free_memory;
+use crate::system::rooms;
 
 /// What a line begins with that is for the process that started the ranks.
 pub const EVENT: &str = "regatta-train-event ";
@@ -56,7 +56,7 @@ pub fn run(resolved: &Resolved, args: &TrainArgs) -> Result<ExitCode> {
     check_memory(&config, opened.tokenizer.vocabulary(), &*comm).inspect_err(abort)?;
     let threads = threads(&config);
     let device = Cpu::new(threads, config.train.precision);
-    let kernels = device.describe();
+    let kernels = device.kernels().to_owned();
     let job = Job {
         config,
         name: resolved.name.clone(),
@@ -145,20 +145,24 @@ pub fn prepared(config: &Config, comm: &dyn Comm) -> Result<Dataset> {
     Ok(data::open(&prepared)?)
 }
 
-/// What memory cannot hold is refused: the system would kill a rank for it, and tell nobody why. The
-/// other ranks of a host have about as much as this one.
+/// What memory cannot hold is refused: the system would kill a rank for it, and tell nobody why. Ranks
+/// tell each other what they need and where, for some share a node's memory only, and some a control
+/// group's.
 pub fn check_memory(config: &Config, vocabulary: usize, comm: &dyn Comm) -> Result<()> {
-    let (shape, plan) = (config.shape(vocabulary)?, config.validate(comm.size() as usize)?);
+    let (plan, shape) = config.planned(comm.size() as usize, vocabulary)?;
     let train = &config.train;
     let form = Form::new(train.precision, train.recompute);
     let holds = cost(&shape, &plan, form, comm.rank() as usize)?.holds;
     let footprint = Footprint::of(&holds);
-    let own = comm.peer(comm.rank()).host;
-    let here = (0..comm.size()).filter(|rank| comm.peer(*rank).host == own).count();
-    if let Some(free) = free_memory().filter(|_| train.check_memory) {
-        footprint.check(here, free)?;
-    }
+    let rooms = rooms(&comm.peer(comm.rank()).host);
+    let own = footprint.told(&rooms).map(u64::cast_signed);
+    let mut all = vec![own; comm.size() as usize];
     // Nobody takes memory before all have seen how much is free.
+    comm.all_gather(&own, all.as_flattened_mut())?;
+    if train.check_memory {
+        let all: Vec<_> = all.iter().map(|told| told.map(i64::cast_unsigned)).collect();
+        footprint.check(&rooms, &all)?;
+    }
     Ok(comm.barrier()?)
 }
 

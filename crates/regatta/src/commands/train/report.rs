@@ -25,7 +25,10 @@ pub struct Report {
     screen: Shown,
     began: Instant,
     folder: PathBuf,
-    _clock: Option<Clock>,
+    /// Started when the first event is heard, and where it is: before that the launcher becomes two
+    /// processes, and a thread stays in the other.
+    clock: Option<Clock>,
+    live: bool,
 }
 
 impl Report {
@@ -35,8 +38,7 @@ impl Report {
         let screen = Screen::new(form, std::io::stdout(), Box::new(terminal_size));
         let (screen, began) = (Arc::new(Mutex::new(screen)), Instant::now());
         let live = matches!(form, Form::Live { .. });
-        let clock = live.then(|| Clock::start(screen.clone(), began)).flatten();
-        Self { screen, began, folder: folder.to_owned(), _clock: clock }
+        Self { screen, began, folder: folder.to_owned(), clock: None, live }
     }
 
     /// Hears an event as it came from rank 0.
@@ -52,6 +54,9 @@ impl Report {
 
     /// Hears an event.
     pub fn hear(&mut self, event: &Event) {
+        if self.live && self.clock.is_none() {
+            self.clock = Clock::start(self.screen.clone(), self.began);
+        }
         let mut screen = lock(&self.screen);
         // The curve begins with what was done before.
         if let Event::Begin(about) = event

@@ -125,7 +125,7 @@ impl<W: Write> Screen<W> {
                 }
                 face::line(&self.watch, self.untold.take(), now)
             }
-            other => aside(other),
+            other => aside(other, usize::MAX),
         };
         let text = strip_str(&text).to_string();
         self.write(&text);
@@ -137,13 +137,14 @@ impl<W: Write> Screen<W> {
                 // The last display stays, and what is said of it comes below.
                 self.draw(now);
                 self.drawn.clear();
-                let below = std::mem::take(&mut self.samples) + &aside(event);
+                let width = (self.size)().width.saturating_sub(1);
+                let below = std::mem::take(&mut self.samples) + &aside(event, width);
                 self.say(&below);
             }
-            Event::Sample(_) => self.samples.push_str(&aside(event)),
+            Event::Sample(_) => self.samples.push_str(&aside(event, usize::MAX)),
             Event::Note(_) => {
                 self.make_way();
-                self.say(&aside(event));
+                self.say(&aside(event, usize::MAX));
                 self.draw(now);
             }
             _ if now - self.drawn_at >= PAUSE => self.draw(now),
@@ -198,12 +199,13 @@ impl<W: Write> Screen<W> {
     }
 }
 
-/// What is said of events that have no place in the display.
-fn aside(event: &Event) -> String {
+/// What is said of events that have no place in the display, in lines of this width where they can be
+/// broken.
+fn aside(event: &Event, width: usize) -> String {
     match event {
         Event::Note(note) => format!("{WARNING}note:{WARNING:#} {}\n", printable(note)),
         Event::Sample(text) => face::sample(text),
-        Event::End(summary) => face::closing(summary),
+        Event::End(summary) => face::closing(summary, width),
         Event::Checkpoint { step, folder, seconds } => {
             format!("checkpoint of step {step}  {seconds:.1} s  {}\n", printable(folder))
         }

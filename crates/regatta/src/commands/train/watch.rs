@@ -7,6 +7,10 @@ use regatta_train::metrics::{About, Event, StepMetrics, StepSeconds, Summary};
 
 /// Steps that figures of speed are taken over.
 const RECENT: usize = 50;
+/// Parts of a step.
+pub const PARTS: usize = 7;
+/// The least share of a step that is worth a word.
+const NOTABLE: f64 = 0.005;
 /// Points of a curve that are kept: more than a screen has dots.
 const MOST_POINTS: usize = 4096;
 
@@ -66,6 +70,9 @@ pub struct Watch {
     pub checkpoint: Option<u64>,
     /// How it ended.
     pub ended: Option<Summary>,
+    /// Which parts of a step have taken time that is worth a word, in the order of
+    /// [`StepSeconds::parts`]. One that has stays, so that nothing comes and goes.
+    pub notable: [bool; PARTS],
     recent: VecDeque<(f64, StepMetrics)>,
 }
 
@@ -105,6 +112,11 @@ impl Watch {
         }
         self.recent.push_back((now, step.clone()));
         self.latest = Some(step.clone());
+        let parts = self.seconds().parts();
+        let sum: f64 = parts.iter().map(|(_, seconds)| seconds).sum();
+        for (notable, (_, seconds)) in self.notable.iter_mut().zip(parts) {
+            *notable |= seconds > NOTABLE * sum;
+        }
     }
 
     fn validated(&mut self, step: u64, loss: f64) {

@@ -2,7 +2,11 @@
 
 use std::fs;
 
+use sha2::{Digest, Sha256};
+
 use super::*;
+use crate::checkpoint::MANIFEST;
+use crate::reference::Reference;
 
 /// Two checkpoints, of steps 1 and 2, by two ranks.
 fn two(name: &str) -> Scratch {
@@ -141,4 +145,27 @@ fn what_no_rank_wrote_is_named() {
     checkpoint.read("a", Kind::Parameter, &Part::Flat(4..6), &mut there).unwrap();
     assert_eq!(there, [0.5; 2]);
     assert!(checkpoint.verify().unwrap_err()[0].to_string().contains("number 0"));
+}
+
+/// Who wrote the description wrote its checksum, too.
+#[test]
+fn a_model_of_which_files_have_little_is_refused_before_memory_is_asked_for() {
+    let path = |scratch: &Scratch| scratch.0.join("step-00000002");
+    let lie = |from: &str, to: &str| {
+        let scratch = two("lie");
+        change(&scratch, MANIFEST, |bytes| {
+            let text = String::from_utf8(bytes.clone()).unwrap();
+            assert!(text.contains(from), "{text}");
+            *bytes = text.replace(from, to).into_bytes();
+        });
+        let text = fs::read(path(&scratch).join(MANIFEST)).unwrap();
+        let sum = crate::checkpoint::shard::hex(&Sha256::digest(&text));
+        fs::write(path(&scratch).join("checkpoint.json.sha256"), sum).unwrap();
+        crate::load::load(&path(&scratch), &Reference).unwrap_err().to_string()
+    };
+    let error = lie("\"vocabulary\": 7", "\"vocabulary\": 16777216");
+    assert!(error.contains("has 28 numbers, and by its model should have 67108864"), "{error}");
+    let error = lie("\"layers\": 2", "\"layers\": 16777216");
+    assert!(error.contains("has no parameters of 16777216 layers"), "{error}");
+    assert!(crate::load::load(&path(&two("truth")), &Reference).is_ok());
 }

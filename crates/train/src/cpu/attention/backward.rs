@@ -8,7 +8,7 @@ use super::super::lanes::WIDTH;
 use super::super::level::kernel;
 use super::super::math::exp;
 use super::super::numbers::{Apart, Source, get, put};
-use super::super::tile::{Matrix, MatrixMut, Tile, multiply, transpose};
+use super::super::tile::{Matrix, MatrixMut, ROWS, Tile, multiply, transpose};
 use super::{Columns, Head, Layout, QUERIES, blocks, mask_of, take};
 use crate::device::{Attention, AttentionDrop, AttentionPart, AttentionPartSaved, AttentionSaved};
 use crate::memory::{View, ViewMut};
@@ -16,17 +16,17 @@ use crate::random::Mask;
 
 /// What the passes of all heads share.
 #[derive(Clone, Copy)]
-struct Pass<'a> {
-    q: Source<'a>,
-    kv: Source<'a>,
-    y: Source<'a>,
-    log_sums: &'a [f32],
-    drop: Option<AttentionDrop>,
-    dy: Source<'a>,
-    dq: Apart<'a>,
-    dkv: Apart<'a>,
+pub(super) struct Pass<'a> {
+    pub q: Source<'a>,
+    pub kv: Source<'a>,
+    pub y: Source<'a>,
+    pub log_sums: &'a [f32],
+    pub drop: Option<AttentionDrop>,
+    pub dy: Source<'a>,
+    pub dq: Apart<'a>,
+    pub dkv: Apart<'a>,
     /// Whether gradients are added to what is there.
-    add: bool,
+    pub add: bool,
 }
 
 /// Keys and values of a head, and where their gradients go.
@@ -40,10 +40,9 @@ struct Shared {
     add: bool,
 }
 
-/// Queries of a head, what came out, its gradient, and where theirs goes.
+/// Queries of a head, the gradient of what came out, and where theirs goes.
 struct Own {
     q: Matrix,
-    y: Matrix,
     dy: Matrix,
     dq: MatrixMut,
 }
@@ -123,7 +122,12 @@ impl Cpu {
             for unit in units {
                 let (batch, kv_head) = (unit / of.kv_heads, unit % of.kv_heads);
                 let head = kv_head * (of.heads / of.kv_heads);
-                self.backward_group(Head { of, layout, batch, head }, pass);
+                let first = Head { of, layout, batch, head };
+                if self.attends_in_halves() {
+                    self.backward_group_halves(first, pass);
+                } else {
+                    self.backward_group(first, pass);
+                }
             }
         });
     }
@@ -133,7 +137,7 @@ impl Cpu {
         let of = first.of;
         let (padded, keys) = (first.padded(), first.padded_keys());
         let (q_size, k_size) = (of.queries * padded, of.keys * padded);
-        let need = 4 * q_size + 3 * k_size + 2 * padded * keys + 2 * QUERIES * keys;
+        let need = 3 * q_size + 3 * k_size + 2 * padded * keys + 2 * QUERIES * keys;
         let mut scratch = self.scratch(need);
         let mut rest = &mut scratch[..];
         let [k_columns, v_columns] = first.keys_and_values();
@@ -191,12 +195,11 @@ impl Cpu {
         let size = head.of.queries * head.padded();
         let (inside, outside) = (head.queries(), head.results());
         let q = self.gather(pass.q, inside, take(&mut rest, size));
-        let y = self.gather(pass.y, outside, take(&mut rest, size));
         let dy = self.gather(pass.dy, outside, take(&mut rest, size));
         let room = take(&mut rest, size);
         // SAFETY: each head has its own columns.
         let dq = unsafe { self.place_gradient(pass.dq, inside, room, pass.add) };
-        let own = Own { q, y, dy, dq };
+        let own = Own { q, dy, dq };
         for start in (0..head.of.queries).step_by(QUERIES) {
             let queries = start..head.of.queries.min(start + QUERIES);
             let slopes = self.backward_slopes(head, pass, shared, &own, queries, rest);
@@ -221,7 +224,7 @@ impl Cpu {
         let (softmax, slopes) = rest[..2 * QUERIES * keys].split_at_mut(QUERIES * keys);
         let p = MatrixMut { start: softmax.as_mut_ptr(), row: keys };
         let ds = MatrixMut { start: slopes.as_mut_ptr(), row: keys };
-        for block in blocks(queries.clone()) {
+        for block in blocks(queries.clone(), ROWS) {
             let (rows, seen, at) = (block.len(), head.seen(&block), block.start - start);
             let columns = seen.next_multiple_of(WIDTH);
             let tile = Tile { rows, columns, depth: head.of.head_width };
@@ -232,17 +235,8 @@ impl Cpu {
                 let dy = own.dy.at_row(block.start);
                 multiply(level, tile, dy, shared.v_turned.read(), ds.at_row(at), false);
             }
-            for query in block.clone() {
-                let range = (query - start) * keys..(query - start) * keys + columns;
-                let (p, ds) = (&mut softmax[range.clone()], &mut slopes[range]);
-                let log_sum = pass.log_sums[head.sum(query)];
-                // SAFETY: rows of both are there, in whole lanes.
-                let along =
-                    unsafe { dot(level, padded, own.y.at_row(query), own.dy.at_row(query)) };
-                let mask = mask_of(pass.drop, head, query);
-                let seen = head.of.seen(query);
-                slope_row(level, head.scale(), seen, mask, log_sum, along, p, ds);
-            }
+            let from = at * keys;
+            self.slope_rows(head, &pass, &block, &mut softmax[from..], &mut slopes[from..]);
             let tile = Tile { rows, columns: padded, depth: seen };
             // SAFETY: keys and gradients are in whole lanes.
             unsafe {
@@ -253,11 +247,33 @@ impl Cpu {
         Slopes { queries, p, ds }
     }
 
+    /// Scores of a few queries, in rows of all keys, become their softmax, and the gradients of that
+    /// become gradients of the scores. Those of keys that only others of them see become zero.
+    pub(super) fn slope_rows(
+        &self,
+        head: Head,
+        pass: &Pass<'_>,
+        block: &Range<usize>,
+        softmax: &mut [f32],
+        slopes: &mut [f32],
+    ) {
+        let (level, keys, results) = (self.level, head.padded_keys(), head.results());
+        let (scale, columns) = (head.scale(), head.seen(block).next_multiple_of(WIDTH));
+        for (at, query) in block.clone().enumerate() {
+            let (mask, seen) = (mask_of(pass.drop, head, query), head.of.seen(query));
+            let (log_sum, row) = (pass.log_sums[head.sum(query)], results.range(query));
+            let along = dot(level, pass.y.part(row.clone()), pass.dy.part(row));
+            let row = at * keys..at * keys + columns;
+            let (p, ds) = (&mut softmax[row.clone()], &mut slopes[row]);
+            slope_row(level, scale, seen, mask, log_sum, along, p, ds);
+        }
+    }
+
     /// What a few queries add to the gradients of the keys and values that they see.
     fn backward_keys(&self, head: Head, shared: &Shared, own: &Own, slopes: Slopes) {
         let Slopes { queries, p, ds } = slopes;
         let causal = head.of.causal;
-        for block in blocks(0..head.seen(&queries)) {
+        for block in blocks(0..head.seen(&queries), ROWS) {
             // Queries before a key do not see it.
             let from = if causal { block.start.max(queries.start) } else { queries.start };
             let depth = queries.end - from;
@@ -281,20 +297,16 @@ impl Cpu {
     }
 }
 
-/// The sum of the products of two rows.
-///
-/// # Safety
-/// Both must have this width, which is of whole lanes.
-unsafe fn dot(level: super::super::level::Level, width: usize, a: Matrix, b: Matrix) -> f32 {
-    dot_kernel(level, width, a, b)
-}
-
 kernel! {
-    fn dot_kernel<V>(width: usize, a: Matrix, b: Matrix) -> f32 {
-        let mut sum = V::splat(0.0);
-        for at in (0..width).step_by(WIDTH) {
-            // SAFETY: the caller of `dot` promised that they are there.
-            unsafe { sum = V::load(a.start.add(at)).fused(V::load(b.start.add(at)), sum) };
+    /// The sum of the products of two rows.
+    fn dot<V>(a: Source<'_>, b: Source<'_>) -> f32 {
+        let (mut sum, whole) = (V::splat(0.0), a.len().min(b.len()) / WIDTH * WIDTH);
+        for at in (0..whole).step_by(WIDTH) {
+            // SAFETY: both have sixteen more.
+            sum = unsafe { a.load::<V>(at).fused(b.load(at), sum) };
+        }
+        if whole < a.len() {
+            sum = a.get::<V>(whole).fused(b.get(whole), sum);
         }
         sum.sum()
     }
@@ -312,7 +324,7 @@ kernel! {
         p: &mut [f32],
         ds: &mut [f32],
     ) {
-        for at in (0..p.len()).step_by(WIDTH) {
+        for at in (0..seen).step_by(WIDTH) {
             let share = exp(get::<V>(p, at).fused(V::splat(scale), V::splat(-log_sum)));
             let kept = mask.map_or(V::splat(1.0), |mask| factors(mask, at as u64));
             let slope = get::<V>(ds, at).times(kept).minus(V::splat(along));

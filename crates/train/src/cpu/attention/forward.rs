@@ -5,11 +5,12 @@ use std::ops::Range;
 use super::super::Cpu;
 use super::super::elementwise::factors;
 use super::super::lanes::WIDTH;
-use super::super::level::kernel;
+use super::super::level::{Level, kernel};
 use super::super::loss::largest;
 use super::super::math::exp;
 use super::super::numbers::{Apart, Source, get, put};
 use super::super::tile::{Matrix, MatrixMut, ROWS, Tile, multiply, transpose};
+use super::halves::QUERIES as MOST;
 use super::{Head, Layout, blocks, mask_of, take};
 use crate::device::{Attention, AttentionDrop};
 use crate::memory::{View, ViewMut};
@@ -35,9 +36,9 @@ pub(super) struct Own {
 /// What is known of a few queries once their exponentials were multiplied with the values.
 pub(super) struct Sums {
     /// The logarithm of each one's sum.
-    pub logs: [f32; ROWS],
+    pub logs: [f32; MOST],
     /// One over each one's sum, which results are not yet multiplied by.
-    pub shares: [f32; ROWS],
+    pub shares: [f32; MOST],
 }
 
 impl Cpu {
@@ -63,7 +64,11 @@ impl Cpu {
                 let head = Head { of: of.into(), layout, batch, head };
                 // SAFETY: each head has its own sums.
                 let log_sums = unsafe { log_sums.reals(head.sum(0)..head.sum(of.sequence)) };
-                self.forward_head(head, inputs, y, log_sums);
+                if self.attends_in_halves() {
+                    self.forward_head_halves(head, inputs, y, log_sums);
+                } else {
+                    self.forward_head(head, inputs, y, log_sums);
+                }
             }
         });
     }
@@ -75,7 +80,7 @@ impl Cpu {
         let room = take(&mut rest, size);
         let out = self.place(y, head.results(), room);
         let own = self.forward_own(head, inputs, &mut rest);
-        for block in blocks(0..head.of.queries) {
+        for block in blocks(0..head.of.queries, ROWS) {
             let out = out.at_row(block.start);
             let sums = self.forward_block(head, &own, block.clone(), out, rest);
             let rows = block.len();
@@ -120,17 +125,29 @@ impl Cpu {
             let q = own.q.at_row(block.start);
             multiply(self.level, tile, q, own.keys.read(), scores, false);
         }
-        let mut sums = Sums { logs: [0.0; ROWS], shares: [0.0; ROWS] };
-        for (at, query) in block.enumerate() {
-            let row = &mut softmax[at * keys..at * keys + columns];
-            let mask = mask_of(own.drop, head, query);
-            let seen = head.of.seen(query);
-            (sums.logs[at], sums.shares[at]) =
-                softmax_row(self.level, head.scale(), seen, mask, row);
-        }
+        let sums = self.softmax_rows(head, own.drop, &block, softmax);
         let tile = Tile { rows, columns: head.padded(), depth: seen };
         // SAFETY: values and results are in whole lanes.
         unsafe { multiply(self.level, tile, scores.read(), own.v, out, false) };
+        sums
+    }
+
+    /// Scores of a few queries, in rows of all keys, become exponentials. Those of keys that only
+    /// others of them see become zero.
+    pub(super) fn softmax_rows(
+        &self,
+        head: Head,
+        drop: Option<AttentionDrop>,
+        block: &Range<usize>,
+        scores: &mut [f32],
+    ) -> Sums {
+        let (keys, columns) = (head.padded_keys(), head.seen(block).next_multiple_of(WIDTH));
+        let (scale, mut sums) = (head.scale(), Sums { logs: [0.0; MOST], shares: [0.0; MOST] });
+        for (at, query) in block.clone().enumerate() {
+            let (mask, seen) = (mask_of(drop, head, query), head.of.seen(query));
+            let row = &mut scores[at * keys..at * keys + columns];
+            (sums.logs[at], sums.shares[at]) = softmax_row(self.level, scale, seen, mask, row);
+        }
         sums
     }
 }
@@ -145,6 +162,7 @@ kernel! {
     /// Exponentials of a query's scores, those of keys that it does not see zero. Returns the
     /// logarithm of the sum and one over the sum, which the exponentials are not yet multiplied by.
     fn softmax_row<V>(scale: f32, seen: usize, mask: Option<Mask>, row: &mut [f32]) -> (f32, f32) {
+        let (row, unseen) = row.split_at_mut(seen.next_multiple_of(WIDTH));
         row[seen..].fill(f32::NEG_INFINITY);
         let most = largest::<V>(Source::F32(row)) * scale;
         let mut sum = V::splat(0.0);
@@ -155,6 +173,7 @@ kernel! {
             sum = sum.plus(number);
         }
         row[seen..].fill(0.0);
+        unseen.fill(0.0);
         if let Some(mask) = mask {
             for at in (0..row.len()).step_by(WIDTH) {
                 let kept: V = factors(mask, at as u64);
@@ -170,7 +189,7 @@ kernel! {
 ///
 /// # Safety
 /// Rows of this width must be there.
-unsafe fn scale_rows(level: super::super::level::Level, width: usize, rows: MatrixMut, by: &[f32]) {
+pub(super) unsafe fn scale_rows(level: Level, width: usize, rows: MatrixMut, by: &[f32]) {
     scale_rows_kernel(level, width, rows, by);
 }
 

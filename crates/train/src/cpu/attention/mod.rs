@@ -3,10 +3,14 @@
 
 mod backward;
 mod forward;
+mod halves;
+mod halves_back;
 mod one;
 mod part;
 
 use std::ops::Range;
+
+pub use halves::HeadMemory;
 
 use super::Cpu;
 use super::lanes::WIDTH;
@@ -113,10 +117,10 @@ impl Head {
     }
 }
 
-/// The blocks of a range, which begins at a whole block.
-fn blocks(range: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+/// The blocks of so many rows of a range, which begins at a whole block.
+fn blocks(range: Range<usize>, rows: usize) -> impl Iterator<Item = Range<usize>> {
     let end = range.end;
-    range.step_by(ROWS).map(move |start| start..end.min(start + ROWS))
+    range.step_by(rows).map(move |start| start..end.min(start + rows))
 }
 
 /// One head's columns of all tokens of a sequence.
@@ -136,6 +140,11 @@ impl Columns {
     fn range(&self, row: usize) -> Range<usize> {
         let start = (self.first_row + row) * self.stride + self.column;
         start..start + self.width
+    }
+
+    /// Some of the rows.
+    fn part(self, rows: &Range<usize>) -> Self {
+        Self { first_row: self.first_row + rows.start, rows: rows.len(), ..self }
     }
 
     /// Whether kernels can take them from where they are.
@@ -176,7 +185,8 @@ impl Cpu {
     unsafe fn place_kept(&self, to: Apart<'_>, columns: Columns, room: &mut [f32]) -> MatrixMut {
         if !(to.is_real() && columns.whole()) {
             let padded = columns.width.next_multiple_of(WIDTH);
-            keep_rows(self.level, to, columns, &mut room[..columns.rows * padded]);
+            // SAFETY: the caller's promise.
+            unsafe { self.read_rows(to, columns, room) };
             return MatrixMut { start: room.as_mut_ptr(), row: padded };
         }
         self.place(to, columns, room)
@@ -190,6 +200,24 @@ impl Cpu {
         if to.is_real() && columns.whole() {
             return;
         }
+        // SAFETY: the caller's promise.
+        unsafe { self.write_rows(to, columns, room) };
+    }
+
+    /// What is in the columns goes into rows of padded width.
+    ///
+    /// # Safety
+    /// Nobody else may have these columns.
+    unsafe fn read_rows(&self, from: Apart<'_>, columns: Columns, room: &mut [f32]) {
+        let padded = columns.width.next_multiple_of(WIDTH);
+        keep_rows(self.level, from, columns, &mut room[..columns.rows * padded]);
+    }
+
+    /// Rows of padded width go into the columns.
+    ///
+    /// # Safety
+    /// Nobody else may have these columns.
+    unsafe fn write_rows(&self, to: Apart<'_>, columns: Columns, room: &[f32]) {
         let padded = columns.width.next_multiple_of(WIDTH);
         scatter_rows(self.level, &room[..columns.rows * padded], columns, to);
     }
@@ -213,7 +241,7 @@ kernel! {
     fn keep_rows<V>(from: Apart<'_>, columns: Columns, room: &mut [f32]) {
         let padded = columns.width.next_multiple_of(WIDTH);
         for (row, to) in room.chunks_exact_mut(padded).enumerate() {
-            // SAFETY: the caller of `place_kept`, the only one, promised that they are its own.
+            // SAFETY: the caller of `read_rows`, the only one, promised that they are its own.
             let from = unsafe { from.part(columns.range(row)) };
             for at in (0..padded).step_by(WIDTH) {
                 put(to, at, from.get::<V>(at));
@@ -227,10 +255,15 @@ kernel! {
     fn scatter_rows<V>(room: &[f32], columns: Columns, to: Apart<'_>) {
         let padded = columns.width.next_multiple_of(WIDTH);
         for (row, from) in room.chunks_exact(padded).enumerate() {
-            // SAFETY: the caller of `scatter`, the only one, promised that they are its own.
+            // SAFETY: the caller of `write_rows`, the only one, promised that they are its own.
             let mut to = unsafe { to.part(columns.range(row)) };
-            for at in (0..columns.width).step_by(WIDTH) {
-                to.put(at, get::<V>(from, at));
+            let whole = columns.width / WIDTH * WIDTH;
+            for at in (0..whole).step_by(WIDTH) {
+                // SAFETY: both have sixteen more.
+                unsafe { to.store(at, V::load(from.as_ptr().add(at))) };
+            }
+            if whole < columns.width {
+                to.put(whole, get::<V>(from, whole));
             }
         }
     }

@@ -1,11 +1,13 @@
 //! Attention to some of the keys, merged with that to others.
 
+use std::ops::Range;
+
 use super::super::Cpu;
 use super::super::lanes::WIDTH;
 use super::super::level::kernel;
 use super::super::numbers::Apart;
 use super::super::tile::{Matrix, MatrixMut, ROWS};
-use super::forward::{Inputs, forward_room};
+use super::forward::{Inputs, Sums, forward_room};
 use super::{Head, Layout, blocks, take};
 use crate::device::{AttentionDrop, AttentionPart};
 use crate::memory::{View, ViewMut};
@@ -41,28 +43,50 @@ impl Cpu {
     fn merge_head(&self, head: Head, inputs: Inputs<'_>, y: Apart<'_>, log_sums: Apart<'_>) {
         let padded = head.padded();
         let size = head.of.queries * padded;
-        let mut scratch = self.scratch(size + ROWS * padded + forward_room(head));
+        let in_halves = self.attends_in_halves();
+        let others = if in_halves { 0 } else { ROWS * padded + forward_room(head) };
+        let mut scratch = self.scratch(size + others);
         let mut rest = &mut scratch[..];
         let room = take(&mut rest, size);
         // SAFETY: each head has its own columns.
         let merged = unsafe { self.place_kept(y, head.results(), room) };
-        let new = MatrixMut { start: take(&mut rest, ROWS * padded).as_mut_ptr(), row: padded };
-        let own = self.forward_own(head, inputs, &mut rest);
-        for block in blocks(0..head.of.queries) {
-            let sums = self.forward_block(head, &own, block.clone(), new, rest);
-            for (at, query) in block.enumerate() {
-                // SAFETY: each head has its own sums.
-                let log_sum = unsafe { &mut *log_sums.address(head.sum(query)) };
-                let weights = Weights::of(*log_sum, sums.logs[at]);
-                *log_sum = weights.log_sum;
-                let new_share = weights.new * sums.shares[at];
-                let (new, merged) = (new.at_row(at).read(), merged.at_row(query));
-                // SAFETY: both have this row, in whole lanes.
-                unsafe { merge_row(self.level, padded, new, new_share, merged, weights.old) };
+        if in_halves {
+            self.forward_halves(head, inputs, |block, sums, new| {
+                let new = Matrix { start: new.as_ptr(), row: padded, column: 1 };
+                self.merge_block(head, block, sums, new, merged, log_sums);
+            });
+        } else {
+            let new = MatrixMut { start: take(&mut rest, ROWS * padded).as_mut_ptr(), row: padded };
+            let own = self.forward_own(head, inputs, &mut rest);
+            for block in blocks(0..head.of.queries, ROWS) {
+                let sums = self.forward_block(head, &own, block.clone(), new, rest);
+                self.merge_block(head, block, &sums, new.read(), merged, log_sums);
             }
         }
         // SAFETY: each head has its own columns.
         unsafe { self.scatter(y, head.results(), room) };
+    }
+
+    /// What came out for a few queries is merged with what there was for them.
+    fn merge_block(
+        &self,
+        head: Head,
+        block: Range<usize>,
+        sums: &Sums,
+        new: Matrix,
+        merged: MatrixMut,
+        log_sums: Apart<'_>,
+    ) {
+        for (at, query) in block.enumerate() {
+            // SAFETY: each head has its own sums.
+            let log_sum = unsafe { &mut *log_sums.address(head.sum(query)) };
+            let weights = Weights::of(*log_sum, sums.logs[at]);
+            *log_sum = weights.log_sum;
+            let new_share = weights.new * sums.shares[at];
+            let (new, merged) = (new.at_row(at), merged.at_row(query));
+            // SAFETY: both have this row, in whole lanes.
+            unsafe { merge_row(self.level, head.padded(), new, new_share, merged, weights.old) };
+        }
     }
 }
 

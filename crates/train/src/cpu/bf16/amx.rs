@@ -5,12 +5,13 @@
 //! either operand.
 
 use std::arch::asm;
+use std::cell::Cell;
+use std::marker::PhantomData;
 use std::sync::OnceLock;
 
-use super::finish::{COLUMNS, Ending, Goal, Sums, finish};
+use super::finish::{COLUMNS, Goal, Sums, finish};
 use super::kernel::Plan;
 use super::lines::{Line, WORDS};
-use super::operand::NumbersMut;
 use super::tile::{Run, Tile};
 
 /// Rows of a tile.
@@ -66,8 +67,32 @@ fn is_permitted() -> bool {
     false
 }
 
-/// The shapes of this thread's tiles, until it is dropped. Then the system has less to save.
-pub struct Configured(());
+/// The shapes of this thread's tiles, until the last of them is dropped. Then the system has less to
+/// save.
+pub struct Configured {
+    /// It is of one thread.
+    stays: PhantomData<*const ()>,
+}
+
+thread_local! {
+    static HOLDERS: Holders = const { Holders(Cell::new(0)) };
+}
+
+/// How many hold this thread's tiles. Configuring them takes longer than a small product.
+struct Holders(Cell<usize>);
+
+impl Holders {
+    /// Whether it is the first.
+    fn enter(&self) -> bool {
+        self.0.replace(self.0.get() + 1) == 0
+    }
+
+    /// Whether it was the last.
+    fn leave(&self) -> bool {
+        self.0.set(self.0.get() - 1);
+        self.0.get() == 0
+    }
+}
 
 /// What `ldtilecfg` reads.
 #[repr(C, align(64))]
@@ -110,16 +135,20 @@ impl Configured {
     /// Configures the tiles. Only where AMX is available.
     pub fn new() -> Self {
         assert!(is_available(), "tiles are configured where there are none");
-        // SAFETY: there are tiles, and the configuration is one of palette 1.
-        unsafe { asm!("ldtilecfg [{}]", in(reg) &WHOLE_TILES, options(nostack, readonly)) };
-        Self(())
+        if HOLDERS.with(Holders::enter) {
+            // SAFETY: there are tiles, and the configuration is one of palette 1.
+            unsafe { asm!("ldtilecfg [{}]", in(reg) &WHOLE_TILES, options(nostack, readonly)) };
+        }
+        Self { stays: PhantomData }
     }
 }
 
 impl Drop for Configured {
     fn drop(&mut self) {
-        // SAFETY: there are tiles; nothing is left in them.
-        unsafe { asm!("tilerelease", options(nostack, nomem)) };
+        if HOLDERS.with(Holders::leave) {
+            // SAFETY: there are tiles; nothing is left in them.
+            unsafe { asm!("tilerelease", options(nostack, nomem)) };
+        }
     }
 }
 
@@ -156,16 +185,10 @@ impl Corners {
     }
 }
 
-/// The result's own memory and stride, if the sums are all that goes there: for a whole tile.
+/// Where a whole tile goes, if not to sums first.
 fn straight(tile: &Tile, goal: &mut Goal<'_>) -> Option<(*mut f32, usize)> {
-    let is_whole = tile.rows == 2 * TILE_ROWS && goal.columns == COLUMNS;
-    match (&mut goal.numbers, goal.ending) {
-        (NumbersMut::F32(c), Ending::Set) if is_whole => {
-            let last = (tile.rows - 1) * goal.stride + COLUMNS;
-            Some((c[..last].as_mut_ptr(), goal.stride))
-        }
-        _ => None,
-    }
+    let is_whole = tile.rows == 2 * TILE_ROWS;
+    if is_whole { goal.straight(tile.rows, COLUMNS) } else { None }
 }
 
 /// # Safety
@@ -223,3 +246,18 @@ pub unsafe fn run(tile: &Tile, sums: &mut Sums, mut goal: Goal<'_>) {
 
 #[cfg(test)]
 pub mod emulated;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_holder_configures_and_the_last_releases() {
+        let holders = Holders(Cell::new(0));
+        assert!(holders.enter());
+        assert!(!holders.enter());
+        assert!(!holders.leave());
+        assert!(holders.leave());
+        assert!(holders.enter());
+    }
+}

@@ -3,8 +3,8 @@
 
 use std::ops::Range;
 
-use super::Packed;
-use super::finish::{COLUMNS, Ending, Goal, ROWS, Sums};
+use super::Right;
+use super::finish::{Ending, Goal, Sums};
 use super::kernel::Plan;
 use super::lines::{Line, Lines, WORDS};
 use super::operand::{Matrix, NumbersMut, Output};
@@ -18,10 +18,11 @@ const BLOCK_BYTES: usize = 256 << 10;
 pub fn product(
     m: usize,
     a: Matrix<'_>,
-    b: &Packed,
+    b: Right<'_>,
     ending: Ending<'_>,
     mut c: Output<'_>,
     left: &mut Lines,
+    sums: &mut Sums,
 ) {
     a.assert_holds(m, b.k);
     c.assert_holds(m, b.n);
@@ -31,8 +32,9 @@ pub fn product(
     if m == 0 || b.n == 0 {
         return;
     }
-    let plan = b.kernel.plan();
-    let _ready = b.kernel.made_ready();
+    let kernel = b.packed.kernel;
+    let plan = kernel.plan();
+    let _ready = kernel.made_ready();
     // Brain floats would be rounded after every part of the sums.
     let depth = if matches!(c.numbers, NumbersMut::F32(_)) { plan.depth } else { usize::MAX };
     for rows in even_parts(0..m, most_rows(&plan, b.k.min(depth))) {
@@ -40,9 +42,9 @@ pub fn product(
         loop {
             let ks = first..b.k.min(first.saturating_add(depth));
             let ending = if first == 0 { ending } else { Ending::Add };
-            let left = pack::left(b.kernel, &plan, &a, rows.clone(), ks.clone(), left);
+            let left = pack::left(kernel, &plan, &a, rows.clone(), ks.clone(), left);
             let block = Block { plan: &plan, left, rows: rows.clone(), right: b, ks };
-            block.multiply(ending, &mut c);
+            block.multiply(ending, &mut c, sums);
             first = block.ks.end;
             if first == b.k {
                 break;
@@ -68,13 +70,12 @@ struct Block<'a> {
     plan: &'a Plan,
     left: Left,
     rows: Range<usize>,
-    right: &'a Packed,
+    right: Right<'a>,
     ks: Range<usize>,
 }
 
 impl Block<'_> {
-    fn multiply(&self, ending: Ending<'_>, c: &mut Output<'_>) {
-        let mut sums = Sums([[0.0; COLUMNS]; ROWS]);
+    fn multiply(&self, ending: Ending<'_>, c: &mut Output<'_>, sums: &mut Sums) {
         let panels = self.right.n.div_ceil(WORDS);
         for panel in (0..panels).step_by(self.plan.panels) {
             let panels = panel..panels.min(panel + self.plan.panels);
@@ -84,14 +85,16 @@ impl Block<'_> {
                 let goal = goal(c, ending, rows.start, columns);
                 // SAFETY: the kernel's instructions were looked for when the right operand was
                 // packed for it, and the tile is inside of what is packed.
-                unsafe { (self.plan.run)(&tile, &mut sums, goal) };
+                unsafe { (self.plan.run)(&tile, sums, goal) };
             }
         }
     }
 
     fn tile(&self, rows: &Range<usize>, panels: &Range<usize>) -> Tile {
-        let right_stride = pack::panel_stride(self.right.k);
-        let right = &self.right.lines.all()[panels.start * right_stride + self.ks.start / 2..];
+        let packed = self.right.packed;
+        let right_stride = pack::panel_stride(packed.k);
+        let first_pair = (self.right.first + self.ks.start) / 2;
+        let right = &packed.lines.all()[panels.start * right_stride + first_pair..];
         let first_row = (rows.start - self.rows.start) * (1 + self.plan.left_widens);
         Tile {
             rows: rows.len(),

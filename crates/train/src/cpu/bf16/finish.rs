@@ -22,8 +22,15 @@ pub enum Ending<'a> {
 }
 
 /// The sums of a tile, row after row.
+#[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Sums(pub [[f32; COLUMNS]; ROWS]);
+
+impl Default for Sums {
+    fn default() -> Self {
+        Self([[0.0; COLUMNS]; ROWS])
+    }
+}
 
 /// Where a tile's sums go.
 pub struct Goal<'a> {
@@ -35,6 +42,21 @@ pub struct Goal<'a> {
     pub columns: usize,
     /// What becomes of it; a bias begins at the tile's first column.
     pub ending: Ending<'a>,
+}
+
+impl Goal<'_> {
+    /// The result's own memory and stride, if the sums of so many rows and columns are all that
+    /// goes there.
+    #[inline(always)]
+    pub fn straight(&mut self, rows: usize, columns: usize) -> Option<(*mut f32, usize)> {
+        match (&mut self.numbers, self.ending) {
+            (NumbersMut::F32(c), Ending::Set) if self.columns == columns => {
+                let last = (rows - 1) * self.stride + columns;
+                Some((c[..last].as_mut_ptr(), self.stride))
+            }
+            _ => None,
+        }
+    }
 }
 
 /// A number of the result.

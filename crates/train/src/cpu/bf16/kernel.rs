@@ -87,6 +87,16 @@ impl Kernel {
         !matches!(self, Self::Amx | Self::Avx512Bf16 | Self::Avx512 | Self::Avx2)
     }
 
+    /// Whether its instructions multiply brain floats, rather than what they are widened to.
+    pub fn multiplies_halves(self) -> bool {
+        match self {
+            Self::Amx | Self::Avx512Bf16 => true,
+            Self::Avx512 | Self::Avx2 | Self::Portable => false,
+            #[cfg(test)]
+            Self::AmxEmulated => true,
+        }
+    }
+
     /// # Panics
     /// If it is not available.
     pub(super) fn assert_available(self) {
@@ -113,15 +123,16 @@ impl Kernel {
         plan::<Portable>(tile::run::<Portable>)
     }
 
-    /// What this thread must have while it multiplies.
+    /// What this thread must have while it multiplies. Products see to it themselves; who holds it
+    /// over many small ones spares each of them the time.
     #[cfg(target_arch = "x86_64")]
-    pub(super) fn made_ready(self) -> Option<amx::Configured> {
+    pub(in super::super) fn made_ready(self) -> Option<amx::Configured> {
         (self == Self::Amx).then(amx::Configured::new)
     }
 
     /// What this thread must have while it multiplies: nothing.
     #[cfg(not(target_arch = "x86_64"))]
-    pub(super) fn made_ready(self) {}
+    pub(in super::super) fn made_ready(self) {}
 }
 
 fn plan<L: Lanes>(run: Run) -> Plan {

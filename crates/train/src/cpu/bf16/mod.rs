@@ -33,6 +33,9 @@ pub use kernel::Kernel;
 pub use operand::{Matrix, Numbers, NumbersMut, Output};
 pub use pack::Parts;
 
+use std::ops::Range;
+
+use finish::Sums;
 use lines::Lines;
 
 /// How large a product is: `m` times `k` by `k` times `n`.
@@ -51,6 +54,7 @@ pub struct Sizes {
 pub struct Scratch {
     left: Lines,
     right: Packed,
+    sums: Box<Sums>,
 }
 
 /// A right operand, packed once for many products. Threads may share it.
@@ -75,7 +79,8 @@ impl Packed {
     /// # Panics
     /// If the operand is not that large, or the processor lacks the kernel's instructions.
     pub fn fill(&mut self, kernel: Kernel, k: usize, n: usize, b: Matrix<'_>) {
-        self.fill_in_parts(kernel, [k, n], b, 1, &|parts, work| (0..parts).for_each(work));
+        self.becomes(kernel, [k, n], &b);
+        pack::right(kernel, &b, [k, n], &mut self.lines);
     }
 
     /// The same in at most so many parts, which `run` is given to do, in any order or at the same
@@ -91,15 +96,47 @@ impl Packed {
         parts: usize,
         run: &Parts<'_>,
     ) {
+        self.becomes(kernel, [k, n], &b);
+        pack::right_in_parts(kernel, &b, [k, n], &mut self.lines, parts, run);
+    }
+
+    fn becomes(&mut self, kernel: Kernel, [k, n]: [usize; 2], b: &Matrix<'_>) {
         kernel.assert_available();
         b.assert_holds(k, n);
         (self.kernel, self.k, self.n) = (kernel, k, n);
-        pack::right(kernel, &b, [k, n], &mut self.lines, parts, run);
     }
 
     /// The kernel that it is packed for.
     pub fn kernel(&self) -> Kernel {
         self.kernel
+    }
+
+    /// Some of its rows and the first `n` of its columns. Rows that share a step of 32 with the
+    /// last one are multiplied by zeros, so they must be finite.
+    ///
+    /// # Panics
+    /// If they are not there, or the first one is none that a step of 32 begins with.
+    pub fn part(&self, rows: Range<usize>, n: usize) -> Right<'_> {
+        let inside = rows.start <= rows.end && rows.end <= self.k && n <= self.n;
+        assert!(inside, "{rows:?} by {n} is no part of {} by {}", self.k, self.n);
+        assert!(rows.start.is_multiple_of(pack::DEPTH), "a step of rows begins before {rows:?}");
+        Right { packed: self, first: rows.start, k: rows.len(), n }
+    }
+}
+
+/// A right operand, or a part of it.
+#[derive(Debug, Clone, Copy)]
+pub struct Right<'a> {
+    packed: &'a Packed,
+    /// The first of its rows.
+    first: usize,
+    k: usize,
+    n: usize,
+}
+
+impl<'a> From<&'a Packed> for Right<'a> {
+    fn from(packed: &'a Packed) -> Self {
+        Self { packed, first: 0, k: packed.k, n: packed.n }
     }
 }
 
@@ -116,21 +153,22 @@ pub fn product(
     c: Output<'_>,
     scratch: &mut Scratch,
 ) {
-    scratch.right.fill(kernel, sizes.k, sizes.n, b);
-    block::product(sizes.m, a, &scratch.right, ending, c, &mut scratch.left);
+    let Scratch { left, right, sums } = scratch;
+    right.fill(kernel, sizes.k, sizes.n, b);
+    block::product(sizes.m, a, (&*right).into(), ending, c, left, sums);
 }
 
-/// The same of `m` rows and a right operand that is packed already.
+/// The same of `m` rows and a right operand that is packed already, or a part of one.
 ///
 /// # Panics
 /// If an operand is not as large as said.
-pub fn product_packed(
+pub fn product_packed<'b>(
     m: usize,
     a: Matrix<'_>,
-    b: &Packed,
+    b: impl Into<Right<'b>>,
     ending: Ending<'_>,
     c: Output<'_>,
     scratch: &mut Scratch,
 ) {
-    block::product(m, a, b, ending, c, &mut scratch.left);
+    block::product(m, a, b.into(), ending, c, &mut scratch.left, &mut scratch.sums);
 }

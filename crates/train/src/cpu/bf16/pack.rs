@@ -75,8 +75,14 @@ pub fn panel_stride(k: usize) -> usize {
 /// Does as many parts of something as it is told to, in any order or at the same time.
 pub type Parts<'a> = dyn Fn(usize, &(dyn Fn(usize) + Sync)) + 'a;
 
-/// Packs a right operand, in as many parts as are wanted, which `run` may do at the same time.
-pub fn right(
+/// Packs a right operand.
+pub fn right(kernel: Kernel, b: &Matrix<'_>, [k, n]: [usize; 2], lines: &mut Lines) {
+    let out = lines.at_least(n.div_ceil(WORDS) * panel_stride(k));
+    right_lanes(kernel, b, k, 0..n, out);
+}
+
+/// The same in as many parts as are wanted, which `run` may do at the same time.
+pub fn right_in_parts(
     kernel: Kernel,
     b: &Matrix<'_>,
     [k, n]: [usize; 2],
@@ -90,17 +96,23 @@ pub fn right(
     let parts: Vec<Mutex<&mut [Line]>> = out.chunks_mut(each * stride).map(Mutex::new).collect();
     run(parts.len(), &|part| {
         let lane = part * each * WORDS;
-        let source = Source {
-            numbers: b.numbers,
-            first: lane * b.column_stride,
-            lanes: (n - lane).min(each * WORDS),
-            lane_stride: b.column_stride,
-            k,
-            k_stride: b.row_stride,
-        };
+        let lanes = lane..n.min(lane + each * WORDS);
         let mut out = parts[part].lock().unwrap_or_else(PoisonError::into_inner);
-        dispatch(kernel, &source, Layout::Right { stride }, &mut out);
+        right_lanes(kernel, b, k, lanes, &mut out);
     });
+}
+
+/// Packs some columns of a right operand: whole panels, but for the last.
+fn right_lanes(kernel: Kernel, b: &Matrix<'_>, k: usize, lanes: Range<usize>, out: &mut [Line]) {
+    let source = Source {
+        numbers: b.numbers,
+        first: lanes.start * b.column_stride,
+        lanes: lanes.len(),
+        lane_stride: b.column_stride,
+        k,
+        k_stride: b.row_stride,
+    };
+    dispatch(kernel, &source, Layout::Right { stride: panel_stride(k) }, out);
 }
 
 /// A part of the left operand, packed.
@@ -121,7 +133,7 @@ pub fn left(
     lines: &mut Lines,
 ) -> Left {
     // A tile may read, but not use, more rows than there are. The rest of the stride spreads the
-    // groups of a tile over the cache.
+    // groups of a tile over the cache. It is a multiple of sixteen, so whole blocks fit.
     let stride = (rows.len() + plan.rows - 1 + 47) / 64 * 64 + 16;
     let count = ks.len().div_ceil(DEPTH) * stride;
     let source = Source {
@@ -214,19 +226,30 @@ unsafe fn pack_block<V: Vector>(
     out: &mut [Line],
 ) {
     let lanes = (source.lanes - group * WORDS).min(WORDS);
-    let (to, count, line_a_lane) = match layout {
-        Layout::Left { stride } => (depth * stride + group * WORDS, lanes, true),
-        Layout::Right { stride } => (group * stride + depth * WORDS, WORDS, false),
+    let (to, line_a_lane) = match layout {
+        Layout::Left { stride } => (depth * stride + group * WORDS, true),
+        Layout::Right { stride } => (group * stride + depth * WORDS, false),
     };
+    // All of them, also those of lanes that are missing: there is room, and a number of lines that
+    // is known keeps the block in registers.
+    let out = &mut out[to..to + WORDS];
     // SAFETY: as the caller says.
     unsafe {
-        let mut block = load::<V>(source, group * WORDS, lanes, depth * DEPTH);
-        if source.is_line_a_lane() != line_a_lane {
-            block = V::transposed(block);
+        let block = load::<V>(source, group * WORDS, lanes, depth * DEPTH);
+        // Written in either case, so that the block never goes to memory in between.
+        if source.is_line_a_lane() == line_a_lane {
+            write_lines(block, out);
+        } else {
+            write_lines(V::transposed(block), out);
         }
-        for (line, to) in block.iter().zip(&mut out[to..to + count]) {
-            line.write(to);
-        }
+    }
+}
+
+#[inline(always)]
+unsafe fn write_lines<V: Vector>(block: [V; WORDS], out: &mut [Line]) {
+    for (line, to) in block.iter().zip(out) {
+        // SAFETY: as the caller says.
+        unsafe { line.write(to) };
     }
 }
 

@@ -38,7 +38,15 @@ impl Operand {
 
     /// From a row on.
     fn matrix(&self, row: usize) -> Matrix<'_> {
-        let first = row * self.strides[0];
+        self.starting(row * self.strides[0])
+    }
+
+    /// From a column on.
+    fn columns(&self, first: usize) -> Matrix<'_> {
+        self.starting(first * self.strides[1])
+    }
+
+    fn starting(&self, first: usize) -> Matrix<'_> {
         let numbers = match &self.narrow {
             Some(narrow) => Numbers::Bf16(&narrow[first..]),
             None => Numbers::F32(&self.wide[first..]),
@@ -218,6 +226,33 @@ proptest! {
         }
     }
 
+    /// A part of a packed operand gives what that part gives, packed alone. Other rows and columns
+    /// do not count.
+    #[test]
+    fn parts_of_packed_operands_are_operands(
+        case in case(), cuts in [0.0..1.0_f64, 0.0..1.0, 0.0..1.0],
+    ) {
+        let Sizes { m, n, k } = case.sizes;
+        let some = |of: usize, cut: f64| (cut * (of + 1) as f64) as usize;
+        let (first, columns) = (some(k / 32, cuts[0]) * 32, some(n, cuts[1]));
+        let rows = first..first + some(k - first, cuts[2]);
+        let (mut scratch, mut packed) = (Scratch::default(), Packed::default());
+        for kernel in kernels() {
+            let mut product_of = |a: Matrix<'_>, b: Right<'_>| {
+                let mut c = case.before.clone();
+                let output = Output::rows(NumbersMut::F32(&mut c), case.stride);
+                product_packed(m, a, b, case.ending(), output, &mut scratch);
+                c.iter().map(|x| x.to_bits()).collect::<Vec<_>>()
+            };
+            let a = case.a.columns(rows.start);
+            packed.fill(kernel, rows.len(), columns, case.b.matrix(rows.start));
+            let expected = product_of(a, (&packed).into());
+            packed.fill(kernel, k, n, case.b.matrix(0));
+            let found = product_of(a, packed.part(rows.clone(), columns));
+            prop_assert_eq!(expected, found, "{}: {:?} by {}", kernel.name(), rows, columns);
+        }
+    }
+
     #[test]
     fn rounding_is_that_of_the_half_crate(bits in prop::collection::vec(any::<u32>(), 0..100)) {
         let numbers: Vec<f32> = bits.iter().map(|bits| f32::from_bits(*bits)).collect();
@@ -290,6 +325,22 @@ fn the_best_kernel_is_available_and_has_a_name() {
     let mut names: Vec<_> = kernels().map(Kernel::name).collect();
     names.dedup();
     assert_eq!(names.len(), kernels().count());
+}
+
+#[test]
+#[should_panic(expected = "32..50 by 3 is no part of 40 by 4")]
+fn rows_that_are_not_packed_are_refused() {
+    let mut packed = Packed::default();
+    packed.fill(Kernel::Portable, 40, 4, Matrix::rows(Numbers::F32(&[0.0; 160]), 4));
+    packed.part(32..50, 3);
+}
+
+#[test]
+#[should_panic(expected = "a step of rows begins before 16..32")]
+fn rows_within_a_step_are_refused() {
+    let mut packed = Packed::default();
+    packed.fill(Kernel::Portable, 40, 4, Matrix::rows(Numbers::F32(&[0.0; 160]), 4));
+    packed.part(16..32, 4);
 }
 
 #[test]

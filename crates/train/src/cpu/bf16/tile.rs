@@ -1,6 +1,6 @@
 //! The heart: one tile of the result, its sums in registers, one step for two numbers of `k`.
 
-use super::finish::{Goal, Sums, finish};
+use super::finish::{COLUMNS, Goal, Sums, finish};
 use super::lines::{Line, WORDS};
 
 /// What a tile is made from.
@@ -58,11 +58,14 @@ pub trait Lanes {
     unsafe fn store(sum: Self::Sum, to: *mut f32);
 }
 
+/// Where sums go, and how far it is from a row of them to the next.
+type To = (*mut f32, usize);
+
 /// The sums of a tile of `R` rows and `V` panels.
 #[inline(always)]
-unsafe fn multiply<L: Lanes, const R: usize, const V: usize>(tile: &Tile, sums: &mut Sums) {
-    // SAFETY: the caller vouches for the instructions, and for operands of as many lines as there
-    // are pairs; a tile is not larger than its sums.
+unsafe fn multiply<L: Lanes, const R: usize, const V: usize>(tile: &Tile, (to, row): To) {
+    // SAFETY: the caller vouches for the instructions, for operands of as many lines as there are
+    // pairs, and for the room that the sums need.
     unsafe {
         let mut acc = [[L::zero(); V]; R];
         let (mut left, mut right) = (tile.left, tile.right);
@@ -85,9 +88,9 @@ unsafe fn multiply<L: Lanes, const R: usize, const V: usize>(tile: &Tile, sums: 
             left = left.wrapping_add(tile.left_stride);
             pairs -= now;
         }
-        for (acc, sums) in acc.iter().zip(&mut sums.0) {
+        for (r, acc) in acc.iter().enumerate() {
             for (v, acc) in acc.iter().enumerate() {
-                L::store(*acc, sums.as_mut_ptr().add(v * WORDS));
+                L::store(*acc, to.add(r * row + v * WORDS));
             }
         }
     }
@@ -95,12 +98,12 @@ unsafe fn multiply<L: Lanes, const R: usize, const V: usize>(tile: &Tile, sums: 
 
 /// Any tile that is not too large: each height is compiled for itself.
 #[inline(always)]
-unsafe fn multiply_rows<L: Lanes, const V: usize>(tile: &Tile, sums: &mut Sums) {
+unsafe fn multiply_rows<L: Lanes, const V: usize>(tile: &Tile, to: To) {
     macro_rules! heights {
         ($($rows:literal)*) => {
             match tile.rows {
                 // SAFETY: as the caller says.
-                $($rows if $rows <= L::ROWS => unsafe { multiply::<L, $rows, V>(tile, sums) },)*
+                $($rows if $rows <= L::ROWS => unsafe { multiply::<L, $rows, V>(tile, to) },)*
                 rows => unreachable!("no kernel has tiles of {rows} rows"),
             }
         };
@@ -113,16 +116,20 @@ unsafe fn multiply_rows<L: Lanes, const V: usize>(tile: &Tile, sums: &mut Sums) 
 /// # Safety
 /// As there.
 #[inline(always)]
-pub unsafe fn run<L: Lanes>(tile: &Tile, sums: &mut Sums, goal: Goal<'_>) {
+pub unsafe fn run<L: Lanes>(tile: &Tile, sums: &mut Sums, mut goal: Goal<'_>) {
+    let straight = goal.straight(tile.rows, tile.panels * WORDS);
+    let to = straight.unwrap_or((sums.0.as_flattened_mut().as_mut_ptr(), COLUMNS));
     // SAFETY: as the caller says.
     unsafe {
         if tile.panels == 2 && L::PANELS == 2 {
-            multiply_rows::<L, 2>(tile, sums);
+            multiply_rows::<L, 2>(tile, to);
         } else {
-            multiply_rows::<L, 1>(tile, sums);
+            multiply_rows::<L, 1>(tile, to);
         }
     }
-    finish(sums, tile.rows, goal);
+    if straight.is_none() {
+        finish(sums, tile.rows, goal);
+    }
 }
 
 /// Plain loops, for any processor.

@@ -3,7 +3,7 @@
 
 use super::*;
 
-const ATTENTIONS: [[usize; 5]; 10] = [
+const ATTENTIONS: [[usize; 5]; 13] = [
     [1, 1, 1, 1, 1],
     [2, 1, 2, 1, 16],
     [3, 5, 2, 2, 6],
@@ -14,6 +14,9 @@ const ATTENTIONS: [[usize; 5]; 10] = [
     [1, 64, 4, 4, 64],
     [1, 103, 4, 2, 20],
     [1, 150, 2, 1, 48],
+    [1, 17, 2, 1, 64],
+    [2, 64, 3, 3, 24],
+    [1, 100, 4, 2, 40],
 ];
 
 fn attention_of([batch, sequence, heads, kv_heads, head_width]: [usize; 5]) -> Attention {
@@ -53,6 +56,37 @@ fn attention() {
     }
 }
 
+/// What comes out, and all gradients, as bits.
+fn attended(device: &Cpu, of: Attention, drop: Option<AttentionDrop>) -> Vec<Vec<u32>> {
+    let (inside, outside) = (of.rows() * of.qkv_width(), of.rows() * of.width());
+    let sums = Real(of.rows() * of.heads);
+    let mut all = tensors(device, &[Act(inside), Act(outside), sums, Act(outside), Act(inside)]);
+    let [qkv, y, log_sums, dy, dqkv] = &mut all[..] else { panic!() };
+    device.attention(of, qkv.view(), drop, y.view_mut(), log_sums.view_mut());
+    let saved = AttentionSaved { qkv: qkv.view(), y: y.view(), log_sums: log_sums.view() };
+    device.attention_back(of, saved, drop, dy.view(), dqkv.view_mut());
+    let bits = |numbers: Vec<f32>| numbers.iter().map(|x| x.to_bits()).collect();
+    fetched(device, &all).into_iter().map(bits).collect()
+}
+
+#[test]
+fn attention_is_the_same_on_any_number_of_threads() {
+    let of = attention_of([2, 100, 6, 3, 40]);
+    for drop in drops(of) {
+        let mut all: Vec<(String, Vec<Vec<u32>>)> = Vec::new();
+        for device in devices() {
+            let how = device.describe();
+            let kernels = how.split_once(", ").unwrap().1.to_owned();
+            let found = attended(&device, of, drop);
+            match all.iter().find(|(others, _)| *others == kernels) {
+                Some((_, expected)) => assert!(*expected == found, "{how} differs"),
+                None => all.push((kernels, found)),
+            }
+        }
+        assert!(all.len() < devices().len());
+    }
+}
+
 #[test]
 fn attention_of_one_token() {
     for [_, tokens, heads, kv_heads, head_width] in ATTENTIONS {
@@ -70,7 +104,7 @@ fn attention_of_one_token() {
 #[test]
 fn rope() {
     for of in ATTENTIONS.map(attention_of).into_iter().filter(|of| of.head_width % 2 == 0) {
-        let scattered = tokens(4, of.sequence, 300);
+        let scattered = super::tokens::tokens(4, of.sequence, 300);
         let in_order: Vec<u32> = (0..of.sequence as u32).collect();
         let all = [(&in_order, Turn::There), (&scattered, Turn::There), (&scattered, Turn::Back)];
         for (places, turn) in all {

@@ -177,12 +177,12 @@ fn vocabulary(file: &File, letters: &HashMap<char, u8>) -> Result<Tokens, String
     }
     let mut by_number = vec![None; last as usize + 1];
     let mut tokens = HashMap::with_capacity(file.model.vocab.len());
-    let special: HashSet<u32> = added.clone().map(|(_, id)| id).collect();
+    let special: HashSet<(&str, u32)> = added.clone().collect();
     for (text, id) in model {
         let bytes: Option<Box<[u8]>> = text.chars().map(|c| letters.get(&c).copied()).collect();
         let Some(bytes) = bytes else {
             // An added one is looked for as it is.
-            match special.contains(&id) {
+            match special.contains(&(text, id)) {
                 true => continue,
                 false => return Err(format!("the token {text:?} is not made of bytes")),
             }

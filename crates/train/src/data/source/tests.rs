@@ -96,7 +96,7 @@ fn token_files_of_another_tokenizer_are_refused() {
             folder: at.clone(),
             replace: false,
         };
-        folder::prepare(&plan, &mut |_| {}).unwrap();
+        folder::prepare(&plan, &mut |_| Ok(())).unwrap();
         at
     };
     let (a, b) = (make(one, "a"), make(two, "b"));

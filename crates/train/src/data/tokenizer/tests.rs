@@ -147,6 +147,22 @@ fn a_byte_without_a_token_is_named() {
     assert!(error.contains("0x20 of \" cab\""), "{error}");
 }
 
+/// Merges of a token under a number that is another's would make that one's text.
+#[test]
+fn a_token_that_is_not_made_of_bytes_must_be_added_as_it_is() {
+    let mut file: serde_json::Value = serde_json::from_str(BPE).unwrap();
+    file["model"]["vocab"] = serde_json::json!({"a": 0, "b": 1, "€": 0, "€b": 2});
+    file["model"]["merges"] = serde_json::json!(["€ b"]);
+    file["added_tokens"] =
+        serde_json::json!([{"id": 0, "content": "a"}, {"id": 2, "content": "zz"}]);
+    let error = of(file.to_string().as_bytes()).unwrap_err().to_string();
+    assert!(error.contains("is not made of bytes"), "{error}");
+    file["model"]["vocab"] = serde_json::json!({"a": 0, "b": 1, "€": 2});
+    file["model"]["merges"] = serde_json::json!([]);
+    file["added_tokens"] = serde_json::json!([{"id": 2, "content": "€"}]);
+    assert_eq!(of(file.to_string().as_bytes()).unwrap().encode("a€b").unwrap(), [0, 2, 1]);
+}
+
 #[test]
 fn a_character_comes_when_it_is_whole() {
     let tokenizer = of(BPE.as_bytes()).unwrap();

@@ -1,30 +1,26 @@
 //! What a rank holds.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
-use super::{Held, Holds, Part};
+use super::{Held, Holds, Part, Place};
 use crate::parallel::pipeline::Work;
 
 impl Part<'_> {
     /// What this rank holds.
     pub(super) fn holds(&self) -> Holds {
         let (zero, real) = (self.zero(), self.form.real);
-        let whole: u64 = self.held().map(|(_, block)| self.room(block) as u64).sum();
+        let whole = self.sum(|block| self.room(block) as u64);
         let share = whole / self.sharing() as u64;
-        let state = |shared: bool, passing: u64| match shared {
+        let passing = self.few(2);
+        let state = |shared: bool| match shared {
             true => Held { kept: share * real, passing: passing * real },
             false => Held { kept: whole * real, passing: 0 },
         };
-        let passing = self.passing(2, |_| false);
-        // What two stages have waits for the end of the step, all of it.
-        let table = &self.model.embedding.table;
-        let tied_apart = self.stage.is_tied_apart(self.shape);
-        let gradients = self.passing(2, |number| tied_apart && table.has(number));
         // Of what is on disk, the shares of some blocks are in memory, too: one that comes, one that
         // is used, and one that goes.
-        let read = self.passing(3, |_| false) / self.sharing() as u64 * real;
+        let read = self.few(3) / self.sharing() as u64 * real;
         let parameters = match (self.plan.on_disk.parameters, zero) {
-            (false, _) => state(zero >= 3, passing),
+            (false, _) => state(zero >= 3),
             (true, 0) => Held { kept: 0, passing: read },
             (true, _) => Held { kept: 0, passing: passing * real + read },
         };
@@ -34,41 +30,93 @@ impl Part<'_> {
         };
         Holds {
             parameters,
-            gradients: state(zero >= 2, gradients),
+            gradients: self.gradients(whole),
             moments,
             activations: self.activations(),
             working: self.way_back() + self.logits() + self.messages_under_way() + self.tying(),
         }
     }
 
-    /// Numbers of the blocks that are whole at once where a rank has shares: so many layers, and tiles
-    /// of each size, as one is used while others come or go; the ends of the model are for themselves,
-    /// and so is what stays.
-    fn passing(&self, at_once: u64, stays: impl Fn(usize) -> bool) -> u64 {
-        let last = self.shape.layers + 1;
-        let mut sizes = BTreeMap::new();
-        for (number, block) in self.held() {
-            let is_apart = number == 0 || number == last || stays(number);
-            let key = (is_apart.then_some(number), self.room(block) as u64);
-            *sizes.entry(key).or_insert(0u64) += 1;
+    /// Gradients of all blocks, which have so many numbers.
+    fn gradients(&self, whole: u64) -> Held {
+        let (real, sharing) = (self.form.real, self.sharing() as u64);
+        let repeated = self.plan.mesh.data_ranks() as u64 > sharing;
+        match self.zero() {
+            // Shares that are on their way to those who have the same.
+            1 if repeated => Held { kept: whole * real, passing: self.few(2) / sharing * real },
+            0 | 1 => Held { kept: whole * real, passing: 0 },
+            _ => {
+                let at_once = |place, count| self.gradients_at_once(place, count);
+                let passing = self.passing(|place| self.stays(place), at_once);
+                Held { kept: whole / sharing * real, passing: passing * real }
+            }
         }
-        sizes.into_iter().map(|((_, room), count)| room * count.min(at_once)).sum()
+    }
+
+    /// Blocks of so many whose gradients are whole at once: one that is worked on and one on its way;
+    /// but where those of matrices are put off, all layers, for their norms have theirs already.
+    fn gradients_at_once(&self, place: Place, count: u64) -> u64 {
+        let mut actions = self.stage.schedule.ranks[self.stage.stage].iter();
+        match place {
+            Place::Layer if actions.any(|action| action.work == Work::Input) => {
+                // Before layers are begun again the last one has arrived, if a head was between.
+                count + u64::from(!self.has_head())
+            }
+            _ if self.stays(place) => count,
+            _ => count.min(2),
+        }
+    }
+
+    /// Whether gradients of a block wait for the end of the step, all of them: tiles of a table that
+    /// two stages have.
+    fn stays(&self, place: Place) -> bool {
+        place == Place::TableTile && self.stage.is_tied_apart(self.shape)
+    }
+
+    /// Numbers of the blocks that are whole at once, so many of each size at most.
+    fn few(&self, most: u64) -> u64 {
+        self.passing(|_| false, |_, count| count.min(most))
+    }
+
+    /// Numbers of the blocks that are whole at once where a rank has shares, of so many the ones that
+    /// are asked for: layers, and tiles of each size, as one is used while others come or go; the ends
+    /// of the model are for themselves, and so is what stays.
+    fn passing(&self, stays: impl Fn(Place) -> bool, at_once: impl Fn(Place, u64) -> u64) -> u64 {
+        let mut sizes = BTreeMap::new();
+        for block in &self.held {
+            let is_end = [Place::Embedding, Place::Head].contains(&block.place);
+            let is_apart = is_end || stays(block.place);
+            let key = (is_apart.then_some(block.place), self.room(block) as u64);
+            let (place, count) = sizes.entry(key).or_insert((block.place, 0));
+            (*place, *count) = (block.place.min(*place), *count + block.count);
+        }
+        let sizes = sizes.into_iter();
+        sizes.map(|((_, room), (place, count))| room * at_once(place, count)).sum()
     }
 
     /// The most that passes have left for the way back at any time of a step, by the schedule; and what
-    /// one layer computes again on that way, if they leave little.
+    /// one layer computes, and again on that way, if they leave little.
     fn activations(&self) -> u64 {
+        let passing = if self.form.recompute { self.inner() } else { 0 };
         let (mut alive, mut most) = (0u64, 0);
         for action in self.stage.actions(self.plan.accumulation).iter() {
             let saved = self.saved(action.chunk);
+            let before = alive;
             match action.work {
                 Work::Forward => alive += saved,
-                work if work.ends() => alive = alive.saturating_sub(saved),
-                _ => {}
+                Work::Backward => alive = alive.saturating_sub(saved),
+                Work::Input => alive = alive.saturating_sub(saved) + self.put_off(action.chunk),
+                Work::Weight => alive = alive.saturating_sub(self.put_off(action.chunk)),
             }
-            most = most.max(alive);
+            // Behind the gradient of an input, the inside of the last layer is among what is put off.
+            let during = match action.work {
+                Work::Forward => alive + passing,
+                Work::Backward | Work::Input => before + passing,
+                Work::Weight => before,
+            };
+            most = most.max(alive).max(during);
         }
-        if self.form.recompute { most + self.inner() } else { most }
+        most
     }
 
     /// What the forward pass of a micro-batch through a chunk leaves: the input of each layer, and
@@ -78,6 +126,23 @@ impl Part<'_> {
         let inner = if self.form.recompute { 0 } else { self.inner() };
         let behind = if self.stage.is_last(chunk) { stream } else { 0 };
         self.layers(chunk) as u64 * (stream + inner) + behind
+    }
+
+    /// What is left in a chunk for the gradients of matrices if they come later: what each product began
+    /// with, and the gradient behind it.
+    fn put_off(&self, chunk: usize) -> u64 {
+        let (shape, tp, rows) = (self.shape, self.plan.mesh.tp, self.rows());
+        let mut inner = shape.width + (shape.feed_forward + shape.up_width()) / tp;
+        let mut behind = shape.width;
+        if shape.attends() {
+            let heads = shape.heads * shape.head_width();
+            inner += shape.width + (heads + shape.qkv_width()) / tp;
+            behind += shape.width;
+        }
+        // The gradient of the stream is gathered where ranks share its rows, and else copied.
+        let each = if self.plan.sequence { self.form.activation } else { self.form.real };
+        let numbers = inner as u64 * self.form.activation + behind as u64 * each;
+        self.layers(chunk) as u64 * rows as u64 * numbers
     }
 
     /// What the halves of a layer leave: the normed rows, the norm's mean and deviation, what is
@@ -140,14 +205,13 @@ impl Part<'_> {
         if !self.stage.is_tied_apart(self.shape) {
             return 0;
         }
-        let lengths: BTreeSet<usize> = self.table_lengths().collect();
-        lengths.into_iter().sum::<usize>() as u64 * self.form.real
+        self.blocks.table_lens.keys().sum::<usize>() as u64 * self.form.real
     }
 
     fn logits(&self) -> u64 {
         if !self.has_head() {
             return 0;
         }
-        self.model.head.working(self.rows(), self.plan.mesh.tp) as u64 * self.form.real
+        self.blocks.passes.working(self.rows(), self.plan.mesh.tp) as u64 * self.form.real
     }
 }

@@ -1,5 +1,5 @@
-//! What a split costs: what each rank holds, and what it sends in a step. Counted from the model's
-//! blocks and from what the engine does, in whole bytes. No I/O.
+//! What a split costs: what each rank holds, and what it sends, reads and writes in a step.
+//! Counted from the model's blocks and from what the engine does, in whole bytes. No I/O.
 //!
 //! With P parameters, n data ranks, t tensor ranks, s·b tokens of a micro-batch of width h, all of it
 //! comes to the usual formulas: states 16·P/t bytes a rank (all is f32), (8+8/n)·P/t under ZeRO 1,
@@ -8,19 +8,23 @@
 //! a micro-batch; tensor parallel 8(t-1)/t·s·b·h numbers a layer; a pipeline s·b·h numbers a boundary
 //! and way. What they leave out, such as padding, norms and positions, is counted here.
 
+mod blocks;
 mod holds;
+mod moves;
 mod sends;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeSet;
+use std::collections::HashMap;
+
+use blocks::{Alike, Blocks, Place};
 
 use crate::config::Plan;
 use crate::cpu::Precision;
-use crate::model::Model;
+use crate::offload::Moved;
 use crate::parallel::pipeline::{Stage, StageError};
 use crate::parallel::{Axis, Seat};
-use crate::shape::{Block, Parameter, Shape, TABLE};
+use crate::shape::Shape;
 
 /// How numbers are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,7 +49,7 @@ impl Form {
 }
 
 /// Bytes of one kind of state.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Held {
     /// What is always there.
     pub kept: u64,
@@ -61,7 +65,7 @@ impl Held {
 }
 
 /// What a rank holds, in bytes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Holds {
     /// Parameters.
     pub parameters: Held,
@@ -90,7 +94,7 @@ impl Holds {
 }
 
 /// What a rank sends in a step, in bytes by the rules of [`regatta_comm::count::must_send`].
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Sends {
     by_axis: [u64; Axis::ALL.len()],
 }
@@ -108,16 +112,16 @@ impl Sends {
 }
 
 /// What a rank of a split has to do with.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Cost {
-    /// Where it sits.
-    pub seat: Seat,
     /// The names of the blocks that it has, or has shares of.
     pub blocks: Vec<String>,
     /// What it holds.
     pub holds: Holds,
     /// What it sends in a step.
     pub sends: Sends,
+    /// What it reads from disk and writes there in a step.
+    pub moves: Moved,
 }
 
 /// Why a split's cost cannot be said.
@@ -139,16 +143,76 @@ pub enum CostError {
     },
 }
 
-/// What each rank of a split costs.
-pub fn costs(shape: &Shape, plan: &Plan, form: Form) -> Result<Vec<Cost>, CostError> {
-    (0..plan.mesh.ranks()).map(|rank| cost(shape, plan, form, rank)).collect()
+/// What the ranks of a split cost.
+#[derive(Debug, Clone)]
+pub struct Costs {
+    /// Of each kind of rank, counted once. Some kinds may cost the same.
+    pub kinds: Vec<Cost>,
+    /// Which kind each rank is of.
+    pub of: Vec<usize>,
+}
+
+impl Costs {
+    /// What a rank costs.
+    pub fn rank(&self, rank: usize) -> &Cost {
+        &self.kinds[self.of[rank]]
+    }
+}
+
+/// What each rank of a split costs. Ranks that differ in nothing that matters are of one kind: of the
+/// copies of the model there may be thousands.
+pub fn costs(shape: &Shape, plan: &Plan, form: Form) -> Result<Costs, CostError> {
+    check_size(shape, plan)?;
+    let mesh = &plan.mesh;
+    let mut stage = stage(shape, plan, 0)?;
+    let mut costs = Costs { kinds: Vec::new(), of: vec![0; mesh.ranks()] };
+    for tp in 0..mesh.tp {
+        let first = Seat { dp: 0, cp: 0, tp, pp: 0 };
+        let blocks = Blocks::new(shape, first.tensor_share(mesh), plan.tiles);
+        for pp in 0..mesh.pp {
+            stage.stage = pp;
+            let seat = Seat { pp, ..first };
+            costs.add(Part::new(shape, plan, form, seat, &stage, &blocks));
+        }
+    }
+    Ok(costs)
+}
+
+impl Costs {
+    /// All ranks that have the same stage and the same part of each matrix.
+    fn add(&mut self, mut part: Part<'_>) {
+        let mesh = part.plan.mesh;
+        let mut known = HashMap::new();
+        for data in 0..mesh.data_ranks() {
+            part.seat = Seat { dp: data / mesh.cp, cp: data % mesh.cp, ..part.seat };
+            let kinds = &mut self.kinds;
+            let kind = *known.entry(part.kind()).or_insert_with(|| {
+                kinds.push(part.cost());
+                kinds.len() - 1
+            });
+            self.of[mesh.rank(part.seat)] = kind;
+        }
+    }
 }
 
 /// What one rank costs.
 pub fn cost(shape: &Shape, plan: &Plan, form: Form, rank: usize) -> Result<Cost, CostError> {
     check_size(shape, plan)?;
-    let part = Part::new(shape, plan, form, plan.mesh.seat(rank))?;
-    Ok(Cost { seat: part.seat, blocks: part.names(), holds: part.holds(), sends: part.sends() })
+    let seat = plan.mesh.seat(rank);
+    let stage = stage(shape, plan, seat.pp)?;
+    let blocks = Blocks::new(shape, seat.tensor_share(&plan.mesh), plan.tiles);
+    Ok(Part::new(shape, plan, form, seat, &stage, &blocks).cost())
+}
+
+/// A rank's part in the pipeline.
+fn stage(shape: &Shape, plan: &Plan, number: usize) -> Result<Stage, StageError> {
+    match plan.mesh.pp {
+        1 => Ok(Stage::whole(shape)),
+        pp => {
+            let how = (plan.schedule, pp, plan.chunks, plan.accumulation);
+            Stage::new(shape, how, number)
+        }
+    }
 }
 
 /// Nobody trains what is refused here, but somebody may mistype it.
@@ -172,47 +236,65 @@ struct Part<'a> {
     plan: &'a Plan,
     form: Form,
     seat: Seat,
-    stage: Stage,
-    /// This rank's part of the model; see [`Part::held`].
-    model: Model,
-    /// Whether it has each block.
-    is_held: Vec<bool>,
+    stage: &'a Stage,
+    /// What all stages of its tensor-parallel rank have.
+    blocks: &'a Blocks,
+    /// The blocks that this rank has.
+    held: Vec<Alike>,
 }
 
 /// Shares of blocks begin at a multiple of so many numbers.
 const ALIGNED: usize = 32;
 
 impl<'a> Part<'a> {
-    fn new(shape: &'a Shape, plan: &'a Plan, form: Form, seat: Seat) -> Result<Self, StageError> {
-        let stage = match plan.mesh.pp {
-            1 => Stage::whole(shape),
-            pp => {
-                let how = (plan.schedule, pp, plan.chunks, plan.accumulation);
-                Stage::new(shape, how, seat.pp)?
-            }
+    fn new(
+        shape: &'a Shape,
+        plan: &'a Plan,
+        form: Form,
+        seat: Seat,
+        stage: &'a Stage,
+        blocks: &'a Blocks,
+    ) -> Self {
+        let mut part = Self { shape, plan, form, seat, stage, blocks, held: Vec::new() };
+        let layers: u64 = stage.chunks().map(|chunk| part.layers(chunk) as u64).sum();
+        let several = |alike: &Alike| Alike { count: alike.count * layers, ..*alike };
+        let first = match (stage.has(0), stage.has_copy(shape)) {
+            (true, _) => &blocks.embedding[..],
+            (_, true) => &blocks.table,
+            _ => &[],
         };
-        let share = seat.tensor_share(&plan.mesh);
-        let mut model = Model::tiled(shape.clone(), share, plan.tiles);
-        let is_held = model.keep(&stage);
-        Ok(Self { shape, plan, form, seat, stage, model, is_held })
+        part.held.extend(first);
+        part.held.extend(blocks.layer.iter().map(several).filter(|alike| alike.count > 0));
+        part.held.extend(part.has_head().then_some(&blocks.head).into_iter().flatten());
+        part
     }
 
-    /// The blocks that this rank has, with their numbers.
-    fn held(&self) -> impl Iterator<Item = (usize, &Block)> {
-        self.model.blocks.iter().enumerate().filter(|(number, _)| self.is_held[*number])
+    fn cost(&self) -> Cost {
+        let (holds, sends, moves) = (self.holds(), self.sends(), self.moves());
+        Cost { blocks: self.names(), holds, sends, moves }
     }
 
-    /// The names that people know: tiles are parts of others.
+    /// The names of the blocks that this rank has. Tiles are parts of others.
     fn names(&self) -> Vec<String> {
-        let users: BTreeSet<usize> =
-            self.held().map(|(number, _)| self.model.users[number]).collect();
-        users.into_iter().map(|user| self.model.blocks[user].name.clone()).collect()
+        let (stage, last) = (self.stage, self.shape.layers + 1);
+        let own = stage.chunks().flat_map(|chunk| stage.parts[chunk].clone());
+        let copy = stage.has_copy(self.shape).then_some(0);
+        let name = |number: usize| match number {
+            0 => "embed".to_owned(),
+            head if head == last => "head".to_owned(),
+            layer => format!("layer.{}", layer - 1),
+        };
+        copy.into_iter().chain(own).map(name).collect()
     }
 
-    /// The numbers of each tile of the table of tokens, or of all of it.
-    fn table_lengths(&self) -> impl Iterator<Item = usize> {
-        let all = self.held().flat_map(|(_, block)| &block.parameters);
-        all.filter(|parameter| parameter.name == TABLE).map(Parameter::len)
+    /// All blocks that this rank has, as many numbers as are asked for of each.
+    fn sum(&self, numbers: impl Fn(&Alike) -> u64) -> u64 {
+        self.held.iter().map(|alike| alike.count * numbers(alike)).sum()
+    }
+
+    /// Whether matrices are in tiles: those of layers, the table of tokens and the head's.
+    fn is_tiled(&self) -> bool {
+        self.plan.tiles > 1
     }
 
     fn has_head(&self) -> bool {
@@ -241,10 +323,10 @@ impl<'a> Part<'a> {
     }
 
     /// Numbers of a block, with those that make it share equally.
-    fn room(&self, block: &Block) -> usize {
+    fn room(&self, block: &Alike) -> usize {
         match self.sharing() {
-            1 => block.room(),
-            ranks => block.room().next_multiple_of(ranks * ALIGNED),
+            1 => block.room,
+            ranks => block.room.next_multiple_of(ranks * ALIGNED),
         }
     }
 

@@ -3,10 +3,9 @@
 use regatta_comm::count::must_send;
 use regatta_comm::{Counts, Kind};
 
-use super::{Part, Sends};
+use super::{Alike, Part, Place, Sends};
 use crate::parallel::Axis;
 use crate::parallel::pipeline::Way;
-use crate::shape::Block;
 
 /// A rank of several that do a collective.
 #[derive(Debug, Clone, Copy)]
@@ -33,9 +32,9 @@ impl Part<'_> {
         for (axis, bytes) in [
             (Axis::Tensor, self.tensor()),
             (Axis::Context, self.context()),
-            (Axis::Data, self.data()),
+            (Axis::Data, if self.zero() == 0 { self.summed() } else { 0 }),
             (Axis::Shard, self.shard()),
-            (Axis::Replica, self.replica()),
+            (Axis::Replica, if self.zero() == 0 { 0 } else { self.summed() }),
             (Axis::Forward, self.messages(Way::Forward)),
             (Axis::Backward, self.messages(Way::Backward)),
             (Axis::Tied, self.tied()),
@@ -46,7 +45,15 @@ impl Part<'_> {
         sends
     }
 
-    fn micros(&self) -> u64 {
+    /// What tells apart ranks that have the same blocks: of sums that do not divide the first have a
+    /// number more, and of the norm of all gradients the first rank has it.
+    pub(super) fn kind(&self) -> (usize, bool) {
+        let among = self.summing();
+        let has_more = |block: &&Alike| among.rank < self.own_room(block) % among.ranks;
+        (self.held.iter().filter(has_more).count(), self.plan.mesh.rank(self.seat) == 0)
+    }
+
+    pub(super) fn micros(&self) -> u64 {
         self.plan.accumulation as u64
     }
 
@@ -88,11 +95,7 @@ impl Part<'_> {
             return 0;
         }
         let times = if self.zero() >= 2 { self.micros() } else { 1 };
-        let of = |block: &Block| {
-            let norms = block.parameters.iter().filter(|p| p.name.contains(".norm"));
-            among.sends(Kind::AllReduce, norms.map(|p| p.len()).sum())
-        };
-        times * self.held().map(|(_, block)| of(block)).sum::<u64>() * self.form.real
+        times * self.sum(|block| among.sends(Kind::AllReduce, block.norms)) * self.form.real
     }
 
     /// Keys and values go round, and backward their gradients with them and one hop farther.
@@ -108,15 +111,25 @@ impl Part<'_> {
         self.micros() * self.layers_here() * layer * numbers
     }
 
-    /// Gradients of everything, summed once a step.
-    fn data(&self) -> u64 {
-        let mesh = &self.plan.mesh;
-        let among = Among { rank: self.seat.data_rank(mesh), ranks: mesh.data_ranks() };
-        if self.zero() > 0 || among.ranks == 1 {
+    /// With whom this rank sums gradients: all with the same parameters, or of these all with the same
+    /// share.
+    fn summing(&self) -> Among {
+        let (mesh, each) = (&self.plan.mesh, self.sharing());
+        Among { rank: self.seat.data_rank(mesh) / each, ranks: mesh.data_ranks() / each }
+    }
+
+    /// What it sums with them of a block.
+    fn own_room(&self, block: &Alike) -> usize {
+        self.room(block) / self.sharing()
+    }
+
+    /// Gradients of everything, or of its share, summed once a step.
+    fn summed(&self) -> u64 {
+        let among = self.summing();
+        if among.ranks == 1 {
             return 0;
         }
-        let one = |block: &Block| among.sends(Kind::AllReduce, block.room());
-        self.held().map(|(_, block)| one(block)).sum::<u64>() * self.form.real
+        self.sum(|block| among.sends(Kind::AllReduce, self.own_room(block))) * self.form.real
     }
 
     /// Gradients become shares, once a step or with every micro-batch, and shares of parameters are
@@ -128,57 +141,47 @@ impl Part<'_> {
         }
         let mesh = &self.plan.mesh;
         let among = Among { rank: self.seat.data_rank(mesh) % mesh.shard, ranks: mesh.shard };
-        let one = |(number, block): (usize, &Block)| {
+        let one = |block: &Alike| {
             let room = self.room(block);
-            let scatters = if zero == 1 { 1 } else { self.scatters(number) };
-            let gathers = if zero < 3 { 1 } else { self.micros() * self.gathers(number) };
+            let scatters = if zero == 1 { 1 } else { self.scatters(block.place) };
+            let gathers = if zero < 3 { 1 } else { self.micros() * self.gathers(block.place) };
             scatters * among.sends(Kind::ReduceScatter, room)
                 + gathers * among.sends(Kind::AllGather, room)
         };
-        self.held().map(one).sum::<u64>() * self.form.real
+        self.sum(one) * self.form.real
     }
 
     /// How often the gradients of a block leave: those of a table that two stages have only when both
     /// have summed theirs, those of tiles of a tied table when the head has added to them, and when
     /// the embedding has.
-    fn scatters(&self, number: usize) -> u64 {
-        let table = &self.model.embedding.table;
-        match table.has(number) {
-            true if self.stage.is_tied_apart(self.shape) => 1,
-            true if table.is_tiled() && self.shape.tied => 2 * self.micros(),
+    fn scatters(&self, place: Place) -> u64 {
+        let has_table = match place {
+            Place::Embedding => !self.is_tiled(),
+            other => other == Place::TableTile,
+        };
+        match place {
+            _ if has_table && self.stage.is_tied_apart(self.shape) => 1,
+            Place::TableTile if self.shape.tied => 2 * self.micros(),
             _ => self.micros(),
         }
     }
 
     /// How often a micro-batch needs the parameters of a block: a layer's forward and backward, the
-    /// embedding's forward, and the head's once, or if they are tiles, twice.
-    fn gathers(&self, number: usize) -> u64 {
-        let (embedding, head) = (&self.model.embedding.table, &self.model.head.table);
-        let user = self.model.users[number];
-        if embedding.has(number) || head.has(number) {
-            let first = embedding.has(number) && self.stage.has(0);
-            let last = head.has(number) && self.has_head();
-            return u64::from(first) + u64::from(last) * if head.is_tiled() { 2 } else { 1 };
+    /// embedding's forward, and the head's once, or if they are tiles, twice. A tied table is both's.
+    pub(super) fn gathers(&self, place: Place) -> u64 {
+        let first = u64::from(self.stage.has(0));
+        let tied = u64::from(self.shape.tied && self.has_head());
+        match place {
+            // Positions, without the table.
+            Place::Embedding if self.is_tiled() => 1,
+            Place::Embedding => first + tied,
+            Place::TableTile => first + 2 * tied,
+            Place::HeadTile => 2,
+            Place::Layer => 2,
+            // It is brought again, too, where the forward pass is done again.
+            Place::Tile => 2 + u64::from(self.form.recompute),
+            Place::Head => 1,
         }
-        match number {
-            _ if number == 0 || number == self.shape.layers + 1 => 1,
-            // A tile is brought again, too, where the forward pass is done again.
-            tile if user != tile => 2 + u64::from(self.form.recompute),
-            _ => 2,
-        }
-    }
-
-    /// The sums of a share go on to the ranks with the same one.
-    fn replica(&self) -> u64 {
-        let mesh = &self.plan.mesh;
-        let (rank, ranks) =
-            (self.seat.data_rank(mesh) / mesh.shard, mesh.data_ranks() / mesh.shard);
-        if self.zero() == 0 || ranks == 1 {
-            return 0;
-        }
-        let among = Among { rank, ranks };
-        let one = |block| among.sends(Kind::AllReduce, self.room(block) / mesh.shard);
-        self.held().map(|(_, block)| one(block)).sum::<u64>() * self.form.real
     }
 
     /// The stream, or its gradient, to another stage.
@@ -197,8 +200,8 @@ impl Part<'_> {
             return 0;
         }
         let among = Among { rank: usize::from(self.seat.pp > 0), ranks: 2 };
-        let one = |length| among.sends(Kind::AllReduce, length);
-        self.table_lengths().map(one).sum::<u64>() * self.form.real
+        let one = |(len, count): (&usize, &u64)| count * among.sends(Kind::AllReduce, *len);
+        self.blocks.table_lens.iter().map(one).sum::<u64>() * self.form.real
     }
 
     /// The norm of the gradients, where no rank has all of them.

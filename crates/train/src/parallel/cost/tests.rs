@@ -11,7 +11,13 @@ fn all(words: &str, ranks: usize, precision: Precision) -> Vec<Cost> {
     let config = resolve(None, &words).unwrap().config;
     let (shape, plan) = (config.shape(64).unwrap(), config.validate(ranks).unwrap());
     assert_eq!(shape.parameters(), 27_776);
-    costs(&shape, &plan, Form::new(precision, config.train.recompute)).unwrap()
+    let form = Form::new(precision, config.train.recompute);
+    let all = costs(&shape, &plan, form).unwrap();
+    let each = |rank| {
+        assert_eq!(*all.rank(rank), cost(&shape, &plan, form, rank).unwrap(), "{words:?}, {rank}");
+        all.rank(rank).clone()
+    };
+    (0..ranks).map(each).collect()
 }
 
 /// What the ranks of a split cost in f32.
@@ -111,6 +117,31 @@ fn tiles_come_and_go_by_themselves() {
 }
 
 #[test]
+fn what_is_on_disk_comes_and_goes() {
+    let moves = |words: &str, ranks| {
+        let all = split(words, ranks);
+        assert!(all.iter().all(|cost| cost.moves == all[0].moves));
+        (all[0].moves.read, all[0].moves.written)
+    };
+    assert_eq!(moves("", 1), (0, 0));
+    // Two moments of each parameter, once a step.
+    assert_eq!(moves("offload.optimizer=disk", 1), (222_208, 222_208));
+    assert_eq!(moves("offload.optimizer=disk", 2), (222_208, 222_208));
+    assert_eq!(moves("offload.optimizer=disk zero=1", 2), (111_360, 111_360));
+    // Each of four micro-batches: the table twice, layers twice, the norm once; and all for the update.
+    let micro = 2 * 2_304 + 2 * 2 * 12_704 + 64;
+    let read = 4 * (4 * micro + 27_776);
+    assert_eq!(moves("offload.parameters=disk micro_batch=1", 1), (read, 111_104));
+    // Half of it, with gaps, for each of two micro-batches; shared whatever is said of that.
+    let micro = 2_304 + 2 * 12_736 + 32;
+    let read = 4 * (2 * micro + 13_920);
+    for zero in 0..4 {
+        let words = format!("offload.parameters=disk zero={zero} micro_batch=1");
+        assert_eq!(moves(&words, 2), (read, 55_680));
+    }
+}
+
+#[test]
 fn tensor_parallel_moves_the_stream() {
     // 32 rows of 32. A layer: 8(t-1)/t of them. Embedding and head: once in, once out, and three
     // numbers a row for the softmax. Norms: 128 a layer and 64.
@@ -165,4 +196,39 @@ fn what_cannot_be_counted_is_refused() {
     let (shape, plan) = (config.shape(64).unwrap(), config.validate(1).unwrap());
     let error = cost(&shape, &plan, Form::new(Precision::F32, false), 0).unwrap_err();
     assert!(error.to_string().contains("more than can be counted"), "{error}");
+}
+
+/// Of how many kinds the ranks of a split are, each counted once.
+fn kinds(words: &str, ranks: usize) -> usize {
+    let words: Vec<&str> = words.split_whitespace().collect();
+    let config = resolve(None, &words).unwrap().config;
+    let (shape, plan) = (config.shape(64).unwrap(), config.validate(ranks).unwrap());
+    let all = costs(&shape, &plan, Form::new(Precision::F32, false)).unwrap();
+    assert_eq!(all.of.len(), ranks);
+    all.kinds.len()
+}
+
+#[test]
+fn what_ranks_of_a_kind_cost_is_counted_once() {
+    // Numbers of the embedding, of layers and of the head do not divide, and one rank is the first.
+    assert!(kinds("batch_per_rank=1", 8192) <= 5);
+    assert!(kinds("batch_per_rank=1 zero=3 shard=8", 8192) <= 5);
+    let three = "layers=8 heads=8 width=64 context=64 batch_per_rank=16 tp=8 pp=8";
+    assert!(kinds(&format!("{three} zero=1"), 8192) <= 65);
+    assert!(kinds(&format!("{three} cp=4"), 8192) <= 64 * 4 + 1);
+    // As many as there are tiles do not matter, nor layers.
+    assert!(kinds("layers=10000 tiles=10000 zero=3 batch_per_rank=1", 8192) <= 4);
+}
+
+proptest::proptest! {
+    #[test]
+    fn ranks_of_a_kind_cost_the_same(
+        dp in 1usize..8, two in proptest::array::uniform3(1usize..3), zero in 0usize..4, shard in 0usize..3,
+    ) {
+        let ([tp, cp, pp], data) = (two, dp * two[1]);
+        let shard = if zero > 0 && shard > 0 && data % shard == 0 { shard } else { 0 };
+        let words = format!("tp={tp} cp={cp} pp={pp} zero={zero} shard={shard} batch={}", 4 * dp);
+        // Each is held against what it costs by itself.
+        split(&words, data * tp * pp);
+    }
 }

@@ -114,6 +114,33 @@ fn a_narrow_terminal_has_it_too() {
 }
 
 #[test]
+fn a_small_terminal_has_the_figures_and_the_curve() {
+    let shown = frame(&watch(300), 40, 12, 30.0).join("\n");
+    let expected = include_str!("frame-40x12.txt");
+    assert_eq!(shown, expected.trim_end_matches('\n'), "\n{shown}");
+}
+
+/// Whatever the figures are, lines break at the same places.
+#[test]
+fn figures_with_more_digits_move_nothing() {
+    let places = |scale: f64| {
+        let mut watch = watch(99);
+        for n in 100..150 {
+            let Event::Step(mut step) = step(n) else { panic!() };
+            step.tokens_per_second *= scale;
+            step.flops_per_second *= scale;
+            step.seconds.data *= scale;
+            watch.hear(&Event::Step(step), n as f64 / 10.0);
+        }
+        let places = |line: String| ["gradient", "rate", "data"].map(|word| line.find(word));
+        frame(&watch, 80, 24, 30.0).into_iter().map(places).collect::<Vec<_>>()
+    };
+    for scale in [0.01, 0.1, 3.3, 7.0] {
+        assert_eq!(places(scale), places(1.0), "{scale}");
+    }
+}
+
+#[test]
 fn no_display_is_larger_than_its_terminal() {
     for until in [0, 1, 2, 300, 600] {
         let watch = watch(until);
@@ -192,7 +219,8 @@ fn notes_and_the_end_stay_on_the_screen() {
     let text = strip_str(&paper.take()).to_string();
     assert!(text.ends_with(
         "what it writes now:\nTo be\nor not\n\
-         done: 600 steps in 59 s, loss 1.5000, validation 1.6000, 121 k tokens/s, 38.2 GFLOP/s\n\
+         done: 600 steps in 59 s, loss 1.5000, validation 1.6000, 121 k tokens/s,\n\
+         38.2 GFLOP/s\n\
          run folder: runs/1\n"
     ));
     screen.tick(9.0);

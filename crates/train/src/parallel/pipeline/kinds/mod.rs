@@ -19,12 +19,13 @@ use super::{Action, KindError, ScheduleError, Work};
 /// | 1F1B | (p-1)/m | of p micro-batches |
 /// | interleaved | (p-1)/(v·m) | of p + (p-1)/v |
 /// | zero-bubble | (p-1)/(3m), if input and weight gradients take as long as a forward pass each | of p |
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// All forward passes, then all backward passes.
     GPipe,
     /// One forward, one backward: a backward pass as early as possible, so that few activations are
     /// kept.
+    #[default]
     OneFOneB,
     /// The same with several chunks a stage: the pipeline fills sooner, for more messages.
     Interleaved,
