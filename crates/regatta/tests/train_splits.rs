@@ -109,10 +109,6 @@ fn what_cannot_be_split_is_refused_with_what_can() {
         ("-n 8 tp=2 pp=2 batch=3", "does not divide among 2 copies of the model on 8 ranks: set"),
         ("-n 2 pp=2 parallel.schedule=none", "must be gpipe, 1f1b, interleaved or zero-bubble"),
         ("-n 2 pp=2 chunks=2", "parallel.chunks 2 are for parallel.schedule interleaved: set para"),
-        (
-            "-n 2 parallel.schedule=gpipe",
-            "is an order of pipeline stages, and parallel.pp is 1: set",
-        ),
         ("-n 2 zero=3 shard=3", "parallel.shard 3 does not divide the 2 ranks with the same"),
         ("-n 4 tp=4 family=llama kv_heads=2", "model.kv_heads 2 does not divide among parallel.tp"),
         ("-n 2 offload.parameters=moon", "is moon, and must be device, host or disk"),

@@ -1,7 +1,7 @@
 //! Keys that do nothing here, or more than they say. What contradicts another key is refused; what only
 //! comes to nothing on these ranks is said, for the same file may be used on others. No I/O.
 
-use super::{Config, Memory, Plan};
+use super::{Config, Memory, Pipeline, Plan};
 
 impl Config {
     /// What is to be said about a configuration that ranks share so.
@@ -37,6 +37,9 @@ impl Config {
                 parallel.tiles
             )
         });
+        note(plan.mesh.pp == 1 && parallel.schedule != Pipeline::default(), &|| {
+            format!("parallel.schedule {} does nothing: there is one stage", parallel.schedule)
+        });
         let any_on_disk = parameters_on_disk || offload.optimizer == Memory::Disk;
         note(!offload.folder.is_empty() && !any_on_disk, &|| {
             "offload.folder does nothing: neither offload.optimizer nor offload.parameters is disk"
@@ -63,6 +66,7 @@ mod tests {
             ("zero=2", 1, "parallel.zero 2 does nothing"),
             ("zero=2 shard=1", 2, "parallel.zero 2 does nothing"),
             ("tp=2 zero=1", 2, "parallel.zero 1 does nothing"),
+            ("parallel.schedule=zero-bubble", 2, "zero-bubble does nothing: there is one stage"),
             ("tiles=4", 2, "parallel.tiles 4 save nothing"),
             ("tiles=4 zero=1", 2, "parallel.tiles 4 save nothing"),
             ("offload.optimizer=host", 1, "offload.optimizer host does nothing"),

@@ -120,9 +120,8 @@ impl Config {
             2.. if pp == 1 => Err(self.no_pipeline(format!(
                 "parallel.chunks {chunks} are of pipeline stages, and parallel.pp is 1"
             ))),
-            _ if pp == 1 && schedule != Pipeline::default() => Err(self.no_pipeline(format!(
-                "parallel.schedule {schedule} is an order of pipeline stages, and parallel.pp is 1"
-            ))),
+            // An order of stages of which there is one does nothing: see `notes`.
+            1 if pp == 1 => Ok(()),
             1 if several => Err(Misfit::new(
                 "parallel.schedule interleaved needs several chunks a stage".to_owned(),
             )

@@ -88,7 +88,7 @@ fn ranks_are_laid_out_as_asked() {
 
 #[test]
 fn splits_that_do_not_fit_are_refused_with_those_that_do() {
-    let cases: [(&[&str], usize, &str); 21] = [
+    let cases: [(&[&str], usize, &str); 20] = [
         (
             &["tp=3", "pp=2"],
             8,
@@ -111,12 +111,6 @@ fn splits_that_do_not_fit_are_refused_with_those_that_do() {
         ),
         // Nor is a batch of 9 shared by 2 or 4.
         (&["tp=3", "batch=9"], 8, "does not divide 8 ranks: start 3 or 9 ranks"),
-        (
-            &["parallel.schedule=gpipe"],
-            2,
-            "parallel.schedule gpipe is an order of pipeline stages, and parallel.pp is 1: set \
-             parallel.pp to 2, or set parallel.schedule to 1f1b",
-        ),
         (
             &["parallel.schedule=interleaved", "chunks=2"],
             2,
