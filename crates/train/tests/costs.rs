@@ -291,6 +291,10 @@ fn memory() {
             let words = format!("layers=4 vocabulary=1003 tiles=4 tied={tied} {how}");
             check_held(&words, if how.contains("pp") { 4 } else { 2 });
         }
+        for zero in 1..4 {
+            let how = format!("zero={zero} shard=2 dp=4 pp=2 micro_batch=1");
+            check_held(&format!("layers=4 vocabulary=1003 tiles=4 tied={tied} {how}"), 8);
+        }
     }
     check_held(&format!("{BOTH} micro_batch=1"), 1);
     check_held(&format!("{BOTH} micro_batch=1"), 2);

@@ -224,10 +224,12 @@ proptest::proptest! {
     #[test]
     fn ranks_of_a_kind_cost_the_same(
         dp in 1usize..8, two in proptest::array::uniform3(1usize..3), zero in 0usize..4, shard in 0usize..3,
+        tiles in 1usize..6,
     ) {
         let ([tp, cp, pp], data) = (two, dp * two[1]);
         let shard = if zero > 0 && shard > 0 && data % shard == 0 { shard } else { 0 };
-        let words = format!("tp={tp} cp={cp} pp={pp} zero={zero} shard={shard} batch={}", 4 * dp);
+        let words = format!("tp={tp} cp={cp} pp={pp} zero={zero} shard={shard} tiles={tiles}");
+        let words = format!("{words} batch={}", 4 * dp);
         // Each is held against what it costs by itself.
         split(&words, data * tp * pp);
     }
