@@ -127,7 +127,7 @@ fn what_is_explained_is_measured_on_every_rank() {
     let words = "-n 4 tp=2 zero=3 --explain --measure --run-dir run --json";
     let output = run(&folder, &format!("{MODEL} {GPT2} {words}")).ok();
     let end = output.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let end = end.filter_map(|event| event.get("end").cloned()).last().unwrap();
+    let end = end.filter_map(|event| event.get("end").cloned()).next_back().unwrap();
     let ranks = end["ranks"].as_array().unwrap();
     assert_eq!(ranks.len(), 4, "{end}");
     for (number, rank) in ranks.iter().enumerate() {
