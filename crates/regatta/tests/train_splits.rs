@@ -5,6 +5,7 @@
 
 mod support;
 
+use serde_json::Value;
 use support::Folder;
 use support::metrics::assert_near;
 use support::splits::{DROPOUT, GPT2, LLAMA, MODEL, Split, name};
@@ -118,4 +119,30 @@ fn what_cannot_be_split_is_refused_with_what_can() {
         assert!(sentence.contains(expected), "{words}: {sentence}");
         assert!(folder.names().is_empty(), "{words}");
     }
+}
+
+#[test]
+fn what_is_explained_is_measured_on_every_rank() {
+    let folder = Folder::new();
+    let words = "-n 4 tp=2 zero=3 --explain --measure --run-dir run --json";
+    let output = run(&folder, &format!("{MODEL} {GPT2} {words}")).ok();
+    let end = output.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let end = end.filter_map(|event| event.get("end").cloned()).next_back().unwrap();
+    let ranks = end["ranks"].as_array().unwrap();
+    assert_eq!(ranks.len(), 4, "{end}");
+    for (number, rank) in ranks.iter().enumerate() {
+        assert_eq!(rank["rank"], number);
+        let sent = rank["sent"].as_array().unwrap();
+        assert!(sent.len() >= 2, "{rank}");
+        for sent in sent {
+            assert_eq!(sent["expected"], sent["measured"], "{rank}");
+        }
+        for held in rank["held"].as_array().unwrap() {
+            let [expected, measured] =
+                ["expected", "measured"].map(|key| held[key].as_f64().unwrap());
+            assert!((measured - expected).abs() <= 0.1 * expected, "rank {number}: {held}");
+        }
+    }
+    // Nothing is kept of the training.
+    assert!(!folder.path().join("run/checkpoints").exists());
 }

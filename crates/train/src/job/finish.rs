@@ -5,10 +5,13 @@ use regatta_comm::{Collectives, ReduceOp};
 use super::keep::Kept;
 use super::{TrainError, Training, is_due};
 use crate::checkpoint::About;
-use crate::metrics::{Ended, Event, Summary};
+use crate::metrics::{Ended, Event, RankBytes, Summary};
 
 /// Bytes of a reason that ranks tell each other; more is cut away.
 const REASON: usize = 1024;
+
+/// Ranks of whose bytes is told.
+const TOLD: usize = 64;
 
 impl Training {
     /// Begins a checkpoint. One that is still being written is waited for: two at a time would need
@@ -107,13 +110,37 @@ impl Training {
         }
         keeping?;
         let summary = self.speed.summary(ended, self.done, &self.folder);
-        tell(Event::End(Box::new(Summary {
+        let own = RankBytes {
+            rank: self.comm.rank() as usize,
             held: self.traffic.held(&self.engine),
             sent: self.traffic.sent(),
             moved: self.traffic.moved(),
-            ..summary
-        })));
+        };
+        let ranks = self.bytes_of_all(&own)?;
+        let RankBytes { held, sent, moved, .. } = own;
+        tell(Event::End(Box::new(Summary { held, sent, moved, ranks, ..summary })));
         Ok(())
+    }
+
+    /// What every rank held and sent, unless there are too many to be told.
+    fn bytes_of_all(&self, own: &RankBytes) -> Result<Vec<RankBytes>, TrainError> {
+        let ranks = self.comm.size() as usize;
+        if ranks > TOLD {
+            return Ok(Vec::new());
+        }
+        let own = serde_json::to_vec(own).unwrap_or_default();
+        let mut sizes = vec![0; ranks];
+        self.comm.all_gather(&[own.len() as i64], &mut sizes)?;
+        let sizes: Vec<usize> = sizes.into_iter().map(|size| size as usize).collect();
+        let mut all = vec![0; sizes.iter().sum()];
+        self.comm.all_gather_v(&own, &mut all, &sizes)?;
+        let mut rest = &all[..];
+        let read = |size: usize| {
+            let (text, after) = rest.split_at(size);
+            rest = after;
+            serde_json::from_slice(text).ok()
+        };
+        Ok(sizes.into_iter().filter_map(read).collect())
     }
 
     /// The last checkpoint is what all was for: it must not fail quietly.

@@ -136,6 +136,7 @@ impl Speed {
             held: Vec::new(),
             sent: Vec::new(),
             moved: Vec::new(),
+            ranks: Vec::new(),
         }
     }
 }

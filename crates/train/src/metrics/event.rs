@@ -188,6 +188,24 @@ pub struct Summary {
     /// What rank 0 read and wrote in a step of state that is on disk.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub moved: Vec<MovedBytes>,
+    /// The same of every rank, if there are not too many.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ranks: Vec<RankBytes>,
+}
+
+/// What a rank held, sent, read and wrote.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct RankBytes {
+    /// Which.
+    pub rank: usize,
+    /// What it held in memory, by what it is.
+    pub held: Vec<HeldBytes>,
+    /// What it sent in a step, on each axis on which ranks share the work.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sent: Vec<SentBytes>,
+    /// What it read from disk and wrote there in a step.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub moved: Vec<MovedBytes>,
 }
 
 /// Bytes that a rank holds of something, at most.

@@ -11,7 +11,8 @@ mod recorder;
 mod tensorboard;
 
 pub use event::{
-    About, Ended, Event, HeldBytes, MovedBytes, SentBytes, StepMetrics, StepSeconds, Summary,
+    About, Ended, Event, HeldBytes, MovedBytes, RankBytes, SentBytes, StepMetrics, StepSeconds,
+    Summary,
 };
 pub use lines::JsonLines;
 pub use recorder::Recorder;

@@ -47,6 +47,12 @@ pub struct TrainArgs {
         help_heading = "What to do"
     )]
     pub explain: bool,
+    /// With --explain: then train three steps, and say what each rank held and sent beside what was
+    /// expected
+    ///
+    /// On the ranks that a training would have. Nothing is kept but the run's folder with its logs.
+    #[arg(long, requires = "explain", conflicts_with = "resume", help_heading = "What to do")]
+    pub measure: bool,
 
     /// Print what happens as JSON lines, and nothing else; with --smoke or --explain one
     /// object
@@ -103,6 +109,8 @@ Examples:
                                                 go on where a run was stopped
   regatta train llama-7b -n 8 tp=2 pp=2 zero=1 --explain
                                                 what each rank would hold and send
+  regatta train -n 2 parallel.zero=3 --explain --measure
+                                                and what they do hold and send, in three steps
   regatta train --smoke                         does training on all ranks work here?
   salloc -N 2 regatta train gpt2                on the nodes of an allocation
   regatta launch -n 4 -- regatta train tiny     as any other command of ranks

@@ -18,6 +18,10 @@ const SMOKE_KEYS: [&str; 6] = [
     "checkpoint.resume=never",
 ];
 
+/// How `--measure` trains, whatever keys say: nothing is kept, and nothing sent or held but for steps.
+const MEASURE_KEYS: [&str; 4] =
+    ["train.steps=3", "train.eval_every=0", "checkpoint.every=0", "checkpoint.resume=never"];
+
 /// Reads the configuration.
 pub fn resolved(args: &TrainArgs) -> Result<Resolved> {
     let mut words: Vec<String> = args.words().into_iter().map(str::to_owned).collect();
@@ -39,6 +43,9 @@ pub fn resolved(args: &TrainArgs) -> Result<Resolved> {
             words.insert(0, SMOKE.to_owned());
         }
         words.splice(1..1, SMOKE_KEYS.map(str::to_owned));
+    }
+    if args.measure {
+        words.extend(MEASURE_KEYS.map(str::to_owned));
     }
     Ok(config::load(&words)?)
 }

@@ -3,12 +3,12 @@
 use anstyle::{AnsiColor, Style};
 use regatta_train::metrics::{About, Ended, StepMetrics, Summary};
 
+use super::bytes;
 use super::curve::{self, Curve, MARK};
 use super::figures::{duration, loss, parameters, short, si, with_unit};
 use super::watch::{self, Watch};
 use crate::cli::{FAINT, GOOD, HEADING, WARNING};
 use crate::draw::text::{cut, one_column, plural, printable, wrap};
-use crate::table;
 
 /// Rows of the curve, its axis included.
 const CURVE_ROWS: std::ops::RangeInclusive<usize> = 4..=13;
@@ -239,27 +239,7 @@ pub fn closing(summary: &Summary, width: usize) -> String {
     all.push(with_unit(summary.flops_per_second, "FLOP/s"));
     let text = wrap(&all, ", ", width.saturating_sub(1)).join(",\n");
     let text = text.replacen(ended, &format!("{style}{ended}{style:#}"), 1);
-    format!("{text}\n{}{folder}", shared(summary))
-}
-
-/// What rank 0 held, sent, read and wrote where ranks share the work or state is on disk, beside what
-/// was expected of it.
-fn shared(summary: &Summary) -> String {
-    if summary.sent.is_empty() && summary.moved.is_empty() {
-        return String::new();
-    }
-    let row = |what: String, expected: u64, measured: Option<u64>| {
-        let measured = measured.map_or("-".to_owned(), |bytes| with_unit(bytes as f64, "B"));
-        vec![what, with_unit(expected as f64, "B"), measured]
-    };
-    let held = summary.held.iter().map(|of| row(of.what.clone(), of.expected, of.measured));
-    let sent = summary.sent.iter();
-    let sent = sent.map(|on| row(format!("sent a step, {}", on.axis), on.expected, on.measured));
-    let moved = summary.moved.iter();
-    let moved = moved.map(|of| row(format!("{} a step", of.what), of.expected, of.measured));
-    let header = ["rank 0 held", "expected", "measured"];
-    let lines = table::table(&header, &held.chain(sent).chain(moved).collect::<Vec<_>>());
-    format!("{FAINT}{}{FAINT:#}\n", lines.join("\n"))
+    format!("{text}\n{}{folder}", bytes::told(summary))
 }
 
 /// A text of the model's, which may be anything.

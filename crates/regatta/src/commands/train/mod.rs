@@ -3,6 +3,7 @@
 mod alone;
 pub mod args;
 mod asked;
+mod bytes;
 mod curve;
 mod explain;
 mod face;
@@ -36,8 +37,12 @@ pub fn run(args: &TrainArgs) -> Result<ExitCode> {
     if args.print_config {
         return listing::configuration(&resolved);
     }
-    if args.explain {
-        return explain::run(&resolved, args);
+    // A rank does what is asked for; who started it has explained it.
+    if args.explain && !(args.measure && is_rank("train")?) {
+        let told = explain::run(&resolved, args)?;
+        if !args.measure {
+            return Ok(told);
+        }
     }
     train(&resolved, args)
 }
