@@ -279,7 +279,7 @@ fn tiles_of_tables() {
                 Case { mesh, zero, kind: Kind::ZeroBubble, sequence: true, ..case }.check();
                 // Both ends of the model have the table, in shares that others repeat.
                 let mesh = Mesh { pp: 2, shard: 2, ..Mesh::data(4) };
-                Case { mesh, zero, tiles: 20, on_disk: zero == Zero::Moments, recompute, ..case }
+                Case { mesh, zero, tiles: 7, on_disk: zero == Zero::Moments, recompute, ..case }
                     .check();
             }
         }
