@@ -135,11 +135,14 @@ fn what_ranks_have_shared_is_exported_as_if_one_had_had_it() {
     let one = export("one", "-n 1");
     let two = export("two", "-n 2");
     // Two numbers have one sum, whoever makes it; the norm that clips would have many.
-    let shared = "zero=3 tiles=2 offload.optimizer=disk offload.parameters=disk -n 2";
+    let shared = "zero=3 offload.optimizer=disk offload.parameters=disk -n 2";
     assert!(export("shared", shared) == two);
+    // Tiles of the head sum exponentials in another order.
+    let tiled = export("tiled", &format!("{shared} tiles=2"));
     let apart = difference(&one, &export("longer", "train.steps=7 -n 1"));
     assert!(apart > 1e-3, "{apart}");
-    for (name, model) in [("two", two), ("cut", export("cut", "tp=2 pp=2 -n 4"))] {
+    let cut = export("cut", "tp=2 pp=2 -n 4");
+    for (name, model) in [("two", two), ("tiled", tiled), ("cut", cut)] {
         let apart = difference(&model, &one);
         assert!(apart < 1e-4, "{name}: {apart}");
     }

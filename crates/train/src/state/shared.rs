@@ -19,6 +19,9 @@ pub struct Shared {
     pool: Pool,
     /// Which block was asked for last.
     asked: usize,
+    /// For each block, with which others it is needed in turn, one way or the other: layers, and tiles
+    /// of one matrix.
+    ways: Vec<usize>,
 }
 
 struct Block {
@@ -37,11 +40,18 @@ enum Place {
 }
 
 impl Shared {
-    /// Blocks with so much room each, of which the shares are on a shelf.
-    pub fn new(shelf: Shelf, rooms: &[usize], split: Split, format: Format) -> Self {
+    /// Blocks with so much room each, of which the shares are on a shelf; those of one way follow each
+    /// other.
+    pub fn new(
+        shelf: Shelf,
+        rooms: &[usize],
+        ways: Vec<usize>,
+        split: Split,
+        format: Format,
+    ) -> Self {
         let block = |room: &usize| Block { room: *room, users: 0, whole: Place::Nowhere };
         let (blocks, pool) = (rooms.iter().map(block).collect(), Pool::new(split.shard.clone()));
-        Self { shelf, blocks, split, format, pool, asked: 0 }
+        Self { shelf, blocks, split, format, pool, asked: 0, ways }
     }
 
     /// A block begins to come, if this rank has it. What goes wrong is heard by whoever brings it.
@@ -55,8 +65,9 @@ impl Shared {
     }
 
     /// Ranks that share it begin to gather it, and the disk to read the one that will be asked for
-    /// next: it was asked for this one then, too, so that all ranks go on at the same place. Nobody
-    /// knows which it will be where the way does not go from neighbour to neighbour.
+    /// next: it was asked for this one then, too, so that all ranks go on at the same place. Where the
+    /// way does not go on to a neighbour nobody knows which it will be, and what is read in vain would
+    /// stay in memory until it is needed.
     fn begin(&mut self, block: usize) -> Result<(), StepError> {
         let Some(comm) = self.split.shard.clone() else {
             self.shelf.ask(block);
@@ -68,6 +79,7 @@ impl Shared {
         self.blocks[block].whole = Place::Coming(zero::gather_into(&*comm, own, all));
         if block.abs_diff(self.asked) == 1
             && let Some(next) = (2 * block).checked_sub(self.asked)
+            && self.ways.get(next) == Some(&self.ways[block])
         {
             self.shelf.ask(next);
         }

@@ -1,5 +1,6 @@
 //! Parameters, block by block: brought together when they are needed.
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -12,6 +13,7 @@ use crate::memory::{Format, Tensor, View, ViewMut};
 use crate::model::Model;
 use crate::offload::{Moved, Shelf, Store, StoreError};
 use crate::parallel::Zero;
+use crate::shape::Block;
 
 /// The parameters of the blocks that this rank has.
 pub struct Weights {
@@ -27,8 +29,22 @@ enum Home {
 
 impl Home {
     fn shared(shelf: Shelf, model: &Model, split: &Split, format: Format) -> Self {
-        Self::Shared(Box::new(Shared::new(shelf, &rooms(model, split), split.clone(), format)))
+        let (rooms, ways) = (rooms(model, split), ways(model));
+        Self::Shared(Box::new(Shared::new(shelf, &rooms, ways, split.clone(), format)))
     }
+}
+
+/// The number of each block's way: tiles have their matrix's, and all else is one.
+fn ways(model: &Model) -> Vec<usize> {
+    let mut numbers = HashMap::new();
+    let number = |block: &Block| {
+        // As in `layer.3.qkv.0`; a layer itself is `layer.3`.
+        let (matrix, _) = block.name.rsplit_once('.').unwrap_or_default();
+        let matrix = if matrix.contains('.') { matrix } else { "" };
+        let next = numbers.len();
+        *numbers.entry(matrix.to_owned()).or_insert(next)
+    };
+    model.blocks.iter().map(number).collect()
 }
 
 impl Weights {
