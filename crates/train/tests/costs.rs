@@ -268,6 +268,13 @@ fn check_held(words: &str, ranks: usize) {
     }
 }
 
+/// What is read ahead in vain would stay.
+#[test]
+fn memory_of_what_is_on_disk() {
+    check_held(&format!("zero=3 {BOTH} micro_batch=2"), 2);
+    check_held(&format!("zero=3 {BOTH} tiles=4 micro_batch=2"), 2);
+}
+
 #[test]
 fn memory() {
     check_held("", 1);
