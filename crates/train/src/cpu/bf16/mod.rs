@@ -15,6 +15,7 @@ mod kernel;
 mod lines;
 mod operand;
 mod pack;
+mod pack_plain;
 mod tile;
 
 #[cfg(target_arch = "x86_64")]

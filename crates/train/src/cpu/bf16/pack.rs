@@ -11,10 +11,11 @@ use std::sync::{Mutex, PoisonError};
 
 use half::bf16;
 
-use super::convert::{fastest, rounded};
+use super::convert::fastest;
 use super::kernel::{Kernel, Plan};
 use super::lines::{Line, Lines, WORDS};
 use super::operand::{Matrix, Numbers};
+use super::pack_plain::{Number, gathered};
 
 /// Numbers along `k` of a block.
 pub const DEPTH: usize = 2 * WORDS;
@@ -52,18 +53,25 @@ enum Layout {
 /// A line in whatever holds one best.
 pub trait Vector: Copy {
     /// # Safety
-    /// Here and below: the processor must have the instructions, and the numbers must be there.
+    /// Here and below: the processor must have the instructions.
     ///
-    /// `count` numbers next to each other along `k`, then zeros.
-    unsafe fn along(numbers: Numbers<'_>, at: usize, count: usize) -> Self;
-    /// Lanes next to each other: the even numbers of so many, and the odd ones of so many.
-    unsafe fn across(numbers: Numbers<'_>, at: [usize; 2], count: [usize; 2]) -> Self;
     /// From memory.
     unsafe fn of(line: Line) -> Self;
     /// Rows for columns.
     unsafe fn transposed(block: [Self; WORDS]) -> [Self; WORDS];
     /// To memory.
     unsafe fn write(self, to: &mut Line);
+}
+
+/// Numbers that are rounded to brain floats on their way into a line.
+pub trait Rounds<N>: Vector {
+    /// # Safety
+    /// Here and below: the processor must have the instructions, and the numbers must be there.
+    ///
+    /// `count` numbers next to each other along `k`, then zeros.
+    unsafe fn along(numbers: &[N], at: usize, count: usize) -> Self;
+    /// Lanes next to each other: the even numbers of so many, and the odd ones of so many.
+    unsafe fn across(numbers: &[N], at: [usize; 2], count: [usize; 2]) -> Self;
 }
 
 /// Lines from a panel of a right operand to the next. Odd, so that lines of two panels do not
@@ -202,45 +210,137 @@ fn dispatch(kernel: Kernel, source: &Source<'_>, layout: Layout, out: &mut [Line
     }
 }
 
-/// Block by block, along what lies together in memory.
+/// Asks for format and order once, so that nothing is asked again for every block.
 #[inline(always)]
-unsafe fn pack<V: Vector>(source: &Source<'_>, layout: Layout, out: &mut [Line]) {
-    let (groups, depths) = (source.lanes.div_ceil(WORDS), source.k.div_ceil(DEPTH));
-    let along = source.k_stride == 1;
-    let (outer, inner) = if along { (groups, depths) } else { (depths, groups) };
-    for i in 0..outer {
-        for j in 0..inner {
-            let (group, depth) = if along { (i, j) } else { (j, i) };
-            // SAFETY: as the caller says.
-            unsafe { pack_block::<V>(source, group, depth, layout, out) };
+unsafe fn pack<V: Rounds<f32> + Rounds<bf16>>(
+    source: &Source<'_>,
+    layout: Layout,
+    out: &mut [Line],
+) {
+    // SAFETY: as the caller says.
+    unsafe {
+        match source.numbers {
+            Numbers::F32(numbers) => pack_numbers::<f32, V>(numbers, source, layout, out),
+            Numbers::Bf16(numbers) => pack_numbers::<bf16, V>(numbers, source, layout, out),
         }
     }
 }
 
 #[inline(always)]
-unsafe fn pack_block<V: Vector>(
+unsafe fn pack_numbers<N: Number, V: Rounds<N>>(
+    numbers: &[N],
     source: &Source<'_>,
-    group: usize,
-    depth: usize,
     layout: Layout,
     out: &mut [Line],
 ) {
-    let lanes = (source.lanes - group * WORDS).min(WORDS);
-    let (to, line_a_lane) = match layout {
-        Layout::Left { stride } => (depth * stride + group * WORDS, true),
-        Layout::Right { stride } => (group * stride + depth * WORDS, false),
-    };
-    // All of them, also those of lanes that are missing: there is room, and a number of lines that
-    // is known keeps the block in registers.
-    let out = &mut out[to..to + WORDS];
+    let Source { lane_stride, k_stride, .. } = *source;
+    // SAFETY: as the caller says; all places are inside, for the operand holds its last number, and
+    // what is not there is not read.
+    unsafe {
+        if k_stride == 1 {
+            pack_blocks(
+                source,
+                layout,
+                out,
+                #[inline(always)]
+                |at, [lanes, depth], i| {
+                    let count = if i < lanes { depth } else { 0 };
+                    V::along(numbers, at, count)
+                },
+            );
+        } else if lane_stride == 1 {
+            pack_blocks(
+                source,
+                layout,
+                out,
+                #[inline(always)]
+                |at, [lanes, depth], i| {
+                    let count = |k: usize| if k < depth { lanes } else { 0 };
+                    let counts = [count(2 * i), count(2 * i + 1)];
+                    V::across(numbers, [at, at + k_stride], counts)
+                },
+            );
+        } else {
+            pack_blocks(source, layout, out, |at, [lanes, depth], i| {
+                let count = if i < lanes { depth } else { 0 };
+                V::of(gathered(numbers, at, k_stride, count))
+            });
+        }
+    }
+}
+
+/// Block by block, along what lies together in memory. `line` loads a line whose first number is
+/// at a place, of a block of so many lanes and so many numbers of each; then it is told which line.
+#[inline(always)]
+unsafe fn pack_blocks<V: Vector>(
+    source: &Source<'_>,
+    layout: Layout,
+    out: &mut [Line],
+    line: impl Fn(usize, [usize; 2], usize) -> V,
+) {
+    let (groups, depths) = (source.lanes.div_ceil(WORDS), source.k.div_ceil(DEPTH));
+    let along = source.k_stride == 1;
+    let step = if source.is_line_a_lane() { source.lane_stride } else { 2 * source.k_stride };
+    let (outer, inner) = if along { (groups, depths) } else { (depths, groups) };
+    for i in 0..outer {
+        for j in 0..inner {
+            let (group, depth) = if along { (i, j) } else { (j, i) };
+            let to = match layout {
+                Layout::Left { stride } => depth * stride + group * WORDS,
+                Layout::Right { stride } => group * stride + depth * WORDS,
+            };
+            // All of them, also those of lanes that are missing: there is room.
+            let to = &mut out[to..to + WORDS];
+            let [lane, k] = [group * WORDS, depth * DEPTH];
+            let at = source.first + lane * source.lane_stride + k * source.k_stride;
+            let counts = [(source.lanes - lane).min(WORDS), (source.k - k).min(DEPTH)];
+            let turned = source.is_line_a_lane() != matches!(layout, Layout::Left { .. });
+            // SAFETY: as the caller says.
+            unsafe {
+                // Whole blocks are the most; counts that are known need no masks.
+                if counts == [WORDS, DEPTH] {
+                    pack_block(
+                        turned,
+                        to,
+                        [at, step],
+                        #[inline(always)]
+                        |at, i| line(at, [WORDS, DEPTH], i),
+                    );
+                } else {
+                    pack_block(
+                        turned,
+                        to,
+                        [at, step],
+                        #[inline(always)]
+                        |at, i| line(at, counts, i),
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// Sixteen lanes by sixteen pairs, a line a lane or a line a pair as they lie in memory. The loop has
+/// sixteen turns whatever is there, so that the block stays in registers.
+#[inline(always)]
+unsafe fn pack_block<V: Vector>(
+    turned: bool,
+    out: &mut [Line],
+    [mut at, step]: [usize; 2],
+    line: impl Fn(usize, usize) -> V,
+) {
     // SAFETY: as the caller says.
     unsafe {
-        let block = load::<V>(source, group * WORDS, lanes, depth * DEPTH);
+        let mut block = [V::of(Line::ZERO); WORDS];
+        for (i, to) in block.iter_mut().enumerate() {
+            *to = line(at, i);
+            at += step;
+        }
         // Written in either case, so that the block never goes to memory in between.
-        if source.is_line_a_lane() == line_a_lane {
-            write_lines(block, out);
-        } else {
+        if turned {
             write_lines(V::transposed(block), out);
+        } else {
+            write_lines(block, out);
         }
     }
 }
@@ -250,115 +350,5 @@ unsafe fn write_lines<V: Vector>(block: [V; WORDS], out: &mut [Line]) {
     for (line, to) in block.iter().zip(out) {
         // SAFETY: as the caller says.
         unsafe { line.write(to) };
-    }
-}
-
-/// Sixteen lanes by sixteen pairs, a line a lane or a line a pair as they lie in memory. All loops
-/// have sixteen turns, so that the block stays in registers; what is not there is not read.
-#[inline(always)]
-unsafe fn load<V: Vector>(source: &Source<'_>, lane: usize, lanes: usize, k: usize) -> [V; WORDS] {
-    let Source { numbers, first, lane_stride, k_stride, .. } = *source;
-    let at = first + lane * lane_stride + k * k_stride;
-    let depth = (source.k - k).min(DEPTH);
-    // SAFETY: as the caller says; all places are inside, for the operand holds its last number.
-    unsafe {
-        let mut block = [V::of(Line::ZERO); WORDS];
-        for (i, line) in block.iter_mut().enumerate() {
-            let count = if i < lanes { depth } else { 0 };
-            if k_stride == 1 {
-                *line = V::along(numbers, at + i * lane_stride, count);
-            } else if lane_stride == 1 {
-                let even = at + 2 * i * k_stride;
-                let count = [2 * i, 2 * i + 1].map(|k| if k < depth { lanes } else { 0 });
-                *line = V::across(numbers, [even, even + k_stride], count);
-            } else {
-                *line = V::of(gathered(numbers, at + i * lane_stride, k_stride, count));
-            }
-        }
-        block
-    }
-}
-
-/// A line of numbers that do not lie together.
-fn gathered(numbers: Numbers<'_>, at: usize, stride: usize, count: usize) -> Line {
-    let bits = |i: usize| match numbers {
-        _ if i >= count => 0,
-        Numbers::F32(numbers) => u32::from(rounded(numbers[at + i * stride])),
-        Numbers::Bf16(numbers) => u32::from(numbers[at + i * stride].to_bits()),
-    };
-    Line(std::array::from_fn(|word| bits(2 * word) | bits(2 * word + 1) << 16))
-}
-
-impl Vector for Line {
-    #[inline(always)]
-    unsafe fn along(numbers: Numbers<'_>, at: usize, count: usize) -> Self {
-        let mut halves = [0; DEPTH];
-        let here = at..at + count;
-        match numbers {
-            Numbers::F32(from) => round_all(&mut halves, from, here, |n| rounded(*n)),
-            Numbers::Bf16(from) => round_all(&mut halves, from, here, |n: &bf16| n.to_bits()),
-        }
-        Self(std::array::from_fn(|i| u32::from(halves[2 * i]) | u32::from(halves[2 * i + 1]) << 16))
-    }
-
-    #[inline(always)]
-    unsafe fn across(numbers: Numbers<'_>, at: [usize; 2], count: [usize; 2]) -> Self {
-        let mut line = Self::ZERO;
-        let halves = [0, 1].map(|i| at[i]..at[i] + count[i]);
-        match numbers {
-            Numbers::F32(from) => interleave(&mut line, from, halves, |n| rounded(*n)),
-            Numbers::Bf16(from) => interleave(&mut line, from, halves, |n: &bf16| n.to_bits()),
-        }
-        line
-    }
-
-    #[inline(always)]
-    unsafe fn of(line: Line) -> Self {
-        line
-    }
-
-    #[inline(always)]
-    unsafe fn transposed(block: [Self; WORDS]) -> [Self; WORDS] {
-        let mut out = block;
-        for (i, line) in block.iter().enumerate() {
-            for (j, word) in line.0.iter().enumerate() {
-                out[j].0[i] = *word;
-            }
-        }
-        out
-    }
-
-    #[inline(always)]
-    unsafe fn write(self, to: &mut Line) {
-        *to = self;
-    }
-}
-
-/// Whole lines are the most, and their length is known to the compiler.
-#[inline(always)]
-fn round_all<T>(
-    halves: &mut [u16; DEPTH],
-    from: &[T],
-    here: Range<usize>,
-    bits: impl Fn(&T) -> u16,
-) {
-    let numbers = from.get(here).unwrap_or_default();
-    if let Some(numbers) = numbers.first_chunk::<DEPTH>() {
-        for (half, number) in halves.iter_mut().zip(numbers) {
-            *half = bits(number);
-        }
-    } else {
-        for (half, number) in halves.iter_mut().zip(numbers) {
-            *half = bits(number);
-        }
-    }
-}
-
-#[inline(always)]
-fn interleave<T>(line: &mut Line, from: &[T], halves: [Range<usize>; 2], bits: impl Fn(&T) -> u16) {
-    for (shift, half) in [0, 16].into_iter().zip(halves) {
-        for (word, number) in line.0.iter_mut().zip(from.get(half).unwrap_or_default()) {
-            *word |= u32::from(bits(number)) << shift;
-        }
     }
 }

@@ -4,9 +4,10 @@
 use std::arch::x86_64::*;
 use std::mem::transmute;
 
+use half::bf16;
+
 use super::lines::{Line, WORDS};
-use super::operand::Numbers;
-use super::pack::{DEPTH, Vector};
+use super::pack::{DEPTH, Rounds, Vector};
 
 /// A line in a register. `NATIVE`: the processor has an instruction that rounds to brain floats.
 /// It takes numbers below the smallest normal one for zero, as the products do.
@@ -87,53 +88,59 @@ fn ask_for_next_block<T>(from: *const T, at: [usize; 2]) {
     }
 }
 
-impl<const NATIVE: bool> Vector for By<NATIVE> {
+/// `count` numbers from a place on, then zeros.
+#[inline(always)]
+unsafe fn reals(from: *const f32, count: usize) -> __m512 {
+    // SAFETY: the caller vouches for them and for the instructions; the mask leaves others alone.
+    unsafe { _mm512_maskz_loadu_ps(first(count) as u16, from) }
+}
+
+impl<const NATIVE: bool> Rounds<f32> for By<NATIVE> {
     #[inline(always)]
-    unsafe fn along(numbers: Numbers<'_>, at: usize, count: usize) -> Self {
-        let mask = first(count);
-        // SAFETY: the caller vouches for `count` numbers; masks leave the others alone.
+    unsafe fn along(numbers: &[f32], at: usize, count: usize) -> Self {
+        let from = numbers.as_ptr().wrapping_add(at);
+        // SAFETY: the caller vouches for `count` numbers.
         unsafe {
-            match numbers {
-                Numbers::F32(numbers) => {
-                    let from = numbers.as_ptr().wrapping_add(at);
-                    let low = _mm512_maskz_loadu_ps(mask as u16, from);
-                    let high =
-                        _mm512_maskz_loadu_ps((mask >> WORDS) as u16, from.wrapping_add(WORDS));
-                    Self(round::<NATIVE>(low, high))
-                }
-                Numbers::Bf16(numbers) => {
-                    let from = numbers.as_ptr().wrapping_add(at);
-                    Self(_mm512_maskz_loadu_epi16(mask, from.cast()))
-                }
-            }
+            let high = reals(from.wrapping_add(WORDS), count.saturating_sub(WORDS));
+            Self(round::<NATIVE>(reals(from, count), high))
         }
     }
 
     #[inline(always)]
-    unsafe fn across(numbers: Numbers<'_>, at: [usize; 2], count: [usize; 2]) -> Self {
-        let mask = [first(count[0]) as u16, first(count[1]) as u16];
+    unsafe fn across(numbers: &[f32], at: [usize; 2], count: [usize; 2]) -> Self {
+        let from = numbers.as_ptr();
+        ask_for_next_block(from, at);
+        // SAFETY: the caller vouches for as many numbers at each.
+        unsafe {
+            let [low, high] = [0, 1].map(|i| reals(from.wrapping_add(at[i]), count[i]));
+            Self(interleaved(round::<NATIVE>(low, high)))
+        }
+    }
+}
+
+impl<const NATIVE: bool> Rounds<bf16> for By<NATIVE> {
+    #[inline(always)]
+    unsafe fn along(numbers: &[bf16], at: usize, count: usize) -> Self {
+        let from = numbers.as_ptr().wrapping_add(at);
+        // SAFETY: the caller vouches for `count` numbers; the mask leaves the others alone.
+        Self(unsafe { _mm512_maskz_loadu_epi16(first(count), from.cast()) })
+    }
+
+    #[inline(always)]
+    unsafe fn across(numbers: &[bf16], at: [usize; 2], count: [usize; 2]) -> Self {
+        let from = numbers.as_ptr().cast::<i16>();
+        ask_for_next_block(from, at);
         // SAFETY: the caller vouches for as many numbers at each; masks leave the others alone.
         unsafe {
-            let halves = match numbers {
-                Numbers::F32(numbers) => {
-                    let from = numbers.as_ptr();
-                    ask_for_next_block(from, at);
-                    let low = _mm512_maskz_loadu_ps(mask[0], from.wrapping_add(at[0]));
-                    let high = _mm512_maskz_loadu_ps(mask[1], from.wrapping_add(at[1]));
-                    round::<NATIVE>(low, high)
-                }
-                Numbers::Bf16(numbers) => {
-                    let from = numbers.as_ptr().cast::<i16>();
-                    ask_for_next_block(from, at);
-                    let low = _mm256_maskz_loadu_epi16(mask[0], from.wrapping_add(at[0]));
-                    let high = _mm256_maskz_loadu_epi16(mask[1], from.wrapping_add(at[1]));
-                    _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high)
-                }
-            };
-            Self(interleaved(halves))
+            let [low, high] = [0, 1].map(|i| {
+                _mm256_maskz_loadu_epi16(first(count[i]) as u16, from.wrapping_add(at[i]))
+            });
+            Self(interleaved(_mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high)))
         }
     }
+}
 
+impl<const NATIVE: bool> Vector for By<NATIVE> {
     #[inline(always)]
     unsafe fn of(line: Line) -> Self {
         // SAFETY: the types differ in name only.
