@@ -50,6 +50,13 @@ pub trait Lanes: Copy {
     fn least(self, b: Self) -> Self;
     /// The roots.
     fn root(self) -> Self;
+    /// One over each, right to two units of the last place.
+    #[inline(always)]
+    fn inverse(self) -> Self {
+        Self::splat(1.0).over(self)
+    }
+    /// The first `count` of these, then those of `b`.
+    fn first(self, count: usize, b: Self) -> Self;
     /// `self * 2ⁿ`, where `n` is in the lowest bits of `by`'s representation.
     fn shifted(self, by: Self) -> Self;
 
@@ -79,10 +86,10 @@ pub trait Lanes: Copy {
         fold(self.array(), |a, b| a + b)
     }
 
-    /// The largest.
+    /// The largest, if all are numbers.
     #[inline(always)]
     fn largest(self) -> f32 {
-        fold(self.array(), f32::max)
+        fold(self.array(), |a, b| if a > b { a } else { b })
     }
 
     /// Columns of sixteen rows.
@@ -193,6 +200,11 @@ impl Lanes for Plain {
     }
 
     #[inline(always)]
+    fn first(self, count: usize, b: Self) -> Self {
+        Self(std::array::from_fn(|at| if at < count { self.0[at] } else { b.0[at] }))
+    }
+
+    #[inline(always)]
     fn shifted(self, by: Self) -> Self {
         self.with(by, |a, by| f32::from_bits(a.to_bits().wrapping_add(by.to_bits() << 23)))
     }
@@ -249,6 +261,47 @@ mod tests {
         let numbers = std::array::from_fn(|at| ((at * 7) % 16) as f32 - 3.0);
         for level in Level::all() {
             assert_eq!(reduce(level, numbers), [120.0 - 48.0, 12.0], "{level:?}");
+        }
+    }
+
+    kernel! {
+        fn keep<V>(numbers: [f32; WIDTH], count: usize) -> [f32; WIDTH] {
+            V::of(numbers).first(count, V::splat(-1.0)).array()
+        }
+    }
+
+    kernel! {
+        fn invert<V>(numbers: [f32; WIDTH]) -> [f32; WIDTH] {
+            V::of(numbers).inverse().array()
+        }
+    }
+
+    #[test]
+    fn the_first_lanes_are_kept() {
+        let numbers = std::array::from_fn(|at| at as f32);
+        for level in Level::all() {
+            for count in 0..=WIDTH {
+                let expected = std::array::from_fn(|at| if at < count { at as f32 } else { -1.0 });
+                assert_eq!(keep(level, numbers, count), expected, "{level:?} {count}");
+            }
+        }
+    }
+
+    #[test]
+    fn inverses_are_right_to_two_units_of_the_last_place() {
+        for level in Level::all() {
+            for step in 0..20_000 {
+                let exponent = (step as f32 / 20_000.0).mul_add(240.0, -120.0);
+                let numbers = std::array::from_fn(|at| (1.0 + at as f32 / 16.0) * exponent.exp2());
+                for (number, found) in numbers.into_iter().zip(invert(level, numbers)) {
+                    let expected = 1.0 / f64::from(number);
+                    let error = (f64::from(found) - expected).abs() / expected;
+                    assert!(error < 2.4e-7, "{level:?}: 1 / {number} = {found}");
+                }
+            }
+            let strange = std::array::from_fn(|at| [f32::NAN, f32::INFINITY][at % 2]);
+            let found = invert(level, strange);
+            assert!(found[0].is_nan() && found[1] == 0.0, "{level:?} {found:?}");
         }
     }
 

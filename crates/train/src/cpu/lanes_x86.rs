@@ -81,6 +81,43 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
+    fn inverse(self) -> Self {
+        // A division takes longer than all else that an activation is made of. What is infinite has
+        // no correction: infinity times zero is no number.
+        // SAFETY: only kernels for AVX-512 have these lanes.
+        unsafe {
+            let near = _mm512_rcp14_ps(self.0);
+            let miss = _mm512_fnmadd_ps(self.0, near, _mm512_set1_ps(1.0));
+            let whole = _mm512_cmp_ps_mask::<_CMP_NEQ_UQ>(near, _mm512_setzero_ps());
+            Self(_mm512_mask_fmadd_ps(near, whole, miss, near))
+        }
+    }
+
+    #[inline(always)]
+    fn first(self, count: usize, b: Self) -> Self {
+        // SAFETY: only kernels for AVX-512 have these lanes.
+        Self(unsafe { _mm512_mask_mov_ps(b.0, ((1_u32 << count) - 1) as u16, self.0) })
+    }
+
+    #[inline(always)]
+    fn sum(self) -> f32 {
+        // SAFETY: only kernels for AVX-512 have these lanes.
+        unsafe {
+            let [low, high] = halves(self.0);
+            sum(_mm256_add_ps(low, high))
+        }
+    }
+
+    #[inline(always)]
+    fn largest(self) -> f32 {
+        // SAFETY: only kernels for AVX-512 have these lanes.
+        unsafe {
+            let [low, high] = halves(self.0);
+            largest(_mm256_max_ps(low, high))
+        }
+    }
+
+    #[inline(always)]
     fn shifted(self, by: Self) -> Self {
         // SAFETY: only kernels for AVX-512 have these lanes.
         unsafe {
@@ -101,6 +138,12 @@ impl Lanes for Avx512 {
         // SAFETY: only kernels for AVX-512 have these lanes.
         unsafe { transposed(rows) }
     }
+}
+
+#[inline(always)]
+unsafe fn halves(lanes: __m512) -> [__m256; 2] {
+    // SAFETY: the caller has AVX-512.
+    unsafe { [_mm512_castps512_ps256(lanes), _mm512_extractf32x8_ps::<1>(lanes)] }
 }
 
 /// Turns pairs of rows, then fours, then the quarters of registers, each step twice as far apart.
@@ -202,6 +245,27 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
+    fn first(self, count: usize, b: Self) -> Self {
+        // SAFETY: only kernels for AVX2 have these lanes.
+        unsafe {
+            let [low, high] = [count, count.saturating_sub(WIDTH / 2)].map(|count| below(count));
+            Self(_mm256_blendv_ps(b.0, self.0, low), _mm256_blendv_ps(b.1, self.1, high))
+        }
+    }
+
+    #[inline(always)]
+    fn sum(self) -> f32 {
+        // SAFETY: only kernels for AVX2 have these lanes.
+        unsafe { sum(_mm256_add_ps(self.0, self.1)) }
+    }
+
+    #[inline(always)]
+    fn largest(self) -> f32 {
+        // SAFETY: only kernels for AVX2 have these lanes.
+        unsafe { largest(_mm256_max_ps(self.0, self.1)) }
+    }
+
+    #[inline(always)]
     fn shifted(self, by: Self) -> Self {
         // SAFETY: only kernels for AVX2 have these lanes.
         unsafe { Self(shifted(self.0, by.0), shifted(self.1, by.1)) }
@@ -236,5 +300,37 @@ unsafe fn shifted(number: __m256, by: __m256) -> __m256 {
     unsafe {
         let exponent = _mm256_slli_epi32::<23>(_mm256_castps_si256(by));
         _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(number), exponent))
+    }
+}
+
+/// All bits of the first so many lanes.
+#[inline(always)]
+unsafe fn below(count: usize) -> __m256 {
+    // SAFETY: the caller has AVX2.
+    unsafe {
+        let places = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+        _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(count as i32), places))
+    }
+}
+
+/// The sum of eight, halves by halves as [`Lanes::sum`] folds them.
+#[inline(always)]
+unsafe fn sum(eight: __m256) -> f32 {
+    // SAFETY: the caller has AVX2.
+    unsafe {
+        let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+        let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+        _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+    }
+}
+
+/// The same of the largest.
+#[inline(always)]
+unsafe fn largest(eight: __m256) -> f32 {
+    // SAFETY: the caller has AVX2.
+    unsafe {
+        let four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+        let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+        _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)))
     }
 }

@@ -33,7 +33,7 @@ pub fn exp<V: Lanes>(x: V) -> V {
 #[inline(always)]
 pub fn sigmoid<V: Lanes>(x: V) -> V {
     let one = V::splat(1.0);
-    one.over(one.plus(exp(V::splat(0.0).minus(x))))
+    one.plus(exp(V::splat(0.0).minus(x))).inverse()
 }
 
 /// `√(2/π)`.

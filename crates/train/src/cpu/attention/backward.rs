@@ -4,10 +4,10 @@ use std::ops::Range;
 
 use super::super::Cpu;
 use super::super::elementwise::factors;
-use super::super::lanes::WIDTH;
+use super::super::lanes::{Lanes, WIDTH};
 use super::super::level::kernel;
 use super::super::math::exp;
-use super::super::numbers::{Apart, Source, get, put};
+use super::super::numbers::{Apart, Source};
 use super::super::tile::{Matrix, MatrixMut, ROWS, Tile, multiply, transpose};
 use super::{Columns, Head, Layout, QUERIES, blocks, mask_of, take};
 use crate::device::{Attention, AttentionDrop, AttentionPart, AttentionPartSaved, AttentionSaved};
@@ -257,16 +257,7 @@ impl Cpu {
         softmax: &mut [f32],
         slopes: &mut [f32],
     ) {
-        let (level, keys, results) = (self.level, head.padded_keys(), head.results());
-        let (scale, columns) = (head.scale(), head.seen(block).next_multiple_of(WIDTH));
-        for (at, query) in block.clone().enumerate() {
-            let (mask, seen) = (mask_of(pass.drop, head, query), head.of.seen(query));
-            let (log_sum, row) = (pass.log_sums[head.sum(query)], results.range(query));
-            let along = dot(level, pass.y.part(row.clone()), pass.dy.part(row));
-            let row = at * keys..at * keys + columns;
-            let (p, ds) = (&mut softmax[row.clone()], &mut slopes[row]);
-            slope_row(level, scale, seen, mask, log_sum, along, p, ds);
-        }
+        slope_block(self.level, head, pass, block, softmax, slopes);
     }
 
     /// What a few queries add to the gradients of the keys and values that they see.
@@ -298,40 +289,82 @@ impl Cpu {
 }
 
 kernel! {
-    /// The sum of the products of two rows.
-    fn dot<V>(a: Source<'_>, b: Source<'_>) -> f32 {
-        let (mut sum, whole) = (V::splat(0.0), a.len().min(b.len()) / WIDTH * WIDTH);
-        for at in (0..whole).step_by(WIDTH) {
-            // SAFETY: both have sixteen more.
-            sum = unsafe { a.load::<V>(at).fused(b.load(at), sum) };
+    fn slope_block<V>(
+        head: Head,
+        pass: &Pass<'_>,
+        block: &Range<usize>,
+        softmax: &mut [f32],
+        slopes: &mut [f32],
+    ) {
+        let (keys, columns) = (head.padded_keys(), head.seen(block).next_multiple_of(WIDTH));
+        let (scale, results) = (head.scale(), head.results());
+        for (at, query) in block.clone().enumerate() {
+            let (log_sum, row) = (pass.log_sums[head.sum(query)], results.range(query));
+            let along = dot::<V>(pass.y.part(row.clone()), pass.dy.part(row));
+            let row = Row { scale, log_sum, along, mask: mask_of(pass.drop, head, query) };
+            let here = at * keys..at * keys + columns;
+            let p = softmax[here.clone()].as_chunks_mut().0;
+            row.slopes::<V>(head.of.seen(query), p, slopes[here].as_chunks_mut().0);
         }
-        if whole < a.len() {
-            sum = a.get::<V>(whole).fused(b.get(whole), sum);
-        }
-        sum.sum()
     }
 }
 
-kernel! {
+/// The sum of the products of two rows.
+#[inline(always)]
+fn dot<V: Lanes>(a: Source<'_>, b: Source<'_>) -> f32 {
+    let (mut sum, whole) = (V::splat(0.0), a.len().min(b.len()) / WIDTH * WIDTH);
+    for at in (0..whole).step_by(WIDTH) {
+        // SAFETY: both have sixteen more.
+        sum = unsafe { a.load::<V>(at).fused(b.load(at), sum) };
+    }
+    if whole < a.len() {
+        sum = a.get::<V>(whole).fused(b.get(whole), sum);
+    }
+    sum.sum()
+}
+
+/// What is known of a query.
+struct Row {
+    scale: f32,
+    log_sum: f32,
+    /// The product of what came out and its gradient.
+    along: f32,
+    mask: Option<Mask>,
+}
+
+impl Row {
     /// `p`, the scores of a query, become its softmax as it was multiplied with the values; `ds`, the
     /// gradient of that, becomes the gradient of the scores. What the query does not see becomes zero.
-    fn slope_row<V>(
-        scale: f32,
-        seen: usize,
-        mask: Option<Mask>,
-        log_sum: f32,
-        along: f32,
-        p: &mut [f32],
-        ds: &mut [f32],
-    ) {
-        for at in (0..seen).step_by(WIDTH) {
-            let share = exp(get::<V>(p, at).fused(V::splat(scale), V::splat(-log_sum)));
-            let kept = mask.map_or(V::splat(1.0), |mask| factors(mask, at as u64));
-            let slope = get::<V>(ds, at).times(kept).minus(V::splat(along));
-            put(p, at, share.times(kept));
-            put(ds, at, share.times(slope).times(V::splat(scale)));
+    #[inline(always)]
+    fn slopes<V: Lanes>(&self, seen: usize, p: &mut [[f32; WIDTH]], ds: &mut [[f32; WIDTH]]) {
+        let (whole, zero) = (seen / WIDTH, V::splat(0.0));
+        for at in 0..whole {
+            let new = self.some::<V>(at, V::of(p[at]), V::of(ds[at]));
+            (p[at], ds[at]) = (new[0].array(), new[1].array());
         }
-        p[seen..].fill(0.0);
-        ds[seen..].fill(0.0);
+        let rest = seen - whole * WIDTH;
+        if rest > 0 {
+            let new = self.some::<V>(whole, V::of(p[whole]), V::of(ds[whole]));
+            p[whole] = new[0].first(rest, zero).array();
+            ds[whole] = new[1].first(rest, zero).array();
+        }
+        let unseen = seen.div_ceil(WIDTH);
+        p[unseen..].fill([0.0; WIDTH]);
+        ds[unseen..].fill([0.0; WIDTH]);
+    }
+
+    /// Sixteen of them.
+    #[inline(always)]
+    fn some<V: Lanes>(&self, at: usize, scores: V, slopes: V) -> [V; 2] {
+        let share = exp(scores.fused(V::splat(self.scale), V::splat(-self.log_sum)));
+        let scaled = share.times(V::splat(self.scale));
+        let away = V::splat(-self.along);
+        match self.mask {
+            None => [share, slopes.plus(away).times(scaled)],
+            Some(mask) => {
+                let kept: V = factors(mask, (at * WIDTH) as u64);
+                [share.times(kept), slopes.fused(kept, away).times(scaled)]
+            }
+        }
     }
 }

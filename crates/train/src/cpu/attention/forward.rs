@@ -4,11 +4,10 @@ use std::ops::Range;
 
 use super::super::Cpu;
 use super::super::elementwise::factors;
-use super::super::lanes::WIDTH;
+use super::super::lanes::{Lanes, WIDTH};
 use super::super::level::{Level, kernel};
-use super::super::loss::largest;
 use super::super::math::exp;
-use super::super::numbers::{Apart, Source, get, put};
+use super::super::numbers::{Apart, Source};
 use super::super::tile::{Matrix, MatrixMut, ROWS, Tile, multiply, transpose};
 use super::halves::QUERIES as MOST;
 use super::{Head, Layout, blocks, mask_of, take};
@@ -141,14 +140,7 @@ impl Cpu {
         block: &Range<usize>,
         scores: &mut [f32],
     ) -> Sums {
-        let (keys, columns) = (head.padded_keys(), head.seen(block).next_multiple_of(WIDTH));
-        let (scale, mut sums) = (head.scale(), Sums { logs: [0.0; MOST], shares: [0.0; MOST] });
-        for (at, query) in block.clone().enumerate() {
-            let (mask, seen) = (mask_of(drop, head, query), head.of.seen(query));
-            let row = &mut scores[at * keys..at * keys + columns];
-            (sums.logs[at], sums.shares[at]) = softmax_row(self.level, scale, seen, mask, row);
-        }
-        sums
+        softmax_block(self.level, head, drop, block, scores)
     }
 }
 
@@ -159,29 +151,60 @@ pub(super) fn forward_room(head: Head) -> usize {
 }
 
 kernel! {
-    /// Exponentials of a query's scores, those of keys that it does not see zero. Returns the
-    /// logarithm of the sum and one over the sum, which the exponentials are not yet multiplied by.
-    fn softmax_row<V>(scale: f32, seen: usize, mask: Option<Mask>, row: &mut [f32]) -> (f32, f32) {
-        let (row, unseen) = row.split_at_mut(seen.next_multiple_of(WIDTH));
-        row[seen..].fill(f32::NEG_INFINITY);
-        let most = largest::<V>(Source::F32(row)) * scale;
-        let mut sum = V::splat(0.0);
-        for at in (0..row.len()).step_by(WIDTH) {
-            let number = exp(get::<V>(row, at).fused(V::splat(scale), V::splat(-most)));
-            put(row, at, number);
-            // What is masked counts as 1e-38 here, which is nothing beside the largest.
-            sum = sum.plus(number);
-        }
-        row[seen..].fill(0.0);
-        unseen.fill(0.0);
-        if let Some(mask) = mask {
-            for at in (0..row.len()).step_by(WIDTH) {
-                let kept: V = factors(mask, at as u64);
-                put(row, at, kept.times(get(row, at)));
+    fn softmax_block<V>(
+        head: Head,
+        drop: Option<AttentionDrop>,
+        block: &Range<usize>,
+        scores: &mut [f32],
+    ) -> Sums {
+        let (keys, columns) = (head.padded_keys(), head.seen(block).next_multiple_of(WIDTH));
+        let (scale, mut sums) = (head.scale(), Sums { logs: [0.0; MOST], shares: [0.0; MOST] });
+        for (at, query) in block.clone().enumerate() {
+            let row = scores[at * keys..at * keys + columns].as_chunks_mut().0;
+            let (most, sum) = softmax_row::<V>(scale, head.of.seen(query), row);
+            (sums.logs[at], sums.shares[at]) = (most + sum.ln(), 1.0 / sum);
+            if let Some(mask) = mask_of(drop, head, query) {
+                drop_row::<V>(mask, row);
             }
         }
-        let sum = sum.sum();
-        (most + sum.ln(), 1.0 / sum)
+        sums
+    }
+}
+
+/// Exponentials of a query's scores, those of keys that it does not see zero. Returns the largest
+/// score and the sum, which the exponentials are not yet divided by.
+#[inline(always)]
+fn softmax_row<V: Lanes>(scale: f32, seen: usize, row: &mut [[f32; WIDTH]]) -> (f32, f32) {
+    let (row, unseen) = row.split_at_mut(seen.div_ceil(WIDTH));
+    unseen.fill([0.0; WIDTH]);
+    let Some((last, whole)) = row.split_last_mut() else {
+        return (f32::NEG_INFINITY, 0.0);
+    };
+    let rest = seen - whole.len() * WIDTH;
+    let end = V::of(*last).first(rest, V::splat(f32::NEG_INFINITY));
+    let mut most = end;
+    for some in &*whole {
+        most = most.most(V::of(*some));
+    }
+    let most = most.largest() * scale;
+    let (scale, least) = (V::splat(scale), V::splat(-most));
+    let end = exp(end.fused(scale, least)).first(rest, V::splat(0.0));
+    *last = end.array();
+    let mut sum = end;
+    for some in whole {
+        let number = exp(V::of(*some).fused(scale, least));
+        *some = number.array();
+        sum = sum.plus(number);
+    }
+    (most, sum.sum())
+}
+
+/// What is left of a query's exponentials.
+#[inline(always)]
+fn drop_row<V: Lanes>(mask: Mask, row: &mut [[f32; WIDTH]]) {
+    for (at, some) in row.iter_mut().enumerate() {
+        let kept: V = factors(mask, (at * WIDTH) as u64);
+        *some = kept.times(V::of(*some)).array();
     }
 }
 
