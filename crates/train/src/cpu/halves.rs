@@ -35,7 +35,7 @@ impl Halves {
             #[cfg(target_arch = "x86_64")]
             Level::Avx2 => Kernel::Avx2,
             #[cfg(target_arch = "x86_64")]
-            Level::Avx512 => Kernel::best(),
+            Level::Avx512 | Level::Avx512Bf16 => Kernel::best(),
         };
         Self::of(kernel)
     }

@@ -1,12 +1,14 @@
 //! Sixteen numbers in x86's vector registers.
 
 use std::arch::x86_64::*;
+use std::mem::transmute;
 
 use super::lanes::{Lanes, WIDTH};
 
-/// One register of AVX-512.
+/// One register of AVX-512. `HALVES`: the processor has an instruction that rounds to brain floats. It
+/// takes numbers below the smallest normal one for zero.
 #[derive(Clone, Copy)]
-pub struct Avx512(__m512);
+pub struct Avx512<const HALVES: bool>(__m512);
 
 /// Two registers of AVX2.
 #[derive(Clone, Copy)]
@@ -23,7 +25,7 @@ macro_rules! wide {
     )*};
 }
 
-impl Lanes for Avx512 {
+impl<const HALVES: bool> Lanes for Avx512<HALVES> {
     const WIDE: bool = true;
 
     wide! {
@@ -68,6 +70,10 @@ impl Lanes for Avx512 {
     unsafe fn store_half(self, to: *mut u16) {
         // SAFETY: the caller sees to it.
         unsafe {
+            if HALVES {
+                let halves = transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(self.0));
+                return _mm256_storeu_si256(to.cast(), halves);
+            }
             let bits = _mm512_castps_si512(self.0);
             let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
             let up = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
@@ -136,7 +142,7 @@ impl Lanes for Avx512 {
     #[inline(always)]
     fn transposed(rows: [Self; WIDTH]) -> [Self; WIDTH] {
         // SAFETY: only kernels for AVX-512 have these lanes.
-        unsafe { transposed(rows) }
+        unsafe { transposed(rows.map(|row| row.0)).map(Self) }
     }
 }
 
@@ -148,37 +154,36 @@ unsafe fn halves(lanes: __m512) -> [__m256; 2] {
 
 /// Turns pairs of rows, then fours, then the quarters of registers, each step twice as far apart.
 #[inline(always)]
-unsafe fn transposed(rows: [Avx512; WIDTH]) -> [Avx512; WIDTH] {
-    let zero = Avx512::splat(0.0);
-    let [mut pairs, mut fours, mut eights, mut all] = [[zero; WIDTH]; 4];
+unsafe fn transposed(rows: [__m512; WIDTH]) -> [__m512; WIDTH] {
     // SAFETY: the caller has AVX-512.
     unsafe {
+        let [mut pairs, mut fours, mut eights, mut all] = [[_mm512_setzero_ps(); WIDTH]; 4];
         for at in (0..WIDTH).step_by(2) {
-            pairs[at].0 = _mm512_unpacklo_ps(rows[at].0, rows[at + 1].0);
-            pairs[at + 1].0 = _mm512_unpackhi_ps(rows[at].0, rows[at + 1].0);
+            pairs[at] = _mm512_unpacklo_ps(rows[at], rows[at + 1]);
+            pairs[at + 1] = _mm512_unpackhi_ps(rows[at], rows[at + 1]);
         }
         for at in (0..WIDTH).step_by(4) {
             for odd in 0..2 {
-                let (a, b) = (pairs[at + odd].0, pairs[at + odd + 2].0);
-                fours[at + 2 * odd].0 = _mm512_shuffle_ps::<0x44>(a, b);
-                fours[at + 2 * odd + 1].0 = _mm512_shuffle_ps::<0xee>(a, b);
+                let (a, b) = (pairs[at + odd], pairs[at + odd + 2]);
+                fours[at + 2 * odd] = _mm512_shuffle_ps::<0x44>(a, b);
+                fours[at + 2 * odd + 1] = _mm512_shuffle_ps::<0xee>(a, b);
             }
         }
         // Now number `n` of a four is columns n, n + 4, n + 8 and n + 12 of its four rows.
         for at in (0..WIDTH).step_by(8) {
             for n in 0..4 {
-                let (a, b) = (fours[at + n].0, fours[at + n + 4].0);
-                eights[at + n].0 = _mm512_shuffle_f32x4::<0x88>(a, b);
-                eights[at + n + 4].0 = _mm512_shuffle_f32x4::<0xdd>(a, b);
+                let (a, b) = (fours[at + n], fours[at + n + 4]);
+                eights[at + n] = _mm512_shuffle_f32x4::<0x88>(a, b);
+                eights[at + n + 4] = _mm512_shuffle_f32x4::<0xdd>(a, b);
             }
         }
         for n in 0..8 {
-            let (a, b) = (eights[n].0, eights[n + 8].0);
-            all[n].0 = _mm512_shuffle_f32x4::<0x88>(a, b);
-            all[n + 8].0 = _mm512_shuffle_f32x4::<0xdd>(a, b);
+            let (a, b) = (eights[n], eights[n + 8]);
+            all[n] = _mm512_shuffle_f32x4::<0x88>(a, b);
+            all[n + 8] = _mm512_shuffle_f32x4::<0xdd>(a, b);
         }
+        all
     }
-    all
 }
 
 /// An operation of AVX2 on both registers.

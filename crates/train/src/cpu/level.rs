@@ -11,6 +11,9 @@ pub enum Level {
     /// AVX-512.
     #[cfg(target_arch = "x86_64")]
     Avx512,
+    /// The same with rounding to brain floats.
+    #[cfg(target_arch = "x86_64")]
+    Avx512Bf16,
 }
 
 impl Level {
@@ -27,6 +30,8 @@ impl Level {
                 && is_x86_feature_detected!("avx512dq");
             all.extend(fused.then_some(Self::Avx2));
             all.extend((fused && wide).then_some(Self::Avx512));
+            let rounds = is_x86_feature_detected!("avx512bf16");
+            all.extend((fused && wide && rounds).then_some(Self::Avx512Bf16));
         }
         all
     }
@@ -43,7 +48,7 @@ impl Level {
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 => "avx2",
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => "avx512",
+            Self::Avx512 | Self::Avx512Bf16 => "avx512",
         }
     }
 }
@@ -63,7 +68,13 @@ macro_rules! kernel {
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")]
             fn avx512($($arg: $type),*) $(-> $result)? {
-                body::<$crate::cpu::lanes_x86::Avx512>($($arg),*)
+                body::<$crate::cpu::lanes_x86::Avx512<false>>($($arg),*)
+            }
+
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma")]
+            fn avx512_bf16($($arg: $type),*) $(-> $result)? {
+                body::<$crate::cpu::lanes_x86::Avx512<true>>($($arg),*)
             }
 
             #[cfg(target_arch = "x86_64")]
@@ -74,6 +85,9 @@ macro_rules! kernel {
 
             match level {
                 // SAFETY: only levels that the processor has are used.
+                #[cfg(target_arch = "x86_64")]
+                $crate::cpu::level::Level::Avx512Bf16 => unsafe { avx512_bf16($($arg),*) },
+                // SAFETY: as above.
                 #[cfg(target_arch = "x86_64")]
                 $crate::cpu::level::Level::Avx512 => unsafe { avx512($($arg),*) },
                 // SAFETY: as above.

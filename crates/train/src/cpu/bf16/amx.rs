@@ -13,6 +13,7 @@ use super::finish::{COLUMNS, Goal, Sums, finish};
 use super::kernel::Plan;
 use super::lines::{Line, WORDS};
 use super::tile::{Run, Tile};
+use super::x86::Natively;
 
 /// Rows of a tile.
 const TILE_ROWS: usize = 16;
@@ -193,7 +194,7 @@ fn straight(tile: &Tile, goal: &mut Goal<'_>) -> Option<(*mut f32, usize)> {
 
 /// # Safety
 /// See [`Run`]; and this thread's tiles must be configured.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 pub unsafe fn run(tile: &Tile, sums: &mut Sums, mut goal: Goal<'_>) {
     let Corners { left, left_step, right, steps, to, to_row } = Corners::of(tile, sums, &mut goal);
     // SAFETY: the caller vouches for configured tiles and for operands of that many steps; what
@@ -240,7 +241,8 @@ pub unsafe fn run(tile: &Tile, sums: &mut Sums, mut goal: Goal<'_>) {
         );
     }
     if straight(tile, &mut goal).is_none() {
-        finish(sums, tile.rows, goal);
+        // SAFETY: as the caller says.
+        unsafe { finish::<Natively>(sums, tile.rows, goal) };
     }
 }
 

@@ -59,10 +59,32 @@ impl Goal<'_> {
     }
 }
 
+/// How a kernel rounds whole rows to brain floats.
+pub trait Rounding {
+    /// # Safety
+    /// The processor must have its instructions.
+    unsafe fn row(wide: &[f32; COLUMNS], to: &mut [bf16; COLUMNS]);
+}
+
+/// Without any instructions in particular.
+pub struct Plainly;
+
+impl Rounding for Plainly {
+    #[inline(always)]
+    unsafe fn row(wide: &[f32; COLUMNS], to: &mut [bf16; COLUMNS]) {
+        for (to, wide) in to.iter_mut().zip(wide) {
+            *to = bf16::write(*wide);
+        }
+    }
+}
+
 /// A number of the result.
 trait Number: Copy {
     fn read(self) -> f32;
     fn write(wide: f32) -> Self;
+    /// # Safety
+    /// The processor must have the instructions.
+    unsafe fn write_row<R: Rounding>(wide: &[f32; COLUMNS], to: &mut [Self; COLUMNS]);
 }
 
 impl Number for f32 {
@@ -73,6 +95,10 @@ impl Number for f32 {
     #[inline(always)]
     fn write(wide: f32) -> Self {
         wide
+    }
+    #[inline(always)]
+    unsafe fn write_row<R: Rounding>(wide: &[f32; COLUMNS], to: &mut [Self; COLUMNS]) {
+        *to = *wide;
     }
 }
 
@@ -85,21 +111,32 @@ impl Number for bf16 {
     fn write(wide: f32) -> Self {
         Self::from_bits(rounded(wide))
     }
+    #[inline(always)]
+    unsafe fn write_row<R: Rounding>(wide: &[f32; COLUMNS], to: &mut [Self; COLUMNS]) {
+        // SAFETY: as the caller says.
+        unsafe { R::row(wide, to) };
+    }
 }
 
 /// Writes the first `rows` of the sums. Part of each kernel, so that it is compiled for its
 /// instructions.
+///
+/// # Safety
+/// The processor must have the instructions that rounding takes.
 #[inline(always)]
-pub fn finish(sums: &Sums, rows: usize, goal: Goal<'_>) {
+pub unsafe fn finish<R: Rounding>(sums: &Sums, rows: usize, goal: Goal<'_>) {
     let Goal { numbers, stride, columns, ending } = goal;
-    match numbers {
-        NumbersMut::F32(c) => finish_rows(sums, rows, c, stride, columns, ending),
-        NumbersMut::Bf16(c) => finish_rows(sums, rows, c, stride, columns, ending),
+    // SAFETY: as the caller says.
+    unsafe {
+        match numbers {
+            NumbersMut::F32(c) => finish_rows::<R, _>(sums, rows, c, stride, columns, ending),
+            NumbersMut::Bf16(c) => finish_rows::<R, _>(sums, rows, c, stride, columns, ending),
+        }
     }
 }
 
 #[inline(always)]
-fn finish_rows<T: Number>(
+unsafe fn finish_rows<R: Rounding, T: Number>(
     sums: &Sums,
     rows: usize,
     c: &mut [T],
@@ -109,25 +146,38 @@ fn finish_rows<T: Number>(
 ) {
     for (row, sums) in sums.0[..rows].iter().enumerate() {
         let to = &mut c[row * stride..][..columns];
-        match ending {
-            Ending::Set => each(to, sums, sums, |_, sum, _| sum),
-            Ending::Bias(bias) => each(to, sums, &bias[..columns], |_, sum, bias| sum + bias),
-            Ending::Add => each(to, sums, sums, |old, sum, _| old + sum),
+        // SAFETY: as the caller says.
+        unsafe {
+            match ending {
+                Ending::Set => each::<R, _>(to, sums, sums, |_, sum, _| sum),
+                Ending::Bias(bias) => {
+                    each::<R, _>(to, sums, &bias[..columns], |_, sum, bias| sum + bias);
+                }
+                Ending::Add => each::<R, _>(to, sums, sums, |old, sum, _| old + sum),
+            }
         }
     }
 }
 
 /// The most common width is known to the compiler.
 #[inline(always)]
-fn each<T: Number>(to: &mut [T], sums: &[f32], third: &[f32], f: impl Fn(f32, f32, f32) -> f32) {
+unsafe fn each<R: Rounding, T: Number>(
+    to: &mut [T],
+    sums: &[f32],
+    third: &[f32],
+    f: impl Fn(f32, f32, f32) -> f32,
+) {
     if let (Ok(to), Some(sums), Some(third)) = (
         <&mut [T; COLUMNS]>::try_from(&mut *to),
         sums.first_chunk::<COLUMNS>(),
         third.first_chunk::<COLUMNS>(),
     ) {
+        let mut wide = [0.0; COLUMNS];
         for i in 0..COLUMNS {
-            to[i] = T::write(f(to[i].read(), sums[i], third[i]));
+            wide[i] = f(to[i].read(), sums[i], third[i]);
         }
+        // SAFETY: as the caller says.
+        unsafe { T::write_row::<R>(&wide, to) };
     } else {
         for ((to, sum), third) in to.iter_mut().zip(sums).zip(third) {
             *to = T::write(f(to.read(), *sum, *third));

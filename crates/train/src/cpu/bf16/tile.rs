@@ -1,6 +1,6 @@
 //! The heart: one tile of the result, its sums in registers, one step for two numbers of `k`.
 
-use super::finish::{COLUMNS, Goal, Sums, finish};
+use super::finish::{COLUMNS, Goal, Plainly, Rounding, Sums, finish};
 use super::lines::{Line, WORDS};
 
 /// What a tile is made from.
@@ -39,6 +39,8 @@ pub trait Lanes {
     const PANELS: usize;
     /// Lines that a row has for sixteen pairs: two if they are widened beforehand.
     const LEFT_LINES: usize;
+    /// How results become brain floats.
+    type Rounding: Rounding;
     /// Sixteen sums.
     type Sum: Copy;
     /// A pair of the left operand, for all columns.
@@ -128,7 +130,8 @@ pub unsafe fn run<L: Lanes>(tile: &Tile, sums: &mut Sums, mut goal: Goal<'_>) {
         }
     }
     if straight.is_none() {
-        finish(sums, tile.rows, goal);
+        // SAFETY: as the caller says.
+        unsafe { finish::<L::Rounding>(sums, tile.rows, goal) };
     }
 }
 
@@ -139,6 +142,7 @@ impl Lanes for Portable {
     const ROWS: usize = 2;
     const PANELS: usize = 1;
     const LEFT_LINES: usize = 2;
+    type Rounding = Plainly;
     type Sum = [f32; WORDS];
     type Left = [f32; 2];
     type Right = [u32; WORDS];

@@ -1,8 +1,11 @@
 //! Tiles by the vectors of x86 processors.
 
 use std::arch::x86_64::*;
+use std::mem::transmute;
 
-use super::finish::{Goal, Sums};
+use half::bf16;
+
+use super::finish::{COLUMNS, Goal, Plainly, Rounding, Sums};
 use super::lines::{Line, WORDS};
 use super::tile::{self, Lanes, Tile};
 
@@ -14,6 +17,7 @@ impl Lanes for Avx512Bf16 {
     const ROWS: usize = 14;
     const PANELS: usize = 2;
     const LEFT_LINES: usize = 1;
+    type Rounding = Natively;
     type Sum = __m512;
     type Left = __m512i;
     type Right = __m512i;
@@ -43,10 +47,7 @@ impl Lanes for Avx512Bf16 {
     unsafe fn add(sum: __m512, left: __m512i, right: __m512i) -> __m512 {
         // SAFETY: the types differ in name only.
         let (left, right) = unsafe {
-            (
-                std::mem::transmute::<__m512i, __m512bh>(left),
-                std::mem::transmute::<__m512i, __m512bh>(right),
-            )
+            (transmute::<__m512i, __m512bh>(left), transmute::<__m512i, __m512bh>(right))
         };
         _mm512_dpbf16_ps(sum, left, right)
     }
@@ -59,6 +60,24 @@ impl Lanes for Avx512Bf16 {
     }
 }
 
+/// By the instruction that rounds to brain floats. It takes numbers below the smallest normal one for
+/// zero.
+pub struct Natively;
+
+impl Rounding for Natively {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    unsafe fn row(wide: &[f32; COLUMNS], to: &mut [bf16; COLUMNS]) {
+        let wide = wide.as_ptr();
+        // SAFETY: 32 are there, and there is room for as many; the types differ in name only.
+        unsafe {
+            let [low, high] = [_mm512_loadu_ps(wide), _mm512_loadu_ps(wide.add(WORDS))];
+            let halves = transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low));
+            _mm512_storeu_si512(to.as_mut_ptr().cast(), halves);
+        }
+    }
+}
+
 /// The right operand is widened in registers, the left one beforehand.
 pub struct Avx512;
 
@@ -67,6 +86,7 @@ impl Lanes for Avx512 {
     const ROWS: usize = 12;
     const PANELS: usize = 2;
     const LEFT_LINES: usize = 2;
+    type Rounding = Plainly;
     type Sum = __m512;
     type Left = [__m512; 2];
     type Right = [__m512; 2];
@@ -116,6 +136,7 @@ impl Lanes for Avx2 {
     const ROWS: usize = 4;
     const PANELS: usize = 1;
     const LEFT_LINES: usize = 2;
+    type Rounding = Plainly;
     type Sum = [__m256; 2];
     type Left = [__m256; 2];
     type Right = [[__m256; 2]; 2];

@@ -2,6 +2,7 @@
 //! the same places on processors without tiles.
 
 use super::super::convert::widened;
+use super::super::finish::Plainly;
 use super::*;
 
 type Words = [[u32; WORDS]; TILE_ROWS];
@@ -58,6 +59,7 @@ pub unsafe fn run(tile: &Tile, sums: &mut Sums, mut goal: Goal<'_>) {
         }
     }
     if straight(tile, &mut goal).is_none() {
-        finish(sums, tile.rows, goal);
+        // SAFETY: it takes no instructions in particular.
+        unsafe { finish::<Plainly>(sums, tile.rows, goal) };
     }
 }
