@@ -5,7 +5,6 @@ use std::sync::{Mutex, PoisonError};
 use super::Cpu;
 use super::attention::HeadMemory;
 use super::bf16::{self, Ending, Kernel, Matrix, NumbersMut, Output, Packed};
-use super::lanes::WIDTH;
 use super::level::Level;
 use super::numbers::{Apart, Source, Target};
 use super::packed::Start;
@@ -97,7 +96,7 @@ impl Cpu {
         let c = Apart::new(c);
         let parts = self.pool.many_parts(sizes.work(), LEAST, MUCH);
         self.pool.run(parts, |part| {
-            let rows = cut(m, parts, part, WIDTH);
+            let rows = cut(m, parts, part, bf16::ROWS);
             if rows.is_empty() {
                 return;
             }

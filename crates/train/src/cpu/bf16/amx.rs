@@ -22,7 +22,7 @@ const ROW_BYTES: usize = size_of::<Line>();
 
 /// How AMX cuts products.
 pub fn plan(run: Run) -> Plan {
-    Plan { rows: 2 * TILE_ROWS, panels: 2, depth: 512, left_widens: 0, run }
+    Plan { rows: 2 * TILE_ROWS, panels: 2, depth: 512, left_widens: 0, in_place: true, run }
 }
 
 /// Whether the processor has it and the kernel lets this process use it.
@@ -157,6 +157,8 @@ impl Drop for Configured {
 struct Corners {
     /// Upper and lower sixteen rows of the left operand.
     left: [*const Line; 2],
+    /// Bytes from a row of it to the next.
+    left_row: usize,
     /// Bytes from sixteen pairs to the next.
     left_step: usize,
     /// The two panels of the right operand.
@@ -176,8 +178,9 @@ impl Corners {
         let (to, stride) =
             straight(tile, goal).unwrap_or((sums.0.as_flattened_mut().as_mut_ptr(), COLUMNS));
         Self {
-            left: [tile.left, tile.left.wrapping_add(TILE_ROWS)],
-            left_step: tile.left_stride * ROW_BYTES,
+            left: [0, TILE_ROWS].map(|row| tile.left.at_row(row).start),
+            left_row: tile.left.row,
+            left_step: tile.left.step,
             right: [tile.right, tile.right.wrapping_add(second)],
             steps: tile.pairs.div_ceil(WORDS),
             to: [to, to.wrapping_add(TILE_ROWS * stride)],
@@ -196,7 +199,8 @@ fn straight(tile: &Tile, goal: &mut Goal<'_>) -> Option<(*mut f32, usize)> {
 /// See [`Run`]; and this thread's tiles must be configured.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 pub unsafe fn run(tile: &Tile, sums: &mut Sums, mut goal: Goal<'_>) {
-    let Corners { left, left_step, right, steps, to, to_row } = Corners::of(tile, sums, &mut goal);
+    let Corners { left, left_row, left_step, right, steps, to, to_row } =
+        Corners::of(tile, sums, &mut goal);
     // SAFETY: the caller vouches for configured tiles and for operands of that many steps; what
     // is written has room for four tiles. Nothing but this uses the tiles.
     unsafe {
@@ -209,10 +213,10 @@ pub unsafe fn run(tile: &Tile, sums: &mut Sums, mut goal: Goal<'_>) {
             "jz 3f",
             "2:",
             "tileloadd tmm6, [{right_0} + {row}*1]",
-            "tileloadd tmm4, [{left_0} + {row}*1]",
+            "tileloadd tmm4, [{left_0} + {left_row}*1]",
             "tileloadd tmm7, [{right_1} + {row}*1]",
             "tdpbf16ps tmm0, tmm4, tmm6",
-            "tileloadd tmm5, [{left_1} + {row}*1]",
+            "tileloadd tmm5, [{left_1} + {left_row}*1]",
             "tdpbf16ps tmm1, tmm4, tmm7",
             "tdpbf16ps tmm2, tmm5, tmm6",
             "tdpbf16ps tmm3, tmm5, tmm7",
@@ -229,6 +233,7 @@ pub unsafe fn run(tile: &Tile, sums: &mut Sums, mut goal: Goal<'_>) {
             "tilestored [{lower} + {to_row}*1 + 64], tmm3",
             left_0 = inout(reg) left[0] => _,
             left_1 = inout(reg) left[1] => _,
+            left_row = in(reg) left_row,
             left_step = in(reg) left_step,
             right_0 = inout(reg) right[0] => _,
             right_1 = inout(reg) right[1] => _,

@@ -8,8 +8,8 @@ use super::finish::{Ending, Goal, Sums};
 use super::kernel::Plan;
 use super::lines::{Line, Lines, WORDS};
 use super::operand::{Matrix, NumbersMut, Output};
-use super::pack::{self, Left};
-use super::tile::Tile;
+use super::pack;
+use super::tile::{Left, Tile};
 
 /// Bytes that a packed block of the left operand may have.
 const BLOCK_BYTES: usize = 256 << 10;
@@ -95,12 +95,10 @@ impl Block<'_> {
         let right_stride = pack::panel_stride(packed.k);
         let first_pair = (self.right.first + self.ks.start) / 2;
         let right = &packed.lines.all()[panels.start * right_stride + first_pair..];
-        let first_row = (rows.start - self.rows.start) * (1 + self.plan.left_widens);
         Tile {
             rows: rows.len(),
             panels: panels.len(),
-            left: self.left.lines.wrapping_add(first_row),
-            left_stride: self.left.stride,
+            left: self.left.at_row(rows.start - self.rows.start),
             right: right.as_ptr().cast::<Line>(),
             right_stride,
             pairs: self.ks.len().div_ceil(2),

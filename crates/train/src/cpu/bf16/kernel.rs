@@ -34,6 +34,8 @@ pub struct Plan {
     pub depth: usize,
     /// 1 if it wants the left operand widened, else 0.
     pub left_widens: usize,
+    /// Whether it reads rows of brain floats from wherever they are.
+    pub in_place: bool,
     /// Computes a tile.
     pub run: Run,
 }
@@ -137,5 +139,6 @@ impl Kernel {
 
 fn plan<L: Lanes>(run: Run) -> Plan {
     let left_widens = L::LEFT_LINES - 1;
-    Plan { rows: L::ROWS, panels: L::PANELS, depth: 1024, left_widens, run }
+    let (rows, panels, in_place) = (L::ROWS, L::PANELS, false);
+    Plan { rows, panels, depth: 1024, left_widens, in_place, run }
 }

@@ -29,7 +29,7 @@ mod x86;
 mod tests;
 
 pub use convert::{round_to, widen};
-pub use finish::Ending;
+pub use finish::{Ending, ROWS};
 pub use kernel::Kernel;
 pub use operand::{Matrix, Numbers, NumbersMut, Output};
 pub use pack::Parts;

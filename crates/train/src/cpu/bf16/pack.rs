@@ -16,6 +16,7 @@ use super::kernel::{Kernel, Plan};
 use super::lines::{Line, Lines, WORDS};
 use super::operand::{Matrix, Numbers};
 use super::pack_plain::{Number, gathered};
+use super::tile::Left;
 
 /// Numbers along `k` of a block.
 pub const DEPTH: usize = 2 * WORDS;
@@ -123,15 +124,7 @@ fn right_lanes(kernel: Kernel, b: &Matrix<'_>, k: usize, lanes: Range<usize>, ou
     dispatch(kernel, &source, Layout::Right { stride: panel_stride(k) }, out);
 }
 
-/// A part of the left operand, packed.
-pub struct Left {
-    /// Its first line.
-    pub lines: *const Line,
-    /// Lines from there to the next sixteen pairs.
-    pub stride: usize,
-}
-
-/// Packs some rows and columns of a left operand.
+/// Some rows and columns of a left operand: from where they are if the kernel can, else packed.
 pub fn left(
     kernel: Kernel,
     plan: &Plan,
@@ -140,6 +133,9 @@ pub fn left(
     ks: Range<usize>,
     lines: &mut Lines,
 ) -> Left {
+    if let Some(left) = in_place(plan, a, &rows, &ks) {
+        return left;
+    }
     // A tile may read, but not use, more rows than there are. The rest of the stride spreads the
     // groups of a tile over the cache. It is a multiple of sixteen, so whole blocks fit.
     let stride = (rows.len() + plan.rows - 1 + 47) / 64 * 64 + 16;
@@ -155,10 +151,28 @@ pub fn left(
     let (narrow, wide) = lines.at_least(count * (1 + plan.left_widens * 2)).split_at_mut(count);
     dispatch(kernel, &source, Layout::Left { stride }, narrow);
     if wide.is_empty() {
-        return Left { lines: narrow.as_ptr(), stride };
+        return packed_left(narrow, stride, 1);
     }
     widen_lines(narrow, wide);
-    Left { lines: wide.as_ptr(), stride: 2 * stride }
+    packed_left(wide, 2 * stride, 2)
+}
+
+/// A row a line, or two if they are widened.
+fn packed_left(lines: &[Line], stride: usize, lines_of_row: usize) -> Left {
+    let [row, step] = [lines_of_row, stride].map(|lines| lines * size_of::<Line>());
+    Left { start: lines.as_ptr(), row, step }
+}
+
+/// Rows of brain floats that a kernel reads from where they are: whole tiles of whole lines, for it
+/// would read what is beside others.
+fn in_place(plan: &Plan, a: &Matrix<'_>, rows: &Range<usize>, ks: &Range<usize>) -> Option<Left> {
+    let Numbers::Bf16(numbers) = a.numbers else { return None };
+    let whole = rows.len().is_multiple_of(plan.rows) && ks.len().is_multiple_of(DEPTH);
+    if !(plan.in_place && whole && a.column_stride == 1) || ks.is_empty() {
+        return None;
+    }
+    let start = numbers[rows.start * a.row_stride + ks.start..].as_ptr().cast();
+    Some(Left { start, row: a.row_stride * size_of::<bf16>(), step: size_of::<Line>() })
 }
 
 /// Each line becomes two: the first numbers of its pairs, then the second ones.

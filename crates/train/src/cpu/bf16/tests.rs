@@ -75,8 +75,17 @@ fn placing() -> impl Strategy<Value = Placing> {
 }
 
 fn sizes() -> impl Strategy<Value = Sizes> {
-    let size = || prop_oneof![0..5_usize, 5..80_usize];
-    let depth = prop_oneof![0..5_usize, 5..100_usize, 500..530_usize, 1020..1030_usize];
+    // Whole tiles are read from where they are.
+    let whole = || (1..4_usize).prop_map(|tiles| 32 * tiles);
+    let size = || prop_oneof![0..5_usize, 5..80_usize, whole()];
+    let depth = prop_oneof![
+        0..5_usize,
+        5..100_usize,
+        whole(),
+        500..530_usize,
+        544..545_usize,
+        1020..1030_usize
+    ];
     (size(), size(), depth).prop_map(|(m, n, k)| Sizes { m, n, k })
 }
 

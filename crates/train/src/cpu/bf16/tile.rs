@@ -9,16 +9,33 @@ pub struct Tile {
     pub rows: usize,
     /// Panels of sixteen columns.
     pub panels: usize,
-    /// The left operand's first line: the tile's rows follow, for sixteen pairs of `k`.
-    pub left: *const Line,
-    /// Lines from there to the next sixteen pairs.
-    pub left_stride: usize,
+    /// Where the left operand is.
+    pub left: Left,
     /// The right operand's first line: sixteen columns, for one pair of `k`; the next pairs follow.
     pub right: *const Line,
     /// Lines from there to the next panel.
     pub right_stride: usize,
     /// Pairs of `k`.
     pub pairs: usize,
+}
+
+/// Rows of a left operand, packed or where they were.
+#[derive(Clone, Copy)]
+pub struct Left {
+    /// The first line of the first row: sixteen pairs of `k`.
+    pub start: *const Line,
+    /// Bytes from there to the next row. Kernels that read rows in place take any; others want all
+    /// lines of a row, then the next row.
+    pub row: usize,
+    /// Bytes from there to the next sixteen pairs.
+    pub step: usize,
+}
+
+impl Left {
+    /// The same from a row on.
+    pub fn at_row(self, row: usize) -> Self {
+        Self { start: self.start.wrapping_byte_add(row * self.row), ..self }
+    }
 }
 
 /// Computes a tile and writes it.
@@ -70,7 +87,7 @@ unsafe fn multiply<L: Lanes, const R: usize, const V: usize>(tile: &Tile, (to, r
     // pairs, and for the room that the sums need.
     unsafe {
         let mut acc = [[L::zero(); V]; R];
-        let (mut left, mut right) = (tile.left, tile.right);
+        let (mut left, mut right) = (tile.left.start, tile.right);
         let mut pairs = tile.pairs;
         while pairs > 0 {
             let now = pairs.min(WORDS);
@@ -87,7 +104,7 @@ unsafe fn multiply<L: Lanes, const R: usize, const V: usize>(tile: &Tile, (to, r
                 }
                 right = right.add(1);
             }
-            left = left.wrapping_add(tile.left_stride);
+            left = left.wrapping_byte_add(tile.left.step);
             pairs -= now;
         }
         for (r, acc) in acc.iter().enumerate() {

@@ -8,10 +8,12 @@ use super::*;
 type Words = [[u32; WORDS]; TILE_ROWS];
 type Floats = [[f32; WORDS]; TILE_ROWS];
 
-/// `tileloadd`, with a row a line.
-unsafe fn load(from: *const Line) -> Words {
+/// `tileloadd`.
+unsafe fn load(from: *const Line, row_bytes: usize) -> Words {
     // SAFETY: as the caller of `run` says.
-    std::array::from_fn(|row| unsafe { (*from.add(row)).0 })
+    let line = |row: usize| unsafe { from.byte_add(row * row_bytes).cast::<Words>() };
+    // SAFETY: as above.
+    std::array::from_fn(|row| unsafe { line(row).cast::<[u32; WORDS]>().read_unaligned() })
 }
 
 /// `tdpbf16ps`.
@@ -39,14 +41,14 @@ unsafe fn store(sums: &Floats, to: *mut f32, row_bytes: usize) {
 /// # Safety
 /// See [`Run`].
 pub unsafe fn run(tile: &Tile, sums: &mut Sums, mut goal: Goal<'_>) {
-    let Corners { mut left, left_step, mut right, steps, to, to_row } =
+    let Corners { mut left, left_row, left_step, mut right, steps, to, to_row } =
         Corners::of(tile, sums, &mut goal);
     let mut corners = [[[[0.0; WORDS]; TILE_ROWS]; 2]; 2];
     for _ in 0..steps {
         for (corners, left) in corners.iter_mut().zip(left) {
             for (corner, right) in corners.iter_mut().zip(right) {
                 // SAFETY: as the caller says.
-                unsafe { multiply(corner, &load(left), &load(right)) };
+                unsafe { multiply(corner, &load(left, left_row), &load(right, ROW_BYTES)) };
             }
         }
         left = left.map(|at| at.wrapping_byte_add(left_step));
