@@ -179,11 +179,12 @@ pub trait Device: Send + Sync {
     /// sequence. Number `i` of a head is paired with number `i + head_width / 2`.
     fn rope(&self, of: Attention, base: f64, places: &[u32], turn: Turn, qkv: ViewMut<'_>);
 
-    /// `y = gelu(x)`, in the form with the hyperbolic tangent.
-    fn gelu(&self, x: View<'_>, y: ViewMut<'_>);
+    /// `y = gelu(x)`, in the form with the hyperbolic tangent. `x` becomes its slope there: both are
+    /// made of the same exponential, and the backward pass needs nothing else.
+    fn gelu(&self, x: ViewMut<'_>, y: ViewMut<'_>);
 
-    /// `dy` becomes the gradient of `x`, in place.
-    fn gelu_back(&self, x: View<'_>, dy: ViewMut<'_>);
+    /// `dy` becomes the gradient of what was activated, in place.
+    fn gelu_back(&self, slopes: View<'_>, dy: ViewMut<'_>);
 
     /// `y = silu(gate) * up`. A row of `x` has `width` gates, then as many ups.
     fn swiglu(&self, width: usize, x: View<'_>, y: ViewMut<'_>);

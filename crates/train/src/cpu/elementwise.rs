@@ -3,7 +3,7 @@
 use super::Cpu;
 use super::lanes::{Lanes, WIDTH};
 use super::level::kernel;
-use super::math::{gelu, gelu_slope, sigmoid};
+use super::math::{gelu, sigmoid};
 use super::numbers::{Apart, Source, Target};
 use crate::memory::{View, ViewMut};
 use crate::random::Mask;
@@ -35,12 +35,18 @@ impl Cpu {
         self.each(from, to, |x, y| copy(self.level, x, y));
     }
 
-    pub(super) fn gelu_forward(&self, x: View<'_>, y: ViewMut<'_>) {
-        self.each(x, y, |x, y| gelu_each(self.level, x, y));
+    pub(super) fn gelu_forward(&self, x: ViewMut<'_>, y: ViewMut<'_>) {
+        assert_eq!(x.len(), y.len(), "tensors of different lengths");
+        let (x, y) = (Apart::new(x), Apart::new(y));
+        self.pool.run_ranges(y.len(), LEAST, WIDTH, |range| {
+            // SAFETY: ranges are disjoint.
+            let (x, y) = unsafe { (x.part(range.clone()), y.part(range)) };
+            gelu_each(self.level, x, y);
+        });
     }
 
-    pub(super) fn gelu_backward(&self, x: View<'_>, dy: ViewMut<'_>) {
-        self.each(x, dy, |x, dy| gelu_back_each(self.level, x, dy));
+    pub(super) fn multiply_numbers(&self, x: View<'_>, y: ViewMut<'_>) {
+        self.each(x, y, |x, y| multiply_each(self.level, x, y));
     }
 
     pub(super) fn sum_numbers(&self, x: View<'_>, y: View<'_>, z: ViewMut<'_>) {
@@ -118,19 +124,22 @@ kernel! {
 }
 
 kernel! {
-    fn gelu_each<V>(x: Source<'_>, y: Target<'_>) {
-        let mut y = y;
+    /// `y = gelu(x)`, and `x` becomes the slope.
+    fn gelu_each<V>(x: Target<'_>, y: Target<'_>) {
+        let (mut x, mut y) = (x, y);
         for at in (0..y.len()).step_by(WIDTH) {
-            y.put(at, gelu(x.get::<V>(at)));
+            let [active, slope] = gelu(x.get::<V>(at));
+            y.put(at, active);
+            x.put(at, slope);
         }
     }
 }
 
 kernel! {
-    fn gelu_back_each<V>(x: Source<'_>, dy: Target<'_>) {
-        let mut dy = dy;
-        for at in (0..dy.len()).step_by(WIDTH) {
-            dy.put(at, gelu_slope(x.get::<V>(at)).times(dy.get(at)));
+    fn multiply_each<V>(x: Source<'_>, y: Target<'_>) {
+        let mut y = y;
+        for at in (0..y.len()).step_by(WIDTH) {
+            y.put(at, y.get::<V>(at).times(x.get(at)));
         }
     }
 }

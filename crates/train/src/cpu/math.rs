@@ -41,29 +41,18 @@ const GELU_SCALE: f32 = 0.797_884_6;
 /// Of the cube.
 const GELU_CUBE: f32 = 0.044_715;
 
-/// The gate of gelu: `(1 + tanh(√(2/π) (x + 0.044715 x³))) / 2`, which is a sigmoid of twice that.
+/// Gelu, in the form with the hyperbolic tangent, and its derivative.
+///
+/// It is `x` times a gate, `(1 + tanh(√(2/π) (x + 0.044715 x³))) / 2`, which is a sigmoid of twice what
+/// the tangent is of.
 #[inline(always)]
-fn gelu_gate<V: Lanes>(x: V, square: V) -> V {
-    let inner = square.fused(V::splat(GELU_CUBE), V::splat(1.0)).times(x);
-    sigmoid(inner.times(V::splat(2.0 * GELU_SCALE)))
-}
-
-/// Gelu, in the form with the hyperbolic tangent.
-#[inline(always)]
-pub fn gelu<V: Lanes>(x: V) -> V {
-    x.times(gelu_gate(x, x.times(x)))
-}
-
-/// The derivative of [`gelu`].
-#[inline(always)]
-pub fn gelu_slope<V: Lanes>(x: V) -> V {
-    let square = x.times(x);
-    let gate = gelu_gate(x, square);
-    let inner = square.fused(V::splat(3.0 * GELU_CUBE), V::splat(1.0)).times(x);
-    let steepness = inner.times(V::splat(2.0 * GELU_SCALE));
+pub fn gelu<V: Lanes>(x: V) -> [V; 2] {
+    let (square, by) = (x.times(x), x.times(V::splat(2.0 * GELU_SCALE)));
+    let gate = sigmoid(square.fused(V::splat(GELU_CUBE), V::splat(1.0)).times(by));
+    let steepness = square.fused(V::splat(3.0 * GELU_CUBE), V::splat(1.0)).times(by);
     // gate' = gate (1 - gate) steepness / x, so x gate' + gate:
     let rest = gate.times(V::splat(1.0).minus(gate));
-    rest.fused(steepness, gate)
+    [x.times(gate), rest.fused(steepness, gate)]
 }
 
 #[cfg(test)]
@@ -78,8 +67,8 @@ mod tests {
             *x = match which {
                 0 => exp(lanes),
                 1 => sigmoid(lanes),
-                2 => gelu(lanes),
-                _ => gelu_slope(lanes),
+                2 => gelu(lanes)[0],
+                _ => gelu(lanes)[1],
             }
             .array();
         }

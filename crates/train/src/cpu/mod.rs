@@ -263,12 +263,12 @@ impl Device for Cpu {
         self.rope_turn(of, base, places, turn, qkv);
     }
 
-    fn gelu(&self, x: View<'_>, y: ViewMut<'_>) {
+    fn gelu(&self, x: ViewMut<'_>, y: ViewMut<'_>) {
         self.gelu_forward(x, y);
     }
 
-    fn gelu_back(&self, x: View<'_>, dy: ViewMut<'_>) {
-        self.gelu_backward(x, dy);
+    fn gelu_back(&self, slopes: View<'_>, dy: ViewMut<'_>) {
+        self.multiply_numbers(slopes, dy);
     }
 
     fn swiglu(&self, width: usize, x: View<'_>, y: ViewMut<'_>) {

@@ -25,6 +25,7 @@ pub struct FeedForward {
 pub struct FeedForwardSaved {
     normed: Lent,
     statistics: Lent,
+    /// What gates and is gated, or the slopes of what was activated.
     up: Lent,
     active: Lent,
 }
@@ -61,7 +62,7 @@ impl FeedForward {
         let mut active = run.activation(rows * self.inner);
         match self.gated {
             true => device.swiglu(self.inner, up.view(), active.view_mut()),
-            false => device.gelu(up.view(), active.view_mut()),
+            false => device.gelu(up.view_mut(), active.view_mut()),
         }
         let mut down = run.activation(rows * self.width);
         self.down.forward(run, params, &active, &mut down)?;

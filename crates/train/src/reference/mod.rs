@@ -183,13 +183,15 @@ impl Device for Reference {
         attention::rope(of, base, places, turn, qkv.host());
     }
 
-    fn gelu(&self, x: View<'_>, y: ViewMut<'_>) {
-        rows::map(x.host(), y.host(), rows::gelu);
+    fn gelu(&self, x: ViewMut<'_>, y: ViewMut<'_>) {
+        let x = x.host::<f64>();
+        rows::map(x, y.host(), rows::gelu);
+        x.iter_mut().for_each(|x| *x = rows::gelu_slope(*x));
     }
 
-    fn gelu_back(&self, x: View<'_>, dy: ViewMut<'_>) {
+    fn gelu_back(&self, slopes: View<'_>, dy: ViewMut<'_>) {
         let dy = dy.host::<f64>();
-        dy.iter_mut().zip(x.host()).for_each(|(dy, x)| *dy *= rows::gelu_slope(*x));
+        dy.iter_mut().zip(slopes.host::<f64>()).for_each(|(dy, slope)| *dy *= slope);
     }
 
     fn swiglu(&self, width: usize, x: View<'_>, y: ViewMut<'_>) {

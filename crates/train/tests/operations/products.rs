@@ -1,6 +1,7 @@
 //! Matrix products, norms and activations.
 
 use regatta_train::device::{Device, Linear, Norm, NormGrads, NormSaved};
+use regatta_train::memory::Tensor;
 
 use crate::check::{Operation, activation, added, begun, real, unread};
 use crate::numbers::fetch;
@@ -114,16 +115,23 @@ impl Operation for Gelu {
     }
 
     fn forward(&self, device: &dyn Device, inputs: &[Vec<f64>]) -> Vec<f64> {
-        let x = activation(device, &inputs[0]);
-        let mut y = activation(device, &unread(self.count));
-        device.gelu(x.view(), y.view_mut());
+        let [_, y] = self.both(device, &inputs[0]);
         fetch(device, y.view())
     }
 
     fn backward(&self, device: &dyn Device, inputs: &[Vec<f64>], dy: &[f64]) -> Vec<Vec<f64>> {
-        let (x, mut dy) = (activation(device, &inputs[0]), activation(device, dy));
-        device.gelu_back(x.view(), dy.view_mut());
+        let ([slopes, _], mut dy) = (self.both(device, &inputs[0]), activation(device, dy));
+        device.gelu_back(slopes.view(), dy.view_mut());
         vec![fetch(device, dy.view())]
+    }
+}
+
+impl Gelu {
+    /// Slopes, and what comes out.
+    fn both(&self, device: &dyn Device, x: &[f64]) -> [Tensor; 2] {
+        let (mut x, mut y) = (activation(device, x), activation(device, &unread(self.count)));
+        device.gelu(x.view_mut(), y.view_mut());
+        [x, y]
     }
 }
 

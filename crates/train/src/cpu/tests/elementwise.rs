@@ -10,12 +10,12 @@ fn activations() {
         let what = format!("{elements}");
         same(&what, &[Act(elements), Act(elements)], |device, t| {
             let [x, y] = t else { panic!() };
-            device.gelu(x.view(), y.view_mut());
+            device.gelu(x.view_mut(), y.view_mut());
             0.0
         });
         same(&what, &[Act(elements), Act(elements)], |device, t| {
-            let [x, dy] = t else { panic!() };
-            device.gelu_back(x.view(), dy.view_mut());
+            let [slopes, dy] = t else { panic!() };
+            device.gelu_back(slopes.view(), dy.view_mut());
             0.0
         });
     }
