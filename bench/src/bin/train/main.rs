@@ -5,7 +5,8 @@
 //!
 //! Everybody is a process of its own that is bound to its processors and waits for its turn. The
 //! least time of a step in several turns counts, because whatever else the machine does only adds to
-//! it; of ranks, which also wait for each other, the median. PyTorch is that of the Python in `PATH`,
+//! it; of ranks, which also wait for each other, the median. Where the machine's own speed changes,
+//! ratios by turn tell more, and are printed beside. PyTorch is that of the Python in `PATH`,
 //! or of the one that `REGATTA_BENCH_PYTHON` names; it trains in single precision, eager and through
 //! `torch.compile` where that works.
 //!

@@ -13,15 +13,15 @@ use crate::{Options, PAUSE};
 pub fn compare(preset: Preset, options: &Options, cpus: &[usize; 2]) -> Result<()> {
     println!("{}", preset.describe());
     let mut crews = crews(preset, options, cpus)?;
-    let mut least = vec![f64::INFINITY; crews.len()];
+    let mut turns = vec![Vec::new(); crews.len()];
     for _ in 0..options.turns.max(1) {
-        for (crew, least) in crews.iter_mut().zip(&mut least) {
+        for (crew, turns) in crews.iter_mut().zip(&mut turns) {
             std::thread::sleep(PAUSE);
-            *least = least.min(slowest(&crew.turn(preset.steps)?));
+            turns.push(slowest(&crew.turn(preset.steps)?));
         }
     }
     let rows: Vec<Row> =
-        crews.iter().zip(least).map(|(crew, seconds)| Row::new(crew, &preset, seconds)).collect();
+        crews.iter().zip(turns).map(|(crew, turns)| Row::new(crew, &preset, turns)).collect();
     table::print(&preset, &rows);
     Ok(())
 }
