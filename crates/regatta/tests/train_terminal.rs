@@ -24,11 +24,18 @@ fn terminal() -> (File, OwnedFd) {
     unsafe { (File::from_raw_fd(person), OwnedFd::from_raw_fd(program)) }
 }
 
-fn start(folder: &Folder, words: &str) -> (File, Child) {
+/// Three steps of a small model.
+const WORDS: &str = "train steps=3 model.layers=1 model.width=16 model.heads=2 context=16 batch=2 \
+                     eval_every=0 train.threads=1 --ranks 1 --run-dir run";
+
+/// Starts them on a terminal, with these variables.
+fn start(folder: &Folder, variables: &[(&str, &str)]) -> (File, Child) {
     let (person, program) = terminal();
     let end = || program.try_clone().unwrap();
-    let mut command = regatta(folder, words);
-    command.env("TERM", "xterm").stdin(end()).stdout(end()).stderr(end());
+    let mut command = regatta(folder, WORDS);
+    // Colours are for those who did not say otherwise.
+    command.env_remove("NO_COLOR").env("LC_ALL", "C.UTF-8").env("TERM", "xterm-256color");
+    command.envs(variables.iter().copied()).stdin(end()).stdout(end()).stderr(end());
     let child = command.spawn().unwrap();
     (person, child)
 }
@@ -44,13 +51,38 @@ fn watch((mut person, mut child): (File, Child)) -> (String, ExitStatus) {
 #[test]
 fn a_training_is_drawn_in_place_and_ends_well() {
     let folder = Folder::new();
-    let words = "train steps=3 model.layers=1 model.width=16 model.heads=2 context=16 batch=2 \
-                 eval_every=0 train.threads=1 --ranks 1 --run-dir run";
-    let (shown, ended) = watch(start(&folder, words));
+    let (shown, ended) = watch(start(&folder, &[]));
     assert!(ended.success(), "{ended}: {shown}");
     assert!(!shown.contains("panicked"), "{shown}");
     assert!(shown.contains("step 3/3") && shown.contains(": 3 steps in"), "{shown}");
     // Each time the cursor goes away it comes back, so that it is there at the end.
     let (away, back) = (shown.matches("\x1b[?25l").count(), shown.matches("\x1b[?25h").count());
     assert!(away > 0 && away == back, "{away} {back}");
+}
+
+/// How many sequences there are that set a colour, and how many others.
+fn sequences(shown: &str) -> [usize; 2] {
+    let ends = shown.split("\x1b[").skip(1).map(|rest| {
+        rest.trim_start_matches(|c: char| c.is_ascii_digit() || ";?".contains(c)).starts_with('m')
+    });
+    ends.fold([0, 0], |[colours, others], colour| match colour {
+        true => [colours + 1, others],
+        false => [colours, others + 1],
+    })
+}
+
+#[test]
+fn what_a_terminal_cannot_show_or_nobody_wants_is_left_out() {
+    for (variables, colours, drawn) in [
+        (&[][..], true, true),
+        (&[("NO_COLOR", "1")], false, true),
+        (&[("TERM", "dumb")], false, false),
+        (&[("LC_ALL", "C")], false, false),
+    ] {
+        let folder = Folder::new();
+        let (shown, ended) = watch(start(&folder, variables));
+        assert!(ended.success() && shown.contains("step 3/3"), "{variables:?} {ended}: {shown}");
+        let found = sequences(&shown).map(|count| count > 0);
+        assert_eq!(found, [colours, drawn], "{variables:?}: {shown}");
+    }
 }

@@ -259,8 +259,11 @@ mod tests {
     #[test]
     fn sums_and_maxima_are_of_all_lanes() {
         let numbers = std::array::from_fn(|at| ((at * 7) % 16) as f32 - 3.0);
+        let inexact = std::array::from_fn(|at| (1.0 + at as f32).recip());
+        let expected = reduce(Level::Plain, inexact);
         for level in Level::all() {
             assert_eq!(reduce(level, numbers), [120.0 - 48.0, 12.0], "{level:?}");
+            assert_eq!(reduce(level, inexact), expected, "{level:?} adds in another order");
         }
     }
 

@@ -3,7 +3,8 @@
 //!
 //! Both operands are packed first: rounded to brain floats, two neighbours along `k` in one word,
 //! sixteen words in one line of the cache. All kernels read the same packing, whatever the
-//! order and format of what was packed, so transposed operands cost nothing more. Read
+//! order and format of what was packed, so transposed operands cost nothing more. AMX can also read
+//! rows of the left operand from where they are, if they are brain floats already. Read
 //! `pack` for the layout, `block` for the loops, `tile` for the heart of them.
 //!
 //! There are no threads here. A product whose rows are cut in any way has the same bits.

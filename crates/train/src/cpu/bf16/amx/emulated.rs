@@ -10,10 +10,9 @@ type Floats = [[f32; WORDS]; TILE_ROWS];
 
 /// `tileloadd`.
 unsafe fn load(from: *const Line, row_bytes: usize) -> Words {
+    let row = |row: usize| from.wrapping_byte_add(row * row_bytes).cast::<[u32; WORDS]>();
     // SAFETY: as the caller of `run` says.
-    let line = |row: usize| unsafe { from.byte_add(row * row_bytes).cast::<Words>() };
-    // SAFETY: as above.
-    std::array::from_fn(|row| unsafe { line(row).cast::<[u32; WORDS]>().read_unaligned() })
+    std::array::from_fn(|at| unsafe { row(at).read_unaligned() })
 }
 
 /// `tdpbf16ps`.
