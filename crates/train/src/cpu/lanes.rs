@@ -55,7 +55,7 @@ pub trait Lanes: Copy {
     fn inverse(self) -> Self {
         Self::splat(1.0).over(self)
     }
-    /// The first `count` of these, then those of `b`.
+    /// The first `count` of these, at most all, then those of `b`.
     fn first(self, count: usize, b: Self) -> Self;
     /// `self * 2ⁿ`, where `n` is in the lowest bits of `by`'s representation.
     fn shifted(self, by: Self) -> Self;

@@ -68,19 +68,19 @@ macro_rules! kernel {
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")]
             fn avx512($($arg: $type),*) $(-> $result)? {
-                body::<$crate::cpu::lanes_x86::Avx512<false>>($($arg),*)
+                body::<$crate::cpu::lanes_avx512::Avx512<false>>($($arg),*)
             }
 
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma")]
             fn avx512_bf16($($arg: $type),*) $(-> $result)? {
-                body::<$crate::cpu::lanes_x86::Avx512<true>>($($arg),*)
+                body::<$crate::cpu::lanes_avx512::Avx512<true>>($($arg),*)
             }
 
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma")]
             fn avx2($($arg: $type),*) $(-> $result)? {
-                body::<$crate::cpu::lanes_x86::Avx2>($($arg),*)
+                body::<$crate::cpu::lanes_avx2::Avx2>($($arg),*)
             }
 
             match level {

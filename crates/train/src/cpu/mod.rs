@@ -14,7 +14,9 @@ mod embed;
 mod halves;
 mod lanes;
 #[cfg(target_arch = "x86_64")]
-mod lanes_x86;
+mod lanes_avx2;
+#[cfg(target_arch = "x86_64")]
+mod lanes_avx512;
 mod level;
 mod linear;
 mod loss;
