@@ -9,7 +9,7 @@ use std::time::Duration;
 use regatta_launch::started;
 use regatta_model::CpuSet;
 use regatta_place::check::ActualMemory;
-use regatta_train::footprint::Room;
+use regatta_predict::footprint::Room;
 
 /// The memory policy of this thread.
 pub fn memory_policy() -> ActualMemory {

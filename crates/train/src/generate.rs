@@ -1,10 +1,10 @@
 //! Text from a model: what comes next, again and again.
 
-use crate::memory::{Tensor, View};
 use crate::model::{Cache, Given};
-use crate::random;
 use crate::state::StepError;
 use crate::step::Net;
+use regatta_device::memory::{Tensor, View};
+use regatta_device::random;
 
 /// How the next token is chosen.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -156,9 +156,9 @@ const WRITTEN: u64 = 0x7465_7874;
 mod tests {
     use super::*;
     use crate::model::Model;
-    use crate::reference::Reference;
-    use crate::shape::{Family, Shape, Share};
     use crate::step::Engine;
+    use regatta_device::reference::Reference;
+    use regatta_predict::shape::{Family, Shape, Share};
 
     fn engine(family: Family, tiles: usize) -> Engine {
         let shape = Shape {

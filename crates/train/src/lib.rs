@@ -6,24 +6,15 @@
 
 pub mod checkpoint;
 pub mod config;
-pub mod cpu;
 pub mod data;
-pub mod device;
-pub mod explain;
-pub mod footprint;
 pub mod generate;
 pub mod job;
 pub mod load;
-pub mod memory;
 pub mod metrics;
 pub mod model;
 pub mod offload;
-pub mod optimizer;
 pub mod parallel;
-pub mod random;
-pub mod reference;
 pub mod run;
 pub mod schedule;
-pub mod shape;
 pub mod state;
 pub mod step;

@@ -6,11 +6,11 @@ use thiserror::Error;
 
 use crate::checkpoint::huggingface::{self, HuggingFaceError};
 use crate::checkpoint::{Checkpoint, CheckpointError, Kind, MANIFEST, Part, newest_good};
-use crate::device::Device;
 use crate::job::TOKENIZER;
-use crate::memory::Tensor;
 use crate::run;
-use crate::shape::{Parameter, Shape};
+use regatta_device::device::Device;
+use regatta_device::memory::Tensor;
+use regatta_predict::shape::{Parameter, Shape};
 
 /// Why there is no model.
 #[derive(Debug, Error)]
@@ -130,7 +130,7 @@ fn tensors<E>(
     device: &dyn Device,
     read: impl Fn(&Parameter, &mut [f32]) -> Result<(), E>,
 ) -> Result<Vec<Tensor>, E> {
-    let one = |block: &crate::shape::Block| {
+    let one = |block: &regatta_predict::shape::Block| {
         let mut numbers = vec![0.0; block.room()];
         for parameter in &block.parameters {
             read(parameter, &mut numbers[parameter.range()])?;

@@ -11,19 +11,23 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use common::{plan, together};
 use regatta_comm::{Comm, fake};
+use regatta_device::device::Device;
+use regatta_device::precision::Precision;
+use regatta_device::reference::Reference;
+use regatta_kernels_cpu::Cpu;
+use regatta_predict::axis::Axis;
+use regatta_predict::cost::{Cost, Form, Holds, cost};
+use regatta_predict::moved::Moved;
+use regatta_predict::pipeline::Stage;
+use regatta_predict::plan::{OnDisk, ParallelPlan as Planned};
+use regatta_predict::shape::Shape;
 use regatta_train::checkpoint::Kind;
-use regatta_train::config::{OnDisk, Plan as Planned, resolve};
-use regatta_train::cpu::{Cpu, Precision};
-use regatta_train::device::Device;
+use regatta_train::config::resolve;
 use regatta_train::model::Model;
-use regatta_train::offload::{Moved, Offload, Where};
+use regatta_train::offload::{Offload, Where};
 use regatta_train::parallel::context::Ring;
-use regatta_train::parallel::cost::{Cost, Form, Holds, cost};
-use regatta_train::parallel::pipeline::Stage;
 use regatta_train::parallel::tensor::Group;
-use regatta_train::parallel::{Axis, Groups, Zero};
-use regatta_train::reference::Reference;
-use regatta_train::shape::Shape;
+use regatta_train::parallel::{Groups, Zero};
 use regatta_train::state::{Bytes, Sharing};
 use regatta_train::step::{Engine, Micro, Net};
 
@@ -263,7 +267,7 @@ fn check_held(words: &str, ranks: usize) {
              vocabulary=64 {words}"
         );
         let case = Case::new(&words, ranks);
-        let form = Form::new(Precision::F32, case.form.recompute);
+        let form = Form::new(4, case.form.recompute);
         Case { form, ..case }.check_held(&words);
     }
 }

@@ -8,11 +8,12 @@ use std::sync::Arc;
 
 use common::{Steps, together};
 use regatta_comm::{Comm, fake};
+use regatta_device::reference::Reference;
+use regatta_predict::mesh::Mesh;
+use regatta_predict::pipeline::Stage;
+use regatta_predict::shape::{Family, Shape};
 use regatta_train::model::Model;
-use regatta_train::parallel::pipeline::Stage;
-use regatta_train::parallel::{Groups, Mesh};
-use regatta_train::reference::Reference;
-use regatta_train::shape::{Family, Shape};
+use regatta_train::parallel::Groups;
 use regatta_train::state::Sharing;
 use regatta_train::step::{Engine, Net};
 

@@ -3,14 +3,16 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[path = "../../kernels/cpu/tests/operations/numbers.rs"]
 mod numbers;
 
-use regatta_train::cpu::{Cpu, Precision};
-use regatta_train::device::Device;
+use regatta_device::device::Device;
+use regatta_device::optimizer::{AdamW, Sgd};
+use regatta_device::precision::Precision;
+use regatta_device::reference::Reference;
+use regatta_kernels_cpu::Cpu;
+use regatta_predict::shape::{Block, Init, Shape};
 use regatta_train::model::{Given, Model};
-use regatta_train::optimizer::{AdamW, Sgd};
-use regatta_train::reference::Reference;
-use regatta_train::shape::{Block, Init, Shape};
 use regatta_train::step::{Engine, Micro, Net, Outcome, Plan, Rule};
 use serde::Deserialize;
 
@@ -209,7 +211,7 @@ fn gradients(engine: &Engine) -> Vec<(String, Vec<f64>)> {
     let Engine { net, state, .. } = engine;
     let of_block = |(number, block): (usize, &Block)| -> Vec<(String, Vec<f64>)> {
         let all = fetch(&*net.device, state.gradients.own(number));
-        let of = |p: &regatta_train::shape::Parameter| (p.name.clone(), all[p.range()].to_vec());
+        let of = |p: &regatta_predict::shape::Parameter| (p.name.clone(), all[p.range()].to_vec());
         block.parameters.iter().map(of).collect()
     };
     net.model.blocks.iter().enumerate().flat_map(of_block).collect()

@@ -2,11 +2,11 @@
 
 #![allow(clippy::unwrap_used)]
 
+use regatta_device::optimizer::Sgd;
+use regatta_device::random;
+use regatta_device::reference::Reference;
+use regatta_predict::shape::{Family, Shape};
 use regatta_train::model::Model;
-use regatta_train::optimizer::Sgd;
-use regatta_train::random;
-use regatta_train::reference::Reference;
-use regatta_train::shape::{Family, Shape};
 use regatta_train::step::{Engine, Micro, Net, Plan, Rule};
 
 fn shape(family: Family) -> Shape {

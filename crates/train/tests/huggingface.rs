@@ -5,13 +5,14 @@
 
 use std::path::{Path, PathBuf};
 
-use regatta_train::cpu::{Cpu, Precision};
-use regatta_train::device::Device;
+use regatta_device::device::Device;
+use regatta_device::memory::Tensor;
+use regatta_device::precision::Precision;
+use regatta_device::reference::Reference;
+use regatta_kernels_cpu::Cpu;
 use regatta_train::generate::Generator;
 use regatta_train::load::load;
-use regatta_train::memory::Tensor;
 use regatta_train::model::Model;
-use regatta_train::reference::Reference;
 use regatta_train::step::{Micro, Net};
 use serde::Deserialize;
 

@@ -8,12 +8,14 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 
 use regatta_comm::{Comm, fake};
+use regatta_device::precision::Precision;
+use regatta_kernels_cpu::Cpu;
+use regatta_predict::bytes::{MovedBytes, SentBytes};
 use regatta_train::checkpoint::Checkpoint;
 use regatta_train::config::{self, Config, Resume};
-use regatta_train::cpu::{Cpu, Precision};
 use regatta_train::data::{self, Places, Spec};
 use regatta_train::job::{self, Job, TrainError};
-use regatta_train::metrics::{Ended, Event, MovedBytes, SentBytes};
+use regatta_train::metrics::{Ended, Event};
 
 /// A folder of its own for a test.
 struct Folder(PathBuf);

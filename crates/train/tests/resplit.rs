@@ -9,14 +9,15 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 
 use regatta_comm::{Comm, fake};
+use regatta_device::device::Device;
+use regatta_device::precision::Precision;
+use regatta_device::reference::Reference;
+use regatta_kernels_cpu::Cpu;
 use regatta_train::checkpoint::Checkpoint;
 use regatta_train::config::{self, Config};
-use regatta_train::cpu::{Cpu, Precision};
 use regatta_train::data::{self, Places, Spec};
-use regatta_train::device::Device;
 use regatta_train::job::{self, Job, TrainError};
 use regatta_train::metrics::Event;
-use regatta_train::reference::Reference;
 
 /// A folder of its own for a test.
 struct Folder(PathBuf);

@@ -6,7 +6,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 use regatta_benchmarks::flock::free_port;
-use regatta_train::cpu::Precision;
+use regatta_device::precision::Precision;
 use regatta_wire::secret::Secret;
 
 use crate::WORKER;

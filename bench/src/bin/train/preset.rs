@@ -1,6 +1,6 @@
 //! What is trained, and what ranks share.
 
-use regatta_train::shape::{Family, Shape};
+use regatta_predict::shape::{Family, Shape};
 
 /// A model and its batch: GPT-2 without biases and dropout, on characters.
 #[derive(Debug, Clone, Copy)]

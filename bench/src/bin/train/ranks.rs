@@ -1,7 +1,7 @@
 //! Two ranks beside two of PyTorch's, and beside two processes that do the same without talking.
 
 use anyhow::{Result, bail};
-use regatta_train::cpu::Precision;
+use regatta_device::precision::Precision;
 
 use crate::answer::{Laps, Step};
 use crate::crew::{self, Crew, Who};

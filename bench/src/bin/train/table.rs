@@ -1,6 +1,6 @@
 //! What was measured, and how it is shown.
 
-use regatta_train::cpu::Precision;
+use regatta_device::precision::Precision;
 
 use crate::crew::{Crew, Who};
 use crate::preset::Preset;

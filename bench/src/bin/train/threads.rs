@@ -1,7 +1,7 @@
 //! Processes of one and two threads beside PyTorch's, and two data-parallel ranks beside one.
 
 use anyhow::Result;
-use regatta_train::cpu::Precision;
+use regatta_device::precision::Precision;
 
 use crate::answer::Answer;
 use crate::crew::{self, Crew};

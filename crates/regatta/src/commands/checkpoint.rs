@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail};
 use clap::{Args, Subcommand};
 use regatta_model::units;
+use regatta_predict::shape::Shape;
 use regatta_train::checkpoint::huggingface::{self, HuggingFaceError};
 use regatta_train::checkpoint::manifest::{Manifest, Pieces};
 use regatta_train::checkpoint::{
@@ -15,7 +16,6 @@ use regatta_train::checkpoint::{
 };
 use regatta_train::data::Tokenizer;
 use regatta_train::job::TOKENIZER;
-use regatta_train::shape::Shape;
 use regatta_train::{load, run};
 use serde_json::json;
 

@@ -7,11 +7,12 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use regatta_train::cpu::{Cpu, Precision};
+use regatta_device::memory::Tensor;
+use regatta_device::precision::Precision;
+use regatta_kernels_cpu::Cpu;
 use regatta_train::data::{Stream, Tokenizer};
 use regatta_train::generate::{Generator, Sampling};
 use regatta_train::load::{Loaded, load};
-use regatta_train::memory::Tensor;
 use regatta_train::model::Model;
 use regatta_train::step::Net;
 use serde::Serialize;

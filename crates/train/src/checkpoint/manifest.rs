@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::folder;
 use super::piece::{Kind, Part, key, matrix};
-use crate::shape::Shape;
+use regatta_predict::shape::Shape;
 
 /// The version of the format that is written, and the only one that is read.
 pub const VERSION: u32 = 1;

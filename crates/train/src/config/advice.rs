@@ -4,10 +4,10 @@
 #[cfg(test)]
 mod tests;
 
-use super::plan::Plan;
 use super::split::divisors;
 use super::value::{Quotes, Word};
 use super::{Config, KEYS};
+use regatta_predict::plan::ParallelPlan;
 
 /// Numbers that are tried on either side before nothing is said.
 const TRIED: usize = 64;
@@ -114,7 +114,7 @@ impl Fix {
     }
 
     /// What comes of it, if it fits.
-    fn tried(&self, config: &Config) -> Option<Plan> {
+    fn tried(&self, config: &Config) -> Option<ParallelPlan> {
         let mut config = config.clone();
         for (name, text) in &self.set {
             let key = KEYS.iter().find(|key| key.full() == *name)?;

@@ -7,6 +7,7 @@
 mod advice;
 mod declare;
 mod error;
+mod explain;
 mod layers;
 mod load;
 mod nearest;
@@ -19,9 +20,9 @@ mod value;
 
 pub use declare::Key;
 pub use error::{ConfigError, Place};
+pub use explain::{explain, ranks_asked};
 pub use layers::{Origin, Resolved};
 pub use load::{First, load, resolve};
-pub use plan::{OnDisk, Plan};
 pub use presets::{PRESETS, Preset};
 pub use text::{keys_markdown, keys_text, presets_markdown};
 pub use value::{Kind, Memory, Resume, Switch};
@@ -31,10 +32,10 @@ use declare::{
     configuration,
 };
 
-use crate::cpu::Precision;
-use crate::parallel::pipeline::Kind as Pipeline;
 use crate::schedule::{Curve, Scaling};
-use crate::shape::Family;
+use regatta_device::precision::Precision;
+use regatta_predict::pipeline::Kind as Pipeline;
+use regatta_predict::shape::Family;
 
 configuration! {
     /// What is trained.

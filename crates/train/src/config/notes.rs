@@ -1,11 +1,13 @@
 //! Keys that do nothing here, or more than they say. What contradicts another key is refused; what only
 //! comes to nothing on these ranks is said, for the same file may be used on others. No I/O.
 
-use super::{Config, Memory, Pipeline, Plan};
+use regatta_predict::plan::ParallelPlan;
+
+use super::{Config, Memory, Pipeline};
 
 impl Config {
     /// What is to be said about a configuration that ranks share so.
-    pub fn notes(&self, plan: &Plan) -> Vec<String> {
+    pub fn notes(&self, plan: &ParallelPlan) -> Vec<String> {
         let (parallel, offload) = (&self.parallel, &self.offload);
         let is_alone = plan.mesh.shard == 1;
         let parameters_on_disk = offload.parameters == Memory::Disk;

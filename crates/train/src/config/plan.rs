@@ -4,47 +4,11 @@
 use super::advice::{Help, Misfit, Numbers};
 use super::split::divisors;
 use super::{Config, ConfigError, Memory};
-use crate::parallel::Mesh;
-use crate::parallel::pipeline::Kind as Pipeline;
 use crate::schedule::Schedule;
-use crate::shape::{Family, Shape};
-
-/// How ranks share the model and the sequences of a step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Plan {
-    /// How ranks are laid out.
-    pub mesh: Mesh,
-    /// What ranks with the same parameters share: nothing, or the optimizer's state (1), gradients
-    /// too (2), parameters too (3).
-    pub zero: usize,
-    /// Whether tensor-parallel ranks share the tokens, too, where nothing is multiplied.
-    pub sequence: bool,
-    /// The order in which pipeline stages work.
-    pub schedule: Pipeline,
-    /// Parts of the model that a stage has.
-    pub chunks: usize,
-    /// Sequences of a step, of all copies of the model together.
-    pub batch: usize,
-    /// Sequences of a step for each copy of the model.
-    pub share: usize,
-    /// Sequences that a copy works on at once.
-    pub micro_batch: usize,
-    /// How often it does, a step.
-    pub accumulation: usize,
-    /// Pieces that layers' matrices are computed in.
-    pub tiles: usize,
-    /// What is kept on disk.
-    pub on_disk: OnDisk,
-}
-
-/// State that is kept on disk.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct OnDisk {
-    /// The optimizer's.
-    pub moments: bool,
-    /// Parameters.
-    pub parameters: bool,
-}
+use regatta_predict::mesh::Mesh;
+use regatta_predict::pipeline::Kind as Pipeline;
+use regatta_predict::plan::{OnDisk, ParallelPlan};
+use regatta_predict::shape::{Family, Shape};
 
 impl Config {
     /// The model, for data with so many kinds of tokens.
@@ -86,14 +50,18 @@ impl Config {
     }
 
     /// How so many ranks share the model and a step.
-    pub fn validate(&self, ranks: usize) -> Result<Plan, ConfigError> {
+    pub fn validate(&self, ranks: usize) -> Result<ParallelPlan, ConfigError> {
         let told = |misfit: Misfit| ConfigError::Contradiction(misfit.sentence(self, ranks));
         self.fit(ranks).map_err(told)
     }
 
     /// The same for data with so many kinds of tokens, of which each tensor-parallel rank needs some,
     /// and the model.
-    pub fn planned(&self, ranks: usize, vocabulary: usize) -> Result<(Plan, Shape), ConfigError> {
+    pub fn planned(
+        &self,
+        ranks: usize,
+        vocabulary: usize,
+    ) -> Result<(ParallelPlan, Shape), ConfigError> {
         let shape = self.shape(vocabulary)?;
         let mut known = self.clone();
         known.model.vocabulary = shape.vocabulary;
@@ -101,12 +69,12 @@ impl Config {
     }
 
     /// As [`Config::validate`], without a word about what would fit better.
-    pub(super) fn fit(&self, ranks: usize) -> Result<Plan, Misfit> {
+    pub(super) fn fit(&self, ranks: usize) -> Result<ParallelPlan, Misfit> {
         self.check_rates()?;
         let mesh = self.mesh(ranks)?;
         let share = self.share(&mesh)?;
         let micro_batch = self.micro_batch(share, &mesh)?;
-        Ok(Plan {
+        Ok(ParallelPlan {
             mesh,
             zero: self.parallel.zero,
             sequence: self.sequence(&mesh)?,

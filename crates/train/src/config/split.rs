@@ -3,9 +3,9 @@
 
 use super::advice::{Help, Misfit, Numbers};
 use super::{Config, Switch};
-use crate::parallel::Mesh;
-use crate::parallel::pipeline::Kind as Pipeline;
-use crate::shape::Shape;
+use regatta_predict::mesh::Mesh;
+use regatta_predict::pipeline::Kind as Pipeline;
+use regatta_predict::shape::Shape;
 
 /// More kinds of tokens than any model has ranks, where the data's are not known yet.
 const MANY: usize = 1 << 20;

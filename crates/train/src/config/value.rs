@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
-use crate::cpu::Precision;
-use crate::parallel::pipeline::Kind as Pipeline;
 use crate::schedule::{Curve, Scaling};
-use crate::shape::Family;
+use regatta_device::precision::Precision;
+use regatta_predict::pipeline::Kind as Pipeline;
+use regatta_predict::shape::Family;
 
 /// A value as somebody wrote it.
 #[derive(Debug, Clone, Copy)]
@@ -174,9 +174,9 @@ macro_rules! names {
 /// How parameters follow their gradients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// [`crate::optimizer::AdamW`].
+    /// [`regatta_device::optimizer::AdamW`].
     AdamW,
-    /// [`crate::optimizer::Sgd`].
+    /// [`regatta_device::optimizer::Sgd`].
     Sgd,
 }
 

@@ -9,7 +9,7 @@
 use std::ops::Range;
 
 use super::error::{DataError, Result};
-use crate::random::{key, mix};
+use regatta_device::random::{key, mix};
 
 /// Rounds of the permutation: four are enough to be a good one, two more are cheap.
 const ROUNDS: u64 = 6;

@@ -12,20 +12,22 @@ use super::traffic::Traffic;
 use super::{Job, TOKENIZER, Training, resume};
 use crate::checkpoint::manifest::{DATA, RUN, SPLIT};
 use crate::checkpoint::{About, Checkpoint, Kind, any, any_of_run, is_among};
-use crate::config::{Config, ConfigError, Memory, Plan, Resume};
+use crate::config::{Config, ConfigError, Memory, Resume};
 use crate::data::{DataError, Dataset, Loader, Order, Tokens};
 use crate::metrics::{self, Event};
 use crate::model::Model;
 use crate::offload::{Offload, Where};
 use crate::parallel::context::Ring;
-use crate::parallel::cost::{Form, cost};
-use crate::parallel::pipeline::{Stage, StageError};
 use crate::parallel::tensor::Group;
-use crate::parallel::{Groups, Mesh, Zero};
+use crate::parallel::{Groups, Zero};
 use crate::run;
-use crate::shape::Shape;
 use crate::state::Sharing;
 use crate::step::{Engine, Net};
+use regatta_predict::cost::{Form, cost};
+use regatta_predict::mesh::Mesh;
+use regatta_predict::pipeline::{Stage, StageError};
+use regatta_predict::plan::ParallelPlan;
+use regatta_predict::shape::Shape;
 
 /// Where a run's state is that is not in memory.
 const OFFLOADED: &str = "offloaded";
@@ -110,7 +112,7 @@ impl Training {
     /// With parameters as they are before training, and nothing that is kept or tried.
     pub(super) fn new(
         job: Job,
-        plan: Plan,
+        plan: ParallelPlan,
         shape: Shape,
         about: &metrics::About,
     ) -> Result<Self, TrainError> {
@@ -119,7 +121,7 @@ impl Training {
         let extra = [(RUN, run), (DATA, dataset.digest.clone()), (SPLIT, plan.mesh.to_string())];
         let extra = extra.into_iter().filter(|(_, what)| !what.is_empty());
         let extra = extra.map(|(name, what)| (name.to_owned(), what)).collect();
-        let form = Form::new(config.train.precision, config.train.recompute);
+        let form = Form::new(config.train.precision.activation_bytes(), config.train.recompute);
         let cost = cost(&shape, &plan, form, comm.rank() as usize)
             .map_err(|error| ConfigError::Contradiction(error.to_string()))?;
         let groups = Groups::new(comm.clone(), plan.mesh)?;
@@ -151,13 +153,13 @@ impl Training {
 }
 
 /// What the ranks of a job share, and of which model.
-pub(super) fn planned(job: &Job) -> Result<(Plan, Shape), TrainError> {
+pub(super) fn planned(job: &Job) -> Result<(ParallelPlan, Shape), TrainError> {
     let (ranks, vocabulary) = (job.comm.size() as usize, job.dataset.tokenizer.vocabulary());
     Ok(job.config.planned(ranks, vocabulary)?)
 }
 
 /// This rank's part in the pipeline.
-fn stage(plan: &Plan, shape: &Shape, groups: &Groups) -> Result<Stage, ConfigError> {
+fn stage(plan: &ParallelPlan, shape: &Shape, groups: &Groups) -> Result<Stage, ConfigError> {
     if plan.mesh.pp == 1 {
         return Ok(Stage::whole(shape));
     }
@@ -167,7 +169,7 @@ fn stage(plan: &Plan, shape: &Shape, groups: &Groups) -> Result<Stage, ConfigErr
 }
 
 /// How the state is shared, and where it is kept.
-fn sharing(config: &Config, plan: &Plan, run: &Path) -> Sharing {
+fn sharing(config: &Config, plan: &ParallelPlan, run: &Path) -> Sharing {
     let place = |memory| match memory {
         Memory::Device => Where::Device,
         Memory::Host => Where::Host,

@@ -29,13 +29,14 @@ use tally::Tally;
 use traffic::{Counted, Traffic};
 
 use crate::checkpoint;
-use crate::config::{Config, Kind, Plan};
+use crate::config::{Config, Kind};
 use crate::data::{Ahead, Batch, Dataset, Loader, Order, order};
-use crate::device::Device;
 use crate::metrics::{Ended, Event};
-use crate::optimizer::{AdamW, Sgd};
 use crate::schedule::Schedule;
 use crate::step::{self, Engine, Micro, Rule};
+use regatta_device::device::Device;
+use regatta_device::optimizer::{AdamW, Sgd};
+use regatta_predict::plan::ParallelPlan;
 
 /// The tokenizer's file, beside the checkpoints.
 pub const TOKENIZER: &str = "tokenizer.json";
@@ -84,7 +85,7 @@ pub fn run(
 /// A rank's training.
 struct Training {
     config: Config,
-    plan: Plan,
+    plan: ParallelPlan,
     schedule: Schedule,
     comm: Arc<dyn Comm>,
     engine: Engine,
@@ -224,7 +225,7 @@ impl Training {
         let loader = Loader::new(self.dataset.train.clone(), order);
         // Ranks that share a copy of the model all see its sequences.
         let [copy, copies] = [self.engine.groups.seat.dp, self.plan.mesh.dp].map(|n| n as u64);
-        let Plan { batch, micro_batch, accumulation, .. } = self.plan;
+        let ParallelPlan { batch, micro_batch, accumulation, .. } = self.plan;
         let passes = accumulation as u64;
         // Counted by samples, for a batch may be larger than it was in the steps before.
         let (done, seen) = (self.done, self.tokens / context);

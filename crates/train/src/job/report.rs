@@ -6,13 +6,13 @@ use std::time::{Duration, Instant, SystemTime};
 
 use super::Job;
 use super::tally::Tally;
-use crate::config::Plan;
 use crate::metrics::{About, Ended, FLOPS_FORMULA, StepMetrics, StepSeconds, Summary};
-use crate::parallel::Mesh;
-use crate::shape::Shape;
+use regatta_predict::mesh::Mesh;
+use regatta_predict::plan::ParallelPlan;
+use regatta_predict::shape::Shape;
 
 /// What is trained, on what, by whom.
-pub fn about(job: &Job, plan: &Plan, shape: &Shape, done: u64) -> About {
+pub fn about(job: &Job, plan: &ParallelPlan, shape: &Shape, done: u64) -> About {
     let config = &job.config;
     let hosts: BTreeSet<String> =
         (0..job.comm.size()).map(|rank| job.comm.peer(rank).host).collect();

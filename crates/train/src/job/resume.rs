@@ -13,7 +13,7 @@ use crate::checkpoint::manifest::DATA;
 use crate::checkpoint::{About, Checkpoint, CheckpointError, MANIFEST, Skipped, newest_good};
 use crate::config::{Config, Resume};
 use crate::run;
-use crate::shape::Shape;
+use regatta_predict::shape::Shape;
 
 /// Where a training goes on from.
 #[derive(Debug)]

@@ -7,11 +7,11 @@ use super::begin::checkpoints;
 use crate::checkpoint::Checkpoint;
 use crate::generate::{Generator, Sampling};
 use crate::load::{self, Loaded};
-use crate::memory::{Tensor, View};
 use crate::metrics::Event;
 use crate::model::Model;
-use crate::reference::Reference;
 use crate::step::Net;
+use regatta_device::memory::{Tensor, View};
+use regatta_device::reference::Reference;
 
 /// Tokens of the text.
 const TOKENS: usize = 300;

@@ -1,12 +1,12 @@
 //! What is sent, read and written in steps, expected and counted. Validations and checkpoints do that,
 //! too, and are not part of it.
 
-use crate::metrics::{HeldBytes, MovedBytes, SentBytes};
-use crate::offload::Moved;
-use crate::parallel::Axis;
-use crate::parallel::cost::{Cost, Holds, Sends};
 use crate::state::Bytes;
 use crate::step::Engine;
+use regatta_predict::axis::Axis;
+use regatta_predict::bytes::{HeldBytes, MovedBytes, SentBytes};
+use regatta_predict::cost::{Cost, Holds, Sends};
+use regatta_predict::moved::Moved;
 
 /// What a rank holds, sends on each axis, and has on disk.
 #[derive(Debug)]

@@ -10,15 +10,12 @@ mod number;
 mod recorder;
 mod tensorboard;
 
-pub use event::{
-    About, Ended, Event, HeldBytes, MovedBytes, RankBytes, SentBytes, StepMetrics, StepSeconds,
-    Summary,
-};
+pub use event::{About, Ended, Event, RankBytes, StepMetrics, StepSeconds, Summary};
 pub use lines::JsonLines;
 pub use recorder::Recorder;
 pub use tensorboard::TensorBoard;
 
-/// How floating point operations are counted, by [`crate::shape::Shape::training_flops_per_token`]:
+/// How floating point operations are counted, by [`regatta_predict::shape::Shape::training_flops_per_token`]:
 /// L layers, width h, g of a heads for keys, sequence s, feed-forward f (4, or 6 with a gate),
 /// vocabulary V.
 pub const FLOPS_FORMULA: &str = "3[L(4h²(1+g/a)+2sh+(4|6)hf)+2hV] a token";

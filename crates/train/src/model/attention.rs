@@ -3,10 +3,10 @@
 use super::parts::Scaling;
 use super::product::Product;
 use super::{Bank, Held, Lent, Matrices, Params, Place, Run};
-use crate::device::{Attention, AttentionDrop, AttentionSaved, Turn};
-use crate::memory::{Tensor, View, ViewMut};
-use crate::shape::{Family, Shape};
 use crate::state::StepError;
+use regatta_device::device::{Attention, AttentionDrop, AttentionSaved, Turn};
+use regatta_device::memory::{Tensor, View, ViewMut};
+use regatta_predict::shape::{Family, Shape};
 
 /// The attention half.
 #[derive(Debug, Clone)]

@@ -2,9 +2,9 @@
 //! the head are layers here, too.
 
 use super::product::Later;
-use crate::memory::{View, ViewMut};
-use crate::shape::Tile;
 use crate::state::StepError;
+use regatta_device::memory::{View, ViewMut};
+use regatta_predict::shape::Tile;
 
 /// The parameters of a layer. Its matrices may be in tiles, each a block of its own that is brought
 /// when it is needed, and then freed.

@@ -2,9 +2,9 @@
 
 use super::attention::AttentionHalf;
 use super::{Layer, Lent, Model, Params, Run, Saved};
-use crate::device::{Device, Turn};
-use crate::memory::{Tensor, View};
 use crate::state::StepError;
+use regatta_device::device::{Device, Turn};
+use regatta_device::memory::{Tensor, View};
 
 /// Keys and values of the tokens so far, of one layer.
 #[derive(Debug)]

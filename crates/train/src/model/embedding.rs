@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use super::table::Table;
 use super::{Bank, Lent, Matrices, Params, Place, Run};
-use crate::memory::Tensor;
-use crate::shape::Shape;
 use crate::state::StepError;
+use regatta_device::memory::Tensor;
+use regatta_predict::shape::Shape;
 
 /// The embedding.
 #[derive(Debug, Clone)]

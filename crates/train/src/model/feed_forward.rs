@@ -3,9 +3,9 @@
 use super::parts::Scaling;
 use super::product::Product;
 use super::{Bank, Held, Lent, Matrices, Params, Place, Run};
-use crate::memory::Tensor;
-use crate::shape::Shape;
 use crate::state::StepError;
+use regatta_device::memory::Tensor;
+use regatta_predict::shape::Shape;
 
 /// The feed-forward half.
 #[derive(Debug, Clone)]

@@ -13,15 +13,10 @@ use std::ops::Range;
 use super::parts::Scaling;
 use super::table::Table;
 use super::{Bank, Lent, Matrices, Params, Run};
-use crate::memory::{Tensor, View, ViewMut};
-use crate::shape::Shape;
 use crate::state::StepError;
-
-/// Logits that are in memory at once, about.
-const MOST: usize = 1 << 22;
-
-/// What the loss needs of a row's logits: so many numbers.
-const PART: usize = 3;
+use regatta_device::memory::{Tensor, View, ViewMut};
+use regatta_predict::head::{LogitChunks, PARTIALS_PER_ROW};
+use regatta_predict::shape::Shape;
 
 /// The head.
 #[derive(Debug, Clone)]
@@ -30,21 +25,20 @@ pub struct Head {
     /// Its matrix, which may be the embedding's.
     pub table: Table,
     width: usize,
-    /// The most kinds of tokens that logits are of at once, on any rank.
-    kinds: usize,
+    logits: LogitChunks,
 }
 
 impl Head {
     /// With a matrix of its own, or with that of the embedding.
-    pub(super) fn new(shape: &Shape, of: &Matrices<'_>, tied: Option<&Table>) -> Self {
+    pub(super) fn new(
+        shape: &Shape,
+        of: &Matrices<'_>,
+        tied: Option<&Table>,
+        logits: LogitChunks,
+    ) -> Self {
         let own = || Table::new(shape, shape.layers + 1, of, "output");
         let table = tied.cloned().unwrap_or_else(own);
-        // Ranks that talk for every few rows must all have as many of them.
-        let kinds = match table.is_tiled() {
-            true => table.most_rows(),
-            false => shape.vocabulary.div_ceil(of.block.share.ranks),
-        };
-        Self { norm: Scaling::new(shape, of.block, "norm"), table, width: shape.width, kinds }
+        Self { norm: Scaling::new(shape, of.block, "norm"), table, width: shape.width, logits }
     }
 
     /// The sum of the cross entropies, without gradients.
@@ -61,7 +55,7 @@ impl Head {
         }
         let (mut room, mut loss) = (self.room(run), 0.0);
         self.table.bring(params, 0)?;
-        for rows in self.chunks(run.rows()) {
+        for rows in self.logits.ranges(run.rows()) {
             let mut logits = self.some(run, params, 0, (&normed, rows.clone()), &mut room);
             loss += self.entropy(run, &targets[rows], &mut logits, None)?;
         }
@@ -104,7 +98,7 @@ impl Head {
     ) -> Result<f64, StepError> {
         let (mut room, mut loss) = (self.room(run), 0.0);
         self.table.bring(bank, 0)?;
-        for rows in self.chunks(run.rows()) {
+        for rows in self.logits.ranges(run.rows()) {
             let mut logits = self.some(run, bank, 0, (normed, rows.clone()), &mut room);
             loss += self.entropy(run, &targets[rows.clone()], &mut logits, Some(scale))?;
             self.back(run, bank, 0, (normed, rows), logits.view(), dnormed);
@@ -127,9 +121,10 @@ impl Head {
         let mut room = self.room(run);
         for tile in self.table.tiles() {
             self.table.bring(bank, tile)?;
-            for rows in self.chunks(run.rows()) {
+            for rows in self.logits.ranges(run.rows()) {
                 let mut logits = self.some(run, bank, tile, (normed, rows.clone()), &mut room);
-                let whole = whole.view().part(PART * rows.start..PART * rows.end);
+                let whole =
+                    whole.view().part(PARTIALS_PER_ROW * rows.start..PARTIALS_PER_ROW * rows.end);
                 let (targets, first) = (&targets[rows.clone()], self.table.first(tile));
                 run.device.entropy_back(targets, first, whole, logits.again(), scale);
                 self.back(run, bank, tile, (normed, rows), logits.view(), dnormed);
@@ -169,21 +164,22 @@ impl Head {
         again: bool,
     ) -> Result<(f64, Lent), StepError> {
         let (mut room, all) = (self.room(run), run.rows());
-        let mut parts = run.real(self.table.tiles().len() * PART * all);
+        let mut parts = run.real(self.table.tiles().len() * PARTIALS_PER_ROW * all);
         for tile in self.table.tiles() {
             self.table.bring(params, tile)?;
             if again && tile + 1 == self.table.tiles().len() {
                 self.table.ask(params);
             }
-            for rows in self.chunks(all) {
+            for rows in self.logits.ranges(all) {
                 let logits = self.some(run, params, tile, (normed, rows.clone()), &mut room);
-                let here = PART * (tile * all + rows.start)..PART * (tile * all + rows.end);
+                let here = PARTIALS_PER_ROW * (tile * all + rows.start)
+                    ..PARTIALS_PER_ROW * (tile * all + rows.end);
                 let (mut parts, first) = (parts.view_mut(), self.table.first(tile));
                 run.device.entropy_part(&targets[rows], first, logits.view(), parts.part(here));
             }
             self.table.free(params, tile);
         }
-        let mut own = run.real(PART * all);
+        let mut own = run.real(PARTIALS_PER_ROW * all);
         let loss = run.device.entropy_whole(parts.view(), own.view_mut());
         if run.tensor.share.ranks == 1 { Ok((loss, own)) } else { self.together(run, own) }
     }
@@ -209,7 +205,7 @@ impl Head {
         if run.tensor.share.ranks == 1 {
             return Ok(device.cross_entropy(targets, logits.again(), scale));
         }
-        let (mut own, first) = (run.real(PART * targets.len()), self.table.first(0));
+        let (mut own, first) = (run.real(PARTIALS_PER_ROW * targets.len()), self.table.first(0));
         device.entropy_part(targets, first, logits.view(), own.view_mut());
         let (loss, whole) = self.together(run, own)?;
         if let Some(scale) = scale {
@@ -271,34 +267,11 @@ impl Head {
 
     /// Room for logits of a few rows.
     fn room(&self, run: &Run<'_>) -> Lent {
-        run.real(rows_at_once(run.rows(), self.kinds) * self.kinds)
-    }
-
-    /// Numbers that its passes over so many rows have in memory at once beside those of the stream,
-    /// with so many ranks that share columns.
-    pub(crate) fn working(&self, rows: usize, ranks: usize) -> usize {
-        let logits = rows_at_once(rows, self.kinds) * self.kinds;
-        let all = if ranks > 1 { ranks + 1 } else { 0 };
-        match self.table.is_tiled() {
-            true => logits + PART * rows * (self.table.tiles().len() + 1 + all),
-            false => logits,
-        }
+        run.real(self.logits.len(run.rows()))
     }
 
     /// Where the numbers of some rows of the stream are.
     fn numbers(&self, rows: Range<usize>) -> Range<usize> {
         rows.start * self.width..rows.end * self.width
     }
-
-    /// Rows, a few at a time: as many each, so that memory is used again.
-    fn chunks(&self, rows: usize) -> impl Iterator<Item = Range<usize>> + use<> {
-        let each = rows_at_once(rows, self.kinds);
-        (0..rows).step_by(each).map(move |start| start..(start + each).min(rows))
-    }
-}
-
-/// How many of so many rows have their logits in memory at once, each of so many kinds of tokens.
-fn rows_at_once(rows: usize, kinds: usize) -> usize {
-    let most = (MOST / kinds.max(1)).max(1);
-    rows.div_ceil(rows.div_ceil(most).max(1)).max(1)
 }

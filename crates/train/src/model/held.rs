@@ -3,7 +3,7 @@
 use std::ops::Deref;
 
 use super::{Lent, Run};
-use crate::memory::Tensor;
+use regatta_device::memory::Tensor;
 
 /// A tensor that is one's own, or somebody else's for now.
 #[derive(Debug)]

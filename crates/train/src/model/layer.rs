@@ -3,9 +3,9 @@
 use super::attention::{AttentionHalf, AttentionHalfSaved};
 use super::feed_forward::{FeedForward, FeedForwardSaved};
 use super::{Bank, Lent, Matrices, Params, Run};
-use crate::memory::Tensor;
-use crate::shape::Shape;
 use crate::state::StepError;
+use regatta_device::memory::Tensor;
+use regatta_predict::shape::Shape;
 
 /// A layer.
 #[derive(Debug, Clone)]

@@ -24,16 +24,16 @@ pub use product::Later;
 pub use scratch::{Home, Lent, Scratch};
 pub use table::Table;
 
-use std::collections::HashMap;
 use std::ops::Range;
 
-use crate::device::Device;
-use crate::memory::{Tensor, ViewMut};
 use crate::parallel::context::Ring;
-use crate::parallel::pipeline::Stage;
 use crate::parallel::tensor::Group;
-use crate::random::{self, Mask};
-use crate::shape::{Block, Shape, Share, TABLE, Tile};
+use regatta_device::device::Device;
+use regatta_device::memory::{Tensor, ViewMut};
+use regatta_device::random::{self, Mask};
+use regatta_predict::head::LogitChunks;
+use regatta_predict::pipeline::Stage;
+use regatta_predict::shape::{Block, BlockLayout, Matrices, Shape, Share, TABLE};
 
 /// A model: what its blocks do, and which parameters they have. The parameters themselves are
 /// elsewhere: whoever calls a block brings them.
@@ -67,15 +67,14 @@ impl Model {
     /// The same, with the matrices of layers, the table of tokens and the head's matrix in so many
     /// tiles each.
     pub fn tiled(shape: Shape, share: Share, count: usize) -> Self {
-        let blocks = shape.blocks_of(share);
-        let users = (0..blocks.len()).collect();
-        let mut parts = Parts { blocks, users, count };
-        let embedding = Embedding::new(&shape, &parts.take(0));
-        let layer = |layer| Layer::new(&shape, layer, &parts.take(layer + 1));
+        let layout = BlockLayout::new(&shape, share, count);
+        let embedding = Embedding::new(&shape, &layout.matrices(0));
+        let layer = |layer| Layer::new(&shape, layer, &layout.matrices(layer + 1));
         let layers = (0..shape.layers).map(layer).collect();
         let tied = shape.tied.then_some(&embedding.table);
-        let head = Head::new(&shape, &parts.take(shape.layers + 1), tied);
-        let Parts { blocks, users, .. } = parts;
+        let logits = LogitChunks::new(&shape, &layout);
+        let head = Head::new(&shape, &layout.matrices(shape.layers + 1), tied, logits);
+        let BlockLayout { blocks, users, .. } = layout;
         Self { shape, blocks, users, embedding, layers, head }
     }
 
@@ -95,52 +94,6 @@ impl Model {
     /// The number of the head's block.
     pub fn last(&self) -> usize {
         self.shape.layers + 1
-    }
-}
-
-/// The blocks of a model, from which tiles are taken.
-struct Parts {
-    blocks: Vec<Block>,
-    users: Vec<usize>,
-    /// Tiles of each matrix.
-    count: usize,
-}
-
-impl Parts {
-    /// The matrices of a block; its tiles become blocks behind the others.
-    fn take(&mut self, user: usize) -> Matrices<'_> {
-        let taken = match self.count {
-            1 => Vec::new(),
-            count => self.blocks[user].take_tiles(count),
-        };
-        let mut tiles = HashMap::new();
-        for (name, rows, block) in taken {
-            let all: &mut (Vec<Tile>, usize) = tiles.entry(name).or_default();
-            all.0.push(Tile { block: self.blocks.len(), rows });
-            all.1 = block.parameters[0].shape[1];
-            self.blocks.push(block);
-            self.users.push(user);
-        }
-        Matrices { block: &self.blocks[user], tiles }
-    }
-}
-
-/// The matrices of a layer: in its block, or in tiles of so many columns, by their short names.
-struct Matrices<'a> {
-    block: &'a Block,
-    tiles: HashMap<String, (Vec<Tile>, usize)>,
-}
-
-impl Matrices<'_> {
-    /// The tiles of a matrix, if it is in some, and its rows and columns.
-    fn find(&self, short: &str) -> (Vec<Tile>, [usize; 2]) {
-        if let Some((tiles, columns)) = self.tiles.get(short) {
-            let rows = tiles.last().map_or(0, |tile| tile.rows.end);
-            return (tiles.clone(), [rows, *columns]);
-        }
-        let name = format!("{}.{short}", self.block.name);
-        let found = self.block.parameters.iter().find(|parameter| parameter.name == name);
-        (Vec::new(), found.map_or([0; 2], |parameter| [parameter.shape[0], parameter.shape[1]]))
     }
 }
 

@@ -3,9 +3,9 @@
 use std::ops::Range;
 
 use super::Run;
-use crate::device::{Norm, NormGrads, NormSaved};
-use crate::memory::{View, ViewMut};
-use crate::shape::{Block, Family, Shape};
+use regatta_device::device::{Norm, NormGrads, NormSaved};
+use regatta_device::memory::{View, ViewMut};
+use regatta_predict::shape::{Block, Family, Shape};
 
 /// A weight and perhaps a bias.
 #[derive(Debug, Clone)]

@@ -3,10 +3,10 @@
 use super::bank::{Bank, Params, bring_tile};
 use super::parts::Pair;
 use super::{Held, Lent, Matrices, Run};
-use crate::device::Linear;
-use crate::memory::Tensor;
-use crate::shape::Tile;
 use crate::state::StepError;
+use regatta_device::device::Linear;
+use regatta_device::memory::Tensor;
+use regatta_predict::shape::Tile;
 
 /// A matrix product.
 #[derive(Debug, Clone)]

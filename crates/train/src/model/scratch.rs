@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::device::Device;
-use crate::memory::{Format, Tensor};
+use regatta_device::device::Device;
+use regatta_device::memory::{Format, Tensor};
 
 /// By length and format.
 #[derive(Debug, Default)]
@@ -120,7 +120,7 @@ impl Drop for Lent {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::reference::Reference;
+    use regatta_device::reference::Reference;
 
     #[test]
     fn what_comes_back_is_lent_again() {

@@ -3,10 +3,10 @@
 
 use super::Matrices;
 use super::bank::{Bank, Params, bring_tile};
-use crate::device::Linear;
-use crate::memory::{View, ViewMut};
-use crate::shape::{Shape, Tile};
 use crate::state::StepError;
+use regatta_device::device::Linear;
+use regatta_device::memory::{View, ViewMut};
+use regatta_predict::shape::{Shape, Tile};
 
 /// Rows for the kinds of tokens that this rank has.
 #[derive(Debug, Clone)]

@@ -2,14 +2,12 @@
 //! behind.
 
 mod error;
-mod moved;
 mod shelf;
 mod store;
 
 use std::path::PathBuf;
 
 pub use error::StoreError;
-pub use moved::Moved;
 pub use shelf::Shelf;
 pub use store::{Store, Ticket};
 

@@ -2,11 +2,13 @@
 
 use std::collections::VecDeque;
 
-use super::{Moved, Store, StoreError, Ticket};
-use crate::device::Device;
-use crate::memory::{Format, Tensor, View, ViewMut};
+use regatta_predict::moved::Moved;
+
+use super::{Store, StoreError, Ticket};
 use crate::parallel::Company;
 use crate::state::Pool;
+use regatta_device::device::Device;
+use regatta_device::memory::{Format, Tensor, View, ViewMut};
 
 /// So many blocks may still be on their way to the disk while another is worked on.
 const BEHIND: usize = 1;
@@ -269,7 +271,7 @@ mod tests {
         }
         // The last of them is on disk before anybody reads it there.
         let mut numbers = [0.0; 3];
-        shelf.fetch(&crate::reference::Reference, 4, 0, &mut numbers).unwrap();
+        shelf.fetch(&regatta_device::reference::Reference, 4, 0, &mut numbers).unwrap();
         assert_eq!(numbers, [12.0; 3]);
         assert!(shelf.disk.as_ref().is_some_and(|disk| disk.writing.is_empty()));
         assert!(shelf.view(1).is_empty() && !shelf.has(1));

@@ -11,9 +11,10 @@ use std::thread::JoinHandle;
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::{Errno, retry_on_intr};
 
+use super::StoreError;
 use super::error::hint;
-use super::{Moved, StoreError};
-use crate::memory::Tensor;
+use regatta_device::memory::Tensor;
+use regatta_predict::moved::Moved;
 
 /// A file, which is removed when this is dropped.
 #[derive(Debug)]
@@ -211,7 +212,7 @@ fn carry(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::Format;
+    use regatta_device::memory::Format;
 
     fn folder(name: &str) -> PathBuf {
         std::env::temp_dir().join(format!("regatta-store-{name}-{}", std::process::id()))

@@ -3,8 +3,8 @@
 use regatta_comm::CommError;
 
 use super::Exchange;
-use crate::device::Device;
-use crate::memory::Tensor;
+use regatta_device::device::Device;
+use regatta_device::memory::Tensor;
 
 /// No other ranks.
 #[derive(Debug, Default)]

@@ -12,10 +12,12 @@ use regatta_comm::{CommError, Kind};
 
 use super::message::Message;
 use super::{Link, Waits};
-use crate::device::{Attention, AttentionDrop, AttentionPart, AttentionPartSaved, AttentionSaved};
-use crate::memory::{Tensor, View};
 use crate::model::{Lent, Run};
-use crate::shape::Share;
+use regatta_device::device::{
+    Attention, AttentionDrop, AttentionPart, AttentionPartSaved, AttentionSaved,
+};
+use regatta_device::memory::{Tensor, View};
+use regatta_predict::shape::Share;
 
 /// The ranks that share sequences, seen by one of them.
 #[derive(Clone)]

@@ -9,8 +9,8 @@ use regatta_comm::{Comm, CommError, Pending};
 
 use super::Exchange;
 use super::zero::{ended, sum};
-use crate::device::Device;
-use crate::memory::{Format, Tensor};
+use regatta_device::device::Device;
+use regatta_device::memory::{Format, Tensor};
 
 /// Ranks with a copy of the model each.
 pub struct DataParallel {

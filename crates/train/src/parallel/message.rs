@@ -2,8 +2,8 @@
 
 use regatta_comm::{Comm, CommError, Counts, Kind, OwnedCall, Pending};
 
-use crate::memory::{Format, Tensor};
 use crate::model::{Home, Lent};
+use regatta_device::memory::{Format, Tensor};
 
 /// A message on its way. The communicator has two ranks, the sender and the receiver.
 pub struct Message {

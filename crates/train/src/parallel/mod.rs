@@ -2,10 +2,8 @@
 
 mod alone;
 pub mod context;
-pub mod cost;
 mod data;
 mod groups;
-mod mesh;
 mod message;
 pub mod pipeline;
 pub mod tensor;
@@ -14,15 +12,14 @@ pub mod zero;
 
 pub use alone::Alone;
 pub use data::DataParallel;
-pub use groups::{Axis, Company, Groups, Link};
-pub use mesh::{Mesh, Seat};
+pub use groups::{Company, Groups, Link};
 pub use waits::Waits;
 pub use zero::Zero;
 
 use regatta_comm::CommError;
 
-use crate::device::Device;
-use crate::memory::Tensor;
+use regatta_device::device::Device;
+use regatta_device::memory::Tensor;
 
 /// How gradients get from what each rank has to what all have together, while the backward pass
 /// goes on.

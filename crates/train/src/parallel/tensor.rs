@@ -12,9 +12,9 @@ use std::sync::Arc;
 use regatta_comm::{Comm, CommError, Counts, Kind, OwnedCall, ReduceOp};
 
 use super::Waits;
-use crate::memory::{Tensor, ViewMut};
 use crate::model::{Held, Lent, Run};
-use crate::shape::{Block, Share};
+use regatta_device::memory::{Tensor, ViewMut};
+use regatta_predict::shape::{Block, Share};
 
 /// The ranks that share matrices, seen by one of them.
 #[derive(Clone)]

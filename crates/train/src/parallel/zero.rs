@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use regatta_comm::{Comm, CommError, Counts, Kind, OwnedCall, Pending, ReduceOp};
 
 use super::{Company, Exchange};
-use crate::device::Device;
-use crate::memory::{Format, Tensor};
+use regatta_device::device::Device;
+use regatta_device::memory::{Format, Tensor};
 
 /// What ranks share instead of having it whole; each level has that of those before.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]

@@ -7,11 +7,11 @@ use regatta_comm::CommError;
 
 use super::Split;
 use super::passing::Passing;
-use crate::device::Device;
-use crate::memory::{Tensor, View, ViewMut};
 use crate::model::Model;
 use crate::parallel::zero::Scatter;
 use crate::parallel::{Alone, DataParallel, Exchange, Zero};
+use regatta_device::device::Device;
+use regatta_device::memory::{Tensor, View, ViewMut};
 
 /// The gradients of the blocks that this rank has.
 pub struct Gradients {

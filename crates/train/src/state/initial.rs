@@ -1,9 +1,9 @@
 //! Parameters before training.
 
-use crate::device::Device;
-use crate::memory::Tensor;
-use crate::random;
-use crate::shape::{Block, Init, Parameter};
+use regatta_device::device::Device;
+use regatta_device::memory::Tensor;
+use regatta_device::random;
+use regatta_predict::shape::{Block, Init, Parameter};
 
 /// The width of the distribution that matrices begin with.
 const WIDTH: f64 = 0.02;

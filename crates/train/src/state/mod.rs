@@ -26,11 +26,12 @@ use std::ops::Range;
 use std::time::Duration;
 
 use crate::checkpoint::Kind;
-use crate::device::Device;
-use crate::memory::View;
 use crate::model::Model;
-use crate::offload::{Moved, Offload, Shelf, Store, StoreError, Where};
+use crate::offload::{Offload, Shelf, Store, StoreError, Where};
 use crate::parallel::Groups;
+use regatta_device::device::Device;
+use regatta_device::memory::View;
+use regatta_predict::moved::Moved;
 
 /// The state of a training, as much of it as this rank has.
 pub struct State {

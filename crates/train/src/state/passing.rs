@@ -9,9 +9,9 @@ use regatta_comm::{Comm, CommError, Pending};
 
 use super::Split;
 use super::pool::{Pool, travelling};
-use crate::device::Device;
-use crate::memory::{Format, Tensor, View, ViewMut};
 use crate::parallel::zero;
+use regatta_device::device::Device;
+use regatta_device::memory::{Format, Tensor, View, ViewMut};
 
 /// Shares, and the blocks that a pass is at.
 pub struct Passing {

@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use crate::memory::{Format, Tensor};
 use crate::parallel::Company;
+use regatta_device::memory::{Format, Tensor};
 
 /// Tensors that nobody uses now, by their lengths.
 #[derive(Default)]

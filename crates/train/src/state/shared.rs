@@ -5,9 +5,9 @@ use regatta_comm::Pending;
 
 use super::pool::Pool;
 use super::{Split, StepError};
-use crate::memory::{Format, Tensor, View};
 use crate::offload::Shelf;
 use crate::parallel::zero;
+use regatta_device::memory::{Format, Tensor, View};
 
 /// Shares, and the blocks that are whole for now.
 pub struct Shared {

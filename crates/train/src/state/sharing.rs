@@ -6,7 +6,7 @@ use regatta_comm::CommError;
 
 use crate::offload::{Offload, Where};
 use crate::parallel::{Company, Groups, Zero};
-use crate::shape::Block;
+use regatta_predict::shape::Block;
 
 /// How state is shared among ranks, and where it is kept.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -94,8 +94,8 @@ impl Split {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shape::Family;
-    use crate::shape::tests::shape;
+    use regatta_predict::shape::Family;
+    use regatta_predict::testing::shape;
 
     #[test]
     fn shares_are_equal_and_cover_a_block() {

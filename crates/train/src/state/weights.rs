@@ -8,12 +8,13 @@ use super::pool::travelling;
 use super::shared::Shared;
 use super::whole::Whole;
 use super::{Split, StepError, initial};
-use crate::device::Device;
-use crate::memory::{Format, Tensor, View, ViewMut};
 use crate::model::Model;
-use crate::offload::{Moved, Shelf, Store, StoreError};
+use crate::offload::{Shelf, Store, StoreError};
 use crate::parallel::Zero;
-use crate::shape::Block;
+use regatta_device::device::Device;
+use regatta_device::memory::{Format, Tensor, View, ViewMut};
+use regatta_predict::moved::Moved;
+use regatta_predict::shape::Block;
 
 /// The parameters of the blocks that this rank has.
 pub struct Weights {

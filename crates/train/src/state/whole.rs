@@ -4,9 +4,9 @@ use regatta_comm::Pending;
 
 use super::pool::travelling;
 use super::{Split, StepError};
-use crate::device::Device;
-use crate::memory::{Format, Tensor, View, ViewMut};
 use crate::parallel::zero;
+use regatta_device::device::Device;
+use regatta_device::memory::{Format, Tensor, View, ViewMut};
 
 /// Whole blocks.
 pub struct Whole {

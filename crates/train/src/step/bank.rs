@@ -1,9 +1,9 @@
 //! Parameters and gradients of a layer, of the embedding or of the head in a pass, from the state.
 
-use crate::device::Device;
-use crate::memory::{View, ViewMut};
 use crate::model::{Bank, Later, Params};
 use crate::state::{State, StepError, Weights};
+use regatta_device::device::Device;
+use regatta_device::memory::{View, ViewMut};
 
 /// Parameters of a layer that is only passed forward.
 pub(super) struct Reading<'a> {

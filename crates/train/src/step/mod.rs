@@ -10,12 +10,12 @@ pub use net::Net;
 use std::borrow::Cow;
 use std::time::{Duration, Instant};
 
-use crate::optimizer::{AdamW, Sgd};
 use crate::parallel::Groups;
 use crate::parallel::context::Ring;
-use crate::parallel::pipeline::Stage;
 pub use crate::state::StepError;
 use crate::state::{Sharing, State};
+use regatta_device::optimizer::{AdamW, Sgd};
+use regatta_predict::pipeline::Stage;
 
 /// Sequences that go through the model at once.
 #[derive(Debug, Clone, Copy)]

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use super::{Micro, StepError};
-use crate::device::Device;
-use crate::memory::View;
 use crate::model::{Given, Model, Run, Scratch};
 use crate::parallel::context::Ring;
 use crate::parallel::tensor::Group;
+use regatta_device::device::Device;
+use regatta_device::memory::View;
 
 /// A model on a device.
 pub struct Net {

@@ -10,8 +10,9 @@ use std::time::Instant;
 use super::bank::{Reading, Working};
 use super::{Engine, Laps, Micro, Net, Plan, timed, worked};
 use crate::model::{Dropout, Later, Lent, Run, Saved};
-use crate::parallel::pipeline::{Action, Lines, Way, Work};
+use crate::parallel::pipeline::Lines;
 use crate::state::{Gradients, State, StepError, Weights};
+use regatta_predict::pipeline::{Action, Way, Work};
 
 /// What a forward pass through a chunk leaves for the way back.
 struct Alive {

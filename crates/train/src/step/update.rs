@@ -5,11 +5,11 @@ use std::ops::Range;
 use regatta_comm::{Collectives, ReduceOp};
 
 use super::{Engine, Plan, Rule};
-use crate::device::Device;
-use crate::memory::{View, ViewMut};
-use crate::optimizer::{AdamW, Sgd};
-use crate::shape::Parameter;
 use crate::state::{State, StepError};
+use regatta_device::device::Device;
+use regatta_device::memory::{View, ViewMut};
+use regatta_device::optimizer::{AdamW, Sgd};
+use regatta_predict::shape::Parameter;
 
 impl Engine {
     /// Clips, and changes the parameters. Returns the norm of the gradients.

@@ -6,8 +6,8 @@ use std::thread;
 
 use regatta_comm::background::Background;
 use regatta_comm::{Collectives, Comm, ReduceOp};
-use regatta_train::optimizer::AdamW;
-use regatta_train::random;
+use regatta_device::optimizer::AdamW;
+use regatta_device::random;
 use regatta_train::step::{Engine, Micro, Plan, Rule};
 
 /// Kinds of tokens.

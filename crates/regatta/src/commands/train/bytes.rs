@@ -68,7 +68,7 @@ fn of_kind((numbers, kind): &Alike<'_>) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use anstream::adapter::strip_str;
-    use regatta_train::metrics::{HeldBytes, SentBytes};
+    use regatta_predict::bytes::{HeldBytes, SentBytes};
 
     use super::*;
 

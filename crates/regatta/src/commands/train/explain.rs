@@ -6,9 +6,10 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use regatta_model::CpuSet;
+use regatta_predict::explain::{Explanation, Kind, Rank};
+use regatta_predict::pipeline::{Timeline, draw};
 use regatta_train::config::Resolved;
-use regatta_train::explain::{Explanation, Kind, Rank, explain, ranks_asked};
-use regatta_train::parallel::pipeline::{Timeline, draw};
+use regatta_train::config::{explain, ranks_asked};
 
 use super::args::TrainArgs;
 use super::figures;

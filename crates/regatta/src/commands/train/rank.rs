@@ -9,14 +9,14 @@ use std::time::SystemTime;
 
 use anyhow::{Context, Result};
 use regatta_comm::{Collectives, Comm, host, join};
+use regatta_kernels_cpu::Cpu;
 use regatta_launch::folder;
+use regatta_predict::cost::{Form, cost};
+use regatta_predict::footprint::Footprint;
 use regatta_train::config::{Config, Resolved};
-use regatta_train::cpu::Cpu;
 use regatta_train::data::{self, Dataset, Places, Prepared, Spec};
-use regatta_train::footprint::Footprint;
 use regatta_train::job::{self, Job};
 use regatta_train::metrics::Event;
-use regatta_train::parallel::cost::{Form, cost};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 
 use super::alone;
@@ -151,7 +151,7 @@ pub fn prepared(config: &Config, comm: &dyn Comm) -> Result<Dataset> {
 pub fn check_memory(config: &Config, vocabulary: usize, comm: &dyn Comm) -> Result<()> {
     let (plan, shape) = config.planned(comm.size() as usize, vocabulary)?;
     let train = &config.train;
-    let form = Form::new(train.precision, train.recompute);
+    let form = Form::new(train.precision.activation_bytes(), train.recompute);
     let holds = cost(&shape, &plan, form, comm.rank() as usize)?.holds;
     let footprint = Footprint::of(&holds);
     let rooms = rooms(&comm.peer(comm.rank()).host);

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::shape::{Family, Shape};
+use regatta_predict::shape::{Family, Shape};
 
 /// No size is larger: so all products of sizes can be counted.
 const LARGEST: u64 = 1 << 24;

@@ -12,7 +12,7 @@ use super::super::header;
 use super::config;
 use super::error::HuggingFaceError;
 use super::names::{self, Source};
-use crate::shape::{Family, Parameter, Shape};
+use regatta_predict::shape::{Family, Parameter, Shape};
 
 /// The file of numbers.
 pub(super) const MODEL: &str = "model.safetensors";

@@ -14,7 +14,7 @@ use super::super::header::{self, Place};
 use super::error::HuggingFaceError;
 use super::names::{self, Theirs};
 use super::{config, export};
-use crate::shape::{Parameter, Shape};
+use regatta_predict::shape::{Parameter, Shape};
 
 /// A model that is there to be read.
 #[derive(Debug)]

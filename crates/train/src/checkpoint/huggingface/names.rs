@@ -1,6 +1,6 @@
 //! What our tensors are called in models of Hugging Face, and how they lie there. No I/O.
 
-use crate::shape::{Family, Parameter, Shape};
+use regatta_predict::shape::{Family, Parameter, Shape};
 
 /// Where the numbers of one of our tensors are.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::super::header;
 use super::*;
-use crate::shape::{Family, Shape};
+use regatta_predict::shape::{Family, Shape};
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/huggingface").join(name)

@@ -6,7 +6,7 @@ use sha2::{Digest, Sha256};
 
 use super::*;
 use crate::checkpoint::MANIFEST;
-use crate::reference::Reference;
+use regatta_device::reference::Reference;
 
 /// Two checkpoints, of steps 1 and 2, by two ranks.
 fn two(name: &str) -> Scratch {

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use super::disk::{Disk, System};
 use super::*;
-use crate::shape::{Family, Shape};
+use regatta_predict::shape::{Family, Shape};
 
 /// A folder that goes when the test ends.
 struct Scratch(PathBuf);
@@ -106,8 +106,9 @@ const KINDS: [Kind; 3] = [Kind::Parameter, Kind::Moment1, Kind::Moment2];
 fn tensors() -> Vec<(Kind, String, Vec<usize>)> {
     let blocks = shape().blocks();
     let parameters = blocks.iter().flat_map(|block| &block.parameters);
-    let of =
-        |p: &crate::shape::Parameter| KINDS.map(|kind| (kind, p.name.clone(), p.shape.clone()));
+    let of = |p: &regatta_predict::shape::Parameter| {
+        KINDS.map(|kind| (kind, p.name.clone(), p.shape.clone()))
+    };
     parameters.flat_map(of).collect()
 }
 

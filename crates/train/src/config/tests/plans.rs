@@ -1,13 +1,14 @@
 //! How ranks share the work: what is planned, what is refused, and what is proposed instead.
 
 use super::*;
-use crate::parallel::Mesh;
-use crate::parallel::pipeline::Kind as Pipeline;
+use regatta_predict::mesh::Mesh;
+use regatta_predict::pipeline::Kind as Pipeline;
+use regatta_predict::plan::{OnDisk, ParallelPlan};
 
 #[test]
 fn what_does_not_divide_is_one_clear_error() {
     let plan = |all: &[&str], ranks| words(all).unwrap().config.validate(ranks);
-    let data = |ranks, batch, share, micro_batch| Plan {
+    let data = |ranks, batch, share, micro_batch| ParallelPlan {
         mesh: Mesh::data(ranks),
         zero: 0,
         sequence: false,
@@ -57,7 +58,7 @@ fn what_does_not_divide_is_one_clear_error() {
 }
 
 /// What is planned for a model that can be split in many ways.
-fn split(all: &[&str], ranks: usize) -> Result<Plan, ConfigError> {
+fn split(all: &[&str], ranks: usize) -> Result<ParallelPlan, ConfigError> {
     let model = ["layers=8", "heads=12", "width=96", "context=64", "batch=24"];
     words(&[&model[..], all].concat()).unwrap().config.validate(ranks)
 }

@@ -4,9 +4,9 @@
 use std::ops::Range;
 
 use crate::checkpoint::Kind;
-use crate::parallel::{Mesh, Seat};
-use crate::shape::{Block, Parameter, Share, TABLE};
 use crate::step::Engine;
+use regatta_predict::mesh::{Mesh, Seat};
+use regatta_predict::shape::{Block, Parameter, Share, TABLE};
 
 /// What a rank has of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -122,9 +122,9 @@ mod tests {
     use super::super::place::parts;
     use super::*;
     use crate::model::Model;
-    use crate::shape::Family;
-    use crate::shape::Shape;
-    use crate::shape::tests::shape;
+    use regatta_predict::shape::Family;
+    use regatta_predict::shape::Shape;
+    use regatta_predict::testing::shape;
 
     /// A model that divides among so many tensor ranks.
     fn model(llama: bool, tied: bool, tp: usize, layers: usize, vocabulary: usize) -> Shape {

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::checkpoint::Part;
-use crate::shape::{Parameter, Patch};
+use regatta_predict::shape::{Parameter, Patch};
 
 /// The parts of the whole parameter that a range of this rank's numbers of it are, in their order.
 pub fn parts(parameter: &Parameter, range: Range<usize>) -> Vec<Part> {
@@ -60,8 +60,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::shape::tests::shape;
-    use crate::shape::{Family, Share};
+    use regatta_predict::shape::{Family, Share};
+    use regatta_predict::testing::shape;
 
     /// The parameters that one of so many tensor ranks has.
     fn parameters(llama: bool, share: Share) -> Vec<Parameter> {

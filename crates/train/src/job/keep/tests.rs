@@ -10,13 +10,14 @@ use crate::checkpoint::huggingface::{self, HuggingFaceError};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::data::testing::Folder;
 use crate::model::Model;
-use crate::parallel::pipeline::{Kind as Pipeline, Stage};
-use crate::parallel::{Groups, Mesh};
-use crate::reference::Reference;
-use crate::shape::tests::shape;
-use crate::shape::{Family, Parameter, Shape};
+use crate::parallel::Groups;
 use crate::state::Sharing;
 use crate::step::Net;
+use regatta_device::reference::Reference;
+use regatta_predict::mesh::Mesh;
+use regatta_predict::pipeline::{Kind as Pipeline, Stage};
+use regatta_predict::shape::{Family, Parameter, Shape};
+use regatta_predict::testing::shape;
 
 /// A rank's model.
 fn engine(shape: &Shape, mesh: Mesh, rank: usize) -> Engine {

@@ -124,7 +124,7 @@ impl<'a> Smoke<'a> {
 type Found<T> = Result<(T, Findings), TrainError>;
 
 /// What all ranks agree to train.
-type Agreed = (crate::config::Plan, crate::shape::Shape);
+type Agreed = (regatta_predict::plan::ParallelPlan, regatta_predict::shape::Shape);
 
 fn agreement(job: &Job) -> Found<Agreed> {
     begin::all_alike(job)?;

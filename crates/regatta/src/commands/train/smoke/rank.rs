@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use anyhow::Result;
 use regatta_comm::{Comm, host, join};
+use regatta_kernels_cpu::Cpu;
 use regatta_train::config::Resolved;
-use regatta_train::cpu::Cpu;
 use regatta_train::job::smoke::{Figures, Findings, Name, Place, Smoke, Told};
 use regatta_train::job::{Job, TrainError};
 

@@ -1,0 +1,32 @@
+//! Storage format of activations.
+
+use serde::{Deserialize, Serialize};
+
+/// Data type of activations and of GEMM operands. Everything else is f32.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Precision {
+    /// f32.
+    #[default]
+    F32,
+    /// bf16, accumulated in f32.
+    Bf16,
+}
+
+impl Precision {
+    /// Its name, as in `train.precision`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+        }
+    }
+
+    /// Bytes of an element of an activation.
+    pub fn activation_bytes(self) -> u64 {
+        match self {
+            Self::F32 => 4,
+            Self::Bf16 => 2,
+        }
+    }
+}

@@ -1,0 +1,16 @@
+//! Cost model of a parallel training: the blocks of a model and how ranks shard them, the memory
+//! and communication of every rank, and pipeline schedules with their simulation. No I/O, no clock.
+
+pub mod axis;
+pub mod bytes;
+pub mod cost;
+pub mod explain;
+pub mod footprint;
+pub mod head;
+pub mod mesh;
+pub mod moved;
+pub mod pipeline;
+pub mod plan;
+pub mod shape;
+#[doc(hidden)]
+pub mod testing;
