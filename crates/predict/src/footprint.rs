@@ -4,7 +4,7 @@ use std::fmt;
 
 use thiserror::Error;
 
-use crate::cost::Holds;
+use crate::cost::MemoryBytes;
 
 /// Bytes that a rank needs at least; what else it takes is little beside them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,8 +17,8 @@ pub struct Footprint {
 
 impl Footprint {
     /// Of a rank that holds this.
-    pub fn of(holds: &Holds) -> Self {
-        Self { state: holds.state(), activations: holds.activations + holds.working }
+    pub fn of(holds: &MemoryBytes) -> Self {
+        Self { state: holds.state(), activations: holds.activations + holds.workspace }
     }
 
     fn total(&self) -> u64 {
@@ -71,7 +71,7 @@ pub type Told = [u64; TOLD];
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
     "{ranks} of this node's ranks need {}, and {} of the memory of {place} are free: this one has \
-     {} of parameters, gradients and optimizer state (model.layers, model.width, model.vocabulary) \
+     {} of parameters, gradients and optimizer state (model.layers, model.width, model.vocab_size) \
      and {} of activations (train.micro_batch, train.recompute); make these smaller, share them \
      (parallel.zero, parallel.tp, parallel.pp), keep them on disk (offload.optimizer, \
      offload.parameters) or start fewer ranks, or try it all the same with \

@@ -2,14 +2,15 @@
 
 use std::collections::HashMap;
 
-use super::{Block, Shape, Share, Tile};
+use super::tile::NewTile;
+use super::{ModelShape, ParamBlock, Shard, Tile};
 
 /// The blocks of a model as one tensor-parallel rank has them. Tiles are blocks of their own, appended
 /// after embedding, layers and head.
 #[derive(Debug, Clone)]
 pub struct BlockLayout {
     /// All blocks.
-    pub blocks: Vec<Block>,
+    pub blocks: Vec<ParamBlock>,
     /// For each block, the index of the block whose pass uses it: its own, unless it is a tile.
     pub users: Vec<usize>,
     tiles: Vec<HashMap<String, TiledMatrix>>,
@@ -23,8 +24,8 @@ struct TiledMatrix {
 
 impl BlockLayout {
     /// Splits the matrices of layers, the token embedding and the output matrix into `count` tiles each.
-    pub fn new(shape: &Shape, share: Share, count: usize) -> Self {
-        let blocks = shape.blocks_of(share);
+    pub fn new(shape: &ModelShape, shard: Shard, count: usize) -> Self {
+        let blocks = shape.sharded_blocks(shard);
         let (users, tiles) = ((0..blocks.len()).collect(), vec![HashMap::new(); blocks.len()]);
         let mut layout = Self { blocks, users, tiles };
         if count > 1 {
@@ -34,8 +35,8 @@ impl BlockLayout {
     }
 
     fn split(&mut self, user: usize, count: usize) {
-        for (name, rows, block) in self.blocks[user].take_tiles(count) {
-            let matrix = self.tiles[user].entry(name).or_default();
+        for NewTile { matrix, rows, block } in self.blocks[user].split_tiles(count) {
+            let matrix = self.tiles[user].entry(matrix).or_default();
             matrix.tiles.push(Tile { block: self.blocks.len(), rows });
             matrix.columns = block.parameters[0].shape[1];
             self.blocks.push(block);
@@ -53,7 +54,7 @@ impl BlockLayout {
 #[derive(Debug, Clone, Copy)]
 pub struct Matrices<'a> {
     /// The block, without what is in tiles.
-    pub block: &'a Block,
+    pub block: &'a ParamBlock,
     tiles: &'a HashMap<String, TiledMatrix>,
 }
 

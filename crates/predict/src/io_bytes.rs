@@ -1,19 +1,19 @@
-//! What goes between memory and disk.
+//! Disk traffic of offloading.
 
 use std::ops::{Add, AddAssign, Sub};
 
 use serde::Serialize;
 
-/// Bytes that are read from disk, and written there.
+/// Bytes read from and written to disk.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize)]
-pub struct Moved {
-    /// From disk.
+pub struct IoBytes {
+    /// Read from disk.
     pub read: u64,
-    /// To disk.
+    /// Written to disk.
     pub written: u64,
 }
 
-impl Add for Moved {
+impl Add for IoBytes {
     type Output = Self;
 
     fn add(self, other: Self) -> Self {
@@ -21,13 +21,13 @@ impl Add for Moved {
     }
 }
 
-impl AddAssign for Moved {
+impl AddAssign for IoBytes {
     fn add_assign(&mut self, other: Self) {
         *self = *self + other;
     }
 }
 
-impl Sub for Moved {
+impl Sub for IoBytes {
     type Output = Self;
 
     fn sub(self, other: Self) -> Self {
