@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::shape::{BlockLayout, ModelShape};
+use crate::shape::{BlockLayout, ModelShape, Module};
 
 /// Elements of logits in memory at once, approximately.
 const MAX_LOGITS: usize = 1 << 22;
@@ -22,10 +22,12 @@ pub struct LogitChunks {
 impl LogitChunks {
     /// The chunking for a model.
     pub fn new(shape: &ModelShape, layout: &BlockLayout) -> Self {
-        let (user, name) =
-            if shape.tie_embeddings { (0, "tokens") } else { (shape.num_layers + 1, "output") };
+        let (user, module) = match shape.tie_embeddings {
+            true => (0, Module::TokenEmbedding),
+            false => (shape.num_layers + 1, Module::LmHead),
+        };
         let matrices = layout.matrices(user);
-        let (tiles, _) = matrices.find(name);
+        let (tiles, _) = matrices.weight(module);
         let largest = tiles.iter().map(|tile| tile.rows.len()).max();
         let columns = largest.unwrap_or(shape.vocab_size.div_ceil(matrices.block.shard.ranks));
         Self { columns, tiles: tiles.len() }

@@ -1,10 +1,12 @@
 //! The shape of a model and the names, shapes and layout of its parameters. No I/O.
 
 mod layout;
+mod role;
 mod shard;
 mod tile;
 
 pub use layout::{BlockLayout, Matrices};
+pub use role::{Module, ParamKind, ParamRole};
 pub use shard::{Shard, ShardSlice};
 pub use tile::Tile;
 
@@ -158,10 +160,11 @@ impl ModelShape {
     fn embedding(&self, shard: Shard) -> ParamBlock {
         let (table, rows) = ([self.vocab_size, self.hidden_size], [self.vocab_size]);
         let mut block = ParamBlock::new("embed", shard);
-        block.add("tokens", &table, Init::Normal, Sharding::Rows(&rows));
+        block.add_weight(Module::TokenEmbedding, &table, Init::Normal, Sharding::Rows(&rows));
         if self.family == Family::Gpt2 {
             let positions = [self.seq_len, self.hidden_size];
-            block.add("positions", &positions, Init::Normal, Sharding::Replicated);
+            let (init, sharding) = (Init::Normal, Sharding::Replicated);
+            block.add_weight(Module::PositionEmbedding, &positions, init, sharding);
         }
         block
     }
@@ -170,53 +173,58 @@ impl ModelShape {
         let (hidden, q) = (self.hidden_size, self.num_heads * self.head_dim());
         let mut block = ParamBlock::new(&format!("layer.{layer}"), shard);
         if self.has_attention() {
-            self.add_norm(&mut block, "norm1");
+            self.add_norm(&mut block, Module::AttentionNorm);
             let kv = self.num_kv_heads * self.head_dim();
-            self.add_column_parallel(&mut block, "qkv", &[q, kv, kv]);
-            self.add_row_parallel(&mut block, "proj", q, hidden);
+            self.add_column_parallel(&mut block, Module::Qkv, &[q, kv, kv]);
+            self.add_row_parallel(&mut block, Module::AttentionOutput, q, hidden);
         }
-        self.add_norm(&mut block, "norm2");
+        self.add_norm(&mut block, Module::MlpNorm);
         let inner = self.intermediate_size;
         let gate_and_up = [inner, inner];
         let groups = &gate_and_up[..if self.is_gated() { 2 } else { 1 }];
-        self.add_column_parallel(&mut block, "up", groups);
-        self.add_row_parallel(&mut block, "down", inner, hidden);
+        self.add_column_parallel(&mut block, Module::MlpUp, groups);
+        self.add_row_parallel(&mut block, Module::MlpDown, inner, hidden);
         block
     }
 
     fn head(&self, shard: Shard) -> ParamBlock {
         let mut block = ParamBlock::new("head", shard);
-        self.add_norm(&mut block, "norm");
+        self.add_norm(&mut block, Module::FinalNorm);
         if !self.tie_embeddings {
             let (matrix, rows) = ([self.vocab_size, self.hidden_size], [self.vocab_size]);
-            block.add("output", &matrix, Init::Normal, Sharding::Rows(&rows));
+            block.add_weight(Module::LmHead, &matrix, Init::Normal, Sharding::Rows(&rows));
         }
         block
     }
 
-    fn add_norm(&self, block: &mut ParamBlock, name: &str) {
+    fn add_norm(&self, block: &mut ParamBlock, module: Module) {
         let shape = [self.hidden_size];
-        block.add(&format!("{name}.weight"), &shape, Init::One, Sharding::Replicated);
+        block.add_weight(module, &shape, Init::One, Sharding::Replicated);
         if self.bias {
-            block.add(&format!("{name}.bias"), &shape, Init::Zero, Sharding::Replicated);
+            block.add_bias(module, &shape, Sharding::Replicated);
         }
     }
 
     /// A column-parallel linear layer: its outputs are sharded, group by group.
-    fn add_column_parallel(&self, block: &mut ParamBlock, name: &str, groups: &[usize]) {
+    fn add_column_parallel(&self, block: &mut ParamBlock, module: Module, groups: &[usize]) {
         let (outputs, sharding) = (groups.iter().sum(), Sharding::Rows(groups));
-        block.add(&format!("{name}.weight"), &[outputs, self.hidden_size], Init::Normal, sharding);
+        block.add_weight(module, &[outputs, self.hidden_size], Init::Normal, sharding);
         if self.bias {
-            block.add(&format!("{name}.bias"), &[outputs], Init::Zero, sharding);
+            block.add_bias(module, &[outputs], sharding);
         }
     }
 
     /// A row-parallel linear layer: its inputs are sharded, and the ranks' outputs are summed.
-    fn add_row_parallel(&self, block: &mut ParamBlock, name: &str, inputs: usize, outputs: usize) {
-        let matrix = [outputs, inputs];
-        block.add(&format!("{name}.weight"), &matrix, Init::Residual, Sharding::Columns);
+    fn add_row_parallel(
+        &self,
+        block: &mut ParamBlock,
+        module: Module,
+        inputs: usize,
+        outputs: usize,
+    ) {
+        block.add_weight(module, &[outputs, inputs], Init::Residual, Sharding::Columns);
         if self.bias {
-            block.add(&format!("{name}.bias"), &[outputs], Init::Zero, Sharding::Replicated);
+            block.add_bias(module, &[outputs], Sharding::Replicated);
         }
     }
 }
@@ -252,6 +260,8 @@ pub enum Init {
 pub struct ParamSpec {
     /// Full name, such as `layer.3.qkv.weight`.
     pub name: String,
+    /// Role in its block.
+    pub role: ParamRole,
     /// Local shape: rows and columns; a linear layer's is outputs by inputs.
     pub shape: Vec<usize>,
     /// Shape of the unsharded parameter.
@@ -309,9 +319,17 @@ impl ParamBlock {
         Self { name: name.to_owned(), parameters: Vec::new(), shard, min_len: 0 }
     }
 
-    fn add(&mut self, name: &str, full_shape: &[usize], init: Init, sharding: Sharding<'_>) {
+    fn add_weight(&mut self, module: Module, shape: &[usize], init: Init, sharding: Sharding<'_>) {
+        self.add(ParamRole { module, kind: ParamKind::Weight }, shape, init, sharding);
+    }
+
+    fn add_bias(&mut self, module: Module, shape: &[usize], sharding: Sharding<'_>) {
+        self.add(ParamRole { module, kind: ParamKind::Bias }, shape, Init::Zero, sharding);
+    }
+
+    fn add(&mut self, role: ParamRole, full_shape: &[usize], init: Init, sharding: Sharding<'_>) {
         let offset = self.padded_len();
-        let name = format!("{}.{name}", self.name);
+        let name = format!("{}.{}", self.name, role.name());
         let (rows, columns) = (full_shape[0], full_shape.get(1).copied());
         let slices = sharding.slices(self.shard, (rows, columns.unwrap_or(1)));
         let mut shape = vec![slices.iter().map(|slice| slice.rows.len()).sum()];
@@ -319,8 +337,16 @@ impl ParamBlock {
             shape.push(slices[0].columns.len());
         }
         let full_shape = full_shape.to_vec();
-        let rng_key = [0; 2];
-        self.parameters.push(ParamSpec { name, shape, full_shape, slices, offset, init, rng_key });
+        self.parameters.push(ParamSpec {
+            name,
+            role,
+            shape,
+            full_shape,
+            slices,
+            offset,
+            init,
+            rng_key: [0; 2],
+        });
     }
 
     /// Elements of the block's buffer, alignment padding included; padding stays zero.
@@ -337,12 +363,5 @@ impl ParamBlock {
     /// Whether it has no parameters.
     pub fn is_empty(&self) -> bool {
         self.parameters.is_empty()
-    }
-
-    /// The elements of the parameter with this short name, such as `qkv.weight`.
-    pub fn find(&self, short: &str) -> Option<std::ops::Range<usize>> {
-        let is_named =
-            |p: &&ParamSpec| p.name.strip_prefix(&self.name).is_some_and(|n| n[1..] == *short);
-        self.parameters.iter().find(is_named).map(ParamSpec::range)
     }
 }

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use crate::head::LogitChunks;
-use crate::shape::{BlockLayout, ModelShape, ParamBlock, Shard, TOKEN_EMBEDDING};
+use crate::shape::{BlockLayout, ModelShape, Module, ParamBlock, Shard};
 
 /// What a block is. Where several roles share a buffer size, the first determines it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -64,12 +64,12 @@ impl BlockClasses {
             classes(&blocks, &users, 0, [BlockRole::Embedding, BlockRole::EmbeddingTile]);
         let layer = classes(&blocks, &users, 1, [BlockRole::Layer, BlockRole::LayerTile]);
         let head = classes(&blocks, &users, 2, [BlockRole::Head, BlockRole::HeadTile]);
-        blocks[0].parameters.retain(|parameter| parameter.name == TOKEN_EMBEDDING);
+        blocks[0].parameters.retain(|parameter| parameter.role.module == Module::TokenEmbedding);
         let token_embedding =
             classes(&blocks, &users, 0, [BlockRole::Embedding, BlockRole::EmbeddingTile]);
         let mut token_embedding_lens = BTreeMap::new();
         for parameter in blocks.iter().flat_map(|block| &block.parameters) {
-            if parameter.name == TOKEN_EMBEDDING {
+            if parameter.role.module == Module::TokenEmbedding {
                 *token_embedding_lens.entry(parameter.len()).or_default() += 1;
             }
         }
@@ -97,6 +97,6 @@ fn classes(
 }
 
 fn norm_len(block: &ParamBlock) -> usize {
-    let norms = block.parameters.iter().filter(|parameter| parameter.name.contains(".norm"));
+    let norms = block.parameters.iter().filter(|parameter| parameter.role.module.is_norm());
     norms.map(|parameter| parameter.len()).sum()
 }

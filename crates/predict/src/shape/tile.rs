@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::{POSITION_EMBEDDING, ParamBlock, ParamSpec, Shard, ShardSlice};
+use super::{Module, ParamBlock, ParamSpec, Shard, ShardSlice};
 
 /// A row range of a matrix, usually a block of its own.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,8 +17,8 @@ pub struct Tile {
 /// A tile before it has a place among the blocks.
 #[derive(Debug)]
 pub struct NewTile {
-    /// Short name of its matrix, such as `qkv.weight`.
-    pub matrix: String,
+    /// Module of its matrix.
+    pub module: Module,
     /// Rows of the local matrix.
     pub rows: Range<usize>,
     /// The tile as a block.
@@ -50,7 +50,7 @@ impl ParamBlock {
         let (matrices, small): (Vec<_>, Vec<_>) = self
             .parameters
             .drain(..)
-            .partition(|p| p.shape.len() > 1 && p.name != POSITION_EMBEDDING);
+            .partition(|p| p.shape.len() > 1 && p.role.module != Module::PositionEmbedding);
         for parameter in small {
             let offset = self.padded_len();
             self.parameters.push(ParamSpec { offset, ..parameter });
@@ -64,7 +64,7 @@ impl ParamBlock {
                 // Tiles that differ by one row have equal buffers.
                 min_len: matrix.shape[0].div_ceil(count) * matrix.shape[1],
             };
-            NewTile { matrix: matrix.name[self.name.len() + 1..].to_owned(), rows, block }
+            NewTile { module: matrix.role.module, rows, block }
         };
         let tiles = matrices.iter().flat_map(|matrix| (0..count).map(move |i| tile(matrix, i)));
         tiles.filter(|tile| !tile.rows.is_empty()).collect()
@@ -86,13 +86,12 @@ mod tests {
             for full in (0..tp).flat_map(blocks) {
                 let mut left = full.clone();
                 let tiles = left.split_tiles(count);
-                let is_small = |p: &ParamSpec| p.shape.len() == 1 || p.name == POSITION_EMBEDDING;
+                let is_small = |p: &ParamSpec| p.shape.len() == 1 || p.role.module == Module::PositionEmbedding;
                 prop_assert!(left.parameters.iter().all(is_small));
                 prop_assert!(left.len() < 200);
                 for matrix in full.parameters.iter().filter(|p| !is_small(p)) {
-                    let is_of = |short: &str| matrix.name.ends_with(&format!(".{short}"));
                     let tiles: Vec<_> =
-                        tiles.iter().filter(|tile| is_of(&tile.matrix)).collect();
+                        tiles.iter().filter(|tile| tile.module == matrix.role.module).collect();
                     let row_columns = |p: &ParamSpec| -> Vec<(usize, Range<usize>)> {
                         let rows = |slice: &ShardSlice| {
                             let columns = slice.columns.clone();
