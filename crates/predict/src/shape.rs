@@ -1,10 +1,12 @@
 //! What a model is, in numbers, and what its parameters are called. No I/O.
 
 mod layout;
+mod role;
 mod split;
 mod tile;
 
 pub use layout::{BlockLayout, Matrices};
+pub use role::{Module, ParamKind, ParamRole};
 pub use split::{Patch, Share};
 pub use tile::Tile;
 
@@ -247,6 +249,8 @@ pub enum Init {
 pub struct Parameter {
     /// Its whole name, such as `layer.3.qkv.weight`.
     pub name: String,
+    /// Its role in the block.
+    pub role: ParamRole,
     /// Rows and columns; a matrix product's is outputs by inputs. Of a rank's part, if ranks share it.
     pub shape: Vec<usize>,
     /// Rows and columns of the whole.
@@ -306,6 +310,7 @@ impl Block {
 
     fn add(&mut self, name: &str, whole: &[usize], init: Init, cut: Cut<'_>) {
         let start = self.room();
+        let role = ParamRole::from_name(name);
         let name = format!("{}.{name}", self.name);
         let (rows, columns) = (whole[0], whole.get(1).copied());
         let patches = cut.patches(self.share, (rows, columns.unwrap_or(1)));
@@ -314,7 +319,8 @@ impl Block {
             shape.push(patches[0].columns.len());
         }
         let whole = whole.to_vec();
-        self.parameters.push(Parameter { name, shape, whole, patches, start, init, key: [0; 2] });
+        let key = [0; 2];
+        self.parameters.push(Parameter { name, role, shape, whole, patches, start, init, key });
     }
 
     /// How many numbers a tensor with all of them has, with gaps, which stay zero.
