@@ -1,4 +1,4 @@
-//! Configurations and keys as text: TOML, listings, the tables of the documentation. No I/O.
+//! Renders configurations and keys: TOML, listings, the tables in the documentation. No I/O.
 
 use std::fmt::Write;
 
@@ -7,47 +7,47 @@ use super::value::quoted;
 use super::{Config, ConfigError, KEYS, Key, PRESETS, Resolved};
 
 impl Config {
-    /// All keys as TOML, to be read again.
+    /// All keys as TOML.
     pub fn to_toml(&self) -> String {
         by_section(|key, text| {
             let _ = writeln!(text, "{} = {}", key.name, key.get(self));
         })
     }
 
-    /// Reads what [`Config::to_toml`] wrote; keys that are missing have their defaults. `path` is
-    /// for errors.
+    /// Parses the output of [`Config::to_toml`]; missing keys have their defaults. `path` is for
+    /// errors.
     pub fn from_toml(path: &std::path::Path, text: &str) -> Result<Self, ConfigError> {
         let mut resolved = Resolved::default();
-        resolved.put_file(path, text)?;
+        resolved.apply_file(path, text)?;
         Ok(resolved.config)
     }
 }
 
 impl Resolved {
-    /// What it is called, and all keys as TOML, each with a comment that says who set it.
+    /// The name and all keys as TOML, each with its origin in a comment.
     pub fn to_toml(&self) -> String {
         let mut entries = self.entries();
         let keys = by_section(|key, text| {
             let Some((_, value, origin)) = entries.next() else { return };
             let line = format!("{} = {value}", key.name);
             let default = key.default();
-            let instead = match origin {
+            let replaced = match origin {
                 Origin::Default => String::new(),
                 _ if default == value => String::new(),
                 _ => format!(", default {default}"),
             };
-            let _ = writeln!(text, "{line:<28}  # {}{instead}", one_line(&origin.to_string()));
+            let _ = writeln!(text, "{line:<28}  # {}{replaced}", one_line(&origin.to_string()));
         });
         format!("name = {}\n\n{keys}", quoted(&self.name))
     }
 }
 
-/// A foreign text, such as a path, that stays inside of its comment.
+/// Replaces control characters, which would end the comment.
 fn one_line(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
-/// Sections with their keys, one below the other.
+/// Writes section headers, and keys by `write`.
 fn by_section(mut write: impl FnMut(&'static Key, &mut String)) -> String {
     let mut text = String::new();
     let mut section = "";
@@ -62,7 +62,7 @@ fn by_section(mut write: impl FnMut(&'static Key, &mut String)) -> String {
     text
 }
 
-/// All keys for a terminal: name, default, what it may be, what it is for.
+/// All keys for a terminal: name, default, accepted values, description.
 pub fn keys_text() -> String {
     let mut text = String::new();
     let mut section = "";
@@ -72,30 +72,40 @@ pub fn keys_text() -> String {
             let _ = writeln!(text, "{gap}{}: {}", key.section, lower(key.heading()));
             section = key.section;
         }
-        let _ = writeln!(text, "  {} = {}  ({})", key.full(), key.default(), key.expected());
-        let _ = writeln!(text, "      {}", key.about());
+        let _ = writeln!(text, "  {} = {}  ({})", key.full_name(), key.default(), key.expected());
+        let _ = writeln!(text, "      {}", key.description());
     }
     text
 }
 
-/// The same as a table of Markdown.
+/// All keys as a Markdown table.
 pub fn keys_markdown() -> String {
-    let mut text = String::from("| key | default | may be | what it is for |\n|---|---|---|---|\n");
+    let mut text = String::from("| key | default | values | description |\n|---|---|---|---|\n");
     for key in KEYS {
-        let (full, default) = (key.full(), key.default());
-        let _ = writeln!(text, "| `{full}` | `{default}` | {} | {} |", key.expected(), key.about());
+        let (full, default) = (key.full_name(), key.default());
+        let _ = writeln!(
+            text,
+            "| `{full}` | `{default}` | {} | {} |",
+            key.expected(),
+            key.description()
+        );
     }
     text
 }
 
-/// The presets as a table of Markdown.
+/// All presets as a Markdown table.
 pub fn presets_markdown() -> Result<String, ConfigError> {
-    let mut text = String::from("| preset | parameters | what it is |\n|---|---|---|\n");
+    let mut text = String::from("| preset | parameters | description |\n|---|---|---|\n");
     for preset in PRESETS {
-        let (parameters, certain) = preset.parameters()?;
-        let about = if certain { "" } else { "about " };
+        let (parameters, is_exact) = preset.parameters()?;
+        let about = if is_exact { "" } else { "about " };
         let parameters = grouped(parameters);
-        let _ = writeln!(text, "| `{}` | {about}{parameters} | {} |", preset.name, preset.about());
+        let _ = writeln!(
+            text,
+            "| `{}` | {about}{parameters} | {} |",
+            preset.name,
+            preset.description()
+        );
     }
     Ok(text)
 }
@@ -113,7 +123,7 @@ fn grouped(number: usize) -> String {
     text
 }
 
-/// With a small first letter, and without the full stop.
+/// The sentence without capital and full stop.
 fn lower(sentence: &str) -> String {
     let mut letters = sentence.trim_end_matches('.').chars();
     letters.next().map_or_else(String::new, |first| first.to_lowercase().chain(letters).collect())

@@ -1,31 +1,30 @@
-//! The name that a misspelled one was meant to be.
+//! Finds the name most similar to a misspelled one.
 
-/// The most similar of some names, if one is similar enough to be meant.
-pub fn nearest<'a>(name: &str, among: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    // A foreign word may be long, and all names are short.
-    let most = (name.chars().count() / 3).clamp(1, 3);
-    let near = among.map(|other| (distance(name, other), other)).min_by_key(|(far, _)| *far);
-    near.filter(|(far, _)| *far <= most).map(|(_, other)| other)
+/// The candidate with the smallest edit distance, if it is close enough to be a misspelling.
+pub fn nearest<'a>(name: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let max_distance = (name.chars().count() / 3).clamp(1, 3);
+    let near = candidates.map(|other| (distance(name, other), other)).min_by_key(|(d, _)| *d);
+    near.filter(|(d, _)| *d <= max_distance).map(|(_, other)| other)
 }
 
-/// How many letters must be put in, taken out, replaced, or swapped with the next, to make one word
-/// of the other.
+/// Damerau-Levenshtein distance (insertions, deletions, substitutions, adjacent transpositions).
 fn distance(one: &str, other: &str) -> usize {
     let (one, other): (Vec<char>, Vec<char>) = (one.chars().collect(), other.chars().collect());
+    // Bounds the work for long input.
     if one.len() > 2 * other.len() + 3 {
         return one.len();
     }
-    // Rows of the usual table: how far the first letters of one are from those of the other.
+    // rows[i][j]: distance between the prefixes of length i and j.
     let mut rows: Vec<Vec<usize>> = vec![(0..=other.len()).collect()];
     for (i, a) in one.iter().enumerate() {
         let mut row = vec![i + 1];
         for (j, b) in other.iter().enumerate() {
-            let replaced = rows[i][j] + usize::from(a != b);
-            let mut least = replaced.min(rows[i][j + 1] + 1).min(row[j] + 1);
+            let substituted = rows[i][j] + usize::from(a != b);
+            let mut best = substituted.min(rows[i][j + 1] + 1).min(row[j] + 1);
             if i > 0 && j > 0 && *a == other[j - 1] && one[i - 1] == *b {
-                least = least.min(rows[i - 1][j - 1] + 1);
+                best = best.min(rows[i - 1][j - 1] + 1);
             }
-            row.push(least);
+            row.push(best);
         }
         rows.push(row);
     }
@@ -37,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_what_must_be_changed() {
+    fn distance_counts_edits_and_transpositions() {
         assert_eq!(distance("setps", "steps"), 1);
         assert_eq!(distance("kitten", "sitting"), 3);
         assert_eq!(distance("", "abc"), 3);
@@ -46,10 +45,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_far_is_not_meant() {
+    fn distant_names_are_not_suggested() {
         let names = ["steps", "batch", "seed"];
         assert_eq!(nearest("stpes", names.into_iter()), Some("steps"));
-        assert_eq!(nearest("learning_rate", names.into_iter()), None);
+        assert_eq!(nearest("nonsense_word", names.into_iter()), None);
         assert_eq!(nearest("", names.into_iter()), None);
         assert_eq!(nearest(&"x".repeat(100_000), names.into_iter()), None);
     }
