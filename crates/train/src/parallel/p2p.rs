@@ -1,0 +1,39 @@
+//! A point-to-point transfer in flight, with the buffer it owns.
+
+use regatta_comm::{Comm, CommError, Counts, Kind, OwnedCall, Pending};
+
+use crate::buffer_pool::{PoolSlot, PooledTensor};
+use regatta_device::memory::{Format, Tensor};
+
+/// A send or receive in flight over a two-rank communicator: rank 0 sends, rank 1 receives.
+pub struct P2pTransfer {
+    pending: Pending,
+    slot: PoolSlot,
+    format: Format,
+}
+
+impl P2pTransfer {
+    /// Starts a send.
+    pub fn send(comm: &dyn Comm, message: PooledTensor) -> Self {
+        Self::start(comm, Kind::Send, 1, message)
+    }
+
+    /// Starts a receive that fills `buffer`.
+    pub fn recv(comm: &dyn Comm, buffer: PooledTensor) -> Self {
+        Self::start(comm, Kind::Receive, 0, buffer)
+    }
+
+    /// Waits for completion and returns the buffer, which holds the message.
+    pub fn wait(self) -> Result<PooledTensor, CommError> {
+        let output = self.pending.wait()?.output;
+        Ok(self.slot.fill(Tensor::from_buffer(output, self.format)))
+    }
+
+    fn start(comm: &dyn Comm, kind: Kind, peer: u32, message: PooledTensor) -> Self {
+        let (tensor, slot) = message.take();
+        let (format, counts) = (tensor.format(), Counts::Equal(tensor.len()));
+        let mut call = OwnedCall::new(kind, format.into(), counts, tensor.into_buffer());
+        call.root = peer;
+        Self { pending: comm.start(call), slot, format }
+    }
+}
