@@ -1,4 +1,5 @@
-//! The same training however ranks share it.
+//! Training is independent of the parallel layout: tensor, sequence, pipeline, context and data
+//! parallelism, ZeRO, tiles and offloading, and their combinations.
 
 #![allow(clippy::unwrap_used)]
 
@@ -8,7 +9,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use common::{KINDS, Steps, together};
+use common::{StepMetrics, Training, VOCAB_SIZE, run_ranks};
 use proptest::prelude::*;
 use regatta_comm::{Comm, fake};
 use regatta_device::reference::Reference;
@@ -16,22 +17,22 @@ use regatta_predict::mesh::Mesh;
 use regatta_predict::pipeline::{Kind, Stage};
 use regatta_predict::shape::{Family, Shape};
 use regatta_train::model::Model;
-use regatta_train::offload::{Offload, Where};
-use regatta_train::parallel::context::Ring;
-use regatta_train::parallel::tensor::Group;
-use regatta_train::parallel::{Groups, Zero};
-use regatta_train::state::Sharing;
+use regatta_train::offload::{OffloadTiers, Tier};
+use regatta_train::parallel::context::ContextParallel;
+use regatta_train::parallel::tensor::TensorParallel;
+use regatta_train::parallel::{ProcessGroups, ZeroStage};
+use regatta_train::state::{ParamInit, ShardingConfig};
 use regatta_train::step::{Engine, Net};
 
 const BATCH: usize = 8;
-const SEQUENCE: usize = 8;
+const SEQ_LEN: usize = 8;
 const STEPS: u64 = 20;
 
 fn shape(family: Family) -> Shape {
     Shape {
         family,
-        vocabulary: KINDS as usize,
-        context: SEQUENCE,
+        vocabulary: VOCAB_SIZE as usize,
+        context: SEQ_LEN,
         width: 16,
         layers: 4,
         heads: 8,
@@ -44,22 +45,22 @@ fn shape(family: Family) -> Shape {
     }
 }
 
-/// How a training is shared, and what else may matter to that.
+/// A parallel layout and what it may interact with.
 #[derive(Debug, Clone, Copy)]
 struct Case {
     family: Family,
     mesh: Mesh,
-    sequence: bool,
-    passes: usize,
+    sequence_parallel: bool,
+    micro_batches: usize,
     recompute: bool,
     dropout: f32,
-    kind: Kind,
-    chunks: usize,
-    zero: Zero,
+    schedule: Kind,
+    virtual_stages: usize,
+    zero: ZeroStage,
     tiles: usize,
-    /// Whether the head's matrix is the table of tokens.
+    /// Whether the head is tied to the token embedding.
     tied: bool,
-    /// Whether parameters and moments are on disk.
+    /// Whether parameters and moments are offloaded to disk.
     on_disk: bool,
 }
 
@@ -69,93 +70,99 @@ impl Case {
         Self {
             family,
             mesh,
-            sequence: false,
-            passes: 1,
+            sequence_parallel: false,
+            micro_batches: 1,
             recompute: false,
             dropout: 0.0,
-            kind: Kind::OneFOneB,
-            chunks: 1,
-            zero: Zero::Nothing,
+            schedule: Kind::OneFOneB,
+            virtual_stages: 1,
+            zero: ZeroStage::Off,
             tiles: 1,
             tied: family == Family::Gpt2,
             on_disk: false,
         }
     }
 
-    fn engine(&self, comm: &Arc<dyn Comm>, folder: PathBuf) -> Engine {
-        let groups = Groups::new(comm.clone(), self.mesh).unwrap();
-        let tensor = Group::new(groups.tensor.clone(), self.sequence);
-        let model = Model::tiled(self.shape(), tensor.share, self.tiles);
-        let ring = Ring::new(groups.ring.clone(), groups.seat.context_share(&self.mesh));
-        let net = Net::within(tensor, model, Box::new(Reference)).in_ring(ring);
-        let Self { mesh, kind, chunks, passes, .. } = *self;
+    fn engine(&self, comm: &Arc<dyn Comm>, dir: PathBuf) -> Engine {
+        let groups = ProcessGroups::new(comm.clone(), self.mesh).unwrap();
+        let tensor = TensorParallel::new(groups.tensor.clone(), self.sequence_parallel);
+        let model = Model::tiled(self.shape(), tensor.shard, self.tiles);
+        let shard = groups.coord.context_share(&self.mesh);
+        let context = ContextParallel::new(groups.context_ring.clone(), shard);
+        let net = Net::tensor_parallel(tensor, model, Box::new(Reference));
+        let net = net.with_context_parallel(context);
+        let Self { mesh, schedule, virtual_stages, micro_batches, .. } = *self;
         let stage = match mesh.pp {
             1 => Stage::whole(&net.model.shape),
             pp => {
-                let how = (kind, pp, chunks, passes);
-                Stage::new(&net.model.shape, how, groups.seat.pp).unwrap()
+                let pipeline = (schedule, pp, virtual_stages, micro_batches);
+                Stage::new(&net.model.shape, pipeline, groups.coord.pp).unwrap()
             }
         };
-        let place = if self.on_disk { Where::Disk } else { Where::Device };
-        let offload = Offload { optimizer: place, parameters: place, folder };
-        let sharing = Sharing { zero: self.zero, offload };
-        Engine::new(net, groups, stage, &sharing, 11).unwrap()
+        let tier = if self.on_disk { Tier::Disk } else { Tier::Device };
+        let offload = OffloadTiers { optimizer: tier, parameters: tier, dir };
+        let sharding = ShardingConfig { zero: self.zero, offload };
+        Engine::new(net, groups, stage, &sharding, ParamInit::Random { seed: 11 }).unwrap()
     }
 
     fn shape(&self) -> Shape {
         Shape { tied: self.tied, ..shape(self.family) }
     }
 
-    /// The mean losses and norms of the steps, as a rank of so many sees them.
-    fn rank(self, comm: Arc<dyn Comm>, folder: PathBuf) -> Vec<[f64; 2]> {
-        let mut engine = self.engine(&comm, folder);
-        let copy = self.mesh.seat(comm.rank() as usize).dp;
-        let recompute = if self.recompute { |_| true } else { |_| false };
-        let Self { passes, dropout, .. } = self;
-        let (count, batch, length) = (STEPS, BATCH, SEQUENCE);
-        let steps = Steps { count, batch, length, passes, dropout, recompute };
-        steps.train(&mut engine, &*comm, copy, self.mesh.dp)
+    /// Trains on one rank.
+    fn rank(self, comm: Arc<dyn Comm>, dir: PathBuf) -> Vec<StepMetrics> {
+        let mut engine = self.engine(&comm, dir);
+        let replica = self.mesh.seat(comm.rank() as usize).dp;
+        let training = Training {
+            steps: STEPS,
+            batch: BATCH,
+            seq_len: SEQ_LEN,
+            micro_batches: self.micro_batches,
+            dropout: self.dropout,
+            recompute: if self.recompute { |_| true } else { |_| false },
+        };
+        training.run(&mut engine, &*comm, replica, self.mesh.dp)
     }
 
-    /// The same of all ranks together, who must agree.
-    fn run(self) -> Vec<[f64; 2]> {
+    /// Trains on all ranks, whose metrics must agree.
+    fn run(self) -> Vec<StepMetrics> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("regatta-splits-{}-{number}", std::process::id());
-        let folder = std::env::temp_dir().join(name);
+        let dir = std::env::temp_dir().join(name);
         let world = fake::world(self.mesh.ranks() as u32);
-        let mut all = together(world, |comm| self.rank(comm, folder.clone()));
-        let _ = std::fs::remove_dir_all(&folder);
+        let mut all = run_ranks(world, |comm| self.rank(comm, dir.clone()));
+        let _ = std::fs::remove_dir_all(&dir);
         assert!(all.iter().all(|one| *one == all[0]), "ranks disagree: {self:?}\n{all:?}");
         all.swap_remove(0)
     }
 
-    /// It is what one rank has.
+    /// Compares with a single rank.
     fn check(self) {
         let Self { dropout, tied, .. } = self;
-        let alone = Self { dropout, tied, ..Self::new(self.family) };
-        let (one, many) = (alone.run(), self.run());
-        assert!(one[STEPS as usize - 1][0] < one[0][0] - 0.1, "nothing was learnt: {one:?}");
-        for (step, (a, b)) in one.iter().zip(&many).enumerate() {
-            for (a, b) in a.iter().zip(b) {
-                let off = (a - b).abs() / a;
-                assert!(off < 1e-9, "{self:?} in step {step}: {a} alone, {b}");
+        let single = Self { dropout, tied, ..Self::new(self.family) }.run();
+        let (first, last) = (single[0].loss, single[STEPS as usize - 1].loss);
+        assert!(last < first - 0.1, "loss did not decrease: {single:?}");
+        for (step, (a, b)) in single.iter().zip(self.run()).enumerate() {
+            for (a, b) in [(a.loss, b.loss), (a.grad_norm, b.grad_norm)] {
+                let error = (a - b).abs() / a;
+                assert!(error < 1e-9, "{self:?} in step {step}: {a} on one rank, {b}");
             }
         }
     }
 }
 
-fn tensor(tp: usize) -> Mesh {
+fn tensor_mesh(tp: usize) -> Mesh {
     Mesh { tp, ..Mesh::data(1) }
 }
 
 #[test]
 fn tensor_parallel() {
     for family in [Family::Gpt2, Family::Llama, Family::Mlp] {
-        for (tp, sequence) in [(2, false), (2, true), (4, true), (4, false)] {
-            let case = Case { mesh: tensor(tp), sequence, ..Case::new(family) };
+        for (tp, sequence_parallel) in [(2, false), (2, true), (4, true), (4, false)] {
+            let case = Case { mesh: tensor_mesh(tp), sequence_parallel, ..Case::new(family) };
             case.check();
-            Case { passes: 2, recompute: true, dropout: 0.1, ..case }.check();
+            Case { micro_batches: 2, recompute: true, dropout: 0.1, ..case }.check();
         }
     }
 }
@@ -164,46 +171,63 @@ fn tensor_parallel() {
 fn tensor_and_data_parallel() {
     for family in [Family::Gpt2, Family::Llama] {
         let mesh = Mesh { tp: 2, dp: 2, shard: 2, ..Mesh::data(1) };
-        Case { mesh, sequence: true, passes: 2, ..Case::new(family) }.check();
+        Case { mesh, sequence_parallel: true, micro_batches: 2, ..Case::new(family) }.check();
         let mesh = Mesh { tp: 4, dp: 2, shard: 2, ..Mesh::data(1) };
         Case { mesh, recompute: true, dropout: 0.1, ..Case::new(family) }.check();
     }
 }
 
-fn pipeline(pp: usize) -> Mesh {
+fn pipeline_mesh(pp: usize) -> Mesh {
     Mesh { pp, ..Mesh::data(1) }
 }
 
 #[test]
-fn pipelines() {
+fn pipeline_schedules() {
     for family in [Family::Gpt2, Family::Llama] {
-        for kind in [Kind::GPipe, Kind::OneFOneB, Kind::ZeroBubble] {
-            for (pp, passes) in [(2, 4), (3, 2), (4, 8), (2, 1)] {
-                let case = Case { mesh: pipeline(pp), kind, passes, ..Case::new(family) };
+        for schedule in [Kind::GPipe, Kind::OneFOneB, Kind::ZeroBubble] {
+            for (pp, micro_batches) in [(2, 4), (3, 2), (4, 8), (2, 1)] {
+                let case =
+                    Case { mesh: pipeline_mesh(pp), schedule, micro_batches, ..Case::new(family) };
                 case.check();
             }
-            let mesh = pipeline(2);
-            Case { mesh, kind, passes: 4, recompute: true, dropout: 0.1, ..Case::new(family) }
-                .check();
+            let mesh = pipeline_mesh(2);
+            Case {
+                mesh,
+                schedule,
+                micro_batches: 4,
+                recompute: true,
+                dropout: 0.1,
+                ..Case::new(family)
+            }
+            .check();
         }
-        let mesh = pipeline(2);
-        let kind = Kind::Interleaved;
-        Case { mesh, kind, chunks: 2, passes: 4, ..Case::new(family) }.check();
-        Case { mesh, kind, chunks: 3, passes: 2, dropout: 0.1, ..Case::new(family) }.check();
+        let mesh = pipeline_mesh(2);
+        let schedule = Kind::Interleaved;
+        Case { mesh, schedule, virtual_stages: 2, micro_batches: 4, ..Case::new(family) }.check();
+        Case {
+            mesh,
+            schedule,
+            virtual_stages: 3,
+            micro_batches: 2,
+            dropout: 0.1,
+            ..Case::new(family)
+        }
+        .check();
     }
 }
 
 #[test]
-fn three_axes() {
+fn data_tensor_and_pipeline_parallel() {
     for family in [Family::Gpt2, Family::Llama] {
         let mesh = Mesh { dp: 2, tp: 2, pp: 2, cp: 1, shard: 2 };
-        for kind in [Kind::OneFOneB, Kind::ZeroBubble] {
-            Case { mesh, kind, passes: 2, sequence: true, ..Case::new(family) }.check();
+        for schedule in [Kind::OneFOneB, Kind::ZeroBubble] {
+            Case { mesh, schedule, micro_batches: 2, sequence_parallel: true, ..Case::new(family) }
+                .check();
         }
     }
 }
 
-fn context(cp: usize) -> Mesh {
+fn context_mesh(cp: usize) -> Mesh {
     Mesh { cp, shard: cp, ..Mesh::data(1) }
 }
 
@@ -211,29 +235,36 @@ fn context(cp: usize) -> Mesh {
 fn context_parallel() {
     for family in [Family::Gpt2, Family::Llama, Family::Mlp] {
         for cp in [2, 4] {
-            let case = Case { mesh: context(cp), ..Case::new(family) };
+            let case = Case { mesh: context_mesh(cp), ..Case::new(family) };
             case.check();
-            Case { passes: 2, recompute: true, dropout: 0.1, ..case }.check();
+            Case { micro_batches: 2, recompute: true, dropout: 0.1, ..case }.check();
         }
     }
 }
 
 #[test]
-fn context_with_others() {
+fn context_with_other_axes() {
     for family in [Family::Gpt2, Family::Llama] {
         for (dp, cp, tp, pp) in [(2, 2, 1, 1), (1, 2, 2, 1), (1, 2, 1, 2), (1, 2, 2, 2)] {
             let mesh = Mesh { dp, cp, tp, pp, shard: dp * cp };
-            Case { mesh, sequence: true, passes: 2, dropout: 0.1, ..Case::new(family) }.check();
+            Case {
+                mesh,
+                sequence_parallel: true,
+                micro_batches: 2,
+                dropout: 0.1,
+                ..Case::new(family)
+            }
+            .check();
         }
     }
 }
 
-const LEVELS: [Zero; 4] = [Zero::Nothing, Zero::Moments, Zero::Gradients, Zero::Parameters];
+const STAGES: [ZeroStage; 4] = [ZeroStage::Off, ZeroStage::One, ZeroStage::Two, ZeroStage::Three];
 
 #[test]
-fn shared_state_with_others() {
+fn zero_with_other_axes() {
     for family in [Family::Gpt2, Family::Llama] {
-        for zero in LEVELS {
+        for zero in STAGES {
             for (dp, cp, tp, pp, shard) in [
                 (2, 1, 2, 1, 2),
                 (2, 1, 1, 2, 2),
@@ -242,8 +273,15 @@ fn shared_state_with_others() {
                 (2, 1, 2, 2, 2),
             ] {
                 let mesh = Mesh { dp, cp, tp, pp, shard };
-                let (kind, sequence, passes) = (Kind::ZeroBubble, true, 2);
-                let case = Case { mesh, zero, kind, sequence, passes, ..Case::new(family) };
+                let (schedule, sequence_parallel, micro_batches) = (Kind::ZeroBubble, true, 2);
+                let case = Case {
+                    mesh,
+                    zero,
+                    schedule,
+                    sequence_parallel,
+                    micro_batches,
+                    ..Case::new(family)
+                };
                 Case { dropout: 0.1, recompute: pp == 1, ..case }.check();
             }
         }
@@ -251,43 +289,51 @@ fn shared_state_with_others() {
 }
 
 #[test]
-fn tiles() {
+fn tiled_layers() {
     for family in [Family::Gpt2, Family::Llama, Family::Mlp] {
         Case { tiles: 2, ..Case::new(family) }.check();
         let mesh = Mesh::data(2);
-        for zero in LEVELS {
-            Case { mesh, zero, tiles: 3, passes: 2, ..Case::new(family) }.check();
+        for zero in STAGES {
+            Case { mesh, zero, tiles: 3, micro_batches: 2, ..Case::new(family) }.check();
         }
         let mesh = Mesh { tp: 2, pp: 2, ..Mesh::data(1) };
-        let kind = Kind::ZeroBubble;
-        Case { mesh, kind, tiles: 5, passes: 2, sequence: true, ..Case::new(family) }.check();
+        let schedule = Kind::ZeroBubble;
+        Case {
+            mesh,
+            schedule,
+            tiles: 5,
+            micro_batches: 2,
+            sequence_parallel: true,
+            ..Case::new(family)
+        }
+        .check();
     }
 }
 
-/// The table of tokens and the head's matrix, which may be one.
 #[test]
-fn tiles_of_tables() {
+fn tiled_embedding_and_head() {
     for family in [Family::Gpt2, Family::Llama] {
         for tied in [false, true] {
-            let (recompute, passes, on_disk) = (true, 2, true);
-            let case = Case { tied, tiles: 3, passes, ..Case::new(family) };
+            let (recompute, micro_batches, on_disk) = (true, 2, true);
+            let case = Case { tied, tiles: 3, micro_batches, ..Case::new(family) };
             Case { on_disk, recompute, dropout: 0.1, ..case }.check();
             Case { on_disk, mesh: Mesh::data(2), ..case }.check();
-            // More tiles than some ranks have kinds of tokens.
-            Case { mesh: tensor(4), tiles: 4, ..case }.check();
+            // More tiles than some ranks have rows of the vocabulary.
+            Case { mesh: tensor_mesh(4), tiles: 4, ..case }.check();
             let mesh = Mesh { pp: 2, tp: 2, ..Mesh::data(2) };
-            for zero in LEVELS {
-                Case { mesh, zero, kind: Kind::ZeroBubble, sequence: true, ..case }.check();
-                // Both ends of the model have the table, in shares that others repeat.
+            for zero in STAGES {
+                Case { mesh, zero, schedule: Kind::ZeroBubble, sequence_parallel: true, ..case }
+                    .check();
+                // The first and the last stage have the tied table, sharded and replicated.
                 let mesh = Mesh { pp: 2, shard: 2, ..Mesh::data(4) };
-                Case { mesh, zero, tiles: 7, on_disk: zero == Zero::Moments, recompute, ..case }
+                Case { mesh, zero, tiles: 7, on_disk: zero == ZeroStage::One, recompute, ..case }
                     .check();
             }
         }
     }
 }
 
-/// Any way that four axes and what goes with them can be put together.
+/// Any combination of the four axes and the other options.
 fn any_case() -> impl Strategy<Value = Case> {
     let sizes = [1usize, 1, 2, 2, 4];
     let axis = move || proptest::sample::select(sizes.to_vec());
@@ -295,28 +341,39 @@ fn any_case() -> impl Strategy<Value = Case> {
         .prop_map(|(dp, cp, tp, pp)| Mesh { dp, cp, tp, pp, shard: dp * cp })
         .prop_filter("2 to 8 ranks", |mesh| (2..=8).contains(&mesh.ranks()));
     let kinds = Kind::ALL.to_vec();
-    let zero = proptest::sample::select(LEVELS.to_vec());
+    let zero = proptest::sample::select(STAGES.to_vec());
     let rest = (any::<[bool; 6]>(), proptest::sample::select(kinds), zero, 0usize..3, 1usize..4);
     (mesh, rest).prop_map(
-        |(mesh, ([llama, tied, sequence, recompute, hybrid, on_disk], kind, zero, more, tiles))| {
-            // Shared by all with the same parameters, or by pairs of them.
+        |(
+            mesh,
+            (
+                [llama, tied, sequence_parallel, recompute, hybrid, on_disk],
+                schedule,
+                zero,
+                more,
+                tiles,
+            ),
+        )| {
+            // Full or hybrid sharding.
             let mesh = Mesh { shard: if hybrid { mesh.shard.min(2) } else { mesh.shard }, ..mesh };
             let family = if llama { Family::Llama } else { Family::Gpt2 };
-            let is_split = kind == Kind::Interleaved && mesh.pp == 2;
-            let kind = if kind == Kind::Interleaved && !is_split { Kind::OneFOneB } else { kind };
-            // As many passes as the share has room for, and an interleaved pipeline likes.
-            let passes = [1, 2, 4][more].max(if is_split { 2 } else { 1 }).min(BATCH / mesh.dp);
+            let is_split = schedule == Kind::Interleaved && mesh.pp == 2;
+            let schedule =
+                if schedule == Kind::Interleaved && !is_split { Kind::OneFOneB } else { schedule };
+            // Interleaved schedules need a multiple of the stages.
+            let micro_batches =
+                [1, 2, 4][more].max(if is_split { 2 } else { 1 }).min(BATCH / mesh.dp);
             Case {
                 mesh,
-                sequence,
-                passes,
+                sequence_parallel,
+                micro_batches,
                 recompute,
-                kind,
+                schedule,
                 zero,
                 tiles,
                 tied,
                 on_disk: on_disk && tiles > 1,
-                chunks: if is_split { 2 } else { 1 },
+                virtual_stages: if is_split { 2 } else { 1 },
                 dropout: if recompute { 0.1 } else { 0.0 },
                 ..Case::new(family)
             }
