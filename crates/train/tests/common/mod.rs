@@ -102,7 +102,7 @@ impl Training {
         step: u64,
     ) -> StepMetrics {
         let batch = sequences.len() / self.micro_batches;
-        let firsts: Vec<usize> = sequences.step_by(batch).collect();
+        let firsts: Vec<usize> = sequences.step_by(batch).take(self.micro_batches).collect();
         let data: Vec<[Vec<u32>; 2]> = firsts
             .iter()
             .map(|first| {

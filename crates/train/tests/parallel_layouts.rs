@@ -128,7 +128,7 @@ impl Case {
     fn run(self) -> Vec<StepMetrics> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("regatta-splits-{}-{number}", std::process::id());
+        let name = format!("regatta-layouts-{}-{number}", std::process::id());
         let dir = std::env::temp_dir().join(name);
         let world = fake::world(self.mesh.ranks() as u32);
         let mut all = run_ranks(world, |comm| self.rank(comm, dir.clone()));
