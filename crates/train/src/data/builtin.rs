@@ -1,6 +1,6 @@
-//! The text that is always there: the project's own.
+//! The built-in dataset: the documentation of this project.
 
-/// What the project says of itself, as one text.
+/// The documentation, concatenated.
 pub fn text() -> String {
     PAGES.join("\n")
 }

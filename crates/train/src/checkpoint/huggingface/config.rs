@@ -1,25 +1,25 @@
-//! What a `config.json` says about a model, and what we say in one. No I/O.
+//! Reads and writes the `config.json` of Hugging Face models. No I/O.
 
 use serde_json::{Map, Value, json};
 
 use regatta_predict::shape::{Family, Shape};
 
-/// No size is larger: so all products of sizes can be counted.
+/// Maximum size; keeps products from overflowing.
 const LARGEST: u64 = 1 << 24;
-/// No model has more layers.
+/// Maximum number of layers.
 const MOST_LAYERS: u64 = 1 << 12;
 
-/// Reads a model's sizes. Anything that our models would do otherwise is refused by its key.
+/// Parses the model shape. Unsupported settings are refused by their key.
 pub fn parse(text: &str) -> Result<Shape, String> {
-    let all: Map<String, Value> =
-        serde_json::from_str(text).map_err(|error| format!("is no config: {error}"))?;
+    let all: Map<String, Value> = serde_json::from_str(text)
+        .map_err(|error| format!("is not a model configuration: {error}"))?;
     let keys = Keys(&all);
     keys.refuse("quantization_config", &[])?;
     let shape = match keys.text("model_type")? {
         "gpt2" => gpt2(&keys)?,
         "llama" => llama(&keys)?,
         other => {
-            return Err(format!("has model_type {other:?}, and only gpt2 and llama are known"));
+            return Err(format!("has model_type {other:?}; only gpt2 and llama are supported"));
         }
     };
     shape.check()?;
@@ -65,7 +65,7 @@ fn llama(keys: &Keys) -> Result<Shape, String> {
     let head = keys.size("head_dim", Some(usual))?;
     if head * heads != width {
         return Err(format!(
-            "has head_dim {head}, and only hidden_size / num_attention_heads = {usual} is supported"
+            "has head_dim {head}; only hidden_size / num_attention_heads = {usual} is supported"
         ));
     }
     Ok(Shape {
@@ -84,13 +84,13 @@ fn llama(keys: &Keys) -> Result<Shape, String> {
     })
 }
 
-/// Newer files have it among `rope_parameters`, with how it is scaled.
+/// Newer files have it in `rope_parameters`, with the scaling.
 fn rope_base(keys: &Keys) -> Result<f64, String> {
     let Some(parameters) = keys.get("rope_parameters") else {
         return keys.number("rope_theta", 10000.0);
     };
     let Value::Object(parameters) = parameters else {
-        return Err("has rope_parameters that are none".to_owned());
+        return Err("has invalid rope_parameters".to_owned());
     };
     let inner = Keys(parameters);
     inner.refuse("rope_type", &[json!("default")])?;
@@ -99,16 +99,16 @@ fn rope_base(keys: &Keys) -> Result<f64, String> {
     inner.number("rope_theta", outer)
 }
 
-/// The keys of a file that may be anything.
+/// The keys of an untrusted file.
 struct Keys<'a>(&'a Map<String, Value>);
 
 impl<'a> Keys<'a> {
-    /// What a key says; null is as if it was not there.
+    /// The value of a key; null counts as absent.
     fn get(&self, key: &str) -> Option<&'a Value> {
         self.0.get(key).filter(|value| !value.is_null())
     }
 
-    /// Goes on only if the key is absent or says one of these.
+    /// Fails unless the key is absent or has one of these values.
     fn refuse(&self, key: &str, but: &[Value]) -> Result<(), String> {
         match self.get(key) {
             Some(value) if !but.contains(value) => {
@@ -119,7 +119,7 @@ impl<'a> Keys<'a> {
     }
 
     fn text(&self, key: &str) -> Result<&'a str, String> {
-        self.get(key).and_then(Value::as_str).ok_or_else(|| format!("has no text {key}"))
+        self.get(key).and_then(Value::as_str).ok_or_else(|| format!("has no string {key}"))
     }
 
     fn size(&self, key: &str, absent: Option<usize>) -> Result<usize, String> {
@@ -134,23 +134,23 @@ impl<'a> Keys<'a> {
         let Some(value) = self.get(key) else {
             return absent.ok_or_else(|| format!("has no {key}"));
         };
-        let wrong = || format!("has {key} {}: a size up to {most} is needed", short(value));
+        let wrong = || format!("has {key} {}, expected an integer in [1, {most}]", short(value));
         value.as_u64().filter(|size| *size <= most).map(|size| size as usize).ok_or_else(wrong)
     }
 
     fn truth(&self, key: &str, absent: bool) -> Result<bool, String> {
         let Some(value) = self.get(key) else { return Ok(absent) };
-        value.as_bool().ok_or_else(|| format!("has {key} {}, not true or false", short(value)))
+        value.as_bool().ok_or_else(|| format!("has {key} {}, expected true or false", short(value)))
     }
 
     fn number(&self, key: &str, absent: f64) -> Result<f64, String> {
         let Some(value) = self.get(key) else { return Ok(absent) };
         let good = value.as_f64().filter(|number| number.is_finite() && *number > 0.0);
-        good.ok_or_else(|| format!("has {key} {}: a number above 0 is needed", short(value)))
+        good.ok_or_else(|| format!("has {key} {}, expected a number > 0", short(value)))
     }
 }
 
-/// The beginning of a value: it may be long.
+/// A value, truncated for messages.
 fn short(value: &Value) -> String {
     let text = value.to_string();
     match text.char_indices().nth(60) {
@@ -159,15 +159,18 @@ fn short(value: &Value) -> String {
     }
 }
 
-/// The `config.json` of a model, or why there is none.
+/// The `config.json` of a model, or why it has none.
 pub fn to_text(shape: &Shape) -> Result<String, String> {
     let config = match shape.family {
-        Family::Mlp => return Err("transformers has no model of the family mlp".to_owned()),
+        Family::Mlp => return Err("transformers has no model of family mlp".to_owned()),
         Family::Gpt2 if shape.kv_heads != shape.heads => {
-            return Err("GPT-2 of transformers has no grouped queries (model.kv_heads)".to_owned());
+            return Err(
+                "GPT-2 in transformers has no grouped-query attention (model.num_kv_heads)"
+                    .to_owned(),
+            );
         }
         Family::Llama if shape.bias => {
-            return Err("Llama of transformers has no biases in its norms (model.bias)".to_owned());
+            return Err("Llama in transformers has no norm biases (model.bias)".to_owned());
         }
         Family::Gpt2 => gpt2_config(shape),
         Family::Llama => llama_config(shape),
@@ -188,7 +191,7 @@ fn gpt2_config(shape: &Shape) -> Value {
         "activation_function": "gelu_new",
         "layer_norm_epsilon": shape.norm_epsilon,
         "tie_word_embeddings": shape.tied,
-        // Those of the original are of its vocabulary, and may be outside of this one.
+        // The original token ids may be outside of this vocabulary.
         "bos_token_id": null,
         "eos_token_id": null,
         "torch_dtype": "float32",

@@ -1,40 +1,40 @@
-//! What our tensors are called in models of Hugging Face, and how they lie there. No I/O.
+//! Names and layouts of our tensors in Hugging Face models. No I/O.
 
 use regatta_predict::shape::{Family, Parameter, Shape};
 
-/// Where the numbers of one of our tensors are.
+/// The tensors that one of ours is stored in.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Source {
-    /// The tensors that have them, rows of the one behind those of the other.
-    pub tensors: Vec<Theirs>,
-    /// Whether theirs are inputs by outputs, where ours are outputs by inputs.
+pub struct HfSource {
+    /// Their rows are concatenated.
+    pub tensors: Vec<HfTensor>,
+    /// Whether they are [in, out] instead of [out, in].
     pub transposed: bool,
 }
 
-/// One of their tensors.
+/// A tensor of a Hugging Face model.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Theirs {
-    /// Its name, without the model's prefix.
+pub struct HfTensor {
+    /// Name, without the model prefix.
     pub name: String,
-    /// Its shape there.
+    /// Shape.
     pub shape: Vec<usize>,
 }
 
-/// The prefix that most names have in a model with a head. Models without one have none.
+/// Prefix of most names in models with a head.
 pub fn prefix(family: Family) -> &'static str {
     if family == Family::Llama { "model." } else { "transformer." }
 }
 
-/// The head's name, which never has the prefix.
+/// Name of the head, which has no prefix.
 pub const HEAD: &str = "lm_head.weight";
 
-/// The text index of vocabulary to width: the tensor by which a model's prefix is found.
+/// Name of the token embedding, by which the prefix is detected.
 pub fn embedding(family: Family) -> &'static str {
     if family == Family::Llama { "embed_tokens.weight" } else { "wte.weight" }
 }
 
-/// Where a parameter of ours is found in a model of this shape.
-pub fn source(shape: &Shape, parameter: &Parameter) -> Source {
+/// Where a parameter is stored.
+pub fn source(shape: &Shape, parameter: &Parameter) -> HfSource {
     let name = parameter.name.as_str();
     if name == "head.output" {
         return one(HEAD.to_owned(), &parameter.shape, false);
@@ -45,22 +45,22 @@ pub fn source(shape: &Shape, parameter: &Parameter) -> Source {
     }
 }
 
-fn one(name: String, shape: &[usize], transposed: bool) -> Source {
+fn one(name: String, shape: &[usize], transposed: bool) -> HfSource {
     let mut shape = shape.to_vec();
     if transposed {
         shape.reverse();
     }
-    Source { tensors: vec![Theirs { name, shape }], transposed }
+    HfSource { tensors: vec![HfTensor { name, shape }], transposed }
 }
 
-/// `layer.3.qkv.weight` in its parts: `3`, `qkv`, `weight`.
+/// Splits `layer.3.qkv.weight` into `3`, `qkv`, `weight`.
 fn layer_parts(name: &str) -> Option<(&str, &str, &str)> {
     let (layer, rest) = name.strip_prefix("layer.")?.split_once('.')?;
     let (part, what) = rest.split_once('.')?;
     Some((layer, part, what))
 }
 
-fn gpt2(parameter: &Parameter) -> Source {
+fn gpt2(parameter: &Parameter) -> HfSource {
     let shape = &parameter.shape;
     let Some((layer, part, what)) = layer_parts(&parameter.name) else {
         let theirs = match parameter.name.as_str() {
@@ -78,11 +78,11 @@ fn gpt2(parameter: &Parameter) -> Source {
         "up" => "mlp.c_fc",
         _ => "mlp.c_proj",
     };
-    // Its products are of a kind of convolution, whose matrices are inputs by outputs.
+    // Conv1D in GPT-2 stores [in, out] matrices.
     one(format!("h.{layer}.{theirs}.{what}"), shape, shape.len() == 2)
 }
 
-fn llama(shape: &Shape, parameter: &Parameter) -> Source {
+fn llama(shape: &Shape, parameter: &Parameter) -> HfSource {
     let Some((layer, part, what)) = layer_parts(&parameter.name) else {
         let theirs = match parameter.name.as_str() {
             "embed.tokens" => "embed_tokens.weight".to_owned(),
@@ -103,12 +103,12 @@ fn llama(shape: &Shape, parameter: &Parameter) -> Source {
     let theirs = |&(theirs, rows): &(&str, usize)| {
         let mut shape = parameter.shape.clone();
         shape[0] = rows;
-        Theirs { name: format!("layers.{layer}.{theirs}.{what}"), shape }
+        HfTensor { name: format!("layers.{layer}.{theirs}.{what}"), shape }
     };
-    Source { tensors: rows.iter().map(theirs).collect(), transposed: false }
+    HfSource { tensors: rows.iter().map(theirs).collect(), transposed: false }
 }
 
-/// Whether a tensor of theirs is no parameter but a constant that older versions stored.
+/// Whether a tensor is a buffer that older versions stored.
 pub fn is_constant(name: &str) -> bool {
     let ends = [".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq"];
     ends.iter().any(|end| name.ends_with(end))

@@ -1,4 +1,4 @@
-//! Models of `transformers` are read as it means them, and survive being written again.
+//! Import and export of `transformers` models.
 
 use std::path::{Path, PathBuf};
 
@@ -33,16 +33,16 @@ impl Drop for Scratch {
     }
 }
 
-/// The tensors of a file as they are there.
+/// The tensors of a file.
 fn theirs(file: &Path) -> Vec<(String, Vec<usize>, Vec<f32>)> {
     let bytes = std::fs::read(file).unwrap();
     let tensors = SafeTensors::deserialize(&bytes).unwrap();
-    let numbers = |data: &[u8]| {
+    let elements = |data: &[u8]| {
         data.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
     };
     let mut all: Vec<_> = tensors
         .iter()
-        .map(|(name, view)| (name.to_owned(), view.shape().to_vec(), numbers(view.data())))
+        .map(|(name, view)| (name.to_owned(), view.shape().to_vec(), elements(view.data())))
         .collect();
     all.sort_by(|a, b| a.0.cmp(&b.0));
     all
@@ -50,9 +50,9 @@ fn theirs(file: &Path) -> Vec<(String, Vec<usize>, Vec<f32>)> {
 
 fn write(file: &Path, tensors: &[(String, Vec<usize>, Vec<f32>)], dtype: Dtype) {
     let (mut infos, mut data) = (Vec::new(), Vec::new());
-    for (name, shape, numbers) in tensors {
+    for (name, shape, elements) in tensors {
         let start = data.len();
-        for number in numbers {
+        for number in elements {
             match dtype {
                 Dtype::F16 => data.extend(f16::from_f32(*number).to_le_bytes()),
                 Dtype::BF16 => data.extend(bf16::from_f32(*number).to_le_bytes()),
@@ -73,7 +73,7 @@ fn find(imported: &Imported, name: &str) -> Vec<f32> {
 }
 
 #[test]
-fn gpt2_is_read_as_it_is_meant() {
+fn gpt2_is_imported() {
     let model = import(&fixture("gpt2")).unwrap();
     let shape = &model.shape;
     assert_eq!((shape.family, shape.tied, shape.bias), (Family::Gpt2, true, true));
@@ -91,7 +91,7 @@ fn gpt2_is_read_as_it_is_meant() {
 }
 
 #[test]
-fn llama_is_read_as_it_is_meant() {
+fn llama_is_imported() {
     let model = import(&fixture("llama")).unwrap();
     let shape = &model.shape;
     assert_eq!((shape.family, shape.tied, shape.bias), (Family::Llama, false, false));
@@ -109,7 +109,7 @@ fn llama_is_read_as_it_is_meant() {
 }
 
 #[test]
-fn what_is_imported_is_exported_to_the_bit() {
+fn import_and_export_round_trip_bit_exactly() {
     for name in ["gpt2", "llama"] {
         let (model, scratch) = (import(&fixture(name)).unwrap(), Scratch::new(name));
         let mut give = |name: &str| Ok::<_, HuggingFaceError>(find(&model, name));
@@ -123,7 +123,7 @@ fn what_is_imported_is_exported_to_the_bit() {
 }
 
 #[test]
-fn half_numbers_several_files_no_prefix_and_constants_are_read() {
+fn half_precision_sharded_unprefixed_models_with_buffers_are_imported() {
     let scratch = Scratch::new("several");
     let mut all = theirs(&fixture("gpt2/model.safetensors"));
     for tensor in &mut all {
@@ -150,7 +150,7 @@ fn half_numbers_several_files_no_prefix_and_constants_are_read() {
     }
 }
 
-/// What is said about the fixture with a change to its tensors.
+/// The error for the fixture with changed tensors.
 fn said(name: &str, change: impl FnOnce(&mut Vec<(String, Vec<usize>, Vec<f32>)>)) -> String {
     let scratch = Scratch::new(name);
     let mut all = theirs(&fixture("llama/model.safetensors"));
@@ -163,20 +163,20 @@ fn said(name: &str, change: impl FnOnce(&mut Vec<(String, Vec<usize>, Vec<f32>)>
 }
 
 #[test]
-fn tensors_that_are_missing_wrong_or_too_many_are_named() {
+fn missing_wrong_and_unexpected_tensors_are_named() {
     let q = "model.layers.0.self_attn.q_proj";
     let missing = said("missing", |all| all.retain(|t| t.0 != format!("{q}.weight")));
     assert!(missing.contains(&format!("{q}.weight is missing")), "{missing}");
     let bias = (format!("{q}.bias"), vec![1], vec![0.0]);
     let many = said("many", |all| all.push(bias));
-    assert!(many.contains(&format!("{q}.bias has no place")), "{many}");
+    assert!(many.contains(&format!("{q}.bias is unexpected")), "{many}");
     let shape = said("shape", |all| {
         let (_, shape, _) = all.iter_mut().find(|t| t.1.len() == 2).unwrap();
         shape.reverse();
     });
-    assert!(shape.contains("by config.json should have"), "{shape}");
+    assert!(shape.contains("config.json implies"), "{shape}");
     let odd = said("odd", |all| all[0].2[3] = f32::NAN);
-    assert!(odd.contains("infinite or none"), "{odd}");
+    assert!(odd.contains("NaN or infinity"), "{odd}");
 }
 
 #[test]
@@ -196,7 +196,7 @@ fn damaged_and_missing_files_are_named() {
 }
 
 #[test]
-fn what_our_models_cannot_do_is_refused_by_its_key() {
+fn unsupported_settings_are_refused_by_key() {
     let text = |name: &str| std::fs::read_to_string(fixture(name).join("config.json")).unwrap();
     let cases = [
         ("llama", "rope_scaling", json!({ "rope_type": "llama3", "factor": 8.0 })),
@@ -227,7 +227,7 @@ fn what_our_models_cannot_do_is_refused_by_its_key() {
 }
 
 #[test]
-fn models_that_are_unknown_there_are_not_exported() {
+fn unsupported_models_are_not_exported() {
     let shape = import(&fixture("gpt2")).unwrap().shape;
     let cases = [
         (Shape { family: Family::Mlp, ..shape.clone() }, "mlp"),
@@ -241,7 +241,7 @@ fn models_that_are_unknown_there_are_not_exported() {
 }
 
 #[test]
-fn gpt2_without_biases_gets_zeros() {
+fn gpt2_without_biases_is_exported_with_zeros() {
     let scratch = Scratch::new("zeros");
     let shape = Shape { bias: false, tied: false, ..import(&fixture("gpt2")).unwrap().shape };
     let parameters: Vec<_> = shape.blocks().into_iter().flat_map(|b| b.parameters).collect();
@@ -257,7 +257,7 @@ fn gpt2_without_biases_gets_zeros() {
 }
 
 #[test]
-fn an_index_stays_in_its_folder() {
+fn an_index_cannot_leave_its_folder() {
     for file in ["../a.safetensors", "/etc/passwd", "a.bin", ""] {
         let index = json!({ "weight_map": { "a": file } }).to_string();
         assert!(import::parse_index(&index).is_err(), "{file}");
@@ -268,10 +268,10 @@ fn an_index_stays_in_its_folder() {
 
 proptest! {
     #[test]
-    fn a_matrix_transposed_twice_is_itself(rows in 1usize..20, columns in 1usize..20) {
-        let numbers: Vec<f32> = (0..rows * columns).map(|n| n as f32).collect();
-        let turned = export::transpose(&numbers, rows, columns);
-        prop_assert_eq!(turned.get(1).copied(), numbers.get(if rows > 1 { columns } else { 1 }).copied());
-        prop_assert_eq!(export::transpose(&turned, columns, rows), numbers);
+    fn transposing_twice_is_the_identity(rows in 1usize..20, columns in 1usize..20) {
+        let elements: Vec<f32> = (0..rows * columns).map(|n| n as f32).collect();
+        let turned = export::transpose(&elements, rows, columns);
+        prop_assert_eq!(turned.get(1).copied(), elements.get(if rows > 1 { columns } else { 1 }).copied());
+        prop_assert_eq!(export::transpose(&turned, columns, rows), elements);
     }
 }

@@ -1,35 +1,34 @@
-//! Neighbours that become one, in the order in which they were learned. No I/O.
+//! Applies BPE merges. No I/O.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
-/// What pairs become, and which goes first.
+/// Pairs with their rank and the token they become.
 #[derive(Debug, Clone)]
 pub struct Merges(HashMap<(u32, u32), (u32, u32)>);
 
 /// No neighbour.
 const NONE: usize = usize::MAX;
 
-/// A token of a word with its neighbours.
+/// A token in a doubly linked list.
 #[derive(Debug, Clone, Copy)]
 struct Symbol {
     token: u32,
     before: usize,
     behind: usize,
-    /// Whether it became part of the one before.
+    /// Whether it was merged into its predecessor.
     gone: bool,
 }
 
 impl Merges {
-    /// Pairs and what they become, in the order in which they were learned.
+    /// Pairs and the tokens they become, by rank.
     pub fn new(pairs: impl IntoIterator<Item = ((u32, u32), u32)>) -> Self {
         let ranked = (0..).zip(pairs).map(|(rank, (pair, token))| (pair, (rank, token)));
         Self(ranked.collect())
     }
 
-    /// Merges until no neighbours are left that belong together: the pair that was learned first
-    /// goes first, of equal ones the first in the word. A heap of pairs, so that a word of a
-    /// megabyte takes no year.
+    /// Merges the pair of lowest rank, leftmost first, until none is left. Uses a heap, so that long words take
+    /// O(n log n).
     pub fn apply(&self, tokens: Vec<u32>) -> Vec<u32> {
         let last = tokens.len().wrapping_sub(1);
         let symbol = |(at, token): (usize, &u32)| Symbol {
@@ -44,7 +43,7 @@ impl Merges {
             pairs.extend(self.pair(&word, at));
         }
         while let Some(Reverse((rank, at, token))) = pairs.pop() {
-            // What was a pair may have become something else since.
+            // Stale entries are skipped.
             if self.pair(&word, at) != Some(Reverse((rank, at, token))) {
                 continue;
             }
@@ -56,7 +55,7 @@ impl Merges {
         word.iter().filter(|symbol| !symbol.gone).map(|symbol| symbol.token).collect()
     }
 
-    /// The pair that begins here, if it becomes something.
+    /// The mergeable pair at a position.
     fn pair(&self, word: &[Symbol], at: usize) -> Option<Reverse<(u32, usize, u32)>> {
         let Symbol { token: left, behind, gone, .. } = word[at];
         let right = word.get(behind).filter(|_| !gone)?;
@@ -65,7 +64,7 @@ impl Merges {
     }
 }
 
-/// Makes a token and the one behind it one.
+/// Merges a token and its successor.
 fn join(word: &mut [Symbol], at: usize, token: u32) {
     let right = word[at].behind;
     let behind = word[right].behind;
@@ -82,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_pair_learned_first_goes_first() {
+    fn the_pair_of_lowest_rank_is_merged_first() {
         let merges = Merges::new([((2, 3), 10), ((1, 2), 11), ((10, 10), 12)]);
         assert_eq!(merges.apply(vec![1, 2, 3]), [1, 10]);
         assert_eq!(merges.apply(vec![1, 2, 2, 3, 2, 3, 2, 3]), [11, 12, 10]);
@@ -91,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_pairs_go_from_the_left() {
+    fn equal_pairs_are_merged_from_the_left() {
         let merges = Merges::new([((1, 1), 2), ((2, 2), 3)]);
         assert_eq!(merges.apply(vec![1; 7]), [3, 2, 1]);
         let long = merges.apply(vec![1; 1 << 16]);

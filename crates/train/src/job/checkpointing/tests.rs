@@ -1,17 +1,17 @@
-//! What ranks of one split keep, ranks of any other read; and a file of all is made of it.
+//! Checkpoints are independent of the mesh: any mesh restores what any other saved.
 
 use proptest::prelude::*;
 use safetensors::SafeTensors;
 
-use super::holding::Numbers;
-use super::place::parts;
+use super::owned_shards::ShardRange;
+use super::slices::slices;
 use super::*;
 use crate::checkpoint::huggingface::{self, HuggingFaceError};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::data::testing::Folder;
 use crate::model::Model;
-use crate::parallel::Groups;
-use crate::state::Sharing;
+use crate::parallel::ProcessGroups;
+use crate::state::{ParamInit, ShardingConfig};
 use crate::step::Net;
 use regatta_device::reference::Reference;
 use regatta_predict::mesh::Mesh;
@@ -19,41 +19,42 @@ use regatta_predict::pipeline::{Kind as Pipeline, Stage};
 use regatta_predict::shape::{Family, Parameter, Shape};
 use regatta_predict::testing::shape;
 
-/// A rank's model.
+/// A rank's engine.
 fn engine(shape: &Shape, mesh: Mesh, rank: usize) -> Engine {
     let seat = mesh.seat(rank);
-    let model = Model::of(shape.clone(), seat.tensor_share(&mesh));
+    let model = Model::tiled(shape.clone(), seat.tensor_share(&mesh), 1);
     let stage = match mesh.pp {
         1 => Stage::whole(shape),
         pp => Stage::new(shape, (Pipeline::OneFOneB, pp, 1, pp), seat.pp).unwrap(),
     };
-    let mut groups = Groups::alone();
-    (groups.mesh, groups.seat) = (mesh, seat);
+    let mut groups = ProcessGroups::single_rank();
+    (groups.mesh, groups.coord) = (mesh, seat);
     let net = Net::new(model, Box::new(Reference));
-    Engine::new(net, groups, stage, &Sharing::default(), 5).unwrap()
+    Engine::new(net, groups, stage, &ShardingConfig::default(), ParamInit::Random { seed: 5 })
+        .unwrap()
 }
 
-/// The number at a place of a whole parameter.
+/// The value of an element of a full parameter.
 fn number(kind: Kind, name: &str, place: usize) -> f32 {
     let name: usize = name.bytes().enumerate().map(|(i, byte)| (i + 1) * byte as usize).sum();
     (name * 4 + kind as usize) as f32 + place as f32 / 4096.0
 }
 
-/// What a rank should have of some of its numbers.
-fn expected(some: &Numbers<'_>) -> Vec<f32> {
-    let Parameter { name, whole, .. } = some.parameter;
-    let parts = parts(some.parameter, some.range.clone());
-    let runs = parts.iter().flat_map(|part| part.runs(whole));
+/// The values that a rank should have in a range.
+fn expected(range: &ShardRange<'_>) -> Vec<f32> {
+    let Parameter { name, whole, .. } = range.parameter;
+    let slices = slices(range.parameter, range.range.clone());
+    let runs = slices.iter().flat_map(|part| part.runs(whole));
     let places = runs.flat_map(|run| run.start..run.start + run.len);
-    places.map(|place| number(some.kind, name, place)).collect()
+    places.map(|place| number(range.kind, name, place)).collect()
 }
 
-/// All ranks keep what they should have.
+/// Saves a checkpoint on all ranks.
 fn keep(shape: &Shape, mesh: Mesh, folder: &Path) -> Checkpoint {
     let ranks = mesh.ranks();
     let mut writers: Vec<_> =
         (0..ranks).map(|rank| Writer::new(folder, rank, ranks, 1).unwrap()).collect();
-    let about = About {
+    let about = CheckpointMeta {
         step: 3,
         tokens: 3,
         seed: 5,
@@ -65,36 +66,36 @@ fn keep(shape: &Shape, mesh: Mesh, folder: &Path) -> Checkpoint {
     for (rank, writer) in writers.iter_mut().enumerate() {
         let mut engine = engine(shape, mesh, rank);
         let blocks = engine.net.model.blocks.clone();
-        for some in Holding::of(&engine).all(&blocks) {
-            put(&mut engine, (some.block, some.kind), some.start(), &expected(&some)).unwrap();
+        for range in OwnedShards::of(&engine).all(&blocks) {
+            put(&mut engine, (range.block, range.kind), range.start(), &expected(&range)).unwrap();
         }
-        let own = pieces(&engine);
-        let outlines = own.iter().map(|own| own.outline.clone()).collect();
-        let mut numbers = |number: usize| own[number].numbers(&mut engine);
-        writer.write_now(about.clone(), outlines, &mut numbers).unwrap();
+        let shards = owned_shards(&engine);
+        let metas = shards.iter().map(|shard| shard.meta.clone()).collect();
+        let mut elements = |number: usize| shards[number].elements(&mut engine);
+        writer.write_blocking(about.clone(), metas, &mut elements).unwrap();
     }
     for writer in &mut writers {
-        assert!(matches!(writer.finish(PATIENCE), State::Written { step: 3 }));
+        assert!(matches!(writer.finish(TIMEOUT), State::Written { step: 3 }));
     }
     writers.iter_mut().for_each(|writer| drop(writer.commit(3).unwrap()));
     Checkpoint::latest(folder).unwrap().unwrap()
 }
 
-/// All ranks read what they should have.
+/// Restores a checkpoint on all ranks.
 fn read(shape: &Shape, mesh: Mesh, kept: &Checkpoint) {
     for rank in 0..mesh.ranks() {
         let mut engine = engine(shape, mesh, rank);
         restore(&mut engine, kept).unwrap();
         let blocks = engine.net.model.blocks.clone();
-        for some in Holding::of(&engine).all(&blocks) {
-            let mut read = vec![0.0; some.range.len()];
-            fetch(&mut engine, (some.block, some.kind), some.start(), &mut read).unwrap();
-            assert_eq!(read, expected(&some), "rank {rank}: {}", some.parameter.name);
+        for range in OwnedShards::of(&engine).all(&blocks) {
+            let mut read = vec![0.0; range.range.len()];
+            fetch(&mut engine, (range.block, range.kind), range.start(), &mut read).unwrap();
+            assert_eq!(read, expected(&range), "rank {rank}: {}", range.parameter.name);
         }
     }
 }
 
-/// A model that divides among three and among four tensor ranks.
+/// A model divisible by three and by four tensor-parallel ranks.
 fn model(llama: bool) -> Shape {
     let mut shape = shape(if llama { Family::Llama } else { Family::Gpt2 });
     (shape.heads, shape.kv_heads) = (12, 12);
@@ -116,23 +117,23 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
 
     #[test]
-    fn what_any_split_keeps_any_other_reads(llama: bool, one in mesh(), other in mesh()) {
+    fn any_mesh_restores_what_any_other_saved(llama: bool, one in mesh(), other in mesh()) {
         let (folder, shape) = (Folder::new(), model(llama));
         let kept = keep(&shape, one, folder.path());
         let bytes = kept.verify().unwrap();
-        prop_assert_eq!(bytes, 4 * 3 * shape.parameters() as u64, "each number is there once");
+        prop_assert_eq!(bytes, 4 * 3 * shape.parameters() as u64, "each element once");
         read(&shape, other, &kept);
     }
 
     #[test]
-    fn one_file_is_made_of_any_split(split in mesh()) {
+    fn any_mesh_can_be_exported_to_hugging_face(split in mesh()) {
         let (folder, shape) = (Folder::new(), model(true));
         let kept = keep(&shape, split, folder.path());
         let to = folder.path().join("model");
-        let mut numbers = |name: &str| {
+        let mut elements = |name: &str| {
             Ok::<_, HuggingFaceError>(kept.read_whole(name, Kind::Parameter).unwrap())
         };
-        huggingface::export(&to, &shape, &mut numbers, None).unwrap();
+        huggingface::export(&to, &shape, &mut elements, None).unwrap();
         let bytes = std::fs::read(to.join("model.safetensors")).unwrap();
         let tensors = SafeTensors::deserialize(&bytes).unwrap();
         let found = tensors.tensor("model.layers.1.mlp.down_proj.weight").unwrap();
@@ -143,13 +144,14 @@ proptest! {
 }
 
 #[test]
-fn a_tensor_of_another_shape_is_refused() {
+fn a_tensor_of_a_different_shape_is_refused() {
     let folder = Folder::new();
     let kept = keep(&model(true), Mesh::data(1), folder.path());
     let other = Shape { feed_forward: 24, ..model(true) };
     let error = restore(&mut engine(&other, Mesh::data(1), 0), &kept).unwrap_err().to_string();
     assert!(
-        error.contains("layer.0.up.weight is of shape [24, 24] there, [48, 24] here"),
+        error
+            .contains("layer.0.up.weight has shape [24, 24] in the checkpoint and [48, 24] in the"),
         "{error}"
     );
 }

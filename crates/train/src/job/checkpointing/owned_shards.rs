@@ -1,5 +1,4 @@
-//! Which numbers of the model a rank has, and which of them it writes: all ranks together write each
-//! once. No I/O.
+//! Which shards a rank owns, and which of them it writes: together, all ranks write each element once. No I/O.
 
 use std::ops::Range;
 
@@ -8,83 +7,83 @@ use crate::step::Engine;
 use regatta_predict::mesh::{Mesh, Seat};
 use regatta_predict::shape::{Block, Parameter, Share, TABLE};
 
-/// What a rank has of a model.
+/// The shards of a model that a rank owns.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Holding {
-    /// How ranks are laid out.
+pub struct OwnedShards {
+    /// The device mesh.
     pub mesh: Mesh,
-    /// Where this one sits.
+    /// This rank's coordinates.
     pub seat: Seat,
-    /// Its share of the numbers of each block; none of a block that it does not have.
+    /// Its range of each block; empty for blocks of other stages.
     pub shares: Vec<Range<usize>>,
-    /// Among how many ranks a block is shared.
+    /// Ranks that a block is sharded over.
     pub sharing: usize,
 }
 
-/// Some of a rank's numbers of a parameter.
+/// A range of a parameter or of its optimizer state.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Numbers<'a> {
-    /// The block's number.
+pub struct ShardRange<'a> {
+    /// Index of the block.
     pub block: usize,
     /// The parameter.
     pub parameter: &'a Parameter,
-    /// What is meant of it: parameters or moments.
+    /// Parameter or moment.
     pub kind: Kind,
-    /// From where to where in the parameter, as this rank has it.
+    /// Range within this rank's part of the parameter.
     pub range: Range<usize>,
 }
 
-impl Numbers<'_> {
-    /// Where they begin in the block.
+impl ShardRange<'_> {
+    /// Start within the block.
     pub fn start(&self) -> usize {
         self.parameter.start + self.range.start
     }
 }
 
-impl Holding {
-    /// What this rank has.
+impl OwnedShards {
+    /// The shards of this rank.
     pub fn of(engine: &Engine) -> Self {
         let (state, groups) = (&engine.state, &engine.groups);
-        let mut shares = vec![0..0; state.shares.len()];
-        for block in state.held() {
-            shares[block] = state.shares[block].clone();
+        let mut shares = vec![0..0; state.shards.len()];
+        for block in state.local_blocks() {
+            shares[block] = state.shards[block].clone();
         }
-        Self { mesh: groups.mesh, seat: groups.seat, shares, sharing: state.sharing }
+        Self { mesh: groups.mesh, seat: groups.coord, shares, sharing: state.shard_count }
     }
 
-    /// Which of the ranks it is that have the same share of the same blocks.
-    pub fn copy(&self) -> Share {
+    /// This rank's index among the replicas of the same shards.
+    pub fn replica(&self) -> Share {
         let Self { mesh, seat, sharing, .. } = self;
         Share { rank: seat.data_rank(mesh) / sharing, ranks: mesh.data_ranks() / sharing }
     }
 
-    /// All numbers that it has.
-    pub fn all<'a>(&self, blocks: &'a [Block]) -> Vec<Numbers<'a>> {
+    /// All ranges.
+    pub fn all<'a>(&self, blocks: &'a [Block]) -> Vec<ShardRange<'a>> {
         self.chosen(blocks, |_, _| true)
     }
 
-    /// Those that it writes. Of several ranks that have the same, each writes as many.
-    pub fn written<'a>(&self, blocks: &'a [Block]) -> Vec<Numbers<'a>> {
+    /// The ranges this rank writes: replicas of the same shards write equal parts.
+    pub fn written<'a>(&self, blocks: &'a [Block]) -> Vec<ShardRange<'a>> {
         let mut all = self.chosen(blocks, |block, which| self.is_first(block, which, blocks));
-        let count = all.iter().map(|numbers| numbers.range.len()).sum();
-        let own = self.copy().of(count);
+        let count = all.iter().map(|elements| elements.range.len()).sum();
+        let own = self.replica().of(count);
         let mut before = 0;
-        for Numbers { range, .. } in &mut all {
+        for ShardRange { range, .. } in &mut all {
             let clip = |place: usize| place.clamp(before, before + range.len()) - before;
             let (from, to) = (clip(own.start), clip(own.end));
             before += range.len();
             *range = range.start + from..range.start + to;
         }
-        all.retain(|numbers| !numbers.range.is_empty());
+        all.retain(|elements| !elements.range.is_empty());
         all
     }
 
-    /// Whether a parameter is this stage's and this tensor rank's to write.
+    /// Whether this stage and tensor-parallel rank writes a parameter.
     fn is_first(&self, block: usize, which: usize, blocks: &[Block]) -> bool {
         let parameter = &blocks[block].parameters[which];
-        // The last stage has a tied table again, which the first one writes.
+        // The tied embedding of the last stage is written by the first.
         let again = parameter.name == TABLE && self.seat.pp > 0;
-        // What a tensor group's ranks all have, they write in turn.
+        // Parameters replicated over the tensor-parallel group are written by its ranks in turn.
         let shared = parameter.len() < parameter.whole.iter().product();
         !again && (shared || (block + which) % self.mesh.tp == self.seat.tp)
     }
@@ -93,7 +92,7 @@ impl Holding {
         &self,
         blocks: &'a [Block],
         is_chosen: impl Fn(usize, usize) -> bool,
-    ) -> Vec<Numbers<'a>> {
+    ) -> Vec<ShardRange<'a>> {
         let mut all = Vec::new();
         for kind in Kind::ALL {
             for (block, share) in self.shares.iter().enumerate() {
@@ -104,7 +103,7 @@ impl Holding {
                     let here = parameter.range();
                     let range = clip(here.start)..clip(here.end);
                     if !range.is_empty() && is_chosen(block, which) {
-                        all.push(Numbers { block, parameter, kind, range });
+                        all.push(ShardRange { block, parameter, kind, range });
                     }
                 }
             }
@@ -119,14 +118,14 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::super::place::parts;
+    use super::super::slices::slices;
     use super::*;
     use crate::model::Model;
     use regatta_predict::shape::Family;
     use regatta_predict::shape::Shape;
     use regatta_predict::testing::shape;
 
-    /// A model that divides among so many tensor ranks.
+    /// A model that is divisible by `tp`.
     fn model(llama: bool, tied: bool, tp: usize, layers: usize, vocabulary: usize) -> Shape {
         let mut shape = shape(if llama { Family::Llama } else { Family::Gpt2 });
         (shape.vocabulary, shape.layers, shape.tied) = (vocabulary, layers, tied);
@@ -135,13 +134,13 @@ mod tests {
         shape
     }
 
-    /// What a rank has, and its blocks. Stages have blocks in order, and the last one a tied table.
+    /// The shards of a rank, and its blocks. The last stage also has a tied embedding.
     fn holding(
         shape: &Shape,
         (mesh, tiles): (Mesh, usize),
         sharing: usize,
         rank: usize,
-    ) -> (Vec<Block>, Holding) {
+    ) -> (Vec<Block>, OwnedShards) {
         let seat = mesh.seat(rank);
         let model = Model::tiled(shape.clone(), seat.tensor_share(&mesh), tiles);
         let Model { mut blocks, users, .. } = model;
@@ -158,14 +157,14 @@ mod tests {
             if has { share.of(padded) } else { 0..0 }
         };
         let shares = blocks.iter().enumerate().map(of).collect();
-        (blocks, Holding { mesh, seat, shares, sharing })
+        (blocks, OwnedShards { mesh, seat, shares, sharing })
     }
 
-    /// How often each number of the model is among those that ranks choose.
+    /// How often each element of the model is among the selected ranges.
     fn marks<'a>(
         shape: &Shape,
-        ranks: &'a [(Vec<Block>, Holding)],
-        choose: impl Fn(&'a Holding, &'a [Block]) -> Vec<Numbers<'a>>,
+        ranks: &'a [(Vec<Block>, OwnedShards)],
+        choose: impl Fn(&'a OwnedShards, &'a [Block]) -> Vec<ShardRange<'a>>,
     ) -> HashMap<(Kind, String), Vec<usize>> {
         let mut marks = HashMap::new();
         for block in shape.blocks() {
@@ -176,9 +175,9 @@ mod tests {
             }
         }
         for (blocks, holding) in ranks {
-            for Numbers { parameter, kind, range, .. } in choose(holding, blocks) {
+            for ShardRange { parameter, kind, range, .. } in choose(holding, blocks) {
                 let marks = marks.get_mut(&(kind, parameter.name.clone())).unwrap();
-                for part in parts(parameter, range) {
+                for part in slices(parameter, range) {
                     for run in part.runs(&parameter.whole) {
                         marks[run.start..run.start + run.len].iter_mut().for_each(|n| *n += 1);
                     }
@@ -190,22 +189,22 @@ mod tests {
 
     proptest! {
         #[test]
-        fn all_ranks_write_every_number_once(
+        fn all_ranks_together_write_every_element_once(
             llama: bool, tied: bool, layers in 1usize..4, vocabulary in 5usize..20,
             tp in 1usize..5, cp in 1usize..3, shard in 1usize..4, replicas in 1usize..4,
             pp in 1usize..4, shares: bool, tiles in 1usize..4,
         ) {
-            // Context ranks are among those that share state.
+            // Context-parallel ranks belong to the shard group.
             let data = shard * replicas * cp;
             let mesh = Mesh { dp: data / cp, cp, tp, pp: pp.min(layers + 2), shard };
             let shape = model(llama, tied, tp, layers, vocabulary);
             let sharing = if shares { shard } else { 1 };
             let ranks: Vec<_> =
                 (0..mesh.ranks()).map(|rank| holding(&shape, (mesh, tiles), sharing, rank)).collect();
-            for ((kind, name), marks) in marks(&shape, &ranks, Holding::written) {
+            for ((kind, name), marks) in marks(&shape, &ranks, OwnedShards::written) {
                 prop_assert!(marks.iter().all(|n| *n == 1), "{kind}/{name}: {marks:?}");
             }
-            for ((kind, name), marks) in marks(&shape, &ranks, Holding::all) {
+            for ((kind, name), marks) in marks(&shape, &ranks, OwnedShards::all) {
                 let each = data / sharing;
                 prop_assert!(marks.iter().all(|n| *n >= each), "{kind}/{name}: {marks:?}");
             }
@@ -213,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_write_as_much_as_each_other() {
+    fn replicas_write_equal_parts() {
         let shape = model(false, true, 1, 3, 13);
         let mesh = Mesh::data(4);
         let all = Kind::ALL.len() * shape.parameters();

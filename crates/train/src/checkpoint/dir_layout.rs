@@ -1,20 +1,20 @@
-//! Names in a folder of checkpoints. No I/O.
+//! Names in a checkpoint directory. No I/O.
 
 use std::path::{Path, PathBuf};
 
-/// The description of a checkpoint.
+/// The manifest.
 pub const MANIFEST: &str = "checkpoint.json";
-/// Its checksum, as `sha256sum` writes and checks it.
+/// Its checksum, in the format of `sha256sum`.
 pub(super) const MANIFEST_SUM: &str = "checkpoint.json.sha256";
-/// What the job that writes here holds.
+/// Lock file of the writing job.
 pub(super) const LOCK: &str = "writer.lock";
 
-/// What a folder is by its name.
+/// The role of a directory, by its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Role {
-    /// A whole checkpoint.
+    /// A complete checkpoint.
     Complete,
-    /// Another one of this step takes its place at this moment.
+    /// About to be replaced by another one of the same step.
     Replaced,
     /// Being written.
     Partial,
@@ -33,44 +33,44 @@ impl Role {
     }
 }
 
-/// The folder of a step.
+/// The directory of a step.
 pub(super) fn path(checkpoints: &Path, step: u64, role: Role) -> PathBuf {
     checkpoints.join(format!("step-{step:08}{}", role.suffix()))
 }
 
-/// Where a checkpoint of a step is put that nobody is to look for, the n-th of it.
+/// The name of the n-th checkpoint of a step that was moved aside.
 pub(super) fn aside(step: u64, n: u64) -> String {
     format!("step-{step:08}.aside-{n}")
 }
 
-/// What a name in the checkpoints' folder says.
+/// Parses a name in the checkpoint directory.
 pub(super) fn parse(name: &str) -> Option<(u64, Role)> {
     let rest = name.strip_prefix("step-")?;
     let (digits, suffix) = rest.split_at(rest.find('.').unwrap_or(rest.len()));
     let roles = [Role::Complete, Role::Partial, Role::Removed, Role::Replaced];
     let role = roles.into_iter().find(|role| role.suffix() == suffix)?;
     let step = digits.parse().ok()?;
-    // `step-1` and `step-+1` are not names of ours.
+    // Only the canonical form, not `step-1` or `step-+1`.
     (format!("{step:08}") == digits).then_some((step, role))
 }
 
-/// Whether a folder's name says that it was not completed.
+/// Whether a directory is an incomplete checkpoint.
 pub(super) fn is_partial(folder: &Path) -> bool {
     let name = folder.file_name().and_then(|name| name.to_str());
     name.and_then(parse).is_some_and(|(_, role)| role == Role::Partial)
 }
 
-/// A rank's file of numbers.
+/// A rank's safetensors file.
 pub(super) fn shard(rank: usize) -> String {
     format!("rank-{rank:05}.safetensors")
 }
 
-/// What a rank says about it.
+/// A rank's sidecar file.
 pub(super) fn sidecar(rank: usize) -> String {
     format!("rank-{rank:05}.json")
 }
 
-/// The rank whose file of numbers this is.
+/// The rank of a safetensors file.
 pub(super) fn rank_of_shard(name: &str) -> Option<usize> {
     let rank = name.strip_prefix("rank-")?.strip_suffix(".safetensors")?.parse().ok()?;
     (shard(rank) == name).then_some(rank)
@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_read_as_they_are_written() {
+    fn names_round_trip() {
         let roles = [Role::Complete, Role::Partial, Role::Removed, Role::Replaced];
         for role in roles {
             for step in [0, 1000, u64::MAX] {

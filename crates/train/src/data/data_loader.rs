@@ -1,44 +1,44 @@
-//! Batches of samples, read when they are asked for or ahead of that.
+//! Loads batches, optionally with prefetching.
 
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
 use super::error::{DataError, Result};
-use super::order::Order;
+use super::sampler::Sampler;
 use super::source::Tokens;
 
-/// Samples that go through the model together, row after row.
+/// A batch of sequences.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Batch {
-    /// What the model sees.
+    /// Inputs, row-major.
     pub inputs: Vec<u32>,
-    /// What comes next after each input.
+    /// Targets: the inputs shifted by one.
     pub targets: Vec<u32>,
-    /// Samples.
+    /// Number of sequences.
     pub batch: usize,
-    /// Tokens of each.
+    /// Sequence length.
     pub sequence: usize,
 }
 
-/// Reads samples of some tokens in an order.
+/// Loads sequences of a dataset in the order of a sampler.
 #[derive(Debug, Clone)]
-pub struct Loader {
+pub struct DataLoader {
     tokens: Tokens,
-    order: Order,
+    order: Sampler,
 }
 
-impl Loader {
-    /// Of these tokens, in this order, which was made for as many.
-    pub fn new(tokens: Tokens, order: Order) -> Self {
+impl DataLoader {
+    /// Of these tokens. The sampler must be of the same length.
+    pub fn new(tokens: Tokens, order: Sampler) -> Self {
         Self { tokens, order }
     }
 
-    /// The order of samples.
-    pub fn order(&self) -> &Order {
+    /// The sampler.
+    pub fn sampler(&self) -> &Sampler {
         &self.order
     }
 
-    /// Reads the samples of these indices.
+    /// Loads the sequences of these indices.
     pub fn batch(&self, indices: impl IntoIterator<Item = u64>) -> Result<Batch> {
         let sequence = self.order.context() as usize;
         let mut batch = Batch { sequence, ..Batch::default() };
@@ -53,18 +53,18 @@ impl Loader {
     }
 }
 
-/// Reads batches ahead in a thread: an iterator of the batches of these lists of indices. The first
-/// error is the last item.
+/// Loads batches in a background thread: an iterator over the batches of these lists of indices. An error is the
+/// last item.
 #[derive(Debug)]
-pub struct Ahead {
-    /// None when it is being ended.
+pub struct Prefetcher {
+    /// None while shutting down.
     batches: Option<Receiver<Result<Batch>>>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Ahead {
-    /// Starts to read, so many batches ahead at most.
-    pub fn new<I>(loader: Loader, lists: I, ahead: usize) -> Result<Self>
+impl Prefetcher {
+    /// Starts to load up to `ahead` batches in advance.
+    pub fn new<I>(loader: DataLoader, lists: I, ahead: usize) -> Result<Self>
     where
         I: IntoIterator + Send + 'static,
         I::Item: IntoIterator<Item = u64>,
@@ -72,13 +72,13 @@ impl Ahead {
         let (sender, receiver) = sync_channel(ahead);
         let thread = std::thread::Builder::new().name("read-ahead".to_owned());
         let thread = thread.spawn(move || fill(&loader, lists, &sender));
-        let failed = |error: std::io::Error| DataError::Ahead { reason: error.to_string() };
+        let failed = |error: std::io::Error| DataError::Prefetch { reason: error.to_string() };
         Ok(Self { batches: Some(receiver), thread: Some(thread.map_err(failed)?) })
     }
 }
 
-/// Sends batches until there are no more, one fails, or nobody wants them.
-fn fill<I>(loader: &Loader, lists: I, sender: &SyncSender<Result<Batch>>)
+/// Sends batches until they end, one fails, or the receiver is dropped.
+fn fill<I>(loader: &DataLoader, lists: I, sender: &SyncSender<Result<Batch>>)
 where
     I: IntoIterator,
     I::Item: IntoIterator<Item = u64>,
@@ -92,22 +92,24 @@ where
     }
 }
 
-impl Iterator for Ahead {
+impl Iterator for Prefetcher {
     type Item = Result<Batch>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if let Ok(batch) = self.batches.as_ref()?.recv() {
             return Some(batch);
         }
-        // The thread is through; a fault of its own must not look like an end.
+        // A panic must not look like the end of the data.
         let ended = self.thread.take()?.join();
-        ended.is_err().then(|| Err(DataError::Ahead { reason: "its thread panicked".to_owned() }))
+        ended
+            .is_err()
+            .then(|| Err(DataError::Prefetch { reason: "the loader thread panicked".to_owned() }))
     }
 }
 
-impl Drop for Ahead {
+impl Drop for Prefetcher {
     fn drop(&mut self) {
-        // A thread that waits to send hears that nobody receives.
+        // Dropping the receiver unblocks the sending thread.
         self.batches = None;
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -119,10 +121,10 @@ impl Drop for Ahead {
 mod tests {
     use super::*;
 
-    fn loader(tokens: u32, context: u64) -> Loader {
+    fn loader(tokens: u32, context: u64) -> DataLoader {
         let all: Vec<u32> = (0..tokens).collect();
-        let order = Order::straight(u64::from(tokens), context).unwrap();
-        Loader::new(Tokens::Memory(all.into()), order)
+        let order = Sampler::sequential(u64::from(tokens), context).unwrap();
+        DataLoader::new(Tokens::Memory(all.into()), order)
     }
 
     #[test]
@@ -135,31 +137,31 @@ mod tests {
     }
 
     #[test]
-    fn read_ahead_is_as_read_at_once() {
+    fn prefetched_batches_equal_direct_ones() {
         let loader = loader(1000, 8);
         let lists: Vec<Vec<u64>> = (0..50).map(|step| vec![step, step + 3]).collect();
-        let ahead = Ahead::new(loader.clone(), lists.clone(), 2).unwrap();
+        let ahead = Prefetcher::new(loader.clone(), lists.clone(), 2).unwrap();
         let batches: Result<Vec<Batch>> = ahead.collect();
         let wanted: Result<Vec<Batch>> = lists.into_iter().map(|list| loader.batch(list)).collect();
         assert_eq!(batches.unwrap(), wanted.unwrap());
     }
 
     #[test]
-    fn it_ends_when_it_is_dropped() {
+    fn the_thread_ends_when_the_prefetcher_is_dropped() {
         let mut endless =
-            Ahead::new(loader(1000, 8), (0u64..).map(|step| step..step + 2), 1).unwrap();
+            Prefetcher::new(loader(1000, 8), (0u64..).map(|step| step..step + 2), 1).unwrap();
         assert!(endless.next().unwrap().is_ok());
-        // Would hang here.
+        // Hangs on failure.
         drop(endless);
     }
 
     #[test]
-    fn errors_are_delivered_and_the_last() {
-        let short = Loader {
+    fn an_error_is_the_last_item() {
+        let short = DataLoader {
             tokens: Tokens::Memory(vec![1; 30].into()),
-            order: Order::straight(100, 8).unwrap(),
+            order: Sampler::sequential(100, 8).unwrap(),
         };
-        let ahead = Ahead::new(short, (0..12).map(|index| [index]), 1).unwrap();
+        let ahead = Prefetcher::new(short, (0..12).map(|index| [index]), 1).unwrap();
         let read: Vec<Result<Batch>> = ahead.collect();
         assert_eq!(read.len(), 4);
         assert!(read[..3].iter().all(Result::is_ok));
@@ -167,11 +169,11 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_panics_is_no_end() {
+    fn a_panic_is_reported_as_an_error() {
         let lists = (0..3u64).map(|index| if index == 2 { panic!("as asked") } else { [index] });
-        let mut ahead = Ahead::new(loader(100, 8), lists, 1).unwrap();
+        let mut ahead = Prefetcher::new(loader(100, 8), lists, 1).unwrap();
         assert!(ahead.next().unwrap().is_ok() && ahead.next().unwrap().is_ok());
-        assert!(matches!(ahead.next(), Some(Err(DataError::Ahead { .. }))));
+        assert!(matches!(ahead.next(), Some(Err(DataError::Prefetch { .. }))));
         assert!(ahead.next().is_none());
     }
 }

@@ -1,59 +1,59 @@
-//! What is sent, read and written in steps, expected and counted. Validations and checkpoints do that,
-//! too, and are not part of it.
+//! Predicted and measured memory, communication and offload I/O of training steps. Validation and
+//! checkpoints are not included.
 
-use crate::state::Bytes;
+use crate::state::StateBytes;
 use crate::step::Engine;
 use regatta_predict::axis::Axis;
 use regatta_predict::bytes::{HeldBytes, MovedBytes, SentBytes};
 use regatta_predict::cost::{Cost, Holds, Sends};
 use regatta_predict::moved::Moved;
 
-/// What a rank holds, sends on each axis, and has on disk.
+/// Predicted and measured usage of a rank.
 #[derive(Debug)]
-pub struct Traffic {
-    /// What it was expected to hold.
+pub struct Usage {
+    /// Predicted memory.
     holds: Holds,
-    /// To send in a step.
+    /// Predicted communication per step.
     sends: Sends,
-    /// And to read and write in a step.
+    /// Predicted offload I/O per step.
     moves: Moved,
-    /// In all steps so far.
-    counted: Counted,
+    /// Measured, summed over all steps.
+    counted: Counters,
     steps: u64,
 }
 
-/// What was counted until now.
+/// Communication and I/O counters.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Counted {
+pub struct Counters {
     sent: [u64; Axis::ALL.len()],
     moved: Moved,
 }
 
-impl Counted {
-    /// Since it began.
-    pub fn by(engine: &Engine) -> Self {
+impl Counters {
+    /// The counters of an engine.
+    pub fn of(engine: &Engine) -> Self {
         let sent = Axis::ALL.map(|axis| engine.groups.sent(axis).all_bytes());
-        Self { sent, moved: engine.state.moved() }
+        Self { sent, moved: engine.state.io_bytes() }
     }
 }
 
-impl Traffic {
-    /// Nothing yet.
+impl Usage {
+    /// Without steps.
     pub fn new(Cost { holds, sends, moves, .. }: Cost) -> Self {
-        Self { holds, sends, moves, counted: Counted::default(), steps: 0 }
+        Self { holds, sends, moves, counted: Counters::default(), steps: 0 }
     }
 
-    /// What the rank has held at most so far.
-    pub fn held(&self, engine: &Engine) -> Vec<HeldBytes> {
-        let Bytes { parameters, gradients, moments } = engine.state.bytes();
+    /// Predicted and peak memory, by category.
+    pub fn memory(&self, engine: &Engine) -> Vec<HeldBytes> {
+        let StateBytes { parameters, gradients, moments } = engine.state.memory();
         let expected = &self.holds;
         let passes = expected.activations + expected.working;
         let all = [
-            ("parameters", expected.parameters.most(), parameters.most()),
-            ("gradients", expected.gradients.most(), gradients.most()),
-            ("optimizer", expected.moments.most(), moments.most()),
-            // Nobody tells the two apart while they are in memory.
-            ("activations and working", passes, engine.net.passing_bytes()),
+            ("parameters", expected.parameters.most(), parameters.peak()),
+            ("gradients", expected.gradients.most(), gradients.peak()),
+            ("optimizer", expected.moments.most(), moments.peak()),
+            // They share buffers, so only their sum can be measured.
+            ("activations and working", passes, engine.net.activation_bytes()),
         ];
         let one = |(what, expected, measured): (&str, u64, usize)| HeldBytes {
             what: what.to_owned(),
@@ -63,16 +63,16 @@ impl Traffic {
         all.into_iter().map(one).collect()
     }
 
-    /// A step is over, before which so much was counted.
-    pub fn after(&mut self, before: Counted, engine: &Engine) {
-        let now = Counted::by(engine);
+    /// Adds a step, given the counters before it.
+    pub fn add_step(&mut self, before: Counters, engine: &Engine) {
+        let now = Counters::of(engine);
         let new = now.sent.into_iter().zip(before.sent).map(|(now, before)| now - before);
         self.counted.sent.iter_mut().zip(new).for_each(|(counted, new)| *counted += new);
         self.counted.moved += now.moved - before.moved;
         self.steps += 1;
     }
 
-    /// What a step sends, on the axes on which something was expected or sent.
+    /// Bytes sent per step, by axis, if any.
     pub fn sent(&self) -> Vec<SentBytes> {
         let one = |(axis, counted): (Axis, u64)| {
             let expected = self.sends.on(axis);
@@ -84,8 +84,8 @@ impl Traffic {
         Axis::ALL.into_iter().zip(self.counted.sent).filter_map(one).collect()
     }
 
-    /// What a step reads and writes, if anything is on disk.
-    pub fn moved(&self) -> Vec<MovedBytes> {
+    /// Offload I/O per step, if any.
+    pub fn disk_io(&self) -> Vec<MovedBytes> {
         let Moved { read, written } = self.counted.moved;
         let mean = |bytes: u64| bytes.checked_div(self.steps);
         let measured = mean(read).zip(mean(written)).map(|(read, written)| Moved { read, written });

@@ -1,4 +1,4 @@
-//! A file that grows line by line.
+//! Append-only JSON Lines files.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
@@ -7,86 +7,83 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Event, number};
+use super::{Event, finite_or_null};
 
-/// A file that is only added to. What could not be written whole is not there: the next piece goes
-/// over it.
+/// An append-only file. A partially failed write is overwritten by the next one.
 #[derive(Debug)]
-pub(super) struct Growing {
+pub(super) struct AppendFile {
     file: File,
     end: u64,
 }
 
-impl Growing {
-    /// Begins behind what a file holds up to `end`.
+impl AppendFile {
+    /// Appends at offset `end`.
     pub fn new(file: File, end: u64) -> Self {
         Self { file, end }
     }
 
-    /// Adds bytes, all or none.
-    pub fn add(&mut self, bytes: &[u8]) -> io::Result<()> {
+    /// Appends all bytes or none.
+    pub fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.file.write_all_at(bytes, self.end)?;
         self.end += bytes.len() as u64;
         Ok(())
     }
 }
 
-/// Lines of JSON, each flushed when it is written.
+/// A JSON Lines file, unbuffered.
 #[derive(Debug)]
-pub struct JsonLines(Growing);
+pub struct JsonLines(AppendFile);
 
 impl JsonLines {
-    /// Opens a file of which the lines up to step `done` stay. Those of later steps, which will be
-    /// done again, and one that was torn off are cut away, so that no step is there twice.
-    pub fn open(path: &Path, done: u64) -> io::Result<Self> {
+    /// Opens a file and truncates it after step `last_step`: later steps will run again, and each step
+    /// must occur once. A partial last line is removed.
+    pub fn open(path: &Path, last_step: u64) -> io::Result<Self> {
         let mut options = OpenOptions::new();
         let mut file = options.read(true).write(true).create(true).truncate(false).open(path)?;
         if !file.metadata()?.is_file() {
-            return Ok(Self(Growing::new(file, 0)));
+            return Ok(Self(AppendFile::new(file, 0)));
         }
         let mut text = Vec::new();
         file.read_to_end(&mut text)?;
-        let end = kept(&text, done) as u64;
+        let end = len_through(&text, last_step) as u64;
         file.set_len(end)?;
-        Ok(Self(Growing::new(file, end)))
+        Ok(Self(AppendFile::new(file, end)))
     }
 
-    /// What a file tells of the steps up to `done`: steps and validations. Lines that say neither
-    /// are skipped.
-    pub fn read(path: &Path, done: u64) -> io::Result<Vec<Event>> {
+    /// Reads steps and validations up to `last_step`. Other lines are skipped.
+    pub fn read(path: &Path, last_step: u64) -> io::Result<Vec<Event>> {
         let text = std::fs::read(path)?;
-        let lines = text[..kept(&text, done)].split(|byte| *byte == b'\n');
-        Ok(lines.filter_map(event).collect())
+        let lines = text[..len_through(&text, last_step)].split(|byte| *byte == b'\n');
+        Ok(lines.filter_map(parse_event).collect())
     }
 
-    /// Adds a line.
+    /// Appends a line.
     pub fn write<T: Serialize>(&mut self, line: &T) -> io::Result<()> {
         let mut text = serde_json::to_vec(line)?;
         text.push(b'\n');
-        self.0.add(&text)
+        self.0.append(&text)
     }
 }
 
-/// A line of a validation, beside those of steps.
+/// A line for an evaluation.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Validated {
+pub(super) struct ValidationLine {
     pub step: u64,
-    #[serde(with = "number")]
-    pub validation_loss: f64,
+    #[serde(with = "finite_or_null")]
+    pub val_loss: f64,
     pub time: f64,
 }
 
-/// What a line says.
-fn event(line: &[u8]) -> Option<Event> {
+fn parse_event(line: &[u8]) -> Option<Event> {
     let step = serde_json::from_slice(line).map(|step| Event::Step(Box::new(step)));
     step.ok().or_else(|| {
-        let Validated { step, validation_loss: loss, .. } = serde_json::from_slice(line).ok()?;
+        let ValidationLine { step, val_loss: loss, .. } = serde_json::from_slice(line).ok()?;
         Some(Event::Validation { step, loss })
     })
 }
 
-/// How many bytes of a file are of steps up to `done`.
-fn kept(text: &[u8], done: u64) -> usize {
+/// Length of the complete lines up to step `last_step`.
+fn len_through(text: &[u8], last_step: u64) -> usize {
     #[derive(Deserialize)]
     struct Line {
         step: u64,
@@ -94,7 +91,7 @@ fn kept(text: &[u8], done: u64) -> usize {
     let mut end = 0;
     for line in text.split_inclusive(|byte| *byte == b'\n') {
         let step = serde_json::from_slice::<Line>(line).map_or(0, |line| line.step);
-        if step > done || !line.ends_with(b"\n") {
+        if step > last_step || !line.ends_with(b"\n") {
             break;
         }
         end += line.len();
@@ -109,8 +106,8 @@ mod tests {
     const LINES: &str = "{\"step\":1}\n{\"step\":2}\nbroken\n{\"step\":3,\"loss\":1}\n{\"st";
 
     #[test]
-    fn steps_that_are_done_again_are_cut_away() {
-        let kept = |done| &LINES[..super::kept(LINES.as_bytes(), done)];
+    fn steps_after_the_last_one_are_truncated() {
+        let kept = |step| &LINES[..len_through(LINES.as_bytes(), step)];
         assert_eq!(kept(0), "");
         assert_eq!(kept(1), "{\"step\":1}\n");
         assert_eq!(kept(2), "{\"step\":1}\n{\"step\":2}\nbroken\n");
@@ -118,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_added_behind_those_that_stay() {
+    fn lines_are_appended_after_truncation() {
         let path = std::env::temp_dir().join(format!("regatta-lines-{}", std::process::id()));
         std::fs::write(&path, LINES).unwrap();
         let mut lines = JsonLines::open(&path, 1).unwrap();
@@ -130,13 +127,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_half_written_is_written_over() {
+    fn partial_writes_are_overwritten() {
         let path = std::env::temp_dir().join(format!("regatta-torn-{}", std::process::id()));
         let file = File::create(&path).unwrap();
-        let mut growing = Growing::new(file, 0);
-        growing.add(b"one\n").unwrap();
-        growing.file.write_all_at(b"torn", growing.end).unwrap();
-        growing.add(b"whole\n").unwrap();
+        let mut file = AppendFile::new(file, 0);
+        file.append(b"one\n").unwrap();
+        file.file.write_all_at(b"torn", file.end).unwrap();
+        file.append(b"whole\n").unwrap();
         let text = std::fs::read_to_string(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
         assert_eq!(text, "one\nwhole\n");

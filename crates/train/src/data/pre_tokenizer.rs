@@ -1,30 +1,30 @@
-//! How a text is cut into words before BPE: the patterns of GPT-2 and of Llama 3, as functions, for
-//! a regular expression with all of Unicode would take longer to build than the rest. No I/O.
+//! Pre-tokenization: splits text into words by the patterns of GPT-2 and Llama 3. Implemented as functions,
+//! because a regular expression with Unicode classes would dominate the start-up time. No I/O.
 
 use unicode_general_category::{GeneralCategory, get_general_category};
 
-/// The pattern of GPT-2, which is also what `ByteLevel` means by itself.
+/// The GPT-2 pattern, also the default of `ByteLevel`.
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
-/// The pattern of Llama 3, without how many digits are a word, which is 1 in Qwen 2.
+/// The Llama 3 pattern, around the number of digits per word (1 in Qwen 2).
 const LLAMA3: [&str; 2] = [
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}",
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 ];
 
-/// Where words end.
+/// A pre-tokenizer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Words {
-    /// As in GPT-2.
+pub enum PreTokenizer {
+    /// GPT-2.
     Gpt2,
-    /// As in Llama 3.
+    /// Llama 3.
     Llama3 {
-        /// The most digits of a word.
+        /// Maximum digits per word.
         digits: usize,
     },
 }
 
-impl Words {
-    /// The words that a pattern stands for, if it is a known one.
+impl PreTokenizer {
+    /// The pre-tokenizer of a known pattern.
     pub fn of_pattern(pattern: &str) -> Option<Self> {
         if pattern == GPT2 {
             return Some(Self::Gpt2);
@@ -36,7 +36,7 @@ impl Words {
         }
     }
 
-    /// The words of a text, one behind the other, nothing left out.
+    /// Splits a text into words.
     pub fn of(self, text: &str) -> impl Iterator<Item = &str> {
         let mut rest = text;
         std::iter::from_fn(move || {
@@ -52,12 +52,12 @@ impl Words {
     }
 }
 
-/// Bytes of the first word, as GPT-2 has it.
+/// Length of the first word in GPT-2.
 fn gpt2(text: &str, first: char) -> usize {
     if let Some(length) = contraction(text, false) {
         return length;
     }
-    // A space belongs to the word behind it.
+    // A space belongs to the following word.
     let space = usize::from(first == ' ');
     match text[space..].chars().next().map(Class::of) {
         Some(class) if class != Class::Space => space + run(&text[space..], class, usize::MAX),
@@ -65,7 +65,7 @@ fn gpt2(text: &str, first: char) -> usize {
     }
 }
 
-/// Bytes of the first word, as Llama 3 has it.
+/// Length of the first word in Llama 3.
 fn llama3(text: &str, first: char, digits: usize) -> usize {
     if let Some(length) = contraction(text, true) {
         return length;
@@ -77,7 +77,7 @@ fn llama3(text: &str, first: char, digits: usize) -> usize {
     match class {
         Class::Letter => return run(text, Class::Letter, usize::MAX),
         Class::Number => return run(text, Class::Number, digits),
-        // Whatever is neither nor a line's end belongs to the letters behind it.
+        // Any other character except a line break belongs to the following letters.
         _ if next == Some(Class::Letter) && !is_line_end(first) => {
             return first.len_utf8() + run(behind, Class::Letter, usize::MAX);
         }
@@ -96,24 +96,24 @@ fn llama3(text: &str, first: char, digits: usize) -> usize {
     }
 }
 
-/// Bytes of white space at the begin; the last one is left to a word that follows.
+/// Length of leading white space; the last character is left to a following word.
 fn space_run(text: &str) -> usize {
     let length = run(text, Class::Space, usize::MAX);
     let last = text[..length].chars().next_back().map_or(0, char::len_utf8);
     if length == text.len() || length == last { length } else { length - last }
 }
 
-/// Bytes of the characters of a class at the begin, of so many at most.
+/// Length of leading characters of a class, up to a maximum number of characters.
 fn run(text: &str, class: Class, most: usize) -> usize {
     let of_class = text.chars().take(most).take_while(|c| Class::of(*c) == class);
     of_class.map(char::len_utf8).sum()
 }
 
-/// Bytes of `'s` and the like at the begin.
+/// Length of a leading contraction such as `'s`.
 fn contraction(text: &str, any_case: bool) -> Option<usize> {
     let rest = text.strip_prefix('\'')?;
     let lower = |c: char| match c {
-        // The long s is an s in another case.
+        // U+017F (long s) matches s case-insensitively.
         'ſ' if any_case => 's',
         _ if any_case => c.to_ascii_lowercase(),
         _ => c,
@@ -128,7 +128,7 @@ fn contraction(text: &str, any_case: bool) -> Option<usize> {
     }
 }
 
-/// What the patterns tell apart.
+/// Character classes of the patterns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Class {
     Letter,
@@ -168,7 +168,7 @@ mod tests {
 
     use super::*;
 
-    fn words(words: Words, text: &str) -> Vec<&str> {
+    fn words(words: PreTokenizer, text: &str) -> Vec<&str> {
         words.of(text).collect()
     }
 
@@ -176,9 +176,9 @@ mod tests {
     fn gpt2_cuts_as_its_pattern() {
         let text = "It's  a\n\n boat, 2026 knots!!\n";
         let wanted = ["It", "'s", " ", " a", "\n\n", " boat", ",", " 2026", " knots", "!!", "\n"];
-        assert_eq!(words(Words::Gpt2, text), wanted);
+        assert_eq!(words(PreTokenizer::Gpt2, text), wanted);
         assert_eq!(
-            words(Words::Gpt2, "'S x\u{a0}é ¼ \t"),
+            words(PreTokenizer::Gpt2, "'S x\u{a0}é ¼ \t"),
             ["'", "S", " x", "\u{a0}", "é", " ¼", " \t"]
         );
     }
@@ -190,23 +190,26 @@ mod tests {
             "It", "'S", " ", " a", "\n \n", " boat", ",", " ", "202", "6", " knots", "!!\n\n",
             " x", "\t", "\"go", "\"", " ",
         ];
-        assert_eq!(words(Words::Llama3 { digits: 3 }, text), wanted);
-        assert_eq!(words(Words::Llama3 { digits: 1 }, "42"), ["4", "2"]);
+        assert_eq!(words(PreTokenizer::Llama3 { digits: 3 }, text), wanted);
+        assert_eq!(words(PreTokenizer::Llama3 { digits: 1 }, "42"), ["4", "2"]);
     }
 
     #[test]
     fn patterns_are_known_or_not() {
-        assert_eq!(Words::of_pattern(GPT2), Some(Words::Gpt2));
+        assert_eq!(PreTokenizer::of_pattern(GPT2), Some(PreTokenizer::Gpt2));
         let llama = LLAMA3.join("{1,3}");
-        assert_eq!(Words::of_pattern(&llama), Some(Words::Llama3 { digits: 3 }));
-        assert_eq!(Words::of_pattern(&LLAMA3.concat()), Some(Words::Llama3 { digits: 1 }));
-        assert_eq!(Words::of_pattern(r"\w+"), None);
+        assert_eq!(PreTokenizer::of_pattern(&llama), Some(PreTokenizer::Llama3 { digits: 3 }));
+        assert_eq!(
+            PreTokenizer::of_pattern(&LLAMA3.concat()),
+            Some(PreTokenizer::Llama3 { digits: 1 })
+        );
+        assert_eq!(PreTokenizer::of_pattern(r"\w+"), None);
     }
 
     proptest! {
         #[test]
         fn nothing_is_lost(text in "[ -~\\n\\r\\t]{0,20}\\PC{0,20}") {
-            for kind in [Words::Gpt2, Words::Llama3 { digits: 3 }] {
+            for kind in [PreTokenizer::Gpt2, PreTokenizer::Llama3 { digits: 3 }] {
                 prop_assert_eq!(words(kind, &text).concat(), text.as_str());
                 prop_assert!(kind.of(&text).all(|word| !word.is_empty()));
             }

@@ -1,9 +1,8 @@
-//! CRC-32C, as TensorBoard's records have it.
+//! CRC-32C and the mask of TFRecords.
 
-/// The polynomial, with the lowest power first.
+/// The polynomial, bit-reversed.
 const CASTAGNOLI: u32 = 0x82f6_3b78;
 
-/// What each byte does to a sum.
 const TABLE: [u32; 256] = {
     let mut table = [0; 256];
     let mut byte = 0;
@@ -20,13 +19,13 @@ const TABLE: [u32; 256] = {
     table
 };
 
-/// The sum of some bytes.
+/// CRC-32C of some bytes.
 pub fn crc32c(bytes: &[u8]) -> u32 {
     let add = |sum: u32, byte: &u8| (sum >> 8) ^ TABLE[usize::from(sum as u8 ^ byte)];
     !bytes.iter().fold(!0, add)
 }
 
-/// The sum as records keep it: turned and shifted, for sums of what holds sums are poor.
+/// CRC-32C masked as in TFRecords, because a CRC of data that contains CRCs is weak.
 pub fn masked(bytes: &[u8]) -> u32 {
     crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
 }
@@ -36,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sums_are_those_of_the_standard() {
+    fn crc_matches_the_standard_check_values() {
         // The check value of CRC-32C, and two of RFC 3720, B.4.
         assert_eq!(crc32c(b"123456789"), 0xe306_9283);
         assert_eq!(crc32c(&[0; 32]), 0x8a91_36aa);

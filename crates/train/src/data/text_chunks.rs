@@ -1,5 +1,4 @@
-//! Text files as one text, in pieces that a tokenizer can take one by one: texts may be larger than
-//! memory.
+//! Reads text files as one text in chunks that can be tokenized independently: texts may be larger than memory.
 
 use std::fs::File;
 use std::io::Read;
@@ -7,40 +6,39 @@ use std::path::{Path, PathBuf};
 
 use super::error::{DataError, Result};
 
-/// How much is read at once.
+/// Bytes read at a time.
 const CHUNK: usize = 1 << 20;
-/// A piece is cut anywhere at last, if there is no better place.
-const LONGEST: usize = 16 << 20;
+/// Maximum size of a chunk; beyond it, words may be split.
+const MAX_CHUNK: usize = 16 << 20;
 
-/// What a piece of text is for.
+/// Split of the data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Part {
-    /// To learn from.
+pub enum Split {
+    /// Training.
     Train,
-    /// To see what was learned.
+    /// Validation.
     Validation,
 }
 
-/// How many bytes of a text are for training, if this share is for validation. The first character
-/// that is not whole there is for validation.
+/// Size of the training split for a validation fraction. A character across the boundary belongs to validation.
 pub fn train_bytes(total: u64, validation: f64) -> u64 {
     (total as f64 * (1.0 - validation)) as u64
 }
 
-/// Cuts a text as [`each`] would.
+/// Splits a text as [`for_each_chunk`] does.
 pub fn cut(text: &str, validation: f64) -> (&str, &str) {
     let at = train_bytes(text.len() as u64, validation) as usize;
     text.split_at(text.floor_char_boundary(at))
 }
 
-/// Gives the text of files, one behind the other, piece by piece. Pieces end where words do, but
-/// for the one at byte `split`, where validation begins.
-pub fn each(
+/// Calls `take` with the text of all files, chunk by chunk. Chunks end at word boundaries, except at byte `split`,
+/// where the validation split starts.
+pub fn for_each_chunk(
     files: &[PathBuf],
     split: u64,
-    mut take: impl FnMut(Part, &str) -> Result<()>,
+    mut take: impl FnMut(Split, &str) -> Result<()>,
 ) -> Result<()> {
-    let mut text = Cutter { text: String::new(), before: 0, split };
+    let mut text = Chunker { text: String::new(), before: 0, split };
     for path in files {
         let mut file = File::open(path).map_err(DataError::io("open", path))?;
         let (mut bytes, mut done) = (Vec::new(), 0);
@@ -65,8 +63,7 @@ fn not_utf8(path: &Path, byte: u64) -> DataError {
     DataError::NotUtf8 { path: path.to_owned(), byte }
 }
 
-/// The text that bytes begin with; at the end of a file that must be all of them. Else where they
-/// are wrong.
+/// The longest valid UTF-8 prefix, or the offset of an invalid byte. At the end of a file all bytes must be valid.
 fn utf8(bytes: &[u8], ended: bool) -> std::result::Result<&str, usize> {
     match std::str::from_utf8(bytes) {
         Ok(text) => Ok(text),
@@ -77,42 +74,42 @@ fn utf8(bytes: &[u8], ended: bool) -> std::result::Result<&str, usize> {
     }
 }
 
-/// Text that has come, and where it is in the whole.
-struct Cutter {
+/// Text read so far, and its offset.
+struct Chunker {
     text: String,
     before: u64,
     split: u64,
 }
 
-impl Cutter {
-    /// Gives what can be given so far.
-    fn cut(&mut self, take: &mut impl FnMut(Part, &str) -> Result<()>) -> Result<()> {
-        if self.part() == Part::Train && self.before + self.text.len() as u64 >= self.split {
+impl Chunker {
+    /// Emits complete chunks.
+    fn cut(&mut self, take: &mut impl FnMut(Split, &str) -> Result<()>) -> Result<()> {
+        if self.part() == Split::Train && self.before + self.text.len() as u64 >= self.split {
             let at = self.text.floor_char_boundary((self.split - self.before) as usize);
-            self.give(Part::Train, at, take)?;
+            self.give(Split::Train, at, take)?;
             self.split = self.before;
         }
         let at = match safe_cut(&self.text) {
-            None if self.text.len() >= LONGEST => self.text.len(),
+            None if self.text.len() >= MAX_CHUNK => self.text.len(),
             at => at.unwrap_or(0),
         };
         self.give(self.part(), at, take)
     }
 
-    /// Gives all there is.
-    fn rest(&mut self, take: &mut impl FnMut(Part, &str) -> Result<()>) -> Result<()> {
+    /// Emits the rest.
+    fn rest(&mut self, take: &mut impl FnMut(Split, &str) -> Result<()>) -> Result<()> {
         self.give(self.part(), self.text.len(), take)
     }
 
-    fn part(&self) -> Part {
-        if self.before < self.split { Part::Train } else { Part::Validation }
+    fn part(&self) -> Split {
+        if self.before < self.split { Split::Train } else { Split::Validation }
     }
 
     fn give(
         &mut self,
-        part: Part,
+        part: Split,
         bytes: usize,
-        take: &mut impl FnMut(Part, &str) -> Result<()>,
+        take: &mut impl FnMut(Split, &str) -> Result<()>,
     ) -> Result<()> {
         if bytes > 0 {
             take(part, &self.text[..bytes])?;
@@ -123,9 +120,8 @@ impl Cutter {
     }
 }
 
-/// The last place of a text where the tokens before and behind are the same as in the whole: behind
-/// a line's end without other white space around it. All known patterns end a word there, and look
-/// no further.
+/// The last position at which a text can be split without changing its tokens: after a line break that is not
+/// adjacent to other white space. All known patterns end a word there.
 fn safe_cut(text: &str) -> Option<usize> {
     let dark = |c: Option<char>| c.is_some_and(|c| !c.is_whitespace());
     let safe =
@@ -142,8 +138,8 @@ mod tests {
 
     fn read(files: &[PathBuf], split: u64) -> Result<(Vec<String>, Vec<String>)> {
         let (mut train, mut validation) = (Vec::new(), Vec::new());
-        each(files, split, |part, text| {
-            let all = if part == Part::Train { &mut train } else { &mut validation };
+        for_each_chunk(files, split, |part, text| {
+            let all = if part == Split::Train { &mut train } else { &mut validation };
             all.push(text.to_owned());
             Ok(())
         })?;
@@ -151,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn cuts_where_no_word_is_harmed() {
+    fn safe_cut_preserves_words() {
         assert_eq!(safe_cut("a\nb"), Some(2));
         assert_eq!(safe_cut("a\nb\nc\n"), Some(4));
         for text in ["", "a", "\n", "a\n", "\na", "a\n\nb", "a \nb", "a\n b", "é\u{a0}\nb"] {
@@ -160,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn long_texts_come_in_pieces_and_nothing_is_lost() {
+    fn long_texts_are_chunked_without_loss() {
         let folder = Folder::new();
         let line = "Größe und Wind, 12 Knoten.\n";
         let text = line.repeat(3 * CHUNK / line.len());
@@ -175,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_text_is_named_with_its_place() {
+    fn invalid_utf8_is_reported_with_its_offset() {
         let folder = Folder::new();
         for (bytes, place) in [(&b"abc\xffd"[..], 3), (b"ab\xc3", 2), (b"\xe2\x82", 0)] {
             let path = folder.file("bad.txt", bytes);
@@ -192,7 +188,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_split_is_where_it_would_be_in_memory(text in "[aé\u{1f6a3}\n]{0,40}", share in 0.0..0.9) {
+        fn the_split_equals_that_in_memory(text in "[aé\u{1f6a3}\n]{0,40}", share in 0.0..0.9) {
             let folder = Folder::new();
             let path = folder.file("text", &text);
             let (train, validation) = read(&[path], train_bytes(text.len() as u64, share)).unwrap();

@@ -1,0 +1,98 @@
+//! A rank's safetensors file.
+
+use std::collections::HashSet;
+use std::path::Path;
+
+use safetensors::Dtype;
+use safetensors::tensor::TensorInfo;
+use sha2::{Digest, Sha256};
+
+use super::disk::Disk;
+use super::error::CheckpointError;
+use super::header;
+use super::manifest::WrittenShard;
+use super::shard::{Shard, ShardMeta, key};
+
+/// Elements that are converted, hashed and written at a time.
+const AT_A_TIME: usize = 1 << 18;
+
+/// The layout of a file, without the data.
+#[derive(Debug)]
+pub(super) struct ShardFileLayout {
+    header: Vec<u8>,
+    /// Size of the file.
+    pub bytes: u64,
+}
+
+/// Validates the shards and lays them out.
+pub(super) fn lay_out(pieces: &[ShardMeta]) -> Result<ShardFileLayout, CheckpointError> {
+    let mut keys = HashSet::new();
+    let mut infos = Vec::with_capacity(pieces.len());
+    let mut end = 0;
+    for piece in pieces {
+        piece.part.check(&piece.shape).map_err(|why| refuse(&piece.name, why))?;
+        let key = key(piece.kind, &piece.name, &piece.part);
+        let start = end;
+        end += piece.part.len(&piece.shape) * size_of::<f32>();
+        let shape = piece.part.own_shape(&piece.shape);
+        let data_offsets = (start, end);
+        infos.push((key.clone(), TensorInfo { dtype: Dtype::F32, shape, data_offsets }));
+        if !keys.insert(key) {
+            return Err(refuse(&piece.name, "is listed twice".to_owned()));
+        }
+    }
+    let header = header::write(None, infos).map_err(|why| {
+        let name = pieces.first().map_or_else(String::new, |piece| piece.name.clone());
+        CheckpointError::InvalidShard { name, why }
+    })?;
+    let bytes = (header.len() + end) as u64;
+    Ok(ShardFileLayout { header, bytes })
+}
+
+/// Fails if a shard has the wrong number of elements.
+pub(super) fn check(piece: &Shard) -> Result<(), CheckpointError> {
+    let Shard { name, shape, part, elements, .. } = piece;
+    let (needed, given) = (part.len(shape), elements.len());
+    if needed != given {
+        return Err(refuse(name, format!("has {given} elements for its slice {part} of {needed}")));
+    }
+    Ok(())
+}
+
+fn refuse(name: &str, why: String) -> CheckpointError {
+    CheckpointError::InvalidShard { name: name.to_owned(), why }
+}
+
+/// Writes and syncs the file. The shards must be those that were laid out.
+pub(super) fn write(
+    disk: &dyn Disk,
+    path: &Path,
+    layout: &ShardFileLayout,
+    pieces: impl Iterator<Item = Result<Shard, CheckpointError>>,
+) -> Result<Vec<WrittenShard>, CheckpointError> {
+    let failed = || CheckpointError::writing(path, layout.bytes);
+    let mut file = disk.create(path).map_err(failed())?;
+    file.write(&layout.header).map_err(failed())?;
+    let mut written = Vec::new();
+    let mut bytes = Vec::new();
+    for piece in pieces {
+        let piece = piece?;
+        check(&piece)?;
+        let Shard { name, kind, shape, part, elements } = piece;
+        let mut sum = Sha256::new();
+        for some in elements.chunks(AT_A_TIME) {
+            bytes.clear();
+            bytes.extend(some.iter().flat_map(|number| number.to_le_bytes()));
+            sum.update(&bytes);
+            file.write(&bytes).map_err(failed())?;
+        }
+        written.push(WrittenShard { name, kind, shape, part, sha256: hex(&sum.finalize()) });
+    }
+    file.sync().map_err(failed())?;
+    Ok(written)
+}
+
+/// Hexadecimal digits.
+pub(super) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
