@@ -13,16 +13,24 @@ pub struct Footprint {
     pub state: u64,
     /// What a forward pass leaves for the backward pass.
     pub activations: u64,
+    /// Copy of parameters and optimizer state that a background checkpoint writes.
+    pub checkpoint: u64,
 }
 
 impl Footprint {
     /// Of a rank that holds this.
     pub fn of(holds: &Holds) -> Self {
-        Self { state: holds.state(), activations: holds.activations + holds.working }
+        let activations = holds.activations + holds.working;
+        Self { state: holds.state(), activations, checkpoint: 0 }
+    }
+
+    /// With the copy of a background checkpoint.
+    pub fn with_checkpoint(self, checkpoint: u64) -> Self {
+        Self { checkpoint, ..self }
     }
 
     fn total(&self) -> u64 {
-        self.state.saturating_add(self.activations)
+        self.state.saturating_add(self.activations).saturating_add(self.checkpoint)
     }
 
     /// What other ranks need to know of this one: how much it needs, and where it has to find it.
@@ -35,14 +43,22 @@ impl Footprint {
 
     /// Whether all ranks that share a memory of this one's have room there, by what all have told.
     pub fn check(&self, rooms: &[Room], all: &[Told]) -> Result<(), TooLarge> {
-        let Self { state, activations } = *self;
+        let Self { state, activations, checkpoint } = *self;
         for Room { id, free, name } in rooms.iter().take(TOLD - 1) {
             let inside = all.iter().filter(|told| told[1..].contains(id));
             let (ranks, needed) = inside
                 .fold((0, 0u64), |(ranks, sum), told| (ranks + 1, sum.saturating_add(told[0])));
             if needed > *free {
                 let (free, place) = (*free, name.clone());
-                return Err(TooLarge { ranks, needed, state, activations, free, place });
+                return Err(TooLarge {
+                    ranks,
+                    needed,
+                    state,
+                    activations,
+                    checkpoint,
+                    free,
+                    place,
+                });
             }
         }
         Ok(())
@@ -72,11 +88,12 @@ pub type Told = [u64; TOLD];
 #[error(
     "{ranks} of this node's ranks need {}, and {} of the memory of {place} are free: this one has \
      {} of parameters, gradients and optimizer state (model.layers, model.width, model.vocabulary) \
-     and {} of activations (train.micro_batch, train.recompute); make these smaller, share them \
+     {} of activations (train.micro_batch, train.recompute) and {} for background checkpoints \
+     (checkpoint.interval); make these smaller, share them \
      (parallel.zero, parallel.tp, parallel.pp), keep them on disk (offload.optimizer, \
      offload.parameters) or start fewer ranks, or try it all the same with \
      train.check_memory=false",
-    Size(*needed), Size(*free), Size(*state), Size(*activations)
+    Size(*needed), Size(*free), Size(*state), Size(*activations), Size(*checkpoint)
 )]
 pub struct TooLarge {
     /// Ranks that share the memory.
@@ -87,6 +104,8 @@ pub struct TooLarge {
     pub state: u64,
     /// And for its activations.
     pub activations: u64,
+    /// And for the copy of a background checkpoint.
+    pub checkpoint: u64,
     /// Bytes that are free.
     pub free: u64,
     /// Whose memory it is.
@@ -116,7 +135,8 @@ mod tests {
 
     #[test]
     fn what_has_no_room_is_refused_with_sizes_and_keys() {
-        let footprint = Footprint { state: 3 << 30, activations: 1 << 29 };
+        let footprint = Footprint { state: 2 << 30, activations: 1 << 29, checkpoint: 0 }
+            .with_checkpoint(1 << 30);
         let check = |free| {
             let node = [room(1, free)];
             footprint.check(&node, &[footprint.told(&node); 2])
@@ -124,18 +144,23 @@ mod tests {
         let both = 7 << 30;
         assert_eq!(check(both), Ok(()));
         let error = check(both - 1).unwrap_err().to_string();
-        for part in ["2 of this node's ranks need 7.0 GiB", "3.0 GiB of par", "512.0 MiB of act"] {
+        for part in [
+            "2 of this node's ranks need 7.0 GiB",
+            "2.0 GiB of par",
+            "512.0 MiB of act",
+            "1.0 GiB for back",
+        ] {
             assert!(error.contains(part), "{part}: {error}");
         }
         // The largest that can be asked for is a number, too.
-        let most = Footprint { state: u64::MAX, activations: u64::MAX };
+        let most = Footprint { state: u64::MAX, activations: u64::MAX, checkpoint: u64::MAX };
         let node = [room(1, u64::MAX - 1)];
         assert!(most.check(&node, &[most.told(&node); 2]).is_err());
     }
 
     #[test]
     fn ranks_need_room_where_they_are() {
-        let each = Footprint { state: 50, activations: 10 };
+        let each = Footprint { state: 50, activations: 10, checkpoint: 0 };
         let (node, own, others) = (room(1, 200), room(2, 70), room(3, 70));
         let (mine, theirs) = ([node.clone(), own.clone()], [node.clone(), others.clone()]);
         // A group for each: what one needs. They share the node.
@@ -150,7 +175,7 @@ mod tests {
         let elsewhere = each.told(&[room(9, 0)]);
         assert_eq!(each.check(&mine, &[each.told(&mine), elsewhere]), Ok(()));
         // Each rank needs as much as it says, not as this one.
-        let large = Footprint { state: 150, activations: 0 };
+        let large = Footprint { state: 150, activations: 0, checkpoint: 0 };
         assert!(each.check(&mine, &[each.told(&mine), large.told(&theirs)]).is_err());
         // Deeper than anybody has them: what is told is told, and nothing panics.
         let deep: Vec<Room> = (1..100).map(|id| room(id, 60)).collect();
