@@ -5,6 +5,8 @@ use super::mesh::divisors;
 use super::suggest::{Candidates, Infeasible, Suggestion};
 use super::{Config, ConfigError, OffloadTarget};
 use crate::schedule::LrSchedule;
+use regatta_predict::cost::Holds;
+use regatta_predict::footprint::Footprint;
 use regatta_predict::mesh::Mesh;
 use regatta_predict::pipeline::Kind as Pipeline;
 use regatta_predict::plan::{OnDisk, ParallelPlan};
@@ -89,6 +91,22 @@ impl Config {
                 parameters: self.offload.parameters == OffloadTarget::Disk,
             },
         })
+    }
+
+    /// Whether checkpoints are copied and written while training continues. Offloaded state may not fit in
+    /// memory, so it is written synchronously.
+    pub fn saves_in_background(&self) -> bool {
+        let targets = [self.offload.optimizer, self.offload.parameters];
+        self.checkpoint.interval != 0 && !targets.contains(&OffloadTarget::Disk)
+    }
+
+    /// The memory that a rank needs, including the copy that a background checkpoint writes.
+    pub fn footprint(&self, plan: &ParallelPlan, holds: &Holds) -> Footprint {
+        let sharding = if plan.zero == 0 { 1 } else { plan.mesh.shard };
+        let replicas = (plan.mesh.data_ranks() / sharding) as u64;
+        // Replicas of the same shards write equal parts of the parameter and both moments.
+        let copy = holds.moments.kept / 2 * 3 / replicas;
+        Footprint::of(holds).with_checkpoint(if self.saves_in_background() { copy } else { 0 })
     }
 
     /// The learning-rate schedule for a number of data-parallel replicas.

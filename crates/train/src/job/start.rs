@@ -48,9 +48,7 @@ impl Training {
             }
             None => None,
         };
-        if [job.config.offload.optimizer, job.config.offload.parameters]
-            .contains(&OffloadTarget::Disk)
-        {
+        if !job.config.saves_in_background() {
             manager.iter_mut().for_each(CheckpointManager::save_in_foreground);
         }
         let found = resume::find_on_all_ranks(&job, checkpoints.as_deref())?;

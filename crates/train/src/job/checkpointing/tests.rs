@@ -8,12 +8,14 @@ use super::slices::slices;
 use super::*;
 use crate::checkpoint::huggingface::{self, HuggingFaceError};
 use crate::checkpoint::{Checkpoint, Kind};
+use crate::config::resolve;
 use crate::data::testing::Folder;
 use crate::model::Model;
 use crate::parallel::ProcessGroups;
 use crate::state::{ParamInit, ShardingConfig};
 use crate::step::Net;
 use regatta_device::reference::Reference;
+use regatta_predict::cost::{Form, Held, Holds, cost};
 use regatta_predict::mesh::Mesh;
 use regatta_predict::pipeline::{Kind as Pipeline, Stage};
 use regatta_predict::shape::{Family, Parameter, Shape};
@@ -154,4 +156,40 @@ fn a_tensor_of_a_different_shape_is_refused() {
             .contains("layer.0.up.weight has shape [24, 24] in the checkpoint and [48, 24] in the"),
         "{error}"
     );
+}
+
+/// The memory check counts the copy that a background checkpoint writes.
+#[test]
+fn the_predicted_checkpoint_copy_is_what_ranks_write() {
+    let model = "num_layers=2 num_heads=4 hidden_size=32 seq_len=8 batch=8";
+    for (args, ranks) in [("", 1), ("", 4), ("tp=2", 4), ("pp=2", 2)] {
+        let args: Vec<&str> = model.split(' ').chain(args.split_whitespace()).collect();
+        let config = resolve(None, &args).unwrap().config;
+        let (plan, shape) = config.validate_with_vocab(ranks, 13).unwrap();
+        let mut all = 0;
+        for rank in 0..ranks {
+            let engine = engine(&shape, plan.mesh, rank);
+            let shards = owned_shards(&engine);
+            let written: usize = shards.iter().map(|s| 4 * s.meta.part.len(&s.meta.shape)).sum();
+            let holds = cost(&shape, &plan, Form::new(4, false), rank).unwrap().holds;
+            let predicted = config.footprint(&plan, &holds).checkpoint as usize;
+            // Parameters replicated over the tensor-parallel group are written by one of its ranks.
+            assert!(
+                written.abs_diff(predicted) <= predicted / 10,
+                "{args:?}: {written} {predicted}"
+            );
+            all += written;
+        }
+        assert_eq!(all, 12 * shape.parameters(), "{args:?}");
+    }
+    let holds = Holds::default();
+    let footprint = |args: &[&str]| {
+        let config = resolve(None, args).unwrap().config;
+        let moments = Held { kept: 800, passing: 0 };
+        config.footprint(&config.validate(2).unwrap(), &Holds { moments, ..holds }).checkpoint
+    };
+    assert_eq!(footprint(&[]), 600);
+    assert_eq!(footprint(&["zero=1"]), 1200);
+    assert_eq!(footprint(&["checkpoint.interval=0"]), 0);
+    assert_eq!(footprint(&["offload.optimizer=disk"]), 0);
 }
