@@ -56,6 +56,11 @@ impl BufferPool {
         free.bytes += elements * format.size();
         free.peak_bytes = free.peak_bytes.max(free.bytes);
         drop(free);
+        self.alloc(elements, format)
+    }
+
+    /// Allocates zeros that do not belong to the pool.
+    pub fn alloc(&self, elements: usize, format: Format) -> Tensor {
         alloc_comm_buffer(&*self.device, &self.group, elements, format)
     }
 
@@ -65,7 +70,7 @@ impl BufferPool {
     }
 
     /// Takes a buffer that returns to the pool when dropped.
-    pub fn lend(&self, elements: usize, format: Format) -> PooledTensor {
+    pub fn get(&self, elements: usize, format: Format) -> PooledTensor {
         let tensor = Some(self.take(elements, format));
         PooledTensor { tensor, free: self.free.clone() }
     }
@@ -78,7 +83,7 @@ impl BufferPool {
         free.bytes -= unused;
     }
 
-    /// The most bytes that the pool had at any time.
+    /// Peak bytes of all buffers of the pool.
     pub fn peak_bytes(&self) -> usize {
         lock(&self.free).peak_bytes
     }
@@ -181,17 +186,17 @@ mod tests {
     #[test]
     fn dropped_tensors_return_to_the_pool_until_it_is_trimmed() {
         let pool = BufferPool::new(Arc::new(Reference));
-        let lend = |elements| pool.lend(elements, Format::F64);
-        let mut first = lend(4);
+        let get = |elements| pool.get(elements, Format::F64);
+        let mut first = get(4);
         first.view_mut().host::<f64>()[0] = 5.0;
-        let second = lend(4);
+        let second = get(4);
         assert_eq!(second.view().host::<f64>()[0], 0.0);
         drop(first);
-        assert_eq!(lend(4).view().host::<f64>()[0], 5.0);
-        assert_eq!(lend(3).len(), 3);
+        assert_eq!(get(4).view().host::<f64>()[0], 5.0);
+        assert_eq!(get(3).len(), 3);
         assert_eq!(pool.peak_bytes(), (4 + 4 + 3) * F64_BYTES);
         pool.trim();
-        drop((second, lend(4)));
+        drop((second, get(4)));
         assert_eq!(pool.peak_bytes(), (4 + 4 + 3) * F64_BYTES);
     }
 }

@@ -58,17 +58,17 @@ impl PassCtx<'_> {
     /// A buffer in full precision: residual stream, its gradients, softmax and norm statistics. Its
     /// contents are arbitrary.
     pub(crate) fn full_precision(&self, elements: usize) -> PooledTensor {
-        self.pool.lend(elements, self.device.real_format())
+        self.pool.get(elements, self.device.real_format())
     }
 
     /// A buffer for activations. Its contents are arbitrary.
     pub(crate) fn activation(&self, elements: usize) -> PooledTensor {
-        self.pool.lend(elements, self.device.activation_format())
+        self.pool.get(elements, self.device.activation_format())
     }
 
     /// A buffer in the format of another tensor. Its contents are arbitrary.
     pub(crate) fn like(&self, other: &Tensor, elements: usize) -> PooledTensor {
-        self.pool.lend(elements, other.format())
+        self.pool.get(elements, other.format())
     }
 
     /// The gradient of rows to which dropout was applied.

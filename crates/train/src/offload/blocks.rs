@@ -1,11 +1,12 @@
 //! Blocks of elements in a memory tier: resident in memory, or on disk and in memory while in use.
 
 use std::collections::VecDeque;
+use std::path::Path;
 
 use regatta_predict::moved::Moved;
 
-use super::{OffloadError, PendingIo, SwapFile};
-use crate::buffer_pool::{BufferPool, byte_len};
+use super::{OffloadError, PendingIo, SwapFile, Tier};
+use crate::buffer_pool::BufferPool;
 use regatta_device::device::Device;
 use regatta_device::memory::{Format, Tensor, View, ViewMut};
 
@@ -44,34 +45,32 @@ struct Disk {
 }
 
 impl OffloadedBlocks {
-    /// Blocks that are always in memory.
-    pub fn in_memory(tensors: Vec<Option<Tensor>>) -> Self {
-        let block = |tensor: Tensor| {
-            let (elements, state) = (tensor.len(), BlockState::Resident(tensor));
-            Block { elements, offset: 0, state }
-        };
-        let resident_bytes = tensors.iter().flatten().map(byte_len).sum();
-        let blocks = tensors.into_iter().map(|tensor| tensor.map(block)).collect();
-        Self { blocks, resident_bytes, disk: None }
-    }
-
-    /// Zeroed blocks of these lengths on disk. `create` makes the swap file, given its size; blocks in
-    /// use are in buffers of `pool`.
-    pub fn on_disk(
-        create: impl FnOnce(u64) -> Result<SwapFile, OffloadError>,
+    /// Zeroed blocks of these lengths, `None` for blocks of other ranks. `pool` allocates resident blocks
+    /// and buffers for blocks on disk, which are in the file `swap_path`.
+    pub fn new(
+        tier: Tier,
+        swap_path: &Path,
         lens: &[Option<usize>],
         format: Format,
         pool: BufferPool,
     ) -> Result<Self, OffloadError> {
-        let mut end = 0;
+        let mut bytes = 0;
         let mut block = |elements: usize| {
-            let offset = end;
-            end += (elements * format.size()) as u64;
-            Block { elements, offset, state: BlockState::OnDisk }
+            let offset = bytes;
+            bytes += (elements * format.size()) as u64;
+            let state = match tier {
+                Tier::Disk => BlockState::OnDisk,
+                Tier::Device | Tier::Host => BlockState::Resident(pool.alloc(elements, format)),
+            };
+            Block { elements, offset, state }
         };
         let blocks = lens.iter().map(|len| len.map(&mut block)).collect();
-        let disk = Disk { file: create(end)?, format, pool, writes: VecDeque::new() };
-        Ok(Self { blocks, resident_bytes: 0, disk: Some(disk) })
+        if tier != Tier::Disk {
+            return Ok(Self { blocks, resident_bytes: bytes as usize, disk: None });
+        }
+        let file = SwapFile::create(swap_path, bytes)?;
+        let disk = Some(Disk { file, format, pool, writes: VecDeque::new() });
+        Ok(Self { blocks, resident_bytes: 0, disk })
     }
 
     /// Whether this rank has a block.
@@ -276,10 +275,10 @@ mod tests {
     #[test]
     fn blocks_on_disk_keep_their_contents_in_few_buffers() {
         let dir = std::env::temp_dir().join(format!("regatta-offload-{}", std::process::id()));
-        let create = |bytes| SwapFile::create(&dir, "blocks", bytes);
         let lens = [Some(3), None, Some(3), Some(3), Some(3)];
         let pool = BufferPool::new(Arc::new(Reference));
-        let mut blocks = OffloadedBlocks::on_disk(create, &lens, Format::F64, pool).unwrap();
+        let path = dir.join("blocks");
+        let mut blocks = OffloadedBlocks::new(Tier::Disk, &path, &lens, Format::F64, pool).unwrap();
         for round in 0..3 {
             for block in [0, 2, 3, 4] {
                 blocks.prefetch(block + 1);

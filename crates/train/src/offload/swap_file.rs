@@ -63,14 +63,14 @@ impl PendingIo {
 
 impl SwapFile {
     /// Creates a zeroed file and reserves all of its space, so that a full disk fails here.
-    pub fn create(dir: &Path, name: &str, bytes: u64) -> Result<Self, OffloadError> {
-        let path = dir.join(name);
+    pub fn create(path: &Path, bytes: u64) -> Result<Self, OffloadError> {
         let failed = |file: &Path, error: io::Error| {
             let (why, hint) = (error.to_string(), hint(&error));
             OffloadError::Create { file: file.to_owned(), bytes, why, hint }
         };
-        std::fs::create_dir_all(dir).map_err(|error| failed(&path, error))?;
-        let (path, file) = create_locked(&path).map_err(|error| failed(&path, error))?;
+        let dir = path.parent().unwrap_or(Path::new(""));
+        std::fs::create_dir_all(dir).map_err(|error| failed(path, error))?;
+        let (path, file) = create_locked(path).map_err(|error| failed(path, error))?;
         let failed = |error| failed(&path, error);
         if let Err(error) = reserve(&file, bytes) {
             // The file is empty; the error matters more than a failed removal.
@@ -228,7 +228,7 @@ mod tests {
     #[test]
     fn reads_return_what_was_written_and_drop_removes_the_file() {
         let dir = dir("round-trip");
-        let file = SwapFile::create(&dir, "one", 64).unwrap();
+        let file = SwapFile::create(&dir.join("one"), 64).unwrap();
         let mut tensor = Tensor::zeroed(4, Format::F32);
         tensor.view_mut().host::<f32>().copy_from_slice(&[1.0, 2.0, 3.0, 4.0]);
         let write = file.write(16, tensor);
@@ -245,7 +245,7 @@ mod tests {
     #[test]
     fn concurrent_files_of_one_name_are_separate_and_leftovers_are_reused() {
         let dir = dir("concurrent");
-        let files = [(); 2].map(|()| SwapFile::create(&dir, "one", 16).unwrap());
+        let files = [(); 2].map(|()| SwapFile::create(&dir.join("one"), 16).unwrap());
         for (file, value) in files.iter().zip([1.0, 2.0]) {
             file.write(0, filled(value)).wait().unwrap();
         }
@@ -255,7 +255,7 @@ mod tests {
         }
         drop(files);
         std::fs::write(dir.join("one"), [7; 99]).unwrap();
-        let file = SwapFile::create(&dir, "one", 16).unwrap();
+        let file = SwapFile::create(&dir.join("one"), 16).unwrap();
         let read = file.read(0, filled(3.0)).wait().unwrap();
         assert_eq!(read.view().host::<f32>(), [0.0; 4]);
         drop(file);
@@ -288,14 +288,14 @@ mod tests {
     #[test]
     fn errors_name_the_file() {
         let dir = dir("errors");
-        let file = SwapFile::create(&dir, "short", 8).unwrap();
+        let file = SwapFile::create(&dir.join("short"), 8).unwrap();
         let error = file.read(0, Tensor::zeroed(4, Format::F32)).wait().unwrap_err().to_string();
         assert!(error.contains("short: cannot read 16 bytes at offset 0"), "{error}");
-        let error = SwapFile::create(&dir, "huge", 1 << 62).unwrap_err().to_string();
+        let error = SwapFile::create(&dir.join("huge"), 1 << 62).unwrap_err().to_string();
         let expected = "huge: cannot create a swap file of 4611686018427387904 bytes";
         assert!(error.contains(expected), "{error}");
         assert!(!dir.join("huge").exists());
-        let error = SwapFile::create(&dir.join("short"), "below", 8).unwrap_err().to_string();
+        let error = SwapFile::create(&dir.join("short/below"), 8).unwrap_err().to_string();
         assert!(error.contains("short/below: cannot create a swap file"), "{error}");
         drop(file);
         std::fs::remove_dir(&dir).unwrap();

@@ -154,8 +154,8 @@ impl ContextParallel {
         Ok(dqkv)
     }
 
-    /// The attention tiles of a hop: this rank's query chunks against the key chunks that are here.
-    /// Key chunks behind all queries of a chunk are masked, and left out.
+    /// The attention tiles of a hop: this rank's query chunks against the key chunks of the hop.
+    /// Key chunks after a query chunk are fully masked, and skipped.
     fn tiles(&self, ctx: &PassCtx<'_>, of: Attention, hop: usize) -> Vec<AttentionTile> {
         let Share { rank, ranks } = self.shard;
         let seq_len = ctx.full_seq_len();
@@ -220,7 +220,7 @@ struct AttentionTile {
     part: AttentionPart,
     /// Rows of the local queries.
     queries: Range<usize>,
-    /// Rows of the keys that are here.
+    /// Rows of the keys of the hop.
     keys: Range<usize>,
     first_query: usize,
     first_key: usize,

@@ -13,10 +13,10 @@ use regatta_comm::Pending;
 
 use super::grads::GradStore;
 use super::init::Initializer;
-use super::{GradSync, MemoryUse, ParamInit, ShardingConfig, StateBytes, StepError, ZeroPartition};
-use crate::buffer_pool::{BufferPool, alloc_comm_buffer};
+use super::{MemoryUse, ParamInit, ShardingConfig, StateBytes, StepError, ZeroPartition};
+use crate::buffer_pool::BufferPool;
 use crate::model::Model;
-use crate::offload::{OffloadedBlocks, SwapFile, Tier};
+use crate::offload::{OffloadedBlocks, Tier};
 use crate::parallel::{ProcessGroups, ZeroStage, collective};
 use regatta_device::device::Device;
 use regatta_device::memory::{Format, Tensor, View, ViewMut};
@@ -112,36 +112,24 @@ impl BlockStore {
             local.map(|(shard, is_local)| is_local.then(|| per_element * shard.len())).collect()
         };
         let rank = groups.world.as_ref().map_or(0, |world| world.rank());
-        let tier = |tier, name: &str, lens: &[Option<usize>], group| match tier {
-            Tier::Disk => {
-                let pool = BufferPool::for_group(device.clone(), group);
-                let (dir, name) = (&config.offload.dir, format!("{name}-{rank}"));
-                let create = |bytes| SwapFile::create(dir, &name, bytes);
-                OffloadedBlocks::on_disk(create, lens, format, pool)
-            }
-            Tier::Device | Tier::Host => {
-                let alloc = |len| alloc_comm_buffer(&**device, &group, len, format);
-                Ok(OffloadedBlocks::in_memory(lens.iter().map(|len| len.map(alloc)).collect()))
-            }
-        };
         let offload = &config.offload;
-        let shard_group = || partition.shard_group.clone();
+        let offloaded = |tier, name: &str, per_element, pool| {
+            let path = offload.dir.join(format!("{name}-{rank}"));
+            OffloadedBlocks::new(tier, &path, &lens(per_element), format, pool)
+        };
+        let shard_pool = || BufferPool::for_group(device.clone(), partition.shard_group.clone());
         let is_sharded = offload.parameters == Tier::Disk || partition.stage == ZeroStage::Three;
         let param_shards = match is_sharded {
-            true => Some(tier(offload.parameters, "parameters", &lens(1), shard_group())?),
+            true => Some(offloaded(offload.parameters, "parameters", 1, shard_pool())?),
             false => None,
         };
-        let moments = tier(offload.optimizer, "moments", &lens(2), None)?;
+        let moments = offloaded(offload.optimizer, "moments", 2, BufferPool::new(device.clone()))?;
+        let gather_pool = BufferPool::for_group(device.clone(), partition.gather_group.clone());
         let new_block = |index: usize| {
             let (block, user) = (&model.blocks[index], model.users[index]);
             let padded_len = partition.padded_len(block);
             let full = match is_local[index] && !is_sharded {
-                true => FullBlock::Resident(alloc_comm_buffer(
-                    &**device,
-                    &partition.gather_group,
-                    padded_len,
-                    format,
-                )),
+                true => FullBlock::Resident(gather_pool.alloc(padded_len, format)),
                 false => FullBlock::Absent,
             };
             let sequence = match user == index {
@@ -156,7 +144,7 @@ impl BlockStore {
             device: device.clone(),
             format,
             param_shards,
-            pool: BufferPool::for_group(device.clone(), shard_group()),
+            pool: shard_pool(),
             last_prefetched: 0,
             grads: GradStore::new(device, &partition, &model.blocks, is_local),
             moments,
@@ -349,21 +337,6 @@ impl BlockStore {
         (0..self.blocks.len()).map(resident).collect()
     }
 
-    /// Zeroes the gradients before a step.
-    pub fn zero_grads(&mut self) {
-        self.grads.zero();
-    }
-
-    /// The full gradients of a block, to accumulate in.
-    pub fn grads(&mut self, block: usize) -> ViewMut<'_> {
-        self.grads.full(block)
-    }
-
-    /// The full gradients of two blocks, `first` before `second`.
-    pub fn grads_pair(&mut self, first: usize, second: usize) -> [ViewMut<'_>; 2] {
-        self.grads.full_pair(first, second)
-    }
-
     /// The full parameters of an unsharded block, and its gradients.
     pub fn params_and_grads(&mut self, block: usize) -> (View<'_>, ViewMut<'_>) {
         let params = match &self.blocks[block].full {
@@ -371,21 +344,6 @@ impl BlockStore {
             _ => unreachable!("block {block} is not unsharded"),
         };
         (params, self.grads.full(block))
-    }
-
-    /// Whether `reduce_grads` with this argument communicates.
-    pub fn reduces_grads(&self, sync: GradSync) -> bool {
-        self.grads.is_reduced(sync)
-    }
-
-    /// Starts to reduce the gradients of a block to which a pass added its contribution.
-    pub fn reduce_grads(&mut self, block: usize, sync: GradSync) -> Result<(), StepError> {
-        Ok(self.grads.reduce(block, sync)?)
-    }
-
-    /// Waits for all gradient reductions of the step.
-    pub fn wait_grads(&mut self) -> Result<(), StepError> {
-        Ok(self.grads.wait()?)
     }
 
     /// Returns the time that passes were blocked on other ranks or the disk, and resets it.

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use regatta_comm::{CommError, Pending};
 
-use super::{MemoryUse, ZeroPartition};
+use super::{BlockStore, MemoryUse, StepError, ZeroPartition};
 use crate::buffer_pool::{BufferPool, alloc_comm_buffer, byte_len};
 use crate::parallel::{ZeroStage, collective};
 use regatta_device::device::Device;
@@ -277,6 +277,43 @@ impl GradStore {
         };
         let resident = self.blocks.iter().flatten().map(accumulated).sum();
         MemoryUse { resident, transient: self.pool.peak_bytes() }
+    }
+}
+
+impl BlockStore {
+    /// Zeroes the gradients before a step.
+    pub fn zero_grads(&mut self) {
+        self.grads.zero();
+    }
+
+    /// The full gradients of a block, to accumulate in.
+    pub fn grads(&mut self, block: usize) -> ViewMut<'_> {
+        self.grads.full(block)
+    }
+
+    /// The full gradients of two blocks, `first` before `second`.
+    pub fn grads_pair(&mut self, first: usize, second: usize) -> [ViewMut<'_>; 2] {
+        self.grads.full_pair(first, second)
+    }
+
+    /// Whether `reduce_grads` with this argument communicates.
+    pub fn reduces_grads(&self, sync: GradSync) -> bool {
+        self.grads.is_reduced(sync)
+    }
+
+    /// Starts to reduce the gradients of a block to which a pass added its contribution.
+    pub fn reduce_grads(&mut self, block: usize, sync: GradSync) -> Result<(), StepError> {
+        Ok(self.grads.reduce(block, sync)?)
+    }
+
+    /// Waits for all gradient reductions of the step.
+    pub fn wait_grads(&mut self) -> Result<(), StepError> {
+        Ok(self.grads.wait()?)
+    }
+
+    /// This rank's shard of the reduced gradients of a block.
+    pub fn grad_shard(&self, block: usize) -> View<'_> {
+        self.grads.shard(block)
     }
 }
 

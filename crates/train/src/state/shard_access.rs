@@ -50,11 +50,6 @@ impl BlockStore {
         self.all_gather_updated(block)
     }
 
-    /// This rank's shard of the reduced gradients of a block.
-    pub fn grad_shard(&self, block: usize) -> View<'_> {
-        self.grads.shard(block)
-    }
-
     /// This rank's parameter shard, to modify it outside of a step; other ranks see the change after
     /// [`BlockStore::all_gather_updated`].
     pub fn param_shard_mut(&mut self, block: usize) -> ViewMut<'_> {

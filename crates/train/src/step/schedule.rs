@@ -114,7 +114,9 @@ impl Engine {
         if let Some(dx) = dx {
             step.send(Way::Backward, dx)?;
         }
-        step.deferred.insert(key, deferred);
+        if weight_grads == WeightGrads::Deferred {
+            step.deferred.insert(key, deferred);
+        }
         Ok(())
     }
 
