@@ -26,13 +26,14 @@ pub use layers::{Origin, Resolved};
 pub use presets::{PRESETS, Preset};
 pub use render::{keys_markdown, keys_text, presets_markdown};
 pub use schema::Key;
-pub use value::{AutoBool, OffloadTarget, OptimizerKind, Resume};
+pub use value::{AutoBool, OptimizerKind, Resume};
 
 use schema::{
     ANY, AT_LEAST_ONE, COUNT, FRACTION, NON_NEGATIVE, POSITIVE, SIZE, SIZE_OR_ZERO, ZERO_STAGE,
     configuration,
 };
 
+use crate::offload::Tier;
 use crate::schedule::{LrDecay, LrScaling};
 use regatta_device::precision::Precision;
 use regatta_predict::pipeline::Kind as Pipeline;
@@ -179,9 +180,9 @@ configuration! {
     /// Offloading.
     offload: Offload {
         /// Where optimizer state is stored.
-        optimizer: OffloadTarget = OffloadTarget::Device, ANY;
+        optimizer: Tier = Tier::Device, ANY;
         /// Where parameters are stored while not in use.
-        parameters: OffloadTarget = OffloadTarget::Device, ANY;
+        parameters: Tier = Tier::Device, ANY;
         /// Directory of offloaded state, on a disk local to each node; empty: inside the run folder.
         dir: String = String::new(), ANY;
     }

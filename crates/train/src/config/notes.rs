@@ -3,21 +3,22 @@
 
 use regatta_predict::plan::ParallelPlan;
 
-use super::{Config, OffloadTarget, Pipeline};
+use super::{Config, Pipeline};
+use crate::offload::Tier;
 
 impl Config {
     /// Notes to print before the start.
     pub fn notes(&self, plan: &ParallelPlan) -> Vec<String> {
         let (parallel, offload) = (&self.parallel, &self.offload);
         let is_unsharded = plan.mesh.shard == 1;
-        let parameters_on_disk = offload.parameters == OffloadTarget::Disk;
+        let parameters_on_disk = offload.parameters == Tier::Disk;
         let mut notes = Vec::new();
         let mut note = |applies: bool, text: &dyn Fn() -> String| {
             notes.extend(applies.then(text));
         };
         for (key, target) in [("optimizer", offload.optimizer), ("parameters", offload.parameters)]
         {
-            note(target == OffloadTarget::Host, &|| {
+            note(target == Tier::Host, &|| {
                 format!(
                     "offload.{key} host has no effect: the device is the CPU and uses host memory"
                 )
@@ -44,7 +45,7 @@ impl Config {
         note(plan.mesh.pp == 1 && parallel.schedule != Pipeline::default(), &|| {
             format!("parallel.schedule {} has no effect with parallel.pp 1", parallel.schedule)
         });
-        let any_on_disk = parameters_on_disk || offload.optimizer == OffloadTarget::Disk;
+        let any_on_disk = parameters_on_disk || offload.optimizer == Tier::Disk;
         note(!offload.dir.is_empty() && !any_on_disk, &|| {
             "offload.dir has no effect: neither offload.optimizer nor offload.parameters is disk"
                 .to_owned()

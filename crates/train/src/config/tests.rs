@@ -265,17 +265,20 @@ fn table_between_markers(page: &str, name: &str) -> String {
 
 #[test]
 fn the_documentation_lists_all_keys_and_presets() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/train.md");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/train/reference.md");
     let mut page = std::fs::read_to_string(&path).unwrap();
     for (name, table) in [("keys", keys_markdown()), ("presets", presets_markdown().unwrap())] {
         let current = table_between_markers(&page, name);
         if current == table {
             continue;
         }
-        assert!(!current.is_empty(), "docs/train.md has no table between <!-- {name} --> markers");
+        assert!(
+            !current.is_empty(),
+            "docs/train/reference.md has no table between <!-- {name} --> markers"
+        );
         assert!(
             std::env::var_os("REGATTA_BLESS").is_some(),
-            "the {name} table in docs/train.md is out of date: regenerate it by \
+            "the {name} table in docs/train/reference.md is out of date: regenerate it by \
              REGATTA_BLESS=1 cargo test -p regatta-train config"
         );
         let marker = format!("<!-- {name} -->\n");

@@ -3,7 +3,8 @@
 
 use super::mesh::divisors;
 use super::suggest::{Candidates, Infeasible, Suggestion};
-use super::{Config, ConfigError, OffloadTarget};
+use super::{Config, ConfigError};
+use crate::offload::Tier;
 use crate::schedule::LrSchedule;
 use regatta_predict::cost::Holds;
 use regatta_predict::footprint::Footprint;
@@ -87,8 +88,8 @@ impl Config {
             accumulation: replica_batch / micro_batch,
             tiles: self.parallel.tiles,
             on_disk: OnDisk {
-                moments: self.offload.optimizer == OffloadTarget::Disk,
-                parameters: self.offload.parameters == OffloadTarget::Disk,
+                moments: self.offload.optimizer == Tier::Disk,
+                parameters: self.offload.parameters == Tier::Disk,
             },
         })
     }
@@ -97,7 +98,7 @@ impl Config {
     /// memory, so it is written synchronously.
     pub fn saves_in_background(&self) -> bool {
         let targets = [self.offload.optimizer, self.offload.parameters];
-        self.checkpoint.interval != 0 && !targets.contains(&OffloadTarget::Disk)
+        self.checkpoint.interval != 0 && !targets.contains(&Tier::Disk)
     }
 
     /// The memory that a rank needs, including the copy that a background checkpoint writes.

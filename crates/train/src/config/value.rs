@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use crate::offload::Tier;
 use crate::schedule::{LrDecay, LrScaling};
 use regatta_device::precision::Precision;
 use regatta_predict::pipeline::Kind as Pipeline;
@@ -180,17 +181,6 @@ pub enum OptimizerKind {
     Sgd,
 }
 
-/// Where state is stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OffloadTarget {
-    /// Device memory.
-    Device,
-    /// Host memory.
-    Host,
-    /// Files on a local disk.
-    Disk,
-}
-
 impl Value for Pipeline {
     fn type_name() -> String {
         either(&Self::ALL.map(Self::name))
@@ -205,7 +195,7 @@ impl Value for Pipeline {
     }
 }
 
-named_variants!(OffloadTarget: Device = "device", Host = "host", Disk = "disk");
+named_variants!(Tier: Device = "device", Host = "host", Disk = "disk");
 named_variants!(Family: Gpt2 = "gpt2", Llama = "llama", Mlp = "mlp");
 named_variants!(Precision: F32 = "f32", Bf16 = "bf16");
 named_variants!(OptimizerKind: AdamW = "adamw", Sgd = "sgd");

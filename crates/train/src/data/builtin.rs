@@ -5,14 +5,16 @@ pub fn text() -> String {
     PAGES.join("\n")
 }
 
-const PAGES: [&str; 11] = [
+const PAGES: [&str; 13] = [
     include_str!("../../../../README.md"),
     include_str!("../../../../docs/map.md"),
     include_str!("../../../../docs/env.md"),
     include_str!("../../../../docs/launch.md"),
     include_str!("../../../../docs/comm.md"),
     include_str!("../../../../docs/bench.md"),
-    include_str!("../../../../docs/train.md"),
+    include_str!("../../../../docs/train/tutorial.md"),
+    include_str!("../../../../docs/train/reference.md"),
+    include_str!("../../../../docs/train/performance.md"),
     include_str!("../../../../docs/data.md"),
     include_str!("../../../../docs/checkpoints.md"),
     include_str!("../../../../docs/architecture.md"),

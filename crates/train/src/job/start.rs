@@ -14,11 +14,11 @@ use crate::checkpoint::manifest::{DATA, RUN, SPLIT};
 use crate::checkpoint::{
     Checkpoint, CheckpointMeta, Kind, has_checkpoint, has_checkpoint_of_run, is_in_dir,
 };
-use crate::config::{Config, ConfigError, OffloadTarget, Resume};
+use crate::config::{self, Config, ConfigError, Resume};
 use crate::data::{DataError, DataLoader, Dataset, Sampler, Tokens};
 use crate::metrics::{self, Event};
 use crate::model::Model;
-use crate::offload::{OffloadTiers, Tier};
+use crate::offload::OffloadTiers;
 use crate::parallel::context::ContextParallel;
 use crate::parallel::tensor::TensorParallel;
 use crate::parallel::{ProcessGroups, ZeroStage};
@@ -150,8 +150,8 @@ impl Training {
         );
         let model = Model::tiled(shape, tensor.shard, config.parallel.tiles);
         let net = Net::tensor_parallel(tensor, model, device).with_context_parallel(ring);
-        let how = sharing(&config, &plan, &folder);
-        let engine = Engine::new(net, groups, stage, &how, init)?;
+        let sharding = sharding_config(&config, &plan, &folder);
+        let engine = Engine::new(net, groups, stage, &sharding, init)?;
         Ok(Self {
             schedule: config.lr_schedule(plan.mesh.dp),
             config,
@@ -189,20 +189,15 @@ fn stage(plan: &ParallelPlan, shape: &Shape, groups: &ProcessGroups) -> Result<S
 }
 
 /// ZeRO stage and offloading.
-fn sharing(config: &Config, plan: &ParallelPlan, run: &Path) -> ShardingConfig {
-    let place = |memory| match memory {
-        OffloadTarget::Device => Tier::Device,
-        OffloadTarget::Host => Tier::Host,
-        OffloadTarget::Disk => Tier::Disk,
-    };
-    let told = &config.offload;
-    let folder = match told.dir.as_str() {
+fn sharding_config(config: &Config, plan: &ParallelPlan, run: &Path) -> ShardingConfig {
+    let config::Offload { optimizer, parameters, dir } = &config.offload;
+    let dir = match dir.as_str() {
         "" => run.join(OFFLOADED),
-        folder => PathBuf::from(folder),
+        dir => PathBuf::from(dir),
     };
-    let (optimizer, parameters) = (place(told.optimizer), place(told.parameters));
     let zero = ZeroStage::from_number(plan.zero).unwrap_or_default();
-    ShardingConfig { zero, offload: OffloadTiers { optimizer, parameters, dir: folder } }
+    let offload = OffloadTiers { optimizer: *optimizer, parameters: *parameters, dir };
+    ShardingConfig { zero, offload }
 }
 
 /// A note if ranks that communicate in every layer are on different hosts.
