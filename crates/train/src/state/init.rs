@@ -159,13 +159,12 @@ mod tests {
     const SEED: u64 = 7;
 
     /// The elements `range` of a block, and how many random values they took.
-    fn filled(shape: &Shape, block: &Block, range: Range<usize>) -> (Vec<f32>, usize) {
+    fn filled(shape: &Shape, block: &Block, range: Range<usize>) -> (Vec<f64>, usize) {
         let mut initializer = Initializer::new(SEED, shape.layers);
         initializer.threads = 3;
-        let mut tensor = Tensor::zeroed(range.len(), Format::F32);
-        // The reference device converts to the format of the view.
+        let mut tensor = Tensor::zeroed(range.len(), Format::F64);
         initializer.fill(&Reference, block, range, tensor.view_mut());
-        (tensor.view().host::<f32>().to_vec(), initializer.generated)
+        (tensor.view().host().to_vec(), initializer.generated)
     }
 
     fn random_len(block: &Block) -> usize {
@@ -184,7 +183,7 @@ mod tests {
             assert_eq!(generated, random_len(&block), "{}", block.name);
             let shard = |rank: usize| filled(&shape, &block, rank * len / 3..(rank + 1) * len / 3);
             let shards: Vec<_> = (0..3).map(shard).collect();
-            let values: Vec<f32> = shards.iter().flat_map(|(values, _)| values).copied().collect();
+            let values: Vec<f64> = shards.iter().flat_map(|(values, _)| values).copied().collect();
             assert_eq!(values, full, "{}", block.name);
             assert_eq!(shards.iter().map(|(_, generated)| generated).sum::<usize>(), generated);
             assert!(shards.iter().all(|(values, generated)| *generated <= values.len()));
@@ -217,7 +216,7 @@ mod tests {
                             };
                             slice.rows.clone().flat_map(row)
                         });
-                        let expected: Vec<f32> = indices.map(|index| full[index]).collect();
+                        let expected: Vec<f64> = indices.map(|index| full[index]).collect();
                         assert_eq!(values[parameter.range()], expected, "{}", parameter.name);
                     }
                 }
