@@ -28,7 +28,7 @@ use regatta_train::offload::{OffloadTiers, Tier};
 use regatta_train::parallel::context::ContextParallel;
 use regatta_train::parallel::tensor::TensorParallel;
 use regatta_train::parallel::{ProcessGroups, ZeroStage};
-use regatta_train::state::{ParamInit, ShardingConfig, StateBytes};
+use regatta_train::state::{ParamInit, ShardingConfig, StateMemory};
 use regatta_train::step::{Engine, MicroBatch, Net};
 
 const SEQ_LEN: usize = 8;
@@ -137,7 +137,7 @@ impl Case {
     fn memory(&self, comm: Arc<dyn Comm>) -> [u64; 4] {
         let (mut engine, tokens) = (self.engine(comm), self.tokens());
         (0..3).for_each(|step| self.step(&mut engine, self.micro_batch(&tokens), step));
-        let StateBytes { parameters, gradients, moments } = engine.state.memory();
+        let StateMemory { parameters, gradients, moments } = engine.state.memory();
         let activations = engine.net.activation_bytes();
         [parameters.peak(), gradients.peak(), moments.peak(), activations].map(|n| n as u64)
     }

@@ -29,7 +29,7 @@ struct Golden {
     last_logits: Vec<f64>,
     gradients: Vec<Gradient>,
     #[serde(rename = "plan")]
-    optimizer: Optimizer,
+    optimizer: Hyperparameters,
     losses: Vec<f64>,
     gradient_norms: Vec<f64>,
 }
@@ -48,7 +48,7 @@ struct Gradient {
 
 /// Hyperparameters of the training.
 #[derive(Deserialize)]
-struct Optimizer {
+struct Hyperparameters {
     rate: f64,
     beta1: f64,
     beta2: f64,
@@ -196,7 +196,7 @@ impl Golden {
     }
 
     fn check_training(&self, engine: &mut Engine, tolerance: Tolerance) {
-        let Optimizer { rate, beta1, beta2, epsilon, decay, clip } = self.optimizer;
+        let Hyperparameters { rate, beta1, beta2, epsilon, decay, clip } = self.optimizer;
         assert_eq!((self.losses.len(), self.gradient_norms.len()), (20, 20));
         for (at, (loss, norm)) in self.losses.iter().zip(&self.gradient_norms).enumerate() {
             let step = at as u64 + 1;

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use common::{StepMetrics, Training, VOCAB_SIZE, run_ranks};
+use common::{LossAndNorm, Training, VOCAB_SIZE, run_ranks};
 use proptest::prelude::*;
 use regatta_comm::{Comm, fake};
 use regatta_device::reference::Reference;
@@ -110,7 +110,7 @@ impl Case {
     }
 
     /// Trains on one rank.
-    fn rank(self, comm: Arc<dyn Comm>, dir: PathBuf) -> Vec<StepMetrics> {
+    fn rank(self, comm: Arc<dyn Comm>, dir: PathBuf) -> Vec<LossAndNorm> {
         let mut engine = self.engine(&comm, dir);
         let replica = self.mesh.seat(comm.rank() as usize).dp;
         let training = Training {
@@ -125,7 +125,7 @@ impl Case {
     }
 
     /// Trains on all ranks, whose metrics must agree.
-    fn run(self) -> Vec<StepMetrics> {
+    fn run(self) -> Vec<LossAndNorm> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("regatta-layouts-{}-{number}", std::process::id());

@@ -21,7 +21,7 @@ use regatta_train::checkpoint::Kind;
 use regatta_train::model::Model;
 use regatta_train::offload::{OffloadTiers, Tier};
 use regatta_train::parallel::{ProcessGroups, ZeroStage};
-use regatta_train::state::{ParamInit, ShardingConfig, StateBytes};
+use regatta_train::state::{ParamInit, ShardingConfig, StateMemory};
 use regatta_train::step::{Engine, MicroBatch, Net, StepError};
 
 const BATCH: usize = 12;
@@ -64,7 +64,7 @@ struct Case {
 /// The result of a rank.
 struct Trained {
     losses: Vec<f64>,
-    memory: StateBytes,
+    memory: StateMemory,
     /// Bytes sent in the shard group.
     sent: u64,
 }
@@ -271,7 +271,7 @@ fn memory_matches_the_formulas() {
             let of = |zero| {
                 let (sharding, micro_batches) = (ShardingConfig::zero(zero), 1);
                 let case = Case { family, ranks, shard: ranks, micro_batches, sharding };
-                let StateBytes { parameters, gradients, moments } = run(&case).memory;
+                let StateMemory { parameters, gradients, moments } = run(&case).memory;
                 assert_eq!(moments.transient, 0);
                 let resident = [parameters.resident, gradients.resident, moments.resident];
                 (resident, [parameters.transient, gradients.transient])

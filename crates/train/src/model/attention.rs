@@ -6,9 +6,7 @@ use super::pass_ctx::DropoutSite;
 use super::{MaybeOwned, Params, ParamsAndGrads, PassCtx};
 use crate::buffer_pool::PooledTensor;
 use crate::state::StepError;
-use regatta_device::device::{
-    Attention as AttentionSize, AttentionDrop, AttentionSaved as KernelSaved, Turn,
-};
+use regatta_device::device::{Attention as AttentionShape, AttentionDrop, AttentionSaved, Turn};
 use regatta_device::memory::{Tensor, View, ViewMut};
 use regatta_predict::shape::{Family, Matrices, Module, Shape};
 
@@ -29,7 +27,7 @@ pub struct Attention {
 
 /// Activations for the backward pass.
 #[derive(Debug)]
-pub struct AttentionSaved {
+pub struct AttentionActivations {
     normed: PooledTensor,
     norm_stats: PooledTensor,
     /// Queries, keys and values, after RoPE.
@@ -55,8 +53,8 @@ impl Attention {
     }
 
     /// The problem size of the attention kernel.
-    pub fn size(&self, ctx: &PassCtx<'_>) -> AttentionSize {
-        AttentionSize {
+    pub fn size(&self, ctx: &PassCtx<'_>) -> AttentionShape {
+        AttentionShape {
             batch: ctx.batch,
             sequence: ctx.seq_len,
             heads: self.heads,
@@ -71,7 +69,7 @@ impl Attention {
         ctx: &PassCtx<'_>,
         params: &mut dyn Params,
         x: &Tensor,
-    ) -> Result<(AttentionSaved, PooledTensor), StepError> {
+    ) -> Result<(AttentionActivations, PooledTensor), StepError> {
         let (normed, norm_stats) = self.norm.forward(ctx, params.block(), x);
         let normed = ctx.tensor.all_gather_rows(ctx, normed)?;
         let mut qkv = self.qkv.forward(ctx, params, &normed)?;
@@ -82,7 +80,7 @@ impl Attention {
         ctx.apply_dropout(site, self.hidden_size, out.view_mut());
         let mut mid = ctx.full_precision(x.len());
         ctx.device.sum(x.view(), out.view(), mid.view_mut());
-        Ok((AttentionSaved { normed, norm_stats, qkv, heads, lse }, mid))
+        Ok((AttentionActivations { normed, norm_stats, qkv, heads, lse }, mid))
     }
 
     /// Turns `dx` from the gradient of `mid` into that of `x`.
@@ -91,7 +89,7 @@ impl Attention {
         ctx: &PassCtx<'_>,
         params: &mut dyn ParamsAndGrads,
         x: &Tensor,
-        saved: AttentionSaved,
+        saved: AttentionActivations,
         dx: &mut Tensor,
     ) -> Result<(), StepError> {
         let site = DropoutSite::attention_output(self.block);
@@ -123,7 +121,7 @@ impl Attention {
         let positions = ctx.positions();
         // With context parallelism there is a position for each row.
         let (batch, sequence) = (ctx.rows() / positions.len(), positions.len());
-        let size = AttentionSize { batch, sequence, ..self.size(ctx) };
+        let size = AttentionShape { batch, sequence, ..self.size(ctx) };
         ctx.device.rope(size, theta, &positions, direction, qkv.again());
     }
 
@@ -146,12 +144,12 @@ impl Attention {
     fn attention_backward(
         &self,
         ctx: &PassCtx<'_>,
-        saved: &AttentionSaved,
+        saved: &AttentionActivations,
         dheads: View<'_>,
     ) -> Result<PooledTensor, StepError> {
         let (size, drop) = (self.size(ctx), self.attention_dropout(ctx));
         let (qkv, y, log_sums) = (saved.qkv.view(), saved.heads.view(), saved.lse.view());
-        let saved = KernelSaved { qkv, y, log_sums };
+        let saved = AttentionSaved { qkv, y, log_sums };
         if ctx.context.is_enabled() {
             return Ok(ctx.context.attention_backward(ctx, size, saved, drop, dheads)?);
         }

@@ -44,7 +44,7 @@ struct LogitChunk<'a> {
 }
 
 /// Softmax statistics of all rows over the full vocabulary.
-struct SoftmaxStats {
+struct LossStats {
     /// Sum of the cross-entropy losses.
     loss: f64,
     per_row: PooledTensor,
@@ -184,7 +184,7 @@ impl LmHead {
         dnormed: &mut Tensor,
     ) {
         let LogitChunk { normed, rows, tile } = chunk;
-        let (size, elements) = (self.table.gemm_size(tile, rows.len()), self.elements(rows));
+        let (size, elements) = (self.table.gemm_shape(tile, rows.len()), self.elements(rows));
         let (mut dnormed, add) = (dnormed.view_mut(), tile > 0);
         let dx = dnormed.part(elements.clone());
         ctx.device.linear_back_input(size, dlogits, self.table.tile(params, tile), dx, add);
@@ -199,7 +199,7 @@ impl LmHead {
         params: &mut dyn Params,
         input: HeadInput<'_>,
         gradients: Gradients,
-    ) -> Result<SoftmaxStats, StepError> {
+    ) -> Result<LossStats, StepError> {
         let HeadInput { normed, targets } = input;
         let (mut buffer, all_rows) = (self.logit_buffer(ctx), ctx.rows());
         let tiles = self.table.tiles().len();
@@ -221,7 +221,7 @@ impl LmHead {
         let mut per_row = ctx.full_precision(PARTIALS_PER_ROW * all_rows);
         let loss = ctx.device.entropy_whole(partials.view(), per_row.view_mut());
         if ctx.tensor.shard.ranks == 1 {
-            return Ok(SoftmaxStats { loss, per_row });
+            return Ok(LossStats { loss, per_row });
         }
         self.merge_vocab_shards(ctx, per_row)
     }
@@ -231,11 +231,11 @@ impl LmHead {
         &self,
         ctx: &PassCtx<'_>,
         local: PooledTensor,
-    ) -> Result<SoftmaxStats, StepError> {
+    ) -> Result<LossStats, StepError> {
         let mut per_row = ctx.full_precision(local.len());
         let partials = ctx.tensor.all_gather(ctx, local)?;
         let loss = ctx.device.entropy_whole(partials.view(), per_row.view_mut());
-        Ok(SoftmaxStats { loss, per_row })
+        Ok(LossStats { loss, per_row })
     }
 
     /// Vocab-parallel cross-entropy of a chunk of rows. With `grad_scale`, the logits become their
@@ -254,7 +254,7 @@ impl LmHead {
         let mut local = ctx.full_precision(PARTIALS_PER_ROW * targets.len());
         let first = self.table.first_token(0);
         device.entropy_part(targets, first, logits.view(), local.view_mut());
-        let SoftmaxStats { loss, per_row } = self.merge_vocab_shards(ctx, local)?;
+        let LossStats { loss, per_row } = self.merge_vocab_shards(ctx, local)?;
         if let Some(scale) = grad_scale {
             device.entropy_back(targets, first, per_row.view(), logits.again(), scale);
         }
@@ -304,7 +304,7 @@ impl LmHead {
         buffer: &'b mut Tensor,
     ) -> ViewMut<'b> {
         let LogitChunk { normed, rows, tile } = chunk;
-        let size = self.table.gemm_size(tile, rows.len());
+        let size = self.table.gemm_shape(tile, rows.len());
         let (mut logits, _) = buffer.view_mut().split_at(size.rows * size.outputs);
         let x = normed.view().part(self.elements(rows));
         ctx.device.linear(size, x, self.table.tile(params, tile), None, logits.again());

@@ -1,7 +1,7 @@
 //! A transformer layer: attention, then MLP, each added to the residual stream.
 
-use super::attention::{Attention, AttentionSaved};
-use super::mlp::{Mlp, MlpSaved};
+use super::attention::{Attention, AttentionActivations};
+use super::mlp::{Mlp, MlpActivations};
 use super::{Params, ParamsAndGrads, PassCtx};
 use crate::buffer_pool::PooledTensor;
 use crate::state::StepError;
@@ -20,14 +20,14 @@ pub struct Layer {
 pub struct LayerSaved {
     x: PooledTensor,
     /// `None` with activation recomputation.
-    activations: Option<Activations>,
+    activations: Option<LayerActivations>,
 }
 
 #[derive(Debug)]
-struct Activations {
+struct LayerActivations {
     /// With the residual stream after attention; `None` in a model without attention.
-    attention: Option<(AttentionSaved, PooledTensor)>,
-    mlp: MlpSaved,
+    attention: Option<(AttentionActivations, PooledTensor)>,
+    mlp: MlpActivations,
 }
 
 impl LayerSaved {
@@ -61,14 +61,14 @@ impl Layer {
         ctx: &PassCtx<'_>,
         params: &mut dyn Params,
         x: &Tensor,
-    ) -> Result<(Activations, PooledTensor), StepError> {
+    ) -> Result<(LayerActivations, PooledTensor), StepError> {
         let attention = match &self.attention {
             Some(attention) => Some(attention.forward(ctx, &mut *params, x)?),
             None => None,
         };
         let mid = attention.as_ref().map_or(x, |(_, mid)| mid);
         let (mlp, out) = self.mlp.forward(ctx, params, mid)?;
-        Ok((Activations { attention, mlp }, out))
+        Ok((LayerActivations { attention, mlp }, out))
     }
 
     /// Turns `dx` from the gradient of the residual stream after the layer into that before it.
@@ -84,7 +84,7 @@ impl Layer {
             Some(activations) => activations,
             None => self.activations(ctx, params, &x)?.0,
         };
-        let Activations { attention, mlp } = activations;
+        let LayerActivations { attention, mlp } = activations;
         let mid: &Tensor = attention.as_ref().map_or(&x, |(_, mid)| mid);
         self.mlp.backward(ctx, params, mid, mlp, dx)?;
         if let (Some(attention), Some((saved, mid))) = (&self.attention, attention) {

@@ -7,17 +7,17 @@ use super::weight_bias::{WeightBias, bias};
 use super::{MaybeOwned, PassCtx};
 use crate::buffer_pool::PooledTensor;
 use crate::state::StepError;
-use regatta_device::device::Linear as LinearSize;
+use regatta_device::device::Linear as LinearShape;
 use regatta_device::memory::Tensor;
 use regatta_predict::shape::{Matrices, Module, Tile};
 
 /// A linear layer whose outputs are sharded over the tensor-parallel group.
 #[derive(Debug, Clone)]
-pub struct ColumnParallelLinear(Linear);
+pub struct ColumnParallelLinear(LocalLinear);
 
 impl ColumnParallelLinear {
     pub fn new(of: &Matrices<'_>, module: Module) -> Self {
-        Self(Linear::new(of, module, true))
+        Self(LocalLinear::new(of, module, true))
     }
 
     /// `y = x weightᵀ + bias`, this rank's outputs of all rows.
@@ -55,12 +55,12 @@ impl ColumnParallelLinear {
 
 /// A linear layer whose inputs are sharded over the tensor-parallel group.
 #[derive(Debug, Clone)]
-pub struct RowParallelLinear(Linear);
+pub struct RowParallelLinear(LocalLinear);
 
 impl RowParallelLinear {
     pub fn new(of: &Matrices<'_>, module: Module) -> Self {
         // The outputs are summed, so that one rank only adds the bias.
-        Self(Linear::new(of, module, of.block.share.rank == 0))
+        Self(LocalLinear::new(of, module, of.block.share.rank == 0))
     }
 
     /// `y = x weightᵀ + bias`, summed over the tensor-parallel group.
@@ -99,7 +99,7 @@ impl RowParallelLinear {
 /// A weight gradient whose computation is deferred: nothing downstream depends on it.
 #[derive(Debug)]
 pub struct DeferredWeightGrad {
-    linear: Linear,
+    linear: LocalLinear,
     x: PooledTensor,
     dy: PooledTensor,
 }
@@ -117,7 +117,7 @@ impl DeferredWeightGrad {
 
 /// The local part of a linear layer.
 #[derive(Debug, Clone)]
-struct Linear {
+struct LocalLinear {
     storage: Storage,
     inputs: usize,
     outputs: usize,
@@ -132,7 +132,7 @@ enum Storage {
     Tiled { tiles: Vec<Tile>, bias: Option<Range<usize>> },
 }
 
-impl Linear {
+impl LocalLinear {
     fn new(of: &Matrices<'_>, module: Module, adds_bias: bool) -> Self {
         let (tiles, [outputs, inputs]) = of.weight(module);
         let storage = match tiles.is_empty() {
@@ -142,8 +142,8 @@ impl Linear {
         Self { storage, inputs, outputs, adds_bias }
     }
 
-    fn size(&self, ctx: &PassCtx<'_>) -> LinearSize {
-        LinearSize { rows: ctx.rows(), inputs: self.inputs, outputs: self.outputs }
+    fn size(&self, ctx: &PassCtx<'_>) -> LinearShape {
+        LinearShape { rows: ctx.rows(), inputs: self.inputs, outputs: self.outputs }
     }
 
     fn forward(
@@ -165,7 +165,7 @@ impl Linear {
                 let bias = bias.as_ref().filter(|_| self.adds_bias);
                 let bias = bias.map(|bias| params.block().part(rows_of(bias, rows)));
                 let mut columns = ctx.like(&y, size.rows * rows.len());
-                let tile_size = LinearSize { outputs: rows.len(), ..size };
+                let tile_size = LinearShape { outputs: rows.len(), ..size };
                 let weight = params.tile(tile.block).part(0..rows.len() * size.inputs);
                 ctx.device.linear(tile_size, x.view(), weight, bias, columns.view_mut());
                 let (columns, y) = (columns.view(), y.view_mut());
@@ -191,7 +191,8 @@ impl Linear {
             Storage::Tiled { tiles, .. } => for_each_tile(params, tiles, |params, tile| {
                 let rows = &tile.rows;
                 let columns = columns_of(ctx, size, dy, rows);
-                let (tile_size, add) = (LinearSize { outputs: rows.len(), ..size }, rows.start > 0);
+                let (tile_size, add) =
+                    (LinearShape { outputs: rows.len(), ..size }, rows.start > 0);
                 let weight = params.tile(tile.block).part(0..rows.len() * size.inputs);
                 let (dy, dx) = (columns.view(), dx.view_mut());
                 ctx.device.linear_back_input(tile_size, dy, weight, dx, add);
@@ -235,7 +236,7 @@ impl Linear {
                     let [mut own, mut dweight] = params.block_and_tile_grads(*block);
                     let dweight = dweight.part(0..rows.len() * size.inputs);
                     let dbias = bias.as_ref().map(|bias| own.part(rows_of(bias, rows)));
-                    let size = LinearSize { outputs: rows.len(), ..size };
+                    let size = LinearShape { outputs: rows.len(), ..size };
                     ctx.device.linear_back_weight(size, x.view(), columns.view(), dweight, dbias);
                     params.reduce_grads(*block)?;
                 }
@@ -267,7 +268,7 @@ fn rows_of(bias: &Range<usize>, rows: &Range<usize>) -> Range<usize> {
 /// The columns of an output gradient for some rows of the weight.
 fn columns_of(
     ctx: &PassCtx<'_>,
-    size: LinearSize,
+    size: LinearShape,
     dy: &Tensor,
     rows: &Range<usize>,
 ) -> PooledTensor {

@@ -24,7 +24,7 @@ pub struct Mlp {
 
 /// Activations for the backward pass.
 #[derive(Debug)]
-pub struct MlpSaved {
+pub struct MlpActivations {
     normed: PooledTensor,
     norm_stats: PooledTensor,
     /// Gate and up projection, or the derivative of GELU.
@@ -53,7 +53,7 @@ impl Mlp {
         ctx: &PassCtx<'_>,
         params: &mut dyn Params,
         mid: &Tensor,
-    ) -> Result<(MlpSaved, PooledTensor), StepError> {
+    ) -> Result<(MlpActivations, PooledTensor), StepError> {
         let device = ctx.device;
         let (normed, norm_stats) = self.norm.forward(ctx, params.block(), mid);
         let normed = ctx.tensor.all_gather_rows(ctx, normed)?;
@@ -68,7 +68,7 @@ impl Mlp {
         ctx.apply_dropout(site, self.hidden_size, down.view_mut());
         let mut out = ctx.full_precision(mid.len());
         device.sum(mid.view(), down.view(), out.view_mut());
-        Ok((MlpSaved { normed, norm_stats, up, activated }, out))
+        Ok((MlpActivations { normed, norm_stats, up, activated }, out))
     }
 
     /// Turns `dx` from the gradient of `out` into that of `mid`.
@@ -77,7 +77,7 @@ impl Mlp {
         ctx: &PassCtx<'_>,
         params: &mut dyn ParamsAndGrads,
         mid: &Tensor,
-        saved: MlpSaved,
+        saved: MlpActivations,
         dx: &mut Tensor,
     ) -> Result<(), StepError> {
         let device = ctx.device;

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::params::{Params, ParamsAndGrads, unshard_tile};
 use crate::state::StepError;
-use regatta_device::device::Linear as LinearSize;
+use regatta_device::device::Linear as LinearShape;
 use regatta_device::memory::{View, ViewMut};
 use regatta_predict::shape::{Matrices, Module, ParamKind, Shape, Tile};
 
@@ -76,8 +76,8 @@ impl VocabTable {
     }
 
     /// The GEMM of `rows` hidden states with a tile.
-    pub(super) fn gemm_size(&self, tile: usize, rows: usize) -> LinearSize {
-        LinearSize { rows, inputs: self.hidden_size, outputs: self.tiles[tile].rows.len() }
+    pub(super) fn gemm_shape(&self, tile: usize, rows: usize) -> LinearShape {
+        LinearShape { rows, inputs: self.hidden_size, outputs: self.tiles[tile].rows.len() }
     }
 
     /// Prefetches the first tile.

@@ -16,13 +16,13 @@ const WRITES_IN_FLIGHT: usize = 1;
 /// A rank's blocks in one memory tier.
 pub struct OffloadedBlocks {
     /// `None` for blocks of other ranks.
-    blocks: Vec<Option<Block>>,
+    blocks: Vec<Option<OffloadedBlock>>,
     /// Bytes that are always in memory.
     resident_bytes: usize,
-    disk: Option<Disk>,
+    disk: Option<DiskTier>,
 }
 
-struct Block {
+struct OffloadedBlock {
     elements: usize,
     /// Offset in the swap file.
     offset: u64,
@@ -37,7 +37,7 @@ enum BlockState {
     Taken,
 }
 
-struct Disk {
+struct DiskTier {
     file: SwapFile,
     format: Format,
     pool: BufferPool,
@@ -62,14 +62,14 @@ impl OffloadedBlocks {
                 Tier::Disk => BlockState::OnDisk,
                 Tier::Device | Tier::Host => BlockState::Resident(pool.alloc(elements, format)),
             };
-            Block { elements, offset, state }
+            OffloadedBlock { elements, offset, state }
         };
         let blocks = lens.iter().map(|len| len.map(&mut block)).collect();
         if tier != Tier::Disk {
             return Ok(Self { blocks, resident_bytes: bytes as usize, disk: None });
         }
         let file = SwapFile::create(swap_path, bytes)?;
-        let disk = Some(Disk { file, format, pool, writes: VecDeque::new() });
+        let disk = Some(DiskTier { file, format, pool, writes: VecDeque::new() });
         Ok(Self { blocks, resident_bytes: 0, disk })
     }
 
@@ -80,7 +80,8 @@ impl OffloadedBlocks {
 
     /// Starts to read a block that is needed soon.
     pub fn prefetch(&mut self, block: usize) {
-        let Some(Some(Block { elements, offset, state })) = self.blocks.get_mut(block) else {
+        let Some(Some(OffloadedBlock { elements, offset, state })) = self.blocks.get_mut(block)
+        else {
             return;
         };
         if let (BlockState::OnDisk, Some(disk)) = (&state, &self.disk) {
@@ -92,7 +93,7 @@ impl OffloadedBlocks {
     /// Makes a block resident until it is released.
     pub fn load(&mut self, block: usize) -> Result<(), OffloadError> {
         self.prefetch(block);
-        let Some(Block { state, .. }) = &mut self.blocks[block] else { return Ok(()) };
+        let Some(OffloadedBlock { state, .. }) = &mut self.blocks[block] else { return Ok(()) };
         *state = match std::mem::replace(state, BlockState::Taken) {
             BlockState::InFlight(read) => BlockState::Resident(read.wait()?),
             other => other,
@@ -129,7 +130,7 @@ impl OffloadedBlocks {
 
     /// Returns a taken tensor, unmodified.
     pub fn put_back(&mut self, block: usize, tensor: Tensor) {
-        if let Some(Block { state, .. }) = &mut self.blocks[block] {
+        if let Some(OffloadedBlock { state, .. }) = &mut self.blocks[block] {
             *state = BlockState::Resident(tensor);
         }
         self.release(block);
@@ -154,7 +155,8 @@ impl OffloadedBlocks {
 
     /// The offset and the buffer of a resident block that has a place on disk.
     fn evict(&mut self, block: usize) -> Option<(u64, Tensor)> {
-        let (Some(Block { state, offset, .. }), Some(_)) = (&mut self.blocks[block], &self.disk)
+        let (Some(OffloadedBlock { state, offset, .. }), Some(_)) =
+            (&mut self.blocks[block], &self.disk)
         else {
             return None;
         };
@@ -218,11 +220,11 @@ impl OffloadedBlocks {
         start: usize,
         elements: usize,
     ) -> Result<Option<(u64, Tensor)>, OffloadError> {
-        if let Some(Block { state: BlockState::InFlight(_), .. }) = self.blocks[block] {
+        if let Some(OffloadedBlock { state: BlockState::InFlight(_), .. }) = self.blocks[block] {
             self.load(block)?;
             self.release(block);
         }
-        let (Some(Block { offset, state: BlockState::OnDisk, .. }), Some(disk)) =
+        let (Some(OffloadedBlock { offset, state: BlockState::OnDisk, .. }), Some(disk)) =
             (&self.blocks[block], &self.disk)
         else {
             return Ok(None);
@@ -247,7 +249,7 @@ impl OffloadedBlocks {
     }
 }
 
-impl Disk {
+impl DiskTier {
     /// Starts a write; waits for earlier ones if too many are in flight.
     fn write(&mut self, offset: u64, tensor: Tensor) -> Result<(), OffloadError> {
         self.writes.push_back(self.file.write(offset, tensor));

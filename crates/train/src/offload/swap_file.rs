@@ -30,12 +30,12 @@ pub struct SwapFile {
 struct Request {
     offset: u64,
     tensor: Tensor,
-    operation: Operation,
+    operation: IoOperation,
     done: SyncSender<Result<Tensor, OffloadError>>,
 }
 
 #[derive(Clone, Copy)]
-enum Operation {
+enum IoOperation {
     Read,
     Write,
 }
@@ -87,12 +87,12 @@ impl SwapFile {
 
     /// Starts to fill a tensor from the file.
     pub fn read(&self, offset: u64, tensor: Tensor) -> PendingIo {
-        self.submit(offset, tensor, Operation::Read)
+        self.submit(offset, tensor, IoOperation::Read)
     }
 
     /// Starts to write a tensor to the file.
     pub fn write(&self, offset: u64, tensor: Tensor) -> PendingIo {
-        self.submit(offset, tensor, Operation::Write)
+        self.submit(offset, tensor, IoOperation::Write)
     }
 
     /// Bytes of all reads and writes submitted so far.
@@ -100,11 +100,11 @@ impl SwapFile {
         self.io_bytes.get()
     }
 
-    fn submit(&self, offset: u64, tensor: Tensor, operation: Operation) -> PendingIo {
+    fn submit(&self, offset: u64, tensor: Tensor, operation: IoOperation) -> PendingIo {
         let bytes = byte_len(&tensor) as u64;
         let moved = match operation {
-            Operation::Read => Moved { read: bytes, written: 0 },
-            Operation::Write => Moved { read: 0, written: bytes },
+            IoOperation::Read => Moved { read: bytes, written: 0 },
+            IoOperation::Write => Moved { read: 0, written: bytes },
         };
         self.io_bytes.set(self.io_bytes.get() + moved);
         let (done, pending) = sync_channel(1);
@@ -181,7 +181,7 @@ fn serve(file: &File, path: &Path, queue: &Receiver<Request>) {
             Some(error) => Err(error.clone()),
             None => execute(file, path, offset, tensor, operation),
         };
-        if let (Operation::Write, Err(error)) = (operation, &result) {
+        if let (IoOperation::Write, Err(error)) = (operation, &result) {
             failed = Some(error.clone());
         }
         // The caller may have dropped its `PendingIo`.
@@ -194,14 +194,14 @@ fn execute(
     path: &Path,
     offset: u64,
     tensor: Tensor,
-    operation: Operation,
+    operation: IoOperation,
 ) -> Result<Tensor, OffloadError> {
     let format = tensor.format();
     let mut buffer = tensor.into_buffer();
     let bytes = buffer.len();
     let (result, operation) = match operation {
-        Operation::Read => (file.read_exact_at(buffer.bytes_mut(), offset), "read"),
-        Operation::Write => (file.write_all_at(buffer.bytes(), offset), "write"),
+        IoOperation::Read => (file.read_exact_at(buffer.bytes_mut(), offset), "read"),
+        IoOperation::Write => (file.write_all_at(buffer.bytes(), offset), "write"),
     };
     let failed = |error: io::Error| {
         let (why, hint) = (error.to_string(), hint(&error));
@@ -268,7 +268,8 @@ mod tests {
         std::fs::write(&path, [0; 16]).unwrap();
         let file = File::open(&path).unwrap();
         let (requests, queue) = channel();
-        let operations = [Operation::Read, Operation::Write, Operation::Read, Operation::Write];
+        let operations =
+            [IoOperation::Read, IoOperation::Write, IoOperation::Read, IoOperation::Write];
         let results = operations.map(|operation| {
             let (done, result) = sync_channel(1);
             let tensor = Tensor::zeroed(4, Format::F32);

@@ -13,7 +13,7 @@ use regatta_comm::Pending;
 
 use super::grads::GradStore;
 use super::init::Initializer;
-use super::{MemoryUse, ParamInit, ShardingConfig, StateBytes, StepError, ZeroPartition};
+use super::{MemoryUse, ParamInit, ShardingConfig, StateMemory, StepError, ZeroPartition};
 use crate::buffer_pool::BufferPool;
 use crate::model::Model;
 use crate::offload::{OffloadedBlocks, Tier};
@@ -32,7 +32,7 @@ pub struct BlockStore {
     pub(super) device: Arc<dyn Device>,
     format: Format,
     partition: ZeroPartition,
-    pub(super) blocks: Vec<ParamBlock>,
+    pub(super) blocks: Vec<ParamSlot>,
     /// Local parameter shards; `None` if parameters are replicated.
     pub(super) param_shards: Option<OffloadedBlocks>,
     /// Buffers for unsharded blocks.
@@ -46,7 +46,7 @@ pub struct BlockStore {
 }
 
 /// The parameters of a block.
-pub(super) struct ParamBlock {
+pub(super) struct ParamSlot {
     is_local: bool,
     padded_len: usize,
     /// Calls of `unshard` without `reshard`.
@@ -72,7 +72,7 @@ enum Sequence {
     Tiles { user: usize, matrix: ParamRole },
 }
 
-impl ParamBlock {
+impl ParamSlot {
     /// This rank's shard of a resident block; empty if the block is of another rank.
     pub fn shard(&self, range: &Range<usize>) -> View<'_> {
         match &self.full {
@@ -136,7 +136,7 @@ impl BlockStore {
                 true => Sequence::Layers,
                 false => Sequence::Tiles { user, matrix: block.parameters[0].role },
             };
-            ParamBlock { is_local: is_local[index], padded_len, users: 0, full, sequence }
+            ParamSlot { is_local: is_local[index], padded_len, users: 0, full, sequence }
         };
         let mut store = Self {
             blocks: (0..model.blocks.len()).map(new_block).collect(),
@@ -209,7 +209,7 @@ impl BlockStore {
     }
 
     fn start_unshard(&mut self, block: usize) {
-        let ParamBlock { is_local, full, .. } = &self.blocks[block];
+        let ParamSlot { is_local, full, .. } = &self.blocks[block];
         if *is_local
             && let FullBlock::Absent = full
             && let Err(error) = self.start_all_gather(block)
@@ -273,15 +273,15 @@ impl BlockStore {
     /// The full parameters of an unsharded block; empty if this rank does not have it.
     pub fn params(&self, block: usize) -> View<'_> {
         match &self.blocks[block] {
-            ParamBlock { full: FullBlock::Resident(full), .. } => full.view(),
-            ParamBlock { is_local: false, .. } => View::of::<f32>(&[]),
+            ParamSlot { full: FullBlock::Resident(full), .. } => full.view(),
+            ParamSlot { is_local: false, .. } => View::of::<f32>(&[]),
             _ => unreachable!("block {block} is not unsharded"),
         }
     }
 
     /// Ends one use of an unsharded block; the last one frees it if parameters are sharded.
     pub fn reshard(&mut self, block: usize) {
-        let ParamBlock { users, full, .. } = &mut self.blocks[block];
+        let ParamSlot { users, full, .. } = &mut self.blocks[block];
         *users = users.saturating_sub(1);
         let Some(shards) = self.param_shards.as_mut().filter(|_| *users == 0) else { return };
         if let FullBlock::Resident(tensor) = std::mem::replace(full, FullBlock::Absent) {
@@ -352,7 +352,7 @@ impl BlockStore {
     }
 
     /// Memory of the state on this rank.
-    pub fn memory(&self) -> StateBytes {
+    pub fn memory(&self) -> StateMemory {
         let tier = |blocks: &OffloadedBlocks| MemoryUse {
             resident: blocks.resident_bytes(),
             transient: blocks.transient_bytes(),
@@ -362,7 +362,7 @@ impl BlockStore {
         let replicated = MemoryUse { resident: full, transient: 0 };
         let mut parameters = self.param_shards.as_ref().map_or(replicated, tier);
         parameters.transient += self.pool.peak_bytes();
-        StateBytes { parameters, gradients: self.grads.memory(), moments: tier(&self.moments) }
+        StateMemory { parameters, gradients: self.grads.memory(), moments: tier(&self.moments) }
     }
 
     /// Bytes read from and written to swap files so far.

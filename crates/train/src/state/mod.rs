@@ -20,7 +20,7 @@ pub use shard_access::OptimizerBlock;
 
 /// Memory of the training state on this rank, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct StateBytes {
+pub struct StateMemory {
     /// Parameters.
     pub parameters: MemoryUse,
     /// Gradients.

@@ -55,7 +55,7 @@ pub fn run_ranks<T: Send>(
 
 /// The loss and the gradient norm of a step.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct StepMetrics {
+pub struct LossAndNorm {
     /// Mean loss of the global batch.
     pub loss: f64,
     /// Gradient norm.
@@ -87,7 +87,7 @@ impl Training {
         comm: &dyn Comm,
         replica: usize,
         replicas: usize,
-    ) -> Vec<StepMetrics> {
+    ) -> Vec<LossAndNorm> {
         let share = self.batch / replicas;
         let sequences = replica * share..(replica + 1) * share;
         (0..self.steps).map(|step| self.step(engine, comm, sequences.clone(), step)).collect()
@@ -100,7 +100,7 @@ impl Training {
         comm: &dyn Comm,
         sequences: Range<usize>,
         step: u64,
-    ) -> StepMetrics {
+    ) -> LossAndNorm {
         let batch = sequences.len() / self.micro_batches;
         let firsts: Vec<usize> = sequences.step_by(batch).take(self.micro_batches).collect();
         let data: Vec<[Vec<u32>; 2]> = firsts
@@ -120,6 +120,6 @@ impl Training {
         let result = engine.step(&config, micro_batches).unwrap();
         let mut sum = [result.loss_sum];
         comm.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
-        StepMetrics { loss: sum[0] / all as f64, grad_norm: result.grad_norm }
+        LossAndNorm { loss: sum[0] / all as f64, grad_norm: result.grad_norm }
     }
 }
