@@ -134,8 +134,10 @@ impl GradStore {
         [full_of(&mut before[first]), full_of(&mut behind[0])]
     }
 
+    /// Allocates the full block for a pass, if gradients are sharded; else it is resident.
     fn alloc_full(&mut self, block: usize) {
-        if let Some(GradBlock { padded_len, full, .. }) = &mut self.blocks[block]
+        if self.is_sharded()
+            && let Some(GradBlock { padded_len, full, .. }) = &mut self.blocks[block]
             && full.is_none()
         {
             *full = Some(self.pool.take(*padded_len, self.format));
@@ -196,27 +198,29 @@ impl GradStore {
 
     fn finish_reduce_scatter(&mut self, reduce_scatter: ReduceScatter) -> Result<(), CommError> {
         let ReduceScatter { block, sync, pending } = reduce_scatter;
-        let mut full = self.wait_for(pending)?;
-        let replica_group = &self.partition.replica_group;
+        let (mut full, is_sharded) = (self.wait_for(pending)?, self.is_sharded());
         let Some(grads) = &mut self.blocks[block] else { return Ok(()) };
         let reduced = full.view().part(grads.shard_range.clone());
-        if let Some(shard) = &mut grads.shard {
-            self.device.add(reduced, shard.view_mut());
+        // The shard to all-reduce over the replicas, and the full block to copy it back to.
+        let (shard, full) = if is_sharded {
+            if let Some(shard) = &mut grads.shard {
+                self.device.add(reduced, shard.view_mut());
+            }
             self.device.clear(full.view_mut());
             self.pool.give(full);
-            if let Some(comm) = replica_group
-                && let Some(shard) = grads.shard.take_if(|_| sync == GradSync::Final)
-            {
-                let pending = collective::all_reduce(&**comm, shard);
-                self.all_reduces.push_back(AllReduce { block, full: None, pending });
-            }
-        } else if let Some(comm) = replica_group {
+            let is_complete = sync == GradSync::Final && self.partition.replica_group.is_some();
+            (grads.shard.take_if(|_| is_complete), None)
+        } else if self.partition.replica_group.is_some() {
             let mut shard = self.pool.take(grads.shard_range.len(), self.format);
             self.device.copy(reduced, shard.view_mut());
-            let pending = collective::all_reduce(&**comm, shard);
-            self.all_reduces.push_back(AllReduce { block, full: Some(full), pending });
+            (Some(shard), Some(full))
         } else {
             grads.full = Some(full);
+            (None, None)
+        };
+        if let (Some(shard), Some(comm)) = (shard, &self.partition.replica_group) {
+            let pending = collective::all_reduce(&**comm, shard);
+            self.all_reduces.push_back(AllReduce { block, full, pending });
         }
         Ok(())
     }
