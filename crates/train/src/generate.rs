@@ -154,9 +154,9 @@ impl<'a> Generator<'a> {
         let seq_len = self.net.model.shape.context;
         if self.tokens.len() == seq_len {
             // Drops half of the context, to prefill once per half instead of once per token.
-            let mut kept = self.tokens.split_off(seq_len - seq_len / 2);
-            kept.push(token);
-            return self.prefill(&kept);
+            let mut recent = self.tokens.split_off(seq_len - seq_len / 2);
+            recent.push(token);
+            return self.prefill(&recent);
         }
         let position = self.tokens.len();
         self.tokens.push(token);

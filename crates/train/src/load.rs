@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 use crate::checkpoint::huggingface::{self, HuggingFaceError};
-use crate::checkpoint::{Checkpoint, CheckpointError, Kind, MANIFEST, TensorSlice, newest_valid};
+use crate::checkpoint::{
+    Checkpoint, CheckpointError, MANIFEST, StateTensor, TensorSlice, newest_valid,
+};
 use crate::job::TOKENIZER;
 use crate::run;
 use regatta_device::device::Device;
@@ -77,7 +79,7 @@ pub fn from_checkpoint(checkpoint: &Checkpoint, device: &dyn Device) -> Result<L
     let (about, from) = (checkpoint.meta(), checkpoint.folder().to_owned());
     check(checkpoint)?;
     let parameters = tensors(&about.shape, device, |parameter, elements| {
-        checkpoint.read(&parameter.name, Kind::Parameter, &TensorSlice::Whole, elements)
+        checkpoint.read(&parameter.name, StateTensor::Parameter, &TensorSlice::Whole, elements)
     })?;
     let tokenizer = tokenizer_of(checkpoint);
     let made_by = Some(about.tokenizer.clone()).filter(|made_by| !made_by.is_empty());
@@ -96,7 +98,7 @@ fn check(checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
     }
     for parameter in shape.blocks().iter().flat_map(|block| &block.parameters) {
         let (is, should) =
-            (checkpoint.elements(&parameter.name, Kind::Parameter)?, parameter.len());
+            (checkpoint.elements(&parameter.name, StateTensor::Parameter)?, parameter.len());
         if is != should {
             let (folder, tensor) = (checkpoint.folder().to_owned(), parameter.name.clone());
             let why = format!("has {is} elements instead of {should}");

@@ -21,7 +21,7 @@ use regatta_predict::moved::Moved;
 use regatta_predict::pipeline::Stage;
 use regatta_predict::plan::{OnDisk, ParallelPlan};
 use regatta_predict::shape::Shape;
-use regatta_train::checkpoint::Kind;
+use regatta_train::checkpoint::StateTensor;
 use regatta_train::config::resolve;
 use regatta_train::model::Model;
 use regatta_train::offload::{OffloadTiers, Tier};
@@ -126,7 +126,7 @@ impl Case {
             let io = engine.state.io_bytes() - io_before;
             engine.loss(&micro_batch).unwrap();
             for block in engine.state.local_blocks() {
-                engine.state.with_shard(block, Kind::Parameter, |_| {}).unwrap();
+                engine.state.with_shard(block, StateTensor::Parameter, |_| {}).unwrap();
             }
             Traffic { sent, io }
         };

@@ -199,15 +199,15 @@ fn sharded_and_offloaded_runs_resume_from_each_other() {
         (2, vec!["parallel.zero=2", "offload.optimizer=disk"]),
     ];
     // Each resumes from the checkpoint of the previous one.
-    for ((first, before), (second, behind)) in all.iter().zip(all.iter().cycle().skip(1)) {
+    for ((first, before), (second, after)) in all.iter().zip(all.iter().cycle().skip(1)) {
         let folder = Folder::new();
         let (_, one) = train(*first, &config(before), &folder.0, Some(6)).unwrap();
-        let (_, other) = train(*second, &config(behind), &folder.0, None).unwrap();
+        let (_, other) = train(*second, &config(after), &folder.0, None).unwrap();
         let losses: Vec<_> = one.losses.iter().chain(&other.losses).copied().collect();
-        assert!(near(&losses, &whole.losses), "{before:?} {behind:?}: {losses:?} {whole:?}");
+        assert!(near(&losses, &whole.losses), "{before:?} {after:?}: {losses:?} {whole:?}");
         let validations: Vec<_> =
             one.validations.iter().chain(&other.validations).copied().collect();
-        assert!(near(&validations, &whole.validations), "{before:?} {behind:?}: {validations:?}");
+        assert!(near(&validations, &whole.validations), "{before:?} {after:?}: {validations:?}");
         let left = |name: &str| folder.0.join("offloaded").join(name).exists();
         assert!(!left("moments-0") && !left("parameters-0"));
     }

@@ -17,7 +17,7 @@ use regatta_predict::axis::Axis;
 use regatta_predict::mesh::Mesh;
 use regatta_predict::pipeline::Stage;
 use regatta_predict::shape::{Family, Shape};
-use regatta_train::checkpoint::Kind;
+use regatta_train::checkpoint::StateTensor;
 use regatta_train::model::Model;
 use regatta_train::offload::{OffloadTiers, Tier};
 use regatta_train::parallel::{ProcessGroups, ZeroStage};
@@ -345,7 +345,7 @@ fn a_truncated_swap_file_fails_the_step_and_is_named() {
         };
         step(&mut engine, 0).unwrap();
         // Reads complete after pending writes.
-        for kind in Kind::ALL {
+        for kind in StateTensor::ALL {
             let head = engine.net.model.head_block();
             engine.state.read_elements(head, kind, 0, &mut [0.0]).unwrap();
         }
@@ -412,7 +412,7 @@ fn initial_parameters_are_the_same_for_every_zero_stage_and_tier() {
                 for block in engine.state.local_blocks() {
                     let shard = engine.state.shards[block].clone();
                     let own = |view: View<'_>| view.host::<f64>().to_vec();
-                    let own = engine.state.with_shard(block, Kind::Parameter, own).unwrap();
+                    let own = engine.state.with_shard(block, StateTensor::Parameter, own).unwrap();
                     let element = |at: usize| full[block].get(at).copied().unwrap_or(0.0);
                     let expected: Vec<f64> = shard.map(element).collect();
                     assert_eq!(own, expected, "{family:?} {zero:?} {tier:?} block {block}");

@@ -180,10 +180,10 @@ pub(super) fn sweep(disk: &dyn Disk, checkpoints: &Path) -> Result<(), Checkpoin
     let all = entries(disk, checkpoints)?;
     for &(step, role) in &all {
         let path = dir_layout::path(checkpoints, step, role);
-        let alone = !all.contains(&(step, Role::Complete));
+        let is_only = !all.contains(&(step, Role::Complete));
         match role {
             Role::Complete => {}
-            Role::Replaced if alone => {
+            Role::Replaced if is_only => {
                 let complete = dir_layout::path(checkpoints, step, Role::Complete);
                 disk.rename(&path, &complete).map_err(CheckpointError::io("restore", &path))?;
             }

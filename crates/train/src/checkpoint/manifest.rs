@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::dir_layout;
-use super::shard::{Kind, TensorSlice, key, matrix};
+use super::shard::{StateTensor, TensorSlice, key, matrix};
 use regatta_predict::shape::Shape;
 
 /// Version of the format.
@@ -62,7 +62,7 @@ pub struct Tensor {
     /// Name, such as `layer.3.qkv.weight`.
     pub name: String,
     /// Parameter or moment.
-    pub kind: Kind,
+    pub kind: StateTensor,
     /// Full shape.
     pub shape: Vec<usize>,
     /// Its shards; together they cover the tensor, possibly with overlaps.
@@ -106,7 +106,7 @@ pub struct WrittenShard {
     /// Name of the tensor.
     pub name: String,
     /// Parameter or moment.
-    pub kind: Kind,
+    pub kind: StateTensor,
     /// Full shape of the tensor.
     pub shape: Vec<usize>,
     /// The slice of the tensor.
@@ -142,7 +142,7 @@ impl Manifest {
 }
 
 impl Tensor {
-    /// Kind and name, as in files.
+    /// StateTensor and name, as in files.
     pub fn title(&self) -> String {
         key(self.kind, &self.name, &TensorSlice::Whole)
     }
@@ -175,7 +175,7 @@ impl Manifest {
     pub fn gather(about: CheckpointMeta, sidecars: Vec<Sidecar>) -> Result<Self, String> {
         let ranks = sidecars.len();
         let mut files = BTreeMap::new();
-        let mut tensors: BTreeMap<(Kind, String), Tensor> = BTreeMap::new();
+        let mut tensors: BTreeMap<(StateTensor, String), Tensor> = BTreeMap::new();
         for (rank, sidecar) in sidecars.into_iter().enumerate() {
             let file = dir_layout::shard(rank);
             if sidecar.bytes > 0 {

@@ -26,5 +26,5 @@ pub use error::CheckpointError;
 pub use find::{Skipped, has_checkpoint, has_checkpoint_of_run, is_in_dir, newest_valid};
 pub use manifest::{CheckpointMeta, SPLIT};
 pub use reader::Checkpoint;
-pub use shard::{Kind, Shard, ShardMeta, TensorSlice};
+pub use shard::{Shard, ShardMeta, StateTensor, TensorSlice};
 pub use writer::{State, Writer};

@@ -16,7 +16,7 @@ use super::dir_layout::{self, MANIFEST, MANIFEST_SUM};
 use super::error::CheckpointError;
 use super::header::{self, TensorLocation};
 use super::manifest::{CheckpointMeta, Manifest, StoredShard, Tensor};
-use super::shard::{Kind, TensorSlice, key};
+use super::shard::{StateTensor, TensorSlice, key};
 use super::shard_file::hex;
 
 /// Bytes read at a time.
@@ -27,7 +27,7 @@ const AT_A_TIME: u64 = 1 << 20;
 pub struct Checkpoint {
     folder: PathBuf,
     manifest: Manifest,
-    tensors: HashMap<(Kind, String), usize>,
+    tensors: HashMap<(StateTensor, String), usize>,
     /// Headers of the files opened so far.
     shards: Mutex<HashMap<String, Arc<HashMap<String, TensorLocation>>>>,
     /// Shards with verified checksums, by tensor and index.
@@ -66,7 +66,7 @@ impl Checkpoint {
     }
 
     /// Full shape of a tensor, if it exists.
-    pub fn shape(&self, name: &str, kind: Kind) -> Option<&[usize]> {
+    pub fn shape(&self, name: &str, kind: StateTensor) -> Option<&[usize]> {
         let index = self.tensors.get(&(kind, name.to_owned()))?;
         Some(&self.manifest.tensors[*index].shape)
     }
@@ -75,7 +75,7 @@ impl Checkpoint {
     pub fn read(
         &self,
         name: &str,
-        kind: Kind,
+        kind: StateTensor,
         part: &TensorSlice,
         elements: &mut [f32],
     ) -> Result<(), CheckpointError> {
@@ -96,7 +96,7 @@ impl Checkpoint {
     }
 
     /// Reads a full tensor.
-    pub fn read_whole(&self, name: &str, kind: Kind) -> Result<Vec<f32>, CheckpointError> {
+    pub fn read_whole(&self, name: &str, kind: StateTensor) -> Result<Vec<f32>, CheckpointError> {
         let mut elements = vec![0.0; self.elements(name, kind)?];
         self.read(name, kind, &TensorSlice::Whole, &mut elements)?;
         Ok(elements)
@@ -104,7 +104,7 @@ impl Checkpoint {
 
     /// Number of elements of a tensor, if the files contain all of them. The manifest is not trusted, so check
     /// this before allocating memory.
-    pub fn elements(&self, name: &str, kind: Kind) -> Result<usize, CheckpointError> {
+    pub fn elements(&self, name: &str, kind: StateTensor) -> Result<usize, CheckpointError> {
         let (_, tensor) = self.find(name, kind)?;
         for stored in &tensor.pieces {
             self.place(tensor, stored)?;
@@ -113,7 +113,7 @@ impl Checkpoint {
         Ok(tensor.shape.iter().product())
     }
 
-    fn find(&self, name: &str, kind: Kind) -> Result<(usize, &Tensor), CheckpointError> {
+    fn find(&self, name: &str, kind: StateTensor) -> Result<(usize, &Tensor), CheckpointError> {
         match self.tensors.get(&(kind, name.to_owned())) {
             Some(&index) => Ok((index, &self.manifest.tensors[index])),
             None => {

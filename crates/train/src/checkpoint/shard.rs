@@ -5,10 +5,10 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-/// What a tensor of a checkpoint contains.
+/// Which tensor of the training state: a parameter or one of its moments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Kind {
+pub enum StateTensor {
     /// The parameter.
     Parameter,
     /// First moment (AdamW) or momentum (SGD).
@@ -17,12 +17,12 @@ pub enum Kind {
     Moment2,
 }
 
-impl Kind {
+impl StateTensor {
     /// All kinds.
     pub const ALL: [Self; 3] = [Self::Parameter, Self::Moment1, Self::Moment2];
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for StateTensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Parameter => "parameter",
@@ -161,7 +161,7 @@ pub struct Shard {
     /// Name of the tensor, such as `layer.3.qkv.weight`.
     pub name: String,
     /// Parameter or moment.
-    pub kind: Kind,
+    pub kind: StateTensor,
     /// Full shape of the tensor.
     pub shape: Vec<usize>,
     /// The slice of the tensor.
@@ -176,7 +176,7 @@ pub struct ShardMeta {
     /// Name of the tensor.
     pub name: String,
     /// Parameter or moment.
-    pub kind: Kind,
+    pub kind: StateTensor,
     /// Full shape of the tensor.
     pub shape: Vec<usize>,
     /// The slice of the tensor.
@@ -200,7 +200,7 @@ impl Shard {
     }
 
     /// A full tensor.
-    pub fn whole(name: &str, kind: Kind, shape: &[usize], elements: Vec<f32>) -> Self {
+    pub fn whole(name: &str, kind: StateTensor, shape: &[usize], elements: Vec<f32>) -> Self {
         Self {
             name: name.to_owned(),
             kind,
@@ -212,7 +212,7 @@ impl Shard {
 }
 
 /// Name of a shard in its file: kind, name, and the slice unless full.
-pub fn key(kind: Kind, name: &str, part: &TensorSlice) -> String {
+pub fn key(kind: StateTensor, name: &str, part: &TensorSlice) -> String {
     match part {
         TensorSlice::Whole => format!("{kind}/{name}"),
         part => format!("{kind}/{name}{part}"),
@@ -286,7 +286,7 @@ mod tests {
         assert_eq!(matrix(&[]), Some((1, 1)));
         assert_eq!(matrix(&[2, 3, 4]), Some((2, 12)));
         let part = TensorSlice::Rectangle { rows: 0..2, columns: 4..8 };
-        assert_eq!(key(Kind::Moment1, "a.b", &part), "moment1/a.b[0..2, 4..8]");
-        assert_eq!(key(Kind::Parameter, "a.b", &TensorSlice::Whole), "parameter/a.b");
+        assert_eq!(key(StateTensor::Moment1, "a.b", &part), "moment1/a.b[0..2, 4..8]");
+        assert_eq!(key(StateTensor::Parameter, "a.b", &TensorSlice::Whole), "parameter/a.b");
     }
 }

@@ -170,7 +170,7 @@ mod tests {
 
     #[test]
     fn a_panic_is_reported_as_an_error() {
-        let lists = (0..3u64).map(|index| if index == 2 { panic!("as asked") } else { [index] });
+        let lists = (0..3u64).map(|index| if index == 2 { panic!("expected") } else { [index] });
         let mut ahead = Prefetcher::new(loader(100, 8), lists, 1).unwrap();
         assert!(ahead.next().unwrap().is_ok() && ahead.next().unwrap().is_ok());
         assert!(matches!(ahead.next(), Some(Err(DataError::Prefetch { .. }))));

@@ -261,7 +261,7 @@ impl DataError {
     }
 
     /// The same error with the position shifted by `characters`.
-    pub(super) fn behind(self, characters: usize) -> Self {
+    pub(super) fn shifted_by(self, characters: usize) -> Self {
         match self {
             Self::UnknownCharacter { character, position, vocabulary } => {
                 let position = position + characters;

@@ -121,9 +121,9 @@ fn run(
         Err(error) => Err(Some(format!("{program}: {error}"))),
         Ok(output) if output.status.success() => Ok(()),
         Ok(output) => {
-            let said = String::from_utf8_lossy(&output.stderr);
-            let said = said.trim().lines().next_back().unwrap_or_default();
-            Err(Some(format!("{program} ended with {} {said}", output.status).trim().to_owned()))
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            let stderr = stderr.trim().lines().next_back().unwrap_or_default();
+            Err(Some(format!("{program} failed: {} {stderr}", output.status).trim().to_owned()))
         }
     }
 }
@@ -195,7 +195,7 @@ mod tests {
     fn errors_of_the_downloader_are_reported() {
         let nowhere = Path::new("/nonexistent/file");
         assert_eq!(run("no-such-program", &[], nowhere, ""), Err(None));
-        let said = run("ls", &["--"], nowhere, "x").unwrap_err().unwrap();
-        assert!(said.starts_with("ls ended with"), "{said}");
+        let stderr = run("ls", &["--"], nowhere, "x").unwrap_err().unwrap();
+        assert!(stderr.starts_with("ls failed:"), "{stderr}");
     }
 }

@@ -72,14 +72,14 @@ fn llama3(text: &str, first: char, digits: usize) -> usize {
     }
     let is_line_end = |c: char| c == '\r' || c == '\n';
     let class = Class::of(first);
-    let behind = &text[first.len_utf8()..];
-    let next = behind.chars().next().map(Class::of);
+    let rest = &text[first.len_utf8()..];
+    let next = rest.chars().next().map(Class::of);
     match class {
         Class::Letter => return run(text, Class::Letter, usize::MAX),
         Class::Number => return run(text, Class::Number, digits),
         // Any other character except a line break belongs to the following letters.
         _ if next == Some(Class::Letter) && !is_line_end(first) => {
-            return first.len_utf8() + run(behind, Class::Letter, usize::MAX);
+            return first.len_utf8() + run(rest, Class::Letter, usize::MAX);
         }
         _ => {}
     }

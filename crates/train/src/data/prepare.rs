@@ -188,7 +188,7 @@ fn tokenise(
     let (mut done, mut characters) = (0, 0);
     let split = text_chunks::train_bytes(of, plan.validation);
     text_chunks::for_each_chunk(&plan.inputs, split, |part, text| {
-        let tokens = tokenizer.encode(text).map_err(|error| error.behind(characters))?;
+        let tokens = tokenizer.encode(text).map_err(|error| error.shifted_by(characters))?;
         match part {
             Split::Train => train.push(&tokens)?,
             Split::Validation => validation.push(&tokens)?,

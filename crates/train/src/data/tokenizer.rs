@@ -64,7 +64,8 @@ impl Tokenizer {
                 let characters: Vec<char> = file.characters.chars().collect();
                 match characters.windows(2).find(|two| two[0] >= two[1]) {
                     Some(two) => {
-                        let reason = format!("{:?} is not behind {:?}", two[1], two[0]);
+                        let reason =
+                            format!("characters are not sorted: {:?} follows {:?}", two[1], two[0]);
                         Err(DataError::tokenizer(path, reason))
                     }
                     None if characters.is_empty() => {

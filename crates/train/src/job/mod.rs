@@ -273,8 +273,9 @@ impl Training {
         let Engine { net, state, .. } = &mut self.engine;
         let mut squares = 0.0;
         for block in state.local_blocks() {
-            squares += state
-                .with_shard(block, checkpoint::Kind::Parameter, |own| net.device.square_sum(own))?;
+            squares += state.with_shard(block, checkpoint::StateTensor::Parameter, |own| {
+                net.device.square_sum(own)
+            })?;
         }
         self.check_finite(self.done, "parameter norm", squares.sqrt())
     }

@@ -12,7 +12,7 @@ use super::usage::Usage;
 use super::{Job, TOKENIZER, Training, resume};
 use crate::checkpoint::manifest::{DATA, RUN, SPLIT};
 use crate::checkpoint::{
-    Checkpoint, CheckpointMeta, Kind, has_checkpoint, has_checkpoint_of_run, is_in_dir,
+    Checkpoint, CheckpointMeta, StateTensor, has_checkpoint, has_checkpoint_of_run, is_in_dir,
 };
 use crate::config::{self, Config, ConfigError, Resume};
 use crate::data::{DataError, DataLoader, Dataset, Sampler, Tokens};
@@ -208,11 +208,11 @@ fn multi_host_note(mesh: &Mesh, comm: &dyn Comm) -> Option<Event> {
 
 /// A note if the model's vocabulary is far larger than the tokenizer's: the data is probably not the
 /// intended one.
-fn unused_vocab_note(shape: &Shape, kinds: usize) -> Option<Event> {
-    let room = shape.vocabulary;
-    (room > 4 * kinds).then(|| {
+fn unused_vocab_note(shape: &Shape, tokens: usize) -> Option<Event> {
+    let vocab_size = shape.vocabulary;
+    (vocab_size > 4 * tokens).then(|| {
         Event::Note(format!(
-            "model.vocab_size is {room}, but the tokenizer has {kinds} tokens: check data.source \
+            "model.vocab_size is {vocab_size}, but the tokenizer has {tokens} tokens: check data.source \
              and data.tokenizer"
         ))
     })
@@ -256,8 +256,8 @@ fn validation_loader(
 }
 
 /// Fails with the first rank that differs from rank 0.
-pub fn check_identical(comm: &dyn Comm, told: &[(&'static str, &str)]) -> Result<(), TrainError> {
-    for (what, text) in told {
+pub fn check_identical(comm: &dyn Comm, values: &[(&'static str, &str)]) -> Result<(), TrainError> {
+    for (what, text) in values {
         let own: Vec<u8> = Sha256::digest(text.as_bytes()).to_vec();
         let mut all = vec![0u8; own.len() * comm.size() as usize];
         comm.all_gather(&own, &mut all)?;
@@ -273,7 +273,7 @@ pub fn check_identical(comm: &dyn Comm, told: &[(&'static str, &str)]) -> Result
 /// Broadcasts the state of the first replica to the others, and all-gathers updated parameters.
 pub fn broadcast_state(engine: &mut Engine) -> Result<(), TrainError> {
     for block in engine.state.local_blocks() {
-        for kind in Kind::ALL {
+        for kind in StateTensor::ALL {
             broadcast_block(engine, (block, kind))?;
         }
         engine.state.all_gather_updated(block)?;
@@ -281,7 +281,7 @@ pub fn broadcast_state(engine: &mut Engine) -> Result<(), TrainError> {
     Ok(())
 }
 
-fn broadcast_block(engine: &mut Engine, what: (usize, Kind)) -> Result<(), TrainError> {
+fn broadcast_block(engine: &mut Engine, what: (usize, StateTensor)) -> Result<(), TrainError> {
     let groups = &engine.groups;
     let copies = if engine.state.shard_count == 1 { &groups.data } else { &groups.replica };
     let Some(comm) = copies.clone() else { return Ok(()) };

@@ -1,7 +1,7 @@
 //! Predicted and measured memory, communication and offload I/O of training steps. Validation and
 //! checkpoints are not included.
 
-use crate::state::StateBytes;
+use crate::state::StateMemory;
 use crate::step::Engine;
 use regatta_predict::axis::Axis;
 use regatta_predict::bytes::{HeldBytes, MovedBytes, SentBytes};
@@ -45,7 +45,7 @@ impl Usage {
 
     /// Predicted and peak memory, by category.
     pub fn memory(&self, engine: &Engine) -> Vec<HeldBytes> {
-        let StateBytes { parameters, gradients, moments } = engine.state.memory();
+        let StateMemory { parameters, gradients, moments } = engine.state.memory();
         let expected = &self.holds;
         let passes = expected.activations + expected.working;
         let all = [

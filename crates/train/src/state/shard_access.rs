@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::{BlockStore, StepError};
-use crate::checkpoint::Kind;
+use crate::checkpoint::StateTensor;
 use regatta_device::memory::{View, ViewMut};
 
 /// What the optimizer updates of a block: this rank's shards.
@@ -65,12 +65,12 @@ impl BlockStore {
     pub fn with_shard<T>(
         &mut self,
         block: usize,
-        kind: Kind,
+        kind: StateTensor,
         f: impl FnOnce(View<'_>) -> T,
     ) -> Result<T, StepError> {
         let shard = self.shards[block].clone();
         match kind {
-            Kind::Parameter => {
+            StateTensor::Parameter => {
                 self.load_param_shard(block)?;
                 let result = f(match &self.param_shards {
                     Some(shards) => shards.view(block),
@@ -79,7 +79,7 @@ impl BlockStore {
                 self.param_shards.iter_mut().for_each(|shards| shards.release(block));
                 Ok(result)
             }
-            Kind::Moment1 | Kind::Moment2 => {
+            StateTensor::Moment1 | StateTensor::Moment2 => {
                 self.moments.load(block)?;
                 let both = self.moments.view(block);
                 let range = moment_range(kind, shard.len());
@@ -94,12 +94,12 @@ impl BlockStore {
     pub fn read_elements(
         &mut self,
         block: usize,
-        kind: Kind,
+        kind: StateTensor,
         start: usize,
         to: &mut [f32],
     ) -> Result<(), StepError> {
         let (shard, device) = (self.shards[block].clone(), self.device.clone());
-        if kind != Kind::Parameter {
+        if kind != StateTensor::Parameter {
             let start = moment_range(kind, shard.len()).start + start;
             return Ok(self.moments.read_elements(&*device, block, start, to)?);
         }
@@ -119,12 +119,12 @@ impl BlockStore {
     pub fn write_elements(
         &mut self,
         block: usize,
-        kind: Kind,
+        kind: StateTensor,
         start: usize,
         from: &[f32],
     ) -> Result<(), StepError> {
         let (shard, device) = (self.shards[block].clone(), self.device.clone());
-        if kind != Kind::Parameter {
+        if kind != StateTensor::Parameter {
             let start = moment_range(kind, shard.len()).start + start;
             return Ok(self.moments.write_elements(&*device, block, start, from)?);
         }
@@ -150,6 +150,6 @@ impl BlockStore {
 }
 
 /// The range of a moment in the moments of a shard.
-fn moment_range(kind: Kind, shard_len: usize) -> Range<usize> {
-    if kind == Kind::Moment1 { 0..shard_len } else { shard_len..2 * shard_len }
+fn moment_range(kind: StateTensor, shard_len: usize) -> Range<usize> {
+    if kind == StateTensor::Moment1 { 0..shard_len } else { shard_len..2 * shard_len }
 }

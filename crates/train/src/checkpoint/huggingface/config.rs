@@ -61,11 +61,11 @@ fn llama(keys: &Keys) -> Result<Shape, String> {
     }
     let width = keys.size("hidden_size", None)?;
     let heads = keys.size("num_attention_heads", None)?;
-    let usual = width.checked_div(heads).unwrap_or_default();
-    let head = keys.size("head_dim", Some(usual))?;
+    let default = width.checked_div(heads).unwrap_or_default();
+    let head = keys.size("head_dim", Some(default))?;
     if head * heads != width {
         return Err(format!(
-            "has head_dim {head}; only hidden_size / num_attention_heads = {usual} is supported"
+            "has head_dim {head}; only hidden_size / num_attention_heads = {default} is supported"
         ));
     }
     Ok(Shape {

@@ -99,13 +99,13 @@ fn lay_out(shape: &Shape, parameters: &[(Parameter, bool)]) -> Result<Vec<u8>, S
     let mut end = 0;
     for (parameter, _) in parameters {
         let HfSource { tensors, .. } = names::source(shape, parameter);
-        for theirs in tensors {
-            let prefix = if theirs.name == names::HEAD { "" } else { names::prefix(shape.family) };
+        for tensor in tensors {
+            let prefix = if tensor.name == names::HEAD { "" } else { names::prefix(shape.family) };
             let start = end;
-            end += theirs.shape.iter().product::<usize>() * size_of::<f32>();
-            let (dtype, shape, data_offsets) = (Dtype::F32, theirs.shape, (start, end));
+            end += tensor.shape.iter().product::<usize>() * size_of::<f32>();
+            let (dtype, shape, data_offsets) = (Dtype::F32, tensor.shape, (start, end));
             infos.push((
-                format!("{prefix}{}", theirs.name),
+                format!("{prefix}{}", tensor.name),
                 TensorInfo { dtype, shape, data_offsets },
             ));
         }

@@ -98,8 +98,8 @@ impl Imported {
     pub fn read(&self, parameter: &Parameter) -> Result<Vec<f32>, HuggingFaceError> {
         let source = names::source(&self.shape, parameter);
         let mut elements = Vec::with_capacity(parameter.len());
-        for theirs in &source.tensors {
-            let (name, index, place) = self.find(theirs)?;
+        for tensor in &source.tensors {
+            let (name, index, place) = self.find(tensor)?;
             let (path, file) = &self.files[index];
             read_elements(path, file, &name, place, &mut elements)?;
         }
@@ -116,16 +116,16 @@ impl Imported {
         &self.folder
     }
 
-    fn their_name(&self, theirs: &HfTensor) -> String {
-        let prefix = if theirs.name == names::HEAD { "" } else { self.prefix };
-        format!("{prefix}{}", theirs.name)
+    fn hf_name(&self, tensor: &HfTensor) -> String {
+        let prefix = if tensor.name == names::HEAD { "" } else { self.prefix };
+        format!("{prefix}{}", tensor.name)
     }
 
     fn find(
         &self,
-        theirs: &HfTensor,
+        tensor: &HfTensor,
     ) -> Result<(String, usize, &TensorLocation), HuggingFaceError> {
-        let name = self.their_name(theirs);
+        let name = self.hf_name(tensor);
         let wrong = |path: &Path, name: String, why: String| {
             let path = path.to_owned();
             HuggingFaceError::Tensor { path, name, why }
@@ -134,8 +134,8 @@ impl Imported {
             return Err(wrong(&self.folder, name, "is missing".to_owned()));
         };
         let path = &self.files[*index].0;
-        if place.shape != theirs.shape {
-            let (is, should) = (&place.shape, &theirs.shape);
+        if place.shape != tensor.shape {
+            let (is, should) = (&place.shape, &tensor.shape);
             let why = format!("has shape {is:?}, but config.json implies {should:?}");
             return Err(wrong(path, name, why));
         }
@@ -150,8 +150,8 @@ impl Imported {
     fn check(&self) -> Result<(), HuggingFaceError> {
         let mut used = HashSet::new();
         for parameter in self.parameters() {
-            for theirs in &names::source(&self.shape, &parameter).tensors {
-                used.insert(self.find(theirs)?.0);
+            for tensor in &names::source(&self.shape, &parameter).tensors {
+                used.insert(self.find(tensor)?.0);
             }
         }
         if self.shape.tied {

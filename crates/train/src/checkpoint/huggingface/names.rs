@@ -63,14 +63,14 @@ fn layer_parts(name: &str) -> Option<(&str, &str, &str)> {
 fn gpt2(parameter: &Parameter) -> HfSource {
     let shape = &parameter.shape;
     let Some((layer, part, what)) = layer_parts(&parameter.name) else {
-        let theirs = match parameter.name.as_str() {
+        let hf_name = match parameter.name.as_str() {
             "embed.tokens" => "wte.weight".to_owned(),
             "embed.positions" => "wpe.weight".to_owned(),
             other => other.replace("head.norm", "ln_f"),
         };
-        return one(theirs, shape, false);
+        return one(hf_name, shape, false);
     };
-    let theirs = match part {
+    let hf_name = match part {
         "norm1" => "ln_1",
         "qkv" => "attn.c_attn",
         "proj" => "attn.c_proj",
@@ -79,16 +79,16 @@ fn gpt2(parameter: &Parameter) -> HfSource {
         _ => "mlp.c_proj",
     };
     // Conv1D in GPT-2 stores [in, out] matrices.
-    one(format!("h.{layer}.{theirs}.{what}"), shape, shape.len() == 2)
+    one(format!("h.{layer}.{hf_name}.{what}"), shape, shape.len() == 2)
 }
 
 fn llama(shape: &Shape, parameter: &Parameter) -> HfSource {
     let Some((layer, part, what)) = layer_parts(&parameter.name) else {
-        let theirs = match parameter.name.as_str() {
+        let hf_name = match parameter.name.as_str() {
             "embed.tokens" => "embed_tokens.weight".to_owned(),
             other => other.replace("head.norm", "norm"),
         };
-        return one(theirs, &parameter.shape, false);
+        return one(hf_name, &parameter.shape, false);
     };
     let head = shape.head_width();
     let (q, kv, f) = (shape.heads * head, shape.kv_heads * head, shape.feed_forward);
@@ -100,12 +100,12 @@ fn llama(shape: &Shape, parameter: &Parameter) -> HfSource {
         "up" => &[("mlp.gate_proj", f), ("mlp.up_proj", f)],
         _ => &[("mlp.down_proj", shape.width)],
     };
-    let theirs = |&(theirs, rows): &(&str, usize)| {
+    let hf_name = |&(hf_name, rows): &(&str, usize)| {
         let mut shape = parameter.shape.clone();
         shape[0] = rows;
-        HfTensor { name: format!("layers.{layer}.{theirs}.{what}"), shape }
+        HfTensor { name: format!("layers.{layer}.{hf_name}.{what}"), shape }
     };
-    HfSource { tensors: rows.iter().map(theirs).collect(), transposed: false }
+    HfSource { tensors: rows.iter().map(hf_name).collect(), transposed: false }
 }
 
 /// Whether a tensor is a buffer that older versions stored.

@@ -34,7 +34,7 @@ impl Drop for Scratch {
 }
 
 /// The tensors of a file.
-fn theirs(file: &Path) -> Vec<(String, Vec<usize>, Vec<f32>)> {
+fn read_tensors(file: &Path) -> Vec<(String, Vec<usize>, Vec<f32>)> {
     let bytes = std::fs::read(file).unwrap();
     let tensors = SafeTensors::deserialize(&bytes).unwrap();
     let elements = |data: &[u8]| {
@@ -78,8 +78,8 @@ fn gpt2_is_imported() {
     let shape = &model.shape;
     assert_eq!((shape.family, shape.tied, shape.bias), (Family::Gpt2, true, true));
     assert_eq!((shape.width, shape.feed_forward, shape.context), (32, 128, 24));
-    let theirs = theirs(&fixture("gpt2/model.safetensors"));
-    let of = |name: &str| &theirs.iter().find(|t| t.0 == name).unwrap().2;
+    let tensors = read_tensors(&fixture("gpt2/model.safetensors"));
+    let of = |name: &str| &tensors.iter().find(|t| t.0 == name).unwrap().2;
     let (ours, original) =
         (find(&model, "layer.1.qkv.weight"), of("transformer.h.1.attn.c_attn.weight"));
     for (out, input) in [(0, 0), (1, 0), (0, 1), (95, 31), (40, 7)] {
@@ -96,8 +96,8 @@ fn llama_is_imported() {
     let shape = &model.shape;
     assert_eq!((shape.family, shape.tied, shape.bias), (Family::Llama, false, false));
     assert_eq!((shape.kv_heads, shape.feed_forward, shape.rope_base), (2, 48, 10000.0));
-    let theirs = theirs(&fixture("llama/model.safetensors"));
-    let of = |name: &str| theirs.iter().find(|t| t.0 == name).unwrap().2.clone();
+    let tensors = read_tensors(&fixture("llama/model.safetensors"));
+    let of = |name: &str| tensors.iter().find(|t| t.0 == name).unwrap().2.clone();
     let joined = |parts: [&str; 2]| [of(parts[0]), of(parts[1])].concat();
     let layer = "model.layers.1";
     let up =
@@ -115,7 +115,7 @@ fn import_and_export_round_trip_bit_exactly() {
         let mut give = |name: &str| Ok::<_, HuggingFaceError>(find(&model, name));
         export(&scratch.0, &model.shape, &mut give, None).unwrap();
         let written = scratch.0.join("model.safetensors");
-        assert_eq!(theirs(&written), theirs(&fixture(name).join("model.safetensors")));
+        assert_eq!(read_tensors(&written), read_tensors(&fixture(name).join("model.safetensors")));
         assert_eq!(import(&scratch.0).unwrap().shape, model.shape);
         let left: Vec<_> = std::fs::read_dir(&scratch.0).unwrap().collect();
         assert_eq!(left.len(), 2, "{left:?}");
@@ -125,7 +125,7 @@ fn import_and_export_round_trip_bit_exactly() {
 #[test]
 fn half_precision_sharded_unprefixed_models_with_buffers_are_imported() {
     let scratch = Scratch::new("several");
-    let mut all = theirs(&fixture("gpt2/model.safetensors"));
+    let mut all = read_tensors(&fixture("gpt2/model.safetensors"));
     for tensor in &mut all {
         tensor.0 = tensor.0.replace("transformer.", "");
     }
@@ -151,9 +151,12 @@ fn half_precision_sharded_unprefixed_models_with_buffers_are_imported() {
 }
 
 /// The error for the fixture with changed tensors.
-fn said(name: &str, change: impl FnOnce(&mut Vec<(String, Vec<usize>, Vec<f32>)>)) -> String {
+fn import_error(
+    name: &str,
+    change: impl FnOnce(&mut Vec<(String, Vec<usize>, Vec<f32>)>),
+) -> String {
     let scratch = Scratch::new(name);
-    let mut all = theirs(&fixture("llama/model.safetensors"));
+    let mut all = read_tensors(&fixture("llama/model.safetensors"));
     change(&mut all);
     std::fs::copy(fixture("llama/config.json"), scratch.0.join("config.json")).unwrap();
     write(&scratch.0.join("model.safetensors"), &all, Dtype::F32);
@@ -165,18 +168,18 @@ fn said(name: &str, change: impl FnOnce(&mut Vec<(String, Vec<usize>, Vec<f32>)>
 #[test]
 fn missing_wrong_and_unexpected_tensors_are_named() {
     let q = "model.layers.0.self_attn.q_proj";
-    let missing = said("missing", |all| all.retain(|t| t.0 != format!("{q}.weight")));
+    let missing = import_error("missing", |all| all.retain(|t| t.0 != format!("{q}.weight")));
     assert!(missing.contains(&format!("{q}.weight is missing")), "{missing}");
     let bias = (format!("{q}.bias"), vec![1], vec![0.0]);
-    let many = said("many", |all| all.push(bias));
+    let many = import_error("many", |all| all.push(bias));
     assert!(many.contains(&format!("{q}.bias is unexpected")), "{many}");
-    let shape = said("shape", |all| {
+    let shape = import_error("shape", |all| {
         let (_, shape, _) = all.iter_mut().find(|t| t.1.len() == 2).unwrap();
         shape.reverse();
     });
     assert!(shape.contains("config.json implies"), "{shape}");
-    let odd = said("odd", |all| all[0].2[3] = f32::NAN);
-    assert!(odd.contains("NaN or infinity"), "{odd}");
+    let nan = import_error("odd", |all| all[0].2[3] = f32::NAN);
+    assert!(nan.contains("NaN or infinity"), "{nan}");
 }
 
 #[test]
@@ -187,11 +190,15 @@ fn damaged_and_missing_files_are_named() {
     std::fs::copy(fixture("llama/config.json"), &config).unwrap();
     assert!(import(&scratch.0).unwrap_err().to_string().contains("neither model.safetensors"));
     let whole = std::fs::read(fixture("llama/model.safetensors")).unwrap();
-    for (length, says) in [(whole.len() - 1, "truncated"), (100, "damaged"), (3, "cannot be read")]
+    for (length, expected) in
+        [(whole.len() - 1, "truncated"), (100, "damaged"), (3, "cannot be read")]
     {
         std::fs::write(scratch.0.join("model.safetensors"), &whole[..length]).unwrap();
         let error = import(&scratch.0).unwrap_err().to_string();
-        assert!(error.contains("model.safetensors") && error.contains(says), "{length}: {error}");
+        assert!(
+            error.contains("model.safetensors") && error.contains(expected),
+            "{length}: {error}"
+        );
     }
 }
 
@@ -234,9 +241,9 @@ fn unsupported_models_are_not_exported() {
         (Shape { kv_heads: 2, ..shape.clone() }, "kv_heads"),
         (Shape { family: Family::Llama, ..shape.clone() }, "bias"),
     ];
-    for (shape, says) in cases {
+    for (shape, expected) in cases {
         let error = config::to_text(&shape).unwrap_err();
-        assert!(error.contains(says), "{error}");
+        assert!(error.contains(expected), "{error}");
     }
 }
 

@@ -41,7 +41,7 @@ fn a_truncated_file_is_named() {
     change(&scratch, SHARD, |bytes| bytes.truncate(bytes.len() - 4));
     let why = skipped(&scratch);
     assert!(why.contains(SHARD) && why.contains("truncated"), "{why}");
-    assert_eq!(why.lines().count(), 1, "said once, not for each tensor");
+    assert_eq!(why.lines().count(), 1, "reported once, not for each tensor");
 }
 
 #[test]
@@ -134,15 +134,15 @@ fn missing_elements_are_named() {
     let mut writer = Writer::new(&scratch.0, 0, 1, 1).unwrap();
     let part = TensorSlice::Rectangle { rows: 0..2, columns: 1..3 };
     let (name, shape) = ("a".to_owned(), vec![2, 3]);
-    let piece = Shard { name, kind: Kind::Parameter, shape, part, elements: vec![0.5; 4] };
+    let piece = Shard { name, kind: StateTensor::Parameter, shape, part, elements: vec![0.5; 4] };
     writer.begin(about(1), vec![piece]).unwrap();
     writer.finish(TIMEOUT);
     writer.commit(1).unwrap();
     let checkpoint = Checkpoint::latest(&scratch.0).unwrap().unwrap();
-    let error = checkpoint.read_whole("a", Kind::Parameter).unwrap_err().to_string();
+    let error = checkpoint.read_whole("a", StateTensor::Parameter).unwrap_err().to_string();
     assert!(error.contains("parameter/a") && error.contains("element 0"), "{error}");
     let mut there = [0.0; 2];
-    checkpoint.read("a", Kind::Parameter, &TensorSlice::Flat(4..6), &mut there).unwrap();
+    checkpoint.read("a", StateTensor::Parameter, &TensorSlice::Flat(4..6), &mut there).unwrap();
     assert_eq!(there, [0.5; 2]);
     assert!(checkpoint.verify().unwrap_err()[0].to_string().contains("element 0"));
 }

@@ -68,7 +68,7 @@ fn about(step: u64) -> CheckpointMeta {
 }
 
 /// The elements of a tensor at a step.
-fn elements(step: u64, kind: Kind, name: &str, len: usize) -> Vec<f32> {
+fn elements(step: u64, kind: StateTensor, name: &str, len: usize) -> Vec<f32> {
     let start = name.bytes().map(u64::from).sum::<u64>() + 1000 * step + 7 * kind as u64;
     (0..len as u64).map(|i| (start + i) as f32 / 16.0).collect()
 }
@@ -107,9 +107,10 @@ fn cut(part: &TensorSlice, shape: &[usize], all: &[f32]) -> Vec<f32> {
     part.runs(shape).flat_map(|run| all[run.start..run.start + run.len].iter().copied()).collect()
 }
 
-const KINDS: [Kind; 3] = [Kind::Parameter, Kind::Moment1, Kind::Moment2];
+const KINDS: [StateTensor; 3] =
+    [StateTensor::Parameter, StateTensor::Moment1, StateTensor::Moment2];
 
-fn tensors() -> Vec<(Kind, String, Vec<usize>)> {
+fn tensors() -> Vec<(StateTensor, String, Vec<usize>)> {
     let blocks = shape().blocks();
     let parameters = blocks.iter().flat_map(|block| &block.parameters);
     let of = |p: &regatta_predict::shape::Parameter| {

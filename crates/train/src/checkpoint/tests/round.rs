@@ -31,12 +31,12 @@ fn elements_round_trip_bit_exactly() {
     let scratch = Scratch::new("bits");
     let mut writers = writers(&scratch.0, 1, 1);
     let odd = [f32::NAN, -0.0, f32::INFINITY, f32::MIN_POSITIVE / 8.0, f32::MAX];
-    let piece = Shard::whole("odd", Kind::Parameter, &[odd.len()], odd.to_vec());
+    let piece = Shard::whole("odd", StateTensor::Parameter, &[odd.len()], odd.to_vec());
     writers[0].begin(about(1), vec![piece]).unwrap();
     assert!(matches!(writers[0].finish(TIMEOUT), State::Written { step: 1 }));
     writers[0].commit(1).unwrap();
     let read = Checkpoint::latest(&scratch.0).unwrap().unwrap();
-    let read = read.read_whole("odd", Kind::Parameter).unwrap();
+    let read = read.read_whole("odd", StateTensor::Parameter).unwrap();
     assert_eq!(read.map_bits(), odd.to_vec().map_bits());
 }
 
@@ -93,7 +93,7 @@ fn later_checkpoints_are_moved_aside_under_unique_names() {
         }
         let aside = scratch.0.join(format!("step-00000020.aside-{round}"));
         assert_eq!(writers[0].move_aside(Some(10)).unwrap(), std::slice::from_ref(&aside));
-        assert!(writers[1].move_aside(None).unwrap().is_empty(), "by rank 0 alone");
+        assert!(writers[1].move_aside(None).unwrap().is_empty(), "only rank 0 moves them");
         assert_is(&Checkpoint::open(&aside).unwrap(), 20);
     }
     let newest = newest_valid(&scratch.0).unwrap().0.unwrap();
@@ -133,7 +133,7 @@ fn saves_run_one_at_a_time_and_in_order() {
 fn invalid_shards_are_refused_immediately() {
     let scratch = Scratch::new("pieces");
     let mut writer = Writer::new(&scratch.0, 0, 1, 1).unwrap();
-    let piece = Shard::whole("a", Kind::Parameter, &[2, 3], vec![0.0; 6]);
+    let piece = Shard::whole("a", StateTensor::Parameter, &[2, 3], vec![0.0; 6]);
     let short = Shard { elements: vec![0.0; 5], ..piece.clone() };
     let outside = Shard { part: TensorSlice::Flat(3..9), ..piece.clone() };
     let cases = [
@@ -141,9 +141,9 @@ fn invalid_shards_are_refused_immediately() {
         (vec![outside], "outside"),
         (vec![piece.clone(), piece], "twice"),
     ];
-    for (pieces, says) in cases {
+    for (pieces, expected) in cases {
         let error = writer.begin(about(1), pieces).unwrap_err().to_string();
-        assert!(error.contains("tensor a") && error.contains(says), "{error}");
+        assert!(error.contains("tensor a") && error.contains(expected), "{error}");
     }
     assert!(scratch.names().is_empty());
 }
@@ -154,13 +154,13 @@ fn blocking_saves_request_shards_in_order_and_stop_at_an_error() {
     let mut writer = Writer::new(&scratch.0, 0, 1, 1).unwrap();
     let all = pieces(1, Split::Rows, 0, 1);
     let metas: Vec<_> = all.iter().map(Shard::meta).collect();
-    let mut asked = Vec::new();
+    let mut requested = Vec::new();
     let mut elements = |number: usize| {
-        asked.push(number);
+        requested.push(number);
         Ok::<_, CheckpointError>(all[number].elements.clone())
     };
     writer.write_blocking(about(1), metas.clone(), &mut elements).unwrap();
-    assert_eq!(asked, (0..all.len()).collect::<Vec<_>>());
+    assert_eq!(requested, (0..all.len()).collect::<Vec<_>>());
     writer.commit(1).unwrap();
     assert_is(&Checkpoint::latest(&scratch.0).unwrap().unwrap(), 1);
     let mut none = |_| Err(CheckpointError::Busy { writing: 7 });
@@ -181,12 +181,12 @@ fn an_empty_or_missing_directory_has_no_checkpoint() {
 
 #[test]
 fn invalid_reads_are_refused() {
-    let scratch = Scratch::new("asked");
+    let scratch = Scratch::new("requested");
     save(&mut writers(&scratch.0, 1, 1), 1, Split::Rows).unwrap();
     let checkpoint = Checkpoint::latest(&scratch.0).unwrap().unwrap();
-    let mut room = [0.0; 3];
+    let mut buffer = [0.0; 3];
     let mut read = |name: &str, part| {
-        checkpoint.read(name, Kind::Moment1, &part, &mut room).unwrap_err().to_string()
+        checkpoint.read(name, StateTensor::Moment1, &part, &mut buffer).unwrap_err().to_string()
     };
     assert!(
         read("layer.9.qkv.weight", TensorSlice::Whole)

@@ -117,8 +117,8 @@ fn check(file: &File) -> Result<(), String> {
     if !file.normalizer.is_null() {
         return Err(format!("normalizer {} is not supported", kind(&file.normalizer)));
     }
-    let odd = |added: &&Added| added.single_word || added.lstrip || added.rstrip;
-    match file.added_tokens.iter().find(|added| odd(added) || added.content.is_empty()) {
+    let is_unsupported = |added: &&Added| added.single_word || added.lstrip || added.rstrip;
+    match file.added_tokens.iter().find(|added| is_unsupported(added) || added.content.is_empty()) {
         Some(added) => Err(format!(
             "added token {:?} uses lstrip, rstrip or single_word, which are not supported",
             added.content

@@ -14,10 +14,10 @@ const NONE: usize = usize::MAX;
 #[derive(Debug, Clone, Copy)]
 struct Symbol {
     token: u32,
-    before: usize,
-    behind: usize,
+    prev: usize,
+    next: usize,
     /// Whether it was merged into its predecessor.
-    gone: bool,
+    merged: bool,
 }
 
 impl Merges {
@@ -33,9 +33,9 @@ impl Merges {
         let last = tokens.len().wrapping_sub(1);
         let symbol = |(at, token): (usize, &u32)| Symbol {
             token: *token,
-            before: if at == 0 { NONE } else { at - 1 },
-            behind: if at == last { NONE } else { at + 1 },
-            gone: false,
+            prev: if at == 0 { NONE } else { at - 1 },
+            next: if at == last { NONE } else { at + 1 },
+            merged: false,
         };
         let mut word: Vec<Symbol> = tokens.iter().enumerate().map(symbol).collect();
         let mut pairs = BinaryHeap::new();
@@ -47,32 +47,32 @@ impl Merges {
             if self.pair(&word, at) != Some(Reverse((rank, at, token))) {
                 continue;
             }
-            join(&mut word, at, token);
-            let before = word[at].before;
+            merge_pair(&mut word, at, token);
+            let prev = word[at].prev;
             pairs.extend(self.pair(&word, at));
-            pairs.extend(if before == NONE { None } else { self.pair(&word, before) });
+            pairs.extend(if prev == NONE { None } else { self.pair(&word, prev) });
         }
-        word.iter().filter(|symbol| !symbol.gone).map(|symbol| symbol.token).collect()
+        word.iter().filter(|symbol| !symbol.merged).map(|symbol| symbol.token).collect()
     }
 
     /// The mergeable pair at a position.
     fn pair(&self, word: &[Symbol], at: usize) -> Option<Reverse<(u32, usize, u32)>> {
-        let Symbol { token: left, behind, gone, .. } = word[at];
-        let right = word.get(behind).filter(|_| !gone)?;
+        let Symbol { token: left, next, merged, .. } = word[at];
+        let right = word.get(next).filter(|_| !merged)?;
         let (rank, token) = self.0.get(&(left, right.token))?;
         Some(Reverse((*rank, at, *token)))
     }
 }
 
 /// Merges a token and its successor.
-fn join(word: &mut [Symbol], at: usize, token: u32) {
-    let right = word[at].behind;
-    let behind = word[right].behind;
-    word[right].gone = true;
+fn merge_pair(word: &mut [Symbol], at: usize, token: u32) {
+    let right = word[at].next;
+    let next = word[right].next;
+    word[right].merged = true;
     word[at].token = token;
-    word[at].behind = behind;
-    if behind != NONE {
-        word[behind].before = at;
+    word[at].next = next;
+    if next != NONE {
+        word[next].prev = at;
     }
 }
 

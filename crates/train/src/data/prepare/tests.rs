@@ -15,11 +15,11 @@ fn texts_are_prepared() {
         [folder.file("one.txt", "ab\n".repeat(20)), folder.file("two.txt", "cb\n".repeat(20))];
     let plan = plan(&folder, &inputs);
     let mut seen = Vec::new();
-    let mut hear = |progress| {
+    let mut on_progress = |progress| {
         seen.push(progress);
         Ok(())
     };
-    let made = prepare(&plan, &mut hear).unwrap();
+    let made = prepare(&plan, &mut on_progress).unwrap();
     assert_eq!((made.train_tokens, made.validation_tokens, made.vocabulary), (108, 12, 4));
     assert_eq!((made.inputs[1].name.as_str(), made.inputs[1].bytes), ("two.txt", 60));
     assert_eq!(metadata(&plan.folder).unwrap(), made);
@@ -77,11 +77,11 @@ fn an_interrupted_preparation_leaves_nothing() {
     let folder = Folder::new();
     let plan = plan(&folder, &[folder.file("text.txt", "ab\n".repeat(100))]);
     for doing in ["computing checksums", "collecting characters", "writing tokens"] {
-        let mut hear = |progress: Progress| match progress.doing == doing {
+        let mut on_progress = |progress: Progress| match progress.doing == doing {
             true => Err(DataError::Interrupted),
             false => Ok(()),
         };
-        let error = prepare(&plan, &mut hear).unwrap_err();
+        let error = prepare(&plan, &mut on_progress).unwrap_err();
         assert!(matches!(error, DataError::Interrupted), "{doing}: {error}");
         assert_eq!(folder.names(), ["text.txt"], "{doing}");
     }
@@ -100,16 +100,16 @@ fn texts_must_be_regular_files() {
 fn symbolic_links_are_followed() {
     let folder = Folder::new();
     let plan = plan(&folder, &[folder.file("text.txt", "ab\n".repeat(10))]);
-    let behind = folder.path().join("behind");
-    std::fs::create_dir(&behind).unwrap();
-    std::os::unix::fs::symlink(&behind, &plan.folder).unwrap();
+    let target = folder.path().join("target");
+    std::fs::create_dir(&target).unwrap();
+    std::os::unix::fs::symlink(&target, &plan.folder).unwrap();
     let made = prepare(&plan, &mut |_| Ok(())).unwrap();
     let again = PrepareOptions { replace: true, validation: 0.5, ..plan.clone() };
     assert_ne!(prepare(&again, &mut |_| Ok(())).unwrap(), made);
     assert!(plan.folder.is_symlink());
-    assert_eq!(metadata(&behind).unwrap().validation, 0.5);
-    assert_eq!(folder.names(), ["behind", "out", "text.txt"]);
-    std::fs::remove_dir_all(&behind).unwrap();
+    assert_eq!(metadata(&target).unwrap().validation, 0.5);
+    assert_eq!(folder.names(), ["out", "target", "text.txt"]);
+    std::fs::remove_dir_all(&target).unwrap();
     let error = prepare(&plan, &mut |_| Ok(())).unwrap_err().to_string();
     assert!(error.contains("cannot follow the link") && error.contains("out"), "{error}");
 }

@@ -102,11 +102,11 @@ fn token_files_of_another_tokenizer_are_refused() {
     let (a, b) = (make(one, "a"), make(two, "b"));
     let prepared = Prepared::Folder { path: a.clone(), tokenizer: None };
     assert_eq!(open(&prepared).unwrap().train.len(), 48);
-    let asked = |tokenizer: PathBuf| {
+    let open_with = |tokenizer: PathBuf| {
         open(&Prepared::Folder { path: a.clone(), tokenizer: Some(tokenizer) })
     };
-    assert!(asked(a.join(folder::TOKENIZER)).is_ok());
-    let error = asked(b.join(folder::TOKENIZER)).unwrap_err().to_string();
+    assert!(open_with(a.join(folder::TOKENIZER)).is_ok());
+    let error = open_with(b.join(folder::TOKENIZER)).unwrap_err().to_string();
     assert!(error.contains("b/tokenizer.json is"), "{error}");
     std::fs::copy(b.join(folder::TOKENIZER), a.join(folder::TOKENIZER)).unwrap();
     let error = open(&prepared).unwrap_err().to_string();

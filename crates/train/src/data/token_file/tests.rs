@@ -18,10 +18,10 @@ fn written(folder: &Folder, vocabulary: usize, tokens: &[u32]) -> PathBuf {
 }
 
 /// The error of opening and reading the file after a change.
-fn harmed(folder: &Folder, path: &Path, change: impl Fn(&mut Vec<u8>)) -> String {
+fn damaged(folder: &Folder, path: &Path, change: impl Fn(&mut Vec<u8>)) -> String {
     let mut bytes = std::fs::read(path).unwrap();
     change(&mut bytes);
-    let path = folder.file("harmed.tokens", bytes);
+    let path = folder.file("damaged.tokens", bytes);
     let answer = TokenFile::open(&path).and_then(|file| {
         file.tokens(0..file.len(), &mut Vec::new())?;
         file.verify()
@@ -58,7 +58,7 @@ proptest! {
         let path = written(&folder, 256, &[7; 20]);
         // After the checksum of the header there is padding.
         prop_assume!(!(112..128).contains(&at));
-        harmed(&folder, &path, |bytes| bytes[at] ^= 1 << bit);
+        damaged(&folder, &path, |bytes| bytes[at] ^= 1 << bit);
     }
 }
 
@@ -67,8 +67,8 @@ fn each_kind_of_damage_has_its_error() {
     let folder = Folder::new();
     let path = written(&folder, 100, &[1, 2, 3, 99]);
     let say = |change: &dyn Fn(&mut Vec<u8>), wanted: &str| {
-        let error = harmed(&folder, &path, change);
-        assert!(error.contains(wanted) && error.contains("harmed.tokens"), "{error}");
+        let error = damaged(&folder, &path, change);
+        assert!(error.contains(wanted) && error.contains("damaged.tokens"), "{error}");
     };
     say(&|bytes| bytes.truncate(135), "has 135 bytes instead of 136");
     say(&|bytes| bytes.push(0), "has 137 bytes instead of 136");

@@ -143,7 +143,7 @@ fn unsupported_tokenizers_are_refused_by_component() {
         ("", "EOF"),
         ("{}", "missing field `model`"),
         ("{\"kind\":\"words\"}", "unknown kind \"words\""),
-        ("{\"kind\":\"characters\",\"characters\":\"ba\"}", "'a' is not behind 'b'"),
+        ("{\"kind\":\"characters\",\"characters\":\"ba\"}", "'a' follows 'b'"),
         ("{\"kind\":\"characters\",\"characters\":\"\"}", "vocabulary is empty"),
     ] {
         let error = of(text.as_bytes()).unwrap_err().to_string();

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::checkpoint::Kind;
+use crate::checkpoint::StateTensor;
 use crate::step::Engine;
 use regatta_predict::mesh::{Mesh, Seat};
 use regatta_predict::shape::{Block, Parameter, Share, TABLE};
@@ -28,7 +28,7 @@ pub struct ShardRange<'a> {
     /// The parameter.
     pub parameter: &'a Parameter,
     /// Parameter or moment.
-    pub kind: Kind,
+    pub kind: StateTensor,
     /// Range within this rank's part of the parameter.
     pub range: Range<usize>,
 }
@@ -94,7 +94,7 @@ impl OwnedShards {
         is_chosen: impl Fn(usize, usize) -> bool,
     ) -> Vec<ShardRange<'a>> {
         let mut all = Vec::new();
-        for kind in Kind::ALL {
+        for kind in StateTensor::ALL {
             for (block, share) in self.shares.iter().enumerate() {
                 for (which, parameter) in blocks[block].parameters.iter().enumerate() {
                     let clip = |place: usize| {
@@ -165,11 +165,11 @@ mod tests {
         shape: &Shape,
         ranks: &'a [(Vec<Block>, OwnedShards)],
         choose: impl Fn(&'a OwnedShards, &'a [Block]) -> Vec<ShardRange<'a>>,
-    ) -> HashMap<(Kind, String), Vec<usize>> {
+    ) -> HashMap<(StateTensor, String), Vec<usize>> {
         let mut marks = HashMap::new();
         for block in shape.blocks() {
             for parameter in &block.parameters {
-                for kind in Kind::ALL {
+                for kind in StateTensor::ALL {
                     marks.insert((kind, parameter.name.clone()), vec![0; parameter.len()]);
                 }
             }
@@ -215,7 +215,7 @@ mod tests {
     fn replicas_write_equal_parts() {
         let shape = model(false, true, 1, 3, 13);
         let mesh = Mesh::data(4);
-        let all = Kind::ALL.len() * shape.parameters();
+        let all = StateTensor::ALL.len() * shape.parameters();
         for rank in 0..4 {
             let (blocks, holding) = holding(&shape, (mesh, 1), 1, rank);
             let own: usize = holding.written(&blocks).iter().map(|n| n.range.len()).sum();

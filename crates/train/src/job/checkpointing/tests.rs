@@ -7,7 +7,7 @@ use super::owned_shards::ShardRange;
 use super::slices::slices;
 use super::*;
 use crate::checkpoint::huggingface::{self, HuggingFaceError};
-use crate::checkpoint::{Checkpoint, Kind};
+use crate::checkpoint::{Checkpoint, StateTensor};
 use crate::config::resolve;
 use crate::data::testing::Folder;
 use crate::model::Model;
@@ -37,7 +37,7 @@ fn engine(shape: &Shape, mesh: Mesh, rank: usize) -> Engine {
 }
 
 /// The value of an element of a full parameter.
-fn number(kind: Kind, name: &str, place: usize) -> f32 {
+fn number(kind: StateTensor, name: &str, place: usize) -> f32 {
     let name: usize = name.bytes().enumerate().map(|(i, byte)| (i + 1) * byte as usize).sum();
     (name * 4 + kind as usize) as f32 + place as f32 / 4096.0
 }
@@ -52,7 +52,7 @@ fn expected(range: &ShardRange<'_>) -> Vec<f32> {
 }
 
 /// Saves a checkpoint on all ranks.
-fn keep(shape: &Shape, mesh: Mesh, folder: &Path) -> Checkpoint {
+fn save(shape: &Shape, mesh: Mesh, folder: &Path) -> Checkpoint {
     let ranks = mesh.ranks();
     let mut writers: Vec<_> =
         (0..ranks).map(|rank| Writer::new(folder, rank, ranks, 1).unwrap()).collect();
@@ -84,10 +84,10 @@ fn keep(shape: &Shape, mesh: Mesh, folder: &Path) -> Checkpoint {
 }
 
 /// Restores a checkpoint on all ranks.
-fn read(shape: &Shape, mesh: Mesh, kept: &Checkpoint) {
+fn read(shape: &Shape, mesh: Mesh, saved: &Checkpoint) {
     for rank in 0..mesh.ranks() {
         let mut engine = engine(shape, mesh, rank);
-        restore(&mut engine, kept).unwrap();
+        restore(&mut engine, saved).unwrap();
         let blocks = engine.net.model.blocks.clone();
         for range in OwnedShards::of(&engine).all(&blocks) {
             let mut read = vec![0.0; range.range.len()];
@@ -121,26 +121,26 @@ proptest! {
     #[test]
     fn any_mesh_restores_what_any_other_saved(llama: bool, one in mesh(), other in mesh()) {
         let (folder, shape) = (Folder::new(), model(llama));
-        let kept = keep(&shape, one, folder.path());
-        let bytes = kept.verify().unwrap();
+        let saved = save(&shape, one, folder.path());
+        let bytes = saved.verify().unwrap();
         prop_assert_eq!(bytes, 4 * 3 * shape.parameters() as u64, "each element once");
-        read(&shape, other, &kept);
+        read(&shape, other, &saved);
     }
 
     #[test]
     fn any_mesh_can_be_exported_to_hugging_face(split in mesh()) {
         let (folder, shape) = (Folder::new(), model(true));
-        let kept = keep(&shape, split, folder.path());
+        let saved = save(&shape, split, folder.path());
         let to = folder.path().join("model");
         let mut elements = |name: &str| {
-            Ok::<_, HuggingFaceError>(kept.read_whole(name, Kind::Parameter).unwrap())
+            Ok::<_, HuggingFaceError>(saved.read_whole(name, StateTensor::Parameter).unwrap())
         };
         huggingface::export(&to, &shape, &mut elements, None).unwrap();
         let bytes = std::fs::read(to.join("model.safetensors")).unwrap();
         let tensors = SafeTensors::deserialize(&bytes).unwrap();
         let found = tensors.tensor("model.layers.1.mlp.down_proj.weight").unwrap();
         let there = found.data().as_chunks::<4>().0.iter().map(|n| f32::from_le_bytes(*n));
-        let ours = (0..24 * 12).map(|place| number(Kind::Parameter, "layer.1.down.weight", place));
+        let ours = (0..24 * 12).map(|place| number(StateTensor::Parameter, "layer.1.down.weight", place));
         prop_assert!(there.eq(ours));
     }
 }
@@ -148,9 +148,9 @@ proptest! {
 #[test]
 fn a_tensor_of_a_different_shape_is_refused() {
     let folder = Folder::new();
-    let kept = keep(&model(true), Mesh::data(1), folder.path());
+    let saved = save(&model(true), Mesh::data(1), folder.path());
     let other = Shape { feed_forward: 24, ..model(true) };
-    let error = restore(&mut engine(&other, Mesh::data(1), 0), &kept).unwrap_err().to_string();
+    let error = restore(&mut engine(&other, Mesh::data(1), 0), &saved).unwrap_err().to_string();
     assert!(
         error
             .contains("layer.0.up.weight has shape [24, 24] in the checkpoint and [48, 24] in the"),

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::owned_shards::{OwnedShards, ShardRange};
 use super::slices::slices;
-use crate::checkpoint::{Checkpoint, Kind, ShardMeta};
+use crate::checkpoint::{Checkpoint, ShardMeta, StateTensor};
 use crate::job::TrainError;
 use crate::step::Engine;
 
@@ -14,7 +14,7 @@ const CHUNK_LEN: usize = 1 << 20;
 /// Copies elements of this rank's shard of a block, from offset `start` in the block.
 pub fn fetch(
     engine: &mut Engine,
-    what: (usize, Kind),
+    what: (usize, StateTensor),
     start: usize,
     elements: &mut [f32],
 ) -> Result<(), TrainError> {
@@ -25,7 +25,7 @@ pub fn fetch(
 /// Overwrites elements of this rank's shard of a block, from offset `start` in the block.
 pub fn put(
     engine: &mut Engine,
-    what: (usize, Kind),
+    what: (usize, StateTensor),
     start: usize,
     elements: &[f32],
 ) -> Result<(), TrainError> {
@@ -82,7 +82,7 @@ pub fn restore(engine: &mut Engine, checkpoint: &Checkpoint) -> Result<(), Train
             Some(shape) if shape != range.parameter.whole => {
                 return Err(shape_mismatch(checkpoint, &range));
             }
-            None if range.kind != Kind::Parameter => continue,
+            None if range.kind != StateTensor::Parameter => continue,
             _ => {}
         }
         for chunk in chunks(range.range.clone()) {

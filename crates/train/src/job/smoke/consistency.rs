@@ -5,7 +5,7 @@ use sha2::{Digest, Sha256};
 
 use super::gather::all_gather;
 use super::rank_notes::most_common;
-use crate::checkpoint::Kind;
+use crate::checkpoint::StateTensor;
 use crate::job::{TrainError, checkpointing};
 use crate::parallel::ProcessGroups;
 use crate::step::Engine;
@@ -15,7 +15,7 @@ pub fn digest(engine: &mut Engine) -> Result<String, TrainError> {
     let mut sum = Sha256::new();
     let mut numbers = Vec::new();
     for block in engine.state.local_blocks() {
-        for kind in Kind::ALL {
+        for kind in StateTensor::ALL {
             for chunk in checkpointing::chunks(engine.state.shards[block].clone()) {
                 numbers.resize(chunk.len(), 0.0);
                 checkpointing::fetch(engine, (block, kind), chunk.start, &mut numbers)?;

@@ -23,7 +23,7 @@ pub use event::{
 
 use super::checkpointing::{self, CheckpointManager, OwnedShards, SaveOutcome};
 use super::{Job, TrainError, Training, report, start};
-use crate::checkpoint::{Checkpoint, Kind};
+use crate::checkpoint::{Checkpoint, StateTensor};
 use crate::metrics::{Event, StepMetrics, StepSeconds};
 use crate::state::ParamInit;
 use crate::step::Engine;
@@ -160,7 +160,7 @@ fn broadcast(job: Job, (plan, shape): Agreed) -> CheckOutput<Training> {
 /// Sets parameters and optimizer state to zero.
 fn zero_state(engine: &mut Engine) -> Result<(), TrainError> {
     for block in engine.state.local_blocks() {
-        for kind in Kind::ALL {
+        for kind in StateTensor::ALL {
             for chunk in checkpointing::chunks(engine.state.shards[block].clone()) {
                 checkpointing::put(engine, (block, kind), chunk.start, &vec![0.0; chunk.len()])?;
             }
@@ -173,19 +173,19 @@ fn zero_state(engine: &mut Engine) -> Result<(), TrainError> {
 fn bytes(engine: &Engine) -> u64 {
     let state = &engine.state;
     let numbers: usize = state.local_blocks().map(|block| state.shards[block].len()).sum();
-    (Kind::ALL.len() * numbers * engine.net.device.real_format().size()) as u64
+    (StateTensor::ALL.len() * numbers * engine.net.device.real_format().size()) as u64
 }
 
 fn steps(training: &mut Training, model: &str, stop: &dyn Fn() -> bool) -> CheckOutput<()> {
     let mut data = training.prefetch_data()?;
     let mut all: Vec<StepMetrics> = Vec::new();
     for _ in 0..training.config.train.steps {
-        let mut hear = |event| {
+        let mut emit = |event| {
             if let Event::Step(step) = event {
                 all.push(*step);
             }
         };
-        if training.step(&mut data, stop, &mut hear)? {
+        if training.step(&mut data, stop, &mut emit)? {
             return Err(TrainError::Interrupted);
         }
     }
