@@ -76,14 +76,14 @@ pub fn load(folder: &Path, device: &dyn Device) -> Result<Loaded, LoadError> {
 
 /// Loads the model of a checkpoint.
 pub fn from_checkpoint(checkpoint: &Checkpoint, device: &dyn Device) -> Result<Loaded, LoadError> {
-    let (about, from) = (checkpoint.meta(), checkpoint.folder().to_owned());
+    let (meta, from) = (checkpoint.meta(), checkpoint.folder().to_owned());
     check(checkpoint)?;
-    let parameters = tensors(&about.shape, device, |parameter, elements| {
+    let parameters = tensors(&meta.shape, device, |parameter, elements| {
         checkpoint.read(&parameter.name, StateTensor::Parameter, &TensorSlice::Whole, elements)
     })?;
     let tokenizer = tokenizer_of(checkpoint);
-    let made_by = Some(about.tokenizer.clone()).filter(|made_by| !made_by.is_empty());
-    let (shape, step) = (about.shape.clone(), Some(about.step));
+    let made_by = Some(meta.tokenizer.clone()).filter(|made_by| !made_by.is_empty());
+    let (shape, step) = (meta.shape.clone(), Some(meta.step));
     Ok(Loaded { shape, parameters, tokenizer, made_by, from, step })
 }
 

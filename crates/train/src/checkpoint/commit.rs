@@ -26,16 +26,16 @@ pub struct Committed {
 pub(super) fn commit(
     disk: &dyn Disk,
     checkpoints: &Path,
-    about: CheckpointMeta,
+    meta: CheckpointMeta,
     ranks: usize,
 ) -> Result<Committed, CheckpointError> {
-    let step = about.step;
+    let step = meta.step;
     let partial = dir_layout::path(checkpoints, step, Role::Partial);
     let sidecars: Vec<Sidecar> = (0..ranks)
         .map(|rank| sidecar(disk, &partial, step, rank, ranks))
         .collect::<Result<_, _>>()?;
     let path = partial.join(MANIFEST);
-    let manifest = Manifest::gather(about, sidecars)
+    let manifest = Manifest::gather(meta, sidecars)
         .map_err(|why| CheckpointError::Manifest { path: path.clone(), why })?;
     clean(disk, &partial, &manifest)?;
     let text = manifest.to_text();

@@ -6,7 +6,7 @@ use super::shard::TensorSlice;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct CopySpan {
     /// Index of the shard.
-    pub piece: usize,
+    pub shard: usize,
     /// Offset in the shard.
     pub from: usize,
     /// Offset in the destination.
@@ -28,11 +28,11 @@ pub(super) fn cover(
         while place < end {
             // The next element is usually in the same shard or the following one.
             let order = (last..have.len()).chain(0..last);
-            let mut found = order.map(|piece| (piece, have[piece].locate(shape, place)));
-            let (piece, at) = found.find_map(|(piece, at)| Some((piece, at?))).ok_or(place)?;
+            let mut found = order.map(|shard| (shard, have[shard].locate(shape, place)));
+            let (shard, at) = found.find_map(|(shard, at)| Some((shard, at?))).ok_or(place)?;
             let len = at.len.min(end - place);
-            copies.push(CopySpan { piece, from: at.start, to, len });
-            (place, to, last) = (place + len, to + len, piece);
+            copies.push(CopySpan { shard, from: at.start, to, len });
+            (place, to, last) = (place + len, to + len, shard);
         }
     }
     Ok(copies)
@@ -45,8 +45,8 @@ mod tests {
     use super::*;
 
     /// The elements of a slice of a tensor whose elements are their positions.
-    fn elements(part: &TensorSlice, shape: &[usize]) -> Vec<usize> {
-        part.runs(shape).flat_map(|run| run.start..run.start + run.len).collect()
+    fn elements(slice: &TensorSlice, shape: &[usize]) -> Vec<usize> {
+        slice.runs(shape).flat_map(|run| run.start..run.start + run.len).collect()
     }
 
     fn split(shape: [usize; 2], ways: usize, how: u8) -> Vec<TensorSlice> {
@@ -68,13 +68,13 @@ mod tests {
             ways in 1usize..5, how in 0u8..3, other_ways in 1usize..5, other in 0u8..3,
         ) {
             let shape = [rows, columns];
-            let parts = split(shape, ways, how);
-            let stored: Vec<_> = parts.iter().map(|part| elements(part, &shape)).collect();
-            let have: Vec<&TensorSlice> = parts.iter().collect();
+            let slices = split(shape, ways, how);
+            let stored: Vec<_> = slices.iter().map(|slice| elements(slice, &shape)).collect();
+            let have: Vec<&TensorSlice> = slices.iter().collect();
             for want in split(shape, other_ways, other) {
                 let mut out = vec![usize::MAX; want.len(&shape)];
                 for copy in cover(&want, &shape, &have).expect("covered") {
-                    let from = &stored[copy.piece][copy.from..copy.from + copy.len];
+                    let from = &stored[copy.shard][copy.from..copy.from + copy.len];
                     out[copy.to..copy.to + copy.len].copy_from_slice(from);
                 }
                 prop_assert_eq!(out, elements(&want, &shape));
@@ -84,8 +84,8 @@ mod tests {
 
     #[test]
     fn a_gap_is_reported_by_its_first_element() {
-        let parts = [TensorSlice::Flat(0..5), TensorSlice::Flat(6..12)];
-        let have: Vec<&TensorSlice> = parts.iter().collect();
+        let slices = [TensorSlice::Flat(0..5), TensorSlice::Flat(6..12)];
+        let have: Vec<&TensorSlice> = slices.iter().collect();
         assert_eq!(cover(&TensorSlice::Whole, &[3, 4], &have), Err(5));
         let corner = TensorSlice::Rectangle { rows: 1..3, columns: 2..4 };
         assert_eq!(cover(&corner, &[3, 4], &have).map(|copies| copies.len()), Ok(2));

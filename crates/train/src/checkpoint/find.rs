@@ -52,8 +52,8 @@ pub fn is_in_dir(checkpoint: &Checkpoint, checkpoints: &Path) -> bool {
 /// Whether any complete checkpoint in a directory was written by this run.
 pub fn has_checkpoint_of_run(checkpoints: &Path, run: &str) -> Result<bool, CheckpointError> {
     let is_its = |folder: &PathBuf| {
-        let about = Checkpoint::open(folder);
-        about.is_ok_and(|one| one.meta().extra.get(RUN).is_some_and(|name| name == run))
+        let meta = Checkpoint::open(folder);
+        meta.is_ok_and(|one| one.meta().extra.get(RUN).is_some_and(|name| name == run))
     };
     Ok(folders(checkpoints)?.iter().any(is_its))
 }

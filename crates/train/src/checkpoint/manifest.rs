@@ -9,7 +9,7 @@ use super::shard::{StateTensor, TensorSlice, key, matrix};
 use regatta_predict::shape::Shape;
 
 /// Version of the format.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// Key in [`CheckpointMeta::extra`]: the device mesh of the ranks that wrote it.
 pub const SPLIT: &str = "split";
@@ -46,7 +46,7 @@ pub struct Manifest {
     /// Format version.
     pub version: u32,
     /// Metadata.
-    pub about: CheckpointMeta,
+    pub meta: CheckpointMeta,
     /// Number of ranks that wrote it.
     pub ranks: usize,
     /// Safetensors files and their sizes.
@@ -66,7 +66,7 @@ pub struct Tensor {
     /// Full shape.
     pub shape: Vec<usize>,
     /// Its shards; together they cover the tensor, possibly with overlaps.
-    pub pieces: Vec<StoredShard>,
+    pub shards: Vec<StoredShard>,
 }
 
 /// The location of a shard.
@@ -76,7 +76,7 @@ pub struct StoredShard {
     /// The file that contains it, by its [`key`].
     pub file: String,
     /// The slice of the tensor.
-    pub part: TensorSlice,
+    pub slice: TensorSlice,
     /// SHA-256 of its bytes.
     pub sha256: String,
 }
@@ -96,7 +96,7 @@ pub struct Sidecar {
     /// Size of its file; 0 if it had nothing to write.
     pub bytes: u64,
     /// The shards in it.
-    pub pieces: Vec<WrittenShard>,
+    pub shards: Vec<WrittenShard>,
 }
 
 /// A shard that was written.
@@ -110,7 +110,7 @@ pub struct WrittenShard {
     /// Full shape of the tensor.
     pub shape: Vec<usize>,
     /// The slice of the tensor.
-    pub part: TensorSlice,
+    pub slice: TensorSlice,
     /// SHA-256 of its bytes.
     pub sha256: String,
 }
@@ -128,10 +128,10 @@ pub struct ShardCounts {
 
 impl Manifest {
     /// Counts shards by form.
-    pub fn pieces(&self) -> ShardCounts {
+    pub fn shard_counts(&self) -> ShardCounts {
         let mut count = ShardCounts::default();
-        for piece in self.tensors.iter().flat_map(|tensor| &tensor.pieces) {
-            match piece.part {
+        for shard in self.tensors.iter().flat_map(|tensor| &tensor.shards) {
+            match shard.slice {
                 TensorSlice::Whole => count.whole += 1,
                 TensorSlice::Flat(_) => count.ranges += 1,
                 TensorSlice::Rectangle { .. } => count.rectangles += 1,
@@ -157,9 +157,9 @@ impl Sidecar {
     /// Parses one.
     pub fn parse(text: &str) -> Result<Self, String> {
         let sidecar: Self = versioned(text)?;
-        for piece in &sidecar.pieces {
-            let title = key(piece.kind, &piece.name, &piece.part);
-            check_piece(&title, &piece.shape, &piece.part, &piece.sha256)?;
+        for shard in &sidecar.shards {
+            let title = key(shard.kind, &shard.name, &shard.slice);
+            check_shard(&title, &shard.shape, &shard.slice, &shard.sha256)?;
         }
         Ok(sidecar)
     }
@@ -172,7 +172,7 @@ impl Manifest {
     }
 
     /// Assembles the manifest from the sidecars, in rank order, and validates them.
-    pub fn gather(about: CheckpointMeta, sidecars: Vec<Sidecar>) -> Result<Self, String> {
+    pub fn gather(meta: CheckpointMeta, sidecars: Vec<Sidecar>) -> Result<Self, String> {
         let ranks = sidecars.len();
         let mut files = BTreeMap::new();
         let mut tensors: BTreeMap<(StateTensor, String), Tensor> = BTreeMap::new();
@@ -181,9 +181,9 @@ impl Manifest {
             if sidecar.bytes > 0 {
                 files.insert(file.clone(), sidecar.bytes);
             }
-            for WrittenShard { name, kind, shape, part, sha256 } in sidecar.pieces {
+            for WrittenShard { name, kind, shape, slice, sha256 } in sidecar.shards {
                 let place = tensors.entry((kind, name.clone()));
-                let empty = || Tensor { name, kind, shape: shape.clone(), pieces: Vec::new() };
+                let empty = || Tensor { name, kind, shape: shape.clone(), shards: Vec::new() };
                 let tensor = place.or_insert_with(empty);
                 if tensor.shape != shape {
                     let (title, known) = (tensor.title(), &tensor.shape);
@@ -191,17 +191,17 @@ impl Manifest {
                         "rank {rank} has {title} of shape {shape:?}, previous ranks {known:?}"
                     ));
                 }
-                tensor.pieces.push(StoredShard { file: file.clone(), part, sha256 });
+                tensor.shards.push(StoredShard { file: file.clone(), slice, sha256 });
             }
         }
         let tensors = tensors.into_values().collect();
-        Ok(Self { version: VERSION, about, ranks, files, tensors })
+        Ok(Self { version: VERSION, meta, ranks, files, tensors })
     }
 
     /// Parses and validates one.
     pub fn parse(text: &str) -> Result<Self, String> {
         let manifest: Self = versioned(text)?;
-        manifest.about.shape.check()?;
+        manifest.meta.shape.check()?;
         for name in manifest.files.keys() {
             let known = dir_layout::rank_of_shard(name).is_some_and(|rank| rank < manifest.ranks);
             if !known {
@@ -214,10 +214,10 @@ impl Manifest {
         let mut titles = BTreeSet::new();
         for tensor in &manifest.tensors {
             let title = tensor.title();
-            for piece in &tensor.pieces {
-                check_piece(&title, &tensor.shape, &piece.part, &piece.sha256)?;
-                if !manifest.files.contains_key(&piece.file) {
-                    return Err(format!("{title} is in {:?}, which is not listed", piece.file));
+            for shard in &tensor.shards {
+                check_shard(&title, &tensor.shape, &shard.slice, &shard.sha256)?;
+                if !manifest.files.contains_key(&shard.file) {
+                    return Err(format!("{title} is in {:?}, which is not listed", shard.file));
                 }
             }
             // Shapes of tensors without shards are not checked above.
@@ -255,13 +255,13 @@ fn versioned<T: DeserializeOwned>(text: &str) -> Result<T, String> {
     serde_json::from_str(text).map_err(|error| format!("is damaged: {error}"))
 }
 
-fn check_piece(
+fn check_shard(
     title: &str,
     shape: &[usize],
-    part: &TensorSlice,
+    slice: &TensorSlice,
     sha256: &str,
 ) -> Result<(), String> {
-    part.check(shape).map_err(|why| format!("{title} {why}"))?;
+    slice.check(shape).map_err(|why| format!("{title} {why}"))?;
     if sha256.len() == 64 && sha256.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
         Ok(())
     } else {

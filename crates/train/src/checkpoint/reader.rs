@@ -57,7 +57,7 @@ impl Checkpoint {
 
     /// Its metadata.
     pub fn meta(&self) -> &CheckpointMeta {
-        &self.manifest.about
+        &self.manifest.meta
     }
 
     /// Its manifest.
@@ -76,20 +76,20 @@ impl Checkpoint {
         &self,
         name: &str,
         kind: StateTensor,
-        part: &TensorSlice,
+        slice: &TensorSlice,
         elements: &mut [f32],
     ) -> Result<(), CheckpointError> {
         let (index, tensor) = self.find(name, kind)?;
-        part.check(&tensor.shape).map_err(|why| self.wrong(tensor, why))?;
-        let (needed, given) = (part.len(&tensor.shape), elements.len());
+        slice.check(&tensor.shape).map_err(|why| self.wrong(tensor, why))?;
+        let (needed, given) = (slice.len(&tensor.shape), elements.len());
         if needed != given {
-            let why = format!("has {needed} elements in {part}, but the buffer has {given}");
+            let why = format!("has {needed} elements in {slice}, but the buffer has {given}");
             return Err(self.wrong(tensor, why));
         }
-        let mut copies = self.cover(tensor, part)?;
+        let mut copies = self.cover(tensor, slice)?;
         // Each file is opened once.
-        copies.sort_by_key(|copy| copy.piece);
-        for group in copies.chunk_by(|a, b| a.piece == b.piece) {
+        copies.sort_by_key(|copy| copy.shard);
+        for group in copies.chunk_by(|a, b| a.shard == b.shard) {
             self.copy(index, group, elements)?;
         }
         Ok(())
@@ -106,7 +106,7 @@ impl Checkpoint {
     /// this before allocating memory.
     pub fn elements(&self, name: &str, kind: StateTensor) -> Result<usize, CheckpointError> {
         let (_, tensor) = self.find(name, kind)?;
-        for stored in &tensor.pieces {
+        for stored in &tensor.shards {
             self.place(tensor, stored)?;
         }
         self.cover(tensor, &TensorSlice::Whole)?;
@@ -134,12 +134,12 @@ impl Checkpoint {
         let (mut bytes, mut number, mut bad) = (0, 0, HashSet::new());
         for (index, tensor) in self.manifest.tensors.iter().enumerate() {
             wrong.extend(self.cover(tensor, &TensorSlice::Whole).err());
-            for (piece, stored) in tensor.pieces.iter().enumerate() {
+            for (shard, stored) in tensor.shards.iter().enumerate() {
                 number += 1;
                 if number % of.max(1) != share || bad.contains(&stored.file) {
                     continue;
                 }
-                match self.verify_piece(index, piece) {
+                match self.verify_shard(index, shard) {
                     Ok(more) => bytes += more,
                     Err(error) => {
                         // A missing file is reported once, not for each tensor.
@@ -154,9 +154,13 @@ impl Checkpoint {
         if wrong.is_empty() { Ok(bytes) } else { Err(wrong) }
     }
 
-    fn cover(&self, tensor: &Tensor, part: &TensorSlice) -> Result<Vec<CopySpan>, CheckpointError> {
-        let have: Vec<&TensorSlice> = tensor.pieces.iter().map(|piece| &piece.part).collect();
-        cover(part, &tensor.shape, &have).map_err(|place| {
+    fn cover(
+        &self,
+        tensor: &Tensor,
+        slice: &TensorSlice,
+    ) -> Result<Vec<CopySpan>, CheckpointError> {
+        let have: Vec<&TensorSlice> = tensor.shards.iter().map(|shard| &shard.slice).collect();
+        cover(slice, &tensor.shape, &have).map_err(|place| {
             self.wrong(tensor, format!("is incomplete: no rank wrote element {place}"))
         })
     }
@@ -168,9 +172,9 @@ impl Checkpoint {
         elements: &mut [f32],
     ) -> Result<(), CheckpointError> {
         let Some(first) = copies.first() else { return Ok(()) };
-        self.verify_piece(index, first.piece)?;
+        self.verify_shard(index, first.shard)?;
         let tensor = &self.manifest.tensors[index];
-        let stored = &tensor.pieces[first.piece];
+        let stored = &tensor.shards[first.shard];
         let (path, place) = self.place(tensor, stored)?;
         let file = File::open(&path).map_err(CheckpointError::io("open", &path))?;
         let mut bytes = Vec::new();
@@ -189,12 +193,12 @@ impl Checkpoint {
     }
 
     /// Verifies the checksum of a shard, unless already done.
-    fn verify_piece(&self, index: usize, piece: usize) -> Result<u64, CheckpointError> {
+    fn verify_shard(&self, index: usize, shard: usize) -> Result<u64, CheckpointError> {
         let tensor = &self.manifest.tensors[index];
-        let stored = &tensor.pieces[piece];
+        let stored = &tensor.shards[shard];
         let (path, place) = self.place(tensor, stored)?;
         let length = place.bytes.end - place.bytes.start;
-        if lock(&self.verified).contains(&(index, piece)) {
+        if lock(&self.verified).contains(&(index, shard)) {
             return Ok(length);
         }
         let file = File::open(&path).map_err(CheckpointError::io("open", &path))?;
@@ -208,11 +212,11 @@ impl Checkpoint {
             at += bytes.len() as u64;
         }
         if hex(&sum.finalize()) != stored.sha256 {
-            let key = key(tensor.kind, &tensor.name, &stored.part);
+            let key = key(tensor.kind, &tensor.name, &stored.slice);
             let why = "is damaged: its checksum differs".to_owned();
             return Err(CheckpointError::Damaged { path, key, why });
         }
-        lock(&self.verified).insert((index, piece));
+        lock(&self.verified).insert((index, shard));
         Ok(length)
     }
 
@@ -232,7 +236,7 @@ impl Checkpoint {
                 places
             }
         };
-        let key = key(tensor.kind, &tensor.name, &stored.part);
+        let key = key(tensor.kind, &tensor.name, &stored.slice);
         let damaged = |key: String, why: String| {
             let path = path.clone();
             CheckpointError::Damaged { path, key, why }
@@ -240,7 +244,7 @@ impl Checkpoint {
         let Some(place) = places.get(&key) else {
             return Err(damaged(key, "is not in the file".to_owned()));
         };
-        let shape = stored.part.own_shape(&tensor.shape);
+        let shape = stored.slice.own_shape(&tensor.shape);
         if place.shape != shape || place.dtype != Dtype::F32 {
             let (dtype, other) = (place.dtype, &place.shape);
             let why = format!("is {dtype:?} of shape {other:?} in the file, not F32 of {shape:?}");

@@ -165,7 +165,7 @@ pub struct Shard {
     /// Full shape of the tensor.
     pub shape: Vec<usize>,
     /// The slice of the tensor.
-    pub part: TensorSlice,
+    pub slice: TensorSlice,
     /// The elements, row-major.
     pub elements: Vec<f32>,
 }
@@ -180,23 +180,23 @@ pub struct ShardMeta {
     /// Full shape of the tensor.
     pub shape: Vec<usize>,
     /// The slice of the tensor.
-    pub part: TensorSlice,
+    pub slice: TensorSlice,
 }
 
 impl ShardMeta {
     /// Adds the elements.
     pub fn with(self, elements: Vec<f32>) -> Shard {
-        let Self { name, kind, shape, part } = self;
-        Shard { name, kind, shape, part, elements }
+        let Self { name, kind, shape, slice } = self;
+        Shard { name, kind, shape, slice, elements }
     }
 }
 
 impl Shard {
     /// Without the elements.
     pub fn meta(&self) -> ShardMeta {
-        let Self { name, kind, shape, part, .. } = self;
-        let (name, shape, part) = (name.clone(), shape.clone(), part.clone());
-        ShardMeta { name, kind: *kind, shape, part }
+        let Self { name, kind, shape, slice, .. } = self;
+        let (name, shape, slice) = (name.clone(), shape.clone(), slice.clone());
+        ShardMeta { name, kind: *kind, shape, slice }
     }
 
     /// A full tensor.
@@ -205,17 +205,17 @@ impl Shard {
             name: name.to_owned(),
             kind,
             shape: shape.to_vec(),
-            part: TensorSlice::Whole,
+            slice: TensorSlice::Whole,
             elements,
         }
     }
 }
 
 /// Name of a shard in its file: kind, name, and the slice unless full.
-pub fn key(kind: StateTensor, name: &str, part: &TensorSlice) -> String {
-    match part {
+pub fn key(kind: StateTensor, name: &str, slice: &TensorSlice) -> String {
+    match slice {
         TensorSlice::Whole => format!("{kind}/{name}"),
-        part => format!("{kind}/{name}{part}"),
+        slice => format!("{kind}/{name}{slice}"),
     }
 }
 
@@ -225,7 +225,7 @@ mod tests {
 
     use super::*;
 
-    fn part(rows: usize, columns: usize) -> impl Strategy<Value = TensorSlice> {
+    fn slice(rows: usize, columns: usize) -> impl Strategy<Value = TensorSlice> {
         let range = |n: usize| (0..=n, 0..=n).prop_map(|(a, b)| a.min(b)..a.max(b));
         prop_oneof![
             Just(TensorSlice::Whole),
@@ -238,24 +238,24 @@ mod tests {
     proptest! {
         #[test]
         fn runs_and_locate_agree(
-            (shape, part) in (1usize..6, 1usize..6)
-                .prop_flat_map(|(r, c)| (Just(vec![r, c]), part(r, c)))
+            (shape, slice) in (1usize..6, 1usize..6)
+                .prop_flat_map(|(r, c)| (Just(vec![r, c]), slice(r, c)))
         ) {
-            prop_assert_eq!(part.check(&shape), Ok(()));
+            prop_assert_eq!(slice.check(&shape), Ok(()));
             let mut own = 0;
             let mut inside = std::collections::HashSet::new();
-            for run in part.runs(&shape) {
+            for run in slice.runs(&shape) {
                 for place in run.start..run.start + run.len {
-                    let found = part.locate(&shape, place).map(|found| found.start);
+                    let found = slice.locate(&shape, place).map(|found| found.start);
                     prop_assert_eq!(found, Some(own));
                     inside.insert(place);
                     own += 1;
                 }
             }
-            prop_assert_eq!(own, part.len(&shape));
-            prop_assert_eq!(own, part.own_shape(&shape).iter().product::<usize>());
+            prop_assert_eq!(own, slice.len(&shape));
+            prop_assert_eq!(own, slice.own_shape(&shape).iter().product::<usize>());
             for place in 0..shape.iter().product() {
-                prop_assert_eq!(part.locate(&shape, place).is_some(), inside.contains(&place));
+                prop_assert_eq!(slice.locate(&shape, place).is_some(), inside.contains(&place));
             }
         }
     }
@@ -270,8 +270,8 @@ mod tests {
             TensorSlice::Rectangle { rows: 0..4, columns: 0..4 },
             TensorSlice::Rectangle { rows: 0..3, columns: 2..5 },
         ];
-        for part in outside {
-            assert!(part.check(&shape).is_err(), "{part}");
+        for slice in outside {
+            assert!(slice.check(&shape).is_err(), "{slice}");
         }
         assert!(TensorSlice::Whole.check(&[usize::MAX, 2]).is_err());
         assert!(
@@ -285,8 +285,8 @@ mod tests {
         assert_eq!(matrix(&[7]), Some((7, 1)));
         assert_eq!(matrix(&[]), Some((1, 1)));
         assert_eq!(matrix(&[2, 3, 4]), Some((2, 12)));
-        let part = TensorSlice::Rectangle { rows: 0..2, columns: 4..8 };
-        assert_eq!(key(StateTensor::Moment1, "a.b", &part), "moment1/a.b[0..2, 4..8]");
+        let slice = TensorSlice::Rectangle { rows: 0..2, columns: 4..8 };
+        assert_eq!(key(StateTensor::Moment1, "a.b", &slice), "moment1/a.b[0..2, 4..8]");
         assert_eq!(key(StateTensor::Parameter, "a.b", &TensorSlice::Whole), "parameter/a.b");
     }
 }

@@ -25,24 +25,24 @@ pub(super) struct ShardFileLayout {
 }
 
 /// Validates the shards and lays them out.
-pub(super) fn lay_out(pieces: &[ShardMeta]) -> Result<ShardFileLayout, CheckpointError> {
+pub(super) fn lay_out(shards: &[ShardMeta]) -> Result<ShardFileLayout, CheckpointError> {
     let mut keys = HashSet::new();
-    let mut infos = Vec::with_capacity(pieces.len());
+    let mut infos = Vec::with_capacity(shards.len());
     let mut end = 0;
-    for piece in pieces {
-        piece.part.check(&piece.shape).map_err(|why| refuse(&piece.name, why))?;
-        let key = key(piece.kind, &piece.name, &piece.part);
+    for shard in shards {
+        shard.slice.check(&shard.shape).map_err(|why| refuse(&shard.name, why))?;
+        let key = key(shard.kind, &shard.name, &shard.slice);
         let start = end;
-        end += piece.part.len(&piece.shape) * size_of::<f32>();
-        let shape = piece.part.own_shape(&piece.shape);
+        end += shard.slice.len(&shard.shape) * size_of::<f32>();
+        let shape = shard.slice.own_shape(&shard.shape);
         let data_offsets = (start, end);
         infos.push((key.clone(), TensorInfo { dtype: Dtype::F32, shape, data_offsets }));
         if !keys.insert(key) {
-            return Err(refuse(&piece.name, "is listed twice".to_owned()));
+            return Err(refuse(&shard.name, "is listed twice".to_owned()));
         }
     }
     let header = header::write(None, infos).map_err(|why| {
-        let name = pieces.first().map_or_else(String::new, |piece| piece.name.clone());
+        let name = shards.first().map_or_else(String::new, |shard| shard.name.clone());
         CheckpointError::InvalidShard { name, why }
     })?;
     let bytes = (header.len() + end) as u64;
@@ -50,11 +50,14 @@ pub(super) fn lay_out(pieces: &[ShardMeta]) -> Result<ShardFileLayout, Checkpoin
 }
 
 /// Fails if a shard has the wrong number of elements.
-pub(super) fn check(piece: &Shard) -> Result<(), CheckpointError> {
-    let Shard { name, shape, part, elements, .. } = piece;
-    let (needed, given) = (part.len(shape), elements.len());
+pub(super) fn check(shard: &Shard) -> Result<(), CheckpointError> {
+    let Shard { name, shape, slice, elements, .. } = shard;
+    let (needed, given) = (slice.len(shape), elements.len());
     if needed != given {
-        return Err(refuse(name, format!("has {given} elements for its slice {part} of {needed}")));
+        return Err(refuse(
+            name,
+            format!("has {given} elements for its slice {slice} of {needed}"),
+        ));
     }
     Ok(())
 }
@@ -68,17 +71,17 @@ pub(super) fn write(
     disk: &dyn Disk,
     path: &Path,
     layout: &ShardFileLayout,
-    pieces: impl Iterator<Item = Result<Shard, CheckpointError>>,
+    shards: impl Iterator<Item = Result<Shard, CheckpointError>>,
 ) -> Result<Vec<WrittenShard>, CheckpointError> {
     let failed = || CheckpointError::writing(path, layout.bytes);
     let mut file = disk.create(path).map_err(failed())?;
     file.write(&layout.header).map_err(failed())?;
     let mut written = Vec::new();
     let mut bytes = Vec::new();
-    for piece in pieces {
-        let piece = piece?;
-        check(&piece)?;
-        let Shard { name, kind, shape, part, elements } = piece;
+    for shard in shards {
+        let shard = shard?;
+        check(&shard)?;
+        let Shard { name, kind, shape, slice, elements } = shard;
         let mut sum = Sha256::new();
         for some in elements.chunks(AT_A_TIME) {
             bytes.clear();
@@ -86,7 +89,7 @@ pub(super) fn write(
             sum.update(&bytes);
             file.write(&bytes).map_err(failed())?;
         }
-        written.push(WrittenShard { name, kind, shape, part, sha256: hex(&sum.finalize()) });
+        written.push(WrittenShard { name, kind, shape, slice, sha256: hex(&sum.finalize()) });
     }
     file.sync().map_err(failed())?;
     Ok(written)

@@ -51,7 +51,7 @@ pub struct Writer {
     disk: Arc<dyn Disk>,
     stage: Stage,
     /// Metadata of the save in progress; rank 0 writes it on commit.
-    about: Option<CheckpointMeta>,
+    meta: Option<CheckpointMeta>,
     /// Steps whose checkpoints are damaged.
     damaged: BTreeSet<u64>,
     /// Held by rank 0 for its lifetime: leftovers of others are then safe to remove.
@@ -101,7 +101,7 @@ impl Writer {
         let (checkpoints, keep) = (checkpoints.to_owned(), keep.max(1));
         let stage = Stage::Resting(State::Idle);
         let damaged = BTreeSet::new();
-        Ok(Self { checkpoints, rank, ranks, keep, disk, stage, about: None, damaged, lock })
+        Ok(Self { checkpoints, rank, ranks, keep, disk, stage, meta: None, damaged, lock })
     }
 
     /// Marks checkpoints as damaged: they do not count towards `keep`.
@@ -122,16 +122,16 @@ impl Writer {
     /// Starts to write this rank's shards, possibly none, in the background.
     pub fn begin(
         &mut self,
-        about: CheckpointMeta,
-        pieces: Vec<Shard>,
+        meta: CheckpointMeta,
+        shards: Vec<Shard>,
     ) -> Result<(), CheckpointError> {
-        let metas: Vec<ShardMeta> = pieces.iter().map(Shard::meta).collect();
-        let (task, layout) = self.prepare(about, &metas)?;
-        pieces.iter().try_for_each(shard_file::check)?;
+        let metas: Vec<ShardMeta> = shards.iter().map(Shard::meta).collect();
+        let (task, layout) = self.prepare(meta, &metas)?;
+        shards.iter().try_for_each(shard_file::check)?;
         let step = task.step;
         let thread = thread::Builder::new()
             .name("checkpoint".to_owned())
-            .spawn(move || task.run(&layout, pieces.into_iter().map(Ok)))
+            .spawn(move || task.run(&layout, shards.into_iter().map(Ok)))
             .map_err(CheckpointError::io("start a thread for", &self.checkpoints))?;
         self.stage = Stage::Working(step, thread);
         Ok(())
@@ -141,21 +141,21 @@ impl Writer {
     /// memory. Only errors of these requests are returned; others are in the state.
     pub fn write_blocking<E: From<CheckpointError>>(
         &mut self,
-        about: CheckpointMeta,
-        pieces: Vec<ShardMeta>,
+        meta: CheckpointMeta,
+        shards: Vec<ShardMeta>,
         elements: &mut dyn FnMut(usize) -> Result<Vec<f32>, E>,
     ) -> Result<(), E> {
-        let (task, layout) = self.prepare(about, &pieces)?;
+        let (task, layout) = self.prepare(meta, &shards)?;
         let mut missing = None;
-        let pieces = pieces.into_iter().enumerate().map(|(number, piece)| match elements(number) {
-            Ok(elements) => Ok(piece.with(elements)),
+        let shards = shards.into_iter().enumerate().map(|(number, shard)| match elements(number) {
+            Ok(elements) => Ok(shard.with(elements)),
             Err(error) => {
                 missing = Some(error);
-                let (name, why) = (piece.name, "cannot be read".to_owned());
+                let (name, why) = (shard.name, "cannot be read".to_owned());
                 Err(CheckpointError::InvalidShard { name, why })
             }
         });
-        let (step, result) = (task.step, task.run(&layout, pieces));
+        let (step, result) = (task.step, task.run(&layout, shards));
         self.rest(step, result);
         missing.map_or(Ok(()), Err)
     }
@@ -163,16 +163,16 @@ impl Writer {
     /// The task of a new save.
     fn prepare(
         &mut self,
-        about: CheckpointMeta,
-        pieces: &[ShardMeta],
+        meta: CheckpointMeta,
+        shards: &[ShardMeta],
     ) -> Result<(Task, ShardFileLayout), CheckpointError> {
         if let State::Writing { step } = self.state() {
             return Err(CheckpointError::Busy { writing: step });
         }
-        let layout = shard_file::lay_out(pieces)?;
+        let layout = shard_file::lay_out(shards)?;
         let (disk, checkpoints) = (Arc::clone(&self.disk), self.checkpoints.clone());
-        let (step, rank, ranks) = (about.step, self.rank, self.ranks);
-        self.about = Some(about);
+        let (step, rank, ranks) = (meta.step, self.rank, self.ranks);
+        self.meta = Some(meta);
         Ok((Task { disk, checkpoints, step, rank, ranks }, layout))
     }
 
@@ -217,12 +217,12 @@ impl Writer {
             state => return Err(refuse(format!("the writer is {state:?}"))),
         }
         self.stage = Stage::Resting(State::Idle);
-        let about = self.about.take().ok_or_else(|| refuse("no save was started".to_owned()))?;
+        let meta = self.meta.take().ok_or_else(|| refuse("no save was started".to_owned()))?;
         if self.rank != 0 {
             return Ok(None);
         }
         let (disk, checkpoints) = (&*self.disk, self.checkpoints.as_path());
-        match commit::commit(disk, checkpoints, about, self.ranks) {
+        match commit::commit(disk, checkpoints, meta, self.ranks) {
             Ok(mut committed) => {
                 self.damaged.remove(&step);
                 let left = commit::prune(disk, checkpoints, step, self.keep, &self.damaged);
@@ -241,7 +241,7 @@ impl Writer {
         if matches!(self.state(), State::Written { step: s } | State::Failed { step: s, .. } if s == step)
         {
             self.stage = Stage::Resting(State::Idle);
-            self.about = None;
+            self.meta = None;
         }
         if self.rank == 0 {
             commit::discard(&*self.disk, &self.checkpoints, step);
@@ -274,9 +274,9 @@ impl Task {
     fn run(
         self,
         layout: &ShardFileLayout,
-        pieces: impl ExactSizeIterator<Item = Result<Shard, CheckpointError>>,
+        shards: impl ExactSizeIterator<Item = Result<Shard, CheckpointError>>,
     ) -> Result<(), CheckpointError> {
-        let result = self.write(layout, pieces);
+        let result = self.write(layout, shards);
         if result.is_err() {
             // Leftovers are removed at the next start.
             let folder = dir_layout::path(&self.checkpoints, self.step, Role::Partial);
@@ -293,7 +293,7 @@ impl Task {
     fn write(
         &self,
         layout: &ShardFileLayout,
-        pieces: impl ExactSizeIterator<Item = Result<Shard, CheckpointError>>,
+        shards: impl ExactSizeIterator<Item = Result<Shard, CheckpointError>>,
     ) -> Result<(), CheckpointError> {
         let disk = &*self.disk;
         let folder = dir_layout::path(&self.checkpoints, self.step, Role::Partial);
@@ -303,13 +303,13 @@ impl Task {
             return Err(CheckpointError::NoSpace { path, needed, free });
         }
         disk.create_folder(&folder).map_err(CheckpointError::writing(&folder, needed))?;
-        let (bytes, pieces) = if pieces.len() == 0 {
+        let (bytes, shards) = if shards.len() == 0 {
             (0, Vec::new())
         } else {
-            (needed, shard_file::write(disk, &path, layout, pieces)?)
+            (needed, shard_file::write(disk, &path, layout, shards)?)
         };
         let (step, rank, ranks) = (self.step, self.rank, self.ranks);
-        let sidecar = Sidecar { version: VERSION, step, rank, ranks, bytes, pieces };
+        let sidecar = Sidecar { version: VERSION, step, rank, ranks, bytes, shards };
         // The sidecar is written last: it marks the data as complete.
         commit::write_text(disk, &folder.join(dir_layout::sidecar(rank)), &sidecar.to_text())?;
         disk.sync_folder(&folder).map_err(CheckpointError::io("sync", &folder))

@@ -108,9 +108,9 @@ fn other_versions_and_other_files_are_distinguished() {
     let scratch = two("version");
     let manifest = scratch.0.join("step-00000002/checkpoint.json");
     let text = fs::read_to_string(&manifest).unwrap();
-    fs::write(&manifest, text.replacen("\"version\": 1", "\"version\": 2", 1)).unwrap();
+    fs::write(&manifest, text.replacen("\"version\": 2", "\"version\": 3", 1)).unwrap();
     let why = skipped(&scratch);
-    assert!(why.contains("version 2") && why.contains("newer regatta"), "{why}");
+    assert!(why.contains("version 3") && why.contains("newer regatta"), "{why}");
     fs::write(&manifest, "{\"weights\": 3}").unwrap();
     let why = skipped(&scratch);
     assert!(why.contains("is not a checkpoint manifest"), "{why}");
@@ -132,10 +132,10 @@ fn shards_of_another_checkpoint_are_detected() {
 fn missing_elements_are_named() {
     let scratch = Scratch::new("gap");
     let mut writer = Writer::new(&scratch.0, 0, 1, 1).unwrap();
-    let part = TensorSlice::Rectangle { rows: 0..2, columns: 1..3 };
+    let slice = TensorSlice::Rectangle { rows: 0..2, columns: 1..3 };
     let (name, shape) = ("a".to_owned(), vec![2, 3]);
-    let piece = Shard { name, kind: StateTensor::Parameter, shape, part, elements: vec![0.5; 4] };
-    writer.begin(about(1), vec![piece]).unwrap();
+    let shard = Shard { name, kind: StateTensor::Parameter, shape, slice, elements: vec![0.5; 4] };
+    writer.begin(meta(1), vec![shard]).unwrap();
     writer.finish(TIMEOUT);
     writer.commit(1).unwrap();
     let checkpoint = Checkpoint::latest(&scratch.0).unwrap().unwrap();

@@ -61,7 +61,7 @@ fn shape() -> Shape {
     }
 }
 
-fn about(step: u64) -> CheckpointMeta {
+fn meta(step: u64) -> CheckpointMeta {
     let config = "[train]\nsteps = 10\n".to_owned();
     let (tokenizer, extra) = ("characters".to_owned(), Default::default());
     CheckpointMeta { step, tokens: step * 32, seed: 7, shape: shape(), config, tokenizer, extra }
@@ -86,7 +86,7 @@ enum Split {
     Columns,
 }
 
-fn part(
+fn slice(
     split: Split,
     shape: &[usize],
     tensor: usize,
@@ -103,8 +103,8 @@ fn part(
     }
 }
 
-fn cut(part: &TensorSlice, shape: &[usize], all: &[f32]) -> Vec<f32> {
-    part.runs(shape).flat_map(|run| all[run.start..run.start + run.len].iter().copied()).collect()
+fn cut(slice: &TensorSlice, shape: &[usize], all: &[f32]) -> Vec<f32> {
+    slice.runs(shape).flat_map(|run| all[run.start..run.start + run.len].iter().copied()).collect()
 }
 
 const KINDS: [StateTensor; 3] =
@@ -119,15 +119,15 @@ fn tensors() -> Vec<(StateTensor, String, Vec<usize>)> {
     parameters.flat_map(of).collect()
 }
 
-fn pieces(step: u64, split: Split, rank: usize, ranks: usize) -> Vec<Shard> {
-    let mut pieces = Vec::new();
+fn shards(step: u64, split: Split, rank: usize, ranks: usize) -> Vec<Shard> {
+    let mut shards = Vec::new();
     for (index, (kind, name, shape)) in tensors().into_iter().enumerate() {
-        let Some(part) = part(split, &shape, index, rank, ranks) else { continue };
+        let Some(slice) = slice(split, &shape, index, rank, ranks) else { continue };
         let all = elements(step, kind, &name, shape.iter().product());
-        let elements = cut(&part, &shape, &all);
-        pieces.push(Shard { name, kind, shape, part, elements });
+        let elements = cut(&slice, &shape, &all);
+        shards.push(Shard { name, kind, shape, slice, elements });
     }
-    pieces
+    shards
 }
 
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -140,7 +140,7 @@ fn save(
 ) -> Result<Option<Committed>, Arc<CheckpointError>> {
     let ranks = writers.len();
     for (rank, writer) in writers.iter_mut().enumerate() {
-        writer.begin(about(step), pieces(step, split, rank, ranks)).map_err(Arc::new)?;
+        writer.begin(meta(step), shards(step, split, rank, ranks)).map_err(Arc::new)?;
     }
     let states: Vec<State> = writers.iter_mut().map(|writer| writer.finish(TIMEOUT)).collect();
     for state in states {
@@ -164,7 +164,7 @@ fn writers(folder: &Path, ranks: usize, keep: usize) -> Vec<Writer> {
 
 /// All elements are those of the step.
 fn assert_is(checkpoint: &Checkpoint, step: u64) {
-    assert_eq!(checkpoint.meta(), &about(step));
+    assert_eq!(checkpoint.meta(), &meta(step));
     for (kind, name, shape) in tensors() {
         assert_eq!(checkpoint.shape(&name, kind), Some(shape.as_slice()));
         let expected = elements(step, kind, &name, shape.iter().product());

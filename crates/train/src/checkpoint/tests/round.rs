@@ -16,10 +16,10 @@ fn any_sharding_is_read_as_any_other() {
         assert_is(&checkpoint, 1000);
         for (others, other) in [(1, Split::Rows), (3, Split::Columns), (5, Split::Flat)] {
             for rank in 0..others {
-                for piece in pieces(1000, other, rank, others) {
-                    let mut read = vec![f32::NAN; piece.elements.len()];
-                    checkpoint.read(&piece.name, piece.kind, &piece.part, &mut read).unwrap();
-                    assert_eq!(read, piece.elements, "{} {}", piece.name, piece.part);
+                for shard in shards(1000, other, rank, others) {
+                    let mut read = vec![f32::NAN; shard.elements.len()];
+                    checkpoint.read(&shard.name, shard.kind, &shard.slice, &mut read).unwrap();
+                    assert_eq!(read, shard.elements, "{} {}", shard.name, shard.slice);
                 }
             }
         }
@@ -31,8 +31,8 @@ fn elements_round_trip_bit_exactly() {
     let scratch = Scratch::new("bits");
     let mut writers = writers(&scratch.0, 1, 1);
     let odd = [f32::NAN, -0.0, f32::INFINITY, f32::MIN_POSITIVE / 8.0, f32::MAX];
-    let piece = Shard::whole("odd", StateTensor::Parameter, &[odd.len()], odd.to_vec());
-    writers[0].begin(about(1), vec![piece]).unwrap();
+    let shard = Shard::whole("odd", StateTensor::Parameter, &[odd.len()], odd.to_vec());
+    writers[0].begin(meta(1), vec![shard]).unwrap();
     assert!(matches!(writers[0].finish(TIMEOUT), State::Written { step: 1 }));
     writers[0].commit(1).unwrap();
     let read = Checkpoint::latest(&scratch.0).unwrap().unwrap();
@@ -131,18 +131,18 @@ fn saves_run_one_at_a_time_and_in_order() {
 
 #[test]
 fn invalid_shards_are_refused_immediately() {
-    let scratch = Scratch::new("pieces");
+    let scratch = Scratch::new("shards");
     let mut writer = Writer::new(&scratch.0, 0, 1, 1).unwrap();
-    let piece = Shard::whole("a", StateTensor::Parameter, &[2, 3], vec![0.0; 6]);
-    let short = Shard { elements: vec![0.0; 5], ..piece.clone() };
-    let outside = Shard { part: TensorSlice::Flat(3..9), ..piece.clone() };
+    let shard = Shard::whole("a", StateTensor::Parameter, &[2, 3], vec![0.0; 6]);
+    let short = Shard { elements: vec![0.0; 5], ..shard.clone() };
+    let outside = Shard { slice: TensorSlice::Flat(3..9), ..shard.clone() };
     let cases = [
         (vec![short], "5 elements"),
         (vec![outside], "outside"),
-        (vec![piece.clone(), piece], "twice"),
+        (vec![shard.clone(), shard], "twice"),
     ];
-    for (pieces, expected) in cases {
-        let error = writer.begin(about(1), pieces).unwrap_err().to_string();
+    for (shards, expected) in cases {
+        let error = writer.begin(meta(1), shards).unwrap_err().to_string();
         assert!(error.contains("tensor a") && error.contains(expected), "{error}");
     }
     assert!(scratch.names().is_empty());
@@ -152,19 +152,19 @@ fn invalid_shards_are_refused_immediately() {
 fn blocking_saves_request_shards_in_order_and_stop_at_an_error() {
     let scratch = Scratch::new("now");
     let mut writer = Writer::new(&scratch.0, 0, 1, 1).unwrap();
-    let all = pieces(1, Split::Rows, 0, 1);
+    let all = shards(1, Split::Rows, 0, 1);
     let metas: Vec<_> = all.iter().map(Shard::meta).collect();
     let mut requested = Vec::new();
     let mut elements = |number: usize| {
         requested.push(number);
         Ok::<_, CheckpointError>(all[number].elements.clone())
     };
-    writer.write_blocking(about(1), metas.clone(), &mut elements).unwrap();
+    writer.write_blocking(meta(1), metas.clone(), &mut elements).unwrap();
     assert_eq!(requested, (0..all.len()).collect::<Vec<_>>());
     writer.commit(1).unwrap();
     assert_is(&Checkpoint::latest(&scratch.0).unwrap().unwrap(), 1);
     let mut none = |_| Err(CheckpointError::Busy { writing: 7 });
-    let error = writer.write_blocking(about(2), metas, &mut none).unwrap_err();
+    let error = writer.write_blocking(meta(2), metas, &mut none).unwrap_err();
     assert!(matches!(error, CheckpointError::Busy { writing: 7 }), "{error}");
     assert!(matches!(writer.state(), State::Failed { step: 2, .. }));
     assert_eq!(scratch.names(), ["step-00000001"]);
@@ -185,8 +185,8 @@ fn invalid_reads_are_refused() {
     save(&mut writers(&scratch.0, 1, 1), 1, Split::Rows).unwrap();
     let checkpoint = Checkpoint::latest(&scratch.0).unwrap().unwrap();
     let mut buffer = [0.0; 3];
-    let mut read = |name: &str, part| {
-        checkpoint.read(name, StateTensor::Moment1, &part, &mut buffer).unwrap_err().to_string()
+    let mut read = |name: &str, slice| {
+        checkpoint.read(name, StateTensor::Moment1, &slice, &mut buffer).unwrap_err().to_string()
     };
     assert!(
         read("layer.9.qkv.weight", TensorSlice::Whole)

@@ -56,7 +56,7 @@ fn save(shape: &Shape, mesh: Mesh, folder: &Path) -> Checkpoint {
     let ranks = mesh.ranks();
     let mut writers: Vec<_> =
         (0..ranks).map(|rank| Writer::new(folder, rank, ranks, 1).unwrap()).collect();
-    let about = CheckpointMeta {
+    let meta = CheckpointMeta {
         step: 3,
         tokens: 3,
         seed: 5,
@@ -74,7 +74,7 @@ fn save(shape: &Shape, mesh: Mesh, folder: &Path) -> Checkpoint {
         let shards = owned_shards(&engine);
         let metas = shards.iter().map(|shard| shard.meta.clone()).collect();
         let mut elements = |number: usize| shards[number].elements(&mut engine);
-        writer.write_blocking(about.clone(), metas, &mut elements).unwrap();
+        writer.write_blocking(meta.clone(), metas, &mut elements).unwrap();
     }
     for writer in &mut writers {
         assert!(matches!(writer.finish(TIMEOUT), State::Written { step: 3 }));
@@ -170,7 +170,7 @@ fn the_predicted_checkpoint_copy_is_what_ranks_write() {
         for rank in 0..ranks {
             let engine = engine(&shape, plan.mesh, rank);
             let shards = owned_shards(&engine);
-            let written: usize = shards.iter().map(|s| 4 * s.meta.part.len(&s.meta.shape)).sum();
+            let written: usize = shards.iter().map(|s| 4 * s.meta.slice.len(&s.meta.shape)).sum();
             let holds = cost(&shape, &plan, Form::new(4, false), rank).unwrap().holds;
             let predicted = config.footprint(&plan, &holds).checkpoint as usize;
             // Parameters replicated over the tensor-parallel group are written by one of its ranks.

@@ -45,7 +45,7 @@ pub struct OwnedShard {
 impl OwnedShard {
     /// Its elements.
     pub fn elements(&self, engine: &mut Engine) -> Result<Vec<f32>, TrainError> {
-        let ShardMeta { kind, shape, part: slice, .. } = &self.meta;
+        let ShardMeta { kind, shape, slice, .. } = &self.meta;
         let mut elements = vec![0.0; slice.len(shape)];
         fetch(engine, (self.block, *kind), self.start, &mut elements)?;
         Ok(elements)
@@ -61,11 +61,7 @@ pub fn owned_shards(engine: &Engine) -> Vec<OwnedShard> {
         for slice in slices(range.parameter, range.range.clone()) {
             let (name, shape) = (parameter.name.clone(), parameter.whole.clone());
             let len = slice.len(&shape);
-            shards.push(OwnedShard {
-                meta: ShardMeta { name, kind, shape, part: slice },
-                block,
-                start,
-            });
+            shards.push(OwnedShard { meta: ShardMeta { name, kind, shape, slice }, block, start });
             start += len;
         }
     }

@@ -143,16 +143,16 @@ fn agreement(job: &Job) -> CheckOutput<Agreed> {
 
 /// All replicas but the first clear their state before the broadcast, to verify that they receive it.
 fn broadcast(job: Job, (plan, shape): Agreed) -> CheckOutput<Training> {
-    let about = report::run_info(&job, &plan, &shape, 0);
+    let meta = report::run_info(&job, &plan, &shape, 0);
     let init = ParamInit::Random { seed: job.config.train.seed };
-    let mut training = Training::new(job, plan, shape, &about, init)?;
+    let mut training = Training::new(job, plan, shape, &meta, init)?;
     let comm = training.comm.clone();
     if OwnedShards::of(&training.engine).replica().rank != 0 {
         zero_state(&mut training.engine)?;
     }
     start::broadcast_state(&mut training.engine)?;
     let error = consistency::mismatch(&*comm, &mut training.engine)?;
-    let parameters = about.parameters;
+    let parameters = meta.parameters;
     let details = Details::State { parameters, bytes: bytes(&training.engine) };
     Ok((training, Findings { details, notes: Vec::new(), error }))
 }
@@ -269,8 +269,8 @@ fn save_and_restore(
     let error = manager.as_ref().err().map(ToString::to_string);
     let error = gather::first_error(&*comm, error)?;
     let (Ok(mut manager), None) = (manager, &error) else { return Ok(error) };
-    let about = training.checkpoint_meta();
-    manager.start(&mut training.engine, about)?;
+    let meta = training.checkpoint_meta();
+    manager.start(&mut training.engine, meta)?;
     manager.wait();
     let mut counts = manager.save_counts();
     comm.all_reduce(&mut counts, ReduceOp::Sum)?;
