@@ -228,12 +228,12 @@ impl Checkpoint {
     ) -> Result<(PathBuf, TensorLocation), CheckpointError> {
         let path = self.folder.join(&stored.file);
         let known = lock(&self.shards).get(&stored.file).cloned();
-        let places = match known {
-            Some(places) => places,
+        let dirs = match known {
+            Some(dirs) => dirs,
             None => {
-                let places = Arc::new(self.look_into(&path, &stored.file)?);
-                lock(&self.shards).insert(stored.file.clone(), Arc::clone(&places));
-                places
+                let dirs = Arc::new(self.look_into(&path, &stored.file)?);
+                lock(&self.shards).insert(stored.file.clone(), Arc::clone(&dirs));
+                dirs
             }
         };
         let key = key(tensor.kind, &tensor.name, &stored.slice);
@@ -241,7 +241,7 @@ impl Checkpoint {
             let path = path.clone();
             CheckpointError::Damaged { path, key, why }
         };
-        let Some(place) = places.get(&key) else {
+        let Some(place) = dirs.get(&key) else {
             return Err(damaged(key, "is not in the file".to_owned()));
         };
         let shape = stored.slice.own_shape(&tensor.shape);
@@ -266,7 +266,7 @@ impl Checkpoint {
             }
             result => result.map_err(CheckpointError::io("open", path))?,
         };
-        let is = file.metadata().map_err(CheckpointError::io("look at", path))?.len();
+        let is = file.metadata().map_err(CheckpointError::io("stat", path))?.len();
         let was = self.manifest.files.get(name).copied().unwrap_or_default();
         if is != was {
             let what = if is < was { "truncated" } else { "a different file" };

@@ -240,10 +240,10 @@ pub enum DataError {
         found: String,
     },
     /// An invalid validation fraction.
-    #[error("the validation fraction is {share}, expected a number in [0, 1)")]
-    Share {
+    #[error("the validation fraction is {fraction}, expected a number in [0, 1)")]
+    ValFraction {
         /// The fraction.
-        share: f64,
+        fraction: f64,
     },
     /// The loader thread cannot be started, or panicked.
     #[error("data prefetching failed: {reason}")]

@@ -34,14 +34,14 @@ pub const DATASETS: [NamedDataset; 1] = [NamedDataset {
 pub type Download<'a> = dyn Fn(&str, &Path) -> std::result::Result<(), String> + 'a;
 
 /// The file of a dataset, downloaded if necessary.
-pub fn find(named: &NamedDataset, places: &DataDirs, download: &Download) -> Result<PathBuf> {
+pub fn find(named: &NamedDataset, dirs: &DataDirs, download: &Download) -> Result<PathBuf> {
     let file = format!("{}.txt", named.name);
-    if let Some(path) = places.folders().map(|folder| folder.join(&file)).find(|p| p.exists()) {
+    if let Some(path) = dirs.folders().map(|folder| folder.join(&file)).find(|p| p.exists()) {
         check(named, &path)?;
         return Ok(path);
     }
-    let cache = places.cache()?;
-    std::fs::create_dir_all(cache).map_err(DataError::io("make", cache))?;
+    let cache = dirs.cache()?;
+    std::fs::create_dir_all(cache).map_err(DataError::io("create", cache))?;
     let path = cache.join(&file);
     // Ranks may download concurrently: each to its own file, and the last rename wins.
     let part = Part(beside(&path, "part"));
@@ -54,7 +54,7 @@ pub fn find(named: &NamedDataset, places: &DataDirs, download: &Download) -> Res
     check(named, &part.0)?;
     let synced = File::open(&part.0).and_then(|file| file.sync_all());
     synced.map_err(DataError::io("write", &part.0))?;
-    std::fs::rename(&part.0, &path).map_err(DataError::io("name", &path))?;
+    std::fs::rename(&part.0, &path).map_err(DataError::io("rename to", &path))?;
     Ok(path)
 }
 
@@ -142,7 +142,7 @@ mod tests {
         sha256: "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad",
     };
 
-    fn places(folder: &Folder, own: &str) -> DataDirs {
+    fn dirs(folder: &Folder, own: &str) -> DataDirs {
         let own = folder.path().join(own);
         DataDirs { folder: Some(own), cache: Some(folder.path().join("cache")) }
     }
@@ -157,28 +157,28 @@ mod tests {
             std::fs::write(to, "abc").map_err(|error| error.to_string())
         };
         let download = &download as &Download;
-        let path = find(&SET, &places(&folder, "own"), download).unwrap();
+        let path = find(&SET, &dirs(&folder, "own"), download).unwrap();
         assert_eq!(path, folder.path().join("cache/letters.txt"));
-        assert_eq!(find(&SET, &places(&folder, "own"), download).unwrap(), path);
+        assert_eq!(find(&SET, &dirs(&folder, "own"), download).unwrap(), path);
         assert_eq!(count.get(), 1);
         // The folder named by the user has priority.
         std::fs::create_dir(folder.path().join("own")).unwrap();
         let own = folder.file("own/letters.txt", "abc");
-        assert_eq!(find(&SET, &places(&folder, "own"), download).unwrap(), own);
+        assert_eq!(find(&SET, &dirs(&folder, "own"), download).unwrap(), own);
     }
 
     #[test]
     fn a_wrong_checksum_is_refused_and_the_file_removed() {
         let folder = Folder::new();
         let other = |_: &str, to: &Path| std::fs::write(to, "abd").map_err(|e| e.to_string());
-        let error = find(&SET, &places(&folder, "own"), &other).unwrap_err().to_string();
+        let error = find(&SET, &dirs(&folder, "own"), &other).unwrap_err().to_string();
         assert!(error.contains(SET.sha256), "{error}");
         assert!(error.contains("a52d159f262b2c6ddb724a61840befc36eb30c88877a4030b65cbe86298449c9"));
         assert_eq!(std::fs::read_dir(folder.path().join("cache")).unwrap().count(), 0);
         std::fs::create_dir(folder.path().join("own")).unwrap();
         folder.file("own/letters.txt", "abd");
         assert!(matches!(
-            find(&SET, &places(&folder, "own"), &other),
+            find(&SET, &dirs(&folder, "own"), &other),
             Err(DataError::WrongSet { .. })
         ));
     }
@@ -187,7 +187,7 @@ mod tests {
     fn without_network_the_error_names_the_path() {
         let folder = Folder::new();
         let none = |_: &str, _: &Path| Err("no route".to_owned());
-        let error = find(&SET, &places(&folder, "own"), &none).unwrap_err().to_string();
+        let error = find(&SET, &dirs(&folder, "own"), &none).unwrap_err().to_string();
         assert!(error.contains("no route") && error.contains("cache/letters.txt"), "{error}");
     }
 

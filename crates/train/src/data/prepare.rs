@@ -7,7 +7,7 @@ use regatta_model::document::{self, Document};
 use serde::{Deserialize, Serialize};
 
 use super::error::{DataError, Result};
-use super::source::check_share;
+use super::source::check_val_fraction;
 use super::text_chunks::{self, Split};
 use super::token_file::{self, TokenWriter};
 use super::tokenizer::Tokenizer;
@@ -87,38 +87,38 @@ pub struct Progress {
 pub type OnProgress<'a> = dyn FnMut(Progress) -> Result<()> + 'a;
 
 /// Writes the folder under a temporary name and renames it when complete. An aborted preparation leaves nothing.
-pub fn prepare(plan: &PrepareOptions, progress: &mut OnProgress<'_>) -> Result<PreparedMeta> {
-    check_share(plan.validation)?;
-    let folder = behind_links(&plan.folder)?;
-    may_make(&folder, plan.replace)?;
-    let total = plan.inputs.iter().map(|path| text_bytes(path)).sum::<Result<u64>>()?;
-    let inputs = look_at(&plan.inputs, total, progress)?;
-    let tokenizer = match &plan.tokenizer {
+pub fn prepare(options: &PrepareOptions, progress: &mut OnProgress<'_>) -> Result<PreparedMeta> {
+    check_val_fraction(options.validation)?;
+    let folder = follow_links(&options.folder)?;
+    check_replaceable(&folder, options.replace)?;
+    let total = options.inputs.iter().map(|path| text_bytes(path)).sum::<Result<u64>>()?;
+    let inputs = checksums(&options.inputs, total, progress)?;
+    let tokenizer = match &options.tokenizer {
         Some(path) => Tokenizer::load(path)?,
-        None => characters(&plan.inputs, total, progress)?,
+        None => characters(&options.inputs, total, progress)?,
     };
-    let part = NewFolder::beside(&folder)?;
-    let at = |name: &str| part.path.join(name);
+    let temp = TempFolder::next_to(&folder)?;
+    let at = |name: &str| temp.path.join(name);
     tokenizer.save(&at(TOKENIZER))?;
     let (train_tokens, validation_tokens) =
-        tokenise(plan, &tokenizer, &part.path, total, progress)?;
+        write_tokens(options, &tokenizer, &temp.path, total, progress)?;
     if train_tokens == 0 {
         return Err(DataError::Short { bytes: total });
     }
-    let about = PreparedMeta {
+    let meta = PreparedMeta {
         inputs,
-        validation: plan.validation,
+        validation: options.validation,
         train_tokens,
         validation_tokens,
         vocabulary: tokenizer.vocab_size(),
         tokenizer: tokenizer.kind().to_owned(),
         fingerprint: tokenizer.fingerprint(),
     };
-    let json = document::to_json(&about).map_err(std::io::Error::other);
+    let json = document::to_json(&meta).map_err(std::io::Error::other);
     let written = json.and_then(|json| std::fs::write(at(METADATA), json));
     written.map_err(DataError::io("write", &at(METADATA)))?;
-    part.take_place_of(&folder, plan.replace)?;
-    Ok(about)
+    temp.rename_to(&folder, options.replace)?;
+    Ok(meta)
 }
 
 /// Reads the metadata of a folder.
@@ -130,7 +130,7 @@ pub fn metadata(folder: &Path) -> Result<PreparedMeta> {
 }
 
 /// The folder of a path: symbolic links are followed.
-fn behind_links(folder: &Path) -> Result<PathBuf> {
+fn follow_links(folder: &Path) -> Result<PathBuf> {
     // Components, because a link with a trailing slash counts as a folder.
     let folder: PathBuf = folder.components().collect();
     match folder.is_symlink() {
@@ -141,7 +141,7 @@ fn behind_links(folder: &Path) -> Result<PathBuf> {
 
 /// Size of a text. It is read more than once, so it must be a regular file.
 fn text_bytes(path: &Path) -> Result<u64> {
-    let found = std::fs::metadata(path).map_err(DataError::io("look at", path))?;
+    let found = std::fs::metadata(path).map_err(DataError::io("stat", path))?;
     match found.len() {
         _ if !found.is_file() => Err(DataError::NoFile { path: path.to_owned() }),
         0 => Err(DataError::Empty { what: path.display().to_string() }),
@@ -149,9 +149,9 @@ fn text_bytes(path: &Path) -> Result<u64> {
     }
 }
 
-fn look_at(paths: &[PathBuf], of: u64, progress: &mut OnProgress<'_>) -> Result<Vec<Input>> {
+fn checksums(paths: &[PathBuf], of: u64, progress: &mut OnProgress<'_>) -> Result<Vec<Input>> {
     let mut done = 0;
-    let look = |path: &PathBuf| {
+    let checksum = |path: &PathBuf| {
         let before = done;
         let sha256 = fetch::sha256(path, |bytes| {
             done += bytes;
@@ -160,7 +160,7 @@ fn look_at(paths: &[PathBuf], of: u64, progress: &mut OnProgress<'_>) -> Result<
         let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
         Ok(Input { name, bytes: done - before, sha256 })
     };
-    paths.iter().map(look).collect()
+    paths.iter().map(checksum).collect()
 }
 
 fn characters(inputs: &[PathBuf], of: u64, progress: &mut OnProgress<'_>) -> Result<Tokenizer> {
@@ -174,8 +174,8 @@ fn characters(inputs: &[PathBuf], of: u64, progress: &mut OnProgress<'_>) -> Res
 }
 
 /// Writes both token files; returns their numbers of tokens.
-fn tokenise(
-    plan: &PrepareOptions,
+fn write_tokens(
+    options: &PrepareOptions,
     tokenizer: &Tokenizer,
     folder: &Path,
     of: u64,
@@ -186,8 +186,8 @@ fn tokenise(
     };
     let (mut train, mut validation) = (writer(TRAIN)?, writer(VALIDATION)?);
     let (mut done, mut characters) = (0, 0);
-    let split = text_chunks::train_bytes(of, plan.validation);
-    text_chunks::for_each_chunk(&plan.inputs, split, |part, text| {
+    let split = text_chunks::train_bytes(of, options.validation);
+    text_chunks::for_each_chunk(&options.inputs, split, |part, text| {
         let tokens = tokenizer.encode(text).map_err(|error| error.shifted_by(characters))?;
         match part {
             Split::Train => train.push(&tokens)?,
@@ -201,10 +201,10 @@ fn tokenise(
 }
 
 /// Fails if the folder exists, unless it is a prepared one that may be replaced.
-fn may_make(folder: &Path, replace: bool) -> Result<()> {
+fn check_replaceable(folder: &Path, replace: bool) -> Result<()> {
     let entries = match std::fs::read_dir(folder) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(DataError::io("make the folder", folder)(error)),
+        Err(error) => return Err(DataError::io("create", folder)(error)),
         Ok(entries) => entries,
     };
     let mut is_empty = true;
@@ -213,7 +213,7 @@ fn may_make(folder: &Path, replace: bool) -> Result<()> {
         let name = entry.map_err(DataError::io("read", folder))?.file_name();
         let ours = [TRAIN, VALIDATION, TOKENIZER, METADATA].iter().any(|file| name == *file);
         if replace && !ours {
-            let reason = format!("it holds {name:?}, so it is not replaced");
+            let reason = format!("it contains {name:?} and is not replaced");
             return Err(DataError::Folder { path: folder.to_owned(), reason });
         }
     }
@@ -224,38 +224,38 @@ fn may_make(folder: &Path, replace: bool) -> Result<()> {
 }
 
 /// A temporary folder, removed unless renamed.
-struct NewFolder {
+struct TempFolder {
     path: PathBuf,
 }
 
-impl NewFolder {
-    fn beside(folder: &Path) -> Result<Self> {
+impl TempFolder {
+    fn next_to(folder: &Path) -> Result<Self> {
         if let Some(parent) = folder.parent() {
-            std::fs::create_dir_all(parent).map_err(DataError::io("make", parent))?;
+            std::fs::create_dir_all(parent).map_err(DataError::io("create", parent))?;
         }
         let path = beside(folder, "part");
-        std::fs::create_dir(&path).map_err(DataError::io("make", &path))?;
+        std::fs::create_dir(&path).map_err(DataError::io("create", &path))?;
         Ok(Self { path })
     }
 
     /// Renames it. An existing folder is moved away first, and removed afterwards.
-    fn take_place_of(self, folder: &Path, replace: bool) -> Result<()> {
+    fn rename_to(self, folder: &Path, replace: bool) -> Result<()> {
         let old = beside(folder, "old");
-        let is_there = std::fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some());
-        if is_there {
-            may_make(folder, replace)?;
+        let exists = std::fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some());
+        if exists {
+            check_replaceable(folder, replace)?;
             std::fs::rename(folder, &old).map_err(DataError::io("replace", folder))?;
         }
-        std::fs::rename(&self.path, folder).map_err(DataError::io("name", folder))?;
+        std::fs::rename(&self.path, folder).map_err(DataError::io("rename to", folder))?;
         token_file::sync_parent_dir(folder)?;
-        match is_there {
+        match exists {
             true => std::fs::remove_dir_all(&old).map_err(DataError::io("remove", &old)),
             false => Ok(()),
         }
     }
 }
 
-impl Drop for NewFolder {
+impl Drop for TempFolder {
     fn drop(&mut self) {
         // Already renamed on success.
         let _ = std::fs::remove_dir_all(&self.path);

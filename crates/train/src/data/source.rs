@@ -116,18 +116,18 @@ pub enum Prepared {
 
 /// Downloads a named dataset, and converts a large text to token files. Runs in one process per node, or one in
 /// total if the cache is shared.
-pub fn prepare(spec: &DataSpec, places: &DataDirs) -> Result<Prepared> {
-    prepare_with(spec, places, &fetch::download, IN_MEMORY)
+pub fn prepare(spec: &DataSpec, dirs: &DataDirs) -> Result<Prepared> {
+    prepare_with(spec, dirs, &fetch::download, IN_MEMORY)
 }
 
 fn prepare_with(
     spec: &DataSpec,
-    places: &DataDirs,
+    dirs: &DataDirs,
     download: &fetch::Download,
     in_memory: u64,
 ) -> Result<Prepared> {
     let (tokenizer, validation) = (spec.tokenizer.clone(), spec.validation);
-    check_share(validation)?;
+    check_val_fraction(validation)?;
     if spec.data == BUILTIN {
         return Ok(Prepared::Builtin { tokenizer, validation });
     }
@@ -140,26 +140,26 @@ fn prepare_with(
         let tokenizer = tokenizer.ok_or_else(missing)?;
         return Ok(Prepared::RawU16 { path, tokenizer });
     }
-    let path = file_with(&spec.data, places, download)?;
-    let found = std::fs::metadata(&path).map_err(DataError::io("look at", &path))?;
+    let path = file_with(&spec.data, dirs, download)?;
+    let found = std::fs::metadata(&path).map_err(DataError::io("stat", &path))?;
     match found.len() {
         _ if found.is_dir() => Ok(Prepared::Folder { path, tokenizer }),
         bytes if bytes <= in_memory => Ok(Prepared::Text { path, tokenizer, validation }),
         _ => {
-            let path = into_cache(path, spec, &found, places)?;
+            let path = prepare_in_cache(path, spec, &found, dirs)?;
             Ok(Prepared::Folder { path, tokenizer })
         }
     }
 }
 
 /// The file or folder of a name or path; a named dataset is downloaded if necessary.
-pub fn file(data: &str, places: &DataDirs) -> Result<PathBuf> {
-    file_with(data, places, &fetch::download)
+pub fn file(data: &str, dirs: &DataDirs) -> Result<PathBuf> {
+    file_with(data, dirs, &fetch::download)
 }
 
-fn file_with(data: &str, places: &DataDirs, download: &fetch::Download) -> Result<PathBuf> {
+fn file_with(data: &str, dirs: &DataDirs, download: &fetch::Download) -> Result<PathBuf> {
     if let Some(named) = fetch::DATASETS.iter().find(|named| named.name == data) {
-        return fetch::find(named, places, download);
+        return fetch::find(named, dirs, download);
     }
     let path = PathBuf::from(data);
     match std::fs::metadata(&path) {
@@ -167,14 +167,14 @@ fn file_with(data: &str, places: &DataDirs, download: &fetch::Download) -> Resul
             BUILTIN => Err(DataError::Builtin),
             _ => Err(unknown(data)),
         },
-        Err(error) => Err(DataError::io("look at", &path)(error)),
+        Err(error) => Err(DataError::io("stat", &path)(error)),
         Ok(_) => Ok(path),
     }
 }
 
 /// Checks a validation fraction.
-pub(super) fn check_share(share: f64) -> Result<()> {
-    if (0.0..1.0).contains(&share) { Ok(()) } else { Err(DataError::Share { share }) }
+pub(super) fn check_val_fraction(fraction: f64) -> Result<()> {
+    if (0.0..1.0).contains(&fraction) { Ok(()) } else { Err(DataError::ValFraction { fraction }) }
 }
 
 fn unknown(name: &str) -> DataError {
@@ -184,20 +184,20 @@ fn unknown(name: &str) -> DataError {
 }
 
 /// Converts a large text to token files, unless cached.
-fn into_cache(
+fn prepare_in_cache(
     path: PathBuf,
     spec: &DataSpec,
     found: &std::fs::Metadata,
-    places: &DataDirs,
+    dirs: &DataDirs,
 ) -> Result<PathBuf> {
-    let path = path.canonicalize().map_err(DataError::io("look at", &path))?;
+    let path = path.canonicalize().map_err(DataError::io("stat", &path))?;
     let (tokenizer, validation) = (spec.tokenizer.clone(), spec.validation);
-    let made_by = tokenizer.as_deref().map(Tokenizer::load).transpose()?;
-    let made_by = made_by.map(|tokenizer| tokenizer.fingerprint());
+    let fingerprint = tokenizer.as_deref().map(Tokenizer::load).transpose()?;
+    let fingerprint = fingerprint.map(|tokenizer| tokenizer.fingerprint());
     let (bytes, time) = (found.len(), found.modified().ok());
-    let what = format!("{path:?} {bytes} {time:?} {made_by:?} {validation}");
-    let name = &hex(&Sha256::digest(what))[..16];
-    let folder = places.cache()?.join("prepared").join(name);
+    let cache_key = format!("{path:?} {bytes} {time:?} {fingerprint:?} {validation}");
+    let name = &hex(&Sha256::digest(cache_key))[..16];
+    let folder = dirs.cache()?.join("prepared").join(name);
     if folder.join(folder::METADATA).exists() {
         return Ok(folder);
     }
@@ -224,7 +224,7 @@ pub struct Dataset {
 }
 
 impl Dataset {
-    /// Tokens and what they mean.
+    /// From both splits and the tokenizer.
     pub fn new(train: Tokens, validation: Tokens, tokenizer: Tokenizer) -> Result<Self> {
         let mut sum = Sha256::new_with_prefix(tokenizer.fingerprint());
         for tokens in [&train, &validation] {
@@ -248,7 +248,7 @@ impl Dataset {
 pub fn open(prepared: &Prepared) -> Result<Dataset> {
     match prepared {
         Prepared::Builtin { tokenizer, validation } => {
-            of_text(&builtin::text(), tokenizer.as_deref(), *validation, "the built-in text")
+            from_text(&builtin::text(), tokenizer.as_deref(), *validation, "the built-in text")
         }
         Prepared::Text { path, tokenizer, validation } => {
             let bytes = std::fs::read(path).map_err(DataError::io("read", path))?;
@@ -256,7 +256,7 @@ pub fn open(prepared: &Prepared) -> Result<Dataset> {
                 path: path.clone(),
                 byte: error.utf8_error().valid_up_to() as u64,
             })?;
-            of_text(&text, tokenizer.as_deref(), *validation, &path.display().to_string())
+            from_text(&text, tokenizer.as_deref(), *validation, &path.display().to_string())
         }
         Prepared::Folder { path, tokenizer } => of_folder(path, tokenizer.as_deref()),
         Prepared::RawU16 { path, tokenizer } => {
@@ -271,7 +271,7 @@ pub fn open(prepared: &Prepared) -> Result<Dataset> {
     }
 }
 
-fn of_text(text: &str, tokenizer: Option<&Path>, validation: f64, what: &str) -> Result<Dataset> {
+fn from_text(text: &str, tokenizer: Option<&Path>, validation: f64, what: &str) -> Result<Dataset> {
     if text.is_empty() {
         return Err(DataError::Empty { what: what.to_owned() });
     }

@@ -161,7 +161,7 @@ impl TokenFile {
 }
 
 fn length(file: &File, path: &Path) -> Result<u64> {
-    Ok(file.metadata().map_err(DataError::io("look at", path))?.len())
+    Ok(file.metadata().map_err(DataError::io("stat", path))?.len())
 }
 
 #[cfg(test)]

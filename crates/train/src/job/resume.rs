@@ -34,28 +34,28 @@ pub fn find_on_all_ranks(job: &Job, own: Option<&Path>) -> Result<Option<ResumeP
     if comm.rank() == 0 {
         let found = find(&job.config, own)?;
         // Relative to the configured path, which may be mounted elsewhere on other nodes.
-        let inside = found.as_ref().map(|found| {
+        let relative = found.as_ref().map(|found| {
             let folder = found.checkpoint.folder();
             folder.strip_prefix(&base).unwrap_or(folder).as_os_str().as_bytes()
         });
-        broadcast_bytes(comm, inside)?;
+        broadcast_bytes(comm, relative)?;
         return Ok(found);
     }
-    let Some(inside) = broadcast_bytes(comm, None)? else { return Ok(None) };
-    let folder = match &inside[..] {
+    let Some(relative) = broadcast_bytes(comm, None)? else { return Ok(None) };
+    let folder = match &relative[..] {
         [] => base,
-        inside => base.join(OsStr::from_bytes(inside)),
+        relative => base.join(OsStr::from_bytes(relative)),
     };
     let checkpoint = Checkpoint::open(&folder).map_err(|why| unreadable(comm, &folder, why))?;
     Ok(Some(ResumePoint { checkpoint, skipped: Vec::new(), damaged: Vec::new() }))
 }
 
 /// Broadcasts optional bytes from rank 0.
-fn broadcast_bytes(comm: &dyn Comm, counts: Option<&[u8]>) -> Result<Option<Vec<u8>>, CommError> {
-    let mut length = [counts.map_or(-1, |counts| counts.len() as i64)];
+fn broadcast_bytes(comm: &dyn Comm, bytes: Option<&[u8]>) -> Result<Option<Vec<u8>>, CommError> {
+    let mut length = [bytes.map_or(-1, |bytes| bytes.len() as i64)];
     comm.broadcast(&mut length, 0)?;
     let Ok(length) = usize::try_from(length[0]) else { return Ok(None) };
-    let mut text = counts.map_or_else(|| vec![0; length], <[u8]>::to_vec);
+    let mut text = bytes.map_or_else(|| vec![0; length], <[u8]>::to_vec);
     if length > 0 {
         comm.broadcast(&mut text, 0)?;
     }

@@ -26,7 +26,7 @@ pub fn export<E: From<HuggingFaceError>>(
     tokenizer: Option<&Path>,
 ) -> Result<(), E> {
     let config = config::to_text(shape).map_err(|why| HuggingFaceError::Shape { why })?;
-    fs::create_dir_all(folder).map_err(HuggingFaceError::io("make", folder))?;
+    fs::create_dir_all(folder).map_err(HuggingFaceError::io("create", folder))?;
     // Renamed when complete, so that a partial export is not taken for a model.
     let (path, partial) = (folder.join(MODEL), folder.join("model.safetensors.partial"));
     write_model(&partial, shape, elements).inspect_err(|_| {

@@ -36,11 +36,11 @@ pub fn import(folder: &Path) -> Result<Imported, HuggingFaceError> {
     let (mut files, mut tensors) = (Vec::new(), HashMap::new());
     for path in model_files(folder)? {
         let file = File::open(&path).map_err(HuggingFaceError::io("open", &path))?;
-        let length = file.metadata().map_err(HuggingFaceError::io("look at", &path))?.len();
-        let places = header::read(&file, length)
+        let length = file.metadata().map_err(HuggingFaceError::io("stat", &path))?.len();
+        let dirs = header::read(&file, length)
             .map_err(|why| HuggingFaceError::File { path: path.clone(), why })?;
         let index = files.len();
-        tensors.extend(places.into_iter().map(|(name, place)| (name, (index, place))));
+        tensors.extend(dirs.into_iter().map(|(name, place)| (name, (index, place))));
         files.push((path, file));
     }
     let prefix = names::prefix(shape.family);

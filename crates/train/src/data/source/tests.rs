@@ -30,21 +30,21 @@ fn the_built_in_dataset_opens() {
 #[test]
 fn a_large_text_gives_the_same_tokens_as_in_memory() {
     let folder = Folder::new();
-    let places = DataDirs { folder: None, cache: Some(folder.path().join("cache")) };
+    let dirs = DataDirs { folder: None, cache: Some(folder.path().join("cache")) };
     let text = "Wind from the north-west, 12 knots.\n\nThe crew's ready.\n".repeat(50);
     let path = folder.file("text.txt", &text).display().to_string();
     let bpe = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/tokenizer/bpe.json");
     for tokenizer in [None, Some(bpe)] {
         let spec = DataSpec { tokenizer, ..spec(path.clone()) };
-        let small = prepare_with(&spec, &places, &no_network, 1 << 20).unwrap();
-        let large = prepare_with(&spec, &places, &no_network, 10).unwrap();
+        let small = prepare_with(&spec, &dirs, &no_network, 1 << 20).unwrap();
+        let large = prepare_with(&spec, &dirs, &no_network, 10).unwrap();
         assert!(matches!((&small, &large), (Prepared::Text { .. }, Prepared::Folder { .. })));
         let (a, b) = (open(&small).unwrap(), open(&large).unwrap());
         assert_eq!(all(&a.train), all(&b.train));
         assert_eq!(all(&a.validation), all(&b.validation));
         assert_eq!(a.tokenizer.fingerprint(), b.tokenizer.fingerprint());
         // The second time it is cached.
-        assert_eq!(prepare_with(&spec, &places, &no_network, 10).unwrap(), large);
+        assert_eq!(prepare_with(&spec, &dirs, &no_network, 10).unwrap(), large);
     }
 }
 
@@ -66,10 +66,9 @@ fn the_end_of_the_text_is_the_validation_split() {
 #[test]
 fn errors_name_the_problem() {
     let folder = Folder::new();
-    let places = DataDirs::default();
+    let dirs = DataDirs::default();
     let say = |data: &str| {
-        let answer =
-            prepare_with(&spec(data), &places, &no_network, 1 << 20).and_then(|p| open(&p));
+        let answer = prepare_with(&spec(data), &dirs, &no_network, 1 << 20).and_then(|p| open(&p));
         answer.unwrap_err().to_string()
     };
     let error = say("tinyshakespear");

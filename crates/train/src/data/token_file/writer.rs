@@ -76,7 +76,7 @@ impl TokenWriter {
         self.header.checksum = Some(std::mem::take(&mut self.sum).finalize().into());
         let header = self.header.clone();
         self.write_header(&header).map_err(DataError::io("write", &self.part))?;
-        std::fs::rename(&self.part, &self.path).map_err(DataError::io("name", &self.path))?;
+        std::fs::rename(&self.part, &self.path).map_err(DataError::io("rename to", &self.path))?;
         sync_parent_dir(&self.path)?;
         Ok(header)
     }

@@ -1,4 +1,4 @@
-//! Which shards a rank owns, and which of them it writes: together, all ranks write each element once. No I/O.
+//! Which shards a rank owns, and index of them it writes: together, all ranks write each element once. No I/O.
 
 use std::ops::Range;
 
@@ -59,13 +59,13 @@ impl OwnedShards {
 
     /// All ranges.
     pub fn all<'a>(&self, blocks: &'a [Block]) -> Vec<ShardRange<'a>> {
-        self.chosen(blocks, |_, _| true)
+        self.select(blocks, |_, _| true)
     }
 
     /// The ranges this rank writes: replicas of the same shards write equal parts.
     pub fn written<'a>(&self, blocks: &'a [Block]) -> Vec<ShardRange<'a>> {
-        let mut all = self.chosen(blocks, |block, which| self.is_first(block, which, blocks));
-        let count = all.iter().map(|elements| elements.range.len()).sum();
+        let mut all = self.select(blocks, |block, index| self.is_writer(block, index, blocks));
+        let count = all.iter().map(|shard| shard.range.len()).sum();
         let own = self.replica().of(count);
         let mut before = 0;
         for ShardRange { range, .. } in &mut all {
@@ -74,35 +74,35 @@ impl OwnedShards {
             before += range.len();
             *range = range.start + from..range.start + to;
         }
-        all.retain(|elements| !elements.range.is_empty());
+        all.retain(|shard| !shard.range.is_empty());
         all
     }
 
     /// Whether this stage and tensor-parallel rank writes a parameter.
-    fn is_first(&self, block: usize, which: usize, blocks: &[Block]) -> bool {
-        let parameter = &blocks[block].parameters[which];
+    fn is_writer(&self, block: usize, index: usize, blocks: &[Block]) -> bool {
+        let parameter = &blocks[block].parameters[index];
         // The tied embedding of the last stage is written by the first.
-        let again = parameter.name == TABLE && self.seat.pp > 0;
+        let is_tied_copy = parameter.name == TABLE && self.seat.pp > 0;
         // Parameters replicated over the tensor-parallel group are written by its ranks in turn.
-        let shared = parameter.len() < parameter.whole.iter().product();
-        !again && (shared || (block + which) % self.mesh.tp == self.seat.tp)
+        let is_sharded = parameter.len() < parameter.whole.iter().product();
+        !is_tied_copy && (is_sharded || (block + index) % self.mesh.tp == self.seat.tp)
     }
 
-    fn chosen<'a>(
+    fn select<'a>(
         &self,
         blocks: &'a [Block],
-        is_chosen: impl Fn(usize, usize) -> bool,
+        is_selected: impl Fn(usize, usize) -> bool,
     ) -> Vec<ShardRange<'a>> {
         let mut all = Vec::new();
         for kind in StateTensor::ALL {
             for (block, share) in self.shares.iter().enumerate() {
-                for (which, parameter) in blocks[block].parameters.iter().enumerate() {
+                for (index, parameter) in blocks[block].parameters.iter().enumerate() {
                     let clip = |place: usize| {
                         place.clamp(share.start, share.end).max(parameter.start) - parameter.start
                     };
-                    let here = parameter.range();
-                    let range = clip(here.start)..clip(here.end);
-                    if !range.is_empty() && is_chosen(block, which) {
+                    let full = parameter.range();
+                    let range = clip(full.start)..clip(full.end);
+                    if !range.is_empty() && is_selected(block, index) {
                         all.push(ShardRange { block, parameter, kind, range });
                     }
                 }
@@ -145,15 +145,15 @@ mod tests {
         let model = Model::tiled(shape.clone(), seat.tensor_share(&mesh), tiles);
         let Model { mut blocks, users, .. } = model;
         let last = seat.pp == mesh.pp - 1;
-        let again = shape.tied && last && seat.pp > 0;
-        if again {
+        let is_tied_copy = shape.tied && last && seat.pp > 0;
+        if is_tied_copy {
             blocks[0].parameters.retain(|parameter| parameter.name == TABLE);
         }
         let own = Share { rank: seat.pp, ranks: mesh.pp }.of(shape.layers + 2);
         let share = Share { rank: seat.data_rank(&mesh) % sharing, ranks: sharing };
         let of = |(number, block): (usize, &Block)| {
             let padded = block.room().next_multiple_of(sharing);
-            let has = own.contains(&users[number]) || again && users[number] == 0;
+            let has = own.contains(&users[number]) || is_tied_copy && users[number] == 0;
             if has { share.of(padded) } else { 0..0 }
         };
         let shares = blocks.iter().enumerate().map(of).collect();
