@@ -285,12 +285,12 @@ fn broadcast_block(engine: &mut Engine, what: (usize, StateTensor)) -> Result<()
     let groups = &engine.groups;
     let copies = if engine.state.shard_count == 1 { &groups.data } else { &groups.replica };
     let Some(comm) = copies.clone() else { return Ok(()) };
-    let mut numbers = Vec::new();
+    let mut elements = Vec::new();
     for chunk in checkpointing::chunks(engine.state.shards[what.0].clone()) {
-        numbers.resize(chunk.len(), 0.0);
-        checkpointing::fetch(engine, what, chunk.start, &mut numbers)?;
-        comm.broadcast(&mut numbers, 0)?;
-        checkpointing::put(engine, what, chunk.start, &numbers)?;
+        elements.resize(chunk.len(), 0.0);
+        checkpointing::fetch(engine, what, chunk.start, &mut elements)?;
+        comm.broadcast(&mut elements, 0)?;
+        checkpointing::put(engine, what, chunk.start, &elements)?;
     }
     Ok(())
 }

@@ -13,13 +13,13 @@ use crate::step::Engine;
 /// SHA-256 of this rank's parameters and optimizer state.
 pub fn digest(engine: &mut Engine) -> Result<String, TrainError> {
     let mut sum = Sha256::new();
-    let mut numbers = Vec::new();
+    let mut elements = Vec::new();
     for block in engine.state.local_blocks() {
         for kind in StateTensor::ALL {
             for chunk in checkpointing::chunks(engine.state.shards[block].clone()) {
-                numbers.resize(chunk.len(), 0.0);
-                checkpointing::fetch(engine, (block, kind), chunk.start, &mut numbers)?;
-                let bytes: Vec<u8> = numbers.iter().flat_map(|n| n.to_le_bytes()).collect();
+                elements.resize(chunk.len(), 0.0);
+                checkpointing::fetch(engine, (block, kind), chunk.start, &mut elements)?;
+                let bytes: Vec<u8> = elements.iter().flat_map(|n| n.to_le_bytes()).collect();
                 sum.update(&bytes);
             }
         }

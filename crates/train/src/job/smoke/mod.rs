@@ -172,8 +172,8 @@ fn zero_state(engine: &mut Engine) -> Result<(), TrainError> {
 /// Bytes of this rank's parameters and optimizer state.
 fn bytes(engine: &Engine) -> u64 {
     let state = &engine.state;
-    let numbers: usize = state.local_blocks().map(|block| state.shards[block].len()).sum();
-    (StateTensor::ALL.len() * numbers * engine.net.device.real_format().size()) as u64
+    let elements: usize = state.local_blocks().map(|block| state.shards[block].len()).sum();
+    (StateTensor::ALL.len() * elements * engine.net.device.real_format().size()) as u64
 }
 
 fn steps(training: &mut Training, model: &str, stop: &dyn Fn() -> bool) -> CheckOutput<()> {
