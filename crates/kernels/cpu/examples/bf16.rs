@@ -10,7 +10,7 @@ use std::time::Duration;
 use half::bf16;
 use regatta_device::random::uniform;
 use regatta_kernels_cpu::bf16::{
-    Ending, Kernel, Matrix, Numbers, NumbersMut, Output, Packed, Scratch, Sizes, product,
+    Epilogue, Kernel, Matrix, Slice, SliceMut, Output, Packed, Scratch, GemmShape, product,
     product_packed,
 };
 
@@ -31,7 +31,7 @@ const TURNS: usize = 15;
 /// One of the three products: its name, its sizes, and whether its operands are transposed.
 struct Case {
     name: &'static str,
-    sizes: Sizes,
+    sizes: GemmShape,
     a_transposed: bool,
     b_transposed: bool,
     adds: bool,
@@ -40,7 +40,7 @@ struct Case {
 fn cases([rows, inputs, outputs]: [usize; 3]) -> [Case; 3] {
     let case = |name, [m, n, k]: [usize; 3], a_transposed, b_transposed, adds| Case {
         name,
-        sizes: Sizes { m, n, k },
+        sizes: GemmShape { m, n, k },
         a_transposed,
         b_transposed,
         adds,
@@ -52,7 +52,7 @@ fn cases([rows, inputs, outputs]: [usize; 3]) -> [Case; 3] {
     ]
 }
 
-/// Numbers around 0, in single precision and rounded.
+/// Slice around 0, in single precision and rounded.
 fn numbers(key: u64, count: usize) -> (Vec<f32>, Vec<bf16>) {
     let wide: Vec<f32> = (0..count as u64).map(|i| (uniform(key, i) - 0.5) as f32).collect();
     let narrow = wide.iter().map(|x| bf16::from_f32(*x)).collect();
@@ -64,7 +64,7 @@ fn strides(rows: usize, columns: usize, transposed: bool) -> (usize, usize) {
     if transposed { (1, rows) } else { (columns, 1) }
 }
 
-fn matrix(numbers: Numbers<'_>, rows: usize, columns: usize, transposed: bool) -> Matrix<'_> {
+fn matrix(numbers: Slice<'_>, rows: usize, columns: usize, transposed: bool) -> Matrix<'_> {
     let (row_stride, column_stride) = strides(rows, columns, transposed);
     Matrix { numbers, row_stride, column_stride }
 }
@@ -78,7 +78,7 @@ fn thread_time() -> Duration {
 }
 
 /// GFLOP/s in the best of several turns, each of a few milliseconds.
-fn speed(sizes: Sizes, mut run: impl FnMut()) -> f64 {
+fn speed(sizes: GemmShape, mut run: impl FnMut()) -> f64 {
     let work = 2.0 * sizes.m as f64 * sizes.n as f64 * sizes.k as f64;
     let repeats = (2e8 / work).ceil() as usize;
     let turn = |run: &mut dyn FnMut()| {
@@ -92,7 +92,7 @@ fn speed(sizes: Sizes, mut run: impl FnMut()) -> f64 {
 
 /// The largest error of some rows, as a share of the sum of the products' sizes.
 fn error(case: &Case, a: &[bf16], b: &[bf16], c: &[f32]) -> f64 {
-    let Sizes { m, n, k } = case.sizes;
+    let GemmShape { m, n, k } = case.sizes;
     let (a_row, a_column) = strides(m, k, case.a_transposed);
     let (b_row, b_column) = strides(k, n, case.b_transposed);
     let mut largest = 0.0_f64;
@@ -111,7 +111,7 @@ fn error(case: &Case, a: &[bf16], b: &[bf16], c: &[f32]) -> f64 {
 }
 
 fn single_precision(case: &Case, a: &[f32], b: &[f32], c: &mut [f32]) {
-    let Sizes { m, n, k } = case.sizes;
+    let GemmShape { m, n, k } = case.sizes;
     let (a_row, a_column) = strides(m, k, case.a_transposed);
     let (b_row, b_column) = strides(k, n, case.b_transposed);
     // SAFETY: the operands are as large as the strides say, and nobody else writes the result.
@@ -142,7 +142,7 @@ fn single_precision(case: &Case, a: &[f32], b: &[f32], c: &mut [f32]) {
 }
 
 fn measure(kernel: Kernel, case: &Case) {
-    let Sizes { m, n, k } = case.sizes;
+    let GemmShape { m, n, k } = case.sizes;
     let (a, a_narrow) = numbers(1, m * k);
     let (b, b_narrow) = numbers(2, k * n);
     let mut c = vec![0.0; m * n];
@@ -152,27 +152,27 @@ fn measure(kernel: Kernel, case: &Case) {
     let right = |numbers| matrix(numbers, k, n, case.b_transposed);
     let f32s = speed(case.sizes, || single_precision(case, &a, &b, black_box(&mut c)));
 
-    let output = Output::rows(NumbersMut::F32(&mut c), n);
-    let (left_f32, right_f32) = (left(Numbers::F32(&a)), right(Numbers::F32(&b)));
-    product(kernel, case.sizes, left_f32, right_f32, Ending::Set, output, &mut scratch);
+    let output = Output::rows(SliceMut::F32(&mut c), n);
+    let (left_f32, right_f32) = (left(Slice::F32(&a)), right(Slice::F32(&b)));
+    product(kernel, case.sizes, left_f32, right_f32, Epilogue::Store, output, &mut scratch);
     let error = error(case, &a_narrow, &b_narrow, &c);
 
-    let ending = if case.adds { Ending::Add } else { Ending::Set };
+    let ending = if case.adds { Epilogue::Accumulate } else { Epilogue::Store };
     let from_f32 = speed(case.sizes, || {
-        let output = Output::rows(NumbersMut::F32(black_box(&mut c)), n);
+        let output = Output::rows(SliceMut::F32(black_box(&mut c)), n);
         product(kernel, case.sizes, left_f32, right_f32, ending, output, &mut scratch);
     });
     packed.fill(kernel, k, n, right_f32);
     let with_packed = speed(case.sizes, || {
-        let output = Output::rows(NumbersMut::F32(black_box(&mut c)), n);
+        let output = Output::rows(SliceMut::F32(black_box(&mut c)), n);
         product_packed(m, left_f32, &packed, ending, output, &mut scratch);
     });
-    let narrow = (left(Numbers::Bf16(&a_narrow)), right(Numbers::Bf16(&b_narrow)));
+    let narrow = (left(Slice::Bf16(&a_narrow)), right(Slice::Bf16(&b_narrow)));
     let from_bf16 = speed(case.sizes, || {
         let output = if case.adds {
-            NumbersMut::F32(black_box(&mut c))
+            SliceMut::F32(black_box(&mut c))
         } else {
-            NumbersMut::Bf16(black_box(&mut c_narrow))
+            SliceMut::Bf16(black_box(&mut c_narrow))
         };
         let output = Output::rows(output, n);
         product(kernel, case.sizes, narrow.0, narrow.1, ending, output, &mut scratch);

@@ -3,7 +3,7 @@
 
 mod attention;
 mod elementwise;
-mod products;
+mod gemm;
 mod tokens;
 
 use crate::*;
@@ -25,9 +25,9 @@ type Tensors<'a> = &'a mut [Tensor];
 
 fn devices() -> Vec<Cpu> {
     let mut all = Vec::new();
-    for level in Level::all() {
+    for isa in Isa::all() {
         for precision in [Precision::F32, Precision::Bf16] {
-            all.extend([1, 3].map(|threads| Cpu::with_level(threads, precision, level)));
+            all.extend([1, 3].map(|threads| Cpu::with_isa(threads, precision, isa)));
         }
     }
     all.push(Cpu::new(2, Precision::F32));
@@ -39,10 +39,10 @@ fn devices() -> Vec<Cpu> {
 /// One whose products of brain floats are made of other instructions than the best.
 #[cfg(target_arch = "x86_64")]
 fn with_kernel(threads: usize, kernel: bf16::Kernel) -> Cpu {
-    Cpu { halves: Halves::of(kernel), ..Cpu::new(threads, Precision::Bf16) }
+    Cpu { halves: Bf16Gemm::of(kernel), ..Cpu::new(threads, Precision::Bf16) }
 }
 
-/// Numbers that both formats have.
+/// Slice that both formats have.
 fn numbers(seed: u64, elements: usize) -> Vec<f32> {
     let number = |i| half::bf16::from_f64(normal(key(seed, &[]), i)).to_f32();
     (0..elements as u64).map(number).collect()
@@ -113,7 +113,7 @@ fn same(what: &str, kinds: &[Kind], operation: impl Fn(&dyn Device, Tensors<'_>)
 #[test]
 fn what_is_not_a_number_is_not_hidden() {
     let cpu = Cpu::new(1, Precision::F32);
-    let mut logits = Tensor::zeroed(40, Format::F32);
+    let mut logits = Tensor::zeroed(40, DType::F32);
     logits.view_mut().host::<f32>()[17] = f32::NAN;
     assert!(cpu.cross_entropy(&[0, 3], logits.view_mut(), None).is_nan());
     assert!(cpu.square_sum(logits.view()).is_nan());
@@ -123,13 +123,13 @@ fn what_is_not_a_number_is_not_hidden() {
 #[should_panic(expected = "tensors of different lengths")]
 fn wrong_lengths_are_refused() {
     let cpu = Cpu::new(2, Precision::F32);
-    cpu.add(Tensor::zeroed(3, Format::F32).view(), Tensor::zeroed(4, Format::F32).view_mut());
+    cpu.add(Tensor::zeroed(3, DType::F32).view(), Tensor::zeroed(4, DType::F32).view_mut());
 }
 
 #[test]
 fn it_says_what_it_computes_with() {
-    let text = Cpu::with_level(2, Precision::Bf16, Level::Plain).describe();
+    let text = Cpu::with_isa(2, Precision::Bf16, Isa::Plain).describe();
     assert_eq!(text, "2 threads, bf16 on portable");
-    assert_eq!(Cpu::with_level(2, Precision::F32, Level::Plain).kernels(), "plain");
+    assert_eq!(Cpu::with_isa(2, Precision::F32, Isa::Plain).kernels(), "plain");
     assert_eq!(serde_json::to_string(&Precision::Bf16).unwrap(), "\"bf16\"");
 }

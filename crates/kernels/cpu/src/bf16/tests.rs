@@ -48,8 +48,8 @@ impl Operand {
 
     fn starting(&self, first: usize) -> Matrix<'_> {
         let numbers = match &self.narrow {
-            Some(narrow) => Numbers::Bf16(&narrow[first..]),
-            None => Numbers::F32(&self.wide[first..]),
+            Some(narrow) => Slice::Bf16(&narrow[first..]),
+            None => Slice::F32(&self.wide[first..]),
         };
         Matrix { numbers, row_stride: self.strides[0], column_stride: self.strides[1] }
     }
@@ -74,7 +74,7 @@ fn placing() -> impl Strategy<Value = Placing> {
     })
 }
 
-fn sizes() -> impl Strategy<Value = Sizes> {
+fn sizes() -> impl Strategy<Value = GemmShape> {
     // Whole tiles are read from where they are.
     let whole = || (1..4_usize).prop_map(|tiles| 32 * tiles);
     let size = || prop_oneof![0..5_usize, 5..80_usize, whole()];
@@ -86,7 +86,7 @@ fn sizes() -> impl Strategy<Value = Sizes> {
         544..545_usize,
         1020..1030_usize
     ];
-    (size(), size(), depth).prop_map(|(m, n, k)| Sizes { m, n, k })
+    (size(), size(), depth).prop_map(|(m, n, k)| GemmShape { m, n, k })
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -98,7 +98,7 @@ enum End {
 
 #[derive(Debug, Clone)]
 struct Case {
-    sizes: Sizes,
+    sizes: GemmShape,
     a: Operand,
     b: Operand,
     bias: Vec<f32>,
@@ -108,8 +108,8 @@ struct Case {
 }
 
 impl Case {
-    fn new(sizes: Sizes, places: [Placing; 2], end: End, gap: usize) -> Self {
-        let Sizes { m, n, k } = sizes;
+    fn new(sizes: GemmShape, places: [Placing; 2], end: End, gap: usize) -> Self {
+        let GemmShape { m, n, k } = sizes;
         let some = |purpose: u64, count: usize| -> Vec<f32> {
             (0..count as u64).map(|i| (uniform(key(5, &[purpose]), i) - 0.5) as f32).collect()
         };
@@ -125,17 +125,17 @@ impl Case {
         }
     }
 
-    fn ending(&self) -> Ending<'_> {
+    fn ending(&self) -> Epilogue<'_> {
         match self.end {
-            End::Set => Ending::Set,
-            End::Bias => Ending::Bias(&self.bias),
-            End::Add => Ending::Add,
+            End::Set => Epilogue::Store,
+            End::Bias => Epilogue::Bias(&self.bias),
+            End::Add => Epilogue::Accumulate,
         }
     }
 
     fn product(&self, kernel: Kernel, scratch: &mut Scratch) -> Vec<f32> {
         let mut c = self.before.clone();
-        let output = Output::rows(NumbersMut::F32(&mut c), self.stride);
+        let output = Output::rows(SliceMut::F32(&mut c), self.stride);
         let (a, b) = (self.a.matrix(0), self.b.matrix(0));
         product(kernel, self.sizes, a, b, self.ending(), output, scratch);
         c
@@ -200,7 +200,7 @@ proptest! {
         for kernel in kernels() {
             let mut c: Vec<bf16> = case.before.iter().map(|x| bf16::from_f32(*x)).collect();
             let rounded = Case { before: c.iter().map(|x| x.to_f32()).collect(), ..case.clone() };
-            let output = Output::rows(NumbersMut::Bf16(&mut c), case.stride);
+            let output = Output::rows(SliceMut::Bf16(&mut c), case.stride);
             let (a, b) = (case.a.matrix(0), case.b.matrix(0));
             product(kernel, case.sizes, a, b, case.ending(), output, &mut scratch);
             for (i, found) in c.iter().enumerate() {
@@ -217,7 +217,7 @@ proptest! {
 
     #[test]
     fn packed_operands_and_cut_rows_give_the_same_bits(case in case(), cut in 0.0..1.0_f64) {
-        let Sizes { m, n, k } = case.sizes;
+        let GemmShape { m, n, k } = case.sizes;
         let cut = (cut * m as f64) as usize;
         let (mut scratch, mut packed) = (Scratch::default(), Packed::default());
         for kernel in kernels() {
@@ -226,7 +226,7 @@ proptest! {
             let mut parts = case.before.clone();
             let (upper, lower) = parts.split_at_mut(cut * case.stride);
             for (c, rows) in [(upper, 0..cut), (lower, cut..m)] {
-                let output = Output::rows(NumbersMut::F32(c), case.stride);
+                let output = Output::rows(SliceMut::F32(c), case.stride);
                 let (a, ending) = (case.a.matrix(rows.start), case.ending());
                 product_packed(rows.len(), a, &packed, ending, output, &mut scratch);
             }
@@ -241,7 +241,7 @@ proptest! {
     fn parts_of_packed_operands_are_operands(
         case in case(), cuts in [0.0..1.0_f64, 0.0..1.0, 0.0..1.0],
     ) {
-        let Sizes { m, n, k } = case.sizes;
+        let GemmShape { m, n, k } = case.sizes;
         let some = |of: usize, cut: f64| (cut * (of + 1) as f64) as usize;
         let (first, columns) = (some(k / 32, cuts[0]) * 32, some(n, cuts[1]));
         let rows = first..first + some(k - first, cuts[2]);
@@ -249,7 +249,7 @@ proptest! {
         for kernel in kernels() {
             let mut product_of = |a: Matrix<'_>, b: Right<'_>| {
                 let mut c = case.before.clone();
-                let output = Output::rows(NumbersMut::F32(&mut c), case.stride);
+                let output = Output::rows(SliceMut::F32(&mut c), case.stride);
                 product_packed(m, a, b, case.ending(), output, &mut scratch);
                 c.iter().map(|x| x.to_bits()).collect::<Vec<_>>()
             };
@@ -310,11 +310,11 @@ fn what_is_no_number_stays_visible_in_products() {
         a[5 * 40 + 8] = f32::INFINITY;
         let b = vec![1.0; 40 * 20];
         let mut c = vec![0.0; 20 * 20];
-        let a = Matrix::rows(Numbers::F32(&a), 40);
-        let b = Matrix::rows(Numbers::F32(&b), 40).transposed();
-        let output = Output::rows(NumbersMut::F32(&mut c), 20);
-        let sizes = Sizes { m: 20, n: 20, k: 40 };
-        product(kernel, sizes, a, b, Ending::Set, output, &mut Scratch::default());
+        let a = Matrix::rows(Slice::F32(&a), 40);
+        let b = Matrix::rows(Slice::F32(&b), 40).transposed();
+        let output = Output::rows(SliceMut::F32(&mut c), 20);
+        let sizes = GemmShape { m: 20, n: 20, k: 40 };
+        product(kernel, sizes, a, b, Epilogue::Store, output, &mut Scratch::default());
         for (row, c) in c.chunks(20).enumerate() {
             let right = |x: &f32| match row {
                 3 => x.is_nan(),
@@ -340,7 +340,7 @@ fn the_best_kernel_is_available_and_has_a_name() {
 #[should_panic(expected = "32..50 by 3 is no part of 40 by 4")]
 fn rows_that_are_not_packed_are_refused() {
     let mut packed = Packed::default();
-    packed.fill(Kernel::Portable, 40, 4, Matrix::rows(Numbers::F32(&[0.0; 160]), 4));
+    packed.fill(Kernel::Portable, 40, 4, Matrix::rows(Slice::F32(&[0.0; 160]), 4));
     packed.part(32..50, 3);
 }
 
@@ -348,17 +348,17 @@ fn rows_that_are_not_packed_are_refused() {
 #[should_panic(expected = "a step of rows begins before 16..32")]
 fn rows_within_a_step_are_refused() {
     let mut packed = Packed::default();
-    packed.fill(Kernel::Portable, 40, 4, Matrix::rows(Numbers::F32(&[0.0; 160]), 4));
+    packed.fill(Kernel::Portable, 40, 4, Matrix::rows(Slice::F32(&[0.0; 160]), 4));
     packed.part(16..32, 4);
 }
 
 #[test]
 #[should_panic(expected = "11 numbers do not hold a matrix of 3 by 4 with strides [4, 1]")]
 fn an_operand_that_is_too_short_is_refused() {
-    let a = Matrix::rows(Numbers::F32(&[0.0; 11]), 4);
-    let b = Matrix::rows(Numbers::F32(&[0.0; 8]), 2);
+    let a = Matrix::rows(Slice::F32(&[0.0; 11]), 4);
+    let b = Matrix::rows(Slice::F32(&[0.0; 8]), 2);
     let mut c = [0.0; 6];
-    let output = Output::rows(NumbersMut::F32(&mut c), 2);
-    let sizes = Sizes { m: 3, n: 2, k: 4 };
-    product(Kernel::Portable, sizes, a, b, Ending::Set, output, &mut Scratch::default());
+    let output = Output::rows(SliceMut::F32(&mut c), 2);
+    let sizes = GemmShape { m: 3, n: 2, k: 4 };
+    product(Kernel::Portable, sizes, a, b, Epilogue::Store, output, &mut Scratch::default());
 }

@@ -1,4 +1,4 @@
-//! Numbers one by one: activations, sums, columns, optimizers.
+//! Slice one by one: activations, sums, columns, optimizers.
 
 use super::*;
 
@@ -59,7 +59,7 @@ fn sums_copies_and_masks() {
             same(&what, &[x, y], |device, t| {
                 let [x, y] = t else { panic!() };
                 device.clear(x.view_mut());
-                let mask = Mask { share: 0.2, key: key(9, &[]), first: 77 };
+                let mask = DropoutMask { share: 0.2, key: key(9, &[]), first: 77 };
                 device.dropout(mask, y.view_mut());
                 0.0
             });

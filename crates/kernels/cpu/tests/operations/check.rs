@@ -2,14 +2,14 @@
 
 use std::fmt::Debug;
 
-use regatta_device::device::Device;
-use regatta_device::memory::Tensor;
+use regatta_device::ops::Device;
+use regatta_device::tensor::Tensor;
 use regatta_device::random;
 use regatta_device::reference::Reference;
 
-use crate::numbers::{fetch, short, tensor};
+use crate::slice::{fetch, short, tensor};
 
-/// Numbers in, numbers out, and gradients back.
+/// Slice in, numbers out, and gradients back.
 pub trait Operation: Debug {
     /// How many numbers each input has.
     fn inputs(&self) -> Vec<usize>;

@@ -4,29 +4,29 @@
 #![allow(clippy::unwrap_used)]
 
 mod check;
-mod numbers;
+mod slice;
 mod parts;
-mod products;
+mod gemm;
 mod tokens;
 
 use proptest::prelude::*;
-use regatta_device::device::{Attention, AttentionDrop, Device, Linear, Norm};
+use regatta_device::ops::{AttentionShape, AttentionDropout, Device, LinearShape, Norm};
 use regatta_device::optimizer::{AdamW, Sgd};
 use regatta_device::precision::Precision;
-use regatta_device::random::Mask;
+use regatta_device::random::DropoutMask;
 use regatta_device::reference::Reference;
 use regatta_kernels_cpu::Cpu;
 
 use check::{Operation, activation, as_reference, by_differences, near, real, some, unread};
-use numbers::fetch;
+use slice::fetch;
 use products::{Gelu, Product, Scaling, Swiglu};
 use tokens::{Attending, Dropping, Embedding, Loss, Positions, Rope, SharedLoss};
 
-/// Sizes below `most`, as everywhere here.
+/// GemmShape below `most`, as everywhere here.
 fn product(most: usize) -> impl Strategy<Value = Product> {
     (1..most, 1..most, 1..most, any::<bool>(), any::<bool>()).prop_map(
         |(rows, inputs, outputs, bias, add)| Product {
-            of: Linear { rows, inputs, outputs },
+            of: LinearShape { rows, inputs, outputs },
             bias,
             add,
         },
@@ -43,8 +43,8 @@ fn scaling(most: usize) -> impl Strategy<Value = Scaling> {
     )
 }
 
-fn mask() -> impl Strategy<Value = Mask> {
-    (0.0f32..0.9, any::<u64>(), 0u64..1 << 33).prop_map(|(share, key, first)| Mask {
+fn mask() -> impl Strategy<Value = DropoutMask> {
+    (0.0f32..0.9, any::<u64>(), 0u64..1 << 33).prop_map(|(share, key, first)| DropoutMask {
         share,
         key,
         first,
@@ -52,19 +52,19 @@ fn mask() -> impl Strategy<Value = Mask> {
 }
 
 /// Heads of this many pairs or single numbers.
-fn sizes(most: usize, unit: usize) -> impl Strategy<Value = Attention> {
+fn sizes(most: usize, unit: usize) -> impl Strategy<Value = AttentionShape> {
     (1usize..3, 1..most, 1usize..3, 1usize..4, 1..most).prop_map(
         move |(batch, sequence, kv_heads, shared, width)| {
-            let (heads, head_width) = (kv_heads * shared, width * unit);
-            Attention { batch, sequence, heads, kv_heads, head_width }
+            let (heads, head_dim) = (kv_heads * shared, width * unit);
+            AttentionShape { batch, sequence, heads, kv_heads, head_dim }
         },
     )
 }
 
 /// Strides of a whole that what is here is a part of.
-fn drop(of: Attention) -> impl Strategy<Value = Option<AttentionDrop>> {
+fn drop(of: AttentionShape) -> impl Strategy<Value = Option<AttentionDropout>> {
     let one = (mask(), 0usize..3, 0usize..9).prop_map(move |(mask, heads, tokens)| {
-        AttentionDrop::whole(mask, of.heads + heads, of.sequence + tokens)
+        AttentionDropout::whole(mask, of.heads + heads, of.sequence + tokens)
             .from([0, heads, tokens, 0])
     });
     proptest::option::of(one)
@@ -179,8 +179,8 @@ proptest! {
 
     #[test]
     fn attend_is_the_last_row_of_attention(of in sizes(6, 1), seed: u64) {
-        attend_is_the_last_row(&Reference, Attention { batch: 1, ..of }, seed, 1e-14);
-        attend_is_the_last_row(&Cpu::new(1, Precision::F32), Attention { batch: 1, ..of }, seed, 1e-5);
+        attend_is_the_last_row(&Reference, AttentionShape { batch: 1, ..of }, seed, 1e-14);
+        attend_is_the_last_row(&Cpu::new(1, Precision::F32), AttentionShape { batch: 1, ..of }, seed, 1e-5);
     }
 
     #[test]
@@ -214,10 +214,10 @@ proptest! {
     }
 }
 
-fn attend_is_the_last_row(device: &dyn Device, of: Attention, seed: u64, within: f64) {
+fn attend_is_the_last_row(device: &dyn Device, of: AttentionShape, seed: u64, within: f64) {
     let qkv = some(of.sequence * of.qkv_width(), seed);
     let all = Attending { of, drop: None }.forward(device, std::slice::from_ref(&qkv));
-    let (queries, keys) = (of.width(), of.kv_heads * of.head_width);
+    let (queries, keys) = (of.width(), of.kv_heads * of.head_dim);
     let rows = || qkv.chunks_exact(of.qkv_width());
     let column = |from: usize, width: usize| -> Vec<f64> {
         rows().flat_map(|row| row[from..from + width].to_vec()).collect()
@@ -254,7 +254,7 @@ fn columns(
     (first, count): (usize, usize),
     seed: u64,
 ) {
-    let numbers = some(rows * wide, seed).into_iter().map(numbers::short).collect::<Vec<_>>();
+    let numbers = some(rows * wide, seed).into_iter().map(slice::short).collect::<Vec<_>>();
     let whole = real(device, &numbers);
     let mut part = activation(device, &unread(rows * count));
     device.take_columns(whole.view(), wide, first..first + count, part.view_mut());

@@ -4,10 +4,10 @@
 use std::ops::Range;
 
 use proptest::prelude::*;
-use regatta_device::device::{
-    Attention, AttentionDrop, AttentionPart, AttentionPartSaved, AttentionSaved, Device,
+use regatta_device::ops::{
+    AttentionShape, AttentionDropout, AttentionChunkShape, AttentionChunkSaved, AttentionSaved, Device,
 };
-use regatta_device::memory::Tensor;
+use regatta_device::tensor::Tensor;
 use regatta_device::precision::Precision;
 use regatta_device::random;
 use regatta_device::reference::Reference;
@@ -16,36 +16,36 @@ use regatta_kernels_cpu::Cpu;
 use crate::check::{
     Operation, activation, added, as_reference, begun, by_differences, near, real, some, unread,
 };
-use crate::numbers::{fetch, short};
+use crate::slice::{fetch, short};
 use crate::{mask, sizes};
 
 /// Queries against the keys of parts, one after the other.
 #[derive(Debug, Clone)]
 struct Parts {
-    parts: Vec<(AttentionPart, Option<AttentionDrop>)>,
+    parts: Vec<(AttentionChunkShape, Option<AttentionDropout>)>,
 }
 
 /// What queries found with all parts.
 struct Found {
     y: Tensor,
-    log_sums: Tensor,
+    lse: Tensor,
 }
 
 impl Parts {
-    fn first(&self) -> AttentionPart {
+    fn first(&self) -> AttentionChunkShape {
         self.parts[0].0
     }
 
     fn found(&self, device: &dyn Device, q: &Tensor, kvs: &[Tensor]) -> Found {
         let of = self.first();
         let mut y = real(device, &unread(of.rows() * of.width()));
-        let mut log_sums = device.real(of.rows() * of.heads);
-        device.fill(f64::NEG_INFINITY, log_sums.view_mut());
+        let mut lse = device.real(of.rows() * of.heads);
+        device.fill(f64::NEG_INFINITY, lse.view_mut());
         for ((of, drop), kv) in self.parts.iter().zip(kvs) {
-            let (y, log_sums) = (y.view_mut(), log_sums.view_mut());
-            device.attention_part(*of, q.view(), kv.view(), *drop, y, log_sums);
+            let (y, lse) = (y.view_mut(), lse.view_mut());
+            device.attention_part(*of, q.view(), kv.view(), *drop, y, lse);
         }
-        Found { y, log_sums }
+        Found { y, lse }
     }
 
     fn tensors(device: &dyn Device, inputs: &[Vec<f64>]) -> (Tensor, Vec<Tensor>) {
@@ -67,13 +67,13 @@ impl Operation for Parts {
 
     fn backward(&self, device: &dyn Device, inputs: &[Vec<f64>], dy: &[f64]) -> Vec<Vec<f64>> {
         let (q, kvs) = Self::tensors(device, inputs);
-        let Found { y, log_sums } = self.found(device, &q, &kvs);
+        let Found { y, lse } = self.found(device, &q, &kvs);
         let (dy, mut dq) = (activation(device, dy), begun(device, q.len()));
         let mut all = Vec::new();
         for ((of, drop), kv) in self.parts.iter().zip(&kvs) {
             let mut dkv = begun(device, kv.len());
-            let (y, log_sums) = (y.view(), log_sums.view());
-            let saved = AttentionPartSaved { q: q.view(), kv: kv.view(), y, log_sums };
+            let (y, lse) = (y.view(), lse.view());
+            let saved = AttentionChunkSaved { q: q.view(), kv: kv.view(), y, lse };
             let (dq, to) = (dq.view_mut(), dkv.view_mut());
             device.attention_part_back(*of, saved, *drop, dy.view(), dq, to);
             all.push(added(device, &dkv));
@@ -89,12 +89,12 @@ fn parts(most: usize) -> impl Strategy<Value = Parts> {
     (sizes(most, 1), chunks, proptest::option::of(mask()), any::<u64>()).prop_map(
         |(of, before, mask, seed)| {
             let whole = before.iter().sum::<usize>() + of.sequence;
-            let drop = mask.map(|mask| AttentionDrop::whole(mask, of.heads, whole));
+            let drop = mask.map(|mask| AttentionDropout::whole(mask, of.heads, whole));
             let mut begin = 0;
             let mut parts = Vec::new();
             for (keys, causal) in before.iter().map(|n| (*n, false)).chain([(of.sequence, true)]) {
                 let place = [0, 0, whole - of.sequence, begin];
-                let part = AttentionPart { keys, causal, ..of.into() };
+                let part = AttentionChunkShape { keys, causal, ..of.into() };
                 parts.push((part, drop.map(|drop| drop.from(place))));
                 begin += keys;
             }
@@ -141,7 +141,7 @@ proptest! {
 #[derive(Debug)]
 struct Case {
     cuts: Vec<f64>,
-    mask: Option<random::Mask>,
+    mask: Option<random::DropoutMask>,
 }
 
 fn case() -> impl Strategy<Value = Case> {
@@ -150,8 +150,8 @@ fn case() -> impl Strategy<Value = Case> {
 }
 
 impl Case {
-    fn drop(&self, of: Attention) -> Option<AttentionDrop> {
-        self.mask.map(|mask| AttentionDrop::whole(mask, of.heads, of.sequence))
+    fn drop(&self, of: AttentionShape) -> Option<AttentionDropout> {
+        self.mask.map(|mask| AttentionDropout::whole(mask, of.heads, of.sequence))
     }
 
     /// Tokens in chunks, none of them empty.
@@ -168,17 +168,17 @@ impl Case {
 /// What comes out of the whole, and the gradient of its queries, keys and values.
 fn whole(
     device: &dyn Device,
-    of: Attention,
-    drop: Option<AttentionDrop>,
+    of: AttentionShape,
+    drop: Option<AttentionDropout>,
     qkv: &[f64],
     dy: &[f64],
 ) -> [Vec<f64>; 2] {
     let (qkv, dy) = (activation(device, qkv), activation(device, dy));
     let mut y = activation(device, &unread(of.rows() * of.width()));
-    let mut log_sums = real(device, &unread(of.rows() * of.heads));
-    device.attention(of, qkv.view(), drop, y.view_mut(), log_sums.view_mut());
+    let mut lse = real(device, &unread(of.rows() * of.heads));
+    device.attention(of, qkv.view(), drop, y.view_mut(), lse.view_mut());
     let mut dqkv = activation(device, &unread(qkv.len()));
-    let saved = AttentionSaved { qkv: qkv.view(), y: y.view(), log_sums: log_sums.view() };
+    let saved = AttentionSaved { qkv: qkv.view(), y: y.view(), lse: lse.view() };
     device.attention_back(of, saved, drop, dy.view(), dqkv.view_mut());
     [y, dqkv].map(|tensor| fetch(device, tensor.view()))
 }
@@ -215,7 +215,7 @@ impl Block {
     }
 }
 
-fn chunks_are_the_whole(device: &dyn Device, of: Attention, case: &Case, seed: u64, within: f64) {
+fn chunks_are_the_whole(device: &dyn Device, of: AttentionShape, case: &Case, seed: u64, within: f64) {
     let drop = case.drop(of);
     let (wide, width, sequence) = (of.qkv_width(), of.width(), of.sequence);
     let numbers = |count, seed| some(count, seed).into_iter().map(short).collect::<Vec<_>>();
@@ -229,7 +229,7 @@ fn chunks_are_the_whole(device: &dyn Device, of: Attention, case: &Case, seed: u
         let part = |keys: &Range<usize>| {
             let (causal, keys, begin) = (*keys == queries, keys.len(), keys.start);
             let part =
-                AttentionPart { queries: queries.len(), keys, causal, ..AttentionPart::from(of) };
+                AttentionChunkShape { queries: queries.len(), keys, causal, ..AttentionChunkShape::from(of) };
             (part, drop.map(|drop| drop.from([0, 0, queries.start, begin])))
         };
         let ring = Parts { parts: before.iter().map(part).collect() };
@@ -254,13 +254,13 @@ fn chunks_are_the_whole(device: &dyn Device, of: Attention, case: &Case, seed: u
 }
 
 /// A rank for each head of keys, with the queries that share it.
-fn some_heads_are_those(device: &dyn Device, of: Attention, case: &Case, seed: u64, within: f64) {
-    let (wide, width, sequence, d) = (of.qkv_width(), of.width(), of.sequence, of.head_width);
+fn some_heads_are_those(device: &dyn Device, of: AttentionShape, case: &Case, seed: u64, within: f64) {
+    let (wide, width, sequence, d) = (of.qkv_width(), of.width(), of.sequence, of.head_dim);
     let (qkv, dy) = (some(of.rows() * wide, seed), some(of.rows() * width, seed ^ 1));
     let [expected, gradient] = whole(device, of, case.drop(of), &qkv, &dy);
     let each = of.heads / of.kv_heads;
     for rank in 0..of.kv_heads {
-        let here = Attention { heads: each, kv_heads: 1, ..of };
+        let here = AttentionShape { heads: each, kv_heads: 1, ..of };
         let block = |wide, first: usize, count: usize| {
             let columns = first * d..(first + count) * d;
             Block { sequence, tokens: 0..sequence, wide, columns }

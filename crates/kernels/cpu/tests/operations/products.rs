@@ -1,15 +1,15 @@
 //! Matrix products, norms and activations.
 
-use regatta_device::device::{Device, Linear, Norm, NormGrads, NormSaved};
-use regatta_device::memory::Tensor;
+use regatta_device::ops::{Device, LinearShape, Norm, NormGrads, NormSaved};
+use regatta_device::tensor::Tensor;
 
 use crate::check::{Operation, activation, added, begun, real, unread};
-use crate::numbers::fetch;
+use crate::slice::fetch;
 
 /// `linear`: the row, the weight, perhaps the bias.
 #[derive(Debug, Clone, Copy)]
 pub struct Product {
-    pub of: Linear,
+    pub of: LinearShape,
     pub bias: bool,
     /// Whether the gradient of the input is added to what is there.
     pub add: bool,
@@ -17,7 +17,7 @@ pub struct Product {
 
 impl Operation for Product {
     fn inputs(&self) -> Vec<usize> {
-        let Linear { rows, inputs, outputs } = self.of;
+        let LinearShape { rows, inputs, outputs } = self.of;
         let mut all = vec![rows * inputs, outputs * inputs];
         all.extend(self.bias.then_some(outputs));
         all
@@ -62,16 +62,16 @@ pub struct Scaling {
 }
 
 impl Scaling {
-    /// What comes out, and the statistics.
+    /// What comes out, and the mean_rstd.
     fn both(&self, device: &dyn Device, inputs: &[Vec<f64>]) -> (Vec<f64>, Vec<f64>) {
         let (x, weight) = (real(device, &inputs[0]), real(device, &inputs[1]));
         let bias = inputs.get(2).map(|bias| real(device, bias));
         let bias = bias.as_ref().map(|bias| bias.view());
         let mut y = activation(device, &unread(x.len()));
-        let mut statistics = real(device, &unread(2 * self.rows));
-        let (to, beside) = (y.view_mut(), statistics.view_mut());
+        let mut mean_rstd = real(device, &unread(2 * self.rows));
+        let (to, beside) = (y.view_mut(), mean_rstd.view_mut());
         device.norm(self.how, x.view(), weight.view(), bias, to, beside);
-        (fetch(device, y.view()), fetch(device, statistics.view()))
+        (fetch(device, y.view()), fetch(device, mean_rstd.view()))
     }
 }
 
@@ -88,12 +88,12 @@ impl Operation for Scaling {
 
     fn backward(&self, device: &dyn Device, inputs: &[Vec<f64>], dy: &[f64]) -> Vec<Vec<f64>> {
         let (x, weight) = (real(device, &inputs[0]), real(device, &inputs[1]));
-        let statistics = real(device, &self.both(device, inputs).1);
+        let mean_rstd = real(device, &self.both(device, inputs).1);
         let dy = activation(device, dy);
         let mut dx = begun(device, x.len());
         let mut dweight = begun(device, self.width);
         let mut dbias = self.bias.then(|| begun(device, self.width));
-        let saved = NormSaved { x: x.view(), weight: weight.view(), statistics: statistics.view() };
+        let saved = NormSaved { x: x.view(), weight: weight.view(), mean_rstd: mean_rstd.view() };
         let bias = dbias.as_mut().map(|dbias| dbias.view_mut());
         let grads = NormGrads { weight: dweight.view_mut(), bias };
         device.norm_back(self.how, saved, dy.view(), dx.view_mut(), grads);

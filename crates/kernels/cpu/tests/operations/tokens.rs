@@ -1,16 +1,16 @@
-//! Attention, positions, embeddings, the loss, dropout.
+//! AttentionShape, positions, embeddings, the loss, dropout.
 
-use regatta_device::device::{Attention, AttentionDrop, AttentionSaved, Device, Turn};
-use regatta_device::random::{self, Mask};
+use regatta_device::ops::{AttentionShape, AttentionDropout, AttentionSaved, Device, RopeDirection};
+use regatta_device::random::{self, DropoutMask};
 
 use crate::check::{Operation, activation, added, begun, real, unread};
-use crate::numbers::fetch;
+use crate::slice::fetch;
 
 /// `attention`.
 #[derive(Debug, Clone, Copy)]
 pub struct Attending {
-    pub of: Attention,
-    pub drop: Option<AttentionDrop>,
+    pub of: AttentionShape,
+    pub drop: Option<AttentionDropout>,
 }
 
 impl Attending {
@@ -38,7 +38,7 @@ impl Operation for Attending {
         let (y, sums) = self.both(device, inputs);
         let (qkv, y, dy) = (&inputs[0], activation(device, &y), activation(device, dy));
         let (qkv, sums) = (activation(device, qkv), real(device, &sums));
-        let saved = AttentionSaved { qkv: qkv.view(), y: y.view(), log_sums: sums.view() };
+        let saved = AttentionSaved { qkv: qkv.view(), y: y.view(), lse: sums.view() };
         let mut dqkv = activation(device, &unread(qkv.len()));
         device.attention_back(self.of, saved, self.drop, dy.view(), dqkv.view_mut());
         vec![fetch(device, dqkv.view())]
@@ -48,13 +48,13 @@ impl Operation for Attending {
 /// `rope`.
 #[derive(Debug, Clone, Copy)]
 pub struct Rope {
-    pub of: Attention,
+    pub of: AttentionShape,
     pub base: f64,
     pub seed: u64,
 }
 
 impl Rope {
-    fn turned(&self, device: &dyn Device, qkv: &[f64], turn: Turn) -> Vec<f64> {
+    fn turned(&self, device: &dyn Device, qkv: &[f64], turn: RopeDirection) -> Vec<f64> {
         let mut qkv = activation(device, qkv);
         let places = tokens(self.of.sequence, 60, self.seed);
         device.rope(self.of, self.base, &places, turn, qkv.view_mut());
@@ -68,11 +68,11 @@ impl Operation for Rope {
     }
 
     fn forward(&self, device: &dyn Device, inputs: &[Vec<f64>]) -> Vec<f64> {
-        self.turned(device, &inputs[0], Turn::There)
+        self.turned(device, &inputs[0], RopeDirection::There)
     }
 
     fn backward(&self, device: &dyn Device, _: &[Vec<f64>], dy: &[f64]) -> Vec<Vec<f64>> {
-        vec![self.turned(device, dy, Turn::Back)]
+        vec![self.turned(device, dy, RopeDirection::Back)]
     }
 }
 
@@ -237,7 +237,7 @@ impl Operation for SharedLoss {
 #[derive(Debug, Clone, Copy)]
 pub struct Dropping {
     pub count: usize,
-    pub mask: Mask,
+    pub mask: DropoutMask,
 }
 
 impl Operation for Dropping {

@@ -16,7 +16,7 @@ const LINEARS: [(usize, usize, usize); 8] = [
 #[test]
 fn linear() {
     for (rows, inputs, outputs) in LINEARS {
-        let of = Linear { rows, inputs, outputs };
+        let of = LinearShape { rows, inputs, outputs };
         let what = format!("{of:?}");
         let (x, w, y) = (Act(rows * inputs), Real(outputs * inputs), Act(rows * outputs));
         for with_bias in [false, true] {
@@ -33,7 +33,7 @@ fn linear() {
 #[test]
 fn linear_backward() {
     for (rows, inputs, outputs) in LINEARS {
-        let of = Linear { rows, inputs, outputs };
+        let of = LinearShape { rows, inputs, outputs };
         let what = format!("{of:?}");
         let (x, w, y) = (Act(rows * inputs), Real(outputs * inputs), Act(rows * outputs));
         for add in [false, true] {
@@ -66,10 +66,10 @@ fn norm() {
             let kinds = [Real(elements), Real(width), Real(width), Act(elements), Real(2 * rows)];
             for with_bias in [false, true] {
                 same(&what, &kinds, |device, t| {
-                    let [x, weight, bias, y, statistics] = t else { panic!() };
+                    let [x, weight, bias, y, mean_rstd] = t else { panic!() };
                     let bias = with_bias.then(|| bias.view());
-                    let (y, statistics) = (y.view_mut(), statistics.view_mut());
-                    device.norm(how, x.view(), weight.view(), bias, y, statistics);
+                    let (y, mean_rstd) = (y.view_mut(), mean_rstd.view_mut());
+                    device.norm(how, x.view(), weight.view(), bias, y, mean_rstd);
                     0.0
                 });
                 let kinds = [
@@ -82,11 +82,11 @@ fn norm() {
                     Real(width),
                 ];
                 same(&what, &kinds, |device, t| {
-                    let [x, weight, statistics, dy, dx, dweight, dbias] = t else { panic!() };
+                    let [x, weight, mean_rstd, dy, dx, dweight, dbias] = t else { panic!() };
                     let saved = NormSaved {
                         x: x.view(),
                         weight: weight.view(),
-                        statistics: statistics.view(),
+                        mean_rstd: mean_rstd.view(),
                     };
                     let bias = with_bias.then(|| dbias.view_mut());
                     let grads = NormGrads { weight: dweight.view_mut(), bias };
