@@ -212,7 +212,9 @@ impl Lanes for Portable {
 
     #[inline(always)]
     fn scale_pow2(self, exponent: Self) -> Self {
-        self.zip(exponent, |a, exponent| f32::from_bits(a.to_bits().wrapping_add(exponent.to_bits() << 23)))
+        self.zip(exponent, |a, exponent| {
+            f32::from_bits(a.to_bits().wrapping_add(exponent.to_bits() << 23))
+        })
     }
 }
 
@@ -248,8 +250,12 @@ mod tests {
             std::array::from_fn(|row| std::array::from_fn(|column| (100 * row + column) as f32));
         for isa in Isa::all() {
             let columns = transpose(isa, rows);
-            let is_transposed = |row: usize, column: usize| columns[column][row] == rows[row][column];
-            assert!((0..WIDTH).all(|row| (0..WIDTH).all(|column| is_transposed(row, column))), "{isa:?}");
+            let is_transposed =
+                |row: usize, column: usize| columns[column][row] == rows[row][column];
+            assert!(
+                (0..WIDTH).all(|row| (0..WIDTH).all(|column| is_transposed(row, column))),
+                "{isa:?}"
+            );
         }
     }
 

@@ -75,7 +75,8 @@ impl Lanes for Avx2 {
     fn select_first(self, count: usize, b: Self) -> Self {
         // SAFETY: only kernels dispatched for AVX2 use this type.
         unsafe {
-            let [low, high] = [count, count.saturating_sub(WIDTH / 2)].map(|count| mask_first(count));
+            let [low, high] =
+                [count, count.saturating_sub(WIDTH / 2)].map(|count| mask_first(count));
             Self(_mm256_blendv_ps(b.0, self.0, low), _mm256_blendv_ps(b.1, self.1, high))
         }
     }

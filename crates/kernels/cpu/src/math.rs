@@ -57,8 +57,8 @@ pub fn gelu<V: Lanes>(x: V) -> [V; 2] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lanes::WIDTH;
     use crate::isa::{Isa, kernel};
+    use crate::lanes::WIDTH;
 
     kernel! {
         fn apply<V>(which: usize, x: &mut [f32; WIDTH]) {

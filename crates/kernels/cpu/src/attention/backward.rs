@@ -8,9 +8,7 @@ use super::super::isa::kernel;
 use super::super::lanes::{Lanes, WIDTH};
 use super::super::math::exp;
 use super::super::slice::{DisjointMut, Slice};
-use super::super::small_gemm::{
-    MatrixPtr, MatrixPtrMut, ROWS, TileShape, gemm_small, transpose,
-};
+use super::super::small_gemm::{MatrixPtr, MatrixPtrMut, ROWS, TileShape, gemm_small, transpose};
 use super::{AttentionHead, BLOCK_QUERIES, QkvLayout, blocks, take};
 use regatta_device::ops::{AttentionChunkShape, AttentionDropout};
 use regatta_device::random::DropoutMask;
@@ -168,9 +166,11 @@ impl Cpu {
             let tile = TileShape { rows, columns, depth: head.shape.head_dim };
             // SAFETY: keys, values and scores are padded.
             unsafe {
-                let (q, k_transposed) = (operands.q.at_row(block.start), kv.k_transposed.as_const());
+                let (q, k_transposed) =
+                    (operands.q.at_row(block.start), kv.k_transposed.as_const());
                 gemm_small(isa, tile, q, k_transposed, p.at_row(at), false);
-                let (dy, v_transposed) = (operands.dy.at_row(block.start), kv.v_transposed.as_const());
+                let (dy, v_transposed) =
+                    (operands.dy.at_row(block.start), kv.v_transposed.as_const());
                 gemm_small(isa, tile, dy, v_transposed, ds.at_row(at), false);
             }
             let first = at * row_stride;

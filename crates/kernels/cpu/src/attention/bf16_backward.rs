@@ -111,10 +111,8 @@ impl Cpu {
         let HeadScratch { k_transposed, v: v_transposed, k, gemm, .. } = packed;
         let GroupBuffers { p, ds, dq, .. } = buffers;
         let q_columns = head.q_columns().slice_rows(block);
-        let (q, dy) = (
-            q_columns.as_matrix(args.q),
-            head.y_columns().slice_rows(block).as_matrix(args.dy),
-        );
+        let (q, dy) =
+            (q_columns.as_matrix(args.q), head.y_columns().slice_rows(block).as_matrix(args.dy));
         let (k_transposed, v_transposed) =
             (k_transposed.slice(0..dim, visible), v_transposed.slice(0..dim, visible));
         gemm_packed(rows, q, k_transposed, Epilogue::Store, output(p, padded_keys), gemm);
@@ -142,8 +140,7 @@ fn backward_keys_bf16(
     let visible = head.visible_keys(block);
     let HeadScratch { q, dy, gemm, .. } = packed;
     let GroupBuffers { dk, dv, p, ds, .. } = buffers;
-    let (p, ds) =
-        (operand(p, padded_keys).transposed(), operand(ds, padded_keys).transposed());
+    let (p, ds) = (operand(p, padded_keys).transposed(), operand(ds, padded_keys).transposed());
     let (q, dy) = (q.slice(block.clone(), dim), dy.slice(block.clone(), dim));
     gemm_packed(visible, p, dy, Epilogue::Accumulate, output(dv, padded_dim), gemm);
     gemm_packed(visible, ds, q, Epilogue::Accumulate, output(dk, padded_dim), gemm);

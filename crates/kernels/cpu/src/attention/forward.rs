@@ -8,9 +8,7 @@ use super::super::isa::kernel;
 use super::super::lanes::{Lanes, WIDTH};
 use super::super::math::exp;
 use super::super::slice::{DisjointMut, Slice};
-use super::super::small_gemm::{
-    MatrixPtr, MatrixPtrMut, ROWS, TileShape, gemm_small, transpose,
-};
+use super::super::small_gemm::{MatrixPtr, MatrixPtrMut, ROWS, TileShape, gemm_small, transpose};
 use super::bf16_forward::BLOCK_QUERIES as MAX_BLOCK_QUERIES;
 use super::{AttentionHead, QkvLayout, blocks, take};
 use regatta_device::ops::{AttentionDropout, AttentionShape};
@@ -59,9 +57,8 @@ impl Cpu {
                 let (sequence, head) = (unit / shape.heads, unit % shape.heads);
                 let head = AttentionHead { shape: shape.into(), layout, sequence, head };
                 // SAFETY: each head has its own range of `lse`.
-                let lse = unsafe {
-                    lse.slice_f32(head.lse_index(0)..head.lse_index(shape.seq_len))
-                };
+                let lse =
+                    unsafe { lse.slice_f32(head.lse_index(0)..head.lse_index(shape.seq_len)) };
                 if self.uses_bf16_attention() {
                     self.forward_head_bf16(head, args, y, lse);
                 } else {
@@ -105,9 +102,9 @@ impl Cpu {
         let (padded_dim, padded_keys) = (head.padded_dim(), head.padded_keys());
         let q_len = head.shape.queries * padded_dim;
         let q = self.gather(args.q, head.q_columns(), take(rest, q_len));
-        let [k, v] = head.kv_columns().map(|columns| {
-            self.gather(args.kv, columns, take(rest, head.shape.keys * padded_dim))
-        });
+        let [k, v] = head
+            .kv_columns()
+            .map(|columns| self.gather(args.kv, columns, take(rest, head.shape.keys * padded_dim)));
         let ptr = take(rest, padded_dim * padded_keys).as_mut_ptr();
         let k_transposed = MatrixPtrMut { ptr, row_stride: padded_keys };
         // SAFETY: `k_transposed` has `padded_dim` rows of `padded_keys` columns.

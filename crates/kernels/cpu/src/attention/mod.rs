@@ -55,9 +55,17 @@ impl AttentionOps for Cpu {
         dqkv: ViewMut<'_>,
     ) {
         let (qkv_len, out_len) = (shape.rows() * shape.qkv_dim(), shape.rows() * shape.out_dim());
-        assert_eq!([saved.qkv.len(), dqkv.len()], [qkv_len; 2], "qkv does not have the given shape");
+        assert_eq!(
+            [saved.qkv.len(), dqkv.len()],
+            [qkv_len; 2],
+            "qkv does not have the given shape"
+        );
         assert_eq!([saved.y.len(), dy.len()], [out_len; 2], "y does not have the given shape");
-        assert_eq!(saved.lse.len(), shape.rows() * shape.heads, "lse does not have the given shape");
+        assert_eq!(
+            saved.lse.len(),
+            shape.rows() * shape.heads,
+            "lse does not have the given shape"
+        );
         let (qkv, dqkv) = (Slice::from(saved.qkv), DisjointMut::new(dqkv));
         let args = BackwardArgs {
             q: qkv,
@@ -102,7 +110,11 @@ impl AttentionOps for Cpu {
         let out_lens = [saved.q.len(), saved.y.len(), dy.len(), dq.len()];
         assert_eq!(out_lens, [out_len; 4], "q or y does not have the given shape");
         assert_eq!([saved.kv.len(), dkv.len()], [kv_len; 2], "kv does not have the given shape");
-        assert_eq!(saved.lse.len(), shape.rows() * shape.heads, "lse does not have the given shape");
+        assert_eq!(
+            saved.lse.len(),
+            shape.rows() * shape.heads,
+            "lse does not have the given shape"
+        );
         let (dq, dkv) = (DisjointMut::new(dq), DisjointMut::new(dkv));
         assert!(dq.is_f32() && dkv.is_f32(), "chunk gradients are accumulated in f32");
         let args = BackwardArgs {

@@ -78,12 +78,7 @@ struct GemmBlock<'a> {
 }
 
 impl GemmBlock<'_> {
-    fn multiply(
-        &self,
-        epilogue: Epilogue<'_>,
-        c: &mut MatrixSliceMut<'_>,
-        acc: &mut Accumulators,
-    ) {
+    fn multiply(&self, epilogue: Epilogue<'_>, c: &mut MatrixSliceMut<'_>, acc: &mut Accumulators) {
         let panels = self.b.n.div_ceil(WORDS);
         for panel in (0..panels).step_by(self.blocking.tile_panels) {
             let panels = panel..panels.min(panel + self.blocking.tile_panels);

@@ -47,9 +47,8 @@ impl MicroKernel for Avx512Bf16 {
     #[target_feature(enable = "avx512f,avx512bf16")]
     unsafe fn dot(acc: __m512, a: __m512i, b: __m512i) -> __m512 {
         // SAFETY: both are 512 bits.
-        let (a, b) = unsafe {
-            (transmute::<__m512i, __m512bh>(a), transmute::<__m512i, __m512bh>(b))
-        };
+        let (a, b) =
+            unsafe { (transmute::<__m512i, __m512bh>(a), transmute::<__m512i, __m512bh>(b)) };
         _mm512_dpbf16_ps(acc, a, b)
     }
 
@@ -170,9 +169,8 @@ impl MicroKernel for Avx2 {
     #[inline]
     #[target_feature(enable = "avx2,fma")]
     unsafe fn dot(acc: [__m256; 2], a: [__m256; 2], b: [[__m256; 2]; 2]) -> [__m256; 2] {
-        let half = |acc, b: [__m256; 2]| {
-            _mm256_fmadd_ps(a[1], b[1], _mm256_fmadd_ps(a[0], b[0], acc))
-        };
+        let half =
+            |acc, b: [__m256; 2]| _mm256_fmadd_ps(a[1], b[1], _mm256_fmadd_ps(a[0], b[0], acc));
         [half(acc[0], b[0]), half(acc[1], b[1])]
     }
 
