@@ -160,12 +160,9 @@ pub unsafe fn round_to_bf16(lanes: __m512) -> __m256i {
     }
 }
 
-/// Transposes a 16 by 16 matrix: interleaves pairs of rows, then pairs of pairs, then 128-bit quarters.
-///
-/// # Safety
-/// The CPU must have AVX-512 F.
+/// Interleaves pairs of rows, then pairs of pairs, then 128-bit quarters.
 #[inline(always)]
-pub unsafe fn transpose(rows: [__m512; WIDTH]) -> [__m512; WIDTH] {
+unsafe fn transpose(rows: [__m512; WIDTH]) -> [__m512; WIDTH] {
     // SAFETY: the caller has AVX-512.
     unsafe {
         let [mut pairs, mut fours, mut eights, mut all] = [[_mm512_setzero_ps(); WIDTH]; 4];

@@ -12,7 +12,9 @@ pub fn round_to_bf16(value: f32) -> u16 {
     let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
     // Rounding could turn a NaN into infinity, truncation could clear its payload.
     let quiet = (bits >> 16) | 0x40;
-    (if value.is_nan() { quiet } else { rounded }) as u16
+    // Compared as an integer: `is_nan` would move lanes between vector types in loops.
+    let is_nan = bits & 0x7fff_ffff > 0x7f80_0000;
+    (if is_nan { quiet } else { rounded }) as u16
 }
 
 /// An element type of GEMM operands and outputs.

@@ -8,7 +8,7 @@ use half::bf16;
 
 use super::aligned_lines::{Line, WORDS};
 use super::pack::{DEPTH, LineVector, LoadLine};
-use crate::lanes_avx512::{round_to_bf16, transpose};
+use crate::lanes_avx512::round_to_bf16;
 
 /// A line in a register. `BF16`: with `vcvtne2ps2bf16`, which flushes subnormals to zero, as do the GEMM
 /// instructions.
@@ -132,11 +132,35 @@ impl<const BF16: bool> LineVector for ZmmLine<BF16> {
     }
 
     #[inline(always)]
-    unsafe fn transpose(block: [Self; WORDS]) -> [Self; WORDS] {
+    unsafe fn transpose(r: [Self; WORDS]) -> [Self; WORDS] {
+        // Not the transpose of `lanes_avx512`, which is up to 40 % slower here, as this one is there.
         // SAFETY: the caller has the instructions.
         unsafe {
-            let block = block.map(|line| _mm512_castsi512_ps(line.0));
-            transpose(block).map(|line| Self(_mm512_castps_si512(line)))
+            let mut t = r;
+            for i in (0..WORDS).step_by(2) {
+                t[i].0 = _mm512_unpacklo_epi32(r[i].0, r[i + 1].0);
+                t[i + 1].0 = _mm512_unpackhi_epi32(r[i].0, r[i + 1].0);
+            }
+            // u[4 g + c] has four rows of column 4 l + c for each 128-bit quarter l.
+            let mut u = t;
+            for g in (0..WORDS).step_by(4) {
+                u[g].0 = _mm512_unpacklo_epi64(t[g].0, t[g + 2].0);
+                u[g + 1].0 = _mm512_unpackhi_epi64(t[g].0, t[g + 2].0);
+                u[g + 2].0 = _mm512_unpacklo_epi64(t[g + 1].0, t[g + 3].0);
+                u[g + 3].0 = _mm512_unpackhi_epi64(t[g + 1].0, t[g + 3].0);
+            }
+            let mut out = u;
+            for c in 0..4 {
+                let first = _mm512_shuffle_i32x4::<0x44>(u[c].0, u[4 + c].0);
+                let second = _mm512_shuffle_i32x4::<0xee>(u[c].0, u[4 + c].0);
+                let third = _mm512_shuffle_i32x4::<0x44>(u[8 + c].0, u[12 + c].0);
+                let fourth = _mm512_shuffle_i32x4::<0xee>(u[8 + c].0, u[12 + c].0);
+                out[c].0 = _mm512_shuffle_i32x4::<0x88>(first, third);
+                out[4 + c].0 = _mm512_shuffle_i32x4::<0xdd>(first, third);
+                out[8 + c].0 = _mm512_shuffle_i32x4::<0x88>(second, fourth);
+                out[12 + c].0 = _mm512_shuffle_i32x4::<0xdd>(second, fourth);
+            }
+            out
         }
     }
 
