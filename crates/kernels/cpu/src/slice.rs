@@ -58,7 +58,7 @@ impl<'a> From<&'a mut [f32]> for SliceMut<'a> {
 impl Slice<'_> {
     /// Number of elements.
     #[inline(always)]
-    pub fn len(self) -> usize {
+    pub(crate) fn len(self) -> usize {
         match self {
             Self::F32(elements) => elements.len(),
             Self::Bf16(elements) => elements.len(),
@@ -112,7 +112,7 @@ impl Slice<'_> {
 impl SliceMut<'_> {
     /// Number of elements.
     #[inline(always)]
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.as_slice().len()
     }
 

@@ -7,6 +7,7 @@ mod bf16_forward;
 mod chunk;
 mod decode;
 mod forward;
+mod layout;
 
 use std::ops::Range;
 
@@ -14,6 +15,7 @@ pub use bf16_forward::HeadScratch;
 
 use self::backward::BackwardArgs;
 use self::forward::ForwardArgs;
+use self::layout::{AttentionHead, HeadColumns, QkvLayout};
 use super::Cpu;
 use super::isa::kernel;
 use super::lanes::WIDTH;
@@ -24,7 +26,6 @@ use regatta_device::ops::{
     AttentionChunkSaved, AttentionChunkShape, AttentionDropout, AttentionSaved, AttentionShape,
     RopeDirection,
 };
-use regatta_device::random::DropoutMask;
 use regatta_device::tensor::{View, ViewMut};
 
 /// Queries whose probabilities are in memory at once: few enough for the cache.
@@ -154,148 +155,10 @@ impl AttentionOps for Cpu {
     }
 }
 
-/// Strides and offsets of heads in `q`, `kv` and `lse`.
-#[derive(Debug, Clone, Copy)]
-struct QkvLayout {
-    /// Elements of a row that has queries.
-    q_stride: usize,
-    /// Elements of a row that has keys and values.
-    kv_stride: usize,
-    /// Offsets of the first head's keys and values in that row.
-    kv_offsets: [usize; 2],
-    /// Stride of `lse` between heads.
-    lse_head_stride: usize,
-    /// Stride of `lse` between queries.
-    lse_query_stride: usize,
-}
-
-impl QkvLayout {
-    /// Queries, keys and values in one row; `lse` is head-major.
-    fn fused(shape: AttentionShape) -> Self {
-        let heads = [shape.heads, shape.heads + shape.kv_heads];
-        Self {
-            q_stride: shape.qkv_dim(),
-            kv_stride: shape.qkv_dim(),
-            kv_offsets: heads.map(|heads| heads * shape.head_dim),
-            lse_head_stride: shape.seq_len,
-            lse_query_stride: 1,
-        }
-    }
-
-    /// Queries separate from keys and values; `lse` is query-major.
-    fn separate(shape: AttentionChunkShape) -> Self {
-        Self {
-            q_stride: shape.out_dim(),
-            kv_stride: shape.kv_dim(),
-            kv_offsets: [0, shape.kv_heads * shape.head_dim],
-            lse_head_stride: 1,
-            lse_query_stride: shape.heads,
-        }
-    }
-}
-
-/// One head of one sequence.
-#[derive(Debug, Clone, Copy)]
-struct AttentionHead {
-    shape: AttentionChunkShape,
-    layout: QkvLayout,
-    sequence: usize,
-    head: usize,
-}
-
-impl AttentionHead {
-    fn scale(self) -> f32 {
-        (1.0 / (self.shape.head_dim as f64).sqrt()) as f32
-    }
-
-    fn q_columns(self) -> HeadColumns {
-        HeadColumns {
-            first_row: self.sequence * self.shape.queries,
-            rows: self.shape.queries,
-            row_stride: self.layout.q_stride,
-            offset: self.head * self.shape.head_dim,
-            dim: self.shape.head_dim,
-        }
-    }
-
-    fn y_columns(self) -> HeadColumns {
-        HeadColumns { row_stride: self.shape.out_dim(), ..self.q_columns() }
-    }
-
-    /// Columns of keys, and of values.
-    fn kv_columns(self) -> [HeadColumns; 2] {
-        let kv_head = self.head / (self.shape.heads / self.shape.kv_heads);
-        self.layout.kv_offsets.map(|offset| HeadColumns {
-            first_row: self.sequence * self.shape.keys,
-            rows: self.shape.keys,
-            row_stride: self.layout.kv_stride,
-            offset: offset + kv_head * self.shape.head_dim,
-            dim: self.shape.head_dim,
-        })
-    }
-
-    /// Index of a query in `lse`.
-    fn lse_index(self, query: usize) -> usize {
-        let first = self.sequence * self.shape.heads * self.shape.queries;
-        first + self.head * self.layout.lse_head_stride + query * self.layout.lse_query_stride
-    }
-
-    /// `head_dim`, rounded up to a multiple of [`WIDTH`].
-    fn padded_dim(self) -> usize {
-        self.shape.head_dim.next_multiple_of(WIDTH)
-    }
-
-    /// Number of keys, rounded up to a multiple of [`WIDTH`].
-    fn padded_keys(self) -> usize {
-        self.shape.keys.next_multiple_of(WIDTH)
-    }
-
-    /// Number of keys that any query of a block attends to.
-    fn visible_keys(self, block: &Range<usize>) -> usize {
-        self.shape.visible_keys(block.end - 1)
-    }
-
-    /// Dropout mask of a query.
-    fn dropout_mask(self, dropout: Option<AttentionDropout>, query: usize) -> Option<DropoutMask> {
-        dropout.map(|dropout| dropout.shard([self.sequence, self.head, query, 0]).mask)
-    }
-}
-
 /// Splits a range into blocks of `rows`.
 fn blocks(range: Range<usize>, rows: usize) -> impl Iterator<Item = Range<usize>> {
     let end = range.end;
     range.step_by(rows).map(move |start| start..end.min(start + rows))
-}
-
-/// Columns of one head, of all tokens of a sequence.
-#[derive(Debug, Clone, Copy)]
-struct HeadColumns {
-    first_row: usize,
-    rows: usize,
-    row_stride: usize,
-    offset: usize,
-    dim: usize,
-}
-
-impl HeadColumns {
-    #[inline(always)]
-    fn range(&self, row: usize) -> Range<usize> {
-        let start = (self.first_row + row) * self.row_stride + self.offset;
-        start..start + self.dim
-    }
-
-    fn slice_rows(self, rows: &Range<usize>) -> Self {
-        Self { first_row: self.first_row + rows.start, rows: rows.len(), ..self }
-    }
-
-    fn padded_dim(&self) -> usize {
-        self.dim.next_multiple_of(WIDTH)
-    }
-
-    /// Whether f32 kernels can use the columns in place, without padding.
-    fn is_unpadded(&self) -> bool {
-        self.dim.is_multiple_of(WIDTH)
-    }
 }
 
 impl Cpu {

@@ -97,11 +97,6 @@ impl PackedB {
         (self.kernel, self.k, self.n) = (kernel, k, n);
     }
 
-    /// The kernel that it is packed for.
-    pub fn kernel(&self) -> Kernel {
-        self.kernel
-    }
-
     /// A range of rows and the first `n` columns. Further rows up to a multiple of 32 are multiplied by
     /// zeros, so they must be finite.
     ///

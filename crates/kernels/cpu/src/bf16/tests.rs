@@ -36,15 +36,15 @@ impl Operand {
         Self { values, bf16, strides }
     }
 
-    fn from_row(&self, row: usize) -> MatrixSlice<'_> {
-        self.from_element(row * self.strides[0])
+    fn rows_from(&self, row: usize) -> MatrixSlice<'_> {
+        self.elements_from(row * self.strides[0])
     }
 
-    fn from_column(&self, first: usize) -> MatrixSlice<'_> {
-        self.from_element(first * self.strides[1])
+    fn columns_from(&self, first: usize) -> MatrixSlice<'_> {
+        self.elements_from(first * self.strides[1])
     }
 
-    fn from_element(&self, first: usize) -> MatrixSlice<'_> {
+    fn elements_from(&self, first: usize) -> MatrixSlice<'_> {
         let elements = match &self.bf16 {
             Some(bf16) => Slice::Bf16(&bf16[first..]),
             None => Slice::F32(&self.values[first..]),
@@ -139,7 +139,7 @@ impl Case {
     fn gemm(&self, kernel: Kernel, scratch: &mut GemmScratch) -> Vec<f32> {
         let mut c = self.initial.clone();
         let output = MatrixSliceMut::row_major(SliceMut::F32(&mut c), self.stride);
-        let (a, b) = (self.a.from_row(0), self.b.from_row(0));
+        let (a, b) = (self.a.rows_from(0), self.b.rows_from(0));
         gemm(kernel, self.shape, a, b, self.epilogue(), output, scratch);
         c
     }
@@ -208,7 +208,7 @@ proptest! {
             let mut c: Vec<bf16> = case.initial.iter().map(|x| bf16::from_f32(*x)).collect();
             let rounded = Case { initial: c.iter().map(|x| x.to_f32()).collect(), ..case.clone() };
             let output = MatrixSliceMut::row_major(SliceMut::Bf16(&mut c), case.stride);
-            let (a, b) = (case.a.from_row(0), case.b.from_row(0));
+            let (a, b) = (case.a.rows_from(0), case.b.rows_from(0));
             gemm(kernel, case.shape, a, b, case.epilogue(), output, &mut scratch);
             for (i, found) in c.iter().enumerate() {
                 let (exact, size) = rounded.exact(i);
@@ -229,12 +229,12 @@ proptest! {
         let (mut scratch, mut packed) = (GemmScratch::default(), PackedB::default());
         for kernel in kernels() {
             let expected = case.gemm(kernel, &mut scratch);
-            packed.pack(kernel, k, n, case.b.from_row(0));
+            packed.pack(kernel, k, n, case.b.rows_from(0));
             let mut found = case.initial.clone();
             let (upper, lower) = found.split_at_mut(split * case.stride);
             for (c, rows) in [(upper, 0..split), (lower, split..m)] {
                 let output = MatrixSliceMut::row_major(SliceMut::F32(c), case.stride);
-                let (a, epilogue) = (case.a.from_row(rows.start), case.epilogue());
+                let (a, epilogue) = (case.a.rows_from(rows.start), case.epilogue());
                 gemm_packed(rows.len(), a, &packed, epilogue, output, &mut scratch);
             }
             let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
@@ -259,10 +259,10 @@ proptest! {
                 gemm_packed(m, a, b, case.epilogue(), output, &mut scratch);
                 c.iter().map(|x| x.to_bits()).collect::<Vec<_>>()
             };
-            let a = case.a.from_column(rows.start);
-            packed.pack(kernel, rows.len(), columns, case.b.from_row(rows.start));
+            let a = case.a.columns_from(rows.start);
+            packed.pack(kernel, rows.len(), columns, case.b.rows_from(rows.start));
             let expected = multiply(a, (&packed).into());
-            packed.pack(kernel, k, n, case.b.from_row(0));
+            packed.pack(kernel, k, n, case.b.rows_from(0));
             let found = multiply(a, packed.slice(rows.clone(), columns));
             prop_assert_eq!(expected, found, "{}: {:?} by {}", kernel.name(), rows, columns);
         }

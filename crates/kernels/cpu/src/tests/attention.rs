@@ -10,7 +10,6 @@ use regatta_device::ops::{
 use regatta_device::random::DropoutMask;
 
 /// Batch, tokens, heads, key/value heads, head_dim.
-
 const SHAPES: [[usize; 5]; 13] = [
     [1, 1, 1, 1, 1],
     [2, 1, 2, 1, 16],
