@@ -1,4 +1,4 @@
-//! Runs the cases, a few at a time: most of a case is waiting.
+//! Runs the cases, several at a time because most of a case is waiting.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,31 +8,31 @@ use std::time::{Duration, Instant};
 
 use regatta_testbed::{Cluster, Output, cluster_or_skip, run, run_within};
 
-use crate::case::{By, Case, Fault, KIND_COUNT, LOST_AFTER, Trait, When};
+use crate::case::{AgentLauncher, Case, Condition, Fault, HEARTBEAT_TIMEOUT, SCENARIO_COUNT, When};
 use crate::check::check;
-use crate::harm::{harm, until};
-use crate::launch;
-use crate::number;
-use crate::script::{self, greeting};
+use crate::env_number;
+use crate::inject::{inject, wait_for};
+use crate::job;
+use crate::rank_script::{self, greeting};
 
-/// Cases of a plain test; each kind is among them.
-const DOZENS: u64 = 36;
-/// As many nodes as a case has at most.
+/// Number of cases in a plain test run, which covers every scenario.
+const DEFAULT_CASES: u64 = 36;
+/// Nodes of a cluster: the maximum of a case.
 const NODES: u32 = 8;
-/// Cases at a time.
-const LANES: usize = 5;
-/// What no job takes.
+/// Concurrent cases.
+const WORKERS: usize = 5;
+/// Time limit of a job.
 const LIMIT: Duration = Duration::from_secs(300);
 
 #[test]
-fn every_fault_is_reported_and_leaves_nothing() {
-    let first = number("REGATTA_CHAOS_SEED", 1);
-    let cases = number("REGATTA_CHAOS_CASES", DOZENS);
+fn injected_faults_are_reported_and_leave_no_processes() {
+    let first = env_number("REGATTA_CHAOS_SEED", 1);
+    let cases = env_number("REGATTA_CHAOS_CASES", DEFAULT_CASES);
     let next = AtomicU64::new(first);
     let failures = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
-        for _ in 0..LANES.min(cases as usize) {
-            scope.spawn(|| lane(&next, first + cases, &failures));
+        for _ in 0..WORKERS.min(cases as usize) {
+            scope.spawn(|| run_cases(&next, first + cases, &failures));
         }
     });
     let failures = failures.into_inner().unwrap();
@@ -44,25 +44,26 @@ fn every_fault_is_reported_and_leaves_nothing() {
     );
 }
 
-/// Runs cases one after the other, on one cluster as long as that is whole.
-fn lane(next: &AtomicU64, end: u64, failures: &Mutex<Vec<String>>) {
-    let mut kept: Option<Cluster> = None;
+/// Runs cases one by one, reusing the cluster until a node is lost.
+fn run_cases(next: &AtomicU64, end: u64, failures: &Mutex<Vec<String>>) {
+    let mut reusable: Option<Cluster> = None;
     loop {
         let seed = next.fetch_add(1, Ordering::SeqCst);
         if seed >= end {
             return;
         }
         let builder = Cluster::builder().nodes(NODES).cpus(2).ssh(true);
-        let Some(cluster) = kept.take().or_else(|| cluster_or_skip(&builder)) else { return };
+        let Some(cluster) = reusable.take().or_else(|| cluster_or_skip(&builder)) else { return };
         let case = Case::of(seed);
         let start = Instant::now();
-        let done = play(&cluster, &case);
+        let outcome = run_case(&cluster, &case);
         println!("{:5.1} s  {case}", start.elapsed().as_secs_f64());
-        match done {
-            Ok(()) => kept = (!case.spoils()).then_some(cluster),
+        match outcome {
+            Ok(()) => reusable = (!case.loses_node()).then_some(cluster),
             Err(why) => {
-                let again = format!("again: cargo xtask chaos --cases 1 --seed {seed}");
-                let text = format!("{case}\n  {}\n  {again}\n", why.replace('\n', "\n  "));
+                let reproduce =
+                    format!("reproduce with: cargo xtask chaos --cases 1 --seed {seed}");
+                let text = format!("{case}\n  {}\n  {reproduce}\n", why.replace('\n', "\n  "));
                 eprintln!("FAILED {text}");
                 failures.lock().unwrap().push(text);
             }
@@ -70,40 +71,40 @@ fn lane(next: &AtomicU64, end: u64, failures: &Mutex<Vec<String>>) {
     }
 }
 
-/// Runs a case's job, harms it, and sees how it ends.
-fn play(cluster: &Cluster, case: &Case) -> Result<(), String> {
+/// Runs the job of a case, injects its faults and checks the outcome.
+fn run_case(cluster: &Cluster, case: &Case) -> Result<(), String> {
     let folder = cluster.shared().join(format!("case-{}", case.seed));
     std::fs::create_dir_all(folder.join("run/log")).unwrap();
     let run_dir = folder.join("run");
-    script::write(case, &folder);
+    rank_script::write(case, &folder);
     prepare(cluster, case, &run_dir);
-    let mut command = job(cluster, case, &folder);
-    let (story, out) = std::thread::scope(|scope| {
+    let mut command = job_command(cluster, case, &folder);
+    let (injected, out) = std::thread::scope(|scope| {
         let job = scope.spawn(|| run_within(&mut command, LIMIT));
-        let story = happen(cluster, case, &folder);
-        (story, job.join().unwrap())
+        let injected = inject_faults(cluster, case, &folder);
+        (injected, job.join().unwrap())
     });
-    let out = out.map_err(|e| format!("{story:?}: {e}"))?;
-    let checked = story.and_then(|()| check(cluster, case, &run_dir, &out));
+    let out = out.map_err(|e| format!("{injected:?}: {e}"))?;
+    let checked = injected.and_then(|()| check(cluster, case, &run_dir, &out));
     if checked.is_ok() {
         clean_up(cluster, case, &folder);
     }
-    checked.map_err(|why| format!("{why}\n{}", told(&out, &run_dir)))
+    checked.map_err(|why| format!("{why}\n{}", diagnostics(&out, &run_dir)))
 }
 
-fn told(out: &Output, run_dir: &Path) -> String {
+fn diagnostics(out: &Output, run_dir: &Path) -> String {
     let events = std::fs::read_to_string(run_dir.join("events.jsonl")).unwrap_or_default();
     format!("{:?}\nstderr: {}\nevents: {events}", out.status, out.stderr)
 }
 
 fn prepare(cluster: &Cluster, case: &Case, run_dir: &Path) {
-    for special in &case.traits {
-        match *special {
-            Trait::FullLog { rank } => {
+    for condition in &case.conditions {
+        match *condition {
+            Condition::FullLog { rank } => {
                 let log = run_dir.join(format!("log/rank-{rank}.out"));
                 std::os::unix::fs::symlink("/dev/full", log).unwrap();
             }
-            Trait::SmallDisk { kib } => {
+            Condition::SmallDisk { kib } => {
                 cluster.small_disk("login", run_dir, u64::from(kib) << 10).unwrap();
             }
             _ => {}
@@ -112,114 +113,115 @@ fn prepare(cluster: &Cluster, case: &Case, run_dir: &Path) {
 }
 
 fn clean_up(cluster: &Cluster, case: &Case, folder: &Path) {
-    if case.has(|t| matches!(t, Trait::SmallDisk { .. })) {
+    if case.has(|t| matches!(t, Condition::SmallDisk { .. })) {
         run(&mut cluster.login("umount", [folder.join("run")])).unwrap();
     }
     std::fs::remove_dir_all(folder).unwrap();
 }
 
-/// The command that a user would give.
-fn job(cluster: &Cluster, case: &Case, folder: &Path) -> Command {
+/// The command line of the job.
+fn job_command(cluster: &Cluster, case: &Case, folder: &Path) -> Command {
     let mut words: Vec<String> = Vec::new();
-    if case.by == By::Srun {
+    if case.launcher == AgentLauncher::Srun {
         let nodes = format!("--nodelist=node[1-{}]", case.nodes);
         words.extend(["salloc", "--quiet", "--exclusive", &nodes].map(str::to_owned));
-        // It takes a command that was killed for a good one; a shell does not.
+        // salloc reports success for a killed command; a shell does not.
         words.extend(["sh", "-c", "\"$@\"; exit $?", "sh"].map(str::to_owned));
     }
-    match case.by {
-        By::Srun => words.extend(launch::words(folder)),
-        By::Ssh => words.extend(launch::words_by_ssh(cluster, case.nodes as usize, folder)),
+    match case.launcher {
+        AgentLauncher::Srun => words.extend(job::launch_words(folder)),
+        AgentLauncher::Ssh => words.extend(job::ssh_words(cluster, case.nodes as usize, folder)),
     }
     let grace = if case.when == When::Ending { 4 } else { 1 };
-    // Only where nobody tells of a loss it takes time to see it; a busy machine must not be taken
-    // for a dead one.
-    let lost_after = if case.spoils() { LOST_AFTER } else { 30 };
-    // Those below an agent that never comes look for another after ten seconds.
-    let within = if case.when == When::Starting { 13 } else { 60 };
+    // A short timeout only where a node is lost: elsewhere a busy machine must not count as lost.
+    let heartbeat_timeout = if case.loses_node() { HEARTBEAT_TIMEOUT } else { 30 };
+    // Agents whose parent never connects try another one after ten seconds.
+    let start_timeout = if case.when == When::Starting { 13 } else { 60 };
     for (option, value) in [
-        ("--ranks-per-node", case.each),
+        ("--ranks-per-node", case.ranks_per_node),
         ("--fan-out", case.fan_out),
-        ("--lost-after", lost_after),
+        ("--heartbeat-timeout", heartbeat_timeout),
         ("--grace", grace),
-        ("--start-within", within),
+        ("--start-timeout", start_timeout),
     ] {
         words.extend([option.to_owned(), value.to_string()]);
     }
-    // So much need not be kept of what is shown: that it is shown, smaller floods see.
-    let pours = |t: &Trait| match *t {
-        Trait::Pours { rank, mib: 65.. } => Some(rank),
+    // Do not show very large outputs; smaller ones cover that path.
+    let large_writer = |t: &Condition| match *t {
+        Condition::WritesAtExit { rank, mib: 65.. } => Some(rank),
         _ => None,
     };
-    if let Some(rank) = case.traits.iter().find_map(pours) {
+    if let Some(rank) = case.conditions.iter().find_map(large_writer) {
         let other = u32::from(rank == 0);
         words.extend(["--rank".to_owned(), other.to_string()]);
     }
     words.push("--".to_owned());
-    words.extend(script::COMMAND.map(str::to_owned));
-    words.push(launch::text(folder));
+    words.extend(rank_script::COMMAND.map(str::to_owned));
+    words.push(job::path_arg(folder));
     cluster.login(&words[0], &words[1..])
 }
 
-/// What happens to the job, until its end is certain.
-fn happen(cluster: &Cluster, case: &Case, folder: &Path) -> Result<(), String> {
+/// Injects the faults of a case at their time.
+fn inject_faults(cluster: &Cluster, case: &Case, folder: &Path) -> Result<(), String> {
     if case.when != When::Starting {
-        begun(case, folder)?;
+        wait_for_ranks(case, folder)?;
     }
     std::thread::sleep(Duration::from_millis(case.pause.into()));
     let now = if case.when == When::Ending { 1 } else { case.faults.len() };
     for fault in &case.faults[..now] {
-        harm(cluster, case, *fault, folder)?;
+        inject(cluster, case, *fault, folder)?;
     }
-    if case.ends_well() {
+    if case.succeeds() {
         std::fs::write(folder.join("go"), "").unwrap();
     }
     for fault in &case.faults[now..] {
-        resisted(case, folder)?;
-        harm(cluster, case, *fault, folder)?;
+        wait_for_term(case, folder)?;
+        inject(cluster, case, *fault, folder)?;
     }
     Ok(())
 }
 
-/// Every rank is where a fault may hit it, and its log has what it wrote so far.
-fn begun(case: &Case, folder: &Path) -> Result<(), String> {
+/// Waits until every rank runs and its first output is logged.
+fn wait_for_ranks(case: &Case, folder: &Path) -> Result<(), String> {
     for rank in 0..case.ranks() {
         let at = folder.join(format!("at-{rank}"));
-        until(&format!("rank {rank} to begin"), || at.exists().then_some(()))?;
-        let kept = case.has(|t| matches!(t, Trait::SmallDisk { .. } | Trait::FullLog { .. }));
+        wait_for(&format!("rank {rank} to start"), || at.exists().then_some(()))?;
+        let log_incomplete =
+            case.has(|t| matches!(t, Condition::SmallDisk { .. } | Condition::FullLog { .. }));
         let log = |stream| folder.join(format!("run/log/rank-{rank}.{stream}"));
-        let holds = |path: PathBuf, text: String| {
+        let starts_with = |path: PathBuf, text: String| {
             std::fs::read(path).is_ok_and(|found| found.starts_with(text.as_bytes()))
         };
         let (out, err) = greeting(rank);
-        until(&format!("the log of rank {rank}"), || {
-            let whole = kept || (holds(log("out"), out.clone()) && holds(log("err"), err.clone()));
-            whole.then_some(())
+        wait_for(&format!("the log of rank {rank}"), || {
+            let complete = log_incomplete
+                || (starts_with(log("out"), out.clone()) && starts_with(log("err"), err.clone()));
+            complete.then_some(())
         })?;
     }
     Ok(())
 }
 
-/// The stubborn ranks have been told to end, and have not.
-fn resisted(case: &Case, folder: &Path) -> Result<(), String> {
-    for special in &case.traits {
-        if let Trait::Stubborn { rank } = special {
-            let told = folder.join(format!("told-{rank}"));
-            until(&format!("rank {rank} to be told"), || told.exists().then_some(()))?;
+/// Waits until the ranks that ignore TERM have received it.
+fn wait_for_term(case: &Case, folder: &Path) -> Result<(), String> {
+    for condition in &case.conditions {
+        if let Condition::IgnoresTerm { rank } = condition {
+            let received = folder.join(format!("term-{rank}"));
+            wait_for(&format!("rank {rank} to receive TERM"), || received.exists().then_some(()))?;
         }
     }
     Ok(())
 }
 
-/// The kinds of faults are all among the few cases of a plain test.
 #[test]
-fn a_few_dozen_cases_have_every_fault() {
-    const { assert!(KIND_COUNT <= DOZENS) };
-    let cases: Vec<Case> = (1..=DOZENS).map(Case::of).collect();
-    let some = |wanted: fn(&Fault) -> bool| cases.iter().any(|c| c.faults.iter().any(wanted));
+fn default_cases_cover_every_fault() {
+    const { assert!(SCENARIO_COUNT <= DEFAULT_CASES) };
+    let cases: Vec<Case> = (1..=DEFAULT_CASES).map(Case::of).collect();
+    let any = |predicate: fn(&Fault) -> bool| cases.iter().any(|c| c.faults.iter().any(predicate));
+    assert!(any(|f| matches!(f, Fault::Killed { .. })) && any(|f| matches!(f, Fault::Cut { .. })));
+    assert!(any(|f| matches!(f, Fault::Crash { .. })) && any(|f| *f == Fault::Term));
     assert!(
-        some(|f| matches!(f, Fault::Killed { .. })) && some(|f| matches!(f, Fault::Cut { .. }))
+        cases.iter().any(|c| c.launcher == AgentLauncher::Ssh)
+            && cases.iter().any(|c| c.launcher == AgentLauncher::Srun)
     );
-    assert!(some(|f| matches!(f, Fault::Crash { .. })) && some(|f| *f == Fault::Term));
-    assert!(cases.iter().any(|c| c.by == By::Ssh) && cases.iter().any(|c| c.by == By::Srun));
 }
