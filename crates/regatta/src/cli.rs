@@ -58,7 +58,7 @@ pub enum Command {
     /// Launch and supervise a job's ranks, each bound to its cores, GPU and NIC
     #[command(after_long_help = LAUNCH_EXAMPLES)]
     Launch(Box<LaunchArgs>),
-    /// Benchmark collectives like nccl-tests, on host memory or GPUs; compare and plot results
+    /// Benchmark collectives like nccl-tests on CPUs or GPUs; compare and plot results
     #[command(after_long_help = BENCH_EXAMPLES)]
     Bench(Box<BenchArgs>),
     /// Train a GPT or Llama model on one device or many, with a live dashboard

@@ -28,7 +28,7 @@ pub struct SourceArgs {
     /// `host slots=4` or `host:4`
     #[arg(long, value_name = "FILE")]
     pub hostfile: Option<PathBuf>,
-    /// Number of nodes: the first ones of the allocation, or hypothetical ones outside of any
+    /// Number of nodes: the first ones of the allocation, or hypothetical ones without an allocation
     #[arg(short = 'N', long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=MAX_NODES))]
     pub nodes: Option<u32>,
     /// Use this site profile instead of the detected one
@@ -43,11 +43,11 @@ pub struct SourceArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Job")]
 pub struct JobArgs {
-    /// Total number of ranks [default: from the allocation, else one per GPU, else one per NUMA
-    /// node]
+    /// Total number of ranks, like `srun --ntasks` or `mpirun -n` [default: from the allocation, else
+    /// one per GPU, else one per NUMA node]
     #[arg(short = 'n', long, value_name = "COUNT")]
     pub ranks: Option<u32>,
-    /// Ranks per node
+    /// Ranks per node, like `srun --ntasks-per-node` or `torchrun --nproc-per-node`
     #[arg(long, value_name = "COUNT")]
     pub ranks_per_node: Option<u32>,
     /// GPUs per rank

@@ -80,11 +80,11 @@ fn corrupt_files_are_reported() {
     let folder = TempDir::new();
     data(&prepare_args(&folder), &[]).ok();
     let path = folder.file("out/train.tokens");
-    let whole = std::fs::read(&path).unwrap();
+    let intact = std::fs::read(&path).unwrap();
     let show = || regatta(&["data", "show", &folder.file("out")]).error_line();
-    std::fs::write(&path, &whole[..whole.len() - 1]).unwrap();
+    std::fs::write(&path, &intact[..intact.len() - 1]).unwrap();
     assert!(show().contains("train.tokens has 2395 bytes, and should have 2396"), "{}", show());
-    let mut flipped = whole;
+    let mut flipped = intact;
     flipped[1000] ^= 1;
     std::fs::write(&path, flipped).unwrap();
     assert!(show().contains("train.tokens are damaged"), "{}", show());

@@ -189,10 +189,10 @@ fn large_output_is_logged_completely() {
         script,
     ));
     assert_eq!(run.code, Some(0));
-    let numbers: String = (1..=40000).map(|n| format!("{n}\n")).collect();
+    let lines: String = (1..=40000).map(|n| format!("{n}\n")).collect();
     for rank in 0..2 {
-        assert_eq!(rank_log(&folder, "run", rank, "out"), format!("{numbers}end"));
-        assert_eq!(rank_log(&folder, "run", rank, "err"), numbers);
+        assert_eq!(rank_log(&folder, "run", rank, "out"), format!("{lines}end"));
+        assert_eq!(rank_log(&folder, "run", rank, "err"), lines);
     }
     let shown = std::fs::read_to_string(folder.path().join("shown")).unwrap();
     let last = |text: &str| text.lines().filter(|l| l.ends_with(" end")).count();
@@ -208,8 +208,9 @@ fn identical_lines_of_several_ranks_are_merged() {
         "echo hello; sleep 0.3; echo rank $RANK",
     ));
     // How many lines are merged depends on timing; each rank is listed once.
-    let who = run.out.lines().filter_map(|l| l.strip_suffix("] hello")?.split_whitespace().last());
-    let mut ranks: Vec<u32> = who
+    let listed =
+        run.out.lines().filter_map(|l| l.strip_suffix("] hello")?.split_whitespace().last());
+    let mut ranks: Vec<u32> = listed
         .flat_map(|w| match run.out.contains(" all 4] hello") {
             true => vec![0, 1, 2, 3],
             false => w.parse::<CpuSet>().unwrap().iter().map(|r| r as u32).collect(),

@@ -79,8 +79,7 @@ fn ranks_of_mpirun_in_a_slurm_job_derive_the_same_port() {
 
 #[test]
 fn planning_on_a_login_node_warns() {
-    let expected =
-        "is not a node of the job: the plan assumes that the job's nodes (remote[1-2])";
+    let expected = "is not a node of the job: the plan assumes that the job's nodes (remote[1-2])";
     for words in ["map", "map --format srun", "env --master-addr a"] {
         let text = run(words, &[&JOB]).err;
         assert!(text.contains(expected), "{words}: {text}");

@@ -40,7 +40,7 @@ pub fn devices_at<'a>(
     unknown_locality: &'a mut Devices,
     numa: Option<u32>,
 ) -> &'a mut Devices {
-    if !numa.is_some_and(|id| machine.numa_node(id).is_some()) {
+    if numa.is_none_or(|id| machine.numa_node(id).is_none()) {
         return unknown_locality;
     }
     let found = packages

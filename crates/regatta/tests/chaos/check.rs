@@ -165,8 +165,8 @@ fn logs(case: &Case, run_dir: &Path) -> Result<(), String> {
         let log = |stream| run_dir.join(format!("log/rank-{rank}.{stream}"));
         let (_, complaint) = greeting(rank);
         let out = possible_logs(case, rank);
-        let whole = out.iter().any(|parts| consists_of(&log("out"), parts));
-        if !whole || !consists_of(&log("err"), &[(complaint, 1)]) {
+        let complete = out.iter().any(|parts| consists_of(&log("out"), parts));
+        if !complete || !consists_of(&log("err"), &[(complaint, 1)]) {
             let length = std::fs::metadata(log("out")).map_or(0, |m| m.len());
             let found = run(Command::new("head").args(["-c", "300"]).arg(log("out"))).unwrap();
             return Err(format!("the log of rank {rank} has {length} bytes: {}", found.stdout));

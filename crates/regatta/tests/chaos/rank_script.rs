@@ -12,7 +12,7 @@ pub fn greeting(rank: u32) -> (String, String) {
     (format!("hello of {rank}\n"), format!("complaint of {rank}\n"))
 }
 
-/// What a rank writes on exit.
+/// The message that a rank writes on exit.
 pub fn exit_message(rank: u32) -> String {
     format!("exit of {rank}\n")
 }

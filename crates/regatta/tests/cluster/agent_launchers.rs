@@ -117,13 +117,13 @@ fn agent_files(folder: &Path) -> Vec<PathBuf> {
 
 /// The record of one agent.
 #[derive(Debug)]
-struct Agent {
+struct AgentRecord {
     host: String,
     pid: String,
     text: String,
 }
 
-impl Agent {
+impl AgentRecord {
     fn read(file: &Path) -> Self {
         let name = file.file_name().unwrap().to_str().unwrap();
         let [_, host, pid] = name.split('-').collect::<Vec<_>>()[..] else { panic!("{name}") };
@@ -159,21 +159,22 @@ fn folder(cluster: &Cluster, name: &str, files: &[&str]) -> PathBuf {
 }
 
 /// Runs [`starts_agents`] by `command` and reads the records of the agents.
-fn agents(command: &mut Command, starter: &str, hosts: &str, folder: &Path) -> Vec<Agent> {
+fn agents(command: &mut Command, starter: &str, hosts: &str, folder: &Path) -> Vec<AgentRecord> {
     command.arg(std::env::current_exe().unwrap());
     command.args(["--ignored", "--exact", "agent_launchers::starts_agents"]);
     command.env(STARTER, starter).env(HOSTS, hosts).env(FOLDER, folder);
     let output = run(command).unwrap();
     let log = std::fs::read_to_string(folder.join("output")).unwrap_or_default();
     assert!(output.status.success(), "{output:?} {log}");
-    let found: Vec<Agent> = agent_files(folder).iter().map(|file| Agent::read(file)).collect();
+    let found: Vec<AgentRecord> =
+        agent_files(folder).iter().map(|file| AgentRecord::read(file)).collect();
     for agent in &found {
         assert_eq!(agent.line("boot"), SECRET, "{starter}: {log}");
     }
     found
 }
 
-fn hosts_of(agents: &[Agent]) -> Vec<&str> {
+fn hosts_of(agents: &[AgentRecord]) -> Vec<&str> {
     agents.iter().map(|a| a.host.as_str()).collect()
 }
 
@@ -205,14 +206,14 @@ fn srun_starts_one_agent_per_node_with_all_resources() {
     let pair = cpus.div_ceil(2) * (cpus.min(2));
     let two = if cpus < 2 { "--ntasks-per-node=1" } else { "--ntasks-per-node=2" };
     let each = if cpus < 2 { "--gpus-per-task=4" } else { "--gpus-per-task=2" };
-    let whole = format!("--cpus-per-task={cpus}");
+    let all_cpus = format!("--cpus-per-task={cpus}");
     // Job options, and the expected CPUs and GPUs per node.
     let jobs: [(&[&str], usize, [usize; 2]); 7] = [
         (&[two, &half, "--gpus-per-node=4"], pair, [4, 4]),
         (&[two, &half, each], pair, [4, 4]),
-        (&["--ntasks-per-node=1", &whole, "--gpus=8"], cpus, [4, 4]),
-        (&["--ntasks-per-node=1", &whole, "--gpus=3"], cpus, [2, 1]),
-        (&["--ntasks-per-node=1", &whole, "--gres=gpu:3", "--mem-per-cpu=100"], cpus, [3, 3]),
+        (&["--ntasks-per-node=1", &all_cpus, "--gpus=8"], cpus, [4, 4]),
+        (&["--ntasks-per-node=1", &all_cpus, "--gpus=3"], cpus, [2, 1]),
+        (&["--ntasks-per-node=1", &all_cpus, "--gres=gpu:3", "--mem-per-cpu=100"], cpus, [3, 3]),
         (&["--exclusive"], cpus, [4, 4]),
         (&["--ntasks-per-node=1", "--cpus-per-task=1"], 1, [0, 0]),
     ];
@@ -238,7 +239,7 @@ fn srun_starts_one_agent_per_node_with_all_resources() {
 }
 
 /// Killing one agent does not end the others.
-fn assert_others_survive(cluster: &Cluster, start: impl Fn(&str) -> Vec<Agent>) {
+fn assert_others_survive(cluster: &Cluster, start: impl Fn(&str) -> Vec<AgentRecord>) {
     let name = format!("deadly-{}", std::fs::read_dir(cluster.shared()).unwrap().count());
     assert_eq!(hosts_of(&start(&name)), ["node2"]);
 }

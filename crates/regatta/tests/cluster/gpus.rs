@@ -2,7 +2,7 @@
 
 use regatta_testbed::Cluster;
 
-use crate::support::{Job, TestCluster, synthetic_nodes};
+use crate::support::{JobOutput, TestCluster, synthetic_nodes};
 
 /// A node with four cores and four NVIDIA GPUs.
 const MACHINE: &str = include_str!("../fixtures/four-gpus.json");
@@ -14,7 +14,7 @@ fn gpu_nodes() -> Option<TestCluster> {
 }
 
 /// Runs `map --check` in eight ranks with the printed binding and these GPU options.
-fn check(cluster: &TestCluster, gpus: &[&str]) -> Job {
+fn check(cluster: &TestCluster, gpus: &[&str]) -> JobOutput {
     let machine = cluster.file("machine.json", MACHINE);
     let source = ["map", "--machine", &machine];
     let printed = cluster.regatta(&[&source[..], &["-N", "2", "--format", "srun"]].concat());

@@ -4,7 +4,7 @@ use regatta_model::CpuSet;
 use regatta_testbed::Cluster;
 use regatta_testbed::lumi::{HWLOC, MASKS};
 
-use crate::support::{HYDRA, Job, OPEN_MPI, TestCluster, programs_or_skip, synthetic_nodes};
+use crate::support::{HYDRA, JobOutput, OPEN_MPI, TestCluster, programs_or_skip, synthetic_nodes};
 
 /// The L3 cache of each local rank.
 const L3_OF_RANK: [usize; 8] = [6, 7, 2, 3, 0, 1, 4, 5];
@@ -40,7 +40,7 @@ fn words(of: &[String]) -> Vec<&str> {
 }
 
 /// Asserts that all 16 ranks are bound as on LUMI, and that `--check` passes.
-fn assert_bound(job: Job) {
+fn assert_bound(job: JobOutput) {
     let job = job.assert_success();
     assert_eq!(job.ranks.len(), 16);
     for rank in &job.ranks {

@@ -3,7 +3,8 @@
 use regatta_testbed::{Cluster, cluster_or_skip};
 
 use crate::support::{
-    HYDRA, Job, OPEN_MPI, TestCluster, assert_allocation, assert_environment, programs_or_skip,
+    HYDRA, JobOutput, OPEN_MPI, TestCluster, assert_allocation, assert_environment,
+    programs_or_skip,
 };
 
 /// `node1` on the cluster's network.
@@ -23,7 +24,7 @@ fn allocation_is_detected_under_mpi_launchers() {
 }
 
 fn check_map_and_env(
-    start: impl Fn(&[&str]) -> Job,
+    start: impl Fn(&[&str]) -> JobOutput,
     hostfile: &str,
     launcher: &str,
     hosts: &[&str],
@@ -59,7 +60,7 @@ fn no_host_list(cluster: &TestCluster) {
         assert_eq!((&me["local_rank"], &me["local_size"]), (&(rank.number % 2).into(), &2.into()));
         assert_eq!(json["placement"]["ranks"], 4);
     }
-    let assert_rejected = |job: &Job, rank: usize| {
+    let assert_rejected = |job: &JobOutput, rank: usize| {
         assert_eq!(job.ranks[rank].text, "", "{job:?}");
         assert!(!job.output.status.success());
         assert!(job.output.stderr.contains("--hostfile"), "{}", job.output.stderr);

@@ -195,7 +195,7 @@ fn rendezvous(cluster: &TestCluster) {
     let uneven =
         cluster.srun(&[], &[NODES, "-n3", "-mcyclic"], &["env", "--json"]).assert_success();
     assert_environment(&uneven, NODE1);
-    let port = |job: &crate::support::Job| job.ranks[0].variables()["MASTER_PORT"].clone();
+    let port = |job: &crate::support::JobOutput| job.ranks[0].variables()["MASTER_PORT"].clone();
     assert_ne!(port(&job), port(&uneven), "two jobs share a port");
 }
 

@@ -51,13 +51,13 @@ pub fn synthetic_nodes(
 
 /// Output of one rank. The rank number is the launcher's, not the binary's.
 #[derive(Debug)]
-pub struct Rank {
+pub struct RankOutput {
     pub number: u32,
     pub host: String,
     pub text: String,
 }
 
-impl Rank {
+impl RankOutput {
     /// The output as JSON.
     pub fn json(&self) -> Value {
         serde_json::from_str(&self.text)
@@ -76,12 +76,12 @@ impl Rank {
 
 /// Output of a finished job.
 #[derive(Debug)]
-pub struct Job {
-    pub ranks: Vec<Rank>,
+pub struct JobOutput {
+    pub ranks: Vec<RankOutput>,
     pub output: Output,
 }
 
-impl Job {
+impl JobOutput {
     /// Asserts that the job succeeded.
     pub fn assert_success(self) -> Self {
         assert!(self.output.status.success(), "{self:#?}");
@@ -120,7 +120,7 @@ impl TestCluster {
     }
 
     /// Runs the binary in each task of `srun` with these options, inside `salloc` if it has options.
-    pub fn srun(&self, salloc: &[&str], options: &[&str], regatta: &[&str]) -> Job {
+    pub fn srun(&self, salloc: &[&str], options: &[&str], regatta: &[&str]) -> JobOutput {
         let folder = self.output_folder();
         let out = folder.join("%t");
         let mut words = Vec::new();
@@ -135,7 +135,12 @@ impl TestCluster {
     }
 
     /// Runs the binary in each rank of MPICH's launcher.
-    pub fn hydra(&self, variables: &[(&str, &str)], options: &[&str], regatta: &[&str]) -> Job {
+    pub fn hydra(
+        &self,
+        variables: &[(&str, &str)],
+        options: &[&str],
+        regatta: &[&str],
+    ) -> JobOutput {
         let folder = self.output_folder();
         let mut command = self.hosts.launcher(HYDRA.0, ["-launcher", "ssh", "-launcher-exec"]);
         command.arg(self.hosts.ssh()).arg("-outfile-pattern").arg(folder.join("%r"));
@@ -145,7 +150,7 @@ impl TestCluster {
     }
 
     /// Runs the binary in each rank of Open MPI's launcher.
-    pub fn open_mpi(&self, options: &[&str], regatta: &[&str]) -> Job {
+    pub fn open_mpi(&self, options: &[&str], regatta: &[&str]) -> JobOutput {
         let folder = self.output_folder();
         let mut command = self.hosts.launcher(OPEN_MPI.0, ["--mca", "plm_rsh_agent"]);
         command.arg(self.hosts.ssh()).arg("--output-filename").arg(&folder);
@@ -168,21 +173,21 @@ impl TestCluster {
 }
 
 /// Runs a job to its end and reads the output files of its ranks.
-fn run_job(command: &mut Command, file: impl Fn(u32) -> PathBuf) -> Job {
+fn run_job(command: &mut Command, file: impl Fn(u32) -> PathBuf) -> JobOutput {
     let output = run(command).unwrap();
     let ranks = (0..).map_while(|n| read(n, &file(n))).collect();
-    Job { ranks, output }
+    JobOutput { ranks, output }
 }
 
-fn read(number: u32, file: &Path) -> Option<Rank> {
+fn read(number: u32, file: &Path) -> Option<RankOutput> {
     let text = std::fs::read_to_string(file).ok()?;
     let (host, text) = text.split_once('\n').unwrap_or_default();
-    Some(Rank { number, host: host.trim().to_owned(), text: text.to_owned() })
+    Some(RankOutput { number, host: host.trim().to_owned(), text: text.to_owned() })
 }
 
 /// Asserts that `regatta map --json` in every rank detects the launcher's rank, local rank and node.
 /// Slurm also reports the distribution, so there the placement of all ranks must match.
-pub fn assert_allocation(job: &Job, launcher: &str) {
+pub fn assert_allocation(job: &JobOutput, launcher: &str) {
     let hosts = job.hosts();
     let mut nodes = hosts.clone();
     nodes.sort_unstable();
@@ -217,7 +222,7 @@ pub fn assert_allocation(job: &Job, launcher: &str) {
 
 /// Asserts that `regatta env` sets each rank's own indices, and the same master address and port in
 /// all ranks.
-pub fn assert_environment(job: &Job, address: &str) {
+pub fn assert_environment(job: &JobOutput, address: &str) {
     let hosts = job.hosts();
     let first = job.ranks[0].variables();
     for (rank, host) in job.ranks.iter().zip(&hosts) {

@@ -20,7 +20,7 @@ use regatta_model::{Machine, document};
 use regatta_place::environment::{EnvLine, Rendezvous};
 use regatta_place::rendezvous::{self, Candidate};
 
-use super::Target;
+use super::LaunchTarget;
 use super::bootstrap::{self, ConnectedAgents, TempFile};
 use super::rank_specs::{Attempt, LaunchPlan};
 use crate::cli::LaunchArgs;
@@ -224,7 +224,7 @@ fn removed_prefixes(starter: Starter) -> Vec<String> {
     prefixes.iter().map(|p| (*p).to_owned()).collect()
 }
 
-impl Target for AgentTarget<'_> {
+impl LaunchTarget for AgentTarget<'_> {
     fn plan(&mut self, attempt: u32) -> Result<LaunchPlan> {
         let plan = self.place()?;
         let rendezvous = self.rendezvous(&plan)?;

@@ -12,7 +12,7 @@ use regatta_launch::secret_file::{self, SecretFile};
 use regatta_place::rendezvous::ports_from;
 use regatta_wire::secret::Secret;
 
-use super::Target;
+use super::LaunchTarget;
 use super::rank_specs::{Attempt, LaunchPlan};
 use crate::cli::LaunchArgs;
 use crate::env;
@@ -59,7 +59,7 @@ impl<'a> LocalTarget<'a> {
     }
 }
 
-impl Target for LocalTarget<'_> {
+impl LaunchTarget for LocalTarget<'_> {
     fn plan(&mut self, attempt: u32) -> Result<LaunchPlan> {
         let plan = self.discovery.clone().plan(&self.args.source, &self.args.job)?;
         // Only for rank 0 a free port is required, and it is reserved below.

@@ -30,7 +30,7 @@ use console::Console;
 use rank_specs::LaunchPlan;
 
 /// Where ranks run: on this node, or on nodes with agents.
-trait Target {
+trait LaunchTarget {
     /// Plans an attempt, counted from 0.
     fn plan(&mut self, attempt: u32) -> Result<LaunchPlan>;
 
@@ -147,7 +147,7 @@ fn supervise(
     console: Console,
 ) -> Result<ExitCode> {
     let mut signals = Caught::new()?;
-    let mut target: Box<dyn Target> = match discovery.needs_agents() {
+    let mut target: Box<dyn LaunchTarget> = match discovery.needs_agents() {
         true => Box::new(agents::AgentTarget::connect(args, discovery, id, folder, &mut signals)?),
         false => Box::new(local::LocalTarget::new(args, discovery, id, Some(folder.logs()))),
     };
@@ -159,7 +159,7 @@ fn supervise(
 /// Runs the job, and again after failures, up to the maximum number of restarts.
 fn run_attempts(
     args: &LaunchArgs,
-    target: &mut dyn Target,
+    target: &mut dyn LaunchTarget,
     folder: &mut RunFolder,
     signals: &mut Caught,
     mut console: Console,
@@ -203,7 +203,7 @@ fn run_attempts(
 /// Runs one attempt to its end.
 fn run_attempt(
     args: &LaunchArgs,
-    target: &mut dyn Target,
+    target: &mut dyn LaunchTarget,
     plan: &LaunchPlan,
     folder: &mut RunFolder,
     signals: &mut Caught,
