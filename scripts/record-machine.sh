@@ -1,17 +1,17 @@
 #!/bin/sh
-# Records what `regatta map` reads of a machine into a folder, for `regatta map --machine FOLDER`.
-# Run it on the node; it needs no root and writes nothing outside the folder.
-# Look through the folder before you give it away: it holds host names and addresses.
+# Records the files that `regatta map` reads into a folder, for `regatta map --machine FOLDER`.
+# Run it on the node. It does not need root and writes nothing outside the folder.
+# Review the folder before sharing it: it contains host names and addresses.
 set -u
 [ $# -eq 1 ] || { echo "usage: $0 FOLDER" >&2; exit 2; }
 out=$1
 mkdir -p "$out" || exit 1
 out=$(cd "$out" && pwd)
 
-# One file: sysfs files have no true size, so they are read, not copied. A file that cannot be read
-# says by its absence that it could not.
+# Records one file. sysfs files have no valid size, so they are read instead of copied. Unreadable
+# files are left out.
 file() { [ -r "$1" ] && [ -f "$1" ] && mkdir -p "$out$(dirname "$1")" && cat "$1" >"$out$1" 2>/dev/null || rm -f "$out$1"; }
-# One symbolic link, as it is.
+# Records one symbolic link.
 link() { [ -L "$1" ] && mkdir -p "$out$(dirname "$1")" && [ ! -e "$out$1" ] && [ ! -L "$out$1" ] && ln -s "$(readlink "$1")" "$out$1"; }
 
 for cpu in /sys/devices/system/cpu/cpu[0-9]*; do
@@ -60,4 +60,4 @@ for folder in $cpuset; do
     done
 done
 command -v ip >/dev/null 2>&1 && ip -j addr >"$out/ip-addr.json" 2>/dev/null || rm -f "$out/ip-addr.json"
-echo "recorded $(find "$out" -type f | wc -l) files in $out; now: regatta map --machine $out"
+echo "recorded $(find "$out" -type f | wc -l) files in $out; next: regatta map --machine $out"

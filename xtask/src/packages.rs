@@ -1,10 +1,10 @@
-//! The system packages that tests use.
+//! System packages that the tests need.
 
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-/// A C compiler for the affinity stand-in, the schedulers, launchers and tools of the namespaced
+/// A C compiler for the fake affinity library, the schedulers, launchers and tools of the test
 /// cluster, and libfabric.
 const PACKAGES: [&str; 15] = [
     "gcc",
@@ -24,8 +24,8 @@ const PACKAGES: [&str; 15] = [
     "libfabric1",
 ];
 
-/// Installs what is missing, if this is root on Debian or Ubuntu. Returns whether everything is
-/// there: if not, the cluster tests skip themselves and say so.
+/// Installs missing packages as root on Debian or Ubuntu. Returns whether everything is available;
+/// otherwise the cluster tests are skipped with a message.
 pub fn install() -> Result<bool> {
     let missing: Vec<&str> = PACKAGES.into_iter().filter(|p| !is_installed(p)).collect();
     if missing.is_empty() {
@@ -34,7 +34,7 @@ pub fn install() -> Result<bool> {
     let list = missing.join(" ");
     if !has_apt() {
         println!(
-            "xtask: not Debian or Ubuntu: the multi-host tests need what these packages hold: {list}"
+            "xtask: not Debian or Ubuntu: the multi-host tests need the contents of these packages: {list}"
         );
         return Ok(false);
     }

@@ -1,4 +1,4 @@
-//! What is run, one after the other; the first failure ends it.
+//! The steps of each task; the first failure ends it.
 
 use std::path::Path;
 use std::process::Command;
@@ -6,19 +6,19 @@ use std::time::{Instant, SystemTime};
 
 use anyhow::{Context, Result, bail};
 
-/// The source as rustfmt writes it.
+/// Checks formatting.
 pub fn format() -> Result<()> {
     run("format", cargo().args(["fmt", "--all", "--check"]))
 }
 
-/// No warning, neither the compiler's nor clippy's.
+/// Runs clippy with warnings as errors.
 pub fn lint() -> Result<()> {
     let mut clippy = cargo();
     clippy.args(["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"]);
     run("lint", &mut clippy)
 }
 
-/// All tests. On a complete machine a multi-host test that cannot run is a failure.
+/// Runs all tests. With all packages installed, skipping a multi-host test is a failure.
 pub fn tests(complete: bool) -> Result<()> {
     let mut tests = cargo();
     tests.args(["test", "--workspace"]);
@@ -28,14 +28,14 @@ pub fn tests(complete: bool) -> Result<()> {
     run("tests", &mut tests)
 }
 
-/// The documentation, broken links being errors.
+/// Builds the documentation with broken links as errors.
 pub fn docs() -> Result<()> {
     let mut docs = cargo();
     docs.args(["doc", "--quiet", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings");
     run("documentation", &mut docs)
 }
 
-/// The benchmarks. Those of the binary need it built.
+/// Runs the benchmarks, some of which need the binary.
 pub fn bench() -> Result<()> {
     run("build", cargo().args(["build", "--quiet", "--release", "--package", "regatta"]))?;
     for name in ["place", "launch", "rendezvous", "collectives", "overhead", "train"] {
@@ -46,44 +46,44 @@ pub fn bench() -> Result<()> {
     Ok(())
 }
 
-/// Harms jobs on a cluster. What fails tells its seed, with which it can be done again.
+/// Injects faults into launched jobs. A failure prints its seed, which reproduces it.
 pub fn chaos(cases: u64, seed: u64) -> Result<()> {
     println!("xtask: {cases} cases from seed {seed}");
     let mut chaos = cargo();
-    // As users run it: a rank writes a gibibyte.
+    // A release build, because a rank writes 1 GiB.
     chaos.args(["test", "--release", "--package", "regatta", "--test", "chaos"]);
-    chaos.args(["--", "--nocapture", "every_fault"]).env("REGATTA_REQUIRE_CLUSTER", "1");
+    chaos.args(["--", "--nocapture", "injected_faults"]).env("REGATTA_REQUIRE_CLUSTER", "1");
     chaos.env("REGATTA_CHAOS_MIB", "1024");
     chaos.env("REGATTA_CHAOS_CASES", cases.to_string());
     run("chaos", chaos.env("REGATTA_CHAOS_SEED", seed.to_string()))
 }
 
-/// Harms ranks in collectives. What fails tells its seed.
+/// Injects faults into ranks that run collectives. A failure prints its seed.
 pub fn chaos_comm(cases: u64, seed: u64) -> Result<()> {
     println!("xtask: {cases} cases from seed {seed}");
     let mut chaos = cargo();
     chaos.args(["test", "--package", "regatta-comm", "--test", "chaos"]);
-    chaos.args(["--", "--nocapture", "every_fault"]).env("REGATTA_REQUIRE_CLUSTER", "1");
+    chaos.args(["--", "--nocapture"]).env("REGATTA_REQUIRE_CLUSTER", "1");
     chaos.env("REGATTA_CHAOS_CASES", cases.to_string());
     run("chaos", chaos.env("REGATTA_CHAOS_SEED", seed.to_string()))
 }
 
-/// Harms trainings. What fails tells its seed.
+/// Injects faults into training runs. A failure prints its seed.
 pub fn chaos_train(cases: u64, seed: u64) -> Result<()> {
     println!("xtask: {cases} cases from seed {seed}");
     let mut chaos = cargo();
     chaos.args(["test", "--package", "regatta", "--test", "train_chaos", "--", "--nocapture"]);
-    chaos.args(["whatever_befalls"]).env("REGATTA_CHAOS_CASES", cases.to_string());
+    chaos.env("REGATTA_CHAOS_CASES", cases.to_string());
     run("chaos", chaos.env("REGATTA_CHAOS_SEED", seed.to_string()))
 }
 
-/// A seed that was not used before: the time.
+/// A new seed: the time.
 pub fn new_seed() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(1, |since| since.as_secs())
 }
 
-/// Every fuzz target for ten minutes. The sanitizers need a nightly compiler, or a stable one that
-/// is told to allow them.
+/// Runs every fuzz target for ten minutes. The sanitizers need a nightly compiler or
+/// `RUSTC_BOOTSTRAP`.
 pub fn fuzz() -> Result<()> {
     let targets = std::fs::read_dir("fuzz/fuzz_targets").context("fuzz/fuzz_targets")?;
     let mut names: Vec<String> = targets
@@ -98,7 +98,7 @@ pub fn fuzz() -> Result<()> {
         let limits = ["-max_total_time=600", "-timeout=10", "-rss_limit_mb=2048", "-max_len=8192"];
         let mut fuzz = cargo();
         fuzz.args(["fuzz", "run", &name, &found, &format!("fuzz/corpus/{name}"), "--"]);
-        // What reads no words of its own has none.
+        // Targets without keywords have no dictionary.
         if Path::new(&dictionary).exists() {
             fuzz.arg(format!("-dict={dictionary}"));
         }

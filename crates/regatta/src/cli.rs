@@ -15,21 +15,21 @@ use crate::commands::checkpoint::CheckpointArgs;
 use crate::commands::data::{self, DataArgs};
 use crate::commands::generate::{self, GenerateArgs};
 use crate::commands::train::{self, TrainArgs};
-use crate::options::{EnvChoices, JobArgs, SourceArgs};
+use crate::options::{JobArgs, RankEnvArgs, SourceArgs};
 
-/// How errors are marked.
+/// Style of errors.
 pub const ERROR: Style = AnsiColor::Red.on_default().bold();
-/// How warnings are marked.
+/// Style of warnings.
 pub const WARNING: Style = AnsiColor::Yellow.on_default().bold();
-/// How what is in order is marked.
+/// Style of success.
 pub const GOOD: Style = AnsiColor::Green.on_default().bold();
-/// How headings are marked.
+/// Style of headings.
 pub const HEADING: Style = Style::new().bold();
-/// How what explains is marked.
+/// Style of explanations.
 pub const FAINT: Style = Style::new().dimmed();
 
-/// No job takes longer to end, in seconds.
-const MONTH: u64 = 31 * 86_400;
+/// Longest grace period, in seconds.
+const MAX_GRACE: u64 = 31 * 86_400;
 
 const STYLES: Styles = Styles::styled()
     .header(HEADING)
@@ -37,106 +37,106 @@ const STYLES: Styles = Styles::styled()
     .literal(AnsiColor::Cyan.on_default())
     .placeholder(AnsiColor::Green.on_default());
 
-/// Takes an AI training job from one device to a whole supercomputer.
+/// Launch, place, benchmark and train AI jobs, from one GPU to a supercomputer.
 #[derive(Debug, Parser)]
 #[command(name = "regatta", version, styles = STYLES, propagate_version = true, max_term_width = 100)]
 pub struct Cli {
-    /// What to do
+    /// Command to run
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// The commands.
+/// The subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Show this machine and where each rank of a job belongs: GPU, cores, memory, NIC
+    /// Show the node's topology and the placement of each rank: GPU, cores, NUMA node, NIC
     #[command(after_long_help = MAP_EXAMPLES)]
     Map(MapArgs),
-    /// Print the environment of a rank, each line with its reason
+    /// Print a rank's environment variables, each with the reason for its value
     #[command(after_long_help = ENV_EXAMPLES)]
     Env(EnvArgs),
-    /// Start a job's ranks on its nodes, each bound and with its environment, and see to their end
+    /// Launch and supervise a job's ranks, each bound to its cores, GPU and NIC
     #[command(after_long_help = LAUNCH_EXAMPLES)]
     Launch(Box<LaunchArgs>),
-    /// Measure collectives as nccl-tests does, on host memory or GPUs; compare and draw results
+    /// Benchmark collectives like nccl-tests on CPUs or GPUs; compare and plot results
     #[command(after_long_help = BENCH_EXAMPLES)]
     Bench(Box<BenchArgs>),
-    /// Train a GPT or Llama model on one device or many, and watch it learn
+    /// Train a GPT or Llama model on one device or many, with a live dashboard
     #[command(after_long_help = train::args::EXAMPLES)]
     Train(Box<TrainArgs>),
-    /// Write text with a trained model
+    /// Generate text from a trained model
     #[command(after_long_help = generate::EXAMPLES)]
     Generate(GenerateArgs),
-    /// Look at checkpoints and check them; import and export models of Hugging Face
+    /// Inspect and verify checkpoints; import and export Hugging Face models
     #[command(after_long_help = CHECKPOINT_EXAMPLES)]
     Checkpoint(CheckpointArgs),
-    /// Make token files of texts for training, or show what is in them
+    /// Tokenize text for training, or inspect a tokenized dataset
     #[command(after_long_help = data::EXAMPLES)]
     Data(DataArgs),
-    /// Run the ranks of this node for a `regatta launch` elsewhere; started by it
+    /// Run this node's ranks on behalf of `regatta launch`, which starts it
     #[command(hide = true)]
     Agent(AgentArgs),
-    /// Print a completion script for a shell
+    /// Print a shell completion script
     Completions(CompletionArgs),
-    /// Print the manual page of regatta, or of one of its commands
+    /// Print the manual page of regatta or of one of its commands
     Man(ManArgs),
 }
 
 const MAP_EXAMPLES: &str = "\
 Examples:
-  regatta map                                   this machine, one rank a GPU (or NUMA node)
-  regatta map --system lumi-g                   a LUMI-G node, without being there
+  regatta map                                   this node, one rank per GPU (or NUMA node)
+  regatta map --system lumi-g                   a LUMI-G node, from anywhere
   regatta map --system frontier -N 2 --format srun
-                                                the srun options that bind 16 ranks right
-  regatta map --svg node.svg                    a drawing for a talk or a ticket
-  regatta map --dump node.json                  record this machine...
-  regatta map --machine node.json -n 4          ...and plan for it elsewhere
+                                                the srun options that bind 16 ranks correctly
+  regatta map --svg node.svg                    a figure for a talk or a support ticket
+  regatta map --dump node.json                  record this node...
+  regatta map --machine node.json -n 4          ...and place ranks on it elsewhere
   srun -N2 --ntasks-per-node=8 regatta map --check
-                                                does each rank have what the plan says?";
+                                                verify that each rank is bound as planned";
 
 const ENV_EXAMPLES: &str = "\
 Examples:
-  regatta env                                   read it: every line says why
+  regatta env                                   show the variables and the reason for each
   eval \"$(regatta env)\"                         in a rank's start script, before python
   srun bash -c 'eval \"$(regatta env)\"; exec python train.py'
   regatta env --framework jax --json
   regatta env --system lumi-g -N 16 --rank 127 --master-addr nid001 --master-port 29500
-                                                what the last rank of 128 would get";
+                                                what the last of 128 ranks would get";
 
 const LAUNCH_EXAMPLES: &str = "\
 Examples:
-  regatta launch -- python train.py             one rank a GPU (or NUMA node) of this machine
-  regatta launch -n 2 --dry-run -- ./train      what would be started, where and why
-  regatta launch --rank 0 -- python train.py    show rank 0's lines only; all are in the run folder
+  regatta launch -- python train.py             one rank per GPU (or NUMA node) of this node
+  regatta launch -n 2 --dry-run -- ./train      print commands, binding and environment only
+  regatta launch --rank 0 -- python train.py    show only rank 0's output; the logs keep all of it
   regatta launch --wrap 'nsys profile -o {host}-{rank}' --wrap-ranks 0 -- python train.py
-                                                a tool around rank 0 only
+                                                profile rank 0 only
   salloc -N 16 regatta launch -- python train.py
-                                                in an allocation of Slurm, PBS or Flux: on its nodes
+                                                on all nodes of a Slurm, PBS or Flux allocation
   regatta launch --hostfile hosts -- python train.py
-                                                on these hosts, by ssh
+                                                on the listed hosts, over ssh
   regatta launch --spares 2 --max-restarts 5 -- python train.py
-                                                a node that fails is replaced by a spare one
+                                                restart on failure; replace lost nodes by spares
   srun $(regatta map -N 2 --format srun) regatta launch -- python train.py
-                                                started once a rank: becomes that rank";
+                                                one process per task: each becomes its rank";
 
 const BENCH_EXAMPLES: &str = "\
 Examples:
-  regatta bench all-reduce                      on this machine, 8 bytes to 32 MiB
+  regatta bench all-reduce                      on this node, 8 B to 32 MiB
   regatta bench all-reduce -b 8 -e 4G -f 2      with the options of nccl-tests
   salloc -N 2 regatta bench all -b 8 -e 1G -f 4 on the nodes of an allocation, without MPI
   regatta launch -n 4 -- regatta bench broadcast
-                                                as any other command of ranks
-  regatta bench send-recv --pairs               which link or node is slow?
-  regatta bench compare old.txt new.json        nccl-tests' output beside a result of ours";
+                                                under regatta launch, like any other program
+  regatta bench send-recv --pairs               find the slow link or node
+  regatta bench compare old.txt new.json        compare nccl-tests output with a regatta result";
 
 const CHECKPOINT_EXAMPLES: &str = "\
 Examples:
   regatta checkpoint show runs/shakespeare      the newest checkpoint of a run
-  regatta checkpoint show step-00001000 --json  this one, with all its tensors
-  regatta checkpoint verify runs/shakespeare    read it all and compare the checksums
-  regatta checkpoint import gpt2 --to start     a folder with config.json and model.safetensors
+  regatta checkpoint show step-00001000 --json  one checkpoint, with all its tensors
+  regatta checkpoint verify runs/shakespeare    read every byte and compare the checksums
+  regatta checkpoint import gpt2 --to start     from a folder with config.json and model.safetensors
   regatta checkpoint export runs/shakespeare --to model
-                                                a folder that transformers loads";
+                                                to a folder that transformers loads";
 
 /// `regatta map`.
 #[derive(Debug, Args)]
@@ -146,22 +146,22 @@ pub struct MapArgs {
     #[command(flatten)]
     pub job: JobArgs,
 
-    /// Write the machine as found to FILE (`-`: standard output), for `--machine`
+    /// Write the discovered machine to FILE (`-`: standard output), to be read by `--machine`
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub dump: Option<PathBuf>,
     /// Print machine, allocation and placement as JSON
     #[arg(long, help_heading = "Output")]
     pub json: bool,
-    /// Draw the node and its ranks into FILE (`-`: standard output)
+    /// Draw the node and its ranks as SVG to FILE (`-`: standard output)
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub svg: Option<PathBuf>,
-    /// Print the options that make this launcher bind the ranks as planned
+    /// Print the options with which this launcher binds the ranks as planned
     #[arg(long, value_name = "LAUNCHER", conflicts_with = "json", help_heading = "Output")]
     pub format: Option<LauncherName>,
-    /// In each rank: compare what it really has with the plan; exit 1 if they differ
+    /// Run in each rank: compare its actual binding with the plan; exit 1 on a mismatch
     #[arg(long, conflicts_with_all = ["dump", "svg", "format"], help_heading = "Output")]
     pub check: bool,
-    /// Say why each rank got what it got
+    /// Print the reason for each placement decision
     #[arg(long, help_heading = "Output")]
     pub why: bool,
 }
@@ -175,11 +175,11 @@ pub struct EnvArgs {
     pub job: JobArgs,
 
     #[command(flatten)]
-    pub choices: EnvChoices,
-    /// The rank to print for; without it this process's own, or 0
+    pub rank_env: RankEnvArgs,
+    /// Rank to print the environment of [default: this process's rank, or 0]
     #[arg(long, value_name = "RANK", help_heading = "Environment")]
     pub rank: Option<u32>,
-    /// Print the lines as JSON
+    /// Print the variables as JSON
     #[arg(long, help_heading = "Output")]
     pub json: bool,
 }
@@ -192,90 +192,90 @@ pub struct LaunchArgs {
     #[command(flatten)]
     pub job: JobArgs,
     #[command(flatten)]
-    pub choices: EnvChoices,
+    pub rank_env: RankEnvArgs,
 
-    /// Show what would be started where, with which environment and why, and start nothing
+    /// Print each rank's command, binding and environment, with reasons; start nothing
     #[arg(long, help_heading = "Launch")]
     pub dry_run: bool,
-    /// The run's folder; without it a new one below runs/
+    /// Run folder for logs, placement and result [default: a new folder below runs/]
     #[arg(long, value_name = "FOLDER", help_heading = "Launch")]
     pub run_dir: Option<PathBuf>,
-    /// Show only the lines of this rank (may be repeated); the logs have all
+    /// Show only this rank's output (repeatable); the logs keep the output of all ranks
     #[arg(long = "rank", value_name = "RANK", help_heading = "Launch")]
     pub show: Vec<u32>,
-    /// Write what is shown to FILE too
+    /// Also write the shown output to FILE
     #[arg(long, value_name = "FILE", help_heading = "Launch")]
     pub tee: Option<PathBuf>,
-    /// Start all ranks anew after a failure, at most this often; without it never, or as often as
-    /// nodes can be replaced or left out
+    /// Restart all ranks after a failure, at most COUNT times [default: 0, or as often as nodes can
+    /// be replaced or dropped]
     #[arg(long, value_name = "COUNT", help_heading = "Launch")]
     pub max_restarts: Option<u32>,
-    /// Keep the last nodes of the allocation as spares: one takes the place of a node that is lost,
-    /// or on which the job fails twice in a row
+    /// Hold back the last COUNT nodes of the allocation as spares. A spare replaces a node that is
+    /// lost, or on which the job fails twice in a row
     #[arg(long, value_name = "COUNT", default_value_t = 0, help_heading = "Launch")]
     pub spares: u32,
-    /// Go on with fewer nodes when one is lost and no spare is left, but not with fewer than this
+    /// Continue on fewer nodes, but at least COUNT, when a node is lost and no spare is left
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..), help_heading = "Launch")]
     pub min_nodes: Option<u32>,
-    /// Put a tool before the command, as in 'rocprof --stats -o {host}-{rank}.csv'; {rank} and
-    /// {host} stand for the rank's
+    /// Prefix the command with a tool, as in 'rocprof --stats -o {host}-{rank}.csv'; {rank} and
+    /// {host} are replaced by the rank's own
     #[arg(long, value_name = "TOOL", help_heading = "Launch")]
     pub wrap: Option<String>,
-    /// The ranks that --wrap is for, as in 0,4-7; without it all
+    /// Ranks to apply --wrap to, as in 0,4-7 [default: all]
     #[arg(long, value_name = "RANKS", requires = "wrap", help_heading = "Launch")]
     pub wrap_ranks: Option<CpuSet>,
-    /// Take it for a failure if for this many seconds no rank writes anything or uses a processor
+    /// Fail the job if no rank writes output or uses CPU time for this many seconds
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Launch")]
-    pub hang_after: Option<u64>,
-    /// Seconds that ranks have to end when they are told to, before they are killed
-    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(..=MONTH), help_heading = "Launch")]
+    pub hang_timeout: Option<u64>,
+    /// Seconds between SIGTERM and SIGKILL when ranks are stopped
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(..=MAX_GRACE), help_heading = "Launch")]
     pub grace: u64,
-    /// What starts an agent on each node; without it what the scheduler has
-    #[arg(long, value_enum, value_name = "STARTER", help_heading = "Nodes")]
-    pub starter: Option<StarterName>,
-    /// The ssh program and its options, as in 'ssh -p 2222'
+    /// Launcher that starts one agent per node [default: the scheduler's own, else ssh]
+    #[arg(long, value_enum, value_name = "LAUNCHER", help_heading = "Nodes")]
+    pub launcher: Option<AgentLauncherName>,
+    /// ssh command with options, as in 'ssh -p 2222'
     #[arg(long, value_name = "COMMAND", help_heading = "Nodes")]
     pub ssh: Option<String>,
-    /// Where regatta is on the nodes, if not where it is here
+    /// Path of regatta on the nodes [default: the path of this program]
     #[arg(long, value_name = "PATH", help_heading = "Nodes")]
     pub agent: Option<PathBuf>,
-    /// Seconds that agents have to start and connect
+    /// Seconds to wait for all agents to start and connect
     #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..), help_heading = "Nodes")]
-    pub start_within: u64,
-    /// Seconds without a word after which a node is lost
+    pub start_timeout: u64,
+    /// Seconds without a heartbeat after which a node counts as lost
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..), help_heading = "Nodes")]
-    pub lost_after: u64,
-    /// Agents that connect to one agent
+    pub heartbeat_timeout: u64,
+    /// Fan-out of the agent tree
     #[arg(long, value_name = "COUNT", default_value_t = 32, hide = true, value_parser = clap::value_parser!(u32).range(1..))]
     pub fan_out: u32,
-    /// The command of every rank, run as it stands: no shell reads it
+    /// Command of every rank, executed without a shell
     #[arg(last = true, required = true, value_name = "COMMAND", help_heading = "Launch")]
     pub command: Vec<OsString>,
 }
 
 impl LaunchArgs {
-    /// How often the job may be started anew.
+    /// Maximum number of restarts.
     pub fn restarts(&self) -> u32 {
-        let replaced = self.spares.saturating_add(u32::from(self.min_nodes.is_some()));
-        self.max_restarts.unwrap_or(replaced)
+        let replaceable = self.spares.saturating_add(u32::from(self.min_nodes.is_some()));
+        self.max_restarts.unwrap_or(replaceable)
     }
 }
 
 /// `regatta agent`.
 #[derive(Debug, Args)]
 pub struct AgentArgs {
-    /// What it must know to connect (`-`: standard input)
+    /// Boot document: how to connect to the launcher (`-`: standard input)
     #[arg(long, value_name = "FILE")]
     pub boot: PathBuf,
-    /// Which of the job's nodes this is
-    #[arg(long, value_name = "POSITION")]
+    /// Index of this node in the job
+    #[arg(long, value_name = "INDEX")]
     pub node: Option<u32>,
 }
 
-/// What starts agents.
+/// `--launcher`: what starts the agents.
 #[derive(Debug, Clone, Copy, ValueEnum)]
-pub enum StarterName {
-    /// One step of Slurm's srun
+pub enum AgentLauncherName {
+    /// Slurm's srun, as one step
     Srun,
     /// HPE's PALS mpiexec
     Pals,
@@ -289,15 +289,15 @@ pub enum StarterName {
     Ssh,
 }
 
-impl From<StarterName> for Starter {
-    fn from(name: StarterName) -> Self {
+impl From<AgentLauncherName> for Starter {
+    fn from(name: AgentLauncherName) -> Self {
         match name {
-            StarterName::Srun => Starter::Srun,
-            StarterName::Pals => Starter::Pals,
-            StarterName::Hydra => Starter::Hydra,
-            StarterName::Openmpi => Starter::OpenMpi,
-            StarterName::Flux => Starter::Flux,
-            StarterName::Ssh => Starter::Ssh,
+            AgentLauncherName::Srun => Starter::Srun,
+            AgentLauncherName::Pals => Starter::Pals,
+            AgentLauncherName::Hydra => Starter::Hydra,
+            AgentLauncherName::Openmpi => Starter::OpenMpi,
+            AgentLauncherName::Flux => Starter::Flux,
+            AgentLauncherName::Ssh => Starter::Ssh,
         }
     }
 }
@@ -305,18 +305,18 @@ impl From<StarterName> for Starter {
 /// `regatta completions`.
 #[derive(Debug, Args)]
 pub struct CompletionArgs {
-    /// The shell
+    /// Shell to complete for
     pub shell: clap_complete::Shell,
 }
 
 /// `regatta man`.
 #[derive(Debug, Args)]
 pub struct ManArgs {
-    /// The command; without it regatta itself
+    /// Command to document [default: regatta itself]
     pub page: Option<String>,
 }
 
-/// The launchers that `--format` knows.
+/// `map --format`: whose binding options to print.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum LauncherName {
     /// Slurm's srun

@@ -1,13 +1,13 @@
-//! `regatta`: takes an AI training job from one device to a whole supercomputer.
+//! `regatta`: launch, place, benchmark and train AI jobs, from one GPU to a supercomputer.
 
 mod cli;
 mod commands;
 mod draw;
+mod env;
 mod options;
 mod output;
 mod plan;
 mod shell;
-mod surroundings;
 mod system;
 mod table;
 
@@ -37,15 +37,14 @@ fn main() -> ExitCode {
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             let style = cli::ERROR;
-            output::complain(&format!("{style}error:{style:#} {}\n", sentence(&error)));
-            commands::launch::failed(&error)
+            output::eprint(&format!("{style}error:{style:#} {}\n", one_line(&error)));
+            commands::launch::exit_code(&error)
         }
     }
 }
 
-/// The error and its causes in one line. Our own errors spell out their cause, which then must not
-/// be said again.
-fn sentence(error: &anyhow::Error) -> String {
+/// The error and its causes in one line. Causes that an error already spells out are not repeated.
+fn one_line(error: &anyhow::Error) -> String {
     let add = |text: String, cause: String| match text.contains(&cause) {
         true => text,
         false => format!("{text}: {cause}"),
@@ -54,7 +53,7 @@ fn sentence(error: &anyhow::Error) -> String {
     text.lines().map(str::trim).collect::<Vec<_>>().join(" ")
 }
 
-/// Whoever read our output has had enough (`regatta map | head`): not a fault.
+/// The reader closed the pipe early (`regatta map | head`), which is not an error.
 fn is_closed_pipe(error: &anyhow::Error) -> bool {
     let io = error.chain().find_map(|e| e.downcast_ref::<std::io::Error>());
     io.is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)

@@ -1,4 +1,4 @@
-//! Options that several commands share: where the machine comes from, and what the job wants.
+//! Options shared by several commands: machine source, job size and binding, rank environment.
 
 use std::path::PathBuf;
 
@@ -7,98 +7,99 @@ use clap::{Args, ValueEnum};
 use regatta_model::{CpuSet, Job, MemoryChoice, Reserve, SmtUse, Visibility};
 use regatta_place::environment::Framework;
 
-/// More nodes than any machine has: beyond it is a typing error.
+/// Upper bound on `--nodes`, to catch typing errors.
 const MAX_NODES: i64 = 1_000_000;
 
-/// Where machine, allocation and site come from.
+/// Where the machine description, the allocation and the site profile come from.
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Machine")]
 pub struct SourceArgs {
-    /// Describe nodes by FILE, not by the live machine: a file of `map --dump`, hwloc 2 XML, or a
-    /// folder with a recorded /sys. Repeat it for nodes that differ: each file is used for the
-    /// host it names, the first for all others
+    /// Use the machine description in FILE instead of this node: a `map --dump` file, hwloc 2 XML,
+    /// or a folder with a recorded /sys. Repeat it for heterogeneous nodes: each file describes the
+    /// host it names, the first one all other hosts
     #[arg(long = "machine", value_name = "FILE")]
     pub machines: Vec<PathBuf>,
-    /// Use a built-in description: lumi-g, frontier, perlmutter, polaris, aurora, alps, jupiter,
-    /// marenostrum5-acc, el-capitan, dgx-h100, or cpu:SxNxC (sockets, NUMA nodes a socket, cores a
-    /// NUMA node)
+    /// Use a built-in machine description: lumi-g, frontier, perlmutter, polaris, aurora, alps,
+    /// jupiter, marenostrum5-acc, el-capitan, dgx-h100, or cpu:SxNxC (sockets, NUMA nodes per
+    /// socket, cores per NUMA node)
     #[arg(long, value_name = "NAME", conflicts_with = "machines")]
     pub system: Option<String>,
-    /// Take the nodes from FILE (one host a line, `host slots=4` or `host:4`), not from the
-    /// scheduler
+    /// Take the nodes from FILE instead of the scheduler; one host per line, optionally with slots:
+    /// `host slots=4` or `host:4`
     #[arg(long, value_name = "FILE")]
     pub hostfile: Option<PathBuf>,
-    /// Use this many nodes: the first ones of the allocation, or made-up ones outside of any
+    /// Number of nodes: the first ones of the allocation, or hypothetical ones without an allocation
     #[arg(short = 'N', long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=MAX_NODES))]
     pub nodes: Option<u32>,
-    /// Use this site profile instead of the one recognised
+    /// Use this site profile instead of the detected one
     #[arg(long, value_name = "NAME")]
     pub profile: Option<String>,
-    /// Read site profiles from a TOML file, in addition to the built-in ones
+    /// Read additional site profiles from a TOML file (repeatable)
     #[arg(long, value_name = "FILE")]
     pub profile_file: Vec<PathBuf>,
 }
 
-/// What the job wants.
+/// The job's size and binding.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Job")]
 pub struct JobArgs {
-    /// Ranks in all; without it what the allocation says, else one a GPU, else one a NUMA node
+    /// Total number of ranks, like `srun --ntasks` or `mpirun -n` [default: from the allocation, else
+    /// one per GPU, else one per NUMA node]
     #[arg(short = 'n', long, value_name = "COUNT")]
     pub ranks: Option<u32>,
-    /// Ranks on each node
+    /// Ranks per node, like `srun --ntasks-per-node` or `torchrun --nproc-per-node`
     #[arg(long, value_name = "COUNT")]
     pub ranks_per_node: Option<u32>,
-    /// GPUs for each rank
+    /// GPUs per rank
     #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub gpus_per_rank: u32,
-    /// Give ranks no GPU
+    /// Assign no GPUs
     #[arg(long)]
     pub no_gpus: bool,
-    /// Cores each rank must have, also from other NUMA nodes; without it an equal share of those
-    /// near its GPU
+    /// Cores per rank, from other NUMA nodes if necessary [default: an equal share of the cores
+    /// local to its GPU]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
     pub cores_per_rank: Option<u32>,
-    /// Cores no rank gets: first-of-l3, none, or a list of CPUs like 0,52; without it what the
-    /// site's profile says
+    /// Cores to keep free of ranks: first-of-l3, none, or a CPU list like 0,52 [default: from the
+    /// site profile]
     #[arg(long, value_name = "WHICH", value_parser = parse_reserve)]
     pub reserve: Option<Reserve>,
-    /// Hardware threads of a core that ranks use; without it what the site's profile says
+    /// Hardware threads per core to use [default: from the site profile]
     #[arg(long, value_enum, value_name = "WHICH")]
     pub smt: Option<SmtName>,
-    /// Let ranks share cores when there are more ranks than cores
+    /// Allow more ranks than cores
     #[arg(long)]
     pub oversubscribe: bool,
-    /// GPUs a rank sees: all of the node's, or only its own
+    /// GPUs visible to a rank: all GPUs of the node, or only its own
     #[arg(long, value_enum, value_name = "WHICH", default_value = "all")]
     pub visibility: VisibilityName,
-    /// Where a rank's memory comes from
-    #[arg(long, value_enum, value_name = "HOW", default_value = "prefer")]
+    /// NUMA memory policy
+    #[arg(long, value_enum, value_name = "POLICY", default_value = "prefer")]
     pub memory: MemoryName,
 }
 
-/// What a rank's environment is made for.
+/// The environment variables that a rank gets.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Environment")]
-pub struct EnvChoices {
-    /// Whose variables
+pub struct RankEnvArgs {
+    /// Framework to set variables for
     #[arg(long, value_enum, default_value = "torch")]
     pub framework: FrameworkName,
-    /// Where rank 0 listens; without it rank 0's address on the fabric
+    /// Address rank 0 listens on [default: rank 0's address on the high-speed network]
     #[arg(long, value_name = "ADDRESS", value_parser = NonEmptyStringValueParser::new())]
     pub master_addr: Option<String>,
-    /// The port rank 0 listens on; without it one derived from the job
+    /// Port rank 0 listens on [default: derived from the job]
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     pub master_port: Option<u16>,
-    /// Leave out this variable (may be repeated), for instance NCCL_NET_GDR_LEVEL
+    /// Do not set this variable (repeatable), for example NCCL_NET_GDR_LEVEL
     #[arg(long, value_name = "VARIABLE")]
     pub without: Vec<String>,
-    /// Leave out this variable, if it is there: what the environment has for it is tried
+    /// Like --without, but silent if the variable would not be set anyway
     #[arg(long, value_name = "VARIABLE", hide = true)]
-    pub trying: Vec<String>,
+    pub inherit: Vec<String>,
 }
 
-/// The frameworks that `env` knows.
+/// `--framework`.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum FrameworkName {
     /// PyTorch
@@ -128,29 +129,29 @@ impl From<FrameworkName> for Framework {
 /// `--smt`.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum SmtName {
-    /// All threads
+    /// All hardware threads
     All,
-    /// The first thread
+    /// The first hardware thread
     One,
 }
 
 /// `--visibility`.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum VisibilityName {
-    /// All GPUs of the node: keeps peer-to-peer copies; the program picks device LOCAL_RANK
+    /// All GPUs of the node: keeps peer-to-peer copies; the program selects device LOCAL_RANK
     All,
-    /// Its own only, as device 0: breaks programs that pick device LOCAL_RANK
+    /// Its own GPU only, as device 0: breaks programs that select device LOCAL_RANK
     Own,
 }
 
 /// `--memory`.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum MemoryName {
-    /// Its cores' NUMA node first
+    /// Prefer the NUMA node of the rank's cores
     Prefer,
-    /// Its cores' NUMA node only
+    /// Bind to the NUMA node of the rank's cores
     Bind,
-    /// As the kernel does by default
+    /// The kernel's default policy
     System,
 }
 
@@ -160,16 +161,16 @@ fn parse_reserve(text: &str) -> Result<Reserve, String> {
         "none" => Ok(Reserve::None),
         list => match list.parse::<CpuSet>() {
             Ok(cpus) if !cpus.is_empty() => Ok(Reserve::Cpus(cpus)),
-            Ok(_) => Err("write first-of-l3, none, or a list of CPUs like 0,52".to_owned()),
+            Ok(_) => Err("expected first-of-l3, none, or a CPU list like 0,52".to_owned()),
             Err(error) => {
-                Err(format!("{error}; write first-of-l3, none, or a list of CPUs like 0,52"))
+                Err(format!("{error}; expected first-of-l3, none, or a CPU list like 0,52"))
             }
         },
     }
 }
 
 impl JobArgs {
-    /// The job, with the site's choice where the user made none.
+    /// The job, with defaults from the site profile.
     pub fn job(&self, site_reserve: Option<&Reserve>, site_smt: Option<SmtUse>) -> Job {
         Job {
             ranks: self.ranks,

@@ -1,4 +1,4 @@
-//! Gathers what `map` and `env` decide on: machines, allocation, site and job; and places the job.
+//! Discovers machines, allocation and site, and places the job on them.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -17,46 +17,47 @@ use regatta_place::visible;
 use crate::options::{JobArgs, SourceArgs};
 use crate::system;
 
-/// The warning that this machine stands in for others.
+/// Code of the warning that this machine stands in for the nodes of the job.
 pub const STAND_IN: &str = "stand-in";
 
-/// What there is to plan with.
+/// The discovered machines and allocation.
 #[derive(Clone)]
-pub struct Survey {
-    /// The environment it was gathered in.
+pub struct Discovery {
+    /// Environment of this process.
     pub env: Env,
-    /// The machines as found; the first stands for every host that no other describes.
+    /// Machine descriptions; the first one applies to every host without its own.
     pub machines: Vec<Machine>,
-    /// Which machine a host is, where its name alone does not tell: by its short name.
-    pub kinds: HashMap<String, usize>,
-    /// The interfaces of hosts that described themselves, by their short names: those that are
-    /// alike have addresses of their own.
+    /// Index into `machines` of each host whose agent reported, by short host name.
+    pub machine_index: HashMap<String, usize>,
+    /// NICs of each host whose agent reported, by short host name. Identical nodes share a machine
+    /// description, but not their addresses.
     pub nics: HashMap<String, Vec<Nic>>,
-    /// The nodes and ranks.
+    /// Nodes and ranks.
     pub allocation: Allocation,
 }
 
-impl Survey {
-    /// Looks at what the options name, or at this machine.
-    pub fn take(source: &SourceArgs, spares: u32) -> Result<Self> {
+impl Discovery {
+    /// Loads the machines that the options name, or discovers this one.
+    pub fn run(source: &SourceArgs, spares: u32) -> Result<Self> {
         let env = Env::of_process();
         let machines = machines(source, &env)?;
         let allocation = allocation(source, spares, &machines, &env)?;
-        Ok(Self { env, machines, kinds: HashMap::new(), nics: HashMap::new(), allocation })
+        let (machine_index, nics) = Default::default();
+        Ok(Self { env, machines, machine_index, nics, allocation })
     }
 
-    /// Which machine a host is.
-    fn kind(&self, host: &str) -> usize {
+    /// Index of a host's machine description.
+    fn machine_of(&self, host: &str) -> usize {
         let named = || self.machines.iter().position(|m| short(&m.host) == short(host));
-        self.kinds.get(short(host)).copied().or_else(named).unwrap_or(0)
+        self.machine_index.get(short(host)).copied().or_else(named).unwrap_or(0)
     }
 
-    /// Whether the job's nodes described themselves, so that nothing has to be guessed from here.
-    pub fn is_of_nodes(&self) -> bool {
-        !self.kinds.is_empty()
+    /// Whether the machines were reported by agents on the job's nodes.
+    pub fn is_reported_by_agents(&self) -> bool {
+        !self.machine_index.is_empty()
     }
 
-    /// The name of the node this process runs on, if it is one of the job's.
+    /// Index of the node this process runs on, if it belongs to the job.
     fn this_node(&self) -> Option<usize> {
         if let Some(node) = self.allocation.me.and_then(|me| me.node) {
             return Some(node as usize);
@@ -65,31 +66,31 @@ impl Survey {
         self.allocation.nodes.iter().position(|n| short(&n.host) == short(own))
     }
 
-    /// Whether ranks are to run elsewhere than on this machine.
-    pub fn is_elsewhere(&self) -> bool {
+    /// Whether the ranks run on other nodes, which need agents.
+    pub fn needs_agents(&self) -> bool {
         let nodes = self.allocation.nodes.len();
-        let here = self.allocation.scheduler == Scheduler::None || self.this_node().is_some();
-        nodes > 1 || !here
+        let local = self.allocation.scheduler == Scheduler::None || self.this_node().is_some();
+        nodes > 1 || !local
     }
 
     /// Places a job.
-    pub fn plan(self, source: &SourceArgs, job: &JobArgs) -> Result<Plan> {
-        let (site, job) = self.wishes(source, job)?;
+    pub fn plan(self, source: &SourceArgs, job: &JobArgs) -> Result<JobPlan> {
+        let (site, job) = self.resolve_job(source, job)?;
         self.place(site, job)
     }
 
-    /// The site, and what the user asks for, completed by the site.
-    pub fn wishes(&self, source: &SourceArgs, job: &JobArgs) -> Result<(Recognition, Job)> {
+    /// Detects the site and completes the user's options with its defaults.
+    pub fn resolve_job(&self, source: &SourceArgs, job: &JobArgs) -> Result<(Recognition, Job)> {
         let site = site(source, &self.machines[0], &self.allocation, &self.env)?;
         let place = &site.profile.place;
         let job = job.job(place.reserve.as_ref(), place.smt);
         Ok((site, job))
     }
 
-    /// Places a job of which all is known.
-    pub fn place(mut self, site: Recognition, job: Job) -> Result<Plan> {
+    /// Places a job with resolved options.
+    pub fn place(mut self, site: Recognition, job: Job) -> Result<JobPlan> {
         let variable = |name: &str| self.env.all().get(name).cloned();
-        let left = match self.is_of_nodes() {
+        let left = match self.is_reported_by_agents() {
             true => None,
             false => visible::left_to_job(&self.machines[0], &self.allocation, &variable),
         };
@@ -98,56 +99,55 @@ impl Survey {
         }
         let bases: Vec<Machine> =
             self.machines.iter().map(|m| for_planning(m, &self.allocation)).collect();
-        let kind = |host: &str| self.kind(host);
-        let mut placement = regatta_place::place_on(&bases, &kind, &self.allocation, &job)?;
+        let machine_of = |host: &str| self.machine_of(host);
+        let mut placement = regatta_place::place_on(&bases, &machine_of, &self.allocation, &job)?;
         check_size(&placement, &self.allocation, &job)?;
-        placement.warnings.extend(self.stand_in());
+        placement.warnings.extend(self.stand_in_warning());
         let cgroup = visible::gpu_cgroup_warning(&self.machines[0], &self.allocation, &variable);
         placement.warnings.extend(cgroup);
         placement.warnings.extend(left.filter(|_| job.use_gpus).map(|left| left.warning));
-        Ok(Plan { survey: self, site, job, placement })
+        Ok(JobPlan { discovery: self, site, job, placement })
     }
 }
 
-/// A job on its machines.
-pub struct Plan {
-    /// What it was planned with.
-    survey: Survey,
-    /// The site's profile, and why this one.
+/// A placed job.
+pub struct JobPlan {
+    discovery: Discovery,
+    /// The site profile and the reason for choosing it.
     pub site: Recognition,
-    /// What the user asked for, completed by the site.
+    /// The user's options, completed with the site's defaults.
     pub job: Job,
-    /// Where the ranks go.
+    /// Node, cores and devices of each rank.
     pub placement: Placement,
 }
 
-impl std::ops::Deref for Plan {
-    type Target = Survey;
+impl std::ops::Deref for JobPlan {
+    type Target = Discovery;
 
-    fn deref(&self) -> &Survey {
-        &self.survey
+    fn deref(&self) -> &Discovery {
+        &self.discovery
     }
 }
 
-impl Plan {
-    /// Gathers and places.
-    pub fn gather(source: &SourceArgs, job: &JobArgs) -> Result<Self> {
-        Survey::take(source, 0)?.plan(source, job)
+impl JobPlan {
+    /// Discovers machines and allocation, and places the job.
+    pub fn new(source: &SourceArgs, job: &JobArgs) -> Result<Self> {
+        Discovery::run(source, 0)?.plan(source, job)
     }
 
-    /// The machine a node is.
+    /// The machine description of a node.
     pub fn machine(&self, node: &PlacedNode) -> &Machine {
-        &self.machines[self.survey.kind(&node.host)]
+        &self.machines[self.machine_of(&node.host)]
     }
 
-    /// The interfaces of a node, if they are not only those of one that is like it.
+    /// The NICs of a node; `None` if only a similar node's are known.
     pub fn nics(&self, node: &PlacedNode) -> Option<&[Nic]> {
         let host = short(&node.host);
         let own = self.machines.iter().find(|machine| short(&machine.host) == host);
-        self.survey.nics.get(host).or(own.map(|machine| &machine.nics)).map(Vec::as_slice)
+        self.discovery.nics.get(host).or(own.map(|machine| &machine.nics)).map(Vec::as_slice)
     }
 
-    /// The node this process runs on, if it is one of the job's.
+    /// Index of the placed node this process runs on, if it belongs to the job.
     pub fn this_node(&self) -> Option<usize> {
         if let Some(node) = self.allocation.me.and_then(|me| me.node) {
             return Some(node as usize);
@@ -184,30 +184,28 @@ fn allocation(
         hostfile: hostfile.as_deref(),
         flux_hosts: &system::flux_hosts,
     })?;
-    let planned = allocation.scheduler == Scheduler::None && allocation.me.is_none();
-    if planned {
-        allocation.nodes = made_up_nodes(machines, source.nodes.unwrap_or(1));
+    if allocation.scheduler == Scheduler::None && allocation.me.is_none() {
+        allocation.nodes = hypothetical_nodes(machines, source.nodes.unwrap_or(1));
     } else if let Some(wanted) = source.nodes {
-        let given = allocation.nodes.len();
+        let available = allocation.nodes.len();
         let (wanted, spares) = (wanted as usize, spares as usize);
-        if wanted + spares > given {
-            let besides =
-                if spares > 0 { format!(" and --spares {spares}") } else { String::new() };
-            bail!("--nodes {wanted}{besides}, but the allocation has {given}");
+        if wanted + spares > available {
+            let plus = if spares > 0 { format!(" plus --spares {spares}") } else { String::new() };
+            bail!("--nodes {wanted}{plus} exceeds the {available} nodes of the allocation");
         }
         allocation.nodes.truncate(wanted + spares);
     }
     Ok(allocation)
 }
 
-/// Nodes to plan with outside of any allocation: the machines described, then made-up ones.
-fn made_up_nodes(machines: &[Machine], wanted: u32) -> Vec<AllocatedNode> {
-    let wanted = (wanted.max(1) as usize).max(machines.len());
-    let made_up = |i: usize| match machines.get(i) {
-        Some(machine) if machines.len() > 1 || wanted == 1 => machine.host.clone(),
+/// Nodes to plan for outside of any allocation: the described machines, then `node1`, `node2`, ...
+fn hypothetical_nodes(machines: &[Machine], count: u32) -> Vec<AllocatedNode> {
+    let count = (count.max(1) as usize).max(machines.len());
+    let host = |i: usize| match machines.get(i) {
+        Some(machine) if machines.len() > 1 || count == 1 => machine.host.clone(),
         _ => format!("node{}", i + 1),
     };
-    (0..wanted).map(|i| AllocatedNode { host: made_up(i), ranks: None }).collect()
+    (0..count).map(|i| AllocatedNode { host: host(i), ranks: None }).collect()
 }
 
 fn site(
@@ -227,7 +225,7 @@ fn site(
         Ok(Recognition { profile, why: why.to_owned() })
     };
     if let Some(name) = &source.profile {
-        return named(name, "asked for by --profile");
+        return named(name, "selected by --profile");
     }
     if let Some(name) =
         machine.system.as_ref().filter(|n| profiles.names().any(|p| p == n.as_str()))
@@ -243,14 +241,14 @@ fn site(
     }))
 }
 
-/// Ranks that wait for another number than were started wait for ever. Who asks for a number knows
-/// better than the launcher, for example of a later one.
+/// Fails if the launcher started another number of ranks than the plan has: they would wait for each
+/// other forever. An explicit rank count takes precedence over the launcher's.
 fn check_size(placement: &Placement, allocation: &Allocation, job: &Job) -> Result<()> {
-    let asked = job.ranks.is_some() || job.ranks_per_node.is_some();
+    let explicit = job.ranks.is_some() || job.ranks_per_node.is_some();
     match allocation.me {
-        Some(me) if !asked && me.size != placement.ranks => bail!(
-            "this is rank {} of {}, but the nodes of the job would have {}: the launcher does not \
-             tell how it dealt them; pass --ranks-per-node, or --hostfile with `host slots=4` lines",
+        Some(me) if !explicit && me.size != placement.ranks => bail!(
+            "this is rank {} of {}, but the plan has {} ranks: the launcher does not report the \
+             ranks per node; pass --ranks-per-node, or --hostfile with `host slots=4` lines",
             me.rank,
             me.size,
             placement.ranks
@@ -259,8 +257,8 @@ fn check_size(placement: &Placement, allocation: &Allocation, job: &Job) -> Resu
     }
 }
 
-/// A rank that a launcher bound already must plan with what its node's ranks have together, and a
-/// recorded binding is another process's.
+/// Drops the CPU affinity of a recorded machine, which is another process's, and of a rank that a
+/// launcher has already bound: the plan covers all ranks of the node.
 fn for_planning(machine: &Machine, allocation: &Allocation) -> Machine {
     let mut machine = machine.clone();
     if !machine.is_live() || allocation.me.is_some() {
@@ -269,31 +267,31 @@ fn for_planning(machine: &Machine, allocation: &Allocation) -> Machine {
     machine
 }
 
-impl Survey {
-    /// A plan made on a login node takes it for one of the job's nodes, since nothing else is known
-    /// of them. A rank is on one of them, whatever they are called.
-    fn stand_in(&self) -> Option<Warning> {
+impl Discovery {
+    /// Warns that the plan is based on a machine outside the job, such as a login node. A rank is
+    /// always inside the job, even if its host name is not in the list.
+    fn stand_in_warning(&self) -> Option<Warning> {
         let Self { allocation, env, .. } = self;
         let machine = &self.machines[0];
         let known = |host: &str| allocation.nodes.iter().any(|n| short(&n.host) == short(host));
-        let on_node = known(&machine.host)
+        let in_job = known(&machine.host)
             || known(UNKNOWN_HOST)
             || env.get("SLURMD_NODENAME").is_some_and(known)
             || allocation.me.is_some()
-            || self.is_of_nodes();
-        if !machine.is_live() || on_node || allocation.scheduler == Scheduler::None {
+            || self.is_reported_by_agents();
+        if !machine.is_live() || in_job || allocation.scheduler == Scheduler::None {
             return None;
         }
         let hosts: Vec<&str> = allocation.nodes.iter().map(|n| n.host.as_str()).collect();
         Some(Warning {
             code: STAND_IN.to_owned(),
             what: format!(
-                "{} is no node of the job: the plan takes {} to be like it",
+                "{} is not a node of the job: the plan assumes that the job's nodes ({}) are identical to it",
                 machine.host,
                 hostlist::compress(&hosts)
             ),
-            hint: "run this on a node of the job, or describe its nodes by --system, or by \
-                   --machine with what `regatta map --dump` wrote there"
+            hint: "run this on a node of the job, or describe the nodes by --system, or by \
+                   --machine with a file that `regatta map --dump` wrote there"
                 .to_owned(),
         })
     }

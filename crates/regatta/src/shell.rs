@@ -1,6 +1,6 @@
-//! Text that a shell reads back.
+//! Quoting for POSIX shells.
 
-/// Quotes a value for a POSIX shell, if it needs it.
+/// Quotes a value if necessary.
 pub fn quote(value: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "_-./:,=@%+".contains(c);
     if !value.is_empty() && value.chars().all(plain) {
@@ -9,8 +9,8 @@ pub fn quote(value: &str) -> String {
     format!("'{}'", value.replace('\'', "'\\''"))
 }
 
-/// Quotes a sentence, with double quotes where that keeps its apostrophes readable.
-pub fn remark(text: &str) -> String {
+/// Quotes a comment, with double quotes where possible to keep apostrophes readable.
+pub fn quote_comment(text: &str) -> String {
     match text.contains(['"', '$', '`', '\\', '!']) {
         true => quote(text),
         false => format!("\"{text}\""),
@@ -19,10 +19,10 @@ pub fn remark(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{quote, remark};
+    use super::{quote, quote_comment};
 
     #[test]
-    fn only_what_needs_it_is_quoted() {
+    fn values_are_quoted_only_if_necessary() {
         assert_eq!(quote("hsn0,hsn1"), "hsn0,hsn1");
         assert_eq!(quote("AWS Libfabric"), "'AWS Libfabric'");
         assert_eq!(quote("it's"), "'it'\\''s'");
@@ -32,8 +32,8 @@ mod tests {
     }
 
     #[test]
-    fn remarks_stay_readable_and_harmless() {
-        assert_eq!(remark("the rank's"), "\"the rank's\"");
-        assert_eq!(remark("$(reboot)"), "'$(reboot)'");
+    fn comments_are_readable_and_cannot_execute() {
+        assert_eq!(quote_comment("the rank's"), "\"the rank's\"");
+        assert_eq!(quote_comment("$(reboot)"), "'$(reboot)'");
     }
 }

@@ -1,4 +1,4 @@
-//! Questions to the running kernel that only the binary asks: memory policy, names, ports.
+//! Queries to the operating system: memory policy and limits, host names, ports, schedulers.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::{IpAddr, ToSocketAddrs};
@@ -11,7 +11,7 @@ use regatta_model::CpuSet;
 use regatta_place::check::ActualMemory;
 use regatta_predict::footprint::Room;
 
-/// The memory policy of this thread.
+/// NUMA memory policy of this thread.
 pub fn memory_policy() -> ActualMemory {
     const WORDS: usize = 64;
     let mut mode: libc::c_int = 0;
@@ -43,81 +43,92 @@ pub fn memory_policy() -> ActualMemory {
     }
 }
 
-/// Bytes of memory that this process can have now without hurting others: of the machine, and of
-/// its control group and those above.
-pub fn free_memory() -> Option<u64> {
-    rooms("").into_iter().map(|room| room.free).min()
+/// Bytes of memory available to this process: the minimum over the node and all enclosing cgroups.
+pub fn available_memory() -> Option<u64> {
+    memory_limits("").into_iter().map(|limit| limit.free).min()
 }
 
-/// The memory that this process has to do with on its host: the machine's, and that of its control
-/// group and those above, each with what can be had now without hurting others.
-pub fn rooms(host: &str) -> Vec<Room> {
-    rooms_below(Path::new("/"), host).unwrap_or_default()
+/// The memory limits of this process, each with the bytes available now: the node, its cgroup and
+/// all enclosing cgroups.
+pub fn memory_limits(host: &str) -> Vec<Room> {
+    memory_limits_below(Path::new("/"), host).unwrap_or_default()
 }
 
-fn rooms_below(root: &Path, host: &str) -> Option<Vec<Room>> {
+fn memory_limits_below(root: &Path, host: &str) -> Option<Vec<Room>> {
     let text = std::fs::read_to_string(root.join("proc/meminfo")).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     let free = line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)?;
     let machine = Room { id: id(&(host, 0u8, 0u64)), free, name: "this node".to_owned() };
     let text = std::fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
-    let groups = root.join("sys/fs/cgroup");
-    let groups = text.lines().flat_map(|line| groups_of(&groups, line, host));
-    Some([machine].into_iter().chain(groups).collect())
+    let mount = root.join("sys/fs/cgroup");
+    let cgroups = text.lines().flat_map(|line| cgroup_limits(&mount, line, host));
+    Some([machine].into_iter().chain(cgroups).collect())
 }
 
-/// A control group and those above it that are about memory and have a limit. A line is
-/// `number:controllers:/path`, without controllers in version 2.
-fn groups_of(groups: &Path, line: &str, host: &str) -> Vec<Room> {
+/// The memory limits of a cgroup and of those that enclose it. A line of /proc/self/cgroup is
+/// `id:controllers:/path`, without controllers in version 2.
+fn cgroup_limits(mount: &Path, line: &str, host: &str) -> Vec<Room> {
     let parts = line.split_once(':').and_then(|(_, rest)| rest.split_once(":/"));
     let Some((controllers, own)) = parts else { return Vec::new() };
-    let (groups, names, version) = match controllers {
-        "" => (groups.to_owned(), VERSION_2, 2u8),
-        some if some.split(',').any(|name| name == "memory") => {
-            (groups.join("memory"), VERSION_1, 1)
-        }
+    let (mount, files) = match controllers {
+        "" => (mount.to_owned(), &CGROUP_V2),
+        some if some.split(',').any(|name| name == "memory") => (mount.join("memory"), &CGROUP_V1),
         _ => return Vec::new(),
     };
-    let one = |path: &Path| {
-        let group = groups.join(path);
-        let free = left_in(&group, names)?;
-        // Namespaces may call different groups the same; their numbers differ all the same.
-        let number = std::fs::metadata(&group).ok()?.ino();
-        let name = format!("control group /{}", path.display());
-        Some(Room { id: id(&(host, version, number)), free, name })
+    let limit = |path: &Path| {
+        let cgroup = mount.join(path);
+        let free = files.available(&cgroup)?;
+        // In different namespaces different cgroups may have the same path, but not the same inode.
+        let inode = std::fs::metadata(&cgroup).ok()?.ino();
+        let name = format!("cgroup /{}", path.display());
+        Some(Room { id: id(&(host, files.version, inode)), free, name })
     };
-    Path::new(own).ancestors().filter_map(one).collect()
+    Path::new(own).ancestors().filter_map(limit).collect()
 }
 
-/// A number for what tells a memory from others, the same in all processes of this program.
+/// Identifies a memory limit, identically in all processes of this program.
 fn id(of: &impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
     of.hash(&mut hasher);
     hasher.finish().max(1)
 }
 
-/// Where a control group tells its limit, what it uses, and what of that are copies of files, which
-/// go when memory is needed.
-type Names = (&'static str, &'static str, [&'static str; 2]);
-const VERSION_1: Names = (
-    "memory.limit_in_bytes",
-    "memory.usage_in_bytes",
-    ["total_inactive_file ", "total_active_file "],
-);
-const VERSION_2: Names = ("memory.max", "memory.current", ["inactive_file ", "active_file "]);
-
-fn left_in(group: &Path, (limit, used, copies): Names) -> Option<u64> {
-    let read = |name: &str| std::fs::read_to_string(group.join(name)).ok();
-    let number = |text: &str| text.trim().parse::<u64>().ok();
-    let (limit, used) = (number(&read(limit)?)?, number(&read(used)?)?);
-    let stat = read("memory.stat").unwrap_or_default();
-    let copied = copies
-        .iter()
-        .filter_map(|name| stat.lines().find_map(|line| number(line.strip_prefix(name)?)));
-    Some(limit.saturating_sub(used.saturating_sub(copied.sum())))
+/// The files of a memory cgroup.
+struct CgroupFiles {
+    version: u8,
+    limit: &'static str,
+    usage: &'static str,
+    /// Entries of `memory.stat` with the page cache, which is reclaimed under memory pressure.
+    page_cache: [&'static str; 2],
 }
 
-/// What a name resolves to, IPv4 first; empty if to nothing.
+const CGROUP_V1: CgroupFiles = CgroupFiles {
+    version: 1,
+    limit: "memory.limit_in_bytes",
+    usage: "memory.usage_in_bytes",
+    page_cache: ["total_inactive_file ", "total_active_file "],
+};
+const CGROUP_V2: CgroupFiles = CgroupFiles {
+    version: 2,
+    limit: "memory.max",
+    usage: "memory.current",
+    page_cache: ["inactive_file ", "active_file "],
+};
+
+impl CgroupFiles {
+    /// Bytes still available in a cgroup; `None` without a limit.
+    fn available(&self, cgroup: &Path) -> Option<u64> {
+        let read = |name: &str| std::fs::read_to_string(cgroup.join(name)).ok();
+        let number = |text: &str| text.trim().parse::<u64>().ok();
+        let (limit, usage) = (number(&read(self.limit)?)?, number(&read(self.usage)?)?);
+        let stat = read("memory.stat").unwrap_or_default();
+        let entry = |name: &&str| stat.lines().find_map(|line| number(line.strip_prefix(name)?));
+        let page_cache = self.page_cache.iter().filter_map(entry).sum();
+        Some(limit.saturating_sub(usage.saturating_sub(page_cache)))
+    }
+}
+
+/// Resolves a host name, IPv4 addresses first; empty if it cannot be resolved.
 pub fn resolve(name: &str) -> Vec<IpAddr> {
     let mut found: Vec<IpAddr> = match (name, 0u16).to_socket_addrs() {
         Ok(addresses) => addresses.map(|a| a.ip()).filter(|a| !a.is_loopback()).collect(),
@@ -128,34 +139,34 @@ pub fn resolve(name: &str) -> Vec<IpAddr> {
     found
 }
 
-/// Whether a server could listen on the port on every interface.
+/// Whether a port is free on all interfaces.
 pub fn port_is_free(port: u16) -> bool {
     regatta_launch::port::is_free(port)
 }
 
-/// The hosts of the Flux job this process is in.
+/// Hosts of the enclosing Flux job.
 pub fn flux_hosts() -> Option<String> {
-    printed("flux", &["hostlist", "local"])
+    command_output("flux", &["hostlist", "local"])
 }
 
-/// What the `mpiexec` in PATH says of itself.
+/// Version text of the `mpiexec` in PATH.
 pub fn mpiexec_version() -> Option<String> {
-    printed("mpiexec", &["--version"])
+    command_output("mpiexec", &["--version"])
 }
 
-/// What Slurm knows of a job.
+/// Slurm's description of a job.
 pub fn slurm_job(id: &str) -> Option<String> {
-    printed("scontrol", &["show", "job", "-d", id])
+    command_output("scontrol", &["show", "job", "-d", id])
 }
 
-/// A scheduler that does not answer must not hold us up for ever.
-const ANSWER: Duration = Duration::from_secs(10);
+/// Limit on queries to a scheduler that may not answer.
+const QUERY_TIMEOUT: Duration = Duration::from_secs(10);
 
-fn printed(program: &str, args: &[&str]) -> Option<String> {
-    started::output_of(program, args, ANSWER).map(|text| text.trim().to_owned())
+fn command_output(program: &str, args: &[&str]) -> Option<String> {
+    started::output_of(program, args, QUERY_TIMEOUT).map(|text| text.trim().to_owned())
 }
 
-/// This user's name, for folders that no two users should share.
+/// User name, to make paths unique per user.
 pub fn user(env: &regatta_discover::Env) -> String {
     let named = ["USER", "LOGNAME"].iter().find_map(|v| env.get(v)).map(str::to_owned);
     named.unwrap_or_else(|| format!("uid{}", rustix::process::getuid().as_raw()))
@@ -167,7 +178,7 @@ mod tests {
 
     use super::*;
 
-    /// A root with these files.
+    /// A root folder with these files.
     fn root(name: &str, files: &[(&str, &str)]) -> PathBuf {
         let name = format!("regatta-memory-{name}-{}", std::process::id());
         let root = std::env::temp_dir().join(name);
@@ -179,18 +190,18 @@ mod tests {
         root
     }
 
-    /// Whose memory there is below a root, and how much.
-    fn free(root: &Path) -> Vec<(String, u64)> {
-        let rooms = rooms_below(root, "a").unwrap().into_iter();
-        rooms.map(|room| (room.name, room.free)).collect()
+    /// Name and available bytes of each limit below a root.
+    fn available(root: &Path) -> Vec<(String, u64)> {
+        let limits = memory_limits_below(root, "a").unwrap().into_iter();
+        limits.map(|limit| (limit.name, limit.free)).collect()
     }
 
     #[test]
-    fn limits_count_without_copies_of_files() {
+    fn available_memory_excludes_the_page_cache() {
         let machine = ("proc/meminfo", "MemTotal: 9000 kB\nMemAvailable:    8000 kB\n");
         let bare = root("bare", &[machine]);
         let node = ("this node".to_owned(), 8000 << 10);
-        assert_eq!(free(&bare), std::slice::from_ref(&node));
+        assert_eq!(available(&bare), std::slice::from_ref(&node));
         let two = root(
             "two",
             &[
@@ -202,7 +213,7 @@ mod tests {
                 ("sys/fs/cgroup/job/memory.stat", "anon 1\ninactive_file 500\nactive_file 20\n"),
             ],
         );
-        assert_eq!(free(&two), [node.clone(), ("control group /job".to_owned(), 1520)]);
+        assert_eq!(available(&two), [node.clone(), ("cgroup /job".to_owned(), 1520)]);
         let one = root(
             "one",
             &[
@@ -215,9 +226,9 @@ mod tests {
                 ("sys/fs/cgroup/memory/job/memory.stat", "total_inactive_file 30\n"),
             ],
         );
-        assert_eq!(free(&one)[..2], [node, ("control group /job".to_owned(), 1030)]);
-        // The same to all that are in it, and another one to others.
-        let ids = |host| rooms_below(&two, host).unwrap().into_iter().map(|room| room.id);
+        assert_eq!(available(&one)[..2], [node, ("cgroup /job".to_owned(), 1030)]);
+        // Identifiers agree between processes and differ between limits and hosts.
+        let ids = |host| memory_limits_below(&two, host).unwrap().into_iter().map(|limit| limit.id);
         let all: std::collections::BTreeSet<u64> =
             ids("a").chain(ids("b")).chain(ids("a")).collect();
         assert_eq!(all.len(), 4);

@@ -1,6 +1,6 @@
-//! Plain text tables: columns as wide as their content, no lines.
+//! Plain text tables without borders.
 
-/// Rows under a header, columns two spaces apart, numbers to the right.
+/// Formats rows under a header: columns two spaces apart, numeric columns right-aligned.
 pub fn table(header: &[&str], rows: &[Vec<String>]) -> Vec<String> {
     let width = |column: usize| {
         let cells = rows.iter().map(|r| r[column].chars().count());
@@ -32,7 +32,7 @@ mod tests {
     use super::table;
 
     #[test]
-    fn columns_line_up() {
+    fn columns_are_aligned() {
         let rows = [vec!["0".into(), "49-55".into()], vec!["10".into(), "1-7".into()]];
         assert_eq!(table(&["rank", "cpus"], &rows), ["rank  cpus", "   0  49-55", "  10  1-7"]);
     }

@@ -1,41 +1,40 @@
-//! Recorded machines: the files of each built-in system as its kernel would show them give the
-//! same plan as the description.
+//! Recorded machines: the sysfs files of each built-in system give the same plan as its description.
 
-#![allow(clippy::unwrap_used, reason = "a test's own functions may panic as it may")]
+#![allow(clippy::unwrap_used, reason = "test helpers may panic")]
 
 mod support;
 
 use regatta_model::{Machine, MemoryPolicy, NicKind, document};
-use support::tree::{IntelDriver, Shape, Tree};
-use support::{Plan, SYSTEMS, line, plan};
+use support::sysfs::{IntelDriver, SysfsOptions, SysfsTree};
+use support::{MapOutput, SYSTEMS, map_json, run_line};
 
-/// A built-in system as a description.
+/// The description of a built-in system.
 fn system(name: &str) -> Machine {
-    document::from_json(&line(&format!("map --system {name} --dump -")).ok()).unwrap()
+    document::from_json(&run_line(&format!("map --system {name} --dump -")).ok()).unwrap()
 }
 
-fn plan_of(tree: &Tree, words: &str) -> Plan {
-    plan(&format!("--machine {} {words}", tree.arg()))
+fn plan_of(tree: &SysfsTree, words: &str) -> MapOutput {
+    map_json(&format!("--machine {} {words}", tree.arg()))
 }
 
-/// GPUs, NICs and placement are those of the built-in system.
-fn same_as_described(name: &str, found: &Plan) {
-    let described = plan(&format!("--system {name}"));
-    let gpus = |plan: &Plan| {
+/// Asserts that GPUs, NICs and placement are those of the built-in system.
+fn assert_same_as_described(name: &str, found: &MapOutput) {
+    let described = map_json(&format!("--system {name}"));
+    let gpus = |plan: &MapOutput| {
         let gpu = |g: &regatta_model::Gpu| {
             (g.index, g.vendor, g.numa, g.cpus.to_string(), g.memory_bytes, g.card, g.part)
         };
         plan.machine().gpus.iter().map(gpu).collect::<Vec<_>>()
     };
-    let without_memory = |plan: &Plan| {
+    let without_memory = |plan: &MapOutput| {
         gpus(plan).into_iter().map(|g| (g.0, g.1, g.2, g.3, g.5, g.6)).collect::<Vec<_>>()
     };
     assert_eq!(without_memory(found), without_memory(&described), "{name}");
-    // NVIDIA's files do not tell the memory; its library does on the live machine.
+    // NVIDIA's files lack the memory size, which NVML reports on a live machine.
     if !described.machine().gpus[0].name.contains("NVIDIA") {
         assert_eq!(gpus(found), gpus(&described), "{name}");
     }
-    let nics = |plan: &Plan| {
+    let nics = |plan: &MapOutput| {
         let fabric = plan.machine().nics.iter().filter(|n| n.kind != NicKind::Ethernet);
         fabric
             .map(|n| {
@@ -44,10 +43,10 @@ fn same_as_described(name: &str, found: &Plan) {
             .collect::<Vec<_>>()
     };
     assert_eq!(nics(found), nics(&described), "{name}");
-    same_ranks(name, found, &described);
+    assert_same_ranks(name, found, &described);
 }
 
-fn same_ranks(name: &str, found: &Plan, described: &Plan) {
+fn assert_same_ranks(name: &str, found: &MapOutput, described: &MapOutput) {
     for (f, d) in found.ranks().iter().zip(described.ranks()) {
         let key = |r: &regatta_model::PlacedRank| {
             (r.gpus.clone(), r.cpus.to_string(), r.mask.clone(), r.numa.clone(), r.nic.clone())
@@ -61,27 +60,27 @@ fn same_ranks(name: &str, found: &Plan, described: &Plan) {
 }
 
 #[test]
-fn the_files_of_every_system_give_its_published_plan() {
+fn sysfs_files_of_every_system_give_its_published_plan() {
     for name in SYSTEMS {
-        let tree = Tree::of(&system(name));
+        let tree = SysfsTree::of(&system(name));
         let found = plan_of(&tree, &format!("--profile {name}"));
-        same_as_described(name, &found);
+        assert_same_as_described(name, &found);
         assert_eq!(found.machine().notes, [""; 0], "{name}");
     }
 }
 
 #[test]
-fn both_intel_drivers_show_the_tiles() {
-    let shape = Shape { intel: IntelDriver::Xe, ..Shape::default() };
-    let tree = Tree::shaped(&system("aurora"), &shape);
-    same_as_described("aurora", &plan_of(&tree, "--profile aurora"));
+fn tiles_are_discovered_with_both_intel_drivers() {
+    let options = SysfsOptions { intel: IntelDriver::Xe, ..SysfsOptions::default() };
+    let tree = SysfsTree::with_options(&system("aurora"), &options);
+    assert_same_as_described("aurora", &plan_of(&tree, "--profile aurora"));
 }
 
 #[test]
-fn sites_are_recognised_by_their_hardware_and_domain() {
-    let tree = Tree::of(&system("lumi-g"));
+fn sites_are_detected_by_hardware_and_domain() {
+    let tree = SysfsTree::of(&system("lumi-g"));
     tree.file("/etc/resolv.conf", "search lumi.csc.fi\nnameserver 10.0.0.1");
-    let text = line(&format!("map --machine {}", tree.arg())).ok();
+    let text = run_line(&format!("map --machine {}", tree.arg())).ok();
     assert!(text.starts_with("site     lumi-g ("), "{text:.80}");
     let masks: Vec<String> = plan_of(&tree, "").ranks().iter().map(|r| r.mask.clone()).collect();
     assert_eq!(
@@ -91,26 +90,29 @@ fn sites_are_recognised_by_their_hardware_and_domain() {
 }
 
 #[test]
-fn sibling_threads_that_are_off_are_not_used() {
+fn offline_sibling_threads_are_not_used() {
     let set = |text: &str| text.parse().unwrap();
-    let shape = Shape { offline: set("64-127"), ..Shape::default() };
-    let lumi = plan_of(&Tree::shaped(&system("lumi-g"), &shape), "--profile lumi-g --smt all");
+    let options = SysfsOptions { offline: set("64-127"), ..SysfsOptions::default() };
+    let lumi = plan_of(
+        &SysfsTree::with_options(&system("lumi-g"), &options),
+        "--profile lumi-g --smt all",
+    );
     assert_eq!(lumi.cpus()[..3], ["49-55", "57-63", "17-23"]);
     assert_eq!(lumi.machine().gpus[0].cpus.to_string(), "48-63");
     assert_eq!(lumi.machine().threads_per_core(), 1);
-    let perlmutter = Tree::shaped(&system("perlmutter"), &shape);
+    let perlmutter = SysfsTree::with_options(&system("perlmutter"), &options);
     let perlmutter = plan_of(&perlmutter, "--profile perlmutter");
     assert_eq!(perlmutter.cpus(), ["48-63", "32-47", "16-31", "0-15"]);
 }
 
 #[test]
-fn cpus_that_are_off_leave_holes() {
+fn offline_cpus_are_not_used() {
     let off = "3,17-18,40-47,67,81-82,104-111";
-    let shape = Shape { offline: off.parse().unwrap(), ..Shape::default() };
-    let tree = Tree::shaped(&system("lumi-g"), &shape);
+    let options = SysfsOptions { offline: off.parse().unwrap(), ..SysfsOptions::default() };
+    let tree = SysfsTree::with_options(&system("lumi-g"), &options);
     let found = plan_of(&tree, "--profile lumi-g");
     assert_eq!(found.machine().cores.len(), 64 - 11);
-    // Each rank stays on its NUMA node, and those of one node get equally many cores.
+    // Each rank stays on its NUMA node, and ranks of one NUMA node get equally many cores.
     let offline: regatta_model::CpuSet = off.parse().unwrap();
     let numa = [3, 3, 1, 1, 0, 0, 2, 2];
     let mut seen = regatta_model::CpuSet::new();
@@ -120,13 +122,13 @@ fn cpus_that_are_off_leave_holes() {
         assert_eq!(rank.numa, [numa]);
         seen = seen.union(&rank.cpus);
     }
-    assert_eq!(found.cpus()[6..], ["33-35", "36-38"], "what is left of the half-empty node");
+    assert_eq!(found.cpus()[6..], ["33-35", "36-38"], "the rest of the half-offline NUMA node");
     let counts: Vec<usize> = found.ranks().iter().map(|r| r.cpus.len()).collect();
     assert!(counts.chunks(2).all(|pair| pair[0] == pair[1]), "{counts:?}");
 }
 
-/// No rank leaves the cpuset, and memory comes from what it allows.
-fn stays_inside(tree: &Tree, cpus: &str) -> Plan {
+/// Asserts that all ranks are bound inside the cpuset.
+fn assert_inside_cpuset(tree: &SysfsTree, cpus: &str) -> MapOutput {
     let allowed: regatta_model::CpuSet = cpus.parse().unwrap();
     let found = plan_of(tree, "--profile lumi-g");
     assert_eq!(found.machine().usable.cgroup.as_ref(), Some(&allowed));
@@ -137,13 +139,13 @@ fn stays_inside(tree: &Tree, cpus: &str) -> Plan {
 }
 
 #[test]
-fn a_cpuset_that_leaves_half_of_a_node_is_kept() {
+fn ranks_stay_inside_a_partial_cpuset() {
     let machine = system("lumi-g");
-    // NUMA nodes 0 and 3, the first cores of their L3 groups taken out by the site.
+    // NUMA nodes 0 and 3, without the first core of each L3 cache.
     let cpus = "1-7,9-15,49-55,57-63";
-    let check = |tree: &Tree| {
-        let found = stays_inside(tree, cpus);
-        // The ranks of GPUs 2, 3, 6 and 7 find no core near, and still get as many as the others.
+    let check = |tree: &SysfsTree| {
+        let found = assert_inside_cpuset(tree, cpus);
+        // The ranks of GPUs 2, 3, 6 and 7 have no local core, but get as many as the others.
         let cpus = found.cpus();
         assert_eq!([&cpus[0], &cpus[1], &cpus[4], &cpus[5]], ["49-51", "57-59", "1-3", "9-11"]);
         assert!(found.ranks().iter().all(|r| r.cpus.len() == 3), "{cpus:?}");
@@ -152,72 +154,72 @@ fn a_cpuset_that_leaves_half_of_a_node_is_kept() {
             assert_eq!(rank.memory, MemoryPolicy::Prefer(rank.numa.clone()));
         }
     };
-    let tree = Tree::of(&machine);
+    let tree = SysfsTree::of(&machine);
     tree.cgroup_v1("/slurm/uid_1000/job_4711/step_0", cpus, "0,3");
     check(&tree);
-    let tree = Tree::of(&machine);
+    let tree = SysfsTree::of(&machine);
     tree.cgroup_v2("/system.slice/slurmstepd.scope/job_4711/step_0/user/task_0", cpus, "0,3");
     check(&tree);
 }
 
 #[test]
-fn cpusets_are_found_where_the_process_does_not_see_its_own_group() {
+fn cpuset_is_found_if_the_cgroup_path_is_not_visible() {
     let machine = system("lumi-g");
     let cpus = "1-7,9-15";
-    // A container whose cgroup namespace begins at its own group.
-    let tree = Tree::of(&machine);
+    // A container with its own cgroup namespace.
+    let tree = SysfsTree::of(&machine);
     tree.cgroup_v2("/", cpus, "0");
-    stays_inside(&tree, cpus);
-    // The innermost groups have no cpuset of their own.
-    let tree = Tree::of(&machine);
+    assert_inside_cpuset(&tree, cpus);
+    // The innermost cgroups have no cpuset.
+    let tree = SysfsTree::of(&machine);
     tree.cgroup_v2("/slurm/job_1", cpus, "0");
     tree.file("/proc/self/cgroup", "0::/slurm/job_1/step_0/user/task_3");
     tree.file("/sys/fs/cgroup/slurm/job_1/step_0/cgroup.procs", "4242");
-    stays_inside(&tree, cpus);
-    // Docker with cgroups of version 1: the path is the host's, the mount is the container's.
-    let tree = Tree::of(&machine);
+    assert_inside_cpuset(&tree, cpus);
+    // Docker with cgroup v1: the path is the host's, the mount the container's.
+    let tree = SysfsTree::of(&machine);
     tree.cgroup_v1("", cpus, "0");
     tree.file("/proc/self/cgroup", "5:cpuset:/docker/0123456789abcdef");
-    stays_inside(&tree, cpus);
+    assert_inside_cpuset(&tree, cpus);
 }
 
 #[test]
-fn memory_comes_from_what_the_cgroup_allows() {
-    let tree = Tree::of(&system("lumi-g"));
+fn memory_policy_respects_the_cgroup() {
+    let tree = SysfsTree::of(&system("lumi-g"));
     tree.cgroup_v2("/job", "0-127", "0-1");
     let found = plan_of(&tree, "--profile lumi-g");
-    assert_eq!(found.machine().usable.cgroup, None, "all CPUs are no restriction");
+    assert_eq!(found.machine().usable.cgroup, None, "all CPUs: no restriction");
     assert_eq!(found.ranks()[0].memory, MemoryPolicy::System, "node 3 is not allowed");
     assert_eq!(found.ranks()[2].memory, MemoryPolicy::Prefer(vec![1]));
 }
 
 #[test]
-fn a_virtual_machine_names_no_node_for_its_devices() {
-    let shape = Shape { no_pci_numa: true, ..Shape::default() };
-    let tree = Tree::shaped(&system("perlmutter"), &shape);
+fn devices_without_numa_node_share_all_cores_equally() {
+    let options = SysfsOptions { no_pci_numa: true, ..SysfsOptions::default() };
+    let tree = SysfsTree::with_options(&system("perlmutter"), &options);
     let found = plan_of(&tree, "--profile perlmutter");
     assert!(found.machine().gpus.iter().all(|g| g.numa.is_none()));
     assert!(found.machine().nics.iter().all(|n| n.numa.is_none()));
-    // Nobody knows what is near, so each gets an equal part of it all.
+    // Locality is unknown, so each rank gets an equal share of all cores.
     let sizes: Vec<usize> = found.ranks().iter().map(|r| r.cpus.len()).collect();
     assert_eq!(sizes, [32; 4]);
     assert!(found.layout().idle.is_empty());
-    // The switches still tell which NIC is near.
+    // PCI switches still determine the nearest NIC.
     let nics: Vec<&str> = found.ranks().iter().map(|r| r.nic.as_deref().unwrap()).collect();
     assert_eq!(nics, ["hsn3", "hsn2", "hsn1", "hsn0"]);
 }
 
 #[test]
-fn on_one_numa_node_every_gpu_is_near() {
+fn single_numa_node_is_local_to_every_gpu() {
     let mut machine = system("cpu:1x1x16");
     let dgx = system("dgx-h100");
     machine.nics = dgx.nics[..2].to_vec();
     machine.gpus = dgx.gpus[..2].to_vec();
     machine.gpus.iter_mut().for_each(|g| g.nic_distance.truncate(2));
-    let shape = Shape { no_pci_numa: true, ..Shape::default() };
-    let tree = Tree::shaped(&machine, &shape);
+    let options = SysfsOptions { no_pci_numa: true, ..SysfsOptions::default() };
+    let tree = SysfsTree::with_options(&machine, &options);
     assert_eq!(plan_of(&tree, "").cpus(), ["0-7", "8-15"]);
-    // A kernel without NUMA has no nodes at all.
+    // A kernel without NUMA support has no node folders.
     tree.remove("/sys/devices/system/node");
     let found = plan_of(&tree, "");
     assert_eq!(found.cpus(), ["0-7", "8-15"]);
@@ -225,37 +227,37 @@ fn on_one_numa_node_every_gpu_is_near() {
 }
 
 #[test]
-fn empty_memory_nodes_of_gh200_change_nothing() {
-    let shape = Shape { empty_mig_nodes: true, ..Shape::default() };
-    let tree = Tree::shaped(&system("alps"), &shape);
+fn empty_mig_numa_nodes_of_gh200_are_ignored() {
+    let options = SysfsOptions { empty_mig_nodes: true, ..SysfsOptions::default() };
+    let tree = SysfsTree::with_options(&system("alps"), &options);
     let found = plan_of(&tree, "--profile alps");
     assert_eq!(found.machine().numa.len(), 36);
-    same_as_described("alps", &found);
-    let text = line(&format!("map --machine {} --profile alps", tree.arg())).ok();
+    assert_same_as_described("alps", &found);
+    let text = run_line(&format!("map --machine {} --profile alps", tree.arg())).ok();
     assert!(!text.contains("NUMA 5"), "empty nodes are not drawn:\n{text}");
 }
 
 #[test]
-fn a_container_is_named() {
-    let tree = Tree::of(&system("polaris"));
+fn container_is_reported() {
+    let tree = SysfsTree::of(&system("polaris"));
     assert_eq!(plan_of(&tree, "").machine().os.container, None);
     tree.file("/.dockerenv", "");
     let found = plan_of(&tree, "--profile polaris");
     assert_eq!(found.machine().os.container.as_deref(), Some("docker"));
-    same_as_described("polaris", &found);
-    let text = line(&format!("map --machine {}", tree.arg())).ok();
+    assert_same_as_described("polaris", &found);
+    let text = run_line(&format!("map --machine {}", tree.arg())).ok();
     assert!(text.contains("inside docker, memlock unlimited, /dev/shm 252 GiB"), "{text}");
 }
 
 #[test]
-fn almost_nothing_gives_a_clear_sentence() {
-    let tree = Tree::empty();
-    let run = || line(&format!("map --machine {}", tree.arg()));
-    let sentence = run().sentence();
-    assert!(sentence.contains("nor a folder with sys/devices/system/cpu in it"), "{sentence}");
+fn nearly_empty_tree_gives_a_clear_error() {
+    let tree = SysfsTree::empty();
+    let run = || run_line(&format!("map --machine {}", tree.arg()));
+    let error = run().error_line();
+    assert!(error.contains("nor a folder with sys/devices/system/cpu in it"), "{error}");
     tree.folder("/sys/devices/system/cpu");
-    let sentence = run().sentence();
-    assert!(sentence.contains("no usable core"), "{sentence}");
+    let error = run().error_line();
+    assert!(error.contains("no usable core"), "{error}");
     // One file is enough for a plan.
     tree.file("/sys/devices/system/cpu/online", "0-3");
     assert_eq!(plan_of(&tree, "").cpus(), ["0-3"]);

@@ -1,20 +1,18 @@
-//! The maps of the built-in systems: as published, as golden files, and through the options of the
-//! command line.
+//! Placement on the built-in systems: published maps, golden files and job options.
 //!
-//! The golden files are written anew with `REGATTA_BLESS=1 cargo test -p regatta --test systems`.
+//! `REGATTA_BLESS=1 cargo test -p regatta --test systems` updates the golden files.
 
-#![allow(clippy::unwrap_used, reason = "a test's own functions may panic as it may")]
+#![allow(clippy::unwrap_used, reason = "test helpers may panic")]
 
 mod support;
 
 use std::fmt::Write as _;
 
 use regatta_model::{MemoryPolicy, PlacedRank};
-use support::{Plan, SYSTEMS, golden, line, plan};
+use support::{MapOutput, SYSTEMS, golden, map_json, run_line};
 
-/// What is published of each system: a line for each GPU in the runtime's order, with its NUMA
-/// node, the cores near it, the cores of its rank, their mask, and its NIC's fabric device. `?`
-/// stands for what no public source states.
+/// Published maps: a line per GPU in device order, with its NUMA node, local CPUs, the CPUs of its
+/// rank, their mask, and the fabric device of its NIC. `?` is not stated by any public source.
 const PUBLISHED: [(&str, &str); 10] = [
     ("lumi-g", MI250X),
     ("frontier", MI250X),
@@ -91,14 +89,14 @@ const GH200: &str = "0 0-71    0-71    ffffffffffffffffff ?
     3 216-287 216-287 ffffffffffffffffff000000000000000000000000000000000000000000000000000000 ?";
 
 #[test]
-fn every_system_has_its_published_map() {
+fn every_system_matches_its_published_map() {
     assert_eq!(PUBLISHED.map(|(name, _)| name), SYSTEMS);
     for (system, published) in PUBLISHED {
-        let plan = plan(&format!("--system {system}"));
+        let plan = map_json(&format!("--system {system}"));
         let gpus = &plan.machine().gpus;
         assert_eq!(gpus.len(), published.lines().count(), "{system}");
         assert_eq!(plan.ranks().len(), gpus.len(), "{system}");
-        for (i, wanted) in published.lines().enumerate() {
+        for (i, expected) in published.lines().enumerate() {
             let (gpu, rank) = (&gpus[i], &plan.ranks()[i]);
             assert_eq!((gpu.index, rank.local_rank), (i as u32, i as u32), "{system}");
             assert_eq!(rank.gpus, [i as u32], "{system}: local rank i has device i");
@@ -109,28 +107,28 @@ fn every_system_has_its_published_map() {
                 rank.mask.clone(),
                 plan.fabric_of(rank).unwrap().to_owned(),
             ];
-            let wanted: Vec<&str> = wanted.split_whitespace().collect();
-            assert_eq!(wanted.len(), got.len(), "{system}");
-            let same = wanted.iter().zip(&got).all(|(w, g)| *w == "?" || w == g);
-            assert!(same, "{system} GPU {i}: published {wanted:?}, got {got:?}");
+            let expected: Vec<&str> = expected.split_whitespace().collect();
+            assert_eq!(expected.len(), got.len(), "{system}");
+            let same = expected.iter().zip(&got).all(|(e, g)| *e == "?" || e == g);
+            assert!(same, "{system} GPU {i}: published {expected:?}, got {got:?}");
         }
     }
 }
 
 #[test]
-fn lumi_has_the_masks_of_its_guide() {
+fn lumi_masks_match_its_user_guide() {
     let masks = "fe000000000000,fe00000000000000,fe0000,fe000000,fe,fe00,fe00000000,fe0000000000";
     for system in ["lumi-g", "frontier"] {
-        let plan = plan(&format!("--system {system}"));
+        let plan = map_json(&format!("--system {system}"));
         let got: Vec<&str> = plan.ranks().iter().map(|r| r.mask.as_str()).collect();
         assert_eq!(got.join(","), masks, "{system}");
-        let srun = line(&format!("map --system {system} --format srun")).ok();
+        let srun = run_line(&format!("map --system {system} --format srun")).ok();
         let with_prefix = masks.split(',').map(|m| format!("0x{m}")).collect::<Vec<_>>().join(",");
         assert!(srun.contains(&format!("--cpu-bind=mask_cpu:{with_prefix} ")), "{srun}");
     }
 }
 
-/// A mask worked out digit by digit from a list such as `0-3,8`.
+/// Computes a mask digit by digit from a list such as `0-3,8`.
 fn mask_of(list: &str) -> String {
     let mut digits = vec![0u32; 128];
     for range in list.split(',') {
@@ -143,27 +141,27 @@ fn mask_of(list: &str) -> String {
 }
 
 #[test]
-fn masks_and_lists_say_the_same() {
+fn masks_match_cpu_lists() {
     assert_eq!(mask_of("1-7"), "fe");
     for system in SYSTEMS.iter().copied().chain(["cpu:2x4x8", "cpu:1x1x1"]) {
-        for rank in plan(&format!("--system {system}")).ranks() {
+        for rank in map_json(&format!("--system {system}")).ranks() {
             assert_eq!(rank.mask, mask_of(&rank.cpus.to_string()), "{system}");
         }
     }
 }
 
 #[test]
-fn nics_are_where_the_sites_say() {
-    // One NIC a module, and one a GPU.
+fn nics_match_the_site_documentation() {
+    // One NIC per module or per GPU.
     for system in ["alps", "jupiter", "dgx-h100", "perlmutter"] {
-        let plan = plan(&format!("--system {system}"));
+        let plan = map_json(&format!("--system {system}"));
         let mut nics: Vec<&str> = plan.ranks().iter().map(|r| r.nic.as_deref().unwrap()).collect();
         nics.sort_unstable();
         nics.dedup();
         assert_eq!(nics.len(), plan.ranks().len(), "{system}: {nics:?}");
     }
     // Aurora has four on each socket.
-    let plan = plan("--system aurora");
+    let plan = map_json("--system aurora");
     for rank in plan.ranks() {
         let number: u32 =
             plan.fabric_of(rank).unwrap().strip_prefix("cxi").unwrap().parse().unwrap();
@@ -172,9 +170,9 @@ fn nics_are_where_the_sites_say() {
 }
 
 #[test]
-fn the_memory_of_gh200_gpus_is_no_place_for_ranks() {
+fn gh200_gpu_memory_nodes_are_not_used_for_ranks() {
     for system in ["alps", "jupiter"] {
-        let plan = plan(&format!("--system {system}"));
+        let plan = map_json(&format!("--system {system}"));
         let bare: Vec<u32> =
             plan.machine().numa.iter().filter(|n| n.cpus.is_empty()).map(|n| n.id).collect();
         assert_eq!(bare, [4, 12, 20, 28], "{system}");
@@ -205,8 +203,8 @@ fn rank_line(rank: &PlacedRank) -> String {
     )
 }
 
-/// Machine and placement in words, one line a GPU and one a rank with its reasons below.
-fn describe(plan: &Plan) -> String {
+/// Machine and placement as text: a line per GPU, and a line per rank followed by its reasons.
+fn describe(plan: &MapOutput) -> String {
     let mut text = String::new();
     let machine = plan.machine();
     for node in &machine.numa {
@@ -242,11 +240,11 @@ fn describe(plan: &Plan) -> String {
 }
 
 #[test]
-fn golden_maps_and_launcher_options() {
+fn maps_and_launcher_options_match_the_golden_files() {
     for system in SYSTEMS {
-        let mut text = describe(&plan(&format!("--system {system}")));
+        let mut text = describe(&map_json(&format!("--system {system}")));
         for launcher in ["srun", "pals", "flux", "openmpi", "mpich"] {
-            let run = line(&format!("map --system {system} -N 2 --format {launcher}"));
+            let run = run_line(&format!("map --system {system} -N 2 --format {launcher}"));
             write!(text, "\n# {launcher}, 2 nodes\n{}", run.err).unwrap();
             text.push_str(&run.ok());
         }
@@ -255,10 +253,10 @@ fn golden_maps_and_launcher_options() {
 }
 
 #[test]
-fn the_table_and_the_drawing_show_the_same_plan() {
+fn table_and_reasons_match_the_json_plan() {
     for system in SYSTEMS {
-        let text = line(&format!("map --system {system} --why")).ok();
-        for rank in plan(&format!("--system {system}")).ranks() {
+        let text = run_line(&format!("map --system {system} --why")).ok();
+        for rank in map_json(&format!("--system {system}")).ranks() {
             let row = text.lines().find(|l| {
                 let words: Vec<&str> = l.split_whitespace().collect();
                 words.len() == 8 && words[0] == rank.local_rank.to_string()

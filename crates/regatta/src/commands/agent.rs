@@ -1,5 +1,4 @@
-//! `regatta agent`: runs the ranks of one node for a `regatta launch` elsewhere. Started by it, not
-//! by people.
+//! `regatta agent`: runs the ranks of one node for `regatta launch`, which starts it.
 
 use std::io::Read;
 use std::process::ExitCode;
@@ -19,8 +18,8 @@ use regatta_place::{rendezvous, visible};
 use crate::cli::AgentArgs;
 use crate::system;
 
-/// A boot document is never longer.
-const MOST: u64 = 64 << 20;
+/// Maximum size of a boot document, in bytes.
+const MAX_BOOT: u64 = 64 << 20;
 
 /// Runs the command.
 pub fn run(args: &AgentArgs) -> Result<ExitCode> {
@@ -32,16 +31,16 @@ pub fn run(args: &AgentArgs) -> Result<ExitCode> {
     let hosts = boot.hosts()?;
     let node = match args.node {
         Some(node) if (node as usize) < hosts.len() => node,
-        Some(node) => bail!("--node {node}, but the job has {} nodes", hosts.len()),
-        None => which(&hosts, &machine, &env)?,
+        Some(node) => bail!("--node {node} is out of range: the job has {} nodes", hosts.len()),
+        None => node_index(&hosts, &machine, &env)?,
     };
-    leave_gpus_of_others(&mut machine, &env)?;
+    restrict_to_job_gpus(&mut machine, &env)?;
     machine.host = hosts[node as usize].clone();
-    let kept = port::reserve(rendezvous::ports_from(rendezvous::port(&boot.run)).skip(8));
+    let reserved = port::reserve(rendezvous::ports_from(rendezvous::port(&boot.run)).skip(8));
     let hello = Hello {
         node,
         machine: document::to_json_line(&machine)?,
-        port: kept.as_ref().map(|kept| kept.port()),
+        port: reserved.as_ref().map(|port| port.port()),
     };
     agent::run(&boot, hello, &system::resolve, &mut signals)
         .with_context(|| format!("agent on {}", hosts[node as usize]))?;
@@ -51,18 +50,21 @@ pub fn run(args: &AgentArgs) -> Result<ExitCode> {
 fn read(path: &std::path::Path) -> Result<String> {
     let mut text = String::new();
     if path == std::path::Path::new("-") {
-        std::io::stdin().lock().take(MOST).read_to_string(&mut text).context("standard input")?;
+        std::io::stdin()
+            .lock()
+            .take(MAX_BOOT)
+            .read_to_string(&mut text)
+            .context("standard input")?;
     } else {
-        let hint =
-            || format!("{}: the run folder must be on a file system of all nodes", path.display());
+        let hint = || format!("{}: the run folder must be on a shared file system", path.display());
         let file = std::fs::File::open(path).with_context(hint)?;
-        file.take(MOST).read_to_string(&mut text).with_context(hint)?;
+        file.take(MAX_BOOT).read_to_string(&mut text).with_context(hint)?;
     }
     Ok(text)
 }
 
-/// Which of the job's nodes this is: by name, or else as whoever started us counts.
-fn which(hosts: &[String], machine: &Machine, env: &Env) -> Result<u32> {
+/// Index of this node in the job: by host name, else by the rank the launcher gave this agent.
+fn node_index(hosts: &[String], machine: &Machine, env: &Env) -> Result<u32> {
     let names = [env.get("SLURMD_NODENAME"), Some(machine.host.as_str())];
     let named = |name: &str| hosts.iter().position(|h| short(h) == short(name));
     if let Some(node) = names.into_iter().flatten().find_map(named) {
@@ -72,8 +74,8 @@ fn which(hosts: &[String], machine: &Machine, env: &Env) -> Result<u32> {
     match found.me {
         Some(me) if (me.rank as usize) < hosts.len() => Ok(me.rank),
         _ => bail!(
-            "{} is none of the job's nodes, and whoever started this agent does not tell which it \
-             is: give hosts by the names they have themselves",
+            "{} is not in the job's node list, and the launcher did not set this agent's rank: list \
+             the nodes by their own host names",
             machine.host
         ),
     }
@@ -89,12 +91,12 @@ fn detect(env: &Env, machine: &Machine) -> Result<regatta_model::Allocation> {
     })?)
 }
 
-/// A scheduler without device cgroups tells by a variable which GPUs are the job's.
-fn leave_gpus_of_others(machine: &mut Machine, env: &Env) -> Result<()> {
+/// Schedulers without device cgroups name the job's GPUs in a variable.
+fn restrict_to_job_gpus(machine: &mut Machine, env: &Env) -> Result<()> {
     let mut allocation = regatta_model::Allocation::alone(&machine.host);
     allocation.me = None;
     let variable = |name: &str| env.all().get(name).cloned();
-    let left = visible::left_to_job(machine, &allocation, &variable);
-    machine.usable.gpus = left.map(|left| left.gpus);
+    let job_gpus = visible::left_to_job(machine, &allocation, &variable);
+    machine.usable.gpus = job_gpus.map(|job| job.gpus);
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! `regatta map --check`: does this rank have what the plan says?
+//! `regatta map --check`: compares the actual binding of this rank with the plan.
 
 use std::process::ExitCode;
 
@@ -10,11 +10,11 @@ use serde::Serialize;
 
 use crate::cli::{ERROR, FAINT, GOOD, MapArgs};
 use crate::output;
-use crate::plan::Plan;
+use crate::plan::JobPlan;
 use crate::system;
 
 #[derive(Serialize)]
-struct Report<'a> {
+struct CheckReport<'a> {
     host: &'a str,
     rank: u32,
     local_rank: u32,
@@ -23,22 +23,22 @@ struct Report<'a> {
     differences: &'a [Difference],
 }
 
-/// Compares, reports and fails if anything differs.
-pub fn run(args: &MapArgs, plan: &Plan) -> Result<ExitCode> {
+/// Prints the differences; exits with failure if there are any.
+pub fn run(args: &MapArgs, plan: &JobPlan) -> Result<ExitCode> {
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let (rank, local_rank) = plan.allocation.me.map_or((0, 0), |me| (me.rank, me.local_rank));
     let Some((node, _, _)) = plan.placement.find(rank) else {
-        bail!("{host}: this is rank {rank}, and the plan has {} ranks", plan.placement.ranks);
+        bail!("{host}: rank {rank} is out of range: the plan has {} ranks", plan.placement.ranks);
     };
     let machine = plan.machine(&plan.placement.nodes[node]);
     let actual = actual(machine, plan);
     let layout = &plan.placement.layouts[plan.placement.nodes[node].layout as usize];
     let mut differences = check::compare(machine, layout, local_rank, &actual);
-    differences.extend(elsewhere(plan, node, rank));
-    differences.extend(cgroup(plan, machine));
+    differences.extend(node_difference(plan, node, rank));
+    differences.extend(gpu_cgroup_difference(plan, machine));
     let ok = differences.is_empty();
     if args.json {
-        let report = Report {
+        let report = CheckReport {
             host: &host,
             rank,
             local_rank,
@@ -53,13 +53,13 @@ pub fn run(args: &MapArgs, plan: &Plan) -> Result<ExitCode> {
     Ok(if ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// What this process really has, whatever machine the plan is for.
-fn actual(machine: &Machine, plan: &Plan) -> Actual {
-    // To CUDA an empty list is a list: no GPU at all.
+/// The actual binding of this process, independent of the machine that the plan is for.
+fn actual(machine: &Machine, plan: &JobPlan) -> Actual {
+    // CUDA takes an empty list as "no GPU", not as unset.
     let raw = |name: &str| plan.env.all().get(name).cloned();
     let variable = |name: &str| plan.env.get(name).map(str::to_owned);
     let (gpus, gpu_variable) = visible::visible_gpus(machine, &raw);
-    // A machine of another source says nothing of what this process can open.
+    // Only a live machine shows which GPUs this process can open.
     let live = machine.is_live();
     Actual {
         cpus: regatta_discover::live_affinity().unwrap_or_default(),
@@ -71,18 +71,18 @@ fn actual(machine: &Machine, plan: &Plan) -> Actual {
     }
 }
 
-/// The launcher may deal ranks to nodes in another order than the plan assumes.
-fn elsewhere(plan: &Plan, planned: usize, rank: u32) -> Option<Difference> {
-    let real = plan.allocation.me?.node? as usize;
-    (real != planned).then(|| Difference {
+/// The launcher may distribute ranks over nodes in another order than the plan assumes.
+fn node_difference(plan: &JobPlan, planned: usize, rank: u32) -> Option<Difference> {
+    let actual = plan.allocation.me?.node? as usize;
+    (actual != planned).then(|| Difference {
         what: "node".to_owned(),
         planned: plan.placement.nodes[planned].host.clone(),
-        actual: plan.placement.nodes.get(real).map_or_else(|| real.to_string(), |n| n.host.clone()),
-        why: format!("the launcher dealt rank {rank} to another node than block order does: with Slurm, pass --distribution=block"),
+        actual: plan.placement.nodes.get(actual).map_or_else(|| actual.to_string(), |n| n.host.clone()),
+        why: format!("the launcher did not distribute the ranks in block order, which puts rank {rank} on another node: with Slurm, pass --distribution=block"),
     })
 }
 
-fn cgroup(plan: &Plan, machine: &Machine) -> Option<Difference> {
+fn gpu_cgroup_difference(plan: &JobPlan, machine: &Machine) -> Option<Difference> {
     let variable = |name: &str| plan.env.all().get(name).cloned();
     let warning = visible::gpu_cgroup_warning(machine, &plan.allocation, &variable)?;
     Some(Difference {
@@ -93,7 +93,7 @@ fn cgroup(plan: &Plan, machine: &Machine) -> Option<Difference> {
     })
 }
 
-/// One rank's lines, to be printed in one piece, since many ranks print at once.
+/// The lines of one rank, printed with a single write because many ranks print at once.
 fn text(host: &str, rank: u32, actual: &Actual, differences: &[Difference]) -> String {
     let mut text = String::new();
     if differences.is_empty() {
@@ -104,7 +104,7 @@ fn text(host: &str, rank: u32, actual: &Actual, differences: &[Difference]) -> S
     }
     for d in differences {
         text.push_str(&format!(
-            "{ERROR}wrong{ERROR:#} {host} rank {rank}: {}: planned {}, is {}\n      {FAINT}{}{FAINT:#}\n",
+            "{ERROR}fail{ERROR:#}  {host} rank {rank}: {}: planned {}, actual {}\n      {FAINT}{}{FAINT:#}\n",
             d.what, d.planned, d.actual, d.why
         ));
     }

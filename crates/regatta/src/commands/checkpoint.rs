@@ -1,5 +1,4 @@
-//! `regatta checkpoint`: what is in a checkpoint, whether it is whole, and the way from and to
-//! models of Hugging Face.
+//! `regatta checkpoint`: inspect and verify checkpoints; import and export Hugging Face models.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -19,85 +18,85 @@ use regatta_train::job::TOKENIZER;
 use regatta_train::{load, run};
 use serde_json::json;
 
-use crate::cli::{ERROR, FAINT, GOOD, HEADING, WARNING};
+use crate::cli::{ERROR, FAINT, GOOD, HEADING};
 use crate::output;
 
 /// `regatta checkpoint`.
 #[derive(Debug, Args)]
 pub struct CheckpointArgs {
-    /// What to do
+    /// Action
     #[command(subcommand)]
-    what: What,
+    command: CheckpointCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum What {
-    /// Show what a checkpoint is about
+enum CheckpointCommand {
+    /// Show a checkpoint's step, model, tensors and configuration
     Show(FolderArgs),
-    /// Read all of a checkpoint and compare its checksums; exit 1 if anything is wrong
+    /// Read every byte of a checkpoint and compare the checksums; exit 1 on corruption
     Verify(FolderArgs),
-    /// Make a checkpoint of a GPT-2 or Llama model of Hugging Face: parameters only, step 0
+    /// Convert a Hugging Face GPT-2 or Llama model to a checkpoint: parameters only, step 0
     Import(ImportArgs),
-    /// Write a checkpoint's parameters as a model that transformers loads
+    /// Convert a checkpoint to a model that transformers loads
     Export(ExportArgs),
 }
 
 #[derive(Debug, Args)]
 struct FolderArgs {
-    /// A checkpoint, a folder of checkpoints, or a run: of several the newest
+    /// A checkpoint, a folder of checkpoints, or a run folder; the newest checkpoint is used
     #[arg(value_name = "FOLDER")]
     folder: PathBuf,
-    /// Print it as JSON
+    /// Print as JSON
     #[arg(long)]
     json: bool,
 }
 
 #[derive(Debug, Args)]
 struct ImportArgs {
-    /// A folder with config.json and model.safetensors, or several files and their index
+    /// Folder with config.json and model.safetensors, or with sharded safetensors and their index
     #[arg(value_name = "MODEL")]
     model: PathBuf,
-    /// The folder of checkpoints to write to
+    /// Folder of checkpoints to write to
     #[arg(long, value_name = "FOLDER")]
     to: PathBuf,
-    /// Print what was made as JSON
+    /// Print the result as JSON
     #[arg(long)]
     json: bool,
 }
 
 #[derive(Debug, Args)]
 struct ExportArgs {
-    /// A checkpoint, a folder of checkpoints, or a run: of several the newest
+    /// A checkpoint, a folder of checkpoints, or a run folder; the newest checkpoint is used
     #[arg(value_name = "FOLDER")]
     folder: PathBuf,
-    /// The folder to write to
+    /// Folder to write the model to
     #[arg(long, value_name = "MODEL")]
     to: PathBuf,
-    /// The tokenizer.json to put beside it; without it the checkpoint's
+    /// tokenizer.json to include [default: the checkpoint's]
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
-    /// Print what was made as JSON
+    /// Print the result as JSON
     #[arg(long)]
     json: bool,
 }
 
-/// Runs it.
+/// Runs the command.
 pub fn run(args: &CheckpointArgs) -> Result<ExitCode> {
-    match &args.what {
-        What::Show(args) => show(args),
-        What::Verify(args) => verify(args),
-        What::Import(args) => import(args),
-        What::Export(args) => export(args),
+    match &args.command {
+        CheckpointCommand::Show(args) => show(args),
+        CheckpointCommand::Verify(args) => verify(args),
+        CheckpointCommand::Import(args) => import(args),
+        CheckpointCommand::Export(args) => export(args),
     }
 }
 
-/// The checkpoint that a folder is, or the newest that it has.
+/// The checkpoint in a folder, or its newest one.
 fn find(folder: &Path) -> Result<Checkpoint> {
     if !folder.is_dir() {
-        bail!("{} is no folder", folder.display());
+        bail!("{} is not a folder", folder.display());
     }
-    for inside in [folder.to_owned(), run::kept_in(folder)] {
-        if let Some(newest) = Checkpoint::latest(&inside)? {
+    for candidate in [folder.to_owned(), run::kept_in(folder)] {
+        if let Some(newest) = Checkpoint::latest(&candidate)? {
             return Ok(newest);
         }
     }
@@ -105,7 +104,7 @@ fn find(folder: &Path) -> Result<Checkpoint> {
         return Ok(Checkpoint::open(folder)?);
     }
     bail!(
-        "{} is no checkpoint, and neither it nor a run's folder of checkpoints in it has any",
+        "{} is not a checkpoint, and neither it nor its checkpoints folder contains one",
         folder.display()
     );
 }
@@ -114,10 +113,9 @@ fn show(args: &FolderArgs) -> Result<ExitCode> {
     let checkpoint = find(&args.folder)?;
     let (folder, manifest) = (checkpoint.folder(), checkpoint.manifest());
     if args.json {
-        let pieces = manifest.pieces();
-        let all = json!({ "folder": folder, "pieces": pieces, "checkpoint": manifest });
-        let text = serde_json::to_string(&all)?;
-        output::print(&format!("{text}\n"))?;
+        let shards = manifest.pieces();
+        let report = json!({ "folder": folder, "shards": shards, "checkpoint": manifest });
+        output::print(&format!("{report}\n"))?;
         return Ok(ExitCode::SUCCESS);
     }
     let About { step, tokens, seed, shape, config, tokenizer, .. } = checkpoint.about();
@@ -125,14 +123,14 @@ fn show(args: &FolderArgs) -> Result<ExitCode> {
     let (files, ranks) = (manifest.files.len(), manifest.ranks);
     let count = |kind| manifest.tensors.iter().filter(|tensor| tensor.kind == kind).count();
     let [parameters, moments] = [Kind::Parameter, Kind::Moment1].map(count);
-    let state = if moments > 0 { "with the optimizer's state" } else { "no optimizer's state" };
+    let state = if moments > 0 { "with optimizer state" } else { "without optimizer state" };
     let mut text = format!("{HEADING}{}{HEADING:#}\n", folder.display());
     let lines = [
         ("step", format!("{step}, {tokens} tokens seen, seed {seed}")),
         ("model", describe(shape)),
         ("tensors", format!("{parameters}, {state}")),
-        ("files", format!("{files} of {ranks} ranks, {bytes}")),
-        ("split", split(manifest)),
+        ("files", format!("{files} from {ranks} ranks, {bytes}")),
+        ("sharding", sharding(manifest)),
         ("tokenizer", if tokenizer.is_empty() { "unknown".to_owned() } else { tokenizer.clone() }),
     ];
     for (name, value) in lines {
@@ -145,22 +143,22 @@ fn show(args: &FolderArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// How the ranks that wrote it were laid out, and in what pieces its tensors are.
-fn split(manifest: &Manifest) -> String {
+/// The parallelism of the ranks that wrote the checkpoint, and the shards of its tensors by kind.
+fn sharding(manifest: &Manifest) -> String {
     let Pieces { whole, ranges, rectangles } = manifest.pieces();
-    let pieces = [(whole, "whole"), (ranges, "ranges"), (rectangles, "rectangles")];
-    let pieces = pieces.into_iter().filter(|(count, _)| *count > 0);
-    let pieces: Vec<String> = pieces.map(|(count, what)| format!("{count} {what}")).collect();
-    let by = manifest.about.extra.get(SPLIT).map_or(String::new(), |split| format!("{split}; "));
-    format!("{by}{} tensors in pieces: {}", manifest.tensors.len(), pieces.join(", "))
+    let shards = [(whole, "unsharded"), (ranges, "ranges"), (rectangles, "rectangles")];
+    let shards = shards.into_iter().filter(|(count, _)| *count > 0);
+    let shards: Vec<String> = shards.map(|(count, kind)| format!("{count} {kind}")).collect();
+    let split = manifest.about.extra.get(SPLIT).map_or(String::new(), |split| format!("{split}; "));
+    format!("{split}{} tensors, shards: {}", manifest.tensors.len(), shards.join(", "))
 }
 
 fn describe(shape: &Shape) -> String {
     let family = format!("{:?}", shape.family).to_lowercase();
     let Shape { layers, width, heads, context, vocabulary, .. } = shape;
     format!(
-        "{family} of {} parameters: {layers} layers, width {width}, {heads} heads, context \
-         {context}, vocabulary {vocabulary}",
+        "{family}, {} parameters: {layers} layers, hidden size {width}, {heads} heads, sequence \
+         length {context}, vocabulary size {vocabulary}",
         shape.parameters()
     )
 }
@@ -168,38 +166,38 @@ fn describe(shape: &Shape) -> String {
 fn verify(args: &FolderArgs) -> Result<ExitCode> {
     let checkpoint = find(&args.folder)?;
     let folder = checkpoint.folder();
-    let (bytes, wrong) = match checkpoint.verify() {
+    let (bytes, errors) = match checkpoint.verify() {
         Ok(bytes) => (bytes, Vec::new()),
-        Err(wrong) => (0, wrong.iter().map(ToString::to_string).collect()),
+        Err(errors) => (0, errors.iter().map(ToString::to_string).collect()),
     };
-    let good = wrong.is_empty();
+    let ok = errors.is_empty();
     if args.json {
-        let report = json!({ "folder": folder, "good": good, "bytes": bytes, "wrong": wrong });
+        let report = json!({ "folder": folder, "ok": ok, "bytes": bytes, "errors": errors });
         output::print(&format!("{report}\n"))?;
-    } else if good {
+    } else if ok {
         let (folder, bytes) = (folder.display(), units::bytes(bytes));
         output::print(&format!(
-            "{GOOD}good{GOOD:#}  {folder}: {bytes} are as they were written\n"
+            "{GOOD}ok{GOOD:#}    {folder}: {bytes} read, all checksums match\n"
         ))?;
     } else {
-        let lines = wrong.iter().map(|why| format!("{ERROR}wrong{ERROR:#} {why}\n"));
+        let lines = errors.iter().map(|error| format!("{ERROR}fail{ERROR:#}  {error}\n"));
         output::print(&lines.collect::<String>())?;
     }
-    Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// No disk takes longer for a model that fits into memory.
-const PATIENCE: Duration = Duration::from_secs(24 * 3600);
+/// Limit on writing a model that fits in memory.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 
 fn import(args: &ImportArgs) -> Result<ExitCode> {
     let model = huggingface::import(&args.model)?;
-    let one = |parameter| -> Result<Piece, HuggingFaceError> {
-        let numbers = model.read(&parameter)?;
-        Ok(Piece::whole(&parameter.name, Kind::Parameter, &parameter.shape, numbers))
+    let read = |parameter| -> Result<Piece, HuggingFaceError> {
+        let values = model.read(&parameter)?;
+        Ok(Piece::whole(&parameter.name, Kind::Parameter, &parameter.shape, values))
     };
-    let pieces = model.parameters().into_iter().map(one).collect::<Result<Vec<_>, _>>()?;
-    let tokenizer = their_tokenizer(&args.model, &args.to)?;
-    // One more than there are is none too many: an import removes nothing.
+    let tensors = model.parameters().into_iter().map(read).collect::<Result<Vec<_>, _>>()?;
+    let tokenizer = import_tokenizer(&args.model, &args.to)?;
+    // An import keeps all existing checkpoints.
     let mut writer = Writer::new(&args.to, 0, 1, usize::MAX)?;
     let origin = args.model.display().to_string();
     let about = About {
@@ -211,21 +209,20 @@ fn import(args: &ImportArgs) -> Result<ExitCode> {
         tokenizer: tokenizer.as_ref().map(Tokenizer::fingerprint).unwrap_or_default(),
         extra: [("imported".to_owned(), origin)].into(),
     };
-    writer.begin(about, pieces)?;
-    match writer.finish(PATIENCE) {
+    writer.begin(about, tensors)?;
+    match writer.finish(WRITE_TIMEOUT) {
         State::Written { step } => {
             let committed = writer.commit(step)?.context("rank 0 commits")?;
             tokenizer.map_or(Ok(()), |tokenizer| tokenizer.save(&args.to.join(TOKENIZER)))?;
             report(args.json, "checkpoint", &committed.path, &model.shape)
         }
         State::Failed { error, .. } => Err(anyhow!("{error}")),
-        State::Idle | State::Writing { .. } => bail!("{} took too long", args.to.display()),
+        State::Idle | State::Writing { .. } => bail!("timed out writing {}", args.to.display()),
     }
 }
 
-/// What a model's tokens mean, if it says so and we understand it, and if nothing else is said
-/// where the checkpoint is to be.
-fn their_tokenizer(model: &Path, to: &Path) -> Result<Option<Tokenizer>> {
+/// The model's tokenizer, if it has a supported one. The target folder must not have another.
+fn import_tokenizer(model: &Path, to: &Path) -> Result<Option<Tokenizer>> {
     let file = model.join(TOKENIZER);
     if !file.is_file() {
         return Ok(None);
@@ -233,23 +230,18 @@ fn their_tokenizer(model: &Path, to: &Path) -> Result<Option<Tokenizer>> {
     let tokenizer = match Tokenizer::load(&file) {
         Ok(tokenizer) => tokenizer,
         Err(error) => {
-            told(&format!("{error}; the model is imported without it"));
+            output::note(&format!("{error}; importing the model without a tokenizer"));
             return Ok(None);
         }
     };
-    let there = to.join(TOKENIZER);
-    if std::fs::read(&there).is_ok_and(|bytes| bytes != tokenizer.to_bytes()) {
-        bail!("{} is another model's: choose another folder by --to", there.display());
+    let existing = to.join(TOKENIZER);
+    if std::fs::read(&existing).is_ok_and(|bytes| bytes != tokenizer.to_bytes()) {
+        bail!("{} belongs to another model: choose another folder by --to", existing.display());
     }
     Ok(Some(tokenizer))
 }
 
-/// What the user should know.
-fn told(note: &str) {
-    output::complain(&format!("{WARNING}note:{WARNING:#} {note}\n"));
-}
-
-/// What can go wrong on either side.
+/// An error of the checkpoint or of the model.
 #[derive(Debug, thiserror::Error)]
 enum ExportError {
     #[error(transparent)]
@@ -264,14 +256,14 @@ fn export(args: &ExportArgs) -> Result<ExitCode> {
     let mut read = |name: &str| -> Result<Vec<f32>, ExportError> {
         Ok(checkpoint.read_whole(name, Kind::Parameter)?)
     };
-    let tokenizer = our_tokenizer(args, &checkpoint)?;
+    let tokenizer = export_tokenizer(args, &checkpoint)?;
     huggingface::export(&args.to, shape, &mut read, tokenizer.as_deref())?;
     report(args.json, "model", &args.to, shape)
 }
 
-/// The tokenizer's file to put beside a model: the one that was named, or that of the checkpoint.
-/// Nobody but us reads a list of characters.
-fn our_tokenizer(args: &ExportArgs, checkpoint: &Checkpoint) -> Result<Option<PathBuf>> {
+/// The tokenizer to export: from `--tokenizer`, else the checkpoint's. Only regatta reads
+/// character-level tokenizers, so they are not exported.
+fn export_tokenizer(args: &ExportArgs, checkpoint: &Checkpoint) -> Result<Option<PathBuf>> {
     let Some(file) = args.tokenizer.clone().or_else(|| load::tokenizer_of(checkpoint)) else {
         return Ok(None);
     };
@@ -279,8 +271,9 @@ fn our_tokenizer(args: &ExportArgs, checkpoint: &Checkpoint) -> Result<Option<Pa
         Tokenizer::Bpe(_) => Ok(Some(file)),
         Tokenizer::Characters(_) => {
             let file = file.display();
-            told(&format!(
-                "{file} is a list of characters, which transformers does not read: it is left out"
+            output::note(&format!(
+                "{file} is a character-level tokenizer, which transformers does not support: not \
+                 exported"
             ));
             Ok(None)
         }

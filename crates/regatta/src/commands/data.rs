@@ -1,4 +1,4 @@
-//! `regatta data`: makes token files of texts, and shows what is in them.
+//! `regatta data`: tokenizes text for training and inspects tokenized datasets.
 
 mod args;
 mod show;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use regatta_launch::signals::Caught;
-use regatta_measure::run::Progress as Line;
+use regatta_measure::run::Progress as BarProgress;
 use regatta_model::document;
 use regatta_train::data::prepare::{self, About, Plan, Progress};
 use regatta_train::data::{DataError, Places, source};
@@ -20,20 +20,20 @@ use crate::output;
 pub use args::{DataArgs, EXAMPLES};
 use args::{DataCommand, PrepareArgs};
 
-/// Nothing is said of what takes less.
-const QUIET: Duration = Duration::from_secs(1);
-/// How often the line is drawn anew.
-const TICK: Duration = Duration::from_millis(100);
+/// Delay before the progress bar appears.
+const BAR_DELAY: Duration = Duration::from_secs(1);
+/// Interval between redraws of the progress bar.
+const BAR_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Runs it.
+/// Runs the command.
 pub fn run(args: &DataArgs) -> Result<ExitCode> {
     match &args.command {
-        DataCommand::Prepare(args) => make(args),
+        DataCommand::Prepare(args) => prepare(args),
         DataCommand::Show(args) => show::run(args),
     }
 }
 
-fn make(args: &PrepareArgs) -> Result<ExitCode> {
+fn prepare(args: &PrepareArgs) -> Result<ExitCode> {
     let places = Places::of(|name| std::env::var_os(name));
     let inputs: Result<Vec<_>, _> =
         args.inputs.iter().map(|input| source::file(input, &places)).collect();
@@ -44,19 +44,19 @@ fn make(args: &PrepareArgs) -> Result<ExitCode> {
         folder: args.output.clone(),
         replace: args.force,
     };
-    // A signal waits for the next piece of text, so that what is half made can be removed.
+    // Signals are handled between chunks of text, so that partial output is removed.
     let mut caught = Caught::new()?;
-    let mut watch = Watch::new();
-    let made = prepare::prepare(&plan, &mut |progress| {
-        watch.show(progress, Instant::now());
+    let mut progress_bar = ProgressBar::new();
+    let prepared = prepare::prepare(&plan, &mut |progress| {
+        progress_bar.update(progress, Instant::now());
         caught.end().map_or(Ok(()), |_| Err(DataError::Interrupted))
     });
-    watch.bar.hide();
-    if let (Err(DataError::Interrupted), Some(signal)) = (&made, caught.end()) {
-        output::complain(&format!("{WARNING}interrupted{WARNING:#}: nothing was made\n"));
+    progress_bar.bar.hide();
+    if let (Err(DataError::Interrupted), Some(signal)) = (&prepared, caught.end()) {
+        output::eprint(&format!("{WARNING}interrupted{WARNING:#}: nothing was written\n"));
         return Ok(ExitCode::from(128 + signal as u8));
     }
-    let about = made?;
+    let about = prepared?;
     match args.json {
         true => output::print(&document::to_json(&about)?)?,
         false => output::print(&summary(&about, &args.output))?,
@@ -67,40 +67,40 @@ fn make(args: &PrepareArgs) -> Result<ExitCode> {
 fn summary(about: &About, folder: &Path) -> String {
     let folder = folder.display();
     format!(
-        "{GOOD}prepared{GOOD:#} {folder}\n{}\n\nTrain on it: {HEADING}regatta train \
+        "{GOOD}prepared{GOOD:#} {folder}\n{}\n\nTrain on it with: {HEADING}regatta train \
          data.source={folder}{HEADING:#}\n",
-        show::facts(about)
+        show::dataset_lines(about)
     )
 }
 
-/// The line that says how far it is.
-struct Watch {
+/// Throttles the progress bar.
+struct ProgressBar {
     bar: Bar,
-    began: Instant,
-    shown: Instant,
+    start: Instant,
+    drawn: Instant,
 }
 
-impl Watch {
+impl ProgressBar {
     fn new() -> Self {
         let now = Instant::now();
-        Self { bar: Bar::new(), began: now, shown: now }
+        Self { bar: Bar::new(), start: now, drawn: now }
     }
 
-    fn show(&mut self, progress: Progress, now: Instant) {
-        let (gone, since) = (now - self.began, now - self.shown);
-        if gone >= QUIET && since >= TICK {
-            self.bar.show(&line(progress, gone));
-            self.shown = now;
+    fn update(&mut self, progress: Progress, now: Instant) {
+        let elapsed = now - self.start;
+        if elapsed >= BAR_DELAY && now - self.drawn >= BAR_INTERVAL {
+            self.bar.show(&bar_progress(progress, elapsed));
+            self.drawn = now;
         }
     }
 }
 
-/// How far it is, in MiB, and how long the rest takes at this pace.
-fn line(Progress { doing, done, of }: Progress, gone: Duration) -> Line {
-    let pace = gone.as_secs_f64() / done.max(1) as f64;
+/// Progress in MiB, and the estimated time left at the current rate.
+fn bar_progress(Progress { doing, done, of }: Progress, elapsed: Duration) -> BarProgress {
+    let seconds_per_byte = elapsed.as_secs_f64() / done.max(1) as f64;
     let mib = |bytes: u64| (bytes >> 20) as usize;
-    let left_s = pace * of.saturating_sub(done) as f64;
-    Line { doing: format!("MiB, {doing}"), done: mib(done), of: mib(of), left_s }
+    let left_s = seconds_per_byte * of.saturating_sub(done) as f64;
+    BarProgress { doing: format!("MiB, {doing}"), done: mib(done), of: mib(of), left_s }
 }
 
 #[cfg(test)]
@@ -108,9 +108,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_line_knows_how_long_it_takes() {
+    fn time_left_follows_from_the_rate() {
         let progress = Progress { doing: "writing tokens", done: 10 << 20, of: 40 << 20 };
-        let line = line(progress, Duration::from_secs(2));
+        let line = bar_progress(progress, Duration::from_secs(2));
         assert_eq!((line.done, line.of, line.doing.as_str()), (10, 40, "MiB, writing tokens"));
         assert!((line.left_s - 6.0).abs() < 1e-9);
     }

@@ -1,4 +1,4 @@
-//! `regatta completions` and `regatta man`: from the same declaration as the flags.
+//! `regatta completions` and `regatta man`, generated from the declaration of the flags.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -27,7 +27,7 @@ pub fn man(page: Option<&str>) -> Result<ExitCode> {
             None => {
                 let names: Vec<&str> =
                     root.get_subcommands().map(clap::Command::get_name).collect();
-                bail!("no command is called {name:?}; there are {}", names.join(", "));
+                bail!("unknown command {name:?}; the commands are {}", names.join(", "));
             }
         },
     };

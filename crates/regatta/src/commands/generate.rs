@@ -1,4 +1,4 @@
-//! `regatta generate`: text from a trained model, as it comes.
+//! `regatta generate`: generates text from a trained model and streams it.
 
 use std::io::{IsTerminal, Read, Write};
 use std::path::{Path, PathBuf};
@@ -17,55 +17,55 @@ use regatta_train::model::Model;
 use regatta_train::step::Net;
 use serde::Serialize;
 
-use crate::cli::{FAINT, WARNING};
+use crate::cli::FAINT;
 use crate::output;
 
 /// `regatta generate`.
 #[derive(Debug, Args)]
 pub struct GenerateArgs {
-    /// A run's folder, a checkpoint, or a folder of Hugging Face's
+    /// A run folder, a checkpoint, or a Hugging Face model folder
     pub model: PathBuf,
-    /// What the text begins with (`-`: standard input); without it a line end
+    /// Prompt (`-`: standard input) [default: a newline]
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
     pub prompt: Option<String>,
-    /// How many tokens to write
+    /// Number of tokens to generate
     #[arg(short = 'n', long, value_name = "COUNT", default_value_t = 500)]
     pub tokens: usize,
-    /// Below 1 likely tokens get likelier, above 1 unlikely ones; 0 takes the likeliest
-    #[arg(short, long, value_name = "NUMBER", default_value_t = 0.8, value_parser = not_negative, help_heading = "Sampling")]
+    /// Sampling temperature: lower is more deterministic; 0 is greedy decoding
+    #[arg(short, long, value_name = "NUMBER", default_value_t = 0.8, value_parser = non_negative, help_heading = "Sampling")]
     pub temperature: f64,
-    /// Only so many of the likeliest tokens; 0: all
+    /// Sample from the COUNT most likely tokens only (top-k); 0 disables it
     #[arg(long, value_name = "COUNT", default_value_t = 200, help_heading = "Sampling")]
     pub top_k: usize,
-    /// Only the likeliest tokens that have this probability together
-    #[arg(long, value_name = "SHARE", default_value_t = 1.0, value_parser = not_negative, help_heading = "Sampling")]
+    /// Sample from the most likely tokens with this cumulative probability only (top-p, nucleus)
+    #[arg(long, value_name = "PROBABILITY", default_value_t = 1.0, value_parser = non_negative, help_heading = "Sampling")]
     pub top_p: f64,
-    /// The same seed writes the same text
+    /// Random seed; the same seed generates the same text
     #[arg(long, value_name = "NUMBER", default_value_t = 1337, help_heading = "Sampling")]
     pub seed: u64,
-    /// Another tokenizer file than the one beside the model
+    /// Tokenizer file [default: the model's]
     #[arg(long, value_name = "FILE")]
     pub tokenizer: Option<PathBuf>,
-    /// Threads; without it one for each core
+    /// Number of threads [default: one per core]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
     pub threads: Option<u16>,
-    /// Print one JSON object at the end: prompt, text, tokens, seconds
+    /// Print one JSON object at the end: model, step, prompt, text, tokens, seconds
     #[arg(long)]
     pub json: bool,
 }
 
-/// What `regatta generate --help` teaches.
+/// Examples in the help.
 pub const EXAMPLES: &str = "\
 Examples:
-  regatta generate runs/20261115-120000-4711    from the newest checkpoint of a run
+  regatta generate runs/20261115-120000-4711    the newest checkpoint of a run
   regatta generate runs/mine --prompt 'ROMEO:' -n 200
   regatta generate gpt2/ --prompt 'Once upon' --temperature 0
-                                                a model of Hugging Face, the likeliest text
+                                                a Hugging Face model, greedy decoding
   echo 'To be' | regatta generate runs/mine --prompt -";
 
-/// What was written.
+/// The output of `--json`.
 #[derive(Serialize)]
-struct Written<'a> {
+struct GenerateReport<'a> {
     model: String,
     step: Option<u64>,
     prompt: &'a str,
@@ -81,8 +81,8 @@ pub fn run(args: &GenerateArgs) -> Result<ExitCode> {
     let loaded = load(&args.model, &device)?;
     let tokenizer = tokenizer(args, &loaded)?;
     let prompt = prompt(args)?;
-    let first = match (tokenizer.encode(&prompt), &args.prompt) {
-        // A text without line ends has no token for one.
+    let prompt_tokens = match (tokenizer.encode(&prompt), &args.prompt) {
+        // A character-level vocabulary may lack the newline.
         (Err(_), None) => vec![0],
         (encoded, _) => encoded.context("--prompt")?,
     };
@@ -90,35 +90,35 @@ pub fn run(args: &GenerateArgs) -> Result<ExitCode> {
     let net = Net::new(Model::new(shape), Box::new(device));
     let mut generator = Generator::new(&net, parameters.iter().map(Tensor::view).collect())
         .among(tokenizer.vocabulary());
-    generator.read(&first)?;
-    let began = Instant::now();
-    let text = write(args, &mut generator, &tokenizer, &first)?;
-    let seconds = began.elapsed().as_secs_f64();
+    generator.read(&prompt_tokens)?;
+    let start = Instant::now();
+    let text = stream_text(args, &mut generator, &tokenizer, &prompt_tokens)?;
+    let seconds = start.elapsed().as_secs_f64();
     let model = from.display().to_string();
     if args.json {
         let tokens = args.tokens;
-        let written = Written { model, step, prompt: &prompt, text: &text, tokens, seconds };
-        output::print(&(serde_json::to_string(&written)? + "\n"))?;
+        let report = GenerateReport { model, step, prompt: &prompt, text: &text, tokens, seconds };
+        output::print(&(serde_json::to_string(&report)? + "\n"))?;
     } else if std::io::stdout().is_terminal() {
         let speed = args.tokens as f64 / seconds.max(f64::MIN_POSITIVE);
-        let step = step.map_or_else(String::new, |step| format!(" after {step} steps"));
-        output::complain(&format!("{FAINT}{model}{step}, {speed:.0} tokens/s{FAINT:#}\n"));
+        let step = step.map_or_else(String::new, |step| format!(" at step {step}"));
+        output::eprint(&format!("{FAINT}{model}{step}, {speed:.0} tokens/s{FAINT:#}\n"));
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Writes token after token, and shows each as soon as it is text.
-fn write(
+/// Generates token by token and prints each as soon as it decodes to text.
+fn stream_text(
     args: &GenerateArgs,
     generator: &mut Generator<'_>,
     tokenizer: &Tokenizer,
-    first: &[u32],
+    prompt: &[u32],
 ) -> Result<String> {
     let GenerateArgs { temperature, top_k, top_p, seed, .. } = *args;
     let sampling = Sampling { temperature, top_k, top_p, seed };
     let mut stream: Stream<'_> = tokenizer.stream();
     let mut text = String::new();
-    let mut show = |piece: String| -> Result<()> {
+    let mut print = |piece: String| -> Result<()> {
         if !args.json {
             let mut out = std::io::stdout();
             out.write_all(piece.as_bytes())
@@ -128,13 +128,13 @@ fn write(
         text.push_str(&piece);
         Ok(())
     };
-    for token in first {
-        show(stream.push(*token)?)?;
+    for token in prompt {
+        print(stream.push(*token)?)?;
     }
     for _ in 0..args.tokens {
-        show(stream.push(generator.next(&sampling)?)?)?;
+        print(stream.push(generator.next(&sampling)?)?)?;
     }
-    show(stream.finish() + "\n")?;
+    print(stream.finish() + "\n")?;
     text.truncate(text.len() - 1);
     Ok(text)
 }
@@ -142,36 +142,41 @@ fn write(
 fn tokenizer(args: &GenerateArgs, loaded: &Loaded) -> Result<Tokenizer> {
     let Some(file) = args.tokenizer.as_ref().or(loaded.tokenizer.as_ref()) else {
         let from = loaded.from.display();
-        bail!("{from} has no tokenizer.json beside it: name the tokenizer's file by --tokenizer");
+        bail!("{from} has no tokenizer.json: pass one by --tokenizer");
     };
     let tokenizer = Tokenizer::load(file)?;
-    check_maker(args, loaded, file, &tokenizer.fingerprint())?;
-    let (kinds, known) = (tokenizer.vocabulary(), loaded.shape.vocabulary);
-    if kinds > known {
+    check_fingerprint(args, loaded, file, &tokenizer.fingerprint())?;
+    let (tokenizer_size, model_size) = (tokenizer.vocabulary(), loaded.shape.vocabulary);
+    if tokenizer_size > model_size {
         let file = file.display();
-        bail!("{file} has {kinds} kinds of tokens, the model knows {known}: it is another model's");
+        bail!(
+            "the vocabulary size of {file} is {tokenizer_size}, that of the model {model_size}: the \
+             tokenizer belongs to another model"
+        );
     }
     Ok(tokenizer)
 }
 
-/// The tokenizer is the one that the model was trained with. Another one that was asked for may say
-/// the same in other words, so that is only told.
-fn check_maker(args: &GenerateArgs, loaded: &Loaded, file: &Path, fingerprint: &str) -> Result<()> {
-    let Some(made_by) = loaded.made_by.as_deref().filter(|made_by| *made_by != fingerprint) else {
-        return Ok(());
-    };
+/// Checks that the model was trained with this tokenizer. One given by `--tokenizer` may be
+/// equivalent despite another fingerprint, so that is only a note.
+fn check_fingerprint(
+    args: &GenerateArgs,
+    loaded: &Loaded,
+    file: &Path,
+    fingerprint: &str,
+) -> Result<()> {
+    let expected = loaded.made_by.as_deref().filter(|expected| *expected != fingerprint);
+    let Some(expected) = expected else { return Ok(()) };
     let (file, from) = (file.display(), loaded.from.display());
-    let what = format!("{file} ({fingerprint}) is not the tokenizer of {from} ({made_by})");
+    let what = format!("{file} ({fingerprint}) is not the tokenizer of {from} ({expected})");
     if args.tokenizer.is_none() {
-        bail!(
-            "{what}: name the right one by --tokenizer FILE, or this one to take it all the same"
-        );
+        bail!("{what}: pass the right one by --tokenizer FILE, or this one to use it anyway");
     }
-    output::complain(&format!("{WARNING}note:{WARNING:#} {what}\n"));
+    output::note(&what);
     Ok(())
 }
 
-/// What the text begins with.
+/// The prompt of the command line or of standard input.
 fn prompt(args: &GenerateArgs) -> Result<String> {
     match args.prompt.as_deref() {
         None | Some("") => Ok("\n".to_owned()),
@@ -184,7 +189,7 @@ fn prompt(args: &GenerateArgs) -> Result<String> {
     }
 }
 
-fn not_negative(text: &str) -> Result<f64, String> {
-    let number: f64 = text.parse().map_err(|_| format!("{text} is no number"))?;
-    if number >= 0.0 { Ok(number) } else { Err("it must be 0 or more".to_owned()) }
+fn non_negative(text: &str) -> Result<f64, String> {
+    let number: f64 = text.parse().map_err(|_| format!("{text} is not a number"))?;
+    if number >= 0.0 { Ok(number) } else { Err("must not be negative".to_owned()) }
 }

@@ -1,4 +1,4 @@
-//! `regatta map`: the machine, and where each rank belongs.
+//! `regatta map`: prints the machine and the placement of each rank.
 
 use std::io::IsTerminal;
 use std::path::Path;
@@ -12,85 +12,85 @@ use serde::Serialize;
 use crate::cli::{HEADING, MapArgs};
 use crate::draw::{self, TerminalOptions};
 use crate::output;
-use crate::plan::Plan;
+use crate::plan::JobPlan;
 use crate::table::table;
 
 /// Runs the command.
 pub fn run(args: &MapArgs) -> Result<ExitCode> {
-    let plan = Plan::gather(&args.source, &args.job)?;
+    let plan = JobPlan::new(&args.source, &args.job)?;
     if args.check {
         return super::check::run(args, &plan);
     }
     if [&args.dump, &args.svg].iter().all(|p| p.as_deref() == Some(Path::new("-"))) {
-        bail!("--dump and --svg cannot both go to standard output");
+        bail!("--dump and --svg cannot both write to standard output");
     }
     if let Some(path) = &args.dump {
         output::write_file(path, &document::to_json(&plan.machines[0])?)?;
     }
     if let Some(path) = &args.svg {
-        let (machine, layout) = first(&plan);
+        let (machine, layout) = first_layout(&plan);
         let title = format!("{} with {} ranks", machine.host, layout.ranks.len());
         output::write_file(path, &draw::svg(machine, layout, &title))?;
     }
     if let Some(launcher) = args.format {
         let (text, warnings) = binding::options(&plan.placement, launcher.into());
         output::print(&text)?;
-        // What the launcher is told cannot be better than the plan. How GPUs are shown to ranks is
-        // no matter of binding.
+        // GPU visibility is not part of the binding options.
         let of_plan = plan.placement.warnings.iter().filter(|w| w.code != "visibility");
-        of_plan.chain(&warnings).for_each(output::note);
+        of_plan.chain(&warnings).for_each(output::warn);
     } else if args.json {
         output::print(&json(&plan)?)?;
     } else if args.dump.is_none() && args.svg.is_none() {
         output::print(&text(&plan, args.why))?;
-        plan.placement.warnings.iter().for_each(output::note);
+        plan.placement.warnings.iter().for_each(output::warn);
     }
     Ok(ExitCode::SUCCESS)
 }
 
 #[derive(Serialize)]
-struct Json<'a> {
+struct MapReport<'a> {
     machines: &'a [Machine],
     allocation: &'a regatta_model::Allocation,
-    site: Site<'a>,
+    site: SiteReport<'a>,
     job: &'a regatta_model::Job,
     placement: &'a Placement,
 }
 
 #[derive(Serialize)]
-struct Site<'a> {
+struct SiteReport<'a> {
     profile: &'a str,
     why: &'a str,
 }
 
-fn json(plan: &Plan) -> Result<String> {
-    let whole = Json {
+fn json(plan: &JobPlan) -> Result<String> {
+    let report = MapReport {
         machines: &plan.machines,
         allocation: &plan.allocation,
-        site: Site { profile: &plan.site.profile.name, why: &plan.site.why },
+        site: SiteReport { profile: &plan.site.profile.name, why: &plan.site.why },
         job: &plan.job,
         placement: &plan.placement,
     };
-    let mut text = serde_json::to_string(&whole)?;
+    let mut text = serde_json::to_string(&report)?;
     text.push('\n');
     Ok(text)
 }
 
-/// The machine and layout of the first node.
-fn first(plan: &Plan) -> (&Machine, &Layout) {
+/// Machine and layout of the first node.
+fn first_layout(plan: &JobPlan) -> (&Machine, &Layout) {
     let layout = &plan.placement.layouts[0];
     let node = plan.placement.nodes.iter().find(|n| n.layout == 0);
     (node.map_or(&plan.machines[0], |n| plan.machine(n)), layout)
 }
 
-fn text(plan: &Plan, why: bool) -> String {
+fn text(plan: &JobPlan, why: bool) -> String {
     let color = anstream::AutoStream::choice(&std::io::stdout()) != anstream::ColorChoice::Never;
     let mut lines = summary(plan);
     for (i, layout) in plan.placement.layouts.iter().enumerate() {
         let nodes: Vec<&PlacedNode> =
             plan.placement.nodes.iter().filter(|n| n.layout as usize == i).collect();
         let Some(node) = nodes.first() else { continue };
-        let options = TerminalOptions { width: width(), color, unicode: unicode() };
+        let options =
+            TerminalOptions { width: terminal_width(), color, unicode: supports_unicode() };
         lines.push(String::new());
         lines.push(draw::terminal(plan.machine(node), layout, options).trim_end().to_owned());
         lines.push(String::new());
@@ -98,38 +98,38 @@ fn text(plan: &Plan, why: bool) -> String {
             let hosts: Vec<&str> = nodes.iter().map(|n| n.host.as_str()).collect();
             let count = nodes.len();
             lines.push(format!(
-                "{HEADING}{count} nodes alike:{HEADING:#} {}",
+                "{HEADING}{count} identical nodes:{HEADING:#} {}",
                 hostlist::compress(&hosts)
             ));
         }
         lines.extend(rank_table(layout, &nodes));
         if why {
-            lines.extend(reasons(layout));
+            lines.extend(placement_reasons(layout));
         }
     }
     lines.join("\n") + "\n"
 }
 
-/// Whether the terminal shows more than ASCII.
-pub fn unicode() -> bool {
+/// Whether the terminal supports Unicode.
+pub fn supports_unicode() -> bool {
     let locale = ["LC_ALL", "LC_CTYPE", "LANG"]
         .iter()
         .find_map(|v| std::env::var(v).ok().filter(|s| !s.is_empty()));
-    // An unset locale in a container says nothing; a set one that is not UTF-8 does.
+    // Containers often leave the locale unset; only an explicit one without UTF-8 rules Unicode out.
     locale.is_none_or(|l| {
         l.to_ascii_lowercase().replace('-', "").contains("utf8") || !std::io::stdout().is_terminal()
     })
 }
 
-/// Columns of the terminal.
-pub fn width() -> usize {
+/// Width of the terminal in columns.
+pub fn terminal_width() -> usize {
     let columns = std::env::var("COLUMNS").ok().and_then(|c| c.parse().ok());
     let terminal =
         rustix::termios::tcgetwinsize(std::io::stdout()).ok().map(|w| usize::from(w.ws_col));
     columns.or(terminal.filter(|&w| w > 0)).unwrap_or(100).clamp(40, 240)
 }
 
-fn summary(plan: &Plan) -> Vec<String> {
+fn summary(plan: &JobPlan) -> Vec<String> {
     let machine = &plan.machines[0];
     let mut rows: Vec<(&str, String)> = Vec::new();
     rows.push(("site", format!("{} ({})", plan.site.profile.name, plan.site.why)));
@@ -140,7 +140,7 @@ fn summary(plan: &Plan) -> Vec<String> {
     rows.into_iter().map(|(name, text)| format!("{HEADING}{name:<9}{HEADING:#}{text}")).collect()
 }
 
-fn job_line(plan: &Plan) -> String {
+fn job_line(plan: &JobPlan) -> String {
     let allocation = &plan.allocation;
     let scheduler = match (allocation.scheduler, &allocation.job_id) {
         (regatta_model::Scheduler::None, _) => "no scheduler".to_owned(),
@@ -149,7 +149,7 @@ fn job_line(plan: &Plan) -> String {
     };
     let me = match (allocation.me, allocation.launcher) {
         (Some(me), Some(launcher)) => {
-            format!("; this is rank {}, started by {launcher:?}", me.rank)
+            format!("; this process is rank {}, started by {launcher:?}", me.rank)
         }
         _ => String::new(),
     };
@@ -200,7 +200,7 @@ fn rank_table(layout: &Layout, nodes: &[&PlacedNode]) -> Vec<String> {
         let gpus = rank.gpus.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
         let numa = rank.numa.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
         vec![
-            ranks_of(nodes, rank.local_rank),
+            global_ranks(nodes, rank.local_rank),
             rank.local_rank.to_string(),
             if gpus.is_empty() { "-".to_owned() } else { gpus },
             rank.cpus.to_string(),
@@ -217,17 +217,17 @@ fn rank_table(layout: &Layout, nodes: &[&PlacedNode]) -> Vec<String> {
     lines
 }
 
-/// The job-wide numbers of one local rank on nodes of one layout: `0,8,16,…`.
-fn ranks_of(nodes: &[&PlacedNode], local: u32) -> String {
-    let numbers: Vec<String> =
+/// Global ranks of one local rank on nodes with the same layout: `0,8,..,56`.
+fn global_ranks(nodes: &[&PlacedNode], local: u32) -> String {
+    let ranks: Vec<String> =
         nodes.iter().filter_map(|n| n.ranks.get(local as usize)).map(u32::to_string).collect();
-    match numbers.len() {
-        0..=3 => numbers.join(","),
-        n => format!("{},{},..,{}", numbers[0], numbers[1], numbers[n - 1]),
+    match ranks.len() {
+        0..=3 => ranks.join(","),
+        n => format!("{},{},..,{}", ranks[0], ranks[1], ranks[n - 1]),
     }
 }
 
-fn reasons(layout: &Layout) -> Vec<String> {
+fn placement_reasons(layout: &Layout) -> Vec<String> {
     let mut lines = vec![String::new()];
     for rank in &layout.ranks {
         let why = &rank.reasons;

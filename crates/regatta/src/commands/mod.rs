@@ -1,4 +1,4 @@
-//! One file a command.
+//! One module per command.
 
 pub mod agent;
 pub mod bench;
@@ -10,5 +10,5 @@ pub mod env;
 pub mod generate;
 pub mod launch;
 pub mod map;
-pub mod ranks;
+pub mod self_launch;
 pub mod train;

@@ -1,4 +1,4 @@
-//! The sockets of a scene: cores sorted by socket, memory node and shared cache.
+//! The sockets of a scene: cores grouped by socket, NUMA node and L3 cache.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use regatta_model::{Core, CpuSet, Layout, Machine, units};
 
 use super::scene::{CoreState, CoreView, Devices, GroupView, NodeView, PackageView};
 
-/// The sockets with their cores, devices not yet in place.
+/// The sockets with their cores, without devices.
 pub fn packages(machine: &Machine, layout: &Layout) -> Vec<PackageView> {
     let owners = owners(layout);
     let usable = machine.usable.by_job();
@@ -15,7 +15,7 @@ pub fn packages(machine: &Machine, layout: &Layout) -> Vec<PackageView> {
         let nodes = sorted.entry(core.package).or_default();
         nodes.entry(core.numa).or_default().push(core);
     }
-    let several = sorted.len() > 1;
+    let multi_socket = sorted.len() > 1;
     let view = |core: &Core| core_view(core, &owners, layout, &usable);
     sorted
         .into_iter()
@@ -25,24 +25,23 @@ pub fn packages(machine: &Machine, layout: &Layout) -> Vec<PackageView> {
                 .into_iter()
                 .map(|(numa, cores)| NodeView {
                     groups: groups(machine, &cores, &view),
-                    ..node(machine, several.then_some(id), numa)
+                    ..node(machine, multi_socket.then_some(id), numa)
                 })
                 .collect(),
         })
         .collect()
 }
 
-/// Where the devices of a memory node go; a node without cores gets a block of its own, and what
-/// is on no known node goes to `adrift`.
-pub fn spot<'a>(
+/// The devices of a NUMA node. A node without cores gets a block of its own; devices without a known
+/// NUMA node go to `unknown_locality`.
+pub fn devices_at<'a>(
     machine: &Machine,
     packages: &'a mut Vec<PackageView>,
-    adrift: &'a mut Devices,
+    unknown_locality: &'a mut Devices,
     numa: Option<u32>,
 ) -> &'a mut Devices {
-    let known = numa.is_some_and(|id| machine.numa_node(id).is_some());
-    if !known {
-        return adrift;
+    if numa.is_none_or(|id| machine.numa_node(id).is_none()) {
+        return unknown_locality;
     }
     let found = packages
         .iter()
@@ -52,7 +51,7 @@ pub fn spot<'a>(
     &mut packages[p].nodes[n].devices
 }
 
-/// Adds a node that belongs to no socket, and says where it stands now.
+/// Appends a node outside of any socket; returns its indices.
 fn append(packages: &mut Vec<PackageView>, node: NodeView) -> (usize, usize) {
     if packages.last().is_none_or(|p| p.id.is_some()) {
         packages.push(PackageView { id: None, nodes: Vec::new() });
@@ -62,7 +61,7 @@ fn append(packages: &mut Vec<PackageView>, node: NodeView) -> (usize, usize) {
     (p, packages[p].nodes.len() - 1)
 }
 
-/// A memory node without its cores.
+/// A NUMA node, without its cores.
 fn node(machine: &Machine, socket: Option<u32>, numa: Option<u32>) -> NodeView {
     let name = numa.map_or_else(|| "no NUMA node".to_owned(), |id| format!("NUMA {id}"));
     let label = socket.map_or_else(|| name.clone(), |id| format!("Socket {id}, {name}"));
@@ -76,7 +75,7 @@ fn node(machine: &Machine, socket: Option<u32>, numa: Option<u32>) -> NodeView {
     }
 }
 
-/// The cores of one node by the cache they share.
+/// The cores of one node, grouped by L3 cache.
 fn groups(machine: &Machine, cores: &[&Core], view: &impl Fn(&Core) -> CoreView) -> Vec<GroupView> {
     let mut sorted: BTreeMap<Option<u32>, Vec<CoreView>> = BTreeMap::new();
     for core in cores {
@@ -95,7 +94,7 @@ fn groups(machine: &Machine, cores: &[&Core], view: &impl Fn(&Core) -> CoreView)
         .collect()
 }
 
-/// The local ranks of each CPU.
+/// The local ranks bound to each CPU.
 fn owners(layout: &Layout) -> BTreeMap<usize, Vec<u32>> {
     let mut owners: BTreeMap<usize, Vec<u32>> = BTreeMap::new();
     for rank in &layout.ranks {

@@ -1,15 +1,15 @@
-//! The devices and ranks of a scene, in words.
+//! The devices and ranks of a scene, as text.
 
 use regatta_model::{Gpu, Layout, LinkState, MemoryPolicy, Nic, NicKind, PlacedRank, units};
 
 use super::scene::{Devices, GpuView, NicView, RankView};
-use super::text::{number_list, plural, printable, short_gpu_name, short_pci};
+use super::text::{format_ranges, plural, sanitize, short_gpu_name, short_pci};
 
-/// Interfaces without a rank that are shown in full at one place; more of them say nothing.
+/// Maximum number of unused NICs shown in full per NUMA node.
 const UNUSED_NICS_SHOWN: usize = 4;
 
 impl Devices {
-    /// Adds an interface: those with ranks first, and of those without only some in full.
+    /// Adds a NIC: used NICs first, unused ones in full only up to a limit.
     pub fn add_nic(&mut self, nic: NicView, is_virtual: bool) {
         let unused = self.nics.iter().filter(|n| n.ranks.is_empty()).count();
         if !nic.ranks.is_empty() {
@@ -24,20 +24,20 @@ impl Devices {
 
 /// A GPU with its ranks.
 pub fn gpu(gpu: &Gpu, layout: &Layout) -> GpuView {
-    let name = printable(&gpu.name);
+    let name = sanitize(&gpu.name);
     GpuView {
         index: gpu.index,
         name: short_gpu_name(&name, gpu.memory_bytes.is_some()).to_owned(),
         memory: gpu.memory_bytes.map(units::bytes),
-        pci: gpu.pci.as_deref().map(|p| short_pci(&printable(p)).to_owned()),
+        pci: gpu.pci.as_deref().map(|p| short_pci(&sanitize(p)).to_owned()),
         ranks: ranks(layout, |r| r.gpus.contains(&gpu.index)),
     }
 }
 
-/// An interface with its ranks.
+/// A NIC with its ranks.
 pub fn nic(nic: &Nic, layout: &Layout) -> NicView {
     NicView {
-        name: printable(&nic.name),
+        name: sanitize(&nic.name),
         kind: match nic.kind {
             NicKind::Slingshot => "Slingshot",
             NicKind::InfiniBand => "InfiniBand",
@@ -59,28 +59,32 @@ fn ranks(layout: &Layout, has: impl Fn(&PlacedRank) -> bool) -> Vec<u32> {
     layout.ranks.iter().filter(|r| has(r)).map(|r| r.local_rank).collect()
 }
 
-/// A rank's share of the node and the reasons for it.
+/// A rank's resources and the reasons for them.
 pub fn rank(rank: &PlacedRank) -> RankView {
-    let mut share = Vec::new();
+    let mut resources = Vec::new();
     if !rank.gpus.is_empty() {
-        share.push(format!("GPU {}", number_list(&rank.gpus)));
+        resources.push(format!("GPU {}", format_ranges(&rank.gpus)));
     }
     if !rank.cpus.is_empty() {
-        share.push(format!("CPUs {}", rank.cpus));
+        resources.push(format!("CPUs {}", rank.cpus));
     }
-    share.extend(rank.nic.as_deref().map(printable));
-    share.push(plural(rank.omp_num_threads as usize, "thread"));
+    resources.extend(rank.nic.as_deref().map(sanitize));
+    resources.push(plural(rank.omp_num_threads as usize, "thread"));
     match &rank.memory {
-        MemoryPolicy::Prefer(nodes) => share.push(format!("memory NUMA {}", number_list(nodes))),
-        MemoryPolicy::Bind(nodes) => share.push(format!("memory NUMA {} only", number_list(nodes))),
+        MemoryPolicy::Prefer(nodes) => {
+            resources.push(format!("memory NUMA {}", format_ranges(nodes)))
+        }
+        MemoryPolicy::Bind(nodes) => {
+            resources.push(format!("memory NUMA {} only", format_ranges(nodes)))
+        }
         MemoryPolicy::System => {}
     }
     let why = &rank.reasons;
     let reasons = [&why.gpu, &why.cpus, &why.memory, &why.nic, &why.threads];
     RankView {
         local_rank: rank.local_rank,
-        share,
-        cpu_reason: (!why.cpus.is_empty()).then(|| printable(&why.cpus)),
-        reasons: reasons.into_iter().filter(|r| !r.is_empty()).map(|r| printable(r)).collect(),
+        resources,
+        cpu_reason: (!why.cpus.is_empty()).then(|| sanitize(&why.cpus)),
+        reasons: reasons.into_iter().filter(|r| !r.is_empty()).map(|r| sanitize(r)).collect(),
     }
 }

@@ -1,91 +1,94 @@
-//! What stands above and below the boxes on a terminal: the node's name, its links, and what the
-//! cells mean.
+//! Heading and footer of the terminal drawing: host name, GPU links and the legend.
 
-use super::ink::{Ink, Line};
 use super::scene::{CoreState, Scene};
-use super::terminal::Plan;
-use super::text::{number_list, one_column, wrap};
+use super::styled_line::{SpanStyle, StyledLine};
+use super::terminal::Renderer;
+use super::text::{format_ranges, to_ascii, wrap};
 
-/// Lines about shared cores; more are counted.
+/// Maximum number of lines about shared cores.
 const MAX_SHARED: usize = 8;
 
-/// The node's name and its parts.
-pub fn heading(scene: &Scene, width: usize) -> Vec<Line> {
-    let mut first = Line::default();
-    first.push(one_column(&scene.host), Ink::Bold);
-    let model =
-        scene.cpu_model.as_deref().map_or(String::new(), |m| format!("  {}", one_column(m)));
-    first.push(model, Ink::Plain);
-    let parts = wrap(&scene.parts, ", ", width);
-    [first].into_iter().chain(parts.into_iter().map(plain)).collect()
+/// Host name, CPU model and device counts.
+pub fn heading(scene: &Scene, width: usize) -> Vec<StyledLine> {
+    let mut first = StyledLine::default();
+    first.push(to_ascii(&scene.host), SpanStyle::Bold);
+    let model = scene.cpu_model.as_deref().map_or(String::new(), |m| format!("  {}", to_ascii(m)));
+    first.push(model, SpanStyle::Plain);
+    let counts = wrap(&scene.counts, ", ", width);
+    [first].into_iter().chain(counts.into_iter().map(plain)).collect()
 }
 
-fn plain(text: String) -> Line {
-    let mut line = Line::default();
-    line.push(text, Ink::Plain);
+fn plain(text: String) -> StyledLine {
+    let mut line = StyledLine::default();
+    line.push(text, SpanStyle::Plain);
     line
 }
 
-/// The notes, who shares cores, and the legend.
-pub fn footer(scene: &Scene, plan: &Plan, width: usize) -> Vec<Line> {
-    let mut lines: Vec<Line> = Vec::new();
+/// Notes, shared cores and the legend.
+pub fn footer(scene: &Scene, renderer: &Renderer, width: usize) -> Vec<StyledLine> {
+    let mut lines: Vec<StyledLine> = Vec::new();
     for note in &scene.notes {
         lines.extend(paragraph(note, width));
     }
-    let shared = scene.shared();
+    let shared = scene.shared_cores();
     for (ranks, cpus) in shared.iter().take(MAX_SHARED) {
-        lines.push(plain(format!("Ranks {} share CPU {cpus}", number_list(ranks))));
+        lines.push(plain(format!("Ranks {} share CPU {cpus}", format_ranges(ranks))));
     }
     if shared.len() > MAX_SHARED {
         let rest = shared.len() - MAX_SHARED;
-        lines.push(plain(format!("and {rest} more sets of ranks share cores")));
+        lines.push(plain(format!("{rest} more sets of ranks share cores")));
     }
-    lines.extend(legend(scene, plan, width));
+    lines.extend(legend(scene, renderer, width));
     lines
 }
 
-/// A sentence in as many lines as it needs, all but the first indented.
-fn paragraph(text: &str, width: usize) -> impl Iterator<Item = Line> + use<> {
-    let words: Vec<String> = one_column(text).split(' ').map(str::to_owned).collect();
+/// Wraps a text; continuation lines are indented.
+fn paragraph(text: &str, width: usize) -> impl Iterator<Item = StyledLine> + use<> {
+    let words: Vec<String> = to_ascii(text).split(' ').map(str::to_owned).collect();
     let lines = wrap(&words, " ", width - 2);
     lines.into_iter().enumerate().map(|(i, l)| plain(if i == 0 { l } else { format!("  {l}") }))
 }
 
-/// What the cells mean, those that occur.
-fn legend(scene: &Scene, plan: &Plan, width: usize) -> Vec<Line> {
+/// The meaning of the cells that occur.
+fn legend(scene: &Scene, renderer: &Renderer, width: usize) -> Vec<StyledLine> {
     let has = |state: &CoreState| scene.cores().any(|c| c.state == *state);
-    let mut entries: Vec<(String, Ink, &str)> = Vec::new();
+    let mut entries: Vec<(String, SpanStyle, &str)> = Vec::new();
     if let Some(first) = scene.ranks.first().map(|r| r.local_rank) {
-        entries.push((first.to_string(), Ink::Rank(first), "local rank"));
+        entries.push((first.to_string(), SpanStyle::Rank(first), "local rank"));
     }
-    if let Some(first) = scene.shared().first().and_then(|(ranks, _)| ranks.first().copied()) {
-        entries.push((format!("{first}+"), Ink::Rank(first), "this rank and others"));
+    if let Some(first) = scene.shared_cores().first().and_then(|(ranks, _)| ranks.first().copied())
+    {
+        entries.push((
+            format!("{first}+"),
+            SpanStyle::Rank(first),
+            "shared by this rank and others",
+        ));
     }
     for (state, text, words) in [
-        (CoreState::Idle, plan.glyphs.idle, "idle"),
+        (CoreState::Idle, renderer.glyphs.idle, "idle"),
         (CoreState::Reserved, "--", "reserved"),
         (CoreState::Unusable, "xx", "not usable by this job"),
     ] {
         if has(&state) {
-            entries.push((text.to_owned(), Ink::Dim, words));
+            entries.push((text.to_owned(), SpanStyle::Dim, words));
         }
     }
     if scene.cores().next().is_some() {
-        entries.push(("0:".to_owned(), Ink::Dim, "first CPU of the row"));
+        entries.push(("0:".to_owned(), SpanStyle::Dim, "first CPU of the row"));
     }
-    let mut lines: Vec<Line> = Vec::new();
-    for (text, ink, words) in entries {
-        let mut entry = plan.cell(&text, ink);
-        entry.push(format!(" {words}"), Ink::Plain);
+    let mut lines: Vec<StyledLine> = Vec::new();
+    for (text, style, words) in entries {
+        let mut entry = renderer.cell(&text, style);
+        entry.push(format!(" {words}"), SpanStyle::Plain);
         match lines.last_mut() {
             Some(line) if line.width() + 3 + entry.width() <= width => {
-                line.push("   ", Ink::Plain);
+                line.push("   ", SpanStyle::Plain);
                 line.append(entry);
             }
             _ => lines.push(entry),
         }
     }
-    if let Some(threads) = scene.threads() {
+    if let Some(threads) = scene.smt_use() {
         lines.extend(paragraph(&format!("SMT: {threads}"), width));
     }
     lines

@@ -1,20 +1,19 @@
-//! A node with its ranks as a picture: which rank runs on which GPU, cores and interface.
+//! Draws a node with its ranks: GPU, cores and NIC of each rank.
 //!
-//! Both drawings come from one [`scene::Scene`], so that they show the same. Nothing here does I/O
-//! and nothing trusts a name: what a driver or a file calls a device cannot steer the terminal or
-//! break the XML.
+//! The terminal drawing and the SVG both render one [`scene::Scene`]. Nothing here does I/O. Device
+//! and host names are untrusted: they are sanitised for the terminal and escaped in the XML.
 
 mod cores;
 mod devices;
 mod grid;
-mod ink;
 mod legend;
-mod markup;
 mod notes;
 mod palette;
 mod scene;
+mod styled_line;
 mod svg;
-mod svg_parts;
+mod svg_tiles;
+mod svg_writer;
 mod terminal;
 pub mod text;
 
@@ -25,23 +24,23 @@ mod tests;
 
 use regatta_model::{Layout, Machine};
 
-/// What a terminal can show.
+/// Capabilities of a terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TerminalOptions {
-    /// Columns; fewer than 40 count as 40.
+    /// Columns, at least 40.
     pub width: usize,
-    /// Whether to colour the ranks.
+    /// Whether to use colours.
     pub color: bool,
-    /// Whether box-drawing characters may be used, else ASCII.
+    /// Whether to use box-drawing characters instead of ASCII.
     pub unicode: bool,
 }
 
-/// The node for a terminal, each line ended by a line feed.
+/// Draws the node for a terminal.
 pub fn terminal(machine: &Machine, layout: &Layout, options: TerminalOptions) -> String {
     terminal::draw(&scene::Scene::new(machine, layout), options)
 }
 
-/// The node as an SVG document that needs nothing else.
+/// Draws the node as a self-contained SVG document.
 pub fn svg(machine: &Machine, layout: &Layout, title: &str) -> String {
     svg::draw(&scene::Scene::new(machine, layout), title)
 }

@@ -1,4 +1,4 @@
-//! What a drawing says of the node as a whole, in lines of text.
+//! Notes about the whole node: device counts, GPU links, memory without cores.
 
 use std::collections::BTreeSet;
 
@@ -6,29 +6,29 @@ use regatta_model::{GpuLink, Layout, LinkKind, Machine, NicKind, NumaNode, units
 
 use super::text::plural;
 
-/// Links listed one by one before the rest is only counted.
+/// Maximum number of links listed individually.
 const MAX_PAIRS: usize = 24;
 
-/// How many cores, devices and ranks there are.
-pub fn parts(machine: &Machine, layout: &Layout) -> Vec<String> {
-    let mut parts: Vec<String> = Vec::new();
+/// Numbers of cores, devices and ranks.
+pub fn counts(machine: &Machine, layout: &Layout) -> Vec<String> {
+    let mut counts: Vec<String> = Vec::new();
     let threads = match machine.threads_per_core() {
         1 => String::new(),
         n => format!(" with {n} threads"),
     };
-    parts.push(format!("{}{threads}", plural(machine.cores.len(), "core")));
+    counts.push(format!("{}{threads}", plural(machine.cores.len(), "core")));
     if !machine.gpus.is_empty() {
-        parts.push(plural(machine.gpus.len(), "GPU"));
+        counts.push(plural(machine.gpus.len(), "GPU"));
     }
     let nics = machine.nics.iter().filter(|n| n.kind != NicKind::Virtual).count();
     if nics > 0 {
-        parts.push(plural(nics, "NIC"));
+        counts.push(plural(nics, "NIC"));
     }
-    parts.push(plural(layout.ranks.len(), "rank"));
-    parts
+    counts.push(plural(layout.ranks.len(), "rank"));
+    counts
 }
 
-/// The lines about GPU links and about memory that is beside no core.
+/// GPU links, and NUMA nodes without cores.
 pub fn notes(machine: &Machine) -> Vec<String> {
     links(machine).into_iter().chain(memory(machine)).collect()
 }
@@ -78,26 +78,26 @@ fn link_text(
     format!("{name} {}{rest}", listed.join(" "))
 }
 
-/// Memory nodes that no core is on and that therefore have no block: the GPUs' memory on GH200,
-/// high-bandwidth memory beside a socket.
+/// NUMA nodes without cores or devices, which have no block of their own: GPU memory on GH200,
+/// high-bandwidth memory of a socket.
 fn memory(machine: &Machine) -> Option<String> {
     let in_use = |id: u32| {
-        let here = Some(id);
-        machine.cores.iter().any(|c| c.numa == here)
-            || machine.gpus.iter().any(|g| g.numa == here)
-            || machine.nics.iter().any(|n| n.numa == here)
+        let id = Some(id);
+        machine.cores.iter().any(|c| c.numa == id)
+            || machine.gpus.iter().any(|g| g.numa == id)
+            || machine.nics.iter().any(|n| n.numa == id)
     };
     let bare: Vec<&NumaNode> =
         machine.numa.iter().filter(|n| n.memory_bytes > 0 && !in_use(n.id)).collect();
     let first = bare.first()?;
-    let alike = bare.iter().all(|n| n.memory_bytes == first.memory_bytes);
-    let texts: Vec<String> = match alike {
+    let same_size = bare.iter().all(|n| n.memory_bytes == first.memory_bytes);
+    let texts: Vec<String> = match same_size {
         true => bare.iter().map(|n| n.id.to_string()).collect(),
         false => {
             bare.iter().map(|n| format!("{} ({})", n.id, units::bytes(n.memory_bytes))).collect()
         }
     };
-    let size = match (alike, bare.len()) {
+    let size = match (same_size, bare.len()) {
         (false, _) => String::new(),
         (true, 1) => format!(" ({})", units::bytes(first.memory_bytes)),
         (true, _) => format!(" ({} each)", units::bytes(first.memory_bytes)),
@@ -114,9 +114,9 @@ mod tests {
     }
 
     #[test]
-    fn links_are_summarised() {
-        let whole = pairs(&[(0, 1), (0, 2), (1, 2)]);
-        assert_eq!(link_text(LinkKind::NvLink, Some(18), &whole, 3), "all-to-all NVLink x18");
+    fn gpu_links_are_summarised() {
+        let all = pairs(&[(0, 1), (0, 2), (1, 2)]);
+        assert_eq!(link_text(LinkKind::NvLink, Some(18), &all, 3), "all-to-all NVLink x18");
         let some = pairs(&[(2, 3), (0, 1)]);
         assert_eq!(link_text(LinkKind::Xgmi, None, &some, 4), "xGMI 0-1 2-3");
         let many: BTreeSet<(u32, u32)> = (1..40).map(|b| (0, b)).collect();

@@ -1,24 +1,23 @@
-//! One colour for each local rank. Every colour is light enough for dark text on it, so that a
-//! filled tile reads the same on a dark and on a light background. Colour only adds: the rank's
-//! number always stands on the tile.
+//! One colour per local rank. Every colour is light enough for dark text, so that a filled tile is
+//! readable on a dark and on a light background. The tile also shows the rank number.
 
-/// A rank's colour on a terminal and in an SVG.
+/// Colour of a rank on a terminal and in SVG.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Swatch {
-    /// The entry of the 256-colour table.
+    /// Index in the 256-colour palette.
     pub ansi: u8,
     /// Red, green and blue.
     pub rgb: [u8; 3],
 }
 
 impl Swatch {
-    /// The fill as CSS writes it.
+    /// The fill colour in CSS notation.
     pub fn css(self) -> String {
         let [r, g, b] = self.rgb;
         format!("#{r:02x}{g:02x}{b:02x}")
     }
 
-    /// A darker shade, for lines on white paper where the fill would be too pale.
+    /// A darker shade for lines on a white background.
     pub fn css_line(self) -> String {
         let [r, g, b] = self.rgb.map(|c| (u16::from(c) * 7 / 10) as u8);
         format!("#{r:02x}{g:02x}{b:02x}")
@@ -29,7 +28,7 @@ const fn swatch(ansi: u8, r: u8, g: u8, b: u8) -> Swatch {
     Swatch { ansi, rgb: [r, g, b] }
 }
 
-/// Neighbours differ in hue, because neighbouring ranks mostly stand side by side.
+/// Adjacent entries differ in hue, because adjacent ranks are usually drawn side by side.
 pub const PALETTE: [Swatch; 16] = [
     swatch(75, 0x6a, 0xa9, 0xff),
     swatch(208, 0xff, 0xa9, 0x4d),
@@ -49,7 +48,7 @@ pub const PALETTE: [Swatch; 16] = [
     swatch(121, 0x9b, 0xe8, 0xc0),
 ];
 
-/// The position in [`PALETTE`] of a rank's colour; it repeats when there are more ranks.
+/// Index in [`PALETTE`] of a rank's colour; repeats if there are more ranks.
 pub fn index(rank: u32) -> usize {
     rank as usize % PALETTE.len()
 }
@@ -66,7 +65,7 @@ mod tests {
         0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b)
     }
 
-    /// The red, green and blue of an entry of the 256-colour cube.
+    /// RGB of an entry of the 256-colour cube.
     fn cube(ansi: u8) -> [u8; 3] {
         let level = |n: u8| if n == 0 { 0 } else { 55 + 40 * n };
         let n = ansi - 16;
@@ -77,7 +76,7 @@ mod tests {
     fn dark_text_is_readable_on_every_colour() {
         for swatch in PALETTE {
             for rgb in [swatch.rgb, cube(swatch.ansi)] {
-                // WCAG's contrast against the near-black text, at least its level AA.
+                // WCAG contrast with near-black text, level AA.
                 let contrast = (luminance(rgb) + 0.05) / (luminance([0x10, 0x13, 0x1a]) + 0.05);
                 assert!(contrast >= 4.5, "{rgb:?} has contrast {contrast:.1}");
             }

@@ -1,16 +1,16 @@
-//! Machines with layouts that the tests draw.
+//! Machines and layouts for the tests.
 
 use regatta_model::{
     Core, CpuSet, Distance, Gpu, GpuLink, GpuVendor, L3Group, Layout, LinkKind, LinkState, Machine,
     MemoryPolicy, Nic, NicKind, NumaNode, Package, PlacedRank, Reasons, Usable, Visibility,
 };
 
-/// Sockets, NUMA nodes in each, L3 groups in each of those, cores in each of those, threads.
-pub struct Shape(pub usize, pub usize, pub usize, pub usize, pub usize);
+/// Sockets, NUMA nodes per socket, L3 caches per NUMA node, cores per L3 cache, threads per core.
+pub type CpuCounts = (usize, usize, usize, usize, usize);
 
-/// A machine of this shape without devices, everything usable.
-pub fn machine(host: &str, shape: Shape, node_gib: u64) -> Machine {
-    let Shape(sockets, nodes, groups, cores, threads) = shape;
+/// A machine without devices, all CPUs usable.
+pub fn machine(host: &str, counts: CpuCounts, node_gib: u64) -> Machine {
+    let (sockets, nodes, groups, cores, threads) = counts;
     let total = sockets * nodes * groups * cores;
     let mut machine =
         Machine { host: host.to_owned(), source: "test".to_owned(), ..Machine::default() };
@@ -43,7 +43,7 @@ pub fn machine(host: &str, shape: Shape, node_gib: u64) -> Machine {
     Machine { packages, numa, l3, usable, ..machine }
 }
 
-/// The next GPU of a machine.
+/// Adds a GPU.
 pub fn add_gpu(machine: &mut Machine, name: &str, pci: &str, numa: Option<u32>, gib: u64) {
     let index = machine.gpus.len() as u32;
     machine.gpus.push(Gpu {
@@ -55,7 +55,7 @@ pub fn add_gpu(machine: &mut Machine, name: &str, pci: &str, numa: Option<u32>, 
     });
 }
 
-/// The next interface of a machine.
+/// Adds a NIC.
 pub fn add_nic(machine: &mut Machine, name: &str, kind: NicKind, numa: Option<u32>, gbit: u64) {
     machine.nics.push(Nic {
         name: name.to_owned(),
@@ -74,7 +74,7 @@ pub fn link(a: u32, b: u32, kind: LinkKind, count: u32) -> GpuLink {
     GpuLink { a, b, kind, count: Some(count), megabytes_per_second: None }
 }
 
-/// A local rank with these CPUs, GPU and interface.
+/// A local rank with these CPUs, GPU and NIC.
 pub fn rank(local_rank: u32, cpus: CpuSet, gpu: Option<u32>, nic: Option<&str>) -> PlacedRank {
     PlacedRank {
         local_rank,
@@ -94,7 +94,7 @@ pub fn rank(local_rank: u32, cpus: CpuSet, gpu: Option<u32>, nic: Option<&str>) 
     }
 }
 
-/// A layout in which what is neither placed nor reserved is idle.
+/// A layout in which all other CPUs are idle.
 pub fn layout(machine: &Machine, ranks: Vec<PlacedRank>, reserved: &str) -> Layout {
     let reserved: CpuSet = reserved.parse().unwrap();
     let taken = ranks.iter().fold(reserved.clone(), |s, r| s.union(&r.cpus));
@@ -106,9 +106,9 @@ fn cpus(list: &str) -> CpuSet {
     list.parse().unwrap()
 }
 
-/// Eight GCDs in an order that is not that of the cores; the first core of each L3 reserved.
+/// Eight GCDs, not in the order of the cores; the first core of each L3 reserved.
 pub fn lumi() -> (Machine, Layout) {
-    let mut m = machine("nid005001", Shape(1, 4, 2, 8, 2), 128);
+    let mut m = machine("nid005001", (1, 4, 2, 8, 2), 128);
     m.cpu_model = Some("AMD EPYC 7A53 64-Core Processor".to_owned());
     for (i, numa) in [3, 1, 0, 2].into_iter().enumerate() {
         add_nic(&mut m, &format!("hsn{i}"), NicKind::Slingshot, Some(numa), 200);
@@ -136,18 +136,18 @@ pub fn lumi() -> (Machine, Layout) {
     (m, layout)
 }
 
-/// A virtual machine: two cores, one interface of which nobody says where it hangs.
+/// A virtual machine: two cores, one NIC of unknown locality.
 pub fn vm() -> (Machine, Layout) {
-    let mut m = machine("vm", Shape(1, 1, 1, 2, 1), 8);
+    let mut m = machine("vm", (1, 1, 1, 2, 1), 8);
     add_nic(&mut m, "eth0", NicKind::Ethernet, None, 0);
     add_nic(&mut m, "docker0", NicKind::Virtual, None, 0);
     let layout = layout(&m, vec![rank(0, cpus("0-1"), None, Some("eth0"))], "");
     (m, layout)
 }
 
-/// Four GH200: 72 cores in each L3, the GPUs' memory in nodes without cores.
+/// Four GH200: 72 cores per L3, GPU memory in NUMA nodes without cores.
 pub fn gh200() -> (Machine, Layout) {
-    let mut m = machine("nid007777", Shape(4, 1, 1, 72, 1), 120);
+    let mut m = machine("nid007777", (4, 1, 1, 72, 1), 120);
     for i in 0..4 {
         add_nic(&mut m, &format!("hsn{i}"), NicKind::Slingshot, Some(i), 200);
         let pci = format!("00{i}9:01:00.0");
@@ -172,9 +172,9 @@ pub fn gh200() -> (Machine, Layout) {
     (m, layout)
 }
 
-/// Two sockets of 52 cores, twelve tiles, eight interfaces, one rank a tile.
+/// Two sockets of 52 cores, twelve tiles, eight NICs, one rank per tile.
 pub fn aurora() -> (Machine, Layout) {
-    let mut m = machine("x4102c5s2b0n0", Shape(2, 1, 1, 52, 2), 512);
+    let mut m = machine("x4102c5s2b0n0", (2, 1, 1, 52, 2), 512);
     m.cpu_model = Some("Intel(R) Xeon(R) CPU Max 9470C".to_owned());
     for i in 0..8 {
         add_nic(&mut m, &format!("hsn{i}"), NicKind::Slingshot, Some(i / 4), 200);
@@ -197,10 +197,10 @@ pub fn aurora() -> (Machine, Layout) {
     (m, layout)
 }
 
-/// Two sockets of 56 cores, eight GPUs; half of the node is not this job's, two ranks share each
-/// of two GPUs and some cores.
+/// Two sockets of 56 cores, eight GPUs; the job's cpuset covers a quarter of the CPUs, and ranks share
+/// GPUs and cores.
 pub fn part_of_dgx() -> (Machine, Layout) {
-    let mut m = machine("dgx-01", Shape(2, 1, 1, 56, 2), 1024);
+    let mut m = machine("dgx-01", (2, 1, 1, 56, 2), 1024);
     for i in 0..8 {
         add_nic(&mut m, &format!("mlx5_{i}"), NicKind::InfiniBand, Some(i / 4), 400);
         let pci = format!("0000:{:02x}:00.0", 0x1b + 0x11 * i);

@@ -1,51 +1,51 @@
-//! What a drawing shows, without any idea of how it is drawn: sockets, their memory nodes, the
-//! cores in them with their ranks, and the devices beside them.
+//! The content of a drawing, independent of its format: sockets, NUMA nodes, cores with their ranks,
+//! and devices.
 
 use regatta_model::{CpuSet, Layout, Machine, NicKind};
 
-use super::text::printable;
+use super::text::sanitize;
 use super::{cores, devices, notes};
 
 /// A node with its ranks.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Scene {
-    /// The node's name.
+    /// Host name.
     pub host: String,
-    /// The processor's name.
+    /// CPU model.
     pub cpu_model: Option<String>,
-    /// How many of what it has: `64 cores with 2 threads`, `8 GPUs`.
-    pub parts: Vec<String>,
-    /// Its sockets.
+    /// Counts: `64 cores with 2 threads`, `8 GPUs`.
+    pub counts: Vec<String>,
+    /// Sockets.
     pub packages: Vec<PackageView>,
-    /// Devices of which the system does not say where they hang.
-    pub adrift: Devices,
-    /// Lines that belong to the whole node: GPU links, memory without cores.
+    /// Devices without a known NUMA node.
+    pub unknown_locality: Devices,
+    /// Notes about the whole node: GPU links, memory without cores.
     pub notes: Vec<String>,
     /// The ranks by local rank.
     pub ranks: Vec<RankView>,
 }
 
-/// A socket; memory nodes that belong to none stand in one without a number.
+/// A socket, or the NUMA nodes without one.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PackageView {
-    /// The kernel's number.
+    /// Kernel ID; `None` for NUMA nodes without a socket.
     pub id: Option<u32>,
-    /// Its memory nodes.
+    /// NUMA nodes.
     pub nodes: Vec<NodeView>,
 }
 
-/// A memory node's share of one socket.
+/// The part of a NUMA node in one socket.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NodeView {
-    /// The kernel's number; `None` for cores on no known node.
+    /// Kernel ID; `None` for cores without a known NUMA node.
     pub numa: Option<u32>,
-    /// What it is called, with its socket if there are several.
+    /// Name, with the socket if there are several.
     pub label: String,
-    /// Its memory, in words.
+    /// Memory size, as text.
     pub memory: Option<String>,
-    /// Its cores by the cache they share.
+    /// Cores grouped by L3 cache.
     pub groups: Vec<GroupView>,
-    /// What hangs on it.
+    /// Attached devices.
     pub devices: Devices,
 }
 
@@ -54,49 +54,49 @@ pub struct NodeView {
 pub struct GroupView {
     /// `L3 6`, or `cores` where no cache is known.
     pub label: String,
-    /// The cache's size, in words.
+    /// Cache size, as text.
     pub size: Option<String>,
-    /// The cores in the order of the machine.
+    /// Cores in kernel order.
     pub cores: Vec<CoreView>,
 }
 
 /// A core.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CoreView {
-    /// Its hardware threads.
+    /// Hardware threads.
     pub cpus: CpuSet,
-    /// Who has it.
+    /// Use of the core.
     pub state: CoreState,
-    /// How many of its threads ranks are bound to.
+    /// Number of hardware threads that ranks are bound to.
     pub threads_used: usize,
 }
 
-/// Who has a core.
+/// Use of a core.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CoreState {
-    /// These local ranks: several only when cores are shared.
+    /// Local ranks bound to it; several only if oversubscribed.
     Owned(Vec<u32>),
-    /// Kept from the ranks on purpose.
+    /// Kept free of ranks on purpose.
     Reserved,
-    /// Usable, but no rank has it.
+    /// Usable, but without a rank.
     Idle,
-    /// Offline or outside of the job's cpuset.
+    /// Offline or outside the job's cpuset.
     Unusable,
 }
 
-/// GPUs and interfaces at one place.
+/// GPUs and NICs of one NUMA node.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Devices {
-    /// GPUs in the runtime's order.
+    /// GPUs in device order.
     pub gpus: Vec<GpuView>,
-    /// Interfaces, those with ranks first.
+    /// NICs, used ones first.
     pub nics: Vec<NicView>,
-    /// Names of further interfaces that no rank uses, too many to show.
+    /// Names of further unused NICs.
     pub folded_nics: Vec<String>,
 }
 
 impl Devices {
-    /// Whether nothing is there.
+    /// Whether there are no devices.
     pub fn is_empty(&self) -> bool {
         self.gpus.is_empty() && self.nics.is_empty() && self.folded_nics.is_empty()
     }
@@ -105,71 +105,73 @@ impl Devices {
 /// A GPU, GCD or tile.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GpuView {
-    /// The runtime's number.
+    /// Device index.
     pub index: u32,
-    /// Its name without vendor and memory.
+    /// Name without vendor and memory size.
     pub name: String,
-    /// Its memory, in words.
+    /// Memory size, as text.
     pub memory: Option<String>,
-    /// Its PCI address without the usual domain.
+    /// PCI address without the default domain.
     pub pci: Option<String>,
-    /// The local ranks on it.
+    /// Local ranks that use it.
     pub ranks: Vec<u32>,
 }
 
-/// A network interface.
+/// A NIC.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NicView {
-    /// Its name.
+    /// Interface name.
     pub name: String,
-    /// What network it is on.
+    /// Network type.
     pub kind: &'static str,
-    /// Its speed, in words.
+    /// Link speed, as text.
     pub speed: Option<String>,
-    /// Whether it carries traffic, in words.
+    /// Link state, as text.
     pub state: &'static str,
-    /// The local ranks that use it.
+    /// Local ranks that use it.
     pub ranks: Vec<u32>,
 }
 
-/// What a legend says of a rank.
+/// A rank in the legend.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RankView {
-    /// Its number on the node.
+    /// Local rank.
     pub local_rank: u32,
-    /// The parts of its share of the node, in words: GPUs, CPUs, interface, threads, memory.
-    pub share: Vec<String>,
-    /// Why it has its cores.
+    /// Its resources, as text: GPUs, CPUs, NIC, threads, memory.
+    pub resources: Vec<String>,
+    /// Reason for its cores.
     pub cpu_reason: Option<String>,
     /// All reasons, one sentence each.
     pub reasons: Vec<String>,
 }
 
 impl Scene {
-    /// The scene of a node.
+    /// Builds the scene of a node.
     pub fn new(machine: &Machine, layout: &Layout) -> Self {
         let mut packages = cores::packages(machine, layout);
-        let mut adrift = Devices::default();
+        let mut unknown_locality = Devices::default();
         for gpu in &machine.gpus {
-            let spot = cores::spot(machine, &mut packages, &mut adrift, gpu.numa);
-            spot.gpus.push(devices::gpu(gpu, layout));
+            let devices =
+                cores::devices_at(machine, &mut packages, &mut unknown_locality, gpu.numa);
+            devices.gpus.push(devices::gpu(gpu, layout));
         }
         for nic in &machine.nics {
-            let spot = cores::spot(machine, &mut packages, &mut adrift, nic.numa);
-            spot.add_nic(devices::nic(nic, layout), nic.kind == NicKind::Virtual);
+            let devices =
+                cores::devices_at(machine, &mut packages, &mut unknown_locality, nic.numa);
+            devices.add_nic(devices::nic(nic, layout), nic.kind == NicKind::Virtual);
         }
         Self {
-            host: printable(if machine.host.is_empty() { &layout.machine } else { &machine.host }),
-            cpu_model: machine.cpu_model.as_deref().map(printable).filter(|m| !m.is_empty()),
-            parts: notes::parts(machine, layout),
+            host: sanitize(if machine.host.is_empty() { &layout.machine } else { &machine.host }),
+            cpu_model: machine.cpu_model.as_deref().map(sanitize).filter(|m| !m.is_empty()),
+            counts: notes::counts(machine, layout),
             packages,
-            adrift,
+            unknown_locality,
             notes: notes::notes(machine),
             ranks: layout.ranks.iter().map(devices::rank).collect(),
         }
     }
 
-    /// The memory nodes of all sockets.
+    /// The NUMA nodes of all sockets.
     pub fn nodes(&self) -> impl Iterator<Item = &NodeView> {
         self.packages.iter().flat_map(|p| &p.nodes)
     }
@@ -179,21 +181,21 @@ impl Scene {
         self.nodes().flat_map(|n| &n.groups).flat_map(|g| &g.cores)
     }
 
-    /// How many of a core's threads the ranks use, in words; `None` where cores have one thread or
-    /// no rank has a core.
-    pub fn threads(&self) -> Option<String> {
+    /// How many hardware threads per core the ranks use, as text; `None` without SMT or without bound
+    /// ranks.
+    pub fn smt_use(&self) -> Option<String> {
         let all = self.cores().map(|c| c.cpus.len()).max().filter(|&n| n > 1)?;
         let used = || self.cores().map(|c| c.threads_used).filter(|&n| n > 0);
         let (fewest, most) = (used().min()?, used().max()?);
         Some(match fewest == most {
-            true if most == all => format!("ranks use all {all} threads of their cores"),
-            true => format!("ranks use {most} of the {all} threads of their cores"),
-            false => format!("ranks use {fewest} to {most} of the {all} threads of their cores"),
+            true if most == all => format!("ranks use all {all} threads per core"),
+            true => format!("ranks use {most} of {all} threads per core"),
+            false => format!("ranks use {fewest} to {most} of {all} threads per core"),
         })
     }
 
-    /// The sets of ranks that share cores, with the first CPU of each core they share.
-    pub fn shared(&self) -> Vec<(Vec<u32>, CpuSet)> {
+    /// The sets of ranks that share cores, with the first CPU of each shared core.
+    pub fn shared_cores(&self) -> Vec<(Vec<u32>, CpuSet)> {
         let mut sets: Vec<(Vec<u32>, CpuSet)> = Vec::new();
         for core in self.cores() {
             let CoreState::Owned(ranks) = &core.state else { continue };

@@ -1,31 +1,31 @@
-//! The scene for a terminal: a box for each memory node, with a row of cells for each group of
-//! cores and a row for each device. A cell holds a local rank's number, wherever it stands.
+//! The scene on a terminal: a box per NUMA node, with rows of cells for its cores and a row per
+//! device. A cell shows a local rank.
 
 use super::TerminalOptions;
 use super::grid::{columns, row_length};
-use super::ink::{Ink, Line};
 use super::legend;
 use super::scene::{CoreState, CoreView, Devices, NodeView, Scene};
-use super::text::{number_list, one_column};
+use super::styled_line::{SpanStyle, StyledLine};
+use super::text::{format_ranges, to_ascii};
 
-/// Narrower than this nothing can be shown.
+/// Minimum width.
 const MIN_WIDTH: usize = 40;
-/// The inside of a box of which two fit in 80 columns.
+/// Inner width of a box such that two fit in 80 columns.
 const HALF_OF_80: usize = 35;
-/// More cells in a row cannot be counted by eye.
+/// Maximum number of cells per row, for readability.
 const MAX_ROW: usize = 32;
-/// The sides of a box with a space each.
+/// Width of both borders of a box with their padding.
 const SIDES: usize = 4;
-/// Columns between GPUs and the interfaces beside them.
-const BETWEEN: usize = 4;
-/// Ranks that a device shows one by one; more are folded to `0-7`.
+/// Columns between GPUs and the NICs next to them.
+const DEVICE_GAP: usize = 4;
+/// Maximum number of ranks shown individually per device; more are folded to `0-7`.
 const MAX_TILES: usize = 4;
 
 /// The characters of a drawing.
 pub struct Glyphs {
     /// Corners in reading order.
     corners: [char; 4],
-    /// Where a line across meets the sides.
+    /// Ends of a horizontal rule.
     tees: [char; 2],
     across: char,
     down: char,
@@ -52,53 +52,53 @@ const ASCII: Glyphs = Glyphs {
     cut: '~',
 };
 
-/// What all boxes have in common.
-pub struct Plan {
+/// Renders boxes of equal geometry.
+pub struct Renderer {
     /// The characters.
     pub glyphs: &'static Glyphs,
-    /// Columns of the labels at the left.
+    /// Width of the labels.
     label: usize,
-    /// Columns of the CPU number before a row of cells, its colon included.
+    /// Width of the CPU number before a row of cells, including its colon.
     number: usize,
-    /// Columns of a cell.
+    /// Width of a cell.
     cell: usize,
-    /// Columns inside a box, its sides and their spaces not counted.
+    /// Inner width of a box, without borders and padding.
     inner: usize,
 }
 
-/// A row for a device: what must be shown, and what is shown as far as it fits.
+/// A row for a device; details are shown as far as they fit.
 struct DeviceRow {
-    head: Line,
+    head: StyledLine,
     details: Vec<String>,
-    /// How many of the details count when the width of the box is chosen.
-    needed: usize,
+    /// Number of details that determine the width of the box.
+    required: usize,
 }
 
-/// The scene as text.
+/// Renders the scene as text.
 pub fn draw(scene: &Scene, options: TerminalOptions) -> String {
     let width = options.width.max(MIN_WIDTH);
     let glyphs = if options.unicode { &UNICODE } else { &ASCII };
     let (label, number, cell) = (label_width(scene), number_width(scene), cell_width(scene));
-    let mut plan = Plan { glyphs, label, number, cell, inner: 0 };
-    let across = plan.fit(scene, width);
+    let mut renderer = Renderer { glyphs, label, number, cell, inner: 0 };
+    let across = renderer.fit(scene, width);
     let mut lines = legend::heading(scene, width);
     let nodes: Vec<&NodeView> = scene.nodes().collect();
     for row in nodes.chunks(across) {
-        lines.extend(plan.side_by_side(row));
+        lines.extend(renderer.side_by_side(row));
     }
-    if !scene.adrift.is_empty() {
-        lines.extend(plan.adrift(&scene.adrift, width));
+    if !scene.unknown_locality.is_empty() {
+        lines.extend(renderer.unknown_locality(&scene.unknown_locality, width));
     }
-    lines.extend(legend::footer(scene, &plan, width));
+    lines.extend(legend::footer(scene, &renderer, width));
     for line in &mut lines {
-        line.limit(width, glyphs.cut);
+        line.truncate(width, glyphs.cut);
     }
     lines.iter().map(|l| l.render(options.color) + "\n").collect()
 }
 
 fn label_width(scene: &Scene) -> usize {
     let groups = scene.nodes().flat_map(|n| &n.groups).map(|g| g.label.len());
-    let devices = scene.nodes().map(|n| &n.devices).chain([&scene.adrift]);
+    let devices = scene.nodes().map(|n| &n.devices).chain([&scene.unknown_locality]);
     let gpus = devices.flat_map(|d| &d.gpus).map(|g| gpu_label(g.index).len());
     groups.chain(gpus).chain(["NIC".len()]).max().unwrap_or(0)
 }
@@ -118,7 +118,7 @@ fn cell_width(scene: &Scene) -> usize {
     ranks.chain(cores).max().unwrap_or(0).max(2)
 }
 
-/// A core's cell: its rank's number, with a `+` if others share it.
+/// A core's cell: its rank, with a `+` if shared.
 fn cell_text(core: &CoreView, glyphs: &Glyphs) -> String {
     match &core.state {
         CoreState::Owned(ranks) => match ranks.as_slice() {
@@ -131,72 +131,73 @@ fn cell_text(core: &CoreView, glyphs: &Glyphs) -> String {
     }
 }
 
-fn cell_ink(core: &CoreView) -> Ink {
+fn cell_style(core: &CoreView) -> SpanStyle {
     match &core.state {
-        CoreState::Owned(ranks) => ranks.first().map_or(Ink::Plain, |&r| Ink::Rank(r)),
-        _ => Ink::Dim,
+        CoreState::Owned(ranks) => ranks.first().map_or(SpanStyle::Plain, |&r| SpanStyle::Rank(r)),
+        _ => SpanStyle::Dim,
     }
 }
 
-impl Plan {
-    /// Sets the width of the boxes, and says how many stand side by side.
+impl Renderer {
+    /// Sets the width of the boxes; returns the number per row.
     fn fit(&mut self, scene: &Scene, width: usize) -> usize {
         let total = scene.nodes().count();
         let step = self.cell + 1;
         let sizes = || scene.nodes().flat_map(|n| &n.groups).map(|g| g.cores.len());
         let rows = || scene.nodes().flat_map(|n| self.device_rows(&n.devices));
-        let needed = rows().map(|r| r.width(r.needed)).max().unwrap_or(0).min(HALF_OF_80);
+        let required = rows().map(|r| r.width(r.required)).max().unwrap_or(0).min(HALF_OF_80);
         let eight = self.lead() + sizes().max().unwrap_or(0).min(8) * step;
-        let boxes = (width + 1) / (needed.max(eight) + SIDES + 1);
+        let boxes = (width + 1) / (required.max(eight) + SIDES + 1);
         let blocks = scene.packages.iter().map(|p| p.nodes.len()).max().unwrap_or(1);
         let across = columns(total, blocks, boxes);
-        let room = ((width + 1) / across).saturating_sub(SIDES + 1);
-        let most = (room.saturating_sub(self.lead()) / step).clamp(1, MAX_ROW);
+        let available = ((width + 1) / across).saturating_sub(SIDES + 1);
+        let most = (available.saturating_sub(self.lead()) / step).clamp(1, MAX_ROW);
         let cells = sizes().map(|n| self.lead() + row_length(n, most) * step).max().unwrap_or(0);
         let titles = scene.nodes().map(|n| title_width(n) + 2).max().unwrap_or(0);
         let details = rows().map(|r| r.width(r.details.len())).max().unwrap_or(0);
-        self.inner = cells.max(details).max(titles).min(room);
+        self.inner = cells.max(details).max(titles).min(available);
         across
     }
 
-    /// Boxes of equal height in a row.
-    fn side_by_side(&self, nodes: &[&NodeView]) -> Vec<Line> {
-        let bodies: Vec<(Vec<Line>, Vec<Line>)> = nodes
+    /// Renders a row of boxes of equal height.
+    fn side_by_side(&self, nodes: &[&NodeView]) -> Vec<StyledLine> {
+        let bodies: Vec<(Vec<StyledLine>, Vec<StyledLine>)> = nodes
             .iter()
             .map(|n| (self.core_rows(n), self.device_lines(&n.devices, self.inner)))
             .collect();
-        let tallest = |part: fn(&(Vec<Line>, Vec<Line>)) -> usize| bodies.iter().map(part).max();
+        let tallest =
+            |part: fn(&(Vec<StyledLine>, Vec<StyledLine>)) -> usize| bodies.iter().map(part).max();
         let cores = tallest(|b| b.0.len()).unwrap_or(0);
         let devices = tallest(|b| b.1.len()).unwrap_or(0);
-        let mut lines: Vec<Line> = Vec::new();
+        let mut lines: Vec<StyledLine> = Vec::new();
         for (node, (mut top, mut bottom)) in nodes.iter().zip(bodies) {
-            top.resize(cores, Line::default());
-            bottom.resize(devices, Line::default());
+            top.resize(cores, StyledLine::default());
+            bottom.resize(devices, StyledLine::default());
             let memory = node.memory.as_deref().unwrap_or("");
-            beside(&mut lines, self.boxed(&node.label, memory, [top, bottom], self.inner));
+            append_right(&mut lines, self.boxed(&node.label, memory, [top, bottom], self.inner));
         }
         lines
     }
 
-    /// The row for devices at no known place.
-    fn adrift(&self, devices: &Devices, width: usize) -> Vec<Line> {
+    /// Renders the devices without a known NUMA node.
+    fn unknown_locality(&self, devices: &Devices, width: usize) -> Vec<StyledLine> {
         const TITLE: &str = "unknown locality";
         let widest = self.device_rows(devices).iter().map(|r| r.width(r.details.len())).max();
         let inner = widest.unwrap_or(0).max(self.inner).max(TITLE.len() + 2).min(width - SIDES);
         self.boxed(TITLE, "", [Vec::new(), self.device_lines(devices, inner)], inner)
     }
 
-    fn core_rows(&self, node: &NodeView) -> Vec<Line> {
+    fn core_rows(&self, node: &NodeView) -> Vec<StyledLine> {
         let most = (self.inner.saturating_sub(self.lead()) / (self.cell + 1)).clamp(1, MAX_ROW);
         let mut lines = Vec::new();
         for group in &node.groups {
             let mut label = group.label.as_str();
             for cores in group.cores.chunks(row_length(group.cores.len(), most)) {
                 let mut line = self.labelled(label);
-                line.push(self.first_cpu(cores), Ink::Dim);
+                line.push(self.first_cpu(cores), SpanStyle::Dim);
                 for core in cores {
-                    line.push(" ", Ink::Plain);
-                    line.append(self.cell(&cell_text(core, self.glyphs), cell_ink(core)));
+                    line.push(" ", SpanStyle::Plain);
+                    line.append(self.cell(&cell_text(core, self.glyphs), cell_style(core)));
                 }
                 lines.push(line);
                 label = "";
@@ -205,7 +206,7 @@ impl Plan {
         lines
     }
 
-    /// Columns before the first cell of a row of cores.
+    /// Width before the first cell of a row.
     fn lead(&self) -> usize {
         self.label + 1 + self.number
     }
@@ -215,16 +216,16 @@ impl Plan {
         format!(" {:>width$}", format!("{cpu}:"), width = self.number)
     }
 
-    fn labelled(&self, label: &str) -> Line {
-        let mut line = Line::default();
-        line.push(format!("{label:<width$}", width = self.label), Ink::Plain);
+    fn labelled(&self, label: &str) -> StyledLine {
+        let mut line = StyledLine::default();
+        line.push(format!("{label:<width$}", width = self.label), SpanStyle::Plain);
         line
     }
 
-    /// Text in a cell.
-    pub fn cell(&self, text: &str, ink: Ink) -> Line {
-        let mut line = Line::default();
-        line.push(format!("{text:>width$}", width = self.cell), ink);
+    /// Renders text as a cell.
+    pub fn cell(&self, text: &str, style: SpanStyle) -> StyledLine {
+        let mut line = StyledLine::default();
+        line.push(format!("{text:>width$}", width = self.cell), style);
         line
     }
 
@@ -234,56 +235,56 @@ impl Plan {
             let details = [Some(gpu.name.clone()), gpu.memory.clone(), gpu.pci.clone()];
             let details: Vec<String> = details.into_iter().flatten().collect();
             let head = self.device_head(&gpu_label(gpu.index), &gpu.ranks);
-            rows.push(DeviceRow { head, needed: details.len(), details });
+            rows.push(DeviceRow { head, required: details.len(), details });
         }
         for nic in &devices.nics {
             let details = [Some(nic.name.clone()), nic.speed.clone(), Some(nic.state.to_owned())];
             let mut details: Vec<String> = details.into_iter().flatten().collect();
-            let needed = details.len();
+            let required = details.len();
             details.push(nic.kind.to_owned());
-            rows.push(DeviceRow { head: self.device_head("NIC", &nic.ranks), details, needed });
+            rows.push(DeviceRow { head: self.device_head("NIC", &nic.ranks), details, required });
         }
         if !devices.folded_nics.is_empty() {
             let head = self.device_head("NIC", &[]);
             let count = devices.folded_nics.len();
             let details = vec![format!("{count} more:"), devices.folded_nics.join(" ")];
-            rows.push(DeviceRow { head, details, needed: 1 });
+            rows.push(DeviceRow { head, details, required: 1 });
         }
         rows
     }
 
-    /// The label and the ranks of a device.
-    fn device_head(&self, label: &str, ranks: &[u32]) -> Line {
+    /// Renders label and ranks of a device.
+    fn device_head(&self, label: &str, ranks: &[u32]) -> StyledLine {
         let mut line = self.labelled(label);
-        line.push(" ", Ink::Plain);
+        line.push(" ", SpanStyle::Plain);
         match ranks {
-            [] => line.append(self.cell(self.glyphs.idle, Ink::Dim)),
-            _ if ranks.len() > MAX_TILES => line.push(number_list(ranks), Ink::Bold),
+            [] => line.append(self.cell(self.glyphs.idle, SpanStyle::Dim)),
+            _ if ranks.len() > MAX_TILES => line.push(format_ranges(ranks), SpanStyle::Bold),
             [first, rest @ ..] => {
-                line.append(self.cell(&first.to_string(), Ink::Rank(*first)));
+                line.append(self.cell(&first.to_string(), SpanStyle::Rank(*first)));
                 for rank in rest {
-                    line.push(" ", Ink::Plain);
-                    line.append(self.cell(&rank.to_string(), Ink::Rank(*rank)));
+                    line.push(" ", SpanStyle::Plain);
+                    line.append(self.cell(&rank.to_string(), SpanStyle::Rank(*rank)));
                 }
             }
         }
         line
     }
 
-    /// The devices in `inner` columns: interfaces beside the GPUs where there is room, else below.
-    fn device_lines(&self, devices: &Devices, inner: usize) -> Vec<Line> {
+    /// Renders the devices in `inner` columns: NICs next to the GPUs if they fit, else below.
+    fn device_lines(&self, devices: &Devices, inner: usize) -> Vec<StyledLine> {
         let rows = self.device_rows(devices);
         let widest = |rows: &[DeviceRow]| rows.iter().map(|r| r.width(r.details.len())).max();
         let (gpus, nics) = rows.split_at(devices.gpus.len());
-        let left = widest(gpus).unwrap_or(0) + BETWEEN;
-        let lines = |rows: &[DeviceRow]| -> Vec<Line> {
+        let left = widest(gpus).unwrap_or(0) + DEVICE_GAP;
+        let lines = |rows: &[DeviceRow]| -> Vec<StyledLine> {
             rows.iter().map(|row| row.line(inner, self.glyphs.cut)).collect()
         };
         if gpus.is_empty() || nics.is_empty() || left + widest(nics).unwrap_or(0) > inner {
             return lines(&rows);
         }
         let (mut both, right) = (lines(gpus), lines(nics));
-        both.resize(gpus.len().max(nics.len()), Line::default());
+        both.resize(gpus.len().max(nics.len()), StyledLine::default());
         for (line, nic) in both.iter_mut().zip(right) {
             line.pad(left);
             line.append(nic);
@@ -291,48 +292,57 @@ impl Plan {
         both
     }
 
-    /// A box with a title at its left and one at its right, and a line across between its parts.
-    fn boxed(&self, left: &str, right: &str, parts: [Vec<Line>; 2], inner: usize) -> Vec<Line> {
+    /// Renders a box with a left and a right title, and a rule between its parts.
+    fn boxed(
+        &self,
+        left: &str,
+        right: &str,
+        parts: [Vec<StyledLine>; 2],
+        inner: usize,
+    ) -> Vec<StyledLine> {
         let g = self.glyphs;
         let [top_left, top_right, bottom_left, bottom_right] = g.corners;
-        let mut head = Line::default();
-        let mut title = Line::default();
-        title.push(format!(" {} ", one_column(left)), Ink::Bold);
-        title.limit(inner + 2, g.cut);
+        let mut head = StyledLine::default();
+        let mut title = StyledLine::default();
+        title.push(format!(" {} ", to_ascii(left)), SpanStyle::Bold);
+        title.truncate(inner + 2, g.cut);
         let right = if right.is_empty() { String::new() } else { format!(" {right} ") };
         let right = if title.width() + right.len() <= inner { right } else { String::new() };
         let dashes = (inner + 2).saturating_sub(title.width() + right.len() + 1);
-        head.push(top_left, Ink::Dim);
+        head.push(top_left, SpanStyle::Dim);
         head.append(title);
-        head.push(g.across.to_string().repeat(dashes), Ink::Dim);
-        head.push(right, Ink::Plain);
-        head.push(g.across.to_string().repeat((inner + 3).saturating_sub(head.width())), Ink::Dim);
-        head.push(top_right, Ink::Dim);
+        head.push(g.across.to_string().repeat(dashes), SpanStyle::Dim);
+        head.push(right, SpanStyle::Plain);
+        head.push(
+            g.across.to_string().repeat((inner + 3).saturating_sub(head.width())),
+            SpanStyle::Dim,
+        );
+        head.push(top_right, SpanStyle::Dim);
         let rule = |ends: [char; 2]| {
-            let mut line = Line::default();
+            let mut line = StyledLine::default();
             let dashes = g.across.to_string().repeat(inner + 2);
-            line.push(format!("{}{dashes}{}", ends[0], ends[1]), Ink::Dim);
+            line.push(format!("{}{dashes}{}", ends[0], ends[1]), SpanStyle::Dim);
             line
         };
         let split = parts.iter().all(|p| !p.is_empty());
         let [top, bottom] = parts;
         let mut lines = vec![head];
-        lines.extend(top.into_iter().map(|l| self.sided(l, inner)));
+        lines.extend(top.into_iter().map(|l| self.bordered(l, inner)));
         lines.extend(split.then(|| rule(g.tees)));
-        lines.extend(bottom.into_iter().map(|l| self.sided(l, inner)));
+        lines.extend(bottom.into_iter().map(|l| self.bordered(l, inner)));
         lines.push(rule([bottom_left, bottom_right]));
         lines
     }
 
-    fn sided(&self, mut content: Line, inner: usize) -> Line {
-        content.limit(inner, self.glyphs.cut);
+    fn bordered(&self, mut content: StyledLine, inner: usize) -> StyledLine {
+        content.truncate(inner, self.glyphs.cut);
         content.pad(inner);
-        let mut line = Line::default();
-        line.push(self.glyphs.down, Ink::Dim);
-        line.push(" ", Ink::Plain);
+        let mut line = StyledLine::default();
+        line.push(self.glyphs.down, SpanStyle::Dim);
+        line.push(" ", SpanStyle::Plain);
         line.append(content);
-        line.push(" ", Ink::Plain);
-        line.push(self.glyphs.down, Ink::Dim);
+        line.push(" ", SpanStyle::Plain);
+        line.push(self.glyphs.down, SpanStyle::Dim);
         line
     }
 }
@@ -347,26 +357,26 @@ impl DeviceRow {
         self.head.width() + shown.map(|d| d.chars().count() + 1).sum::<usize>()
     }
 
-    /// The row in `inner` columns: details that do not fit are left out, but not the first.
-    fn line(&self, inner: usize, mark: char) -> Line {
+    /// Renders the row in `inner` columns, without the details that do not fit, except the first.
+    fn line(&self, inner: usize, mark: char) -> StyledLine {
         let fits = (1..=self.details.len()).rev().find(|&n| self.width(n) <= inner).unwrap_or(1);
         let mut line = self.head.clone();
         for detail in self.details.iter().take(fits) {
-            line.push(format!(" {}", one_column(detail)), Ink::Plain);
+            line.push(format!(" {}", to_ascii(detail)), SpanStyle::Plain);
         }
-        line.limit(inner, mark);
+        line.truncate(inner, mark);
         line
     }
 }
 
-/// Puts the lines of a box to the right of what is there.
-fn beside(lines: &mut Vec<Line>, right: Vec<Line>) {
+/// Appends the lines of a box on the right.
+fn append_right(lines: &mut Vec<StyledLine>, right: Vec<StyledLine>) {
     if lines.is_empty() {
         *lines = right;
         return;
     }
     for (line, right) in lines.iter_mut().zip(right) {
-        line.push(" ", Ink::Plain);
+        line.push(" ", SpanStyle::Plain);
         line.append(right);
     }
 }

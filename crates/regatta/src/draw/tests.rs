@@ -1,11 +1,11 @@
-//! The drawings as a whole: golden files, hostile names, random machines.
+//! Complete drawings: golden files, hostile names, random machines.
 
 use std::path::PathBuf;
 
 use proptest::prelude::*;
 use regatta_model::{CpuSet, Layout, LinkState, Machine, NicKind};
 
-use super::samples::{self, Shape};
+use super::samples;
 use super::scene::{CoreState, Scene};
 use super::{TerminalOptions, svg, terminal};
 
@@ -23,18 +23,18 @@ fn options(width: usize) -> TerminalOptions {
     TerminalOptions { width, color: false, unicode: true }
 }
 
-/// Compares with a golden file; `REGATTA_BLESS=1` writes it.
+/// Compares with a golden file; `REGATTA_BLESS=1` updates it.
 fn golden(name: &str, actual: &str) {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
     if std::env::var_os("REGATTA_BLESS").is_some() {
         std::fs::write(&path, actual).unwrap();
     }
     let expected = std::fs::read_to_string(&path).unwrap_or_default();
-    assert!(expected == actual, "{name} differs (REGATTA_BLESS=1 accepts this):\n{actual}");
+    assert!(expected == actual, "{name} differs (REGATTA_BLESS=1 updates it):\n{actual}");
 }
 
 #[test]
-fn terminal_drawings_are_as_agreed() {
+fn terminal_drawings_match_the_golden_files() {
     for (name, sample) in SAMPLES {
         let (machine, layout) = sample();
         for width in [80, 200] {
@@ -53,7 +53,7 @@ fn terminal_drawings_are_as_agreed() {
 }
 
 #[test]
-fn svg_drawings_are_as_agreed() {
+fn svg_drawings_match_the_golden_files() {
     for (name, sample) in SAMPLES {
         let (machine, layout) = sample();
         golden(&format!("draw-{name}.svg"), &svg(&machine, &layout, &machine.host));
@@ -61,7 +61,7 @@ fn svg_drawings_are_as_agreed() {
 }
 
 #[test]
-fn ascii_is_ascii_and_colour_only_adds() {
+fn ascii_mode_is_ascii_and_colour_does_not_change_the_text() {
     for (_, sample) in SAMPLES {
         let (machine, layout) = sample();
         let ascii = terminal(&machine, &layout, TerminalOptions { unicode: false, ..options(80) });
@@ -77,7 +77,7 @@ fn ascii_is_ascii_and_colour_only_adds() {
 }
 
 #[test]
-fn hostile_names_are_neutralised() {
+fn hostile_names_are_sanitised() {
     let evil = "<&\"'>]]>\u{1b}[31m\u{1b}]0;x\u{7}\0\r\n\t\u{202e}\u{9b}2J\u{ffff}号é";
     let (mut machine, mut layout) = samples::lumi();
     machine.host = evil.to_owned();
@@ -99,7 +99,7 @@ fn hostile_names_are_neutralised() {
 }
 
 #[test]
-fn svg_needs_nothing_else_and_is_accessible() {
+fn svg_is_self_contained_and_accessible() {
     let (machine, layout) = samples::lumi();
     let picture = svg(&machine, &layout, "A node");
     let document = roxmltree::Document::parse(&picture).unwrap();
@@ -116,7 +116,7 @@ fn svg_needs_nothing_else_and_is_accessible() {
         .descendants()
         .filter(|n| n.attribute("class").is_some_and(|c| c.starts_with("link ")))
         .count();
-    assert_eq!(links, 8, "one line for each GPU to its rank's NIC");
+    assert_eq!(links, 8, "one line per GPU to its rank's NIC");
     let tips: Vec<&str> = document
         .descendants()
         .filter(|n| n.has_tag_name("title"))
@@ -126,7 +126,7 @@ fn svg_needs_nothing_else_and_is_accessible() {
 }
 
 #[test]
-fn an_empty_machine_is_drawn() {
+fn empty_machine_is_drawn() {
     let text = terminal(&Machine::default(), &Layout::default(), options(0));
     assert!(text.contains("0 cores"));
     roxmltree::Document::parse(&svg(&Machine::default(), &Layout::default(), "")).unwrap();
@@ -138,7 +138,7 @@ fn assert_widths(text: &str, width: usize) {
     }
 }
 
-/// The cells of the core rows in a drawing, by what stands in them.
+/// The texts of all core cells in a drawing.
 fn drawn_cells(text: &str, scene: &Scene) -> Vec<String> {
     let labels = scene.nodes().flat_map(|n| &n.groups).map(|g| g.label.clone());
     let labels: std::collections::BTreeSet<String> = labels.collect();
@@ -182,16 +182,15 @@ prop_compose! {
         cgroup in proptest::option::of(0usize..600),
         no_l3 in any::<bool>(),
     ) -> (Machine, Layout) {
-        let (a, b, c, d, e) = shape;
-        let mut machine = samples::machine("host", Shape(a, b, c, d, e), 64);
-        // Some devices on nodes that do not exist, some at no known place.
-        let place = |n: u32| (n < 7).then_some(n);
+        let mut machine = samples::machine("host", shape, 64);
+        // Some devices are on missing NUMA nodes, some on none.
+        let numa_of = |n: u32| (n < 7).then_some(n);
         for (numa, name) in &gpus {
-            samples::add_gpu(&mut machine, name, "0000:01:00.0", place(*numa), 80);
+            samples::add_gpu(&mut machine, name, "0000:01:00.0", numa_of(*numa), 80);
         }
         for (numa, name, speed) in &nics {
             let kind = if speed % 5 == 0 { NicKind::Virtual } else { NicKind::Roce };
-            samples::add_nic(&mut machine, name, kind, place(*numa), *speed);
+            samples::add_nic(&mut machine, name, kind, numa_of(*numa), *speed);
         }
         if let Some(nic) = machine.nics.first_mut() {
             nic.state = LinkState::Down;
@@ -215,7 +214,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
     #[test]
-    fn any_machine_is_drawn_whole_and_in_its_width(
+    fn any_machine_is_drawn_completely_within_the_width(
         (machine, layout) in nodes(),
         width in 40usize..=200,
     ) {
@@ -236,7 +235,7 @@ proptest! {
     }
 
     #[test]
-    fn any_machine_makes_a_well_formed_svg((machine, layout) in nodes(), title in "\\PC{0,40}") {
+    fn any_machine_gives_a_well_formed_svg((machine, layout) in nodes(), title in "\\PC{0,40}") {
         let picture = svg(&machine, &layout, &title);
         let document = roxmltree::Document::parse(&picture).unwrap();
         let cores = document.descendants().filter(|n| n.attribute("data-core").is_some());

@@ -1,31 +1,30 @@
-//! Texts in a drawing: foreign names made harmless and short, numbers folded.
+//! Text in drawings: sanitised names, truncation, wrapping and number ranges.
 
 use regatta_model::CpuSet;
 
-/// Longer names are cut, so that a mad one does not fill the screen.
+/// Maximum length of a name.
 const MAX_CHARS: usize = 400;
 
-/// A foreign text with everything that could steer a terminal or turn text around replaced:
-/// control characters, bidirectional and other invisible marks, and what XML does not allow.
-pub fn printable(text: &str) -> String {
-    let harmless = |c: char| match c {
+/// Sanitises untrusted text: replaces control characters, bidirectional and other invisible marks,
+/// and characters that XML forbids.
+pub fn sanitize(text: &str) -> String {
+    let replace = |c: char| match c {
         c if c.is_control() => '?',
         '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' => '?',
         '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' => '?',
         '\u{fe00}'..='\u{fe0f}' | '\u{feff}' | '\u{fff0}'..='\u{ffff}' => '?',
         c => c,
     };
-    text.trim().chars().take(MAX_CHARS).map(harmless).collect()
+    text.trim().chars().take(MAX_CHARS).map(replace).collect()
 }
 
-/// The text in ASCII, one column a character, for a terminal whose idea of the width of other
-/// characters we do not know.
-pub fn one_column(text: &str) -> String {
+/// Replaces non-ASCII characters, whose width depends on the terminal.
+pub fn to_ascii(text: &str) -> String {
     text.chars().map(|c| if c == ' ' || c.is_ascii_graphic() { c } else { '?' }).collect()
 }
 
-/// The text cut to `width` characters, the last one then being `mark`.
-pub fn cut(text: &str, width: usize, mark: char) -> String {
+/// Truncates to `width` characters; the last one is then `mark`.
+pub fn truncate(text: &str, width: usize, mark: char) -> String {
     if text.chars().count() <= width {
         return text.to_owned();
     }
@@ -33,16 +32,16 @@ pub fn cut(text: &str, width: usize, mark: char) -> String {
     if width == 0 { kept } else { format!("{}{mark}", kept.trim_end()) }
 }
 
-/// The texts in lines of at most `width`, joined by `between`; a text that is longer stands alone.
-pub fn wrap(texts: &[String], between: &str, width: usize) -> Vec<String> {
+/// Joins texts by `separator` into lines of at most `width`; a longer text gets its own line.
+pub fn wrap(texts: &[String], separator: &str, width: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for text in texts {
-        let room = |line: &String| {
-            line.chars().count() + between.chars().count() + text.chars().count() <= width
+        let fits = |line: &String| {
+            line.chars().count() + separator.chars().count() + text.chars().count() <= width
         };
         match lines.last_mut() {
-            Some(line) if room(line) => {
-                line.push_str(between);
+            Some(line) if fits(line) => {
+                line.push_str(separator);
                 line.push_str(text);
             }
             _ => lines.push(text.clone()),
@@ -51,8 +50,8 @@ pub fn wrap(texts: &[String], between: &str, width: usize) -> Vec<String> {
     lines
 }
 
-/// Numbers in ascending order with runs folded: `0-3,6`.
-pub fn number_list(numbers: &[u32]) -> String {
+/// Formats numbers as ascending ranges: `0-3,6`.
+pub fn format_ranges(numbers: &[u32]) -> String {
     numbers.iter().map(|&n| n as usize).collect::<CpuSet>().to_string()
 }
 
@@ -61,14 +60,14 @@ pub fn plural(n: usize, noun: &str) -> String {
     format!("{n} {noun}{}", if n == 1 { "" } else { "s" })
 }
 
-/// A GPU's name without its maker, and without its memory where that is shown beside it:
-/// `NVIDIA H100 80GB HBM3` is `H100`.
+/// GPU name without vendor, and without memory size if that is shown separately:
+/// `NVIDIA H100 80GB HBM3` gives `H100`.
 pub fn short_gpu_name(name: &str, memory_shown: bool) -> &str {
-    const MAKERS: [&str; 6] =
+    const VENDORS: [&str; 6] =
         ["NVIDIA ", "Tesla ", "AMD ", "Instinct ", "Intel(R) Data Center GPU ", "Intel(R) "];
     let mut short = name;
-    for maker in MAKERS {
-        short = short.strip_prefix(maker).unwrap_or(short);
+    for vendor in VENDORS {
+        short = short.strip_prefix(vendor).unwrap_or(short);
     }
     let is_size = |word: &str| {
         let digits = word.strip_suffix("GB").or_else(|| word.strip_suffix("GiB"));
@@ -84,7 +83,7 @@ pub fn short_gpu_name(name: &str, memory_shown: bool) -> &str {
     short
 }
 
-/// A PCI address without the domain that nearly all have.
+/// PCI address without the default domain.
 pub fn short_pci(address: &str) -> &str {
     let trimmed = address.strip_prefix("0000:").or_else(|| address.strip_prefix("00000000:"));
     trimmed.unwrap_or(address)
@@ -95,14 +94,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn foreign_texts_are_harmless() {
-        assert_eq!(printable("a\x1b[31mb\u{202e}c\0\u{ffff}\u{9b}d"), "a?[31mb?c???d");
-        assert_eq!(one_column("GPÜ 号"), "GP? ?");
-        assert_eq!(printable(&"x".repeat(100_000)).len(), MAX_CHARS);
+    fn control_characters_are_replaced() {
+        assert_eq!(sanitize("a\x1b[31mb\u{202e}c\0\u{ffff}\u{9b}d"), "a?[31mb?c???d");
+        assert_eq!(to_ascii("GPÜ 号"), "GP? ?");
+        assert_eq!(sanitize(&"x".repeat(100_000)).len(), MAX_CHARS);
     }
 
     #[test]
-    fn names_are_short() {
+    fn gpu_names_and_pci_addresses_are_shortened() {
         assert_eq!(short_gpu_name("NVIDIA H100 80GB HBM3", true), "H100");
         assert_eq!(short_gpu_name("NVIDIA H100 80GB HBM3", false), "H100 80GB HBM3");
         assert_eq!(short_gpu_name("NVIDIA A100-SXM4-40GB", true), "A100-SXM4");
@@ -114,10 +113,10 @@ mod tests {
     }
 
     #[test]
-    fn texts_are_cut_and_wrapped() {
-        assert_eq!(cut("abcdef", 4, '~'), "abc~");
-        assert_eq!(cut("abcd", 4, '~'), "abcd");
-        assert_eq!(cut("abcd", 0, '~'), "");
+    fn texts_are_truncated_and_wrapped() {
+        assert_eq!(truncate("abcdef", 4, '~'), "abc~");
+        assert_eq!(truncate("abcd", 4, '~'), "abcd");
+        assert_eq!(truncate("abcd", 0, '~'), "");
         let words = ["aa", "bb", "cccccc"].map(str::to_owned);
         assert_eq!(wrap(&words, " ", 5), ["aa bb", "cccccc"]);
     }

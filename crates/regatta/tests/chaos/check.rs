@@ -1,4 +1,4 @@
-//! Whether a job ended as it must: the report, the exit code, what is left of it, the logs.
+//! Checks the outcome of a job: report, exit code, leftover processes and logs.
 
 use std::fs::File;
 use std::io::{BufReader, Read};
@@ -11,21 +11,21 @@ use regatta_model::result::{Ending, RunResult};
 use regatta_model::{document, hostlist};
 use regatta_testbed::{Cluster, Output, run};
 
-use crate::case::{Blame, Case, Fault, Trait, Verdict, When};
-use crate::harm::until;
-use crate::script::{LINE, greeting, last_words, lines};
+use crate::case::{Case, Condition, ExpectedFailure, ExpectedOutcome, Fault, When};
+use crate::inject::wait_for;
+use crate::rank_script::{LINE, exit_message, greeting, line_count};
 
-/// All of it; the first thing that is wrong.
+/// Runs all checks; returns the first failure.
 pub fn check(cluster: &Cluster, case: &Case, run_dir: &Path, out: &Output) -> Result<(), String> {
-    nothing_left(cluster)?;
+    assert_no_leftovers(cluster)?;
     report(cluster, case, run_dir, out)?;
     logs(case, run_dir)
 }
 
-/// No process on any host, and no port held.
-pub fn nothing_left(cluster: &Cluster) -> Result<(), String> {
+/// Checks that no process and no listening port is left on any host.
+pub fn assert_no_leftovers(cluster: &Cluster) -> Result<(), String> {
     let mut left = Vec::new();
-    let gone = until("the end of all processes", || {
+    let gone = wait_for("all processes to exit", || {
         left.clear();
         for host in cluster.nodes().iter().map(String::as_str).chain(["login"]) {
             let processes = cluster.processes(host).unwrap();
@@ -47,22 +47,34 @@ fn report(cluster: &Cluster, case: &Case, run_dir: &Path, out: &Output) -> Resul
     let text = read(cluster, case, &run_dir.join("result.json"));
     let result: Option<RunResult> = text.and_then(|text| document::from_json(&text).ok());
     let names = |node: u32| names(&out.stderr, &cluster.nodes()[node as usize]);
-    match (case.verdict(), &result) {
-        (Verdict::Silent, None) if killed => Ok(()),
-        // Slurm ends the step when its command is killed: what is left of us may hear of that first.
-        (Verdict::Silent, Some(result)) if killed && result.reason.contains("TERM") => Ok(()),
-        (Verdict::NotStarted(blame), None) if code == Some(1) && names(blame.node) => Ok(()),
-        (Verdict::NotStarted(blame), Some(result)) => failed(cluster, case, &[blame], result, out),
-        (Verdict::Failed(blames), Some(result)) => failed(cluster, case, &blames, result, out),
-        (Verdict::Good, result) if code == Some(0) => good(case, result.as_ref(), out),
-        (Verdict::Cancelled, Some(result)) if result.failure.is_none() => Ok(()),
-        (Verdict::Signalled, Some(result)) => {
-            let wanted = Ending::Signal(libc::SIGTERM).code();
-            let right = result.code == wanted && code == Some(wanted.into());
-            let right = right && result.failure.is_none() && result.reason.contains("TERM");
-            right.then_some(()).ok_or_else(|| format!("code {code:?}, {result:?}"))
+    match (case.expected_outcome(), &result) {
+        (ExpectedOutcome::NoReport, None) if killed => Ok(()),
+        // Slurm ends the step when its command is killed; the worker may receive that TERM first.
+        (ExpectedOutcome::NoReport, Some(result)) if killed && result.reason.contains("TERM") => {
+            Ok(())
         }
-        (verdict, _) => Err(format!("code {code:?} where {verdict:?}; result {result:?}")),
+        (ExpectedOutcome::NotStarted(failure), None) if code == Some(1) && names(failure.node) => {
+            Ok(())
+        }
+        (ExpectedOutcome::NotStarted(failure), Some(result)) => {
+            failed(cluster, case, &[failure], result, out)
+        }
+        (ExpectedOutcome::Failed(expected), Some(result)) => {
+            failed(cluster, case, &expected, result, out)
+        }
+        (ExpectedOutcome::Success, result) if code == Some(0) => {
+            succeeded(case, result.as_ref(), out)
+        }
+        (ExpectedOutcome::Cancelled, Some(result)) if result.failure.is_none() => Ok(()),
+        (ExpectedOutcome::Signalled, Some(result)) => {
+            let expected = Ending::Signal(libc::SIGTERM).code();
+            let ok = result.code == expected && code == Some(expected.into());
+            let ok = ok && result.failure.is_none() && result.reason.contains("TERM");
+            ok.then_some(()).ok_or_else(|| format!("code {code:?}, {result:?}"))
+        }
+        (expected, _) => {
+            Err(format!("expected {expected:?}; exit code {code:?}, result {result:?}"))
+        }
     }
 }
 
@@ -74,60 +86,62 @@ fn names(text: &str, host: &str) -> bool {
         .any(|hosts| hosts.iter().any(|h| h == host))
 }
 
-/// A file as the login host sees it.
+/// Reads a file as seen by the login host.
 fn read(cluster: &Cluster, case: &Case, path: &Path) -> Option<String> {
-    match case.has(|t| matches!(t, Trait::SmallDisk { .. })) {
+    match case.has(|t| matches!(t, Condition::SmallDisk { .. })) {
         false => std::fs::read_to_string(path).ok(),
         true => Some(run(&mut cluster.login("cat", [path])).unwrap().stdout),
     }
 }
 
-/// The right first failure, in the result, on the terminal and as exit code.
+/// Checks the first failure in the result, on standard error and in the exit code.
 fn failed(
     cluster: &Cluster,
     case: &Case,
-    blames: &[Blame],
+    expected: &[ExpectedFailure],
     result: &RunResult,
     out: &Output,
 ) -> Result<(), String> {
     let wrong = |what: &str| Err(format!("{what}; result {result:?}"));
-    let Some(failure) = &result.failure else { return wrong("no failure is told") };
+    let Some(failure) = &result.failure else { return wrong("no failure reported") };
     let host = |node: u32| cluster.nodes()[node as usize].as_str();
-    let right = |b: &&Blame| {
-        let ranks = b.rank.map_or(b.node * case.each..(b.node + 1) * case.each, |r| r..r + 1);
+    let right = |b: &&ExpectedFailure| {
+        let ranks = b
+            .rank
+            .map_or(b.node * case.ranks_per_node..(b.node + 1) * case.ranks_per_node, |r| r..r + 1);
         failure.host == host(b.node) && ranks.contains(&failure.rank) && failure.ending == b.ending
     };
-    let Some(blame) = blames.iter().find(right) else {
-        return wrong(&format!("not one of {blames:?} is told"));
+    let Some(failure_found) = expected.iter().find(right) else {
+        return wrong(&format!("expected one of {expected:?}"));
     };
-    let code = blame.ending.code();
+    let code = failure_found.ending.code();
     if result.code != code || out.status.code() != Some(code.into()) {
-        return wrong(&format!("code {:?}, and not {code}", out.status.code()));
+        return wrong(&format!("exit code {:?} instead of {code}", out.status.code()));
     }
-    if !out.stderr.contains(&result.reason) || !result.reason.contains(host(blame.node)) {
-        return wrong("the reason does not name the node, or is not told on standard error");
+    if !out.stderr.contains(&result.reason) || !result.reason.contains(host(failure_found.node)) {
+        return wrong("the reason does not name the node, or is not on standard error");
     }
     if result.endings.len() != case.ranks() as usize {
-        return wrong("not every rank's end is told");
+        return wrong("the endings of some ranks are missing");
     }
-    let unharmed = |rank: &u32| !case.is_lost(case.node_of(*rank));
-    match result.endings.iter().find(|(r, e)| unharmed(r) && **e == Ending::Lost) {
-        Some((rank, _)) => wrong(&format!("rank {rank} is said to be lost, and is on a good node")),
+    let on_live_node = |rank: &u32| !case.is_lost(case.node_of(*rank));
+    match result.endings.iter().find(|(r, e)| on_live_node(r) && **e == Ending::Lost) {
+        Some((rank, _)) => wrong(&format!("rank {rank} is reported lost, but its node is up")),
         None => Ok(()),
     }
 }
 
-/// All ended well, and it is said what could not be kept.
-fn good(case: &Case, result: Option<&RunResult>, out: &Output) -> Result<(), String> {
-    let small = case.has(|t| matches!(t, Trait::SmallDisk { .. }));
-    for special in &case.traits {
-        let said = match special {
-            Trait::FullLog { rank } => format!("rank-{rank}.out misses"),
-            Trait::SmallDisk { .. } => ".out misses".to_owned(),
+/// Checks that all ranks succeeded and that incomplete logs are reported.
+fn succeeded(case: &Case, result: Option<&RunResult>, out: &Output) -> Result<(), String> {
+    let small = case.has(|t| matches!(t, Condition::SmallDisk { .. }));
+    for condition in &case.conditions {
+        let message = match condition {
+            Condition::FullLog { rank } => format!("rank-{rank}.out misses"),
+            Condition::SmallDisk { .. } => ".out misses".to_owned(),
             _ => continue,
         };
-        if !out.stderr.contains(&said) {
-            return Err(format!("it is not said that {said}"));
+        if !out.stderr.contains(&message) {
+            return Err(format!("missing message: {message}"));
         }
     }
     match result {
@@ -136,23 +150,23 @@ fn good(case: &Case, result: Option<&RunResult>, out: &Output) -> Result<(), Str
         {
             Ok(())
         }
-        // It did not fit, which is said, too.
+        // It did not fit on the disk, which is reported.
         None if small && out.stderr.contains("result.json") => Ok(()),
-        other => Err(format!("no good end: {other:?}")),
+        other => Err(format!("not successful: {other:?}")),
     }
 }
 
-/// What every rank wrote is in its log.
+/// Checks that every rank's output is in its log.
 fn logs(case: &Case, run_dir: &Path) -> Result<(), String> {
-    if case.when == When::Starting || case.has(|t| matches!(t, Trait::SmallDisk { .. })) {
+    if case.when == When::Starting || case.has(|t| matches!(t, Condition::SmallDisk { .. })) {
         return Ok(());
     }
-    for rank in (0..case.ranks()).filter(|&r| !case.has(|t| *t == Trait::FullLog { rank: r })) {
+    for rank in (0..case.ranks()).filter(|&r| !case.has(|t| *t == Condition::FullLog { rank: r })) {
         let log = |stream| run_dir.join(format!("log/rank-{rank}.{stream}"));
         let (_, complaint) = greeting(rank);
-        let out = wrote(case, rank);
-        let whole = out.iter().any(|parts| holds(&log("out"), parts));
-        if !whole || !holds(&log("err"), &[(complaint, 1)]) {
+        let out = possible_logs(case, rank);
+        let complete = out.iter().any(|parts| consists_of(&log("out"), parts));
+        if !complete || !consists_of(&log("err"), &[(complaint, 1)]) {
             let length = std::fs::metadata(log("out")).map_or(0, |m| m.len());
             let found = run(Command::new("head").args(["-c", "300"]).arg(log("out"))).unwrap();
             return Err(format!("the log of rank {rank} has {length} bytes: {}", found.stdout));
@@ -161,11 +175,11 @@ fn logs(case: &Case, run_dir: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Texts, each so many times.
+/// Texts with their repetition counts.
 type Parts = Vec<(String, usize)>;
 
-/// Whether a file holds this and nothing else.
-fn holds(path: &Path, parts: &[(String, usize)]) -> bool {
+/// Whether a file consists of exactly these texts.
+fn consists_of(path: &Path, parts: &[(String, usize)]) -> bool {
     let Ok(mut file) = File::open(path).map(BufReader::new) else { return false };
     let mut found = Vec::new();
     for (text, times) in parts {
@@ -179,43 +193,42 @@ fn holds(path: &Path, parts: &[(String, usize)]) -> bool {
     matches!(file.read(&mut [0]), Ok(0))
 }
 
-/// What a rank's log may hold at the end.
-fn wrote(case: &Case, rank: u32) -> Vec<Parts> {
+/// The possible contents of a rank's log.
+fn possible_logs(case: &Case, rank: u32) -> Vec<Parts> {
     let mut out = vec![(greeting(rank).0, 1)];
-    for special in &case.traits {
-        match *special {
-            Trait::Writes { mib } => out.push((format!("{LINE}\n"), lines(mib))),
-            Trait::Pours { rank: r, mib } if r == rank => {
-                out.push((format!("{LINE}\n"), lines(mib)));
+    for condition in &case.conditions {
+        match *condition {
+            Condition::Writes { mib } => out.push((format!("{LINE}\n"), line_count(mib))),
+            Condition::WritesAtExit { rank: r, mib } if r == rank => {
+                out.push((format!("{LINE}\n"), line_count(mib)));
             }
             _ => {}
         }
     }
-    let ended = [out.clone(), vec![(last_words(rank), 1)]].concat();
+    let ended = [out.clone(), vec![(exit_message(rank), 1)]].concat();
     match () {
-        () if case.ends_well() => vec![ended],
-        () if may_end_untold(case, rank) => vec![out, ended],
-        () if plain(case) => vec![out],
+        () if case.succeeds() => vec![ended],
+        () if may_exit_without_term(case, rank) => vec![out, ended],
+        () if exits_silently(case) => vec![out],
         () => vec![ended],
     }
 }
 
-/// Whether a rank may end without being told to: on a node that is gone, or when nobody is left to
-/// tell it.
-fn may_end_untold(case: &Case, rank: u32) -> bool {
+/// Whether a rank may exit without receiving TERM: its node is lost, or the launcher is.
+fn may_exit_without_term(case: &Case, rank: u32) -> bool {
     let own = |f: &Fault| match *f {
         Fault::Exits { rank: r, .. } | Fault::Killed { rank: r } => r == rank,
-        Fault::Coordinator { .. } | Fault::Term => true,
+        Fault::Launcher { .. } | Fault::Term => true,
         _ => false,
     };
-    let stubborn = case.has(|t| matches!(t, Trait::Stubborn { .. }));
-    case.faults.iter().any(own) || stubborn || case.is_lost(case.node_of(rank))
+    let ignores_term = case.has(|t| matches!(t, Condition::IgnoresTerm { .. }));
+    case.faults.iter().any(own) || ignores_term || case.is_lost(case.node_of(rank))
 }
 
-/// Whether ranks have nothing to say at their end.
-fn plain(case: &Case) -> bool {
-    use crate::case::Half::Both;
+/// Whether ranks write nothing on exit.
+fn exits_silently(case: &Case) -> bool {
+    use crate::case::ProcessRole::Both;
     case.faults
         .iter()
-        .any(|f| matches!(f, Fault::Agent { half: Both, .. } | Fault::Coordinator { half: Both }))
+        .any(|f| matches!(f, Fault::Agent { role: Both, .. } | Fault::Launcher { role: Both }))
 }

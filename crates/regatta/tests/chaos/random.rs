@@ -1,4 +1,4 @@
-//! Numbers that look random and are the same for the same seed (SplitMix64).
+//! A seeded random number generator (SplitMix64).
 
 pub struct Random(u64);
 
@@ -15,9 +15,9 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// A number from `least` to `most`.
-    pub fn within(&mut self, least: u32, most: u32) -> u32 {
-        least + (self.next() % u64::from(most - least + 1)) as u32
+    /// A number in `min..=max`.
+    pub fn within(&mut self, min: u32, max: u32) -> u32 {
+        min + (self.next() % u64::from(max - min + 1)) as u32
     }
 
     pub fn pick<T: Copy>(&mut self, from: &[T]) -> T {

@@ -1,4 +1,4 @@
-"""Data parallel training as anybody writes it: the environment tells all."""
+"""Plain data-parallel training, configured by environment variables only."""
 
 import os
 
@@ -20,12 +20,12 @@ for step in range(3):
     loss.backward()
     optimizer.step()
 
-# Every rank has its own data; only with all gradients do all have the same weights.
+# Every rank has its own data: the weights agree only if the gradients were reduced.
 weight = model.module.weight.detach().clone()
 all_weights = [torch.empty_like(weight) for _ in range(size)]
 dist.all_gather(all_weights, weight)
 assert all(torch.equal(weight, other) for other in all_weights)
 print(f"rank {rank} of {size} agrees", flush=True)
-# Without it PyTorch aborts now and then when others leave first.
+# Without it, PyTorch occasionally aborts when other ranks exit first.
 dist.barrier()
 dist.destroy_process_group()

@@ -1,36 +1,36 @@
-//! Binding on nodes that look like LUMI's, by the options that `regatta map --format` prints.
+//! Binding on simulated LUMI nodes with the options that `regatta map --format` prints.
 
 use regatta_model::CpuSet;
 use regatta_testbed::Cluster;
 use regatta_testbed::lumi::{HWLOC, MASKS};
 
-use crate::support::{Bed, HYDRA, Job, OPEN_MPI, made_up_nodes, programs_or_skip};
+use crate::support::{HYDRA, JobOutput, OPEN_MPI, TestCluster, programs_or_skip, synthetic_nodes};
 
-/// Which eighth of the cores that is.
-const EIGHTHS: [usize; 8] = [6, 7, 2, 3, 0, 1, 4, 5];
+/// The L3 cache of each local rank.
+const L3_OF_RANK: [usize; 8] = [6, 7, 2, 3, 0, 1, 4, 5];
 const SLURM: &str = "Sockets=1 CoresPerSocket=64 ThreadsPerCore=2";
 const CHECK: [&str; 5] = ["map", "--system", "lumi-g", "--check", "--json"];
-/// Slurm lets a step bind to any CPU of its nodes only in a job that has them all.
+/// Slurm lets a step bind to any CPU only in an exclusive job.
 const EXCLUSIVE: [&str; 2] = ["-N2", "--exclusive"];
 
 #[test]
-fn ranks_are_bound_as_on_lumi() {
+fn printed_launcher_options_bind_ranks_as_planned() {
     let Some(()) = programs_or_skip(&[HYDRA, OPEN_MPI]) else { return };
     let builder = Cluster::builder().nodes(2);
-    let Some(cluster) = made_up_nodes(HWLOC, SLURM, 128, builder) else { return };
-    let bed = Bed::new(cluster);
-    srun_as_printed(&bed);
-    srun_linear(&bed);
-    srun_unbound(&bed);
-    srun_dealt_round(&bed);
-    mpich(&bed);
-    open_mpi(&bed);
-    pbs(&bed);
+    let Some(cluster) = synthetic_nodes(HWLOC, SLURM, 128, builder) else { return };
+    let cluster = TestCluster::new(cluster);
+    srun_as_printed(&cluster);
+    srun_linear(&cluster);
+    srun_unbound(&cluster);
+    srun_cyclic(&cluster);
+    mpich(&cluster);
+    open_mpi(&cluster);
+    pbs(&cluster);
 }
 
-/// The options that the binary prints for a launcher, as a shell splits them.
-fn printed(bed: &Bed, launcher: &str) -> Vec<String> {
-    let text = bed.regatta(&["map", "--system", "lumi-g", "-N", "2", "--format", launcher]);
+/// The printed options for a launcher, split like a shell.
+fn printed(cluster: &TestCluster, launcher: &str) -> Vec<String> {
+    let text = cluster.regatta(&["map", "--system", "lumi-g", "-N", "2", "--format", launcher]);
     assert!(!text.contains(['\'', '"', '\\', '$']), "{text}");
     text.split_whitespace().map(str::to_owned).collect()
 }
@@ -39,9 +39,9 @@ fn words(of: &[String]) -> Vec<&str> {
     of.iter().map(String::as_str).collect()
 }
 
-/// Asserts that all 16 ranks are bound as on LUMI, and that `--check` is content.
-fn assert_bound(job: Job) {
-    let job = job.good();
+/// Asserts that all 16 ranks are bound as on LUMI, and that `--check` passes.
+fn assert_bound(job: JobOutput) {
+    let job = job.assert_success();
     assert_eq!(job.ranks.len(), 16);
     for rank in &job.ranks {
         let report = rank.json();
@@ -56,9 +56,9 @@ fn assert_bound(job: Job) {
     }
 }
 
-fn srun_as_printed(bed: &Bed) {
-    let options = printed(bed, "srun");
-    let job = bed.srun(&EXCLUSIVE, &words(&options), &CHECK);
+fn srun_as_printed(cluster: &TestCluster) {
+    let options = printed(cluster, "srun");
+    let job = cluster.srun(&EXCLUSIVE, &words(&options), &CHECK);
     for rank in &job.ranks {
         let node = [3, 3, 1, 1, 0, 0, 2, 2][rank.number as usize % 8].to_string();
         assert_eq!(rank.json()["actual"]["memory"]["prefer"], node, "rank {}", rank.number);
@@ -66,36 +66,36 @@ fn srun_as_printed(bed: &Bed) {
     assert_bound(job);
 }
 
-/// The cores split in their own order, as most scripts do: six of eight ranks are elsewhere.
-fn srun_linear(bed: &Bed) {
+/// Cores split linearly, as in most scripts: six of eight ranks are on the wrong cores.
+fn srun_linear(cluster: &TestCluster) {
     let masks: Vec<String> = (0..8).map(|i| format!("{:#x}", 0xfeu64 << (8 * i))).collect();
     let bind = format!("--cpu-bind=mask_cpu:{}", masks.join(","));
     let check = ["map", "--system", "lumi-g", "--check"];
-    let job = bed.srun(&EXCLUSIVE, &["--ntasks-per-node=8", &bind], &check);
+    let job = cluster.srun(&EXCLUSIVE, &["--ntasks-per-node=8", &bind], &check);
     assert_eq!(job.output.status.code(), Some(1));
     assert_eq!(job.ranks.len(), 16);
     for rank in &job.ranks {
         let local = rank.number as usize % 8;
-        if EIGHTHS[local] == local {
-            let wanted = format!("ok    {} rank {}: ", rank.host, rank.number);
-            assert!(rank.text.starts_with(&wanted), "{}", rank.text);
+        if L3_OF_RANK[local] == local {
+            let expected = format!("ok    {} rank {}: ", rank.host, rank.number);
+            assert!(rank.text.starts_with(&expected), "{}", rank.text);
             continue;
         }
-        let whose = EIGHTHS.iter().position(|&e| e == local).unwrap();
-        let (host, number, first) = (&rank.host, rank.number, 8 * EIGHTHS[local] + 1);
-        let is = 8 * local + 1;
-        let wanted = format!(
-            "wrong {host} rank {number}: cpus: planned {first}-{}, is {is}-{}",
+        let owner = L3_OF_RANK.iter().position(|&e| e == local).unwrap();
+        let (host, number, first) = (&rank.host, rank.number, 8 * L3_OF_RANK[local] + 1);
+        let actual = 8 * local + 1;
+        let expected = format!(
+            "fail  {host} rank {number}: cpus: planned {first}-{}, actual {actual}-{}",
             first + 6,
-            is + 6
+            actual + 6
         );
-        assert!(rank.text.starts_with(&wanted), "no {wanted:?} in {}", rank.text);
-        assert!(rank.text.contains(&format!("local rank {whose}'s cores")), "{}", rank.text);
+        assert!(rank.text.starts_with(&expected), "no {expected:?} in {}", rank.text);
+        assert!(rank.text.contains(&format!("local rank {owner}'s cores")), "{}", rank.text);
     }
 }
 
-fn srun_unbound(bed: &Bed) {
-    let job = bed.srun(&EXCLUSIVE, &["--ntasks-per-node=8", "--cpu-bind=none"], &CHECK);
+fn srun_unbound(cluster: &TestCluster) {
+    let job = cluster.srun(&EXCLUSIVE, &["--ntasks-per-node=8", "--cpu-bind=none"], &CHECK);
     assert_eq!(job.output.status.code(), Some(1));
     for rank in &job.ranks {
         let report = rank.json();
@@ -106,11 +106,11 @@ fn srun_unbound(bed: &Bed) {
     assert_eq!(job.ranks.len(), 16);
 }
 
-/// With another distribution, rank 1 is local rank 0 of node2, and must have its cores.
-fn srun_dealt_round(bed: &Bed) {
-    let mut options = printed(bed, "srun");
+/// With a cyclic distribution, rank 1 is local rank 0 of node2 and must have its cores.
+fn srun_cyclic(cluster: &TestCluster) {
+    let mut options = printed(cluster, "srun");
     options.push("--distribution=cyclic".to_owned());
-    let job = bed.srun(&EXCLUSIVE, &words(&options), &CHECK).good();
+    let job = cluster.srun(&EXCLUSIVE, &words(&options), &CHECK).assert_success();
     assert_eq!(job.hosts()[..3], ["node1", "node2", "node1"]);
     for rank in &job.ranks {
         let cpus: CpuSet = rank.json()["actual"]["cpus"].as_str().unwrap().parse().unwrap();
@@ -118,36 +118,36 @@ fn srun_dealt_round(bed: &Bed) {
     }
 }
 
-fn mpich(bed: &Bed) {
-    let hosts = bed.file("mpich-hosts", "node1\nnode2\n");
+fn mpich(cluster: &TestCluster) {
+    let hosts = cluster.file("mpich-hosts", "node1\nnode2\n");
     let check = [&CHECK[..], &["--hostfile", &hosts]].concat();
-    let options = printed(bed, "mpich");
+    let options = printed(cluster, "mpich");
     let with_hosts = [&["-f", &hosts], &words(&options)[..]].concat();
-    assert_bound(bed.hydra(&[], &with_hosts, &check));
-    let job = bed.hydra(&[], &["-f", &hosts, "-n", "16", "-ppn", "8"], &check);
+    assert_bound(cluster.hydra(&[], &with_hosts, &check));
+    let job = cluster.hydra(&[], &["-f", &hosts, "-n", "16", "-ppn", "8"], &check);
     assert!(!job.output.status.success());
     assert!(job.ranks.iter().all(|r| r.json()["ok"] == false), "{job:?}");
 }
 
-/// The binary prints a rank file, and in it the command that uses it.
-fn open_mpi(bed: &Bed) {
-    let text = bed.regatta(&["map", "--system", "lumi-g", "-N", "2", "--format", "openmpi"]);
-    let file = bed.file("rankfile", &text);
+/// The binary prints a rankfile, with the command that uses it in a comment.
+fn open_mpi(cluster: &TestCluster) {
+    let text = cluster.regatta(&["map", "--system", "lumi-g", "-N", "2", "--format", "openmpi"]);
+    let file = cluster.file("rankfile", &text);
     let command = text.lines().find_map(|l| l.strip_prefix("#   mpirun ")).unwrap();
     let options: Vec<&str> = command
         .split_whitespace()
         .filter(|word| *word != "...")
         .map(|word| if word == "FILE" { &file } else { word })
         .collect();
-    let hosts = bed.file("openmpi-hosts", "node1 slots=8\nnode2 slots=8\n");
+    let hosts = cluster.file("openmpi-hosts", "node1 slots=8\nnode2 slots=8\n");
     let check = [&CHECK[..], &["--hostfile", &hosts]].concat();
-    assert_bound(bed.open_mpi(&[&["--hostfile", &hosts], &options[..]].concat(), &check));
+    assert_bound(cluster.open_mpi(&[&["--hostfile", &hosts], &options[..]].concat(), &check));
 }
 
-fn pbs(bed: &Bed) {
-    let file = bed.file("pbs-nodes", &("node1\n".repeat(8) + &"node2\n".repeat(8)));
+fn pbs(cluster: &TestCluster) {
+    let file = cluster.file("pbs-nodes", &("node1\n".repeat(8) + &"node2\n".repeat(8)));
     let variables = [("PBS_JOBID", "12.server"), ("PBS_NODEFILE", file.as_str())];
-    let options = printed(bed, "mpich");
+    let options = printed(cluster, "mpich");
     let with_pbs = [&["-rmk", "pbs"], &words(&options)[..]].concat();
-    assert_bound(bed.hydra(&variables, &with_pbs, &CHECK));
+    assert_bound(cluster.hydra(&variables, &with_pbs, &CHECK));
 }

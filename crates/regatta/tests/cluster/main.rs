@@ -1,23 +1,22 @@
-//! The binary on several hosts, under real launchers: does each rank read its place right, is it
-//! bound as planned, do all agree where to meet?
+//! The binary on several hosts under real launchers: allocation, binding, rendezvous, agents.
 //!
-//! One test for each kind of cluster, since bringing one up costs seconds.
+//! One test per kind of cluster, because starting one takes seconds.
 
-#![allow(clippy::unwrap_used, reason = "a test's own functions may panic as it may")]
+#![allow(clippy::unwrap_used, reason = "test helpers may panic")]
 
+mod agent_launchers;
 mod bench;
-mod bound;
-mod cancel;
+mod bind_address;
 mod gpus;
-mod launchers;
 mod lumi;
 #[path = "../support/metrics.rs"]
 mod metrics;
-mod nodes;
+mod mpi_launchers;
+mod multi_node;
+mod scancel;
 mod slurm;
 #[path = "../support/splits.rs"]
 mod split_words;
 mod splits;
-mod starters;
 mod support;
 mod train;

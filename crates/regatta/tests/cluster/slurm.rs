@@ -1,4 +1,4 @@
-//! Slurm on this machine's own CPUs: steps, batch scripts and allocations without a step.
+//! Slurm on this machine's CPUs: steps, batch scripts and allocations without a step.
 
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
@@ -7,34 +7,34 @@ use std::time::Duration;
 use regatta_testbed::{Cluster, cluster_or_skip, run};
 use serde_json::Value;
 
-use crate::support::{Bed, REGATTA, assert_environment, assert_places};
+use crate::support::{REGATTA, TestCluster, assert_allocation, assert_environment};
 
 /// `node1` on the cluster's network.
 const NODE1: &str = "10.77.0.1";
-/// Named, for Slurm would take others while these still clean up after the job before.
+/// Named, because Slurm would pick others while these still clean up after the previous job.
 const NODES: &str = "-wnode1,node2";
-/// Tells [`listens_on_a_port`] which.
+/// The port for [`listens_on_a_port`].
 const PORT: &str = "REGATTA_TEST_PORT";
 
 #[test]
-fn slurm_jobs_are_read_right() {
+fn allocation_and_environment_are_correct_under_slurm() {
     let Some(cluster) = cluster_or_skip(&Cluster::builder().nodes(3)) else { return };
-    let bed = Bed::new(cluster);
-    steps(&bed);
-    no_step(&bed);
-    launchers_inside(&bed);
-    one_port(&bed);
-    meeting(&bed);
-    taken_port(&bed);
-    contradiction(&bed);
-    adopted(&bed);
-    smoke(&bed);
+    let cluster = TestCluster::new(cluster);
+    steps(&cluster);
+    no_step(&cluster);
+    launchers_inside(&cluster);
+    same_port(&cluster);
+    rendezvous(&cluster);
+    port_in_use(&cluster);
+    contradictory_variables(&cluster);
+    launch_per_task(&cluster);
+    smoke(&cluster);
 }
 
-/// `regatta train --smoke` on several nodes, whoever starts the ranks: `srun` each of them, or we
-/// from inside an allocation, by agents that `srun` starts.
-fn smoke(bed: &Bed) {
-    let works = |text: &str| {
+/// `regatta train --smoke` on several nodes, with ranks started by `srun` or by agents in an
+/// allocation.
+fn smoke(cluster: &TestCluster) {
+    let assert_works = |text: &str| {
         let found: Value = serde_json::from_str(text).unwrap_or_else(|e| panic!("{e}: {text}"));
         assert_eq!(found["works"], true, "{text}");
         let parts = found["parts"].as_array().unwrap();
@@ -42,76 +42,76 @@ fn smoke(bed: &Bed) {
         let world = parts.iter().find(|part| part["part"] == "join").unwrap().to_string();
         assert!(world.contains("\"ranks\":4") && world.contains("\"hosts\":2"), "{world}");
     };
-    let run_dir = |name: &str| bed.cluster.shared().join(name).display().to_string();
+    let run_dir = |name: &str| cluster.hosts.shared().join(name).display().to_string();
     let words = ["train", "--smoke", "train.steps=5", "train.threads=1", "--json", "--run-dir"];
-    let secret = bed.file("secret", &"0f".repeat(32));
+    let secret = cluster.file("secret", &"0f".repeat(32));
     std::fs::set_permissions(&secret, std::fs::Permissions::from_mode(0o600)).unwrap();
     let export = format!("--export=ALL,REGATTA_SECRET_FILE={secret}");
     let options = [NODES, "--ntasks-per-node=2", &export];
     let folder = run_dir("smoke-by-srun");
     let by_srun = [&words[..], &[&folder]].concat();
-    let job = bed.srun(&[], &options, &by_srun).good();
+    let job = cluster.srun(&[], &options, &by_srun).assert_success();
     assert_eq!(job.hosts(), ["node1", "node1", "node2", "node2"]);
-    works(&job.ranks[0].text);
-    let mut inside = bed.cluster.login("salloc", ["--quiet", NODES, "--exclusive", REGATTA]);
+    assert_works(&job.ranks[0].text);
+    let mut inside = cluster.hosts.login("salloc", ["--quiet", NODES, "--exclusive", REGATTA]);
     inside.args(words).arg(run_dir("smoke-in-salloc")).args(["--ranks-per-node", "2"]);
     let output = run(&mut inside).unwrap();
     assert!(output.status.success(), "{output:?}");
-    works(&output.stdout);
+    assert_works(&output.stdout);
 }
 
-/// `regatta launch` started once a rank becomes that rank, bound as planned.
-fn adopted(bed: &Bed) {
+/// `regatta launch` as the task of `srun` becomes that rank, bound as planned.
+fn launch_per_task(cluster: &TestCluster) {
     let script = "echo $RANK $WORLD_SIZE $LOCAL_RANK $MASTER_ADDR $MASTER_PORT; \
                   grep Cpus_allowed_list /proc/self/status";
     let options = [NODES, "--ntasks-per-node=2", "--cpu-bind=none"];
-    let job = bed.srun(&[], &options, &["launch", "--", "sh", "-c", script]).good();
+    let job = cluster.srun(&[], &options, &["launch", "--", "sh", "-c", script]).assert_success();
     let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
     let port = words(&job.ranks[0].text)[4].clone();
     for (rank, number) in job.ranks.iter().zip(0..) {
         let local: u32 = number % 2;
-        let said = words(&rank.text);
-        let wanted = [&number.to_string(), "4", &local.to_string(), NODE1, &port];
-        assert_eq!(said[..5], wanted, "{}", rank.text);
-        assert_eq!(said[6], local.to_string(), "one of the node's two CPUs: {}", rank.text);
+        let output = words(&rank.text);
+        let expected = [&number.to_string(), "4", &local.to_string(), NODE1, &port];
+        assert_eq!(output[..5], expected, "{}", rank.text);
+        assert_eq!(output[6], local.to_string(), "one of the node's two CPUs: {}", rank.text);
     }
 }
 
-fn steps(bed: &Bed) {
+fn steps(cluster: &TestCluster) {
     let map = ["map", "--json"];
     for options in
         [&[NODES, "--ntasks-per-node=2"][..], &[NODES, "--ntasks-per-node=2", "--mpi=pmi2"]]
     {
-        let job = bed.srun(&[], options, &map).good();
+        let job = cluster.srun(&[], options, &map).assert_success();
         assert_eq!(job.hosts(), ["node1", "node1", "node2", "node2"]);
-        assert_places(&job, "srun");
+        assert_allocation(&job, "srun");
     }
-    let job = bed.srun(&[], &[NODES, "-n3"], &map).good();
+    let job = cluster.srun(&[], &[NODES, "-n3"], &map).assert_success();
     assert_eq!(job.hosts(), ["node1", "node1", "node2"]);
-    assert_places(&job, "srun");
-    let job = bed.srun(&[], &[NODES, "-n3", "-mcyclic"], &map).good();
+    assert_allocation(&job, "srun");
+    let job = cluster.srun(&[], &[NODES, "-n3", "-mcyclic"], &map).assert_success();
     assert_eq!(job.hosts(), ["node1", "node2", "node1"]);
-    assert_places(&job, "srun");
-    // A step on some of the job's nodes.
+    assert_allocation(&job, "srun");
+    // A step on a subset of the job's nodes.
     let part = ["-w", "node2,node3", "-N2", "--ntasks-per-node=1"];
-    let job = bed.srun(&["-N3"], &part, &map).good();
+    let job = cluster.srun(&["-N3"], &part, &map).assert_success();
     assert_eq!(job.hosts(), ["node2", "node3"]);
-    assert_places(&job, "srun");
+    assert_allocation(&job, "srun");
 }
 
-/// A batch script runs on the job's first node, a command of `salloc` on the login host; neither
+/// A batch script runs on the job's first node, the command of `salloc` on the login host; neither
 /// is a rank.
-fn no_step(bed: &Bed) {
+fn no_step(cluster: &TestCluster) {
     let script = format!("scontrol show hostnames $SLURM_JOB_NODELIST; exec {REGATTA} map --json");
-    let script = bed.file("job.sh", &format!("#!/bin/sh\n{script}\n"));
-    let out = bed.cluster.shared().join("batch");
+    let script = cluster.file("job.sh", &format!("#!/bin/sh\n{script}\n"));
+    let out = cluster.hosts.shared().join("batch");
     let job = ["-w", "node1,node3", "-n3", "--ntasks-per-node=2", "-o", out.to_str().unwrap()];
-    let output = run(bed.cluster.login("sbatch", ["--wait"]).args(job).arg(&script)).unwrap();
+    let output = run(cluster.hosts.login("sbatch", ["--wait"]).args(job).arg(&script)).unwrap();
     let batch = std::fs::read_to_string(&out).unwrap_or_default();
     assert!(output.status.success(), "{output:?} {batch}");
     assert_no_step(&batch, "node1", [2, 1]);
-    // Other than sbatch, salloc raises the number of tasks to what would fit.
-    let mut salloc = bed.cluster.login("salloc", &job[..4]);
+    // Unlike sbatch, salloc raises the number of tasks to fill the nodes.
+    let mut salloc = cluster.hosts.login("salloc", &job[..4]);
     let output = run(salloc.args(["sh", &script])).unwrap();
     assert!(output.status.success(), "{output:?}");
     assert_no_step(&output.stdout, "login", [2, 2]);
@@ -133,19 +133,19 @@ fn assert_no_step(text: &str, host: &str, ranks: [u64; 2]) {
     assert_eq!(counts, ranks);
     assert_eq!(json["placement"]["ranks"], ranks[0] + ranks[1]);
     let warnings = json["placement"]["warnings"].as_array().unwrap();
-    let stranger = warnings.iter().any(|w| w["code"] == "stand-in");
-    assert_eq!(stranger, host == "login", "a login host is not like the nodes: {warnings:?}");
+    let stand_in = warnings.iter().any(|w| w["code"] == "stand-in");
+    assert_eq!(stand_in, host == "login", "warning only on the login host: {warnings:?}");
 }
 
-/// Other launchers in a Slurm job start their helpers by `srun`: what Slurm says of tasks is not
-/// the rank's.
-fn launchers_inside(bed: &Bed) {
+/// Other launchers in a Slurm job start their daemons by `srun`: Slurm's task variables are not the
+/// rank's.
+fn launchers_inside(cluster: &TestCluster) {
     use crate::support::{HYDRA, OPEN_MPI, programs_or_skip};
     let script = format!("{REGATTA} map --json > $0-${{PMI_RANK:-$OMPI_COMM_WORLD_RANK}}");
     for (launcher, program) in [("hydra", HYDRA), ("openmpi", OPEN_MPI)] {
         let Some(()) = programs_or_skip(&[program]) else { continue };
-        let out = bed.cluster.shared().join(launcher);
-        let mut salloc = bed.cluster.login("salloc", [NODES, "--ntasks-per-node=2", program.0]);
+        let out = cluster.hosts.shared().join(launcher);
+        let mut salloc = cluster.hosts.login("salloc", [NODES, "--ntasks-per-node=2", program.0]);
         salloc.args(["sh", "-c", &script]).arg(&out);
         let root = ["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"];
         let output = run(salloc.envs(root.map(|name| (name, "1")))).unwrap();
@@ -163,18 +163,19 @@ fn launchers_inside(bed: &Bed) {
     }
 }
 
-/// On the node of the batch script, mpirun starts its ranks itself, on the other by a step.
-fn one_port(bed: &Bed) {
+/// mpirun starts ranks on the batch node itself, those on the other node by a step; all derive the
+/// same port.
+fn same_port(cluster: &TestCluster) {
     use crate::support::{HYDRA, OPEN_MPI, programs_or_skip};
     for program in [HYDRA, OPEN_MPI] {
         let Some(()) = programs_or_skip(&[program]) else { continue };
-        let out = bed.cluster.shared().join(format!("{}-ports", program.0));
+        let out = cluster.hosts.shared().join(format!("{}-ports", program.0));
         let rank = format!("{REGATTA} env --master-addr node1 | grep MASTER_PORT= | cut -d';' -f1");
-        let rank = bed.file("rank.sh", &format!("#!/bin/sh\n{rank}\n"));
+        let rank = cluster.file("rank.sh", &format!("#!/bin/sh\n{rank}\n"));
         let script = format!("#!/bin/sh\n{} -n 4 sh {rank}\n", program.0);
-        let script = bed.file("ports.sh", &script);
+        let script = cluster.file("ports.sh", &script);
         let mut sbatch =
-            bed.cluster.login("sbatch", ["--wait", NODES, "--ntasks-per-node=2", "-o"]);
+            cluster.hosts.login("sbatch", ["--wait", NODES, "--ntasks-per-node=2", "-o"]);
         let root = ["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"];
         sbatch.arg(&out).arg(&script).envs(root.map(|name| (name, "1")));
         let output = run(&mut sbatch).unwrap();
@@ -187,17 +188,19 @@ fn one_port(bed: &Bed) {
     }
 }
 
-fn meeting(bed: &Bed) {
-    let job = bed.srun(&[], &[NODES, "--ntasks-per-node=2"], &["env", "--json"]).good();
+fn rendezvous(cluster: &TestCluster) {
+    let job =
+        cluster.srun(&[], &[NODES, "--ntasks-per-node=2"], &["env", "--json"]).assert_success();
     assert_environment(&job, NODE1);
-    let uneven = bed.srun(&[], &[NODES, "-n3", "-mcyclic"], &["env", "--json"]).good();
+    let uneven =
+        cluster.srun(&[], &[NODES, "-n3", "-mcyclic"], &["env", "--json"]).assert_success();
     assert_environment(&uneven, NODE1);
-    let port = |job: &crate::support::Job| job.ranks[0].variables()["MASTER_PORT"].clone();
-    assert_ne!(port(&job), port(&uneven), "two jobs got one port");
+    let port = |job: &crate::support::JobOutput| job.ranks[0].variables()["MASTER_PORT"].clone();
+    assert_ne!(port(&job), port(&uneven), "two jobs share a port");
 }
 
-/// Rank 0 takes its own port and asks again, in the same step, which gives the same port.
-fn taken_port(bed: &Bed) {
+/// Rank 0 listens on its port and runs `env` again in the same step, which derives the same port.
+fn port_in_use(cluster: &TestCluster) {
     let test = std::env::current_exe().unwrap();
     let script = format!(
         "eval \"$({REGATTA} env)\"; echo port $MASTER_PORT
@@ -206,17 +209,17 @@ fn taken_port(bed: &Bed) {
          {REGATTA} env > /dev/null; status=$?; kill $other; exit $status",
         test.display()
     );
-    let output = run(&mut bed.cluster.login("srun", ["-wnode1", "sh", "-c", &script])).unwrap();
+    let output = run(&mut cluster.hosts.login("srun", ["-wnode1", "sh", "-c", &script])).unwrap();
     let port = output.stdout.split_once("port ").unwrap().1.lines().next().unwrap();
     assert!(!output.status.success(), "{output:?}");
-    let wanted = format!("port {port}, derived from this job, is taken on node1");
-    assert!(output.stderr.contains(&wanted), "no {wanted:?} in {:?}", output.stderr);
+    let expected = format!("port {port}, derived from this job, is in use on node1");
+    assert!(output.stderr.contains(&expected), "no {expected:?} in {:?}", output.stderr);
     assert!(output.stderr.contains("--master-port"), "{}", output.stderr);
 }
 
-/// Not a test by itself: holds a port until it is killed.
+/// Not a test by itself: listens on a port until killed.
 #[test]
-#[ignore = "run by slurm_jobs_are_read_right"]
+#[ignore = "run by allocation_and_environment_are_correct_under_slurm"]
 fn listens_on_a_port() {
     let Ok(port) = std::env::var(PORT) else { return };
     let _listener = TcpListener::bind(("0.0.0.0", port.parse().unwrap())).unwrap();
@@ -224,11 +227,11 @@ fn listens_on_a_port() {
     std::thread::sleep(Duration::from_secs(30));
 }
 
-fn contradiction(bed: &Bed) {
+fn contradictory_variables(cluster: &TestCluster) {
     let fails = |environment: &str| {
         let script = format!("{environment}; {REGATTA} env");
         let args = ["--quiet", NODES, "-n2", "sh", "-c", &script];
-        let output = run(&mut bed.cluster.login("salloc", args)).unwrap();
+        let output = run(&mut cluster.hosts.login("salloc", args)).unwrap();
         assert!(!output.status.success(), "{output:?}");
         assert_eq!(output.stdout, "");
         output.stderr

@@ -1,4 +1,4 @@
-//! Jobs on a test cluster, and what their ranks wrote.
+//! Jobs on a test cluster, and the output of their ranks.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -14,24 +14,24 @@ pub const REGATTA: &str = env!("CARGO_BIN_EXE_regatta");
 /// MPICH's and Open MPI's launchers, with the Debian packages that have them.
 pub const HYDRA: (&str, &str) = ("mpiexec.hydra", "mpich");
 pub const OPEN_MPI: (&str, &str) = ("mpirun", "openmpi-bin");
-/// What describes nodes that the machine is not.
+/// Describes synthetic nodes.
 const LSTOPO: (&str, &str) = ("lstopo-no-graphics", "hwloc-nox");
-/// What a rank does: tell its host, by other means than the binary's, and run the binary.
+/// A rank prints its host name, independently of the binary, and runs the binary.
 const RANK: [&str; 4] = ["sh", "-c", "hostname; exec \"$@\"", "sh"];
 
-/// `Some` if these programs are here; else as [`or_skip`].
+/// `Some` if these programs are installed; else like [`or_skip`].
 pub fn programs_or_skip(programs: &[(&str, &str)]) -> Option<()> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders: Vec<PathBuf> = std::env::split_paths(&path).collect();
     let lacks = |name: &str| !folders.iter().any(|f| f.join(name).is_file());
     let missing = programs.iter().filter(|(name, _)| lacks(name));
-    let tell = |(name, package): &(&str, &str)| format!("no program {name} (package {package})");
-    or_skip(&missing.map(tell).collect::<Vec<_>>())
+    let message = |(name, package): &(&str, &str)| format!("no program {name} (package {package})");
+    or_skip(&missing.map(message).collect::<Vec<_>>())
 }
 
-/// A cluster of nodes that look as hwloc's synthetic description and `slurm.conf`'s words say,
-/// with CPUs and NUMA nodes that the machine need not have; `None` as [`or_skip`].
-pub fn made_up_nodes(
+/// A cluster of synthetic nodes, described by an hwloc synthetic topology and `slurm.conf` options;
+/// `None` like [`or_skip`].
+pub fn synthetic_nodes(
     hwloc: &str,
     slurm: &str,
     cpus: u32,
@@ -49,22 +49,22 @@ pub fn made_up_nodes(
     cluster
 }
 
-/// What one rank wrote. Its number is the launcher's, not what the binary made of it.
+/// Output of one rank. The rank number is the launcher's, not the binary's.
 #[derive(Debug)]
-pub struct Rank {
+pub struct RankOutput {
     pub number: u32,
     pub host: String,
     pub text: String,
 }
 
-impl Rank {
-    /// What it wrote as JSON.
+impl RankOutput {
+    /// The output as JSON.
     pub fn json(&self) -> Value {
         serde_json::from_str(&self.text)
-            .unwrap_or_else(|e| panic!("rank {} wrote {e}: {:?}", self.number, self.text))
+            .unwrap_or_else(|e| panic!("output of rank {}: {e}: {:?}", self.number, self.text))
     }
 
-    /// What `regatta env --json` said.
+    /// The variables printed by `regatta env --json`.
     pub fn variables(&self) -> HashMap<String, String> {
         let line = |l: &Value| {
             let text = |key: &str| l[key].as_str().map(str::to_owned);
@@ -74,16 +74,16 @@ impl Rank {
     }
 }
 
-/// A job that has ended.
+/// Output of a finished job.
 #[derive(Debug)]
-pub struct Job {
-    pub ranks: Vec<Rank>,
+pub struct JobOutput {
+    pub ranks: Vec<RankOutput>,
     pub output: Output,
 }
 
-impl Job {
-    /// The job, which must have succeeded.
-    pub fn good(self) -> Self {
+impl JobOutput {
+    /// Asserts that the job succeeded.
+    pub fn assert_success(self) -> Self {
         assert!(self.output.status.success(), "{self:#?}");
         self
     }
@@ -94,35 +94,34 @@ impl Job {
     }
 }
 
-/// A cluster to start jobs on.
-pub struct Bed {
-    pub cluster: Cluster,
+/// A cluster to run jobs on.
+pub struct TestCluster {
+    pub hosts: Cluster,
     jobs: Cell<u32>,
 }
 
-impl Bed {
-    pub fn new(cluster: Cluster) -> Self {
-        Self { cluster, jobs: Cell::new(0) }
+impl TestCluster {
+    pub fn new(hosts: Cluster) -> Self {
+        Self { hosts, jobs: Cell::new(0) }
     }
 
-    /// Writes a file that all hosts see.
+    /// Writes a shared file.
     pub fn file(&self, name: &str, content: &str) -> String {
-        let path = self.cluster.shared().join(name);
+        let path = self.hosts.shared().join(name);
         std::fs::write(&path, content).unwrap();
         path.to_str().unwrap().to_owned()
     }
 
-    /// What the binary prints on the login host.
+    /// Output of the binary on the login host.
     pub fn regatta(&self, args: &[&str]) -> String {
-        let output = run(&mut self.cluster.login(REGATTA, args)).unwrap();
+        let output = run(&mut self.hosts.login(REGATTA, args)).unwrap();
         assert!(output.status.success(), "{output:?}");
         output.stdout
     }
 
-    /// The binary in each task of an `srun` with these options, itself run inside `salloc` if
-    /// there are options for that.
-    pub fn srun(&self, salloc: &[&str], options: &[&str], regatta: &[&str]) -> Job {
-        let folder = self.folder();
+    /// Runs the binary in each task of `srun` with these options, inside `salloc` if it has options.
+    pub fn srun(&self, salloc: &[&str], options: &[&str], regatta: &[&str]) -> JobOutput {
+        let folder = self.output_folder();
         let out = folder.join("%t");
         let mut words = Vec::new();
         if !salloc.is_empty() {
@@ -130,60 +129,65 @@ impl Bed {
         }
         words.extend(["srun", "--output", out.to_str().unwrap()]);
         words.extend(options);
-        let mut command = self.cluster.login(words[0], &words[1..]);
+        let mut command = self.hosts.login(words[0], &words[1..]);
         command.args(RANK).arg(REGATTA).args(regatta);
-        end(&mut command, |n| folder.join(n.to_string()))
+        run_job(&mut command, |n| folder.join(n.to_string()))
     }
 
-    /// The binary in each rank of MPICH's launcher.
-    pub fn hydra(&self, variables: &[(&str, &str)], options: &[&str], regatta: &[&str]) -> Job {
-        let folder = self.folder();
-        let mut command = self.cluster.launcher(HYDRA.0, ["-launcher", "ssh", "-launcher-exec"]);
-        command.arg(self.cluster.ssh()).arg("-outfile-pattern").arg(folder.join("%r"));
+    /// Runs the binary in each rank of MPICH's launcher.
+    pub fn hydra(
+        &self,
+        variables: &[(&str, &str)],
+        options: &[&str],
+        regatta: &[&str],
+    ) -> JobOutput {
+        let folder = self.output_folder();
+        let mut command = self.hosts.launcher(HYDRA.0, ["-launcher", "ssh", "-launcher-exec"]);
+        command.arg(self.hosts.ssh()).arg("-outfile-pattern").arg(folder.join("%r"));
         command.args(options).args(RANK).arg(REGATTA).args(regatta);
         command.envs(variables.iter().copied());
-        end(&mut command, |n| folder.join(n.to_string()))
+        run_job(&mut command, |n| folder.join(n.to_string()))
     }
 
-    /// The binary in each rank of Open MPI's launcher.
-    pub fn open_mpi(&self, options: &[&str], regatta: &[&str]) -> Job {
-        let folder = self.folder();
-        let mut command = self.cluster.launcher(OPEN_MPI.0, ["--mca", "plm_rsh_agent"]);
-        command.arg(self.cluster.ssh()).arg("--output-filename").arg(&folder);
+    /// Runs the binary in each rank of Open MPI's launcher.
+    pub fn open_mpi(&self, options: &[&str], regatta: &[&str]) -> JobOutput {
+        let folder = self.output_folder();
+        let mut command = self.hosts.launcher(OPEN_MPI.0, ["--mca", "plm_rsh_agent"]);
+        command.arg(self.hosts.ssh()).arg("--output-filename").arg(&folder);
         command.args(options).args(RANK).arg(REGATTA).args(regatta);
-        // It refuses to be run by root without both.
+        // Required to run as root.
         let root = ["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"];
         command.envs(root.map(|name| (name, "1")));
-        // It writes all numbers with as many digits as the last one.
+        // File names are zero-padded to the width of the last rank.
         let file = |n: u32, digits: usize| folder.join(format!("1/rank.{n:0digits$}/stdout"));
-        end(&mut command, |n| if file(0, 2).exists() { file(n, 2) } else { file(n, 1) })
+        run_job(&mut command, |n| if file(0, 2).exists() { file(n, 2) } else { file(n, 1) })
     }
 
-    /// A new folder for what a job's ranks write.
-    fn folder(&self) -> PathBuf {
+    /// A new folder for the output of a job.
+    fn output_folder(&self) -> PathBuf {
         self.jobs.set(self.jobs.get() + 1);
-        let folder = self.cluster.shared().join(format!("job-{}", self.jobs.get()));
+        let folder = self.hosts.shared().join(format!("job-{}", self.jobs.get()));
         std::fs::create_dir(&folder).unwrap();
         folder
     }
 }
 
-/// Runs a job to its end and reads what its ranks wrote into their files.
-fn end(command: &mut Command, file: impl Fn(u32) -> PathBuf) -> Job {
+/// Runs a job to its end and reads the output files of its ranks.
+fn run_job(command: &mut Command, file: impl Fn(u32) -> PathBuf) -> JobOutput {
     let output = run(command).unwrap();
     let ranks = (0..).map_while(|n| read(n, &file(n))).collect();
-    Job { ranks, output }
+    JobOutput { ranks, output }
 }
 
-fn read(number: u32, file: &Path) -> Option<Rank> {
+fn read(number: u32, file: &Path) -> Option<RankOutput> {
     let text = std::fs::read_to_string(file).ok()?;
     let (host, text) = text.split_once('\n').unwrap_or_default();
-    Some(Rank { number, host: host.trim().to_owned(), text: text.to_owned() })
+    Some(RankOutput { number, host: host.trim().to_owned(), text: text.to_owned() })
 }
 
-/// Asserts that every rank of `regatta map --json` reads its own place as the launcher dealt it. Only
-/// Slurm tells the order of dealing: there the places of all ranks must be right in each.
-pub fn assert_places(job: &Job, launcher: &str) {
+/// Asserts that `regatta map --json` in every rank detects the launcher's rank, local rank and node.
+/// Slurm also reports the distribution, so there the placement of all ranks must match.
+pub fn assert_allocation(job: &JobOutput, launcher: &str) {
     let hosts = job.hosts();
     let mut nodes = hosts.clone();
     nodes.sort_unstable();
@@ -202,30 +206,30 @@ pub fn assert_places(job: &Job, launcher: &str) {
         let planned = &json["placement"]["nodes"];
         assert_eq!(planned.as_array().unwrap().len(), nodes.len(), "{planned}");
         for (node, planned) in nodes.iter().zip(planned.as_array().unwrap()) {
-            let real = hosts.iter().enumerate().filter(|(_, h)| *h == node).map(|(i, _)| i);
+            let actual = hosts.iter().enumerate().filter(|(_, h)| *h == node).map(|(i, _)| i);
             assert_eq!(planned["host"], *node, "rank {}", rank.number);
-            let (planned, real) = (&planned["ranks"], real.collect::<Vec<_>>());
-            assert_eq!(planned.as_array().unwrap().len(), real.len(), "rank {}", rank.number);
+            let (planned, actual) = (&planned["ranks"], actual.collect::<Vec<_>>());
+            assert_eq!(planned.as_array().unwrap().len(), actual.len(), "rank {}", rank.number);
             if node == host {
                 assert_eq!(planned[local], rank.number, "{planned}");
             }
             if launcher == "srun" {
-                assert_eq!(*planned, Value::from(real), "{node}, seen by rank {}", rank.number);
+                assert_eq!(*planned, Value::from(actual), "{node}, seen by rank {}", rank.number);
             }
         }
     }
 }
 
-/// Asserts that `regatta env` tells each rank its own place, and all of them one place to meet, on
-/// `host`'s address.
-pub fn assert_environment(job: &Job, address: &str) {
+/// Asserts that `regatta env` sets each rank's own indices, and the same master address and port in
+/// all ranks.
+pub fn assert_environment(job: &JobOutput, address: &str) {
     let hosts = job.hosts();
     let first = job.ranks[0].variables();
     for (rank, host) in job.ranks.iter().zip(&hosts) {
         let variables = rank.variables();
         let local = hosts[..rank.number as usize].iter().filter(|h| *h == host).count();
         let on_host = hosts.iter().filter(|h| *h == host).count();
-        let wanted = [
+        let expected = [
             ("RANK", rank.number.to_string()),
             ("WORLD_SIZE", hosts.len().to_string()),
             ("LOCAL_RANK", local.to_string()),
@@ -233,7 +237,7 @@ pub fn assert_environment(job: &Job, address: &str) {
             ("MASTER_ADDR", address.to_owned()),
             ("MASTER_PORT", first["MASTER_PORT"].clone()),
         ];
-        for (name, value) in wanted {
+        for (name, value) in expected {
             assert_eq!(variables[name], value, "{name} of rank {} on {host}", rank.number);
         }
     }

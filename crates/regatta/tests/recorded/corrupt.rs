@@ -1,18 +1,18 @@
-//! Files that no kernel writes: never a panic, and an error is one line.
+//! Corrupt sysfs files: no panic, and errors are one line.
 
 use std::path::{Path, PathBuf};
 
-use super::support::Run;
-use super::{Tree, document, line, system};
+use super::support::CommandOutput;
+use super::{SysfsTree, document, run_line, system};
 
-/// The run ended in order. A plan must survive being written and read back.
-fn ended_well(run: Run, json: bool, what: &str) {
+/// Asserts a plan or a one-line error. A plan must survive a round trip.
+fn assert_no_panic(run: CommandOutput, json: bool, what: &str) {
     assert!(matches!(run.code, Some(0 | 1)), "{what}: {run:?}");
     assert!(!run.err.contains("panicked"), "{what}: {}", run.err);
     if run.code == Some(1) {
-        run.sentence();
+        run.error_line();
     } else if json {
-        let machine = &run.plan().machines[0];
+        let machine = &run.map_output().machines[0];
         let text = document::to_json(machine).unwrap();
         let read = document::from_json::<regatta_model::Machine>(&text);
         let read = read.unwrap_or_else(|e| panic!("{what}: the dump is refused: {e}"));
@@ -20,7 +20,7 @@ fn ended_well(run: Run, json: bool, what: &str) {
     }
 }
 
-/// A small generator, so that a failure can be repeated from its seed.
+/// A seeded generator, so that failures are reproducible.
 struct Random(u64);
 
 impl Random {
@@ -37,8 +37,8 @@ impl Random {
     }
 }
 
-/// Every file, folder and link below a folder, as paths from it.
-fn everything(base: &Path) -> Vec<PathBuf> {
+/// All files, folders and links below a folder, as relative paths.
+fn all_paths(base: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut folders = vec![base.to_owned()];
     while let Some(folder) = folders.pop() {
@@ -53,8 +53,8 @@ fn everything(base: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// The paths in groups that are equally likely to be hit: most files are those of CPUs, and the
-/// files near the root matter most.
+/// Groups of paths that are hit with equal probability: most files belong to CPUs, but those near
+/// the root matter most.
 fn groups(paths: Vec<PathBuf>) -> Vec<Vec<PathBuf>> {
     let beginnings =
         ["sys/devices/system/cpu/", "sys/devices/pci", "sys/devices/virtual", "sys/", "proc", ""];
@@ -71,7 +71,7 @@ fn groups(paths: Vec<PathBuf>) -> Vec<Vec<PathBuf>> {
     groups
 }
 
-const NONSENSE: [&[u8]; 16] = [
+const INVALID: [&[u8]; 16] = [
     b"",
     b"\n\n\n",
     b"-1\n",
@@ -90,112 +90,112 @@ const NONSENSE: [&[u8]; 16] = [
     b"simd_count 18446744073709551615\nlocation_id 18446744073709551615\ndomain 18446744073709551615\nnode_to 18446744073709551615\ntype 11\n",
 ];
 
-/// Takes what is at a path away and perhaps puts nonsense in its place.
-fn damage(random: &mut Random, path: &Path, aside: &Path, other: &Path) {
+/// Moves a file away and perhaps replaces it by invalid content.
+fn corrupt(random: &mut Random, path: &Path, backup: &Path, other: &Path) {
     let content = std::fs::read(path).unwrap_or_default();
-    std::fs::rename(path, aside).unwrap();
+    std::fs::rename(path, backup).unwrap();
     let noise: Vec<u8> = (0..random.below(64)).map(|_| random.below(256) as u8).collect();
     match random.below(8) {
         0 => {}
         1 => std::fs::create_dir(path).unwrap(),
         2 => std::os::unix::fs::symlink("nowhere", path).unwrap(),
-        // A link to itself, and one to an unrelated place.
+        // A link to itself, and one to an unrelated file.
         3 => std::os::unix::fs::symlink(path.file_name().unwrap(), path).unwrap(),
         4 => std::os::unix::fs::symlink(other, path).unwrap(),
         5 => std::fs::write(path, content.repeat(200)).unwrap(),
         6 => std::fs::write(path, noise).unwrap(),
-        _ => std::fs::write(path, random.pick(&NONSENSE)).unwrap(),
+        _ => std::fs::write(path, random.pick(&INVALID)).unwrap(),
     }
 }
 
-fn restore(path: &Path, aside: &Path) {
+fn restore(path: &Path, backup: &Path) {
     match std::fs::symlink_metadata(path) {
         Ok(meta) if meta.is_dir() => std::fs::remove_dir_all(path).unwrap(),
         Ok(_) => std::fs::remove_file(path).unwrap(),
         Err(_) => {}
     }
-    std::fs::rename(aside, path).unwrap();
+    std::fs::rename(backup, path).unwrap();
 }
 
-/// How often each system's tree is damaged.
+/// Rounds per system.
 const ROUNDS: u64 = 100;
 
-/// Damages up to six places of a system's tree, again and again.
-fn survive(name: &str, seed: u64) {
-    let tree = Tree::of(&system(name));
-    let groups = groups(everything(tree.path()));
-    let aside = super::support::Folder::new();
+/// Corrupts up to six files of a system's tree per round.
+fn fuzz_tree(name: &str, seed: u64) {
+    let tree = SysfsTree::of(&system(name));
+    let groups = groups(all_paths(tree.path()));
+    let backups = super::support::TempDir::new();
     let words = |output: &str| format!("map --machine {} --profile {name} {output}", tree.arg());
-    let unharmed = line(&words("--json")).ok();
+    let intact = run_line(&words("--json")).ok();
     let mut noticed = 0;
     for round in 0..ROUNDS {
         let mut random = Random(seed * 1000 + round);
-        let mut damaged: Vec<(PathBuf, PathBuf)> = Vec::new();
+        let mut corrupted: Vec<(PathBuf, PathBuf)> = Vec::new();
         for _ in 0..=random.below(6) {
             let group = random.pick(&groups);
             let path = tree.path().join(random.pick(group));
             let other = tree.path().join(random.pick(group));
-            // What is above or below may be gone already.
+            // A parent may already be gone.
             if std::fs::symlink_metadata(&path).is_ok() {
-                let place = aside.path().join(damaged.len().to_string());
-                damage(&mut random, &path, &place, &other);
-                damaged.push((path, place));
+                let backup = backups.path().join(corrupted.len().to_string());
+                corrupt(&mut random, &path, &backup, &other);
+                corrupted.push((path, backup));
             }
         }
         let json = round % 4 != 0;
         let output = if json { "--json" } else { "--why" };
-        let run = line(&words(output));
-        noticed += u64::from(json && run.out != unharmed);
-        let what = format!("{name} seed {seed} round {round}, {damaged:?}");
-        ended_well(run, json, &what);
-        damaged.iter().rev().for_each(|(path, place)| restore(path, place));
+        let run = run_line(&words(output));
+        noticed += u64::from(json && run.out != intact);
+        let what = format!("{name} seed {seed} round {round}, {corrupted:?}");
+        assert_no_panic(run, json, &what);
+        corrupted.iter().rev().for_each(|(path, backup)| restore(path, backup));
     }
-    assert!(noticed > ROUNDS / 4, "the damage changed only {noticed} plans");
-    assert_eq!(line(&words("--json")).ok(), unharmed, "all damage was undone");
+    assert!(noticed > ROUNDS / 4, "the corruption changed only {noticed} plans");
+    assert_eq!(run_line(&words("--json")).ok(), intact, "all files were restored");
 }
 
 #[test]
-fn damaged_files_of_nvidia_machines() {
-    survive("polaris", 1);
+fn corrupt_files_of_nvidia_machines_never_panic() {
+    fuzz_tree("polaris", 1);
 }
 
 #[test]
-fn damaged_files_of_amd_machines() {
-    survive("lumi-g", 2);
+fn corrupt_files_of_amd_machines_never_panic() {
+    fuzz_tree("lumi-g", 2);
 }
 
 #[test]
-fn damaged_files_of_intel_machines() {
-    survive("aurora", 3);
+fn corrupt_files_of_intel_machines_never_panic() {
+    fuzz_tree("aurora", 3);
 }
 
 #[test]
-fn absurd_numbers_everywhere() {
-    let tree = Tree::of(&system("polaris"));
-    let absurd = |path: &str, text: &str| {
+fn out_of_range_values_never_panic() {
+    let tree = SysfsTree::of(&system("polaris"));
+    let check = |path: &str, text: &str| {
         let before = std::fs::read(tree.real(path));
         tree.file(path, text);
-        let run = line(&format!("map --machine {} --json", tree.arg()));
-        ended_well(run, true, path);
+        let run = run_line(&format!("map --machine {} --json", tree.arg()));
+        assert_no_panic(run, true, path);
         match before {
             Ok(before) => std::fs::write(tree.real(path), before).unwrap(),
             Err(_) => tree.remove(path),
         }
     };
     let cpu = "/sys/devices/system/cpu";
-    absurd(&format!("{cpu}/online"), "0-4294967295");
-    absurd(&format!("{cpu}/online"), "0-8191");
-    absurd(&format!("{cpu}/cpu0/topology/physical_package_id"), "-1");
-    absurd(&format!("{cpu}/cpu0/topology/thread_siblings_list"), "0-63");
-    absurd(&format!("{cpu}/cpu0/cache/index3/size"), "18446744073709551615K");
+    check(&format!("{cpu}/online"), "0-4294967295");
+    check(&format!("{cpu}/online"), "0-8191");
+    check(&format!("{cpu}/cpu0/topology/physical_package_id"), "-1");
+    check(&format!("{cpu}/cpu0/topology/thread_siblings_list"), "0-63");
+    check(&format!("{cpu}/cpu0/cache/index3/size"), "18446744073709551615K");
     let node = "/sys/devices/system/node";
-    absurd(&format!("{node}/node0/meminfo"), "Node 0 MemTotal: 18446744073709551615 kB");
-    absurd(&format!("{node}/node0/cpulist"), "0-63");
-    absurd(&format!("{node}/node4294967295/cpulist"), "0-63");
-    absurd("/proc/self/limits", "Max locked memory 99999999999999999999 1 bytes");
-    absurd("/proc/self/mounts", "tmpfs /dev/shm tmpfs size=18446744073709551615k 0 0");
-    absurd("/proc/self/cgroup", "::::\n0::/../../../../etc");
-    absurd("/sys/kernel/mm/hugepages/hugepages-18446744073709551615kB/nr_hugepages", "1");
-    absurd("/proc/driver/nvidia/gpus/ffffffff:ff:ff.7/information", "Device Minor: 99999999999");
-    absurd("/proc/sys/kernel/hostname", "a\u{0}b\u{1b}[31m\nc");
+    check(&format!("{node}/node0/meminfo"), "Node 0 MemTotal: 18446744073709551615 kB");
+    check(&format!("{node}/node0/cpulist"), "0-63");
+    check(&format!("{node}/node4294967295/cpulist"), "0-63");
+    check("/proc/self/limits", "Max locked memory 99999999999999999999 1 bytes");
+    check("/proc/self/mounts", "tmpfs /dev/shm tmpfs size=18446744073709551615k 0 0");
+    check("/proc/self/cgroup", "::::\n0::/../../../../etc");
+    check("/sys/kernel/mm/hugepages/hugepages-18446744073709551615kB/nr_hugepages", "1");
+    check("/proc/driver/nvidia/gpus/ffffffff:ff:ff.7/information", "Device Minor: 99999999999");
+    check("/proc/sys/kernel/hostname", "a\u{0}b\u{1b}[31m\nc");
 }

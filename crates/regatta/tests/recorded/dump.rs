@@ -1,20 +1,20 @@
-//! Writing a machine to a file and reading it back.
+//! `map --dump` and `--machine`: round trips and invalid files.
 
 use std::process::Command;
 
 use regatta_model::document;
 
-use super::support::{Folder, Plan, clean, line, plan, regatta};
-use super::{SYSTEMS, Tree, system};
+use super::support::{MapOutput, TempDir, clean_env, map_json, regatta, run_line};
+use super::{SYSTEMS, SysfsTree, system};
 
 #[test]
-fn a_plan_survives_dump_and_load() {
-    let folder = Folder::new();
+fn plan_survives_dump_and_load() {
+    let folder = TempDir::new();
     for name in SYSTEMS {
         let file = folder.file(&format!("{name}.json"));
-        assert_eq!(line(&format!("map --system {name} --dump {file}")).ok(), "");
-        let loaded = plan(&format!("--machine {file}"));
-        let described = plan(&format!("--system {name}"));
+        assert_eq!(run_line(&format!("map --system {name} --dump {file}")).ok(), "");
+        let loaded = map_json(&format!("--machine {file}"));
+        let described = map_json(&format!("--system {name}"));
         assert_eq!(loaded.machines, described.machines);
         assert_eq!(loaded.placement, described.placement);
     }
@@ -22,68 +22,69 @@ fn a_plan_survives_dump_and_load() {
 }
 
 #[test]
-fn a_recorded_tree_and_its_dump_give_the_same_plan() {
-    let tree = Tree::of(&system("lumi-g"));
+fn recorded_tree_and_its_dump_give_the_same_plan() {
+    let tree = SysfsTree::of(&system("lumi-g"));
     tree.cgroup_v2("/job", "1-7,9-15,17-23,25-31,49-55,57-63", "0-3");
-    let folder = Folder::new();
+    let folder = TempDir::new();
     let file = folder.file("node.json");
-    line(&format!("map --machine {} --dump {file}", tree.arg())).ok();
-    let loaded = plan(&format!("--machine {file} --profile lumi-g"));
-    let recorded = plan(&format!("--machine {} --profile lumi-g", tree.arg()));
+    run_line(&format!("map --machine {} --dump {file}", tree.arg())).ok();
+    let loaded = map_json(&format!("--machine {file} --profile lumi-g"));
+    let recorded = map_json(&format!("--machine {} --profile lumi-g", tree.arg()));
     assert_eq!(loaded.placement, recorded.placement);
     assert_eq!(loaded.machines, recorded.machines);
 }
 
 #[test]
-fn a_dump_is_not_bound_as_its_writer_was() {
-    let folder = Folder::new();
+fn affinity_of_the_dumping_process_is_ignored() {
+    let folder = TempDir::new();
     let mut machine = system("cpu:1x1x4");
     machine.source = "live".to_owned();
     machine.usable.affinity = Some("0".parse().unwrap());
     let file = folder.write("bound.json", &document::to_json(&machine).unwrap());
-    let found = plan(&format!("--machine {file}"));
+    let found = map_json(&format!("--machine {file}"));
     assert_eq!(found.machine().source, format!("dump:{file}"));
     assert_eq!(found.cpus(), ["0-3"]);
 }
 
-/// A system under the name of a host, as a file.
-fn host_file(folder: &Folder, name: &str, host: &str) -> String {
+/// Writes a machine file with a system under another host name.
+fn host_file(folder: &TempDir, name: &str, host: &str) -> String {
     let mut machine = system(name);
     machine.host = host.to_owned();
     folder.write(&format!("{host}.json"), &document::to_json(&machine).unwrap())
 }
 
 #[test]
-fn nodes_that_differ_have_their_own_files() {
-    let folder = Folder::new();
+fn heterogeneous_nodes_have_their_own_machine_files() {
+    let folder = TempDir::new();
     let big = host_file(&folder, "lumi-g", "nid000001");
     let small = host_file(&folder, "cpu:1x2x4", "nid000002");
     let hosts = folder.write("hosts", "nid000001\nnid000002\nnid000003\n");
-    let found: Plan = plan(&format!("--machine {big} --machine {small} --hostfile {hosts}"));
+    let found: MapOutput =
+        map_json(&format!("--machine {big} --machine {small} --hostfile {hosts}"));
     let nodes: Vec<(&str, u32, usize)> =
         found.placement.nodes.iter().map(|n| (&n.host[..], n.layout, n.ranks.len())).collect();
-    // The first file also stands for the host that none describes.
+    // The first file also describes the host without its own.
     assert_eq!(nodes, [("nid000001", 0, 8), ("nid000002", 1, 2), ("nid000003", 0, 8)]);
     assert_eq!(found.placement.nodes[2].ranks[0], 10);
     let cpus: Vec<String> =
         found.placement.layouts[1].ranks.iter().map(|r| r.cpus.to_string()).collect();
-    assert_eq!(cpus, ["1-3", "5-7"], "the site's reservation counts for all nodes");
+    assert_eq!(cpus, ["1-3", "5-7"], "the site reserves cores on all nodes");
 
     let slots = folder.write("slots", "nid000001 slots=4\nnid000002:2\n");
-    let found = plan(&format!("--machine {big} --machine {small} --hostfile {slots}"));
+    let found = map_json(&format!("--machine {big} --machine {small} --hostfile {slots}"));
     let counts: Vec<usize> = found.placement.nodes.iter().map(|n| n.ranks.len()).collect();
     assert_eq!(counts, [4, 2]);
 }
 
 #[test]
-fn files_that_are_no_machine_are_refused_in_words() {
-    let folder = Folder::new();
-    let good = line("map --system polaris --dump -").ok();
+fn invalid_machine_files_are_rejected() {
+    let folder = TempDir::new();
+    let good = run_line("map --system polaris --dump -").ok();
     let refused = |name: &str, text: &str| {
         let path = folder.write(name, text);
-        let sentence = line(&format!("map --machine {path}")).sentence();
-        assert!(sentence.contains(name), "the file is named: {sentence}");
-        sentence
+        let error = run_line(&format!("map --machine {path}")).error_line();
+        assert!(error.contains(name), "the file is named: {error}");
+        error
     };
     let words = refused("prose.txt", "hello\n");
     assert!(words.contains("is neither a file of `regatta map --dump`, nor"), "{words}");
@@ -104,37 +105,37 @@ fn files_that_are_no_machine_are_refused_in_words() {
     let deep = refused("deep.json", &nested);
     assert!(deep.contains("line 1"), "{deep:.300}");
 
-    let missing = line(&format!("map --machine {}", folder.file("missing.json"))).sentence();
+    let missing = run_line(&format!("map --machine {}", folder.file("missing.json"))).error_line();
     assert_eq!(missing.matches("No such file").count(), 1, "{missing}");
     std::fs::write(folder.path().join("bytes"), [0xff, 0xfe, 0, 1]).unwrap();
-    let bytes = line(&format!("map --machine {}", folder.file("bytes"))).sentence();
+    let bytes = run_line(&format!("map --machine {}", folder.file("bytes"))).error_line();
     assert!(bytes.contains("is neither"), "{bytes}");
 }
 
 #[test]
-fn a_dump_that_cannot_be_written_leaves_nothing_behind() {
-    let folder = Folder::new();
-    let dump = |path: &str| regatta(&["map", "--system", "polaris", "--dump", path]).sentence();
-    // Through a link: should it ever be replaced, then not the device.
+fn failed_dump_leaves_no_files() {
+    let folder = TempDir::new();
+    let dump = |path: &str| regatta(&["map", "--system", "polaris", "--dump", path]).error_line();
+    // Through a link, so that a bug replaces the link and not the device.
     let full = folder.file("full");
     std::os::unix::fs::symlink("/dev/full", &full).unwrap();
-    let sentence = dump(&full);
-    assert!(sentence.contains("full: No space left on device"), "{sentence}");
+    let error = dump(&full);
+    assert!(error.contains("full: No space left on device"), "{error}");
     let missing = folder.file("no/such/folder.json");
-    let sentence = dump(&missing);
-    assert!(sentence.contains("folder.json: No such file or directory"), "{sentence}");
-    let sentence = dump(&folder.path().display().to_string());
-    assert!(sentence.contains("Is a directory"), "{sentence}");
+    let error = dump(&missing);
+    assert!(error.contains("folder.json: No such file or directory"), "{error}");
+    let error = dump(&folder.path().display().to_string());
+    assert!(error.contains("Is a directory"), "{error}");
     assert_eq!(folder.names(), ["full"]);
     assert_eq!(std::fs::read_link(&full).unwrap().to_string_lossy(), "/dev/full");
 }
 
 #[test]
-fn an_older_dump_stays_whole_or_is_replaced_whole() {
-    let folder = Folder::new();
+fn dump_is_written_atomically() {
+    let folder = TempDir::new();
     let file = folder.write("node.json", "old");
-    // Killed in the middle of writing, by a limit on the size of files.
-    let killed = clean(&mut Command::new("sh"))
+    // Killed while writing, by a file size limit.
+    let killed = clean_env(&mut Command::new("sh"))
         .args(["-c", "ulimit -f 1; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_regatta")])
         .args(["map", "--system", "polaris", "--dump", &file])
         .status()
@@ -154,12 +155,12 @@ fn an_older_dump_stays_whole_or_is_replaced_whole() {
 }
 
 #[test]
-fn drawings_are_written_whole_too() {
-    let folder = Folder::new();
+fn svg_is_written_atomically() {
+    let folder = TempDir::new();
     let file = folder.file("node.svg");
-    line(&format!("map --system lumi-g --svg {file}")).ok();
+    run_line(&format!("map --system lumi-g --svg {file}")).ok();
     let text = std::fs::read_to_string(&file).unwrap();
     roxmltree::Document::parse(&text).unwrap();
-    assert_eq!(line("map --system lumi-g --svg -").ok(), text);
+    assert_eq!(run_line("map --system lumi-g --svg -").ok(), text);
     assert_eq!(folder.names(), ["node.svg"]);
 }

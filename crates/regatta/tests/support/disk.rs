@@ -1,16 +1,16 @@
-//! Disks that are soon full.
+//! Small file systems.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-/// A file system of a megabyte over a folder, seen only by those who enter. It goes when this does.
+/// A tmpfs of 1 MiB over a folder, in its own mount namespace. Unmounted on drop.
 pub struct SmallDisk {
     holder: Child,
     user: bool,
 }
 
 impl SmallDisk {
-    /// Where the system lets us make one.
+    /// Mounts a tmpfs over a folder; `None` if the system does not permit it.
     pub fn over(path: &Path) -> Option<Self> {
         let user = !rustix::process::geteuid().is_root();
         let mut holder = Command::new("unshare");
@@ -18,14 +18,13 @@ impl SmallDisk {
         holder.arg("mount -t tmpfs -o size=1m tmpfs \"$0\" && echo ready && read _").arg(path);
         let piped = holder.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut holder = piped.spawn().ok()?;
-        let mut said = [0; 6];
-        let ready = std::io::Read::read_exact(holder.stdout.as_mut()?, &mut said).is_ok();
-        // Who is not ready has ended, which is heard of when it is dropped.
+        let mut ready_line = [0; 6];
+        let ready = std::io::Read::read_exact(holder.stdout.as_mut()?, &mut ready_line).is_ok();
         let disk = Self { holder, user };
         ready.then_some(disk)
     }
 
-    /// A command that sees it.
+    /// Wraps a command to run in the mount namespace.
     pub fn enter(&self, command: &Command) -> Command {
         let mut enter = Command::new("nsenter");
         enter.args(["-t", &self.holder.id().to_string(), "-m"]);
@@ -42,7 +41,7 @@ impl SmallDisk {
         enter
     }
 
-    /// A path in there, as we see it.
+    /// A path in the mount namespace, as seen from outside.
     pub fn path(&self, inside: &Path) -> PathBuf {
         let root = PathBuf::from(format!("/proc/{}/root", self.holder.id()));
         root.join(inside.strip_prefix("/").unwrap())
@@ -56,7 +55,7 @@ impl Drop for SmallDisk {
     }
 }
 
-/// Fills a disk to its last byte.
+/// Fills a disk to the last byte.
 pub fn fill(ballast: &Path) {
     use std::io::Write;
     let mut file = std::fs::File::create(ballast).unwrap();

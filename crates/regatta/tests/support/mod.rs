@@ -1,16 +1,15 @@
-//! Runs the binary as a user would, away from the scheduler and settings of whoever tests.
+//! Runs the binary like a user, in a clean environment.
 
-// Every test file takes its part of this.
-#![allow(dead_code, reason = "each test file uses its own part")]
-#![allow(clippy::unwrap_used, reason = "a test's own functions may panic as it may")]
+#![allow(dead_code, reason = "each test file uses a part of it")]
+#![allow(clippy::unwrap_used, reason = "test helpers may panic")]
 
 pub mod bench;
 pub mod disk;
 pub mod job;
 pub mod metrics;
 pub mod splits;
+pub mod sysfs;
 pub mod train;
-pub mod tree;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -19,7 +18,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use regatta_model::{Layout, Machine, PlacedRank, Placement};
 use serde::Deserialize;
 
-/// The built-in systems. Written out, so that one that gets lost is missed.
+/// The built-in systems, listed so that a missing one is noticed.
 pub const SYSTEMS: [&str; 10] = [
     "lumi-g",
     "frontier",
@@ -33,15 +32,15 @@ pub const SYSTEMS: [&str; 10] = [
     "dgx-h100",
 ];
 
-/// The binary with an environment that is the same everywhere.
+/// The binary in a clean environment.
 pub fn command() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_regatta"));
-    clean(&mut command);
+    clean_env(&mut command);
     command
 }
 
-/// Leaves a command nothing of the environment but the search path.
-pub fn clean(command: &mut Command) -> &mut Command {
+/// Clears a command's environment except PATH.
+pub fn clean_env(command: &mut Command) -> &mut Command {
     let path = std::env::var_os("PATH").unwrap_or_default();
     command
         .env_clear()
@@ -51,17 +50,17 @@ pub fn clean(command: &mut Command) -> &mut Command {
         .env("TMPDIR", "/tmp/ada")
 }
 
-/// How a run ended.
+/// Exit code and output of a command.
 #[derive(Debug)]
-pub struct Run {
+pub struct CommandOutput {
     pub code: Option<i32>,
     pub out: String,
     pub err: String,
 }
 
-impl From<Output> for Run {
+impl From<Output> for CommandOutput {
     fn from(output: Output) -> Self {
-        Run {
+        CommandOutput {
             code: output.status.code(),
             out: String::from_utf8_lossy(&output.stdout).into_owned(),
             err: String::from_utf8_lossy(&output.stderr).into_owned(),
@@ -69,19 +68,19 @@ impl From<Output> for Run {
     }
 }
 
-/// What `map --json` prints, as far as tests look at it.
+/// The output of `map --json`, as far as tests use it.
 #[derive(Debug, Deserialize)]
-pub struct Plan {
+pub struct MapOutput {
     pub machines: Vec<Machine>,
     pub placement: Placement,
 }
 
-impl Plan {
+impl MapOutput {
     pub fn machine(&self) -> &Machine {
         &self.machines[0]
     }
 
-    /// The only kind of node.
+    /// The only layout.
     pub fn layout(&self) -> &Layout {
         assert_eq!(self.placement.layouts.len(), 1);
         &self.placement.layouts[0]
@@ -100,7 +99,7 @@ impl Plan {
         self.placement.warnings.iter().map(|w| w.code.as_str()).collect()
     }
 
-    /// The fabric device of the NIC a rank got.
+    /// Fabric device of a rank's NIC.
     pub fn fabric_of(&self, rank: &PlacedRank) -> Option<&str> {
         let name = rank.nic.as_deref()?;
         let nic = self.machine().nics.iter().find(|n| n.name == name).unwrap();
@@ -108,65 +107,65 @@ impl Plan {
     }
 }
 
-/// Runs the binary with these words.
-pub fn regatta<S: AsRef<str>>(words: &[S]) -> Run {
+/// Runs the binary with these arguments.
+pub fn regatta<S: AsRef<str>>(words: &[S]) -> CommandOutput {
     command().args(words.iter().map(AsRef::as_ref)).output().unwrap().into()
 }
 
-/// Runs the binary with the words of a line.
-pub fn line(words: &str) -> Run {
+/// Runs the binary with whitespace-separated arguments.
+pub fn run_line(words: &str) -> CommandOutput {
     regatta(&words.split_whitespace().collect::<Vec<_>>())
 }
 
-/// `regatta map WORDS --json`, read.
-pub fn plan(words: &str) -> Plan {
-    line(&format!("map {words} --json")).plan()
+/// The output of `regatta map WORDS --json`.
+pub fn map_json(words: &str) -> MapOutput {
+    run_line(&format!("map {words} --json")).map_output()
 }
 
-impl Run {
-    /// The output of a run that went well.
+impl CommandOutput {
+    /// Standard output of a successful command.
     pub fn ok(self) -> String {
         assert_eq!(self.code, Some(0), "{}", self.err);
         self.out
     }
 
-    pub fn plan(self) -> Plan {
+    pub fn map_output(self) -> MapOutput {
         let text = self.ok();
         serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text:.200}"))
     }
 
-    /// The sentence of a run that failed: one line, nothing on standard output.
-    pub fn sentence(self) -> String {
+    /// The one-line error of a failed command; standard output must be empty.
+    pub fn error_line(self) -> String {
         assert_eq!(self.code, Some(1), "{} {}", self.out, self.err);
         assert_eq!(self.out, "");
-        let sentence = self.err.strip_prefix("error: ").unwrap_or_else(|| panic!("{}", self.err));
-        let sentence = sentence.strip_suffix('\n').unwrap();
-        assert!(!sentence.contains('\n'), "more than a line: {sentence}");
-        sentence.to_owned()
+        let error = self.err.strip_prefix("error: ").unwrap_or_else(|| panic!("{}", self.err));
+        let error = error.strip_suffix('\n').unwrap();
+        assert!(!error.contains('\n'), "more than one line: {error}");
+        error.to_owned()
     }
 
-    /// The first line of a command line that was refused.
-    pub fn refused(self) -> String {
+    /// The first line of a usage error.
+    pub fn usage_error(self) -> String {
         assert_eq!(self.code, Some(2), "{} {}", self.out, self.err);
         assert_eq!(self.out, "");
         self.err.lines().next().unwrap().strip_prefix("error: ").unwrap().to_owned()
     }
 }
 
-/// A folder of the test's own, removed when it goes out of scope.
-pub struct Folder(PathBuf);
+/// A temporary folder, removed on drop.
+pub struct TempDir(PathBuf);
 
-/// Memory where there is plenty: a recorded machine has thousands of files, and some disks take
-/// seconds for them.
+/// /dev/shm if it has enough space: a recorded machine has thousands of files, which take seconds on
+/// some disks.
 fn fast_storage() -> PathBuf {
-    const PLENTY: u64 = 1 << 30;
+    const ENOUGH: u64 = 1 << 30;
     let memory = Path::new("/dev/shm");
     let writable = rustix::fs::access(memory, rustix::fs::Access::WRITE_OK).is_ok();
     let free = rustix::fs::statvfs(memory).map_or(0, |s| s.f_bavail.saturating_mul(s.f_frsize));
-    if writable && free > PLENTY { memory.to_owned() } else { std::env::temp_dir() }
+    if writable && free > ENOUGH { memory.to_owned() } else { std::env::temp_dir() }
 }
 
-impl Folder {
+impl TempDir {
     pub fn new() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -174,14 +173,14 @@ impl Folder {
         let path = fast_storage().join(name);
         let _ = std::fs::remove_dir_all(&path);
         std::fs::create_dir_all(&path).unwrap();
-        Folder(path)
+        TempDir(path)
     }
 
     pub fn path(&self) -> &Path {
         &self.0
     }
 
-    /// A file's path, for a command line.
+    /// Path of a file, as an argument.
     pub fn file(&self, name: &str) -> String {
         self.0.join(name).display().to_string()
     }
@@ -192,7 +191,7 @@ impl Folder {
         self.file(name)
     }
 
-    /// The names of the files in it.
+    /// Sorted file names.
     pub fn names(&self) -> Vec<String> {
         let entries = std::fs::read_dir(&self.0).unwrap();
         let mut names: Vec<String> =
@@ -202,27 +201,27 @@ impl Folder {
     }
 }
 
-impl Drop for Folder {
+impl Drop for TempDir {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
-/// Compares a text with the golden file of this name; `REGATTA_BLESS=1` writes the file anew.
+/// Compares a text with a golden file; `REGATTA_BLESS=1` updates it.
 pub fn golden(name: &str, text: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
     if std::env::var_os("REGATTA_BLESS").is_some() {
         std::fs::write(&path, text).unwrap();
         return;
     }
-    let wanted = std::fs::read_to_string(&path).unwrap_or_default();
-    let differs = wanted.lines().zip(text.lines()).position(|(a, b)| a != b);
-    let at = differs.unwrap_or_else(|| wanted.lines().count().min(text.lines().count()));
+    let expected = std::fs::read_to_string(&path).unwrap_or_default();
+    let differs = expected.lines().zip(text.lines()).position(|(a, b)| a != b);
+    let at = differs.unwrap_or_else(|| expected.lines().count().min(text.lines().count()));
     assert!(
-        wanted == text,
-        "{name} differs from line {}:\n  wanted {:?}\n  got    {:?}\nREGATTA_BLESS=1 writes it anew",
+        expected == text,
+        "{name} differs from line {}:\n  expected {:?}\n  actual   {:?}\nREGATTA_BLESS=1 updates it",
         at + 1,
-        wanted.lines().nth(at),
+        expected.lines().nth(at),
         text.lines().nth(at)
     );
 }

@@ -4,56 +4,56 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-/// Examples of the help.
+/// Examples in the help.
 pub const EXAMPLES: &str = "\
 Examples:
   regatta data prepare tinyshakespeare -o shakespeare
-                                                a named set, characters as tokens
+                                                a named dataset, one token per character
   regatta data prepare a.txt b.txt -o books --tokenizer gpt2/tokenizer.json
-                                                files of any size as BPE tokens
-  regatta data show books                       counts, checksums, how it begins
-  regatta train data.source=books               train on it";
+                                                text files of any size, with a BPE tokenizer
+  regatta data show books                       token counts, checksums and a preview
+  regatta train data.source=books               train on the prepared dataset";
 
 /// `regatta data`.
 #[derive(Debug, Args)]
 pub struct DataArgs {
-    /// What to do
+    /// Action
     #[command(subcommand)]
     pub command: DataCommand,
 }
 
-/// What can be done with data.
+/// The subcommands of `regatta data`.
 #[derive(Debug, Subcommand)]
 pub enum DataCommand {
-    /// Make a folder of token files from texts
+    /// Tokenize text into a dataset folder
     Prepare(PrepareArgs),
-    /// Show what a folder or a token file holds, and check it
+    /// Show and verify a dataset folder or a token file
     Show(ShowArgs),
 }
 
 /// `regatta data prepare`.
 #[derive(Debug, Args)]
 pub struct PrepareArgs {
-    /// Text files, which are one text together, or the name of a set (tinyshakespeare)
+    /// Text files, which are concatenated, or the name of a dataset (tinyshakespeare)
     #[arg(required = true, value_name = "INPUT")]
     pub inputs: Vec<String>,
-    /// The folder to make
+    /// Dataset folder to create
     #[arg(short, long, value_name = "FOLDER")]
     pub output: PathBuf,
-    /// A tokenizer.json of Hugging Face (byte-level BPE, as of GPT-2 and Llama 3), or one that an
-    /// earlier `data prepare` wrote
+    /// Hugging Face tokenizer.json (byte-level BPE, like those of GPT-2 and Llama 3), or one written
+    /// by an earlier `data prepare` [default: one token per character]
     #[arg(long, value_name = "FILE")]
     pub tokenizer: Option<PathBuf>,
-    /// Take the texts' characters as tokens, which is also the default
+    /// Use one token per character (the default)
     #[arg(long, conflicts_with = "tokenizer")]
     pub characters: bool,
-    /// The share at the end that is kept for validation
-    #[arg(long, value_name = "SHARE", default_value_t = 0.1)]
+    /// Fraction of the text, at its end, to use as the validation split
+    #[arg(long, value_name = "FRACTION", default_value_t = 0.1)]
     pub validation: f64,
-    /// Replace a folder that an earlier `data prepare` made
+    /// Overwrite a dataset folder of an earlier `data prepare`
     #[arg(long)]
     pub force: bool,
-    /// Print what was made as JSON
+    /// Print the result as JSON
     #[arg(long)]
     pub json: bool,
 }
@@ -61,10 +61,10 @@ pub struct PrepareArgs {
 /// `regatta data show`.
 #[derive(Debug, Args)]
 pub struct ShowArgs {
-    /// A folder of `regatta data prepare`, or a token file
+    /// Dataset folder of `regatta data prepare`, or a token file
     #[arg(value_name = "FOLDER|FILE")]
     pub path: PathBuf,
-    /// Print it as JSON
+    /// Print as JSON
     #[arg(long)]
     pub json: bool,
 }

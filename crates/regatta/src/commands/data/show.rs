@@ -1,4 +1,4 @@
-//! `regatta data show`: what prepared data holds, after a look at all of it.
+//! `regatta data show`: summarises a dataset after verifying its checksums.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -12,104 +12,104 @@ use super::args::ShowArgs;
 use crate::cli::{FAINT, GOOD, HEADING};
 use crate::output;
 
-/// Tokens of the beginning that are shown.
-const BEGIN: u64 = 60;
+/// Number of tokens in a preview.
+const PREVIEW_TOKENS: u64 = 60;
 
-/// What is known of a folder or a file. Its checksums are right, or there would be an error.
+/// Summary of a dataset folder or a token file with valid checksums.
 #[derive(Debug, Serialize)]
-struct Shown {
+struct DatasetSummary {
     path: PathBuf,
-    /// Of a folder only.
+    /// `None` for a single file.
     #[serde(skip_serializing_if = "Option::is_none")]
     prepared: Option<About>,
-    files: Vec<ShownFile>,
+    files: Vec<TokenFileSummary>,
 }
 
 #[derive(Debug, Serialize)]
-struct ShownFile {
+struct TokenFileSummary {
     name: String,
     tokens: u64,
     token_bytes: u64,
-    vocabulary: u64,
+    vocab_size: u64,
     fingerprint: Option<String>,
     sha256: Option<String>,
-    /// The first words, or tokens where the tokenizer is not at hand.
-    begins: String,
+    /// The first tokens as text, or as IDs without a tokenizer.
+    preview: String,
 }
 
-/// Runs it.
+/// Runs the command.
 pub fn run(args: &ShowArgs) -> Result<ExitCode> {
-    let shown = match args.path.is_dir() {
+    let summary = match args.path.is_dir() {
         true => folder(&args.path)?,
-        false => Shown {
+        false => DatasetSummary {
             path: args.path.clone(),
             prepared: None,
-            files: vec![file(&args.path, beside(&args.path).as_ref())?],
+            files: vec![file(&args.path, sibling_tokenizer(&args.path).as_ref())?],
         },
     };
     match args.json {
-        true => output::print(&format!("{}\n", serde_json::to_string_pretty(&shown)?))?,
-        false => output::print(&text(&shown))?,
+        true => output::print(&format!("{}\n", serde_json::to_string_pretty(&summary)?))?,
+        false => output::print(&text(&summary))?,
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn folder(path: &Path) -> Result<Shown> {
+fn folder(path: &Path) -> Result<DatasetSummary> {
     let prepared = prepare::about(path)?;
-    // Whether all belongs together, as training would ask.
+    // The same consistency check as in training.
     let data = open(&Prepared::Folder { path: path.to_owned(), tokenizer: None })?;
-    let files: Result<Vec<ShownFile>> = [prepare::TRAIN, prepare::VALIDATION]
+    let files: Result<Vec<TokenFileSummary>> = [prepare::TRAIN, prepare::VALIDATION]
         .iter()
         .map(|name| file(&path.join(name), Some(&data.tokenizer)))
         .collect();
-    Ok(Shown { path: path.to_owned(), prepared: Some(prepared), files: files? })
+    Ok(DatasetSummary { path: path.to_owned(), prepared: Some(prepared), files: files? })
 }
 
-/// The tokenizer beside a token file, if there is a usable one.
-fn beside(path: &Path) -> Option<Tokenizer> {
+/// The tokenizer in the folder of a token file, if there is a valid one.
+fn sibling_tokenizer(path: &Path) -> Option<Tokenizer> {
     Tokenizer::load(&path.with_file_name(prepare::TOKENIZER)).ok()
 }
 
-fn file(path: &Path, tokenizer: Option<&Tokenizer>) -> Result<ShownFile> {
+fn file(path: &Path, tokenizer: Option<&Tokenizer>) -> Result<TokenFileSummary> {
     let file = TokenFile::open(path)?;
     file.verify()?;
     let header = file.header();
     let mut first = Vec::new();
-    file.tokens(0..file.len().min(BEGIN), &mut first)?;
-    let own = |tokenizer: &&Tokenizer| header.fingerprint == Some(tokenizer.fingerprint());
-    let begins = match tokenizer.filter(own) {
+    file.tokens(0..file.len().min(PREVIEW_TOKENS), &mut first)?;
+    let matches = |tokenizer: &&Tokenizer| header.fingerprint == Some(tokenizer.fingerprint());
+    let preview = match tokenizer.filter(matches) {
         Some(tokenizer) => tokenizer.decode(&first)?,
         None => first.iter().map(u32::to_string).collect::<Vec<_>>().join(" "),
     };
-    Ok(ShownFile {
+    Ok(TokenFileSummary {
         name: path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned(),
         tokens: header.tokens,
         token_bytes: header.token_bytes,
-        vocabulary: header.vocabulary,
+        vocab_size: header.vocabulary,
         fingerprint: header.fingerprint.clone(),
         sha256: header.checksum.map(|sum| sum.iter().map(|byte| format!("{byte:02x}")).collect()),
-        begins,
+        preview,
     })
 }
 
-fn text(shown: &Shown) -> String {
-    let mut lines = vec![format!("{HEADING}{}{HEADING:#}", shown.path.display())];
-    lines.extend(shown.prepared.as_ref().map(facts));
-    for file in &shown.files {
-        let ShownFile { name, begins, .. } = file;
-        let (tokens, vocabulary) = (grouped(file.tokens), grouped(file.vocabulary));
+fn text(summary: &DatasetSummary) -> String {
+    let mut lines = vec![format!("{HEADING}{}{HEADING:#}", summary.path.display())];
+    lines.extend(summary.prepared.as_ref().map(dataset_lines));
+    for file in &summary.files {
+        let TokenFileSummary { name, preview, .. } = file;
+        let (tokens, vocab_size) = (grouped(file.tokens), grouped(file.vocab_size));
         lines.push(format!(
-            "{name}: {tokens} tokens below {vocabulary}, {} bytes each, checksum {GOOD}right{GOOD:#}",
+            "{name}: {tokens} tokens of {} bytes, vocabulary size {vocab_size}, checksum {GOOD}ok{GOOD:#}",
             file.token_bytes
         ));
-        lines.push(format!("  {FAINT}{begins:?}{FAINT:#}"));
+        lines.push(format!("  {FAINT}{preview:?}{FAINT:#}"));
     }
     lines.push(String::new());
     lines.join("\n")
 }
 
-/// What a folder was made of and holds, in lines.
-pub fn facts(about: &About) -> String {
+/// Inputs, splits and vocabulary of a dataset, as lines.
+pub fn dataset_lines(about: &About) -> String {
     let bytes = about.inputs.iter().map(|input| input.bytes).sum();
     let files = match about.inputs.as_slice() {
         [one] => one.name.clone(),
@@ -118,14 +118,13 @@ pub fn facts(about: &About) -> String {
     let (train, validation) = (grouped(about.train_tokens), grouped(about.validation_tokens));
     let About { tokenizer, fingerprint, .. } = about;
     format!(
-        "  text        {files}, {} bytes\n  tokens      {train} to learn from, {validation} for \
-         validation\n  vocabulary  {} ({tokenizer}, {fingerprint})",
+        "  text        {files}, {} bytes\n  tokens      {train} training, {validation} validation\n  vocabulary  {} ({tokenizer}, {fingerprint})",
         grouped(bytes),
         grouped(about.vocabulary as u64)
     )
 }
 
-/// A number with commas.
+/// Formats a number with thousands separators.
 fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let groups: Vec<&str> = digits
@@ -142,8 +141,8 @@ mod tests {
     use super::grouped;
 
     #[test]
-    fn thousands_are_apart() {
-        let wanted = ["0", "999", "1,000", "1,115,394"];
-        assert_eq!([0, 999, 1000, 1_115_394].map(grouped), wanted);
+    fn thousands_are_separated() {
+        let expected = ["0", "999", "1,000", "1,115,394"];
+        assert_eq!([0, 999, 1000, 1_115_394].map(grouped), expected);
     }
 }

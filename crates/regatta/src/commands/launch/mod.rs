@@ -1,11 +1,11 @@
-//! `regatta launch`: starts ranks, each bound and with its environment, and sees to their end.
+//! `regatta launch`: launches and supervises ranks, each with its binding and environment.
 
-mod here;
-mod raise;
-mod ranks;
+mod agents;
+mod bootstrap;
+mod console;
+mod local;
+mod rank_specs;
 mod report;
-mod screen;
-mod there;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -23,198 +23,206 @@ use regatta_launch::supervise::Limits;
 use regatta_launch::warden;
 use regatta_model::document;
 
-use crate::cli::{LaunchArgs, WARNING};
+use crate::cli::LaunchArgs;
 use crate::output;
-use crate::plan::Survey;
-use ranks::Planned;
-use screen::Screen;
+use crate::plan::Discovery;
+use console::Console;
+use rank_specs::LaunchPlan;
 
-/// Where ranks run: on this machine, or on nodes with agents.
-trait Ground {
-    /// Plans a start of the job. The first is number 0.
-    fn plan(&mut self, attempt: u32) -> Result<Planned>;
+/// Where ranks run: on this node, or on nodes with agents.
+trait LaunchTarget {
+    /// Plans an attempt, counted from 0.
+    fn plan(&mut self, attempt: u32) -> Result<LaunchPlan>;
 
     /// Starts the ranks.
-    fn start(&mut self, planned: &Planned, attempt: u32) -> Result<&mut dyn Crew>;
+    fn start(&mut self, plan: &LaunchPlan, attempt: u32) -> Result<&mut dyn Crew>;
 
-    /// Says on which nodes the job can be started anew.
-    fn judge(&mut self, outcome: &Outcome) -> Verdict;
+    /// Decides on which nodes the job can be restarted.
+    fn restart_decision(&mut self, outcome: &Outcome) -> Verdict;
 
-    /// The names of nodes.
+    /// Host names of the nodes.
     fn hosts(&self) -> &[String];
 
-    /// The job is over.
-    fn end(self: Box<Self>);
+    /// Shuts down after the last attempt.
+    fn shutdown(self: Box<Self>);
 }
 
-/// Hears every line that ranks write, before it is shown.
-pub struct Listener {
-    /// Whether a line is for the listener alone.
-    pub takes: fn(&str) -> bool,
-    /// Hears a line.
-    pub hear: Box<dyn FnMut(&str)>,
-    /// Whether it says itself, at the end, where the run is kept.
-    pub names_folder: bool,
+/// Receives every output line of the ranks before it is shown.
+pub struct LineObserver {
+    /// Whether a line is an event, which is not shown.
+    pub is_event: fn(&str) -> bool,
+    /// Called for each line.
+    pub on_line: Box<dyn FnMut(&str)>,
+    /// Whether the observer itself prints the path of the run folder at the end.
+    pub prints_run_dir: bool,
 }
 
 /// Runs the command.
 pub fn run(args: &LaunchArgs) -> Result<ExitCode> {
-    run_heard(args, None)
+    run_with_observer(args, None)
 }
 
-/// Runs the command for another one, which hears what ranks write before it is shown.
-pub fn run_heard(args: &LaunchArgs, listener: Option<Listener>) -> Result<ExitCode> {
-    let survey = Survey::take(&args.source, args.spares)?;
-    if !survey.machines[0].is_live() && !args.dry_run {
+/// Runs the command on behalf of another one, which observes the output of the ranks.
+pub fn run_with_observer(args: &LaunchArgs, observer: Option<LineObserver>) -> Result<ExitCode> {
+    let discovery = Discovery::run(&args.source, args.spares)?;
+    if !discovery.machines[0].is_live() && !args.dry_run {
         bail!("--system and --machine describe another machine: use them with --dry-run");
     }
-    match survey.allocation.me {
-        Some(me) if !args.dry_run => return adopt(args, survey, me.rank),
-        _ => check_nodes(args, &survey)?,
+    match discovery.allocation.me {
+        Some(me) if !args.dry_run => return become_rank(args, discovery, me.rank),
+        _ => check_nodes(args, &discovery)?,
     }
-    if args.dry_run { dry_run(args, survey) } else { start(args, survey, listener) }
+    if args.dry_run { dry_run(args, discovery) } else { start(args, discovery, observer) }
 }
 
-/// The exit code of an error: what a shell says where it is the user's command that cannot be run.
-pub fn failed(error: &anyhow::Error) -> ExitCode {
+/// Exit code of an error: 127 if the user's command cannot be executed, like a shell.
+pub fn exit_code(error: &anyhow::Error) -> ExitCode {
     let command = error.downcast_ref::<StartError>().is_some()
         || matches!(error.downcast_ref(), Some(CrewError::Start(_)));
-    match error.downcast_ref::<raise::Interrupted>() {
-        Some(raise::Interrupted(ending)) => ExitCode::from(ending.code()),
+    match error.downcast_ref::<bootstrap::Interrupted>() {
+        Some(bootstrap::Interrupted(ending)) => ExitCode::from(ending.code()),
         None if command => ExitCode::from(127),
         None => ExitCode::FAILURE,
     }
 }
 
-/// The nodes suffice for what is asked of them.
-fn check_nodes(args: &LaunchArgs, survey: &Survey) -> Result<()> {
-    let nodes = survey.allocation.nodes.len();
+/// Checks `--spares` and `--min-nodes` against the number of nodes.
+fn check_nodes(args: &LaunchArgs, discovery: &Discovery) -> Result<()> {
+    let nodes = discovery.allocation.nodes.len();
     Roster::new(nodes, args.spares as usize, args.min_nodes.map(|n| n as usize))?;
     Ok(())
 }
 
-/// Started once a rank by somebody else: becomes that rank.
-fn adopt(args: &LaunchArgs, survey: Survey, rank: u32) -> Result<ExitCode> {
-    let plan = survey.plan(&args.source, &args.job)?;
+/// Executes the rank's command in this process, which another launcher started as that rank.
+fn become_rank(args: &LaunchArgs, discovery: Discovery, rank: u32) -> Result<ExitCode> {
+    let plan = discovery.plan(&args.source, &args.job)?;
     if rank >= plan.placement.ranks {
         bail!(
-            "this process is rank {rank} by its environment, and the job has {}; in a rank that \
-             starts a job of its own, unset RANK and WORLD_SIZE first",
+            "the environment says that this is rank {rank}, but the job has {} ranks; to launch a \
+             job from within a rank, unset RANK and WORLD_SIZE first",
             plan.placement.ranks
         );
     }
-    Err(ranks::adopted(args, &plan, rank)?.become_it().into())
+    Err(rank_specs::adopted_rank(args, &plan, rank)?.become_it().into())
 }
 
-fn dry_run(args: &LaunchArgs, mut survey: Survey) -> Result<ExitCode> {
+fn dry_run(args: &LaunchArgs, mut discovery: Discovery) -> Result<ExitCode> {
     let id = run_id(SystemTime::now(), std::process::id());
-    let agents = match survey.is_elsewhere() && survey.machines[0].is_live() {
-        true => raise::described(args, &survey)?,
+    let agents = match discovery.needs_agents() && discovery.machines[0].is_live() {
+        true => bootstrap::describe(args, &discovery)?,
         false => String::new(),
     };
-    // Agents are on all nodes, ranks not on the spares, which are the last.
-    let nodes = &mut survey.allocation.nodes;
+    // Agents run on all nodes, ranks on all but the spares, which are the last.
+    let nodes = &mut discovery.allocation.nodes;
     nodes.truncate(nodes.len() - args.spares as usize);
-    let planned = here::Here::new(args, survey, &id, None).plan(0)?;
-    planned.plan.placement.warnings.iter().for_each(output::note);
-    output::print(&format!("{agents}{}", report::described(&planned)))?;
+    let plan = local::LocalTarget::new(args, discovery, &id, None).plan(0)?;
+    plan.job.placement.warnings.iter().for_each(output::warn);
+    output::print(&format!("{agents}{}", report::describe(&plan)))?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Starts the ranks, and anew after failures, as often as may be.
-fn start(args: &LaunchArgs, survey: Survey, listener: Option<Listener>) -> Result<ExitCode> {
+/// Launches the job in a new run folder.
+fn start(
+    args: &LaunchArgs,
+    discovery: Discovery,
+    observer: Option<LineObserver>,
+) -> Result<ExitCode> {
     warden::guard()?;
     let id = run_id(SystemTime::now(), std::process::id());
     let path = args.run_dir.clone().unwrap_or_else(|| PathBuf::from("runs").join(&id));
     let mut folder = RunFolder::create(&path)?;
-    let screen = Screen::new(&args.show, args.tee.as_deref(), listener);
-    let ended = screen.and_then(|screen| in_folder(args, survey, &id, &mut folder, screen));
+    let console = Console::new(&args.show, args.tee.as_deref(), observer);
+    let ended = console.and_then(|console| supervise(args, discovery, &id, &mut folder, console));
     if ended.is_err() {
         folder.abandon();
     }
     ended
 }
 
-fn in_folder(
+fn supervise(
     args: &LaunchArgs,
-    survey: Survey,
+    discovery: Discovery,
     id: &str,
     folder: &mut RunFolder,
-    screen: Screen,
+    console: Console,
 ) -> Result<ExitCode> {
     let mut signals = Caught::new()?;
-    let mut ground: Box<dyn Ground> = match survey.is_elsewhere() {
-        true => Box::new(there::There::up(args, survey, id, folder, &mut signals)?),
-        false => Box::new(here::Here::new(args, survey, id, Some(folder.logs()))),
+    let mut target: Box<dyn LaunchTarget> = match discovery.needs_agents() {
+        true => Box::new(agents::AgentTarget::connect(args, discovery, id, folder, &mut signals)?),
+        false => Box::new(local::LocalTarget::new(args, discovery, id, Some(folder.logs()))),
     };
-    let code = attempts(args, ground.as_mut(), folder, &mut signals, screen);
-    ground.end();
+    let code = run_attempts(args, target.as_mut(), folder, &mut signals, console);
+    target.shutdown();
     code
 }
 
-fn attempts(
+/// Runs the job, and again after failures, up to the maximum number of restarts.
+fn run_attempts(
     args: &LaunchArgs,
-    ground: &mut dyn Ground,
+    target: &mut dyn LaunchTarget,
     folder: &mut RunFolder,
     signals: &mut Caught,
-    mut screen: Screen,
+    mut console: Console,
 ) -> Result<ExitCode> {
     let mut attempt = 0;
     loop {
-        let mut planned = ground.plan(attempt)?;
-        planned.tell_folder(folder.path());
-        report::record(folder, &planned)?;
-        screen.shows(&planned.hosts());
-        let mut outcome = one(args, ground, &planned, folder, signals, &mut screen, attempt)?;
+        let mut plan = target.plan(attempt)?;
+        plan.set_run_dir(folder.path());
+        report::write_plan(folder, &plan)?;
+        console.set_hosts(&plan.hosts());
+        let mut outcome = run_attempt(args, target, &plan, folder, signals, &mut console, attempt)?;
         if let Some(failure) = &mut outcome.result.failure {
-            failure.last_lines.retain(|line| screen.is_shown(line));
+            failure.last_lines.retain(|line| console.is_shown(line));
         }
-        screen.settle();
-        report::conclude(&outcome.result, folder, screen.names_folder());
-        // A full disk may be what ended the job: it must not hide how.
+        console.flush();
+        report::print_result(&outcome.result, folder, console.prints_run_dir());
+        // A full disk may be the cause of the failure and must not hide it.
         if let Err(error) = folder.write_safely("result.json", &document::to_json(&outcome.result)?)
         {
-            output::complain(&format!("{WARNING}note:{WARNING:#} {error}\n"));
+            output::note(&error.to_string());
         }
         let failed = outcome.result.failure.is_some() || outcome.result.hang.is_some();
         let code = ExitCode::from(outcome.result.code);
-        let asked_to_end = outcome.asked_to_end || signals.end().is_some();
-        if !failed || attempt == args.restarts() || asked_to_end {
+        let interrupted = outcome.asked_to_end || signals.end().is_some();
+        if !failed || attempt == args.restarts() || interrupted {
             return Ok(code);
         }
-        let verdict = ground.judge(&outcome);
-        report::verdict(&verdict, ground.hosts());
-        if matches!(verdict, Verdict::GiveUp(_)) {
+        let decision = target.restart_decision(&outcome);
+        report::print_restart_decision(&decision, target.hosts());
+        if matches!(decision, Verdict::GiveUp(_)) {
             return Ok(code);
         }
         attempt += 1;
-        output::complain(&format!("starting all ranks anew, {attempt} of {}\n", args.restarts()));
+        output::eprint(&format!(
+            "restarting all ranks: restart {attempt} of {}\n",
+            args.restarts()
+        ));
     }
 }
 
-/// One start of all ranks, to its end.
-fn one(
+/// Runs one attempt to its end.
+fn run_attempt(
     args: &LaunchArgs,
-    ground: &mut dyn Ground,
-    planned: &Planned,
+    target: &mut dyn LaunchTarget,
+    plan: &LaunchPlan,
     folder: &mut RunFolder,
     signals: &mut Caught,
-    screen: &mut Screen,
+    console: &mut Console,
     attempt: u32,
 ) -> Result<Outcome> {
     let job = Job {
         command: args.command.iter().map(|w| w.to_string_lossy().into_owned()).collect(),
-        hosts: planned.hosts(),
+        hosts: plan.hosts(),
         limits: limits(args),
         attempt,
     };
-    let crew = ground.start(planned, attempt)?;
-    Ok(job::run(&job, crew, folder, signals, &mut |line| screen.show(line)))
+    let crew = target.start(plan, attempt)?;
+    Ok(job::run(&job, crew, folder, signals, &mut |line| console.show(line)))
 }
 
 fn limits(args: &LaunchArgs) -> Limits {
     Limits {
         grace: Duration::from_secs(args.grace),
-        hang_after: args.hang_after.map(Duration::from_secs),
+        hang_after: args.hang_timeout.map(Duration::from_secs),
     }
 }

@@ -1,4 +1,4 @@
-//! What a launch tells people, and what it leaves in the run folder.
+//! Messages of `regatta launch`, and the files it writes to the run folder.
 
 use std::collections::BTreeMap;
 
@@ -8,33 +8,33 @@ use regatta_launch::roster::{Change, Verdict};
 use regatta_model::result::RunResult;
 use regatta_model::{CpuSet, document};
 
-use super::ranks::Planned;
+use super::rank_specs::LaunchPlan;
 use crate::cli::{ERROR, FAINT, HEADING, WARNING};
 use crate::output;
 use crate::shell::quote;
 
-/// What the stages after this one read.
-pub fn record(folder: &RunFolder, planned: &Planned) -> Result<()> {
-    let plan = &planned.plan;
+/// Writes machine, placement and environment to the run folder.
+pub fn write_plan(folder: &RunFolder, launch: &LaunchPlan) -> Result<()> {
+    let plan = &launch.job;
     folder.write("machine.json", &document::to_json(&plan.machines[0])?)?;
     for (i, machine) in plan.machines.iter().enumerate().skip(1) {
         folder.write(&format!("machine-{i}.json"), &document::to_json(machine)?)?;
     }
     folder.write("placement.json", &document::to_json(&plan.placement)?)?;
-    let environment = planned.environment();
+    let environment = launch.environment();
     folder.write("environment.json", &serde_json::to_string_pretty(&environment)?)?;
     Ok(())
 }
 
-/// What would be started, rank by rank.
-pub fn described(planned: &Planned) -> String {
+/// Command, binding and environment of each rank, for `--dry-run`.
+pub fn describe(plan: &LaunchPlan) -> String {
     let mut text = String::new();
-    for rank in &planned.ranks {
-        let Some((_, node, placed)) = planned.plan.placement.find(rank.spec.rank) else { continue };
+    for rank in &plan.ranks {
+        let Some((_, node, placed)) = plan.job.placement.find(rank.spec.rank) else { continue };
         let words = rank.spec.command.iter().map(|w| quote(&w.to_string_lossy()));
         let words: Vec<String> = words.collect();
         text.push_str(&format!("{HEADING}rank {} on {}{HEADING:#}\n", rank.spec.rank, node.host));
-        text.push_str(&format!("  runs     {}\n", words.join(" ")));
+        text.push_str(&format!("  command  {}\n", words.join(" ")));
         let line = |name: &str, what: &str, why: &str| {
             format!("  {name:<8} {what}  {FAINT}{why}{FAINT:#}\n")
         };
@@ -42,22 +42,22 @@ pub fn described(planned: &Planned) -> String {
         text.push_str(&line("memory", &format!("{:?}", placed.memory), &placed.reasons.memory));
         for env in &rank.lines {
             let value = env.value.as_deref().map_or("(unset)".to_owned(), quote);
-            text.push_str(&line("sets", &format!("{}={value}", env.variable), &env.why));
+            text.push_str(&line("env", &format!("{}={value}", env.variable), &env.why));
         }
     }
     text
 }
 
-/// How it ended, for people: the first failure with its last lines, and what the others did. Where
-/// a good end is kept need not be said if somebody else `named` it.
-pub fn conclude(result: &RunResult, folder: &RunFolder, named: bool) {
+/// Prints how the job ended: the first failure with its last lines, and the states of the other
+/// ranks. After success, prints the run folder unless the caller does.
+pub fn print_result(result: &RunResult, folder: &RunFolder, caller_prints_run_dir: bool) {
     let notes = result.notes.iter().map(|n| format!("{WARNING}note:{WARNING:#} {n}\n"));
     let mut text: String = notes.collect();
     if result.code == 0 {
-        if !named {
+        if !caller_prints_run_dir {
             text.push_str(&format!("{FAINT}run folder: {}{FAINT:#}\n", folder.path().display()));
         }
-        output::complain(&text);
+        output::eprint(&text);
         return;
     }
     text.push_str(&format!("{ERROR}{}{ERROR:#}\n", result.reason));
@@ -68,33 +68,33 @@ pub fn conclude(result: &RunResult, folder: &RunFolder, named: bool) {
         text.push_str(&result.hang.as_ref().map_or_else(String::new, states));
     }
     text.push_str(&format!("  logs: {}\n", folder.path().join("log").display()));
-    output::complain(&text);
+    output::eprint(&text);
 }
 
-/// What ranks were doing, those that did the same in one line.
+/// The states of ranks, one line per state.
 fn states(ranks: &BTreeMap<u32, String>) -> String {
-    let mut doing: BTreeMap<&str, CpuSet> = BTreeMap::new();
-    for (rank, what) in ranks {
-        doing.entry(what).or_default().insert(*rank as usize);
+    let mut by_state: BTreeMap<&str, CpuSet> = BTreeMap::new();
+    for (rank, state) in ranks {
+        by_state.entry(state).or_default().insert(*rank as usize);
     }
-    doing.iter().map(|(what, ranks)| format!("  rank {ranks} was {what}\n")).collect()
+    by_state.iter().map(|(state, ranks)| format!("  rank {ranks} was {state}\n")).collect()
 }
 
-/// Which nodes the job goes on with, if that changes.
-pub fn verdict(verdict: &Verdict, hosts: &[String]) {
+/// Prints which nodes are replaced or dropped, or why the job is not restarted.
+pub fn print_restart_decision(decision: &Verdict, hosts: &[String]) {
     let name = |node: &usize| hosts.get(*node).map_or("?", String::as_str);
-    let text = match verdict {
+    let text = match decision {
         Verdict::Same => return,
-        Verdict::GiveUp(why) => format!("{ERROR}not started anew: {why}{ERROR:#}\n"),
+        Verdict::GiveUp(why) => format!("{ERROR}not restarting: {why}{ERROR:#}\n"),
         Verdict::Changed(changes) => changes
             .iter()
             .map(|change| match change {
                 Change::Replaced { bad, by } => {
-                    format!("{} is bad: {} takes its place\n", name(bad), name(by))
+                    format!("{} failed: replaced by spare {}\n", name(bad), name(by))
                 }
-                Change::Dropped { bad } => format!("{} is bad: going on without\n", name(bad)),
+                Change::Dropped { bad } => format!("{} failed: continuing without it\n", name(bad)),
             })
             .collect(),
     };
-    output::complain(&text);
+    output::eprint(&text);
 }

@@ -1,18 +1,18 @@
-//! Pieces of SVG: elements with all text escaped, and the style sheet.
+//! SVG elements with escaped text, and the style sheet.
 
 use super::palette::{self, PALETTE};
-use super::text::{cut, printable};
+use super::text::{sanitize, truncate};
 
-/// SVG text that grows.
+/// Builds SVG text.
 #[derive(Debug, Default)]
-pub struct Markup {
-    /// What is written so far.
+pub struct SvgWriter {
+    /// The text so far.
     pub out: String,
 }
 
-/// A rectangle in the drawing's units.
+/// A rectangle in user units.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Area {
+pub struct Rect {
     /// Left edge.
     pub x: f64,
     /// Top edge.
@@ -23,7 +23,7 @@ pub struct Area {
     pub h: f64,
 }
 
-/// A text as it may stand in an element or an attribute.
+/// Escapes text for an element or an attribute.
 pub fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -39,40 +39,40 @@ pub fn escape(text: &str) -> String {
     out
 }
 
-/// How many characters of a font of `size` fit in `width`, by the mean width of a sans-serif face.
+/// Characters that fit in `width` at a font size, by the mean width of a sans-serif font.
 pub fn chars_in(width: f64, size: f64) -> usize {
     (width / (size * 0.54)).max(0.0) as usize
 }
 
-impl Markup {
-    /// A line of foreign text, made harmless.
+impl SvgWriter {
+    /// Adds a line of untrusted text.
     pub fn text(&mut self, x: f64, y: f64, class: &str, text: &str) {
-        let text = escape(&printable(text));
+        let text = escape(&sanitize(text));
         self.out.push_str(&format!("<text x=\"{x}\" y=\"{y}\" class=\"{class}\">{text}</text>\n"));
     }
 
-    /// A line of text cut to `width` of a font of `size`.
-    pub fn fitted(&mut self, at: Area, class: &str, size: f64, text: &str) {
-        self.text(at.x, at.y, class, &cut(text, chars_in(at.w, size), '…'));
+    /// Adds a line of text, truncated to the width of `at`.
+    pub fn text_truncated(&mut self, at: Rect, class: &str, size: f64, text: &str) {
+        self.text(at.x, at.y, class, &truncate(text, chars_in(at.w, size), '…'));
     }
 
-    /// A rectangle with round corners.
-    pub fn rect(&mut self, area: Area, radius: f64, class: &str) {
-        let Area { x, y, w, h } = area;
+    /// Adds a rectangle with rounded corners.
+    pub fn rect(&mut self, area: Rect, radius: f64, class: &str) {
+        let Rect { x, y, w, h } = area;
         self.out.push_str(&format!(
             "<rect x=\"{x}\" y=\"{y}\" width=\"{w}\" height=\"{h}\" rx=\"{radius}\" class=\"{class}\"/>\n"
         ));
     }
 
-    /// A rectangle in the colours of the ranks, in equal slices from left to right.
-    pub fn sliced(&mut self, area: Area, radius: f64, ranks: &[u32]) {
-        let slice = area.w / ranks.len().max(1) as f64;
+    /// Adds a rectangle with equal vertical stripes in the colours of the ranks.
+    pub fn striped_rect(&mut self, area: Rect, radius: f64, ranks: &[u32]) {
+        let stripe = area.w / ranks.len().max(1) as f64;
         if let [first, .., last] = ranks {
-            // The round corners belong to the ends only: each end is drawn whole, the others and
-            // the middle of the ends cover it squarely.
-            self.rect(Area { w: area.w / 2.0 + radius, ..area }, radius, &fill(*first));
+            // Only the outer corners are rounded: draw both ends rounded, then cover the middle with
+            // square stripes.
+            self.rect(Rect { w: area.w / 2.0 + radius, ..area }, radius, &fill(*first));
             let right = area.x + area.w / 2.0 - radius;
-            self.rect(Area { x: right, w: area.w / 2.0 + radius, ..area }, radius, &fill(*last));
+            self.rect(Rect { x: right, w: area.w / 2.0 + radius, ..area }, radius, &fill(*last));
         }
         match ranks {
             [] => {}
@@ -81,9 +81,9 @@ impl Markup {
                 for (i, rank) in ranks.iter().enumerate() {
                     let left = if i == 0 { radius } else { 0.0 };
                     let right = if i + 1 == ranks.len() { radius } else { 0.0 };
-                    let x = round(area.x + slice * i as f64 + left);
-                    let w = round((slice - left - right).max(0.0));
-                    self.rect(Area { x, w, ..area }, 0.0, &fill(*rank));
+                    let x = round(area.x + stripe * i as f64 + left);
+                    let w = round((stripe - left - right).max(0.0));
+                    self.rect(Rect { x, w, ..area }, 0.0, &fill(*rank));
                 }
             }
         }
@@ -91,7 +91,7 @@ impl Markup {
 
     /// Opens a group with a tooltip.
     pub fn open(&mut self, attributes: &str, tip: &[String]) {
-        let lines: Vec<String> = tip.iter().map(|line| escape(&printable(line))).collect();
+        let lines: Vec<String> = tip.iter().map(|line| escape(&sanitize(line))).collect();
         self.out.push_str(&format!("<g{attributes}><title>{}</title>\n", lines.join("\n")));
     }
 
@@ -101,17 +101,17 @@ impl Markup {
     }
 }
 
-/// The class of a rank's fill.
+/// CSS class of a rank's fill.
 pub fn fill(rank: u32) -> String {
     format!("r{}", palette::index(rank))
 }
 
-/// To a tenth of a unit, for short files that are the same everywhere.
+/// Rounds to a tenth of a unit, for short and reproducible files.
 pub fn round(value: f64) -> f64 {
     (value * 10.0).round() / 10.0
 }
 
-/// The style sheet: light, and dark where the viewer prefers that.
+/// The style sheet, with a dark variant.
 pub fn style() -> String {
     let mut css = String::from(
         "text{font-family:system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,\
@@ -152,15 +152,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_special_character_is_escaped() {
+    fn special_characters_are_escaped() {
         assert_eq!(escape("<&\"'>"), "&lt;&amp;&quot;&#39;&gt;");
     }
 
     #[test]
-    fn slices_cover_the_width() {
-        let mut markup = Markup::default();
-        markup.sliced(Area { x: 0.0, y: 0.0, w: 100.0, h: 10.0 }, 5.0, &[0, 1]);
-        assert!(markup.out.contains("<rect x=\"5\" y=\"0\" width=\"45\""));
-        assert!(markup.out.contains("<rect x=\"50\" y=\"0\" width=\"45\""));
+    fn stripes_cover_the_width() {
+        let mut svg = SvgWriter::default();
+        svg.striped_rect(Rect { x: 0.0, y: 0.0, w: 100.0, h: 10.0 }, 5.0, &[0, 1]);
+        assert!(svg.out.contains("<rect x=\"5\" y=\"0\" width=\"45\""));
+        assert!(svg.out.contains("<rect x=\"50\" y=\"0\" width=\"45\""));
     }
 }

@@ -1,5 +1,5 @@
-//! The commands that start agents, under real launchers, with a script for an agent: exactly one on
-//! each host, with all that the job has there, and the boot document.
+//! The commands that start agents, under real launchers, with a script as the agent: exactly one per
+//! host, with all resources of the job and the boot document.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -13,19 +13,19 @@ use regatta_testbed::{Cluster, cluster_or_skip, run};
 
 use crate::support::{HYDRA, OPEN_MPI, programs_or_skip};
 
-/// Tell [`starts_agents`] what to do.
+/// Inputs of [`starts_agents`].
 const STARTER: &str = "REGATTA_TEST_STARTER";
 const HOSTS: &str = "REGATTA_TEST_HOSTS";
 const SSH: &str = "REGATTA_TEST_SSH";
-/// The folder of the agent's script, and of what agents write.
+/// Folder of the agent script and of the agents' files.
 const FOLDER: &str = "REGATTA_TEST_FOLDER";
-/// What only the boot document holds.
+/// Content of the boot document.
 const SECRET: &str = "a secret of many words";
-/// The time for agents to start and end.
+/// Time for agents to start and exit.
 const LIMIT: Duration = Duration::from_secs(40);
 
-/// What an agent does: it writes down what it is given. Where there is a file `deadly`, the one on
-/// node1 dies at once; the others outlive it. Where there is a file `stay`, all stay.
+/// An agent that records its inputs. If the file `deadly` exists, the agent on node1 dies at once and
+/// the others outlive it; if `stay` exists, all agents keep running.
 const AGENT: &str = r#"#!/bin/sh
 folder=${0%/*}
 me=$folder/agent-$(hostname)-$$
@@ -45,7 +45,7 @@ mv "$me.part" "$me"
 if [ -e "$folder/stay" ]; then exec sleep 600; fi
 "#;
 
-/// Not a test by itself: what a coordinator does, from the start of agents to their end.
+/// Not a test by itself: starts agents like the launcher and waits for their exit.
 #[test]
 #[ignore = "run by the tests of this file"]
 fn starts_agents() {
@@ -70,7 +70,7 @@ fn starts_agents() {
         gres: &whole_gres(&scontrol, &hosts),
     };
     let mut all = starter.invocations(&agents).unwrap();
-    all.iter_mut().for_each(here);
+    all.iter_mut().for_each(select_mpiexec);
     let count = all.len();
     let mut started = Started::spawn(all, SECRET, &hosts).unwrap();
     if folder.join("stay").exists() {
@@ -83,12 +83,12 @@ fn starts_agents() {
         ended.extend(started.ended());
         ended.len() == count
     });
-    let said: Vec<_> = (0..hosts.len()).map(|host| started.said(host)).collect();
-    std::fs::write(folder.join("said"), format!("{ended:?} {said:?}")).unwrap();
+    let output: Vec<_> = (0..hosts.len()).map(|host| started.said(host)).collect();
+    std::fs::write(folder.join("output"), format!("{ended:?} {output:?}")).unwrap();
 }
 
-/// `mpiexec` is one of several on this machine.
-fn here(invocation: &mut Invocation) {
+/// Selects one of several installed `mpiexec`.
+fn select_mpiexec(invocation: &mut Invocation) {
     let name = |(name, _): (&str, &str)| name.to_owned().into();
     if invocation.program == "mpiexec" {
         let hydra = invocation.args.iter().any(|a| a == "-ppn");
@@ -99,12 +99,12 @@ fn here(invocation: &mut Invocation) {
 fn wait(mut done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !done() {
-        assert!(start.elapsed() < LIMIT, "it never came");
+        assert!(start.elapsed() < LIMIT, "timed out");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
 
-/// The files that agents have written, whole.
+/// The complete files of agents.
 fn agent_files(folder: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().path());
     let name = |path: &PathBuf| path.file_name().unwrap().to_str().unwrap().to_owned();
@@ -115,15 +115,15 @@ fn agent_files(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// What one agent wrote.
+/// The record of one agent.
 #[derive(Debug)]
-struct Agent {
+struct AgentRecord {
     host: String,
     pid: String,
     text: String,
 }
 
-impl Agent {
+impl AgentRecord {
     fn read(file: &Path) -> Self {
         let name = file.file_name().unwrap().to_str().unwrap();
         let [_, host, pid] = name.split('-').collect::<Vec<_>>()[..] else { panic!("{name}") };
@@ -145,7 +145,7 @@ impl Agent {
     }
 }
 
-/// A folder for one start of agents, with what is to be found there.
+/// A folder for one run, with the agent script and these files.
 fn folder(cluster: &Cluster, name: &str, files: &[&str]) -> PathBuf {
     use std::os::unix::fs::PermissionsExt;
     let folder = cluster.shared().join(name);
@@ -158,26 +158,27 @@ fn folder(cluster: &Cluster, name: &str, files: &[&str]) -> PathBuf {
     folder
 }
 
-/// Runs the coordinator by `command`, whose further words it is, and reads what agents wrote.
-fn agents(command: &mut Command, starter: &str, hosts: &str, folder: &Path) -> Vec<Agent> {
+/// Runs [`starts_agents`] by `command` and reads the records of the agents.
+fn agents(command: &mut Command, starter: &str, hosts: &str, folder: &Path) -> Vec<AgentRecord> {
     command.arg(std::env::current_exe().unwrap());
-    command.args(["--ignored", "--exact", "starters::starts_agents"]);
+    command.args(["--ignored", "--exact", "agent_launchers::starts_agents"]);
     command.env(STARTER, starter).env(HOSTS, hosts).env(FOLDER, folder);
     let output = run(command).unwrap();
-    let said = std::fs::read_to_string(folder.join("said")).unwrap_or_default();
-    assert!(output.status.success(), "{output:?} {said}");
-    let found: Vec<Agent> = agent_files(folder).iter().map(|file| Agent::read(file)).collect();
+    let log = std::fs::read_to_string(folder.join("output")).unwrap_or_default();
+    assert!(output.status.success(), "{output:?} {log}");
+    let found: Vec<AgentRecord> =
+        agent_files(folder).iter().map(|file| AgentRecord::read(file)).collect();
     for agent in &found {
-        assert_eq!(agent.line("boot"), SECRET, "{starter}: {said}");
+        assert_eq!(agent.line("boot"), SECRET, "{starter}: {log}");
     }
     found
 }
 
-fn hosts_of(agents: &[Agent]) -> Vec<&str> {
+fn hosts_of(agents: &[AgentRecord]) -> Vec<&str> {
     agents.iter().map(|a| a.host.as_str()).collect()
 }
 
-/// Variables, as jobs and site profiles set them, that would narrow a step or lead it astray.
+/// Variables of jobs and site profiles that would restrict or misdirect a step.
 const HOSTILE: [&str; 15] = [
     "SRUN_CPUS_PER_TASK=1",
     "SLURM_CPUS_PER_TASK=1",
@@ -197,7 +198,7 @@ const HOSTILE: [&str; 15] = [
 ];
 
 #[test]
-fn srun_starts_one_agent_a_node_with_all_of_it() {
+fn srun_starts_one_agent_per_node_with_all_resources() {
     let builder = Cluster::builder().nodes(2).gpus(4).constrain_devices(true).constrain_cores(true);
     let Some(cluster) = cluster_or_skip(&builder) else { return };
     let cpus = std::thread::available_parallelism().unwrap().get();
@@ -205,14 +206,14 @@ fn srun_starts_one_agent_a_node_with_all_of_it() {
     let pair = cpus.div_ceil(2) * (cpus.min(2));
     let two = if cpus < 2 { "--ntasks-per-node=1" } else { "--ntasks-per-node=2" };
     let each = if cpus < 2 { "--gpus-per-task=4" } else { "--gpus-per-task=2" };
-    let whole = format!("--cpus-per-task={cpus}");
-    // The job's options; on each node the CPUs and GPUs it then has.
+    let all_cpus = format!("--cpus-per-task={cpus}");
+    // Job options, and the expected CPUs and GPUs per node.
     let jobs: [(&[&str], usize, [usize; 2]); 7] = [
         (&[two, &half, "--gpus-per-node=4"], pair, [4, 4]),
         (&[two, &half, each], pair, [4, 4]),
-        (&["--ntasks-per-node=1", &whole, "--gpus=8"], cpus, [4, 4]),
-        (&["--ntasks-per-node=1", &whole, "--gpus=3"], cpus, [2, 1]),
-        (&["--ntasks-per-node=1", &whole, "--gres=gpu:3", "--mem-per-cpu=100"], cpus, [3, 3]),
+        (&["--ntasks-per-node=1", &all_cpus, "--gpus=8"], cpus, [4, 4]),
+        (&["--ntasks-per-node=1", &all_cpus, "--gpus=3"], cpus, [2, 1]),
+        (&["--ntasks-per-node=1", &all_cpus, "--gres=gpu:3", "--mem-per-cpu=100"], cpus, [3, 3]),
         (&["--exclusive"], cpus, [4, 4]),
         (&["--ntasks-per-node=1", "--cpus-per-task=1"], 1, [0, 0]),
     ];
@@ -222,29 +223,29 @@ fn srun_starts_one_agent_a_node_with_all_of_it() {
             let mut salloc = cluster.login("salloc", ["--quiet", "-wnode[1-2]", "-N2"]);
             salloc.args(*job).arg("env").args(variables);
             let found = agents(&mut salloc, "srun", "node[1-2]", &folder);
-            let said = std::fs::read_to_string(folder.join("said")).unwrap();
-            assert_eq!(hosts_of(&found), ["node1", "node2"], "{job:?} {how} {said}");
+            let log = std::fs::read_to_string(folder.join("output")).unwrap();
+            assert_eq!(hosts_of(&found), ["node1", "node2"], "{job:?} {how} {log}");
             for (agent, gpus) in found.iter().zip(gpus) {
                 assert_eq!(agent.line("words"), "agent --boot -");
                 assert_eq!((agent.cpus(), agent.gpus()), (*cpus, *gpus), "{job:?} {how} {agent:?}");
             }
         }
     }
-    survive(&cluster, |name| {
+    assert_others_survive(&cluster, |name| {
         let mut salloc = cluster.login("salloc", ["--quiet", "-wnode[1-2]", "-N2", "--exclusive"]);
         agents(&mut salloc, "srun", "node[1-2]", &folder(&cluster, name, &["deadly"]))
     });
-    ends(&cluster);
+    assert_step_ends(&cluster);
 }
 
-/// An agent that is killed does not end the others.
-fn survive(cluster: &Cluster, start: impl Fn(&str) -> Vec<Agent>) {
+/// Killing one agent does not end the others.
+fn assert_others_survive(cluster: &Cluster, start: impl Fn(&str) -> Vec<AgentRecord>) {
     let name = format!("deadly-{}", std::fs::read_dir(cluster.shared()).unwrap().count());
     assert_eq!(hosts_of(&start(&name)), ["node2"]);
 }
 
-/// A step that is told to end leaves no agent.
-fn ends(cluster: &Cluster) {
+/// Ending the step leaves no agent.
+fn assert_step_ends(cluster: &Cluster) {
     let folder = folder(cluster, "stay", &["stay"]);
     let mut salloc = cluster.login("salloc", ["--quiet", "-wnode[1-2]", "-N2", "--exclusive"]);
     let found = agents(&mut salloc, "srun", "node[1-2]", &folder);
@@ -259,7 +260,7 @@ fn ends(cluster: &Cluster) {
 }
 
 #[test]
-fn other_launchers_start_one_agent_a_node_unbound() {
+fn other_launchers_start_one_unbound_agent_per_node() {
     let Some(()) = programs_or_skip(&[HYDRA, OPEN_MPI]) else { return };
     let Some(cluster) = cluster_or_skip(&Cluster::builder().nodes(3).slurm(false)) else { return };
     let cpus = std::thread::available_parallelism().unwrap().get();
@@ -268,7 +269,7 @@ fn other_launchers_start_one_agent_a_node_unbound() {
         let mut command = cluster.launcher("env", [""; 0]);
         command.env("HYDRA_LAUNCHER", "ssh").env("HYDRA_LAUNCHER_EXEC", &ssh);
         command.env("OMPI_MCA_plm_rsh_agent", &ssh).env(SSH, &ssh);
-        // It refuses to be run by root without both.
+        // Required to run as root.
         let root = ["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"];
         command.envs(root.map(|name| (name, "1")));
         agents(&mut command, starter, hosts, folder)
@@ -283,6 +284,8 @@ fn other_launchers_start_one_agent_a_node_unbound() {
         if starter == "ssh" {
             assert!(found[0].line("words").ends_with("--node 1"), "{found:?}");
         }
-        survive(&cluster, |name| start(starter, "node[1-2]", &folder_of(&["deadly"], name)));
+        assert_others_survive(&cluster, |name| {
+            start(starter, "node[1-2]", &folder_of(&["deadly"], name))
+        });
     }
 }

@@ -1,29 +1,29 @@
-//! What the vendors' drivers show of their GPUs.
+//! GPU files of the vendors' drivers.
 
 use regatta_model::{Gpu, GpuVendor, Machine};
 
-use super::pci::Board;
-use super::{IntelDriver, Shape, Tree};
+use super::pci::PciTree;
+use super::{IntelDriver, SysfsOptions, SysfsTree};
 
 const KFD: &str = "/sys/devices/virtual/kfd/kfd/topology";
 
-/// What one Infinity Fabric link carries, in MB/s.
+/// Bandwidth of one Infinity Fabric link, in MB/s.
 const XGMI_LINK: u32 = 50_000;
 
-pub fn write(tree: &Tree, machine: &Machine, board: &Board, shape: &Shape) {
-    cards(tree, machine, board);
+pub fn write(tree: &SysfsTree, machine: &Machine, pci: &PciTree, options: &SysfsOptions) {
+    cards(tree, machine, pci);
     match machine.gpus.first().map(|g| g.vendor) {
-        Some(GpuVendor::Nvidia) => nvidia(tree, machine, board),
-        Some(GpuVendor::Amd) => amd(tree, machine, board),
-        Some(GpuVendor::Intel) => intel(tree, machine, board, shape),
+        Some(GpuVendor::Nvidia) => nvidia(tree, machine, pci),
+        Some(GpuVendor::Amd) => amd(tree, machine, pci),
+        Some(GpuVendor::Intel) => intel(tree, machine, pci, options),
         None => {}
     }
 }
 
-/// The DRM cards: card 0 is the screen of the management controller.
-fn cards(tree: &Tree, machine: &Machine, board: &Board) {
-    for (number, gpu) in pci_devices(machine, board) {
-        let folder = board.gpu(gpu.index as usize).folder();
+/// DRM cards; card 0 is the display of the management controller.
+fn cards(tree: &SysfsTree, machine: &Machine, pci: &PciTree) {
+    for (number, gpu) in pci_devices(machine, pci) {
+        let folder = pci.gpu(gpu.index as usize).folder();
         let card = format!("{folder}/drm/card{}", number + 1);
         tree.file(&format!("{card}/dev"), format!("226:{}", number + 1));
         tree.link(&format!("{card}/device"), &folder);
@@ -36,11 +36,11 @@ fn cards(tree: &Tree, machine: &Machine, board: &Board) {
 }
 
 /// The first GPU of each PCI device.
-fn pci_devices<'a>(machine: &'a Machine, board: &Board) -> Vec<(usize, &'a Gpu)> {
+fn pci_devices<'a>(machine: &'a Machine, pci: &PciTree) -> Vec<(usize, &'a Gpu)> {
     let mut seen: Vec<&str> = Vec::new();
     let mut found = Vec::new();
     for gpu in &machine.gpus {
-        let address = board.gpu(gpu.index as usize).address.as_str();
+        let address = pci.gpu(gpu.index as usize).address.as_str();
         if !seen.contains(&address) {
             found.push((seen.len(), gpu));
             seen.push(address);
@@ -49,10 +49,10 @@ fn pci_devices<'a>(machine: &'a Machine, board: &Board) -> Vec<(usize, &'a Gpu)>
     found
 }
 
-fn nvidia(tree: &Tree, machine: &Machine, board: &Board) {
+fn nvidia(tree: &SysfsTree, machine: &Machine, pci: &PciTree) {
     let proc = "/proc/driver/nvidia";
     for gpu in &machine.gpus {
-        let address = &board.gpu(gpu.index as usize).address;
+        let address = &pci.gpu(gpu.index as usize).address;
         let text = format!(
             "Model: \t\t {}\nIRQ:   \t\t {}\nGPU UUID: \t GPU-00000000-0000-0000-0000-{:012x}\n\
              Video BIOS: \t ??.??.??.??.??\nBus Type: \t PCIe\nDMA Size: \t 52 bits\n\
@@ -73,8 +73,8 @@ fn nvidia(tree: &Tree, machine: &Machine, board: &Board) {
     tree.file("/sys/module/nvidia/version", "550.54.15");
 }
 
-/// kfd: a node for each memory node of the processor, then one for each GPU.
-fn amd(tree: &Tree, machine: &Machine, board: &Board) {
+/// kfd topology: one node per NUMA node, then one per GPU.
+fn amd(tree: &SysfsTree, machine: &Machine, pci: &PciTree) {
     tree.link("/sys/class/kfd/kfd", "/sys/devices/virtual/kfd/kfd");
     tree.file("/sys/module/amdgpu/version", "6.3.6");
     tree.file(&format!("{KFD}/generation_id"), 2);
@@ -99,12 +99,12 @@ fn amd(tree: &Tree, machine: &Machine, board: &Board) {
         );
     }
     for gpu in &machine.gpus {
-        kfd_gpu(tree, machine, board, gpu, processors);
+        kfd_gpu(tree, machine, pci, gpu, processors);
     }
 }
 
-fn kfd_gpu(tree: &Tree, machine: &Machine, board: &Board, gpu: &Gpu, processors: usize) {
-    let device = board.gpu(gpu.index as usize);
+fn kfd_gpu(tree: &SysfsTree, machine: &Machine, pci: &PciTree, gpu: &Gpu, processors: usize) {
+    let device = pci.gpu(gpu.index as usize);
     let folder = format!("{KFD}/nodes/{}", processors + gpu.index as usize);
     // 0000:c1:00.0: bus in the upper byte, device and function in the lower.
     let hex =
@@ -135,9 +135,9 @@ fn kfd_gpu(tree: &Tree, machine: &Machine, board: &Board, gpu: &Gpu, processors:
     kfd_links(tree, machine, gpu, processors, &folder);
 }
 
-/// Every GPU of a hive is listed with every other; those without a link of their own take two
-/// hops. The link to the processor comes first.
-fn kfd_links(tree: &Tree, machine: &Machine, gpu: &Gpu, processors: usize, folder: &str) {
+/// The link to the CPU, then those to all other GPUs of the hive; without a direct link it takes two
+/// hops.
+fn kfd_links(tree: &SysfsTree, machine: &Machine, gpu: &Gpu, processors: usize, folder: &str) {
     let own = processors as u32 + gpu.index;
     let write = |number: usize, to: u32, weight: u32, links: u32| {
         tree.file(
@@ -161,19 +161,19 @@ fn kfd_links(tree: &Tree, machine: &Machine, gpu: &Gpu, processors: usize, folde
     }
 }
 
-/// The tiles of each card.
-fn intel(tree: &Tree, machine: &Machine, board: &Board, shape: &Shape) {
-    for (number, gpu) in pci_devices(machine, board) {
-        let folder = board.gpu(gpu.index as usize).folder();
+/// Tiles of each card.
+fn intel(tree: &SysfsTree, machine: &Machine, pci: &PciTree, options: &SysfsOptions) {
+    for (number, gpu) in pci_devices(machine, pci) {
+        let folder = pci.gpu(gpu.index as usize).folder();
         let card = format!("{folder}/drm/card{}", number + 1);
         let tiles = machine.gpus.iter().filter(|g| g.card == gpu.card).count() as u64;
         let bytes = gpu.memory_bytes.unwrap();
-        match shape.intel {
+        match options.intel {
             IntelDriver::I915 => tree.file(&format!("{card}/lmem_total_bytes"), bytes * tiles),
             IntelDriver::Xe => {}
         }
         for tile in 0..tiles {
-            match shape.intel {
+            match options.intel {
                 IntelDriver::I915 => tree.file(&format!("{card}/gt/gt{tile}/id"), tile),
                 IntelDriver::Xe => {
                     let tile = format!("{folder}/tile{tile}");

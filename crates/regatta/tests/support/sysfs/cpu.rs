@@ -1,27 +1,27 @@
-//! /sys/devices/system: processors, caches and memory nodes. Bitmaps are left out: the kernel says
-//! the same in lists, and they would double the number of files.
+//! /sys/devices/system: CPUs, caches and NUMA nodes. Bitmaps are left out, because the kernel also
+//! provides lists and they would double the number of files.
 
 use regatta_model::{Core, CpuSet, Machine, NumaNode};
 
-use super::{Shape, Tree};
+use super::{SysfsOptions, SysfsTree};
 
 const CPU: &str = "/sys/devices/system/cpu";
 const NODE: &str = "/sys/devices/system/node";
 
-/// A machine and its CPUs that are switched on.
-pub struct Online<'a> {
+/// A machine and its online CPUs.
+pub struct OnlineCpus<'a> {
     pub machine: &'a Machine,
     pub online: &'a CpuSet,
 }
 
-impl Online<'_> {
-    /// The CPUs of a memory node that are on.
+impl OnlineCpus<'_> {
+    /// The online CPUs of a NUMA node.
     pub fn of_node(&self, id: u32) -> CpuSet {
         let node = self.machine.numa.iter().find(|n| n.id == id).unwrap();
         node.cpus.intersection(self.online)
     }
 
-    pub fn write(&self, tree: &Tree) {
+    pub fn write(&self, tree: &SysfsTree) {
         let all = &self.machine.usable.online;
         tree.file(&format!("{CPU}/possible"), all);
         tree.file(&format!("{CPU}/present"), all);
@@ -31,17 +31,17 @@ impl Online<'_> {
         let smt = self.machine.cores.iter().any(|c| c.cpus.intersection(self.online).len() > 1);
         tree.file(&format!("{CPU}/smt/active"), u32::from(smt));
         tree.file(&format!("{CPU}/smt/control"), if smt { "on" } else { "off" });
-        // Folders that are no CPUs.
+        // Folders that are not CPUs.
         tree.folder(&format!("{CPU}/cpufreq"));
         tree.folder(&format!("{CPU}/cpuidle"));
         for core in &self.machine.cores {
             for cpu in core.cpus.iter() {
-                // The first CPU cannot be switched off, and says nothing about it.
+                // CPU 0 cannot be taken offline and has no such file.
                 if cpu != 0 {
                     let on = u32::from(self.online.contains(cpu));
                     tree.file(&format!("{CPU}/cpu{cpu}/online"), on);
                 }
-                // One that is off keeps its folder and loses what is in it.
+                // An offline CPU keeps an empty folder.
                 if self.online.contains(cpu) {
                     self.topology(tree, core, cpu);
                     self.caches(tree, core, cpu);
@@ -50,7 +50,7 @@ impl Online<'_> {
         }
     }
 
-    fn topology(&self, tree: &Tree, core: &Core, cpu: usize) {
+    fn topology(&self, tree: &SysfsTree, core: &Core, cpu: usize) {
         let package = self.machine.packages.iter().find(|p| p.id == core.package).unwrap();
         let first = package.cpus.first().unwrap();
         let on = |set: &CpuSet| set.intersection(self.online);
@@ -66,7 +66,7 @@ impl Online<'_> {
         }
     }
 
-    fn caches(&self, tree: &Tree, core: &Core, cpu: usize) {
+    fn caches(&self, tree: &SysfsTree, core: &Core, cpu: usize) {
         let own = &core.cpus;
         let l3 = core.l3.and_then(|id| self.machine.l3.iter().find(|g| g.id == id));
         let caches = [
@@ -85,7 +85,7 @@ impl Online<'_> {
         }
     }
 
-    /// The kernel's distance of two nodes: 10 to itself, more within a socket and across.
+    /// NUMA distance: 10 to itself, more within a socket and across sockets.
     fn distance(&self, a: &NumaNode, b: &NumaNode) -> u32 {
         let packages = |node: &NumaNode| {
             let on = self.machine.packages.iter().filter(|p| p.cpus.intersects(&node.cpus));
@@ -100,10 +100,10 @@ impl Online<'_> {
     }
 }
 
-/// The memory nodes.
-pub fn nodes(tree: &Tree, cpus: &Online<'_>, shape: &Shape) {
+/// Writes the NUMA nodes.
+pub fn nodes(tree: &SysfsTree, cpus: &OnlineCpus<'_>, options: &SysfsOptions) {
     let mut nodes: Vec<NumaNode> = cpus.machine.numa.clone();
-    if shape.empty_mig_nodes {
+    if options.empty_mig_nodes {
         let last = nodes.iter().map(|n| n.id).max().unwrap() + 7;
         let known: Vec<u32> = nodes.iter().map(|n| n.id).collect();
         let empty =

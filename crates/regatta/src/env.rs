@@ -1,5 +1,4 @@
-//! What surrounds a rank: where the ranks meet, caches, the site's settings, and with them its
-//! environment.
+//! The environment of a rank: rendezvous address and port, cache folder, site settings.
 
 use std::path::Path;
 
@@ -11,33 +10,34 @@ use regatta_place::environment::{EnvLine, Framework, RankContext, Rendezvous, en
 use regatta_place::profile::Situation;
 use regatta_place::rendezvous::{self, Candidate};
 
-use crate::options::EnvChoices;
+use crate::options::RankEnvArgs;
 use crate::output;
-use crate::plan::Plan;
+use crate::plan::JobPlan;
 use crate::system;
 
-/// The environment of a rank.
-pub fn of_rank(
-    plan: &Plan,
-    choices: &EnvChoices,
-    meet: &Rendezvous,
+/// The environment of a rank, without the variables that the user excluded.
+pub fn rank_env(
+    plan: &JobPlan,
+    args: &RankEnvArgs,
+    rendezvous: &Rendezvous,
     rank: u32,
 ) -> Result<Vec<EnvLine>> {
-    let mut lines = all_of_rank(plan, choices, meet, rank)?;
-    let left_out = [&choices.without, &choices.trying];
-    lines.retain(|l| !left_out.iter().any(|names| names.contains(&l.variable)));
+    let mut lines = full_rank_env(plan, args, rendezvous, rank)?;
+    let excluded = [&args.without, &args.inherit];
+    lines.retain(|l| !excluded.iter().any(|names| names.contains(&l.variable)));
     Ok(lines)
 }
 
-fn all_of_rank(
-    plan: &Plan,
-    choices: &EnvChoices,
-    meet: &Rendezvous,
+fn full_rank_env(
+    plan: &JobPlan,
+    args: &RankEnvArgs,
+    rendezvous: &Rendezvous,
     rank: u32,
 ) -> Result<Vec<EnvLine>> {
-    let framework: Framework = choices.framework.into();
+    let framework: Framework = args.framework.into();
     let Some((_, node, _)) = plan.placement.find(rank) else {
-        bail!("the job has ranks 0 to {}, not {rank}", plan.placement.ranks.saturating_sub(1));
+        let last = plan.placement.ranks.saturating_sub(1);
+        bail!("rank {rank} is out of range: the job has ranks 0 to {last}");
     };
     let machine = plan.machine(node);
     let (cache, cache_why) = cache_folder(plan);
@@ -47,23 +47,27 @@ fn all_of_rank(
         machine,
         nics: plan.nics(node),
         framework,
-        rendezvous: meet,
+        rendezvous,
         cache: (&cache, &cache_why),
         settings: &settings(plan, machine, framework),
     });
     Ok(lines.unwrap_or_default())
 }
 
-/// Tells once what the user wants left out and is not there.
-pub fn note_unknown(plan: &Plan, choices: &EnvChoices, meet: &Rendezvous) -> Result<()> {
-    let lines = all_of_rank(plan, choices, meet, 0)?;
-    for name in choices.without.iter().filter(|n| !lines.iter().any(|l| l.variable == **n)) {
-        output::complain(&format!("note: --without {name}: it is not among the variables\n"));
+/// Notes the variables of `--without` that would not be set anyway.
+pub fn note_unknown_variables(
+    plan: &JobPlan,
+    args: &RankEnvArgs,
+    rendezvous: &Rendezvous,
+) -> Result<()> {
+    let lines = full_rank_env(plan, args, rendezvous, 0)?;
+    for name in args.without.iter().filter(|n| !lines.iter().any(|l| l.variable == **n)) {
+        output::note(&format!("--without {name} has no effect: regatta does not set {name}"));
     }
     Ok(())
 }
 
-fn settings(plan: &Plan, machine: &Machine, framework: Framework) -> Vec<EnvLine> {
+fn settings(plan: &JobPlan, machine: &Machine, framework: Framework) -> Vec<EnvLine> {
     let nodes = plan.placement.nodes.len() as u32;
     let situation = Situation::of(machine, nodes, Some(framework.name()));
     let line = |s: regatta_place::profile::Setting| EnvLine {
@@ -74,12 +78,12 @@ fn settings(plan: &Plan, machine: &Machine, framework: Framework) -> Vec<EnvLine
     plan.site.profile.settings(&situation).into_iter().map(line).collect()
 }
 
-/// A folder on the node itself: the site's, else TMPDIR, else /tmp; one for each user and job.
-fn cache_folder(plan: &Plan) -> (String, String) {
-    // What the nodes of a job have cannot be seen from another.
-    let live = plan.machines[0].is_live() && !plan.is_of_nodes();
-    let of_site = plan.site.profile.node_local.expanded(plan.env.all());
-    let site = of_site.into_iter().find(|d| !live || Path::new(d).is_dir());
+/// A node-local folder per user and job: below the site's, else TMPDIR, else /tmp.
+fn cache_folder(plan: &JobPlan) -> (String, String) {
+    // Only folders of this node can be checked.
+    let live = plan.machines[0].is_live() && !plan.is_reported_by_agents();
+    let candidates = plan.site.profile.node_local.expanded(plan.env.all());
+    let site = candidates.into_iter().find(|d| !live || Path::new(d).is_dir());
     let temporary = plan.env.get("TMPDIR").unwrap_or("/tmp");
     let (base, why) = match site {
         Some(dir) => (dir, "the site's node-local folder"),
@@ -92,48 +96,48 @@ fn cache_folder(plan: &Plan) -> (String, String) {
     (format!("{}/{name}", base.trim_end_matches('/')), why.to_owned())
 }
 
-/// Where the ranks of a job meet, as `rank` finds it out.
-pub fn meet(args: &EnvChoices, plan: &Plan, rank: u32) -> Result<Rendezvous> {
-    let (told_address, told_port) = torchrun(plan)?;
-    let (address, address_why) = match (&args.master_addr, told_address) {
+/// Master address and port of a job, as `rank` determines them.
+pub fn rendezvous(args: &RankEnvArgs, plan: &JobPlan, rank: u32) -> Result<Rendezvous> {
+    let (torchrun_address, torchrun_port) = torchrun_store(plan)?;
+    let (address, address_why) = match (&args.master_addr, torchrun_address) {
         (Some(address), _) => (address.clone(), "given by --master-addr".to_owned()),
         (None, Some(address)) => (address, TORCHRUN.to_owned()),
-        (None, None) => master(plan)?,
+        (None, None) => master_address(plan)?,
     };
-    let (port, port_why) = match (args.master_port, told_port) {
+    let (port, port_why) = match (args.master_port, torchrun_port) {
         (Some(port), _) => (port, "given by --master-port".to_owned()),
         (None, Some(port)) => (port, TORCHRUN.to_owned()),
-        (None, None) => port(plan, rank)?,
+        (None, None) => master_port(plan, rank)?,
     };
     Ok(Rendezvous { address, address_why, port, port_why })
 }
 
-const TORCHRUN: &str = "as torchrun says, whose store listens there already";
+const TORCHRUN: &str = "set by torchrun, whose store already listens there";
 
-/// Where ranks of torchrun meet: at the store of its agent. None of them would listen elsewhere,
-/// and all would wait.
-fn torchrun(plan: &Plan) -> Result<(Option<String>, Option<u16>)> {
+/// Address and port of the store that torchrun's agent has opened. Its ranks do not listen on any
+/// other.
+fn torchrun_store(plan: &JobPlan) -> Result<(Option<String>, Option<u16>)> {
     if plan.allocation.launcher != Some(Launcher::Torch) {
         return Ok((None, None));
     }
     let port = plan.env.get("MASTER_PORT");
-    let number = port.map(|text| {
-        text.parse().with_context(|| format!("MASTER_PORT={text}, set by torchrun, is no port"))
+    let port = port.map(|text| {
+        text.parse().with_context(|| format!("MASTER_PORT={text}, set by torchrun, is not a port"))
     });
-    Ok((plan.env.get("MASTER_ADDR").map(str::to_owned), number.transpose()?))
+    Ok((plan.env.get("MASTER_ADDR").map(str::to_owned), port.transpose()?))
 }
 
-/// Where rank 0 listens. On one node no network is needed.
-fn master(plan: &Plan) -> Result<(String, String)> {
+/// Address of rank 0: loopback on a single node.
+fn master_address(plan: &JobPlan) -> Result<(String, String)> {
     if plan.placement.nodes.len() == 1 {
         return Ok(("127.0.0.1".to_owned(), "the job has one node".to_owned()));
     }
     let Some((node, placed, _)) = plan.placement.find(0) else { bail!("the job has no rank 0") };
-    let here = plan.this_node() == Some(node);
+    let is_local = plan.this_node() == Some(node);
     if placed.host == UNKNOWN_HOST {
         bail!(
-            "the launcher does not tell the name of rank 0's node; pass --hostfile with the job's \
-             nodes, or --master-addr"
+            "the launcher does not report the host of rank 0; pass --hostfile with the job's nodes, \
+             or --master-addr"
         );
     }
     let suffixes = plan.site.profile.fabric.host_suffix.iter().map(String::as_str);
@@ -142,10 +146,11 @@ fn master(plan: &Plan) -> Result<(String, String)> {
         .map(|suffix| with_suffix(&placed.host, suffix))
         .map(|name| Candidate { addresses: system::resolve(&name), name })
         .collect();
-    Ok(rendezvous::master_address(&plan.machines[0], here, &candidates)?)
+    Ok(rendezvous::master_address(&plan.machines[0], is_local, &candidates)?)
 }
 
-/// `node1.site` and `i` make `node1i.site`; a suffix that is a domain replaces the name's own.
+/// Adds a suffix to a host name: `node1.site` and `i` give `node1i.site`. A suffix that is a domain
+/// replaces the domain.
 fn with_suffix(host: &str, suffix: &str) -> String {
     let name = short(host);
     match host.strip_prefix(name) {
@@ -154,9 +159,9 @@ fn with_suffix(host: &str, suffix: &str) -> String {
     }
 }
 
-/// A port every rank finds by itself. Only rank 0 looks whether it is free: for the others of its
-/// node it may rightly be taken, by rank 0.
-fn port(plan: &Plan, rank: u32) -> Result<(u16, String)> {
+/// A port that every rank derives independently from the job. Only rank 0 checks that it is free: to
+/// the other ranks of its node, rank 0 may already be listening.
+fn master_port(plan: &JobPlan, rank: u32) -> Result<(u16, String)> {
     let job = match &plan.allocation.job_id {
         Some(id) => format!("{}/{id}", plan.allocation.cluster.as_deref().unwrap_or_default()),
         None => {
@@ -164,25 +169,25 @@ fn port(plan: &Plan, rank: u32) -> Result<(u16, String)> {
             format!("{}@{}", system::user(&plan.env), folder.display())
         }
     };
-    let job = format!("{job}.{}", step(plan).unwrap_or_default());
+    let job = format!("{job}.{}", launch_id(plan).unwrap_or_default());
     let port = rendezvous::port(&job);
-    let here = plan.allocation.me.is_some() || plan.allocation.job_id.is_none();
-    let live = plan.machines[0].is_live();
-    if rank == 0 && here && live && !system::port_is_free(port) {
+    let in_job = plan.allocation.me.is_some() || plan.allocation.job_id.is_none();
+    let checked = rank == 0 && in_job && plan.machines[0].is_live();
+    if checked && !system::port_is_free(port) {
         bail!(
-            "port {port}, derived from this job, is taken on {}: another program listens there; \
-             pass --master-port with a free one to every rank",
+            "port {port}, derived from this job, is in use on {}: pass the same free port to every \
+             rank by --master-port",
             plan.machines[0].host
         );
     }
-    let of = if plan.allocation.job_id.is_some() { "the job" } else { "user and folder" };
-    let free = if rank == 0 && here && live { ", and free" } else { "" };
-    Ok((port, format!("derived from {of}{free}")))
+    let source = if plan.allocation.job_id.is_some() { "the job ID" } else { "user and folder" };
+    let free = if checked { ", and free" } else { "" };
+    Ok((port, format!("derived from {source}{free}")))
 }
 
-/// What the launcher calls this one of its starts. Only its own word is the same for all ranks:
-/// those that mpirun starts on another node of a Slurm job also have the step of its daemon there.
-fn step(plan: &Plan) -> Option<&str> {
+/// The launcher's identifier of this launch. Only the launcher's own variable is the same in all
+/// ranks: those that mpirun starts on another node of a Slurm job also have the step of its daemon.
+fn launch_id(plan: &JobPlan) -> Option<&str> {
     let variable = match plan.allocation.launcher? {
         Launcher::Srun => "SLURM_STEP_ID",
         Launcher::OpenMpi | Launcher::Pmix => "PMIX_NAMESPACE",
@@ -197,7 +202,7 @@ mod tests {
     use super::with_suffix;
 
     #[test]
-    fn names_on_the_fabric() {
+    fn suffix_goes_before_the_domain_or_replaces_it() {
         assert_eq!(with_suffix("jwb0001.juwels", "i"), "jwb0001i.juwels");
         assert_eq!(with_suffix("nid001", "-hsn0"), "nid001-hsn0");
         assert_eq!(with_suffix("x3005c0.cm.site", ".hsn.site"), "x3005c0.hsn.site");

@@ -1,14 +1,14 @@
-//! The PCI tree: host bridges, root ports, switches, and what hangs below them.
+//! The PCI tree: host bridges, root ports, switches and devices.
 
 use regatta_model::{Distance, GpuVendor, Machine, NicKind};
 
-use super::cpu::Online;
-use super::{IntelDriver, Shape, Tree};
+use super::cpu::OnlineCpus;
+use super::{IntelDriver, SysfsOptions, SysfsTree};
 
 /// A device or bridge.
 pub struct Device {
     pub address: String,
-    /// What is above it, the host bridge first.
+    /// Parents, host bridge first.
     path: Vec<String>,
     class: u32,
     vendor: u16,
@@ -18,65 +18,71 @@ pub struct Device {
 }
 
 impl Device {
-    /// Its real folder.
+    /// Its folder below /sys/devices.
     pub fn folder(&self) -> String {
         format!("/sys/devices/{}/{}", self.path.join("/"), self.address)
     }
 }
 
-/// All devices, and which of them the GPUs and NICs are.
+/// All devices, and the indices of the GPUs and NICs.
 #[derive(Default)]
-pub struct Board {
+pub struct PciTree {
     devices: Vec<Device>,
     gpus: Vec<usize>,
     nics: Vec<usize>,
-    /// Host bridges so far.
+    /// Number of host bridges in domain 0.
     roots: u32,
     no_numa: bool,
 }
 
-/// What is soldered where: kind of device, before it has an address.
+/// A device model, before it has an address.
 #[derive(Clone, Copy)]
-struct Part {
+struct DeviceModel {
     class: u32,
     vendor: u16,
     device: u16,
     driver: &'static str,
 }
 
-const ROOT_PORT: Part =
-    Part { class: 0x060400, vendor: 0x1022, device: 0x14ab, driver: "pcieport" };
-const SWITCH_PORT: Part =
-    Part { class: 0x060400, vendor: 0x1000, device: 0xc030, driver: "pcieport" };
-const SLINGSHOT: Part = Part { class: 0x020000, vendor: 0x17db, device: 0x0501, driver: "cxi_ss1" };
-const CONNECTX: Part =
-    Part { class: 0x020700, vendor: 0x15b3, device: 0x1021, driver: "mlx5_core" };
-const MANAGEMENT: Part = Part { class: 0x020000, vendor: 0x8086, device: 0x1533, driver: "igb" };
-const SCREEN: Part = Part { class: 0x030000, vendor: 0x1a03, device: 0x2000, driver: "ast" };
-const DISK: Part = Part { class: 0x010802, vendor: 0x144d, device: 0xa80a, driver: "nvme" };
+const ROOT_PORT: DeviceModel =
+    DeviceModel { class: 0x060400, vendor: 0x1022, device: 0x14ab, driver: "pcieport" };
+const SWITCH_PORT: DeviceModel =
+    DeviceModel { class: 0x060400, vendor: 0x1000, device: 0xc030, driver: "pcieport" };
+const SLINGSHOT: DeviceModel =
+    DeviceModel { class: 0x020000, vendor: 0x17db, device: 0x0501, driver: "cxi_ss1" };
+const CONNECTX: DeviceModel =
+    DeviceModel { class: 0x020700, vendor: 0x15b3, device: 0x1021, driver: "mlx5_core" };
+const MANAGEMENT: DeviceModel =
+    DeviceModel { class: 0x020000, vendor: 0x8086, device: 0x1533, driver: "igb" };
+const SCREEN: DeviceModel =
+    DeviceModel { class: 0x030000, vendor: 0x1a03, device: 0x2000, driver: "ast" };
+const DISK: DeviceModel =
+    DeviceModel { class: 0x010802, vendor: 0x144d, device: 0xa80a, driver: "nvme" };
 
-fn gpu_part(vendor: GpuVendor, name: &str, shape: &Shape) -> Part {
-    let part = |class, vendor, device, driver| Part { class, vendor, device, driver };
+fn gpu_part(vendor: GpuVendor, name: &str, options: &SysfsOptions) -> DeviceModel {
+    let part = |class, vendor, device, driver| DeviceModel { class, vendor, device, driver };
     match vendor {
         GpuVendor::Nvidia if name.contains("A100") => part(0x030200, 0x10de, 0x20b0, "nvidia"),
         GpuVendor::Nvidia if name.contains("GH200") => part(0x030200, 0x10de, 0x2342, "nvidia"),
         GpuVendor::Nvidia => part(0x030200, 0x10de, 0x2330, "nvidia"),
         GpuVendor::Amd if name.contains("MI300A") => part(0x120000, 0x1002, 0x74a0, "amdgpu"),
         GpuVendor::Amd => part(0x038000, 0x1002, 0x7408, "amdgpu"),
-        GpuVendor::Intel if shape.intel == IntelDriver::Xe => part(0x038000, 0x8086, 0x0bd5, "xe"),
+        GpuVendor::Intel if options.intel == IntelDriver::Xe => {
+            part(0x038000, 0x8086, 0x0bd5, "xe")
+        }
         GpuVendor::Intel => part(0x038000, 0x8086, 0x0bd5, "i915"),
     }
 }
 
-fn nic_part(kind: NicKind) -> Part {
+fn nic_part(kind: NicKind) -> DeviceModel {
     if kind == NicKind::Slingshot { SLINGSHOT } else { CONNECTX }
 }
 
-impl Board {
-    /// Solders the machine together: cards in the order of their GPUs, each with the NICs that are
-    /// attached to it, then the other NICs, then what every server has.
-    pub fn of(machine: &Machine, shape: &Shape) -> Board {
-        let mut board = Board { no_numa: shape.no_pci_numa, ..Board::default() };
+impl PciTree {
+    /// Builds the tree: cards in the order of their GPUs, each with its attached NICs, then the other
+    /// NICs, then management devices.
+    pub fn new(machine: &Machine, options: &SysfsOptions) -> PciTree {
+        let mut tree = PciTree { no_numa: options.no_pci_numa, ..PciTree::default() };
         let grace = machine.cpu_model.as_deref().is_some_and(|m| m.contains("Grace"));
         let mut nics: Vec<Option<usize>> = vec![None; machine.nics.len()];
         let cards = machine.gpus.iter().map(|g| g.card + 1).max().unwrap_or(0);
@@ -87,26 +93,26 @@ impl Board {
                 .collect();
             // Tiles of one card are one PCI device, GCDs are one each.
             let distinct = if gpus[0].vendor == GpuVendor::Intel { 1 } else { gpus.len() };
-            let part = gpu_part(gpus[0].vendor, &gpus[0].name, shape);
+            let part = gpu_part(gpus[0].vendor, &gpus[0].name, options);
             let mut parts = vec![part; distinct];
-            // Grace has a PCI domain for each device: its NICs are near by memory node only.
+            // Grace has a PCI domain per device: NICs are local by NUMA node only.
             if !grace {
                 parts.extend(attached.iter().map(|&n| nic_part(machine.nics[n].kind)));
             }
-            let placed = board.root(grace.then_some(9 + 16 * card), &parts, gpus[0].numa);
-            board.gpus.extend((0..gpus.len()).map(|i| placed[i.min(distinct - 1)]));
+            let placed = tree.root(grace.then_some(9 + 16 * card), &parts, gpus[0].numa);
+            tree.gpus.extend((0..gpus.len()).map(|i| placed[i.min(distinct - 1)]));
             if !grace {
                 attached.iter().zip(&placed[distinct..]).for_each(|(&n, &d)| nics[n] = Some(d));
             }
         }
         for (n, nic) in machine.nics.iter().enumerate() {
             let domain = grace.then_some(1 + 16 * n as u32);
-            let own = |board: &mut Board| board.root(domain, &[nic_part(nic.kind)], nic.numa)[0];
-            nics[n] = nics[n].or_else(|| Some(own(&mut board)));
+            let own = |tree: &mut PciTree| tree.root(domain, &[nic_part(nic.kind)], nic.numa)[0];
+            nics[n] = nics[n].or_else(|| Some(own(&mut tree)));
         }
-        board.nics = nics.into_iter().flatten().collect();
-        board.root(Some(0x10000), &[MANAGEMENT, SCREEN, DISK], Some(0));
-        board
+        tree.nics = nics.into_iter().flatten().collect();
+        tree.root(Some(0x10000), &[MANAGEMENT, SCREEN, DISK], Some(0));
+        tree
     }
 
     pub fn gpu(&self, index: usize) -> &Device {
@@ -117,22 +123,33 @@ impl Board {
         &self.devices[self.nics[index]]
     }
 
-    /// The Ethernet port that every server has.
+    /// The management Ethernet port.
     pub fn management(&self) -> &Device {
         self.devices.iter().find(|d| d.driver == "igb").unwrap()
     }
 
-    fn add(&mut self, address: String, path: &[String], part: Part, numa: Option<u32>) -> usize {
-        let Part { class, vendor, device, driver } = part;
+    fn add(
+        &mut self,
+        address: String,
+        path: &[String],
+        part: DeviceModel,
+        numa: Option<u32>,
+    ) -> usize {
+        let DeviceModel { class, vendor, device, driver } = part;
         let numa = numa.filter(|_| !self.no_numa);
         let path = path.to_vec();
         self.devices.push(Device { address, path, class, vendor, device, numa, driver });
         self.devices.len() - 1
     }
 
-    /// A host bridge with one root port; several parts share it by a switch. Buses are numbered
-    /// depth first, as the kernel does.
-    fn root(&mut self, domain: Option<u32>, parts: &[Part], numa: Option<u32>) -> Vec<usize> {
+    /// Adds a host bridge with one root port; several devices share it through a switch. Buses are
+    /// numbered depth first, like the kernel does.
+    fn root(
+        &mut self,
+        domain: Option<u32>,
+        parts: &[DeviceModel],
+        numa: Option<u32>,
+    ) -> Vec<usize> {
         // Domain 0 has a host bridge every 16 buses.
         let (domain, bus) = match domain {
             Some(domain) => (domain, 0),
@@ -157,7 +174,7 @@ impl Board {
         placed
     }
 
-    pub fn write(&self, tree: &Tree, cpus: &Online<'_>) {
+    pub fn write(&self, tree: &SysfsTree, cpus: &OnlineCpus<'_>) {
         for device in &self.devices {
             let folder = device.folder();
             let file = |name: &str, text: String| tree.file(&format!("{folder}/{name}"), text);
@@ -166,7 +183,7 @@ impl Board {
             file("device", format!("{:#06x}", device.device));
             file("revision", "0x01".to_owned());
             file("numa_node", device.numa.map_or(-1, i64::from).to_string());
-            // Without a node, all CPUs count as local.
+            // Without a NUMA node, all CPUs are local.
             let local = device.numa.map_or_else(|| cpus.online.clone(), |n| cpus.of_node(n));
             file("local_cpulist", local.to_string());
             file("current_link_speed", "16.0 GT/s PCIe".to_owned());

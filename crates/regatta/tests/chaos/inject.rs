@@ -1,4 +1,4 @@
-//! Does to a cluster what a case says.
+//! Injects faults into a cluster.
 
 use std::path::Path;
 use std::process::Command;
@@ -7,27 +7,27 @@ use std::time::{Duration, Instant};
 use regatta_testbed::{Cluster, Process, run};
 
 use crate::REGATTA;
-use crate::case::{Case, Fault, Half};
+use crate::case::{Case, Fault, ProcessRole};
 
-/// More time than anything needs that happens at all.
-pub const PATIENCE: Duration = Duration::from_secs(40);
+/// Limit on every wait.
+pub const TIMEOUT: Duration = Duration::from_secs(40);
 
-/// Waits until something is there.
-pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> Result<T, String> {
+/// Polls until a value is available.
+pub fn wait_for<T>(what: &str, mut poll: impl FnMut() -> Option<T>) -> Result<T, String> {
     let start = Instant::now();
     loop {
-        if let Some(found) = look() {
+        if let Some(found) = poll() {
             return Ok(found);
         }
-        if start.elapsed() > PATIENCE {
-            return Err(format!("waited in vain for {what}"));
+        if start.elapsed() > TIMEOUT {
+            return Err(format!("timed out waiting for {what}"));
         }
         std::thread::sleep(Duration::from_millis(10));
     }
 }
 
-/// Does it. Does not wait for what comes of it.
-pub fn harm(cluster: &Cluster, case: &Case, fault: Fault, folder: &Path) -> Result<(), String> {
+/// Injects a fault without waiting for its effects.
+pub fn inject(cluster: &Cluster, case: &Case, fault: Fault, folder: &Path) -> Result<(), String> {
     let host = |node: u32| cluster.nodes()[node as usize].clone();
     match fault {
         Fault::Killed { rank } => {
@@ -36,9 +36,9 @@ pub fn harm(cluster: &Cluster, case: &Case, fault: Fault, folder: &Path) -> Resu
             run(&mut cluster.on(&host, "kill", ["-9", pid.trim()]).unwrap()).unwrap();
         }
         Fault::Exits { .. } => std::fs::write(folder.join("go"), "").unwrap(),
-        Fault::Agent { node, half } => kill(cluster, &host(node), "agent", half, 9)?,
-        Fault::Coordinator { half } => kill(cluster, "login", "launch", half, 9)?,
-        Fault::Term => kill(cluster, "login", "launch", Half::Warden, 15)?,
+        Fault::Agent { node, role } => kill(cluster, &host(node), "agent", role, 9)?,
+        Fault::Launcher { role } => kill(cluster, "login", "launch", role, 9)?,
+        Fault::Term => kill(cluster, "login", "launch", ProcessRole::Reaper, 15)?,
         Fault::Cancel => drop(run(&mut cluster.login("scancel", ["--user=root"])).unwrap()),
         Fault::Cut { node } => cluster.cut(&host(node)).unwrap(),
         Fault::Flap { node, ms } => {
@@ -51,32 +51,32 @@ pub fn harm(cluster: &Cluster, case: &Case, fault: Fault, folder: &Path) -> Resu
     Ok(())
 }
 
-/// Sends a signal to one or both halves of a regatta, as soon as they are there.
+/// Signals the processes of a regatta command as soon as they exist.
 fn kill(
     cluster: &Cluster,
     host: &str,
     command: &str,
-    half: Half,
+    role: ProcessRole,
     signal: i32,
 ) -> Result<(), String> {
-    let pids = until(&format!("{half:?} of regatta {command} on {host}"), || {
-        halves(&cluster.processes(host).unwrap(), command, half)
+    let pids = wait_for(&format!("{role:?} of regatta {command} on {host}"), || {
+        pids(&cluster.processes(host).unwrap(), command, role)
     })?;
     let mut kill = Command::new("kill");
     kill.arg(format!("-{signal}")).args(pids.iter().map(u32::to_string));
-    // One that is gone by now was ended by the other half.
+    // One that is gone by now was ended by the other.
     run(&mut kill).map(drop).map_err(|e| e.to_string())
 }
 
-/// The warden is the first of the two, and the worker its child.
-fn halves(processes: &[Process], command: &str, half: Half) -> Option<Vec<u32>> {
+/// PIDs of a command: the worker is a child of the reaper.
+fn pids(processes: &[Process], command: &str, role: ProcessRole) -> Option<Vec<u32>> {
     let start = format!("{REGATTA} {command} ");
     let ours: Vec<&Process> = processes.iter().filter(|p| p.command.starts_with(&start)).collect();
-    let warden = ours.iter().find(|p| !ours.iter().any(|q| q.pid == p.parent))?.pid;
-    let worker = ours.iter().find(|p| p.parent == warden).map(|p| p.pid);
-    match half {
-        Half::Warden => Some(vec![warden]),
-        Half::Worker => Some(vec![worker?]),
-        Half::Both => Some(vec![warden, worker?]),
+    let reaper = ours.iter().find(|p| !ours.iter().any(|q| q.pid == p.parent))?.pid;
+    let worker = ours.iter().find(|p| p.parent == reaper).map(|p| p.pid);
+    match role {
+        ProcessRole::Reaper => Some(vec![reaper]),
+        ProcessRole::Worker => Some(vec![worker?]),
+        ProcessRole::Both => Some(vec![reaper, worker?]),
     }
 }

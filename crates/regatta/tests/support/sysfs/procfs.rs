@@ -1,10 +1,10 @@
-//! What the kernel tells of itself and of the describing process.
+//! Files about the kernel and the recorded process.
 
 use regatta_model::{CpuSet, Machine};
 
-use super::Tree;
+use super::SysfsTree;
 
-pub fn write(tree: &Tree, machine: &Machine, online: &CpuSet) {
+pub fn write(tree: &SysfsTree, machine: &Machine, online: &CpuSet) {
     tree.file("/proc/sys/kernel/hostname", &machine.host);
     tree.file("/proc/sys/kernel/osrelease", "5.14.21-150500.55.49_13.0.56-cray_shasta_c");
     tree.file("/etc/hostname", &machine.host);
@@ -39,7 +39,7 @@ Max cpu time              unlimited            unlimited            seconds
 Max locked memory         unlimited            unlimited            bytes     
 Max open files            16384                16384                files     ";
 
-/// A paragraph a CPU; Arm's kernels give numbers, not names.
+/// One paragraph per CPU; Arm kernels report IDs instead of names.
 fn cpuinfo(machine: &Machine, online: &CpuSet) -> String {
     let model = machine.cpu_model.as_deref().unwrap_or("unknown");
     let paragraph = |cpu: usize| match model {

@@ -1,18 +1,18 @@
-//! Writes the files that the Linux kernel and its drivers would show on a machine.
+//! Writes the sysfs and procfs files of a machine.
 
 mod cpu;
 mod gpu;
 mod net;
 mod pci;
-mod process;
+mod procfs;
 
 use std::path::{Path, PathBuf};
 
 use regatta_model::{CpuSet, Machine};
 
-use super::Folder;
+use super::TempDir;
 
-/// Which driver serves Intel's GPUs.
+/// Kernel driver of Intel GPUs.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub enum IntelDriver {
     #[default]
@@ -20,64 +20,64 @@ pub enum IntelDriver {
     Xe,
 }
 
-/// In what a recorded machine differs from its description.
+/// Differences between a recorded machine and its description.
 #[derive(Debug, Clone, Default)]
-pub struct Shape {
-    /// CPUs that are switched off.
+pub struct SysfsOptions {
+    /// CPUs that are offline.
     pub offline: CpuSet,
-    /// Firmware that names no memory node for any PCI device, as in a virtual machine.
+    /// Firmware that reports no NUMA node for PCI devices, as in a virtual machine.
     pub no_pci_numa: bool,
-    /// GH200: besides its memory node, each GPU has seven empty ones, kept for MIG instances.
+    /// GH200: seven more NUMA nodes per GPU, empty and reserved for MIG instances.
     pub empty_mig_nodes: bool,
-    /// Which driver serves Intel's GPUs.
+    /// Kernel driver of Intel GPUs.
     pub intel: IntelDriver,
 }
 
-/// A recorded machine, removed when it goes out of scope.
-pub struct Tree {
-    folder: Folder,
+/// A recorded machine, removed on drop.
+pub struct SysfsTree {
+    folder: TempDir,
 }
 
-impl Tree {
-    /// The machine as described.
-    pub fn of(machine: &Machine) -> Tree {
-        Tree::shaped(machine, &Shape::default())
+impl SysfsTree {
+    /// The machine exactly as described.
+    pub fn of(machine: &Machine) -> SysfsTree {
+        SysfsTree::with_options(machine, &SysfsOptions::default())
     }
 
-    pub fn shaped(machine: &Machine, shape: &Shape) -> Tree {
-        let tree = Tree { folder: Folder::new() };
-        let online = machine.usable.online.difference(&shape.offline);
-        let cpus = cpu::Online { machine, online: &online };
+    pub fn with_options(machine: &Machine, options: &SysfsOptions) -> SysfsTree {
+        let tree = SysfsTree { folder: TempDir::new() };
+        let online = machine.usable.online.difference(&options.offline);
+        let cpus = cpu::OnlineCpus { machine, online: &online };
         cpus.write(&tree);
-        cpu::nodes(&tree, &cpus, shape);
-        let board = pci::Board::of(machine, shape);
-        board.write(&tree, &cpus);
-        gpu::write(&tree, machine, &board, shape);
-        net::write(&tree, machine, &board);
-        process::write(&tree, machine, &online);
+        cpu::nodes(&tree, &cpus, options);
+        let pci = pci::PciTree::new(machine, options);
+        pci.write(&tree, &cpus);
+        gpu::write(&tree, machine, &pci, options);
+        net::write(&tree, machine, &pci);
+        procfs::write(&tree, machine, &online);
         tree
     }
 
-    /// A machine of which nothing is known.
-    pub fn empty() -> Tree {
-        Tree { folder: Folder::new() }
+    /// A machine without any files.
+    pub fn empty() -> SysfsTree {
+        SysfsTree { folder: TempDir::new() }
     }
 
     pub fn path(&self) -> &Path {
         self.folder.path()
     }
 
-    /// The tree as an argument.
+    /// Path of the tree, as an argument.
     pub fn arg(&self) -> String {
         self.path().display().to_string()
     }
 
-    /// The real path of a path of the machine.
+    /// Host path of a path on the machine.
     pub fn real(&self, path: &str) -> PathBuf {
         self.path().join(path.trim_start_matches('/'))
     }
 
-    /// Writes a file as the kernel does, with a line end.
+    /// Writes a file with a trailing newline, like the kernel.
     pub fn file(&self, path: &str, text: impl std::fmt::Display) {
         let path = self.real(path);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -88,7 +88,7 @@ impl Tree {
         std::fs::create_dir_all(self.real(path)).unwrap();
     }
 
-    /// Links one path of the machine to another, relatively, as sysfs does.
+    /// Creates a relative symbolic link, like sysfs.
     pub fn link(&self, path: &str, to: &str) {
         let real = self.real(path);
         std::fs::create_dir_all(real.parent().unwrap()).unwrap();
@@ -104,26 +104,26 @@ impl Tree {
         }
     }
 
-    /// Puts the describing process into a cgroup of version 1, of which Slurm restricted the cpuset.
-    pub fn cgroup_v1(&self, place: &str, cpus: &str, mems: &str) {
+    /// Puts the recorded process into a version 1 cgroup with a restricted cpuset, like Slurm.
+    pub fn cgroup_v1(&self, cgroup: &str, cpus: &str, mems: &str) {
         self.file(
             "/proc/self/cgroup",
             format!(
-                "12:memory:{place}\n11:cpuset:{place}\n4:cpu,cpuacct:/\n1:name=systemd:/system.slice\n0::/system.slice"
+                "12:memory:{cgroup}\n11:cpuset:{cgroup}\n4:cpu,cpuacct:/\n1:name=systemd:/system.slice\n0::/system.slice"
             ),
         );
-        let folder = format!("/sys/fs/cgroup/cpuset{place}");
+        let folder = format!("/sys/fs/cgroup/cpuset{cgroup}");
         self.file(&format!("{folder}/cpuset.cpus"), cpus);
         self.file(&format!("{folder}/cpuset.effective_cpus"), cpus);
         self.file(&format!("{folder}/cpuset.mems"), mems);
         self.file(&format!("{folder}/cpuset.effective_mems"), mems);
     }
 
-    /// Puts it into a cgroup of version 2, where `cpuset.cpus` is empty in groups that only inherit.
-    pub fn cgroup_v2(&self, place: &str, cpus: &str, mems: &str) {
-        self.file("/proc/self/cgroup", format!("0::{place}"));
+    /// Puts the recorded process into a version 2 cgroup; `cpuset.cpus` is empty if inherited.
+    pub fn cgroup_v2(&self, cgroup: &str, cpus: &str, mems: &str) {
+        self.file("/proc/self/cgroup", format!("0::{cgroup}"));
         self.file("/sys/fs/cgroup/cgroup.controllers", "cpuset cpu io memory pids");
-        let folder = format!("/sys/fs/cgroup{}", place.trim_end_matches('/'));
+        let folder = format!("/sys/fs/cgroup{}", cgroup.trim_end_matches('/'));
         self.file(&format!("{folder}/cpuset.cpus"), "");
         self.file(&format!("{folder}/cpuset.cpus.effective"), cpus);
         self.file(&format!("{folder}/cpuset.mems"), "");
@@ -131,7 +131,7 @@ impl Tree {
     }
 }
 
-/// `../` as often as needed, then the way down.
+/// The relative path between two absolute ones.
 fn relative(from: &str, to: &str) -> String {
     let parts =
         |path: &str| path.trim_matches('/').split('/').map(str::to_owned).collect::<Vec<String>>();
@@ -142,7 +142,7 @@ fn relative(from: &str, to: &str) -> String {
 }
 
 #[test]
-fn links_are_relative_as_in_sysfs() {
+fn links_are_relative() {
     assert_eq!(
         relative("/sys/bus/pci/devices/0000:c1:00.0", "/sys/devices/pci0000:c0/0000:c1:00.0"),
         "../../../devices/pci0000:c0/0000:c1:00.0"

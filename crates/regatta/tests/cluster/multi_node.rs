@@ -1,5 +1,4 @@
-//! The same job on many nodes, whoever starts it: one command, the right ranks, environment and
-//! binding.
+//! One job on many nodes under every agent launcher: ranks, environment and binding are the same.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -13,39 +12,39 @@ use regatta_testbed::{Cluster, cluster_or_skip, run, run_within};
 use crate::support::{HYDRA, OPEN_MPI, REGATTA, programs_or_skip};
 
 const NODES: usize = 16;
-/// Ranks on each node.
-const EACH: usize = 2;
+/// Ranks per node.
+const RANKS_PER_NODE: usize = 2;
 
-/// What each rank tells: who it is, where it is, what it is bound to, where the others are met; and
-/// no rank of the job is a rank of what started the agents.
-const TELL: &str = "echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $GROUP_RANK $(hostname) \
+/// Prints a rank's indices, host, master address, binding and forwarded environment. The variables of
+/// the agent launcher's MPI job must be empty.
+const PRINT: &str = "echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $GROUP_RANK $(hostname) \
                     $MASTER_ADDR $MASTER_PORT $(grep Cpus_allowed_list /proc/self/status | cut -f2) \
                     \"$CARRIED\" [$PMI_RANK$PMIX_RANK$OMPI_COMM_WORLD_RANK$FLUX_TASK_RANK]";
 
-/// A PyTorch program as anybody writes it.
+/// A plain PyTorch DDP program.
 const DDP: &str = include_str!("ddp.py");
 
-/// A cluster, and the words that start jobs on it.
-struct Bed {
-    cluster: Cluster,
-    /// Programs that stand before others in PATH.
+/// A cluster with launch commands.
+struct LaunchCluster {
+    hosts: Cluster,
+    /// A folder at the front of PATH.
     bin: PathBuf,
 }
 
-impl Bed {
-    fn new(cluster: Cluster) -> Self {
-        let bin = cluster.shared().join("bin");
+impl LaunchCluster {
+    fn new(hosts: Cluster) -> Self {
+        let bin = hosts.shared().join("bin");
         std::fs::create_dir(&bin).unwrap();
-        let bed = Self { cluster, bin };
-        let ssh = bed.cluster.ssh_command();
-        bed.script("ssh-here", &format!("exec {} \"$@\"", ssh.join(" ")));
-        bed.file("nodes", &(bed.cluster.nodes().join("\n") + "\n"));
-        bed.script("flux", FLUX);
-        bed
+        let cluster = Self { hosts, bin };
+        let ssh = cluster.hosts.ssh_command();
+        cluster.script("ssh-here", &format!("exec {} \"$@\"", ssh.join(" ")));
+        cluster.file("nodes", &(cluster.hosts.nodes().join("\n") + "\n"));
+        cluster.script("flux", FLUX);
+        cluster
     }
 
     fn file(&self, name: &str, text: &str) -> String {
-        let path = self.cluster.shared().join(name);
+        let path = self.hosts.shared().join(name);
         std::fs::write(&path, text).unwrap();
         path.to_str().unwrap().to_owned()
     }
@@ -57,29 +56,29 @@ impl Bed {
         path
     }
 
-    /// Has `mpiexec` be this one.
+    /// Selects the `mpiexec` program.
     fn mpiexec(&self, program: &str) {
         self.script("mpiexec", &format!("exec {program} \"$@\""));
     }
 
-    /// A command on the login host, with what MPI's launchers need there.
+    /// A command on the login host, with the environment for MPI launchers.
     fn login(&self, words: &[&str]) -> Command {
         let path = std::env::var("PATH").unwrap_or_default();
         let ssh = self.bin.join("ssh-here");
-        let mut command = self.cluster.login("env", Vec::<&str>::new());
+        let mut command = self.hosts.login("env", Vec::<&str>::new());
         command.arg(format!("PATH={}:{path}", self.bin.display()));
         command.arg(format!("HYDRA_LAUNCHER_EXEC={}", ssh.display()));
         command.arg(format!("OMPI_MCA_plm_rsh_agent={}", ssh.display()));
         command.args(["HYDRA_LAUNCHER=ssh", "CARRIED=over the wire"]);
         command.args(["OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"]);
-        command.args(words).current_dir(self.cluster.shared());
+        command.args(words).current_dir(self.hosts.shared());
         command
     }
 
-    /// The words before `regatta` that make it find nodes, and its options.
-    fn ways(&self) -> Vec<(&'static str, Vec<String>, Vec<String>)> {
-        let nodes = format!("{}/nodes", self.cluster.shared().display());
-        let ssh = self.cluster.ssh_command().join(" ");
+    /// Name of each agent launcher, the words before `regatta`, and its options.
+    fn launchers(&self) -> Vec<(&'static str, Vec<String>, Vec<String>)> {
+        let nodes = format!("{}/nodes", self.hosts.shared().display());
+        let ssh = self.hosts.ssh_command().join(" ");
         let own = |words: &[&str]| words.iter().map(|w| (*w).to_owned()).collect::<Vec<_>>();
         let pbs = own(&["env", "PBS_JOBID=7.server", &format!("PBS_NODEFILE={nodes}")]);
         let flux = own(&["env", "FLUX_JOB_ID=f1"]);
@@ -92,11 +91,11 @@ impl Bed {
         ]
     }
 
-    fn launch(&self, way: &str, name: &str, options: &[&str], command: &[&str]) -> PathBuf {
-        let folder = self.cluster.shared().join(name);
-        let ways = self.ways();
-        let (_, before, own) = ways.iter().find(|(n, ..)| *n == way).unwrap();
-        match way {
+    fn launch(&self, launcher: &str, name: &str, options: &[&str], command: &[&str]) -> PathBuf {
+        let folder = self.hosts.shared().join(name);
+        let launchers = self.launchers();
+        let (_, before, own) = launchers.iter().find(|(n, ..)| *n == launcher).unwrap();
+        match launcher {
             "hydra" => self.mpiexec(HYDRA.0),
             _ => self.mpiexec("mpiexec.openmpi"),
         }
@@ -105,13 +104,13 @@ impl Bed {
         words.extend(own.iter().map(String::as_str));
         words.extend(options.iter().chain(&["--"]).chain(command));
         let out = run_within(&mut self.login(&words), Duration::from_secs(180)).unwrap();
-        assert!(out.status.success(), "{way}: {}\n{}", out.stdout, out.stderr);
+        assert!(out.status.success(), "{launcher}: {}\n{}", out.stdout, out.stderr);
         folder
     }
 }
 
-/// Stands for Flux, which is not packaged: it starts one process on each of the hosts by ssh, with
-/// the variables that Flux sets, and without our standard input.
+/// Emulates Flux, which is not packaged: starts one process per host by ssh, with Flux's variables and
+/// without standard input.
 const FLUX: &str = r#"
 folder=${0%/*}
 if [ "$1 $2" = "hostlist local" ]; then paste -sd, "$folder/../nodes"; exit; fi
@@ -133,79 +132,82 @@ fn read<D: document::Document>(run: &Path, name: &str) -> D {
     document::from_json(&std::fs::read_to_string(run.join(name)).unwrap()).unwrap()
 }
 
-/// Every rank is what the placement says, and all agree where to meet.
-fn assert_right(way: &str, run: &Path, nodes: usize, each: usize) {
+/// Asserts that every rank matches the placement and that all ranks share a rendezvous.
+fn assert_ranks(launcher: &str, run: &Path, nodes: usize, ranks_per_node: usize) {
     let placement: Placement = read(run, "placement.json");
-    assert_eq!((placement.nodes.len(), placement.ranks as usize), (nodes, nodes * each));
-    let mut meeting = std::collections::HashSet::new();
+    assert_eq!((placement.nodes.len(), placement.ranks as usize), (nodes, nodes * ranks_per_node));
+    let mut rendezvous = std::collections::HashSet::new();
     for rank in 0..placement.ranks {
         let (node, placed, own) = placement.find(rank).unwrap();
         let text = std::fs::read_to_string(run.join(format!("log/rank-{rank}.out"))).unwrap();
-        assert!(text.ends_with("over the wire []\n"), "{way}: {text}");
+        assert!(text.ends_with("over the wire []\n"), "{launcher}: {text}");
         let words: Vec<&str> = text.split_whitespace().collect();
-        let expected = [rank as usize, nodes * each, own.local_rank as usize, each, node];
+        let expected =
+            [rank as usize, nodes * ranks_per_node, own.local_rank as usize, ranks_per_node, node];
         assert_eq!(words[..5], expected.map(|n| n.to_string()), "{text}");
         assert_eq!((words[5], words[8]), (placed.host.as_str(), own.cpus.to_string().as_str()));
-        meeting.insert((words[6].to_owned(), words[7].to_owned()));
+        rendezvous.insert((words[6].to_owned(), words[7].to_owned()));
     }
-    assert_eq!(meeting.len(), 1, "{meeting:?}");
+    assert_eq!(rendezvous.len(), 1, "{rendezvous:?}");
     let result: RunResult = read(run, "result.json");
-    assert_eq!((result.code, result.endings.len()), (0, nodes * each));
+    assert_eq!((result.code, result.endings.len()), (0, nodes * ranks_per_node));
     let left: Vec<_> = std::fs::read_dir(run.join("log")).unwrap().flatten().collect();
-    assert_eq!(left.len(), 2 * nodes * each, "nothing but logs: {left:?}");
+    assert_eq!(left.len(), 2 * nodes * ranks_per_node, "only logs: {left:?}");
     assert!(!run.join("boot").exists() && !run.join("boot.hosts").exists());
 }
 
-/// A Python that has PyTorch: `REGATTA_TEST_PYTHON`, or the one in PATH.
-fn torch() -> Option<String> {
+/// A Python with PyTorch: `REGATTA_TEST_PYTHON`, or `python3` in PATH.
+fn python_with_torch() -> Option<String> {
     let python = std::env::var("REGATTA_TEST_PYTHON").unwrap_or_else(|_| "python3".to_owned());
     let found = Command::new(&python).args(["-c", "import torch"]).output();
     if found.is_ok_and(|out| out.status.success()) {
         return Some(python);
     }
     eprintln!(
-        "skipped the PyTorch jobs: {python} has no torch; name one that has it by \
-         REGATTA_TEST_PYTHON"
+        "skipped the PyTorch jobs: {python} has no torch; set REGATTA_TEST_PYTHON to a Python that \
+         has it"
     );
     None
 }
 
 #[test]
-fn the_same_job_whoever_starts_it() {
+fn job_is_identical_under_every_agent_launcher() {
     let builder = Cluster::builder().nodes(NODES as u32).cpus(2).ssh(true);
     let Some(()) = programs_or_skip(&[HYDRA, OPEN_MPI]) else { return };
     let Some(cluster) = cluster_or_skip(&builder) else { return };
-    let bed = Bed::new(cluster);
-    let python = torch();
-    let ddp = bed.file("ddp.py", DDP);
-    for (way, ..) in bed.ways() {
+    let cluster = LaunchCluster::new(cluster);
+    let python = python_with_torch();
+    let ddp = cluster.file("ddp.py", DDP);
+    for (launcher, ..) in cluster.launchers() {
         let options = ["--ranks-per-node", "2", "--oversubscribe", "--fan-out", "3"];
-        let folder = bed.launch(way, &format!("run-{way}"), &options, &["sh", "-c", TELL]);
-        assert_right(way, &folder, NODES, EACH);
-        assert_nothing_left(way, &bed.cluster);
+        let folder =
+            cluster.launch(launcher, &format!("run-{launcher}"), &options, &["sh", "-c", PRINT]);
+        assert_ranks(launcher, &folder, NODES, RANKS_PER_NODE);
+        assert_no_leftovers(launcher, &cluster.hosts);
         if let Some(python) = &python {
             let options = ["-N", "3", "--ranks-per-node", "1", "--oversubscribe"];
-            let folder = bed.launch(way, &format!("ddp-{way}"), &options, &[python, &ddp]);
+            let folder =
+                cluster.launch(launcher, &format!("ddp-{launcher}"), &options, &[python, &ddp]);
             assert_trained(&folder, 3);
         }
     }
-    adopted(&bed, python.as_deref(), &ddp);
+    launch_per_task(&cluster, python.as_deref(), &ddp);
 }
 
-/// When the launcher ends, its agents have, and soon what others started to start them.
-fn assert_nothing_left(way: &str, cluster: &Cluster) {
+/// Agents exit before the launcher; the processes of their launchers soon after.
+fn assert_no_leftovers(launcher: &str, cluster: &Cluster) {
     let on_all = || cluster.nodes().iter().flat_map(|host| cluster.processes(host).unwrap());
     let agents: Vec<_> = on_all().filter(|p| p.command.contains(" agent --boot ")).collect();
-    assert!(agents.is_empty(), "{way} left {agents:?}");
+    assert!(agents.is_empty(), "{launcher} left {agents:?}");
     let start = Instant::now();
     while on_all().next().is_some() {
         let left: Vec<_> = on_all().collect();
-        assert!(start.elapsed() < Duration::from_secs(30), "{way} left {left:?}");
+        assert!(start.elapsed() < Duration::from_secs(30), "{launcher} left {left:?}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
 
-/// All ranks saw all others' gradients.
+/// Asserts that all ranks have the same weights.
 fn assert_trained(run: &Path, ranks: u32) {
     for rank in 0..ranks {
         let text = std::fs::read_to_string(run.join(format!("log/rank-{rank}.out"))).unwrap();
@@ -213,78 +215,84 @@ fn assert_trained(run: &Path, ranks: u32) {
     }
 }
 
-/// Started once a rank by a launcher, it becomes that rank; and alone it starts local ones.
-fn adopted(bed: &Bed, python: Option<&str>, ddp: &str) {
+/// `regatta launch` becomes a rank under another launcher, and launches local ranks without one.
+fn launch_per_task(cluster: &LaunchCluster, python: Option<&str>, ddp: &str) {
     let Some(python) = python else { return };
-    let nodes = format!("{}/nodes", bed.cluster.shared().display());
-    let ways: [(&str, &[&str]); 4] = [
+    let nodes = format!("{}/nodes", cluster.hosts.shared().display());
+    let launchers: [(&str, &[&str]); 4] = [
         ("srun", &["srun", "-N3", "-n3", "--mem-bind=none"]),
         ("hydra", &[HYDRA.0, "-n", "3", "-ppn", "1", "-f", &nodes]),
         ("openmpi", &["mpirun.openmpi", "-n", "3", "--map-by", "ppr:1:node", "--hostfile", &nodes]),
-        ("alone", &[]),
+        ("none", &[]),
     ];
-    for (way, launcher) in ways {
-        let mut words = launcher.to_vec();
+    for (launcher, before) in launchers {
+        let mut words = before.to_vec();
         words.extend([REGATTA, "launch", "--oversubscribe"]);
-        match way {
+        match launcher {
             "hydra" => words.extend(["--hostfile", &nodes, "-N", "3", "--ranks-per-node", "1"]),
             "openmpi" => words.extend(["--hostfile", &nodes, "-N", "3", "--ranks-per-node", "1"]),
-            "alone" => words.extend(["-n", "3"]),
+            "none" => words.extend(["-n", "3"]),
             _ => {}
         }
         words.extend(["--", python, ddp]);
-        let out = run_within(&mut bed.login(&words), Duration::from_secs(180)).unwrap();
-        assert!(out.status.success(), "{way}: {}\n{}", out.stdout, out.stderr);
+        let out = run_within(&mut cluster.login(&words), Duration::from_secs(180)).unwrap();
+        assert!(out.status.success(), "{launcher}: {}\n{}", out.stdout, out.stderr);
         for rank in 0..3 {
-            assert!(out.stdout.contains(&format!("rank {rank} of 3 agrees")), "{way}: {out:?}");
+            assert!(
+                out.stdout.contains(&format!("rank {rank} of 3 agrees")),
+                "{launcher}: {out:?}"
+            );
         }
     }
 }
 
 #[test]
-fn what_cannot_be_started_is_said_with_host_and_reason() {
+fn launch_errors_name_host_and_cause() {
     let builder = Cluster::builder().nodes(3).cpus(2).ssh(true).slurm(false);
     let Some(cluster) = cluster_or_skip(&builder) else { return };
-    let bed = Bed::new(cluster);
-    let hosts = bed.file("some", "node1\nnode2\nnowhere\n");
-    let ssh = bed.cluster.ssh_command().join(" ");
+    let cluster = LaunchCluster::new(cluster);
+    let hosts = cluster.file("some", "node1\nnode2\nnowhere\n");
+    let ssh = cluster.hosts.ssh_command().join(" ");
     let launch = |hosts: &str, options: &[&str], command: &[&str]| {
         let mut words = vec![REGATTA, "launch", "--hostfile", hosts, "--ssh", &ssh];
         words.extend(options.iter().chain(&["--"]).chain(command));
-        let out = run(&mut bed.login(&words)).unwrap();
+        let out = run(&mut cluster.login(&words)).unwrap();
         (out.status.code(), out.stderr)
     };
-    let (code, said) = launch(&hosts, &[], &["true"]);
+    let (code, stderr) = launch(&hosts, &[], &["true"]);
     assert_eq!(code, Some(1));
-    assert!(said.contains("no agent connected from nowhere") && said.contains("ssh"), "{said}");
-    let nodes = bed.file("two", "node1\nnode2\n");
-    let (code, said) = launch(&nodes, &[], &["no-such-program"]);
-    assert_eq!(code, Some(127), "{said}");
-    assert!(said.contains("node") && said.contains("no-such-program"), "{said}");
-    let (code, said) = launch(&nodes, &["--agent", "/no/regatta"], &["true"]);
+    assert!(
+        stderr.contains("no agent connected from nowhere") && stderr.contains("ssh"),
+        "{stderr}"
+    );
+    let nodes = cluster.file("two", "node1\nnode2\n");
+    let (code, stderr) = launch(&nodes, &[], &["no-such-program"]);
+    assert_eq!(code, Some(127), "{stderr}");
+    assert!(stderr.contains("node") && stderr.contains("no-such-program"), "{stderr}");
+    let (code, stderr) = launch(&nodes, &["--agent", "/no/regatta"], &["true"]);
     assert_eq!(code, Some(1));
-    assert!(said.contains("/no/regatta"), "{said}");
-    // A spare stands in for a host that is not there.
-    let (code, said) = launch(&hosts, &["-N", "2", "--spares", "1"], &["true"]);
-    assert_eq!(code, Some(0), "{said}");
-    let away = bed.file("away", "nowhere\nnode1\nnode2\n");
-    let (code, said) = launch(&away, &["--spares", "1"], &["hostname"]);
-    assert_eq!(code, Some(0), "{said}");
-    assert!(said.contains("nowhere is bad: node2 takes its place"), "{said}");
+    assert!(stderr.contains("/no/regatta"), "{stderr}");
+    // A spare replaces an unreachable host.
+    let (code, stderr) = launch(&hosts, &["-N", "2", "--spares", "1"], &["true"]);
+    assert_eq!(code, Some(0), "{stderr}");
+    let unreachable = cluster.file("unreachable", "nowhere\nnode1\nnode2\n");
+    let (code, stderr) = launch(&unreachable, &["--spares", "1"], &["hostname"]);
+    assert_eq!(code, Some(0), "{stderr}");
+    assert!(stderr.contains("nowhere failed: replaced by spare node2"), "{stderr}");
 }
 
 #[test]
-fn a_terminal_that_takes_nothing_for_a_while_loses_no_node() {
+fn blocked_terminal_does_not_cause_heartbeat_timeouts() {
     let builder = Cluster::builder().nodes(3).cpus(2).ssh(true).slurm(false);
     let Some(cluster) = cluster_or_skip(&builder) else { return };
-    let bed = Bed::new(cluster);
-    let (nodes, ssh) = (bed.file("all", "node1\nnode2\nnode3\n"), bed.cluster.ssh_command());
-    let folder = bed.cluster.shared().join("run");
-    // Longer than a node may be silent, and more than fits on the way.
+    let cluster = LaunchCluster::new(cluster);
+    let (nodes, ssh) = (cluster.file("all", "node1\nnode2\nnode3\n"), cluster.hosts.ssh_command());
+    let folder = cluster.hosts.shared().join("run");
+    // Blocked for longer than the heartbeat timeout, with more output than buffers hold.
     let slow = "set -o pipefail; \"$@\" | (sleep 5; cat > /dev/null)";
     let write = "i=0; while [ $i -lt 40000 ]; do echo $RANK $i; i=$((i+1)); done";
     let out = run_within(
-        &mut bed.login(&[
+        &mut cluster.login(&[
             "bash",
             "-c",
             slow,
@@ -300,7 +308,7 @@ fn a_terminal_that_takes_nothing_for_a_while_loses_no_node() {
             "--oversubscribe",
             "--fan-out",
             "1",
-            "--lost-after",
+            "--heartbeat-timeout",
             "2",
             "--run-dir",
             folder.to_str().unwrap(),

@@ -1,5 +1,4 @@
-//! What Slurm's signals do to a job: each counts once, however many processes it is sent to. And what
-//! its variables say.
+//! Slurm's signals are handled once per job; Slurm's variables describe the ranks' nodes only.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -10,28 +9,28 @@ use regatta_testbed::{Cluster, cluster_or_skip, run};
 
 use crate::support::REGATTA;
 
-/// A rank that takes its time to save.
+/// A rank that takes a second to save on TERM.
 const RANK: &str = "#!/bin/bash
 trap 'sleep 1; echo saved; exit 0' TERM
-trap 'touch told-$RANK' USR1
+trap 'touch usr1-$RANK' USR1
 touch up-$RANK
 while :; do sleep 0.1; done
 ";
 
-fn wait_for(what: &str, there: impl Fn() -> bool) {
+fn wait_for(what: &str, condition: impl Fn() -> bool) {
     let start = Instant::now();
-    while !there() {
-        assert!(start.elapsed() < Duration::from_secs(60), "waited for {what}");
+    while !condition() {
+        assert!(start.elapsed() < Duration::from_secs(60), "timed out waiting for {what}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
 
-/// Starts a job of two nodes by `sbatch` and gives its number, when its ranks are up.
+/// Submits a job on two nodes with `sbatch`; returns its ID once the ranks run.
 fn submit(cluster: &Cluster, name: &str) -> String {
     let shared = cluster.shared();
     (0..2).for_each(|rank| drop(std::fs::remove_file(shared.join(format!("up-{rank}")))));
     let script = shared.join("job");
-    // By `exec`: else the shell dies of the signal, and Slurm kills what it has started at once.
+    // With `exec`, because Slurm kills everything at once if the signal kills the shell.
     let line = format!("exec {REGATTA} launch --ranks-per-node 1 --run-dir {name} -- ./rank");
     std::fs::write(&script, format!("#!/bin/sh\n{line}\n")).unwrap();
     let args = ["--parsable", "-N2", "--exclusive", "-o", "job.log"];
@@ -41,7 +40,7 @@ fn submit(cluster: &Cluster, name: &str) -> String {
     out.stdout.trim().to_owned()
 }
 
-fn saved(run: &Path) {
+fn assert_saved(run: &Path) {
     wait_for("the result", || run.join("result.json").exists());
     let text = std::fs::read_to_string(run.join("result.json")).unwrap();
     let result: RunResult = document::from_json(&text).unwrap();
@@ -53,28 +52,28 @@ fn saved(run: &Path) {
 }
 
 #[test]
-fn a_cancelled_job_has_time_to_save() {
+fn cancelled_job_has_time_to_save() {
     let Some(cluster) = cluster_or_skip(&Cluster::builder().nodes(2).cpus(2)) else { return };
     let shared = cluster.shared().to_owned();
     std::fs::write(shared.join("rank"), RANK).unwrap();
     run(std::process::Command::new("chmod").arg("+x").arg(shared.join("rank"))).unwrap();
-    spares_are_no_nodes_of_the_ranks(&cluster);
+    slurm_variables_exclude_spares(&cluster);
     let job = submit(&cluster, "cancelled");
     run(&mut cluster.login("scancel", [&job])).unwrap();
-    saved(&shared.join("cancelled"));
-    let job = submit(&cluster, "told");
-    // This one goes to the nodes alone; so does the next, which is another.
+    assert_saved(&shared.join("cancelled"));
+    let job = submit(&cluster, "terminated");
+    // Both signals go to the steps on the nodes only, not to the batch script.
     run(&mut cluster.login("scancel", ["-s", "USR1", &job])).unwrap();
-    wait_for("USR1", || (0..2).all(|rank| shared.join(format!("told-{rank}")).exists()));
+    wait_for("USR1", || (0..2).all(|rank| shared.join(format!("usr1-{rank}")).exists()));
     run(&mut cluster.login("scancel", ["-s", "TERM", &job])).unwrap();
-    saved(&shared.join("told"));
+    assert_saved(&shared.join("terminated"));
 }
 
-/// Programs that count the step's nodes, or take the first for rank 0's, are not misled.
-fn spares_are_no_nodes_of_the_ranks(cluster: &Cluster) {
-    let tell = "echo $SLURM_NNODES $SLURM_STEP_NUM_NODES $SLURM_STEP_NODELIST";
+/// Programs read the number of nodes and rank 0's host from these variables.
+fn slurm_variables_exclude_spares(cluster: &Cluster) {
+    let print = "echo $SLURM_NNODES $SLURM_STEP_NUM_NODES $SLURM_STEP_NODELIST";
     let words = ["-Q", "-N2", "--exclusive", REGATTA, "launch", "--spares", "1"];
-    let command = ["--ranks-per-node", "1", "--run-dir", "spare", "--", "sh", "-c", tell];
+    let command = ["--ranks-per-node", "1", "--run-dir", "spare", "--", "sh", "-c", print];
     let out = run(cluster.login("salloc", words).args(command)).unwrap();
     assert!(out.stdout.contains("1 1 node1\n"), "{out:?}");
 }

@@ -1,0 +1,291 @@
+//! Starts agents on the job's nodes and waits until they have connected.
+
+use std::collections::{BTreeSet, HashSet};
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use regatta_launch::fleet::boot::{Boot, Times};
+use regatta_launch::fleet::coordinator::Fleet;
+use regatta_launch::folder::RunFolder;
+use regatta_launch::roster::{Roster, Verdict};
+use regatta_launch::signals::Caught;
+use regatta_launch::slurm::{self, Gres};
+use regatta_launch::started::Started;
+use regatta_launch::starter::{Agents, Invocation, Starter};
+use regatta_model::hostlist;
+use regatta_model::result::Ending;
+use regatta_model::units::count;
+use regatta_place::rendezvous;
+use regatta_wire::secret::Secret;
+
+use super::report;
+use crate::cli::{FAINT, LaunchArgs};
+use crate::plan::Discovery;
+use crate::shell::quote;
+use crate::{output, system};
+
+/// Delay before the first progress message while waiting for agents.
+const PROGRESS_DELAY: Duration = Duration::from_secs(2);
+/// Interval between progress messages.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
+/// Ports that agents try to listen on.
+const PORTS: usize = 8;
+
+/// Time for agents to exit on their own: longer than they wait for each other.
+const AGENT_EXIT_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Nodes whose agents have connected.
+pub struct ConnectedAgents {
+    pub hosts: Vec<String>,
+    pub roster: Roster,
+    pub starter: Starter,
+    /// Variables that were unset for the agent launcher, and are therefore missing in the agents.
+    pub unset: BTreeSet<String>,
+    pub fleet: Fleet,
+    pub started: Started,
+    /// By this file agents recognise the shared run folder.
+    pub marker: TempFile,
+}
+
+/// A signal arrived before any rank ran.
+#[derive(Debug, thiserror::Error)]
+#[error("interrupted by {0} while starting agents")]
+pub struct Interrupted(pub Ending);
+
+/// A file that is removed on drop.
+pub struct TempFile(PathBuf);
+
+impl Drop for TempFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+impl TempFile {
+    /// Creates a file that only this user can read.
+    fn create(path: PathBuf, text: &str) -> Result<Self> {
+        let open = || OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
+        open()
+            .and_then(|mut file| file.write_all(text.as_bytes()))
+            .with_context(|| path.display().to_string())?;
+        Ok(Self(path))
+    }
+}
+
+/// The commands that would start the agents, for `--dry-run`.
+pub fn describe(args: &LaunchArgs, discovery: &Discovery) -> Result<String> {
+    let hosts = hosts(discovery)?;
+    let starter = starter(args, discovery)?;
+    let boot = (!starter.boots_by_stdin()).then(|| PathBuf::from("RUN-FOLDER/boot"));
+    let mut text = String::new();
+    for invocation in invocations(args, starter, discovery, &hosts, boot.as_deref())? {
+        let words = std::iter::once(&invocation.program).chain(&invocation.args);
+        let words: Vec<String> = words.map(|w| quote(&w.to_string_lossy())).collect();
+        text.push_str(&format!("agent command  {}\n", words.join(" ")));
+    }
+    Ok(text)
+}
+
+/// Starts agents on all nodes and waits until they connect. Nodes whose agent does not connect are
+/// replaced by spares or dropped, if allowed.
+pub fn start_agents(
+    args: &LaunchArgs,
+    discovery: &Discovery,
+    run: &str,
+    folder: &RunFolder,
+    signals: &mut Caught,
+) -> Result<ConnectedAgents> {
+    let hosts = hosts(discovery)?;
+    let mut roster =
+        Roster::new(hosts.len(), args.spares as usize, args.min_nodes.map(|n| n as usize))?;
+    let starter = starter(args, discovery)?;
+    let times = times(args);
+    let secret = Secret::generate().context("generate the job's secret")?;
+    let mut fleet = Fleet::listen(&hosts, secret.clone(), times).context("listen for agents")?;
+    let path = std::path::absolute(folder.path()).context("path of the run folder")?;
+    let marker = TempFile::create(path.join(format!("log/.{run}")), "")?;
+    let root = addresses(discovery).into_iter().map(|a| SocketAddr::new(a, fleet.port())).collect();
+    let ports = rendezvous::ports_from(rendezvous::port(run)).take(PORTS).collect();
+    let boot =
+        Boot::new(run, &secret, &hosts, (args.fan_out, times), (root, ports), marker.0.clone());
+    let boot = boot.to_text()?;
+    let file = match starter.boots_by_stdin() {
+        true => None,
+        false => Some(TempFile::create(path.join("boot"), &boot)?),
+    };
+    let file_path = file.as_ref().map(|f| f.0.as_path());
+    let invocations = invocations(args, starter, discovery, &hosts, file_path)?;
+    let unset = invocations.iter().flat_map(|i| i.unset.clone()).collect();
+    let hostfiles = invocations.iter().filter_map(|i| i.hostfile.as_ref());
+    let _hostfiles: Vec<TempFile> = hostfiles.map(|(path, _)| TempFile(path.clone())).collect();
+    let mut started = Started::spawn(invocations, &boot, &hosts)?;
+    let connected = wait_for_agents(&mut fleet, &mut started, &hosts, times.join, signals)
+        .and_then(|()| replace_missing(&fleet, &started, &mut roster, &hosts, times.join));
+    if let Err(error) = connected {
+        let lost = fleet.absent();
+        fleet.leave();
+        wait_for_exit(started, &lost, &hosts, Duration::from_secs(1));
+        return Err(error);
+    }
+    Ok(ConnectedAgents { hosts, roster, starter, unset, fleet, started, marker })
+}
+
+/// Waits until the agents have exited, and names the nodes for which that is not certain.
+pub fn wait_for_exit(started: Started, lost: &[u32], hosts: &[String], grace: Duration) {
+    let killed = started.end(lost, AGENT_EXIT_TIMEOUT, grace);
+    if !killed.is_empty() {
+        let names: Vec<&str> = killed.iter().map(|&node| hosts[node].as_str()).collect();
+        output::note(&format!(
+            "the command that started the agents on {} did not exit with the job and was killed; \
+             check for leftover `regatta agent` processes there",
+            hostlist::compress(&names)
+        ));
+    }
+}
+
+fn times(args: &LaunchArgs) -> Times {
+    Times {
+        grace: Duration::from_secs(args.grace),
+        join: Duration::from_secs(args.start_timeout),
+        lost_after: Duration::from_secs(args.heartbeat_timeout),
+    }
+}
+
+fn hosts(discovery: &Discovery) -> Result<Vec<String>> {
+    if !discovery.allocation.all_hosts_known() {
+        bail!("the host names of the job's nodes are unknown: pass --hostfile");
+    }
+    Ok(discovery.allocation.nodes.iter().map(|n| n.host.clone()).collect())
+}
+
+fn starter(args: &LaunchArgs, discovery: &Discovery) -> Result<Starter> {
+    if let Some(name) = args.launcher {
+        return Ok(name.into());
+    }
+    Ok(Starter::choose(discovery.allocation.scheduler, system::mpiexec_version)?)
+}
+
+fn invocations(
+    args: &LaunchArgs,
+    starter: Starter,
+    discovery: &Discovery,
+    hosts: &[String],
+    boot_file: Option<&Path>,
+) -> Result<Vec<Invocation>> {
+    let own = std::env::current_exe().context("path of this program")?;
+    let program = args.agent.as_deref().unwrap_or(&own);
+    let ssh: Vec<String> = match &args.ssh {
+        Some(text) => {
+            shlex::split(text).with_context(|| format!("--ssh {text}: unclosed quote"))?
+        }
+        None => Vec::new(),
+    };
+    let job = discovery.env.get("SLURM_JOB_ID").filter(|_| starter == Starter::Srun);
+    let job = job.and_then(system::slurm_job);
+    let gres = job.map_or(Gres::Inherited, |job| slurm::whole_gres(&job, hosts));
+    let agents = Agents { hosts, program, boot_file, ssh: &ssh, gres: &gres };
+    Ok(starter.invocations(&agents)?)
+}
+
+/// The addresses by which nodes may reach this host, that of the high-speed network first.
+fn addresses(discovery: &Discovery) -> Vec<IpAddr> {
+    let machine = &discovery.machines[0];
+    let own = rendezvous::master_address(machine, true, &[]).ok();
+    let fabric = own.and_then(|(address, _)| address.parse().ok());
+    let others = machine.nics.iter().flat_map(|nic| nic.addresses.iter().map(|a| a.address));
+    let others = others.filter(|a| !a.is_loopback() && !is_link_local(a));
+    let mut all: Vec<IpAddr> = Vec::new();
+    for address in fabric.into_iter().chain(others).chain(system::resolve(&machine.host)) {
+        if !all.contains(&address) {
+            all.push(address);
+        }
+    }
+    all.sort_by_key(|a| a.is_ipv6());
+    if all.is_empty() {
+        all.push(Ipv4Addr::LOCALHOST.into());
+    }
+    all
+}
+
+/// Link-local addresses are valid only together with an interface.
+fn is_link_local(address: &IpAddr) -> bool {
+    match address {
+        IpAddr::V4(v4) => v4.is_link_local(),
+        IpAddr::V6(v6) => v6.is_unicast_link_local(),
+    }
+}
+
+/// Waits until all agents have connected, the launchers of the missing ones have exited, or the time
+/// limit has passed.
+fn wait_for_agents(
+    fleet: &mut Fleet,
+    started: &mut Started,
+    hosts: &[String],
+    limit: Duration,
+    signals: &mut Caught,
+) -> Result<()> {
+    let start = Instant::now();
+    let mut last_message = start + PROGRESS_DELAY - PROGRESS_INTERVAL;
+    let mut launcher_exited = vec![false; hosts.len()];
+    loop {
+        let absent = fleet.absent();
+        if absent.iter().all(|&n| launcher_exited[n as usize]) || start.elapsed() >= limit {
+            return Ok(());
+        }
+        if let Some(signal) = signals.end() {
+            return Err(Interrupted(Ending::Signal(signal)).into());
+        }
+        fleet.poll(Duration::from_millis(50));
+        for (range, _) in started.ended() {
+            launcher_exited[range].fill(true);
+        }
+        if last_message.elapsed() >= PROGRESS_INTERVAL {
+            last_message = Instant::now();
+            let names: Vec<&str> = absent.iter().map(|&n| hosts[n as usize].as_str()).collect();
+            let (missing, all) = (names.len(), count(hosts.len(), "node"));
+            let names = hostlist::compress(&names);
+            output::eprint(&format!(
+                "{FAINT}waiting for agents on {missing} of {all}: {names}{FAINT:#}\n"
+            ));
+        }
+    }
+}
+
+/// Replaces or drops nodes without an agent; fails with the output of their launchers otherwise.
+fn replace_missing(
+    fleet: &Fleet,
+    started: &Started,
+    roster: &mut Roster,
+    hosts: &[String],
+    limit: Duration,
+) -> Result<()> {
+    let absent: Vec<usize> = fleet.absent().into_iter().map(|n| n as usize).collect();
+    if absent.is_empty() {
+        return Ok(());
+    }
+    let decision = roster.missing(&absent, "its agent never connected");
+    let Verdict::GiveUp(_) = decision else {
+        report::print_restart_decision(&decision, hosts);
+        return Ok(());
+    };
+    let names: Vec<&str> = absent.iter().map(|&n| hosts[n].as_str()).collect();
+    let mut output: Vec<String> = absent.iter().flat_map(|&n| started.said(n)).collect();
+    // One launcher may serve many hosts.
+    let mut seen = HashSet::new();
+    output.retain(|line| seen.insert(line.clone()));
+    output.truncate(20);
+    let cause = match output.is_empty() {
+        true => format!(
+            "timed out after {} s: check that the nodes can reach this host over TCP, or raise \
+             --start-timeout",
+            limit.as_secs()
+        ),
+        false => format!("output of the agent launcher: {}", output.join(" | ")),
+    };
+    bail!("no agent connected from {}; {cause}", hostlist::compress(&names))
+}

@@ -1,0 +1,96 @@
+//! Ranks on this node.
+
+use anyhow::{Context, Result};
+use regatta_launch::crew::Crew;
+use regatta_launch::folder::LogFolder;
+use regatta_launch::job::Outcome;
+use regatta_launch::local::{LocalCrew, Watch};
+use regatta_launch::port::{self, Reserved};
+use regatta_launch::process::RankSpec;
+use regatta_launch::roster::Verdict;
+use regatta_launch::secret_file::{self, SecretFile};
+use regatta_place::rendezvous::ports_from;
+use regatta_wire::secret::Secret;
+
+use super::LaunchTarget;
+use super::rank_specs::{Attempt, LaunchPlan};
+use crate::cli::LaunchArgs;
+use crate::env;
+use crate::plan::Discovery;
+
+/// This node.
+pub struct LocalTarget<'a> {
+    args: &'a LaunchArgs,
+    discovery: Discovery,
+    run: String,
+    logs: Option<LogFolder>,
+    hosts: Vec<String>,
+    crew: Option<LocalCrew>,
+    /// Secret by which the ranks authenticate each other.
+    secret: Option<SecretFile>,
+    /// Port of rank 0, reserved while the launcher runs.
+    port: Option<Reserved>,
+}
+
+impl<'a> LocalTarget<'a> {
+    /// This node, for a run.
+    pub fn new(
+        args: &'a LaunchArgs,
+        discovery: Discovery,
+        run: &str,
+        logs: Option<LogFolder>,
+    ) -> Self {
+        let hosts = discovery.allocation.nodes.iter().map(|n| n.host.clone()).collect();
+        let run = run.to_owned();
+        Self { args, discovery, run, logs, hosts, crew: None, secret: None, port: None }
+    }
+
+    /// Passes the job's secret to the ranks. Ranks that do not use regatta's collectives run without
+    /// it, so a failure is not an error.
+    fn share_secret(&mut self, specs: &mut [RankSpec]) {
+        if self.secret.is_none() {
+            let write = |secret| SecretFile::write(&std::env::temp_dir(), &self.run, &secret);
+            self.secret = Secret::generate().and_then(write).ok();
+        }
+        let Some(file) = &self.secret else { return };
+        let path = file.path().to_string_lossy().into_owned();
+        let setting = (secret_file::VARIABLE.to_owned(), Some(path));
+        specs.iter_mut().for_each(|spec| spec.env.push(setting.clone()));
+    }
+}
+
+impl LaunchTarget for LocalTarget<'_> {
+    fn plan(&mut self, attempt: u32) -> Result<LaunchPlan> {
+        let plan = self.discovery.clone().plan(&self.args.source, &self.args.job)?;
+        // Only for rank 0 a free port is required, and it is reserved below.
+        let mut rendezvous = env::rendezvous(&self.args.rank_env, &plan, 1)?;
+        if self.args.rank_env.master_port.is_none() {
+            self.port = None;
+            let port = port::reserve(ports_from(rendezvous.port))
+                .context("no free port on this node: pass --master-port")?;
+            rendezvous.port = port.port();
+            rendezvous.port_why = "free on this node when the job started".to_owned();
+            self.port = Some(port);
+        }
+        LaunchPlan::new(self.args, plan, &rendezvous, Attempt { run: &self.run, number: attempt })
+    }
+
+    fn start(&mut self, plan: &LaunchPlan, attempt: u32) -> Result<&mut dyn Crew> {
+        let mut specs: Vec<_> = plan.ranks.iter().map(|r| r.spec.clone()).collect();
+        self.share_secret(&mut specs);
+        let progress = self.args.hang_timeout.is_some();
+        let watch = Watch { logs: self.logs.clone(), attempt, progress, notify: None };
+        let crew = LocalCrew::start(&specs, &watch);
+        Ok(self.crew.insert(crew.with_context(|| self.hosts.join(","))?))
+    }
+
+    fn restart_decision(&mut self, _: &Outcome) -> Verdict {
+        Verdict::Same
+    }
+
+    fn hosts(&self) -> &[String] {
+        &self.hosts
+    }
+
+    fn shutdown(self: Box<Self>) {}
+}

@@ -1,0 +1,238 @@
+//! Command, binding and environment of each rank, with reasons.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::OsString;
+use std::path::Path;
+
+use anyhow::{Result, bail};
+use regatta_launch::bind::Binding;
+use regatta_launch::folder;
+use regatta_launch::process::{RankSpec, Setting};
+use regatta_launch::wrap::Wrap;
+use regatta_model::hostlist;
+use regatta_place::environment::{EnvLine, Rendezvous};
+use serde::Serialize;
+
+use crate::cli::LaunchArgs;
+use crate::env;
+use crate::plan::JobPlan;
+
+/// One attempt to run a job.
+pub struct LaunchPlan {
+    pub job: JobPlan,
+    /// Indexed by rank.
+    pub ranks: Vec<RankPlan>,
+}
+
+/// An attempt's run and number, counted from 0.
+#[derive(Clone, Copy)]
+pub struct Attempt<'a> {
+    pub run: &'a str,
+    pub number: u32,
+}
+
+/// A rank, with the reasons for its environment.
+pub struct RankPlan {
+    pub spec: RankSpec,
+    pub lines: Vec<EnvLine>,
+    pub host: String,
+}
+
+impl LaunchPlan {
+    /// Plans all ranks of an attempt.
+    pub fn new(
+        args: &LaunchArgs,
+        job: JobPlan,
+        rendezvous: &Rendezvous,
+        attempt: Attempt<'_>,
+    ) -> Result<Self> {
+        let mut ranks = Vec::with_capacity(job.placement.ranks as usize);
+        let wrap = wrap(args)?;
+        // A restart may have fewer ranks than the options name.
+        if attempt.number == 0 {
+            check_ranks(args, job.placement.ranks)?;
+        }
+        env::note_unknown_variables(&job, &args.rank_env, rendezvous)?;
+        let counts: Vec<usize> = job.placement.nodes.iter().map(|n| n.ranks.len()).collect();
+        let tasks_per_node = tasks_per_node(&counts);
+        for rank in 0..job.placement.ranks {
+            let mut lines = env::rank_env(&job, &args.rank_env, rendezvous, rank)?;
+            lines.extend(torchelastic_env(attempt, args.restarts()));
+            lines.extend(slurm_env(&job, &tasks_per_node, rank));
+            ranks.push(rank_plan(args, &job, wrap.as_ref(), rank, lines)?);
+        }
+        Ok(Self { job, ranks })
+    }
+
+    /// The host of each rank.
+    pub fn hosts(&self) -> Vec<String> {
+        self.ranks.iter().map(|r| r.host.clone()).collect()
+    }
+
+    /// Sets the run folder in the environment of all ranks, if its path is valid UTF-8.
+    pub fn set_run_dir(&mut self, path: &Path) {
+        let path = std::path::absolute(path).ok();
+        let Some(path) = path.as_deref().and_then(Path::to_str) else { return };
+        let line = EnvLine {
+            variable: folder::VARIABLE.to_owned(),
+            value: Some(path.to_owned()),
+            why: "the run folder".to_owned(),
+        };
+        for rank in &mut self.ranks {
+            rank.spec.env.push((line.variable.clone(), line.value.clone()));
+            rank.lines.push(line.clone());
+        }
+    }
+
+    /// Splits the environment into common and per-rank variables.
+    pub fn environment(&self) -> JobEnvironment<'_> {
+        let mut counts: HashMap<(&str, Option<&str>), usize> = HashMap::new();
+        for line in self.ranks.iter().flat_map(|r| &r.lines) {
+            *counts.entry((&line.variable, line.value.as_deref())).or_default() += 1;
+        }
+        let is_common = |line: &&EnvLine| {
+            counts[&(line.variable.as_str(), line.value.as_deref())] == self.ranks.len()
+        };
+        let ranks = self.ranks.iter();
+        let own = ranks.map(|r| (r.spec.rank, r.lines.iter().filter(|l| !is_common(l)).collect()));
+        JobEnvironment {
+            common: self
+                .ranks
+                .first()
+                .into_iter()
+                .flat_map(|r| &r.lines)
+                .filter(is_common)
+                .collect(),
+            ranks: own.collect(),
+        }
+    }
+}
+
+/// The environment of all ranks: `environment.json` of the run folder.
+#[derive(Serialize)]
+pub struct JobEnvironment<'a> {
+    /// Variables with the same value in all ranks.
+    pub common: Vec<&'a EnvLine>,
+    /// All other variables, by rank.
+    pub ranks: BTreeMap<u32, Vec<&'a EnvLine>>,
+}
+
+/// Checks that the ranks named by options exist.
+fn check_ranks(args: &LaunchArgs, ranks: u32) -> Result<()> {
+    let shown = args.show.iter().map(|&rank| ("--rank", rank));
+    let wrapped = args.wrap_ranks.iter().flat_map(|set| set.iter());
+    let mut named = shown.chain(wrapped.map(|rank| ("--wrap-ranks", rank as u32)));
+    match named.find(|(_, rank)| *rank >= ranks) {
+        Some((option, rank)) => {
+            bail!("{option} {rank} is out of range: the job has ranks 0 to {}", ranks - 1)
+        }
+        None => Ok(()),
+    }
+}
+
+/// The rank that another launcher started as this process.
+pub fn adopted_rank(args: &LaunchArgs, plan: &JobPlan, rank: u32) -> Result<RankSpec> {
+    let rendezvous = env::rendezvous(&args.rank_env, plan, rank)?;
+    let lines = env::rank_env(plan, &args.rank_env, &rendezvous, rank)?;
+    Ok(rank_plan(args, plan, wrap(args)?.as_ref(), rank, lines)?.spec)
+}
+
+fn rank_plan(
+    args: &LaunchArgs,
+    plan: &JobPlan,
+    wrap: Option<&Wrap>,
+    rank: u32,
+    lines: Vec<EnvLine>,
+) -> Result<RankPlan> {
+    let Some((_, node, placed)) = plan.placement.find(rank) else {
+        bail!("rank {rank} is out of range: the plan has {} ranks", plan.placement.ranks);
+    };
+    let command: Vec<OsString> = match wrap {
+        Some(wrap) => wrap.around(rank, &node.host, &args.command),
+        None => args.command.clone(),
+    };
+    let setting = |line: &EnvLine| -> Setting { (line.variable.clone(), line.value.clone()) };
+    let spec = RankSpec {
+        rank,
+        command,
+        folder: None,
+        base: Vec::new(),
+        without: Vec::new(),
+        env: lines.iter().map(setting).collect(),
+        binding: Binding::new(&placed.cpus, &placed.memory),
+    };
+    Ok(RankPlan { spec, lines, host: node.host.clone() })
+}
+
+fn wrap(args: &LaunchArgs) -> Result<Option<Wrap>> {
+    let Some(text) = &args.wrap else { return Ok(None) };
+    Ok(Some(Wrap::new(text, args.wrap_ranks.clone())?))
+}
+
+/// Corrects Slurm's task variables, which ranks would otherwise inherit from the batch script or the
+/// agent: each of these is a single task to Slurm.
+fn slurm_env(plan: &JobPlan, tasks_per_node: &str, rank: u32) -> Vec<EnvLine> {
+    let Some((node, placed, own)) = plan.placement.find(rank) else { return Vec::new() };
+    let ranks = plan.placement.ranks.to_string();
+    let hosts: Vec<&str> = plan.placement.nodes.iter().map(|n| n.host.as_str()).collect();
+    let nodes = hosts.len().to_string();
+    let values = [
+        ("SLURM_PROCID", rank.to_string()),
+        ("SLURM_LOCALID", own.local_rank.to_string()),
+        ("SLURM_NODEID", node.to_string()),
+        ("SLURM_NTASKS", ranks.clone()),
+        ("SLURM_NPROCS", ranks.clone()),
+        ("SLURM_NTASKS_PER_NODE", placed.ranks.len().to_string()),
+        ("SLURM_TASKS_PER_NODE", tasks_per_node.to_owned()),
+        ("SLURM_STEP_NUM_TASKS", ranks),
+        // The agents' step also includes the spares.
+        ("SLURM_NNODES", nodes.clone()),
+        ("SLURM_STEP_NUM_NODES", nodes),
+        ("SLURM_STEP_NODELIST", hostlist::compress(&hosts)),
+        ("SLURM_STEP_TASKS_PER_NODE", tasks_per_node.to_owned()),
+    ];
+    // The agents' step sets variables that the launcher's environment lacks.
+    let agents = plan.is_reported_by_agents() && plan.env.has("SLURM_JOB_ID");
+    let line = |(variable, value): (&str, String)| EnvLine {
+        variable: variable.to_owned(),
+        value: Some(value),
+        why: "Slurm's value describes another task".to_owned(),
+    };
+    let inherited = |name: &str| agents || plan.env.has(name);
+    values.into_iter().filter(|(name, _)| inherited(name)).map(line).collect()
+}
+
+/// Ranks per node in Slurm's notation: `8(x3),4`.
+fn tasks_per_node(counts: &[usize]) -> String {
+    let runs = counts.chunk_by(|a, b| a == b).map(|run| match run.len() {
+        1 => run[0].to_string(),
+        n => format!("{}(x{n})", run[0]),
+    });
+    runs.collect::<Vec<_>>().join(",")
+}
+
+/// torchrun's variables about restarts.
+fn torchelastic_env(attempt: Attempt<'_>, max_restarts: u32) -> [EnvLine; 3] {
+    let line = |variable: &str, value: &str, why: &str| EnvLine {
+        variable: variable.to_owned(),
+        value: Some(value.to_owned()),
+        why: why.to_owned(),
+    };
+    let (restarts, max) = (attempt.number.to_string(), max_restarts.to_string());
+    [
+        line("TORCHELASTIC_RUN_ID", attempt.run, "the run ID"),
+        line("TORCHELASTIC_RESTART_COUNT", &restarts, "restarts so far"),
+        line("TORCHELASTIC_MAX_RESTARTS", &max, "maximum number of restarts"),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::tasks_per_node;
+
+    #[test]
+    fn equal_counts_are_folded_as_in_slurm() {
+        assert_eq!(tasks_per_node(&[8, 8, 8, 4]), "8(x3),4");
+        assert_eq!(tasks_per_node(&[2]), "2");
+    }
+}

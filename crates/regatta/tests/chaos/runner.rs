@@ -1,0 +1,227 @@
+//! Runs the cases, several at a time because most of a case is waiting.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use regatta_testbed::{Cluster, Output, cluster_or_skip, run, run_within};
+
+use crate::case::{AgentLauncher, Case, Condition, Fault, HEARTBEAT_TIMEOUT, SCENARIO_COUNT, When};
+use crate::check::check;
+use crate::env_number;
+use crate::inject::{inject, wait_for};
+use crate::job;
+use crate::rank_script::{self, greeting};
+
+/// Number of cases in a plain test run, which covers every scenario.
+const DEFAULT_CASES: u64 = 36;
+/// Nodes of a cluster: the maximum of a case.
+const NODES: u32 = 8;
+/// Concurrent cases.
+const WORKERS: usize = 5;
+/// Time limit of a job.
+const LIMIT: Duration = Duration::from_secs(300);
+
+#[test]
+fn injected_faults_are_reported_and_leave_no_processes() {
+    let first = env_number("REGATTA_CHAOS_SEED", 1);
+    let cases = env_number("REGATTA_CHAOS_CASES", DEFAULT_CASES);
+    let next = AtomicU64::new(first);
+    let failures = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for _ in 0..WORKERS.min(cases as usize) {
+            scope.spawn(|| run_cases(&next, first + cases, &failures));
+        }
+    });
+    let failures = failures.into_inner().unwrap();
+    assert!(
+        failures.is_empty(),
+        "{} of {cases} cases failed:\n{}",
+        failures.len(),
+        failures.join("\n")
+    );
+}
+
+/// Runs cases one by one, reusing the cluster until a node is lost.
+fn run_cases(next: &AtomicU64, end: u64, failures: &Mutex<Vec<String>>) {
+    let mut reusable: Option<Cluster> = None;
+    loop {
+        let seed = next.fetch_add(1, Ordering::SeqCst);
+        if seed >= end {
+            return;
+        }
+        let builder = Cluster::builder().nodes(NODES).cpus(2).ssh(true);
+        let Some(cluster) = reusable.take().or_else(|| cluster_or_skip(&builder)) else { return };
+        let case = Case::of(seed);
+        let start = Instant::now();
+        let outcome = run_case(&cluster, &case);
+        println!("{:5.1} s  {case}", start.elapsed().as_secs_f64());
+        match outcome {
+            Ok(()) => reusable = (!case.loses_node()).then_some(cluster),
+            Err(why) => {
+                let reproduce =
+                    format!("reproduce with: cargo xtask chaos --cases 1 --seed {seed}");
+                let text = format!("{case}\n  {}\n  {reproduce}\n", why.replace('\n', "\n  "));
+                eprintln!("FAILED {text}");
+                failures.lock().unwrap().push(text);
+            }
+        }
+    }
+}
+
+/// Runs the job of a case, injects its faults and checks the outcome.
+fn run_case(cluster: &Cluster, case: &Case) -> Result<(), String> {
+    let folder = cluster.shared().join(format!("case-{}", case.seed));
+    std::fs::create_dir_all(folder.join("run/log")).unwrap();
+    let run_dir = folder.join("run");
+    rank_script::write(case, &folder);
+    prepare(cluster, case, &run_dir);
+    let mut command = job_command(cluster, case, &folder);
+    let (injected, out) = std::thread::scope(|scope| {
+        let job = scope.spawn(|| run_within(&mut command, LIMIT));
+        let injected = inject_faults(cluster, case, &folder);
+        (injected, job.join().unwrap())
+    });
+    let out = out.map_err(|e| format!("{injected:?}: {e}"))?;
+    let checked = injected.and_then(|()| check(cluster, case, &run_dir, &out));
+    if checked.is_ok() {
+        clean_up(cluster, case, &folder);
+    }
+    checked.map_err(|why| format!("{why}\n{}", diagnostics(&out, &run_dir)))
+}
+
+fn diagnostics(out: &Output, run_dir: &Path) -> String {
+    let events = std::fs::read_to_string(run_dir.join("events.jsonl")).unwrap_or_default();
+    format!("{:?}\nstderr: {}\nevents: {events}", out.status, out.stderr)
+}
+
+fn prepare(cluster: &Cluster, case: &Case, run_dir: &Path) {
+    for condition in &case.conditions {
+        match *condition {
+            Condition::FullLog { rank } => {
+                let log = run_dir.join(format!("log/rank-{rank}.out"));
+                std::os::unix::fs::symlink("/dev/full", log).unwrap();
+            }
+            Condition::SmallDisk { kib } => {
+                cluster.small_disk("login", run_dir, u64::from(kib) << 10).unwrap();
+            }
+            _ => {}
+        }
+    }
+}
+
+fn clean_up(cluster: &Cluster, case: &Case, folder: &Path) {
+    if case.has(|t| matches!(t, Condition::SmallDisk { .. })) {
+        run(&mut cluster.login("umount", [folder.join("run")])).unwrap();
+    }
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+/// The command line of the job.
+fn job_command(cluster: &Cluster, case: &Case, folder: &Path) -> Command {
+    let mut words: Vec<String> = Vec::new();
+    if case.launcher == AgentLauncher::Srun {
+        let nodes = format!("--nodelist=node[1-{}]", case.nodes);
+        words.extend(["salloc", "--quiet", "--exclusive", &nodes].map(str::to_owned));
+        // salloc reports success for a killed command; a shell does not.
+        words.extend(["sh", "-c", "\"$@\"; exit $?", "sh"].map(str::to_owned));
+    }
+    match case.launcher {
+        AgentLauncher::Srun => words.extend(job::launch_words(folder)),
+        AgentLauncher::Ssh => words.extend(job::ssh_words(cluster, case.nodes as usize, folder)),
+    }
+    let grace = if case.when == When::Ending { 4 } else { 1 };
+    // A short timeout only where a node is lost: elsewhere a busy machine must not count as lost.
+    let heartbeat_timeout = if case.loses_node() { HEARTBEAT_TIMEOUT } else { 30 };
+    // Agents whose parent never connects try another one after ten seconds.
+    let start_timeout = if case.when == When::Starting { 13 } else { 60 };
+    for (option, value) in [
+        ("--ranks-per-node", case.ranks_per_node),
+        ("--fan-out", case.fan_out),
+        ("--heartbeat-timeout", heartbeat_timeout),
+        ("--grace", grace),
+        ("--start-timeout", start_timeout),
+    ] {
+        words.extend([option.to_owned(), value.to_string()]);
+    }
+    // Do not show very large outputs; smaller ones cover that path.
+    let large_writer = |t: &Condition| match *t {
+        Condition::WritesAtExit { rank, mib: 65.. } => Some(rank),
+        _ => None,
+    };
+    if let Some(rank) = case.conditions.iter().find_map(large_writer) {
+        let other = u32::from(rank == 0);
+        words.extend(["--rank".to_owned(), other.to_string()]);
+    }
+    words.push("--".to_owned());
+    words.extend(rank_script::COMMAND.map(str::to_owned));
+    words.push(job::path_arg(folder));
+    cluster.login(&words[0], &words[1..])
+}
+
+/// Injects the faults of a case at their time.
+fn inject_faults(cluster: &Cluster, case: &Case, folder: &Path) -> Result<(), String> {
+    if case.when != When::Starting {
+        wait_for_ranks(case, folder)?;
+    }
+    std::thread::sleep(Duration::from_millis(case.pause.into()));
+    let now = if case.when == When::Ending { 1 } else { case.faults.len() };
+    for fault in &case.faults[..now] {
+        inject(cluster, case, *fault, folder)?;
+    }
+    if case.succeeds() {
+        std::fs::write(folder.join("go"), "").unwrap();
+    }
+    for fault in &case.faults[now..] {
+        wait_for_term(case, folder)?;
+        inject(cluster, case, *fault, folder)?;
+    }
+    Ok(())
+}
+
+/// Waits until every rank runs and its first output is logged.
+fn wait_for_ranks(case: &Case, folder: &Path) -> Result<(), String> {
+    for rank in 0..case.ranks() {
+        let at = folder.join(format!("at-{rank}"));
+        wait_for(&format!("rank {rank} to start"), || at.exists().then_some(()))?;
+        let log_incomplete =
+            case.has(|t| matches!(t, Condition::SmallDisk { .. } | Condition::FullLog { .. }));
+        let log = |stream| folder.join(format!("run/log/rank-{rank}.{stream}"));
+        let starts_with = |path: PathBuf, text: String| {
+            std::fs::read(path).is_ok_and(|found| found.starts_with(text.as_bytes()))
+        };
+        let (out, err) = greeting(rank);
+        wait_for(&format!("the log of rank {rank}"), || {
+            let complete = log_incomplete
+                || (starts_with(log("out"), out.clone()) && starts_with(log("err"), err.clone()));
+            complete.then_some(())
+        })?;
+    }
+    Ok(())
+}
+
+/// Waits until the ranks that ignore TERM have received it.
+fn wait_for_term(case: &Case, folder: &Path) -> Result<(), String> {
+    for condition in &case.conditions {
+        if let Condition::IgnoresTerm { rank } = condition {
+            let received = folder.join(format!("term-{rank}"));
+            wait_for(&format!("rank {rank} to receive TERM"), || received.exists().then_some(()))?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn default_cases_cover_every_fault() {
+    const { assert!(SCENARIO_COUNT <= DEFAULT_CASES) };
+    let cases: Vec<Case> = (1..=DEFAULT_CASES).map(Case::of).collect();
+    let any = |predicate: fn(&Fault) -> bool| cases.iter().any(|c| c.faults.iter().any(predicate));
+    assert!(any(|f| matches!(f, Fault::Killed { .. })) && any(|f| matches!(f, Fault::Cut { .. })));
+    assert!(any(|f| matches!(f, Fault::Crash { .. })) && any(|f| *f == Fault::Term));
+    assert!(
+        cases.iter().any(|c| c.launcher == AgentLauncher::Ssh)
+            && cases.iter().any(|c| c.launcher == AgentLauncher::Srun)
+    );
+}

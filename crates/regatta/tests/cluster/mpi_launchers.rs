@@ -1,0 +1,118 @@
+//! MPICH, Open MPI and a PBS-like environment, without Slurm.
+
+use regatta_testbed::{Cluster, cluster_or_skip};
+
+use crate::support::{
+    HYDRA, JobOutput, OPEN_MPI, TestCluster, assert_allocation, assert_environment,
+    programs_or_skip,
+};
+
+/// `node1` on the cluster's network.
+const NODE1: &str = "10.77.0.1";
+const MAP: [&str; 2] = ["map", "--json"];
+const ENV: [&str; 2] = ["env", "--json"];
+
+#[test]
+fn allocation_is_detected_under_mpi_launchers() {
+    let Some(()) = programs_or_skip(&[HYDRA, OPEN_MPI]) else { return };
+    let Some(cluster) = cluster_or_skip(&Cluster::builder().nodes(2).slurm(false)) else { return };
+    let cluster = TestCluster::new(cluster);
+    mpich(&cluster);
+    no_host_list(&cluster);
+    open_mpi(&cluster);
+    pbs(&cluster);
+}
+
+fn check_map_and_env(
+    start: impl Fn(&[&str]) -> JobOutput,
+    hostfile: &str,
+    launcher: &str,
+    hosts: &[&str],
+) {
+    let with = |what: [&'static str; 2]| [what[0], what[1], "--hostfile", hostfile];
+    let job = start(&with(MAP)).assert_success();
+    assert_eq!(job.hosts(), hosts);
+    assert_allocation(&job, launcher);
+    assert_environment(&start(&with(ENV)).assert_success(), NODE1);
+}
+
+fn mpich(cluster: &TestCluster) {
+    let even = cluster.file("even", "node1:2\nnode2:2\n");
+    let start = |args: &[&str]| cluster.hydra(&[], &["-f", &even, "-n", "4"], args);
+    check_map_and_env(start, &even, "hydra", &["node1", "node1", "node2", "node2"]);
+    let uneven = cluster.file("uneven", "node1:2\nnode2:1\n");
+    let start = |args: &[&str]| cluster.hydra(&[], &["-f", &uneven, "-n", "3"], args);
+    check_map_and_env(start, &uneven, "hydra", &["node1", "node1", "node2"]);
+    // Hosts without slots get one rank each, round-robin.
+    let bare = cluster.file("bare", "node1\nnode2\n");
+    let start = |args: &[&str]| cluster.hydra(&[], &["-f", &bare, "-n", "4"], args);
+    check_map_and_env(start, &bare, "hydra", &["node1", "node2", "node1", "node2"]);
+}
+
+/// Hydra does not report the hosts of other ranks: counts are known, addresses are not.
+fn no_host_list(cluster: &TestCluster) {
+    let hosts = cluster.file("blocks", "node1:2\nnode2:2\n");
+    let options = ["-f", &hosts, "-n", "4"];
+    for rank in &cluster.hydra(&[], &options, &MAP).assert_success().ranks {
+        let json = rank.json();
+        let me = &json["allocation"]["me"];
+        assert_eq!((&me["rank"], &me["size"]), (&rank.number.into(), &4.into()));
+        assert_eq!((&me["local_rank"], &me["local_size"]), (&(rank.number % 2).into(), &2.into()));
+        assert_eq!(json["placement"]["ranks"], 4);
+    }
+    let assert_rejected = |job: &JobOutput, rank: usize| {
+        assert_eq!(job.ranks[rank].text, "", "{job:?}");
+        assert!(!job.output.status.success());
+        assert!(job.output.stderr.contains("--hostfile"), "{}", job.output.stderr);
+        assert!(job.output.stderr.contains("--master-addr"), "{}", job.output.stderr);
+    };
+    let job = cluster.hydra(&[], &options, &ENV);
+    assert_rejected(&job, 2);
+    assert_rejected(&job, 3);
+    let explicit = [&ENV[..], &["--master-addr", NODE1]].concat();
+    assert_environment(&cluster.hydra(&[], &options, &explicit).assert_success(), NODE1);
+    // Round-robin, rank 1 is on node2, which must not be taken for rank 0's node.
+    let round = cluster.file("round", "node1\nnode2\n");
+    let job = cluster.hydra(&[], &["-f", &round, "-n", "4"], &ENV);
+    assert_rejected(&job, 1);
+}
+
+fn open_mpi(cluster: &TestCluster) {
+    let hosts = cluster.file("slots", "node1 slots=2\nnode2 slots=2\n");
+    let start = |args: &[&str]| cluster.open_mpi(&["--hostfile", &hosts, "-n", "4"], args);
+    check_map_and_env(start, &hosts, "openmpi", &["node1", "node1", "node2", "node2"]);
+    let start = |args: &[&str]| {
+        cluster.open_mpi(&["--hostfile", &hosts, "-n", "3", "--map-by", "node"], args)
+    };
+    check_map_and_env(start, &hosts, "openmpi", &["node1", "node2", "node1"]);
+}
+
+fn pbs(cluster: &TestCluster) {
+    let nodes = "node1\nnode1\nnode2\nnode2\n";
+    let file = cluster.file("pbs-nodes", nodes);
+    let job = |file: &str, args: &[&str]| {
+        let variables = [("PBS_JOBID", "12.server"), ("PBS_NODEFILE", file)];
+        cluster.hydra(&variables, &["-rmk", "pbs"], args)
+    };
+    let map = job(&file, &MAP).assert_success();
+    assert_eq!(map.hosts(), ["node1", "node1", "node2", "node2"]);
+    assert_allocation(&map, "hydra");
+    let allocation = &map.ranks[3].json()["allocation"];
+    assert_eq!(
+        (&allocation["scheduler"], &allocation["job_id"]),
+        (&"pbs".into(), &"12.server".into())
+    );
+    assert_environment(&job(&file, &ENV).assert_success(), NODE1);
+    // As on real machines, only the first node has the file: every host has its own /tmp.
+    let name = format!("regatta-pbs-nodes-{}", std::process::id());
+    let away = std::env::temp_dir().join(name);
+    std::fs::write(&away, nodes).unwrap();
+    let unseen = job(away.to_str().unwrap(), &ENV);
+    std::fs::remove_file(&away).unwrap();
+    assert!(!unseen.output.status.success());
+    let expected = format!("PBS_NODEFILE={}", away.display());
+    assert!(unseen.output.stderr.contains(&expected), "{}", unseen.output.stderr);
+    let times = |what: &str| unseen.output.stderr.matches(what).count();
+    assert_eq!((times("error: "), times("os error 2")), (4, 4), "{}", unseen.output.stderr);
+    assert!(unseen.ranks.iter().all(|r| r.text.is_empty()), "{unseen:?}");
+}
