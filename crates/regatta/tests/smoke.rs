@@ -11,9 +11,9 @@ use std::path::Path;
 use std::process::Command;
 
 use serde_json::Value;
-use support::job::{ended, signal, until};
+use support::job::{run_command, send_signal, wait_until};
 use support::train::Started;
-use support::{Folder, Run, command};
+use support::{CommandOutput, TempDir, command};
 
 /// All parts, as the first of them is only known to who starts the ranks.
 const PARTS: [&str; 10] = [
@@ -33,22 +33,22 @@ const PARTS: [&str; 10] = [
 const SMOKE: [&str; 3] = ["train", "--smoke", "train.steps=10"];
 
 /// A command in a folder, in which all that it keeps is.
-fn inside(folder: &Folder) -> Command {
+fn inside(folder: &TempDir) -> Command {
     let mut command = command();
     command.env("TMPDIR", folder.path()).env("HOME", folder.path()).current_dir(folder.path());
     command
 }
 
 /// The check, started by itself.
-fn smoke(folder: &Folder, words: &[&str]) -> Run {
-    ended(inside(folder).args(SMOKE).args(["--run-dir", "run"]).args(words))
+fn smoke(folder: &TempDir, words: &[&str]) -> CommandOutput {
+    run_command(inside(folder).args(SMOKE).args(["--run-dir", "run"]).args(words))
 }
 
 /// The check, as the command of a job.
-fn under_launch(folder: &Folder, options: &[&str]) -> Run {
+fn under_launch(folder: &TempDir, options: &[&str]) -> CommandOutput {
     let mut launch = inside(folder);
     launch.args(["launch", "--oversubscribe", "--run-dir", "run", "-n", "2"]).args(options);
-    ended(launch.arg("--").arg(env!("CARGO_BIN_EXE_regatta")).args(SMOKE))
+    run_command(launch.arg("--").arg(env!("CARGO_BIN_EXE_regatta")).args(SMOKE))
 }
 
 /// A tool that gives its command one more word.
@@ -61,7 +61,7 @@ fn told_otherwise(folder: &Path) -> String {
 
 #[test]
 fn it_works_on_two_ranks() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     let out = smoke(&folder, &["-n", "2"]).ok();
     let first = |line: &str| line.split_whitespace().next().unwrap_or_default().to_owned();
     let parts: Vec<String> = out.lines().map(first).collect();
@@ -78,7 +78,7 @@ fn it_works_on_two_ranks() {
 
 #[test]
 fn as_json_it_is_one_object() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     let value: Value = serde_json::from_str(&smoke(&folder, &["-n", "2", "--json"]).ok()).unwrap();
     assert_eq!((&value["works"], &value["ranks"]), (&Value::Bool(true), &Value::from(2)));
     let parts: Vec<&str> =
@@ -92,21 +92,21 @@ fn as_json_it_is_one_object() {
 
 #[test]
 fn by_itself_it_starts_several_ranks() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     let value: Value = serde_json::from_str(&smoke(&folder, &["--json"]).ok()).unwrap();
     assert!(value["ranks"].as_u64().unwrap() >= 2, "{value}");
 }
 
 #[test]
 fn it_works_as_the_command_of_a_job() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     let out = under_launch(&folder, &[]).ok();
     assert!(out.lines().last().unwrap().contains("works: 2 ranks on 1 host, "), "{out}");
 }
 
 #[test]
 fn a_rank_that_is_told_something_else_is_named() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     let tool = told_otherwise(folder.path());
     let run = under_launch(&folder, &["--wrap", &tool, "--wrap-ranks", "1"]);
     assert_eq!(run.code, Some(1), "{run:?}");
@@ -116,7 +116,7 @@ fn a_rank_that_is_told_something_else_is_named() {
 
 #[test]
 fn a_rank_that_dies_is_named_with_what_was_being_done() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     // Whoever writes more than a byte to a file is killed: that is the rank's part of a checkpoint.
     let options = "--wrap 'prlimit --fsize=1' --wrap-ranks 1";
     let run = smoke(&folder, &["-n", "2", "--json", "--launch", options]);
@@ -133,7 +133,7 @@ fn a_rank_that_dies_is_named_with_what_was_being_done() {
 #[test]
 fn a_signal_ends_a_rank_that_still_waits_for_others() {
     const TERM: i32 = 15;
-    let folder = Folder::new();
+    let folder = TempDir::new();
     let secret = folder.write("secret", &"0f".repeat(32));
     std::fs::set_permissions(&secret, std::fs::Permissions::from_mode(0o600)).unwrap();
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
@@ -142,8 +142,8 @@ fn a_signal_ends_a_rank_that_still_waits_for_others() {
     rank.envs([("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1")]);
     rank.env("MASTER_PORT", port.to_string()).env("REGATTA_SECRET_FILE", &secret);
     let mut rank = Started::of(&folder, &mut rank);
-    until("the rank to listen", || TcpStream::connect(("127.0.0.1", port)).is_ok());
-    signal(&rank.child, TERM);
-    until("its end", || rank.child.try_wait().unwrap().is_some());
+    wait_until("the rank to listen", || TcpStream::connect(("127.0.0.1", port)).is_ok());
+    send_signal(&rank.child, TERM);
+    wait_until("its end", || rank.child.try_wait().unwrap().is_some());
     assert_eq!(rank.child.wait().unwrap().signal(), Some(TERM));
 }

@@ -5,16 +5,16 @@
 mod support;
 
 use regatta_train::metrics::Event;
-use support::job::signal;
+use support::job::send_signal;
 use support::metrics::{Metrics, assert_agree, assert_near, assert_same};
 use support::train::{
     FOR_EVER, Started, TINY, checkpoints, metrics, regatta, run, tiny, until_done,
 };
-use support::{Folder, Run, command, line};
+use support::{CommandOutput, TempDir, command, run_line};
 
 #[test]
 fn help_teaches_by_examples() {
-    let text = line("train --help").ok();
+    let text = run_line("train --help").ok();
     for part in
         ["Usage: regatta train", "[CONFIG] [KEY=VALUE]...", "regatta train shakespeare-char"]
     {
@@ -24,10 +24,10 @@ fn help_teaches_by_examples() {
 
 #[test]
 fn keys_and_presets_are_listed() {
-    let keys = line("train --keys").ok();
+    let keys = run_line("train --keys").ok();
     assert!(keys.contains("  train.steps = 1000  (a whole number, 1 or more)\n"), "{keys}");
     assert!(keys.contains("\noptimizer: how parameters follow their gradients\n"), "{keys}");
-    let presets = line("train --presets").ok();
+    let presets = run_line("train --presets").ok();
     let gpt2 = presets.lines().find(|line| line.starts_with("gpt2 ")).unwrap();
     assert!(gpt2.contains("124 M"), "{gpt2}");
     let tiny = presets.lines().find(|line| line.starts_with("tiny ")).unwrap();
@@ -36,13 +36,15 @@ fn keys_and_presets_are_listed() {
 
 #[test]
 fn a_printed_configuration_can_be_used_again() {
-    let folder = Folder::new();
-    let printed = line("train llama-tiny steps=7 --print-config").ok();
+    let folder = TempDir::new();
+    let printed = run_line("train llama-tiny steps=7 --print-config").ok();
     assert!(printed.contains("steps = 7                     # command line, default 1000\n"));
     assert!(printed.contains("# preset llama-tiny"), "{printed}");
     std::fs::write(folder.path().join("run.toml"), &printed).unwrap();
     let words = ["train", "run.toml", "--print-config"];
-    let again = Run::from(command().args(words).current_dir(folder.path()).output().unwrap()).ok();
+    let again =
+        CommandOutput::from(command().args(words).current_dir(folder.path()).output().unwrap())
+            .ok();
     let values = |text: &str| -> Vec<String> {
         text.lines().map(|line| line.split('#').next().unwrap().trim().to_owned()).collect()
     };
@@ -60,7 +62,7 @@ fn what_is_wrong_is_said_in_a_sentence() {
         ("train --resume nowhere", "nowhere/config.toml: No such file"),
     ];
     for (words, expected) in cases {
-        let sentence = line(words).sentence();
+        let sentence = run_line(words).error_line();
         assert!(sentence.contains(expected), "{words}: {sentence}");
     }
 }
@@ -86,7 +88,7 @@ fn losses(metrics: &Metrics) -> Vec<(u64, f64)> {
 
 #[test]
 fn any_number_of_ranks_trains_as_one_does() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     for ranks in [1, 2, 3, 4, 8] {
         let words =
             format!("train.steps=20 checkpoint.every=0 -n {ranks} --run-dir {ranks} --json");
@@ -111,11 +113,11 @@ fn any_number_of_ranks_trains_as_one_does() {
 
 #[test]
 fn it_joins_the_ranks_of_a_job() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     let train = format!("train {TINY} train.steps=10 --json");
     let program = env!("CARGO_BIN_EXE_regatta");
     let words = format!("launch -n 2 --oversubscribe --run-dir job -- {program} {train}");
-    let joined = Run::from(regatta(&folder, &words).output().unwrap()).ok();
+    let joined = CommandOutput::from(regatta(&folder, &words).output().unwrap()).ok();
     tiny(&folder, "train.steps=10 -n 2 --run-dir alone").ok();
     assert_same(&metrics(&folder, "job"), &metrics(&folder, "alone"), 10);
     // What ranks print has their names before it.
@@ -126,7 +128,7 @@ fn it_joins_the_ranks_of_a_job() {
 
 #[test]
 fn a_run_goes_on_where_it_ended() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     tiny(&folder, "train.steps=20 -n 2 --run-dir whole").ok();
     let whole = metrics(&folder, "whole");
     tiny(&folder, "train.steps=8 -n 2 --run-dir part").ok();
@@ -156,13 +158,13 @@ fn a_run_goes_on_where_it_ended() {
 fn a_signal_saves_and_ends_and_the_run_goes_on_bit_by_bit() {
     const INT: i32 = 2;
     const USR1: i32 = 10;
-    let folder = Folder::new();
+    let folder = TempDir::new();
     let mut longest = 0;
     for (run_dir, number) in [("int", INT), ("usr1", USR1)] {
         let words = format!("{TINY} {FOR_EVER} checkpoint.every=1000 -n 2 --run-dir {run_dir}");
         let training = Started::new(&folder, &words);
         until_done(&folder, run_dir, 3);
-        signal(&training.child, number);
+        send_signal(&training.child, number);
         let run = training.over();
         assert_eq!(run.code, Some(0), "{run:?}");
         let part = metrics(&folder, run_dir);
@@ -182,7 +184,7 @@ fn a_signal_saves_and_ends_and_the_run_goes_on_bit_by_bit() {
 
 #[test]
 fn what_does_not_fit_is_refused_before_anything_is_started() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     tiny(&folder, "train.steps=2 -n 1 --run-dir there").ok();
     let cases = [
         ("-n 5", "train.batch 24 does not divide among 5 ranks: set it to 20 or 25"),
@@ -191,7 +193,7 @@ fn what_does_not_fit_is_refused_before_anything_is_started() {
         ("--launch --nonsense", "--launch: unexpected argument '--nonsense'"),
     ];
     for (words, expected) in cases {
-        let sentence = run(&folder, words).sentence();
+        let sentence = run(&folder, words).error_line();
         assert!(sentence.contains(expected), "{words}: {sentence}");
         assert_eq!(folder.names(), ["there"], "{words}");
     }
@@ -199,7 +201,7 @@ fn what_does_not_fit_is_refused_before_anything_is_started() {
 
 #[test]
 fn data_that_cannot_be_trained_on_is_named() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     folder.write("short.txt", "To be, or not to be.\n");
     folder.write("empty.txt", "");
     std::fs::write(folder.path().join("bytes.txt"), [0xff; 100]).unwrap();
@@ -218,17 +220,17 @@ fn data_that_cannot_be_trained_on_is_named() {
 
 #[test]
 fn checkpoints_elsewhere_are_found_by_the_run_s_folder() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     tiny(&folder, "train.steps=4 checkpoint.every=2 checkpoint.folder=kept -n 1 --run-dir run")
         .ok();
     assert!(!folder.path().join("run/checkpoints").exists());
     let run = folder.path().join("run").display().to_string();
     // From wherever it is asked for.
-    let shown = line(&format!("checkpoint show {run}")).ok();
+    let shown = run_line(&format!("checkpoint show {run}")).ok();
     assert!(shown.contains("kept/step-00000004"), "{shown}");
-    line(&format!("checkpoint verify {run}")).ok();
+    run_line(&format!("checkpoint verify {run}")).ok();
     assert_eq!(
-        line(&format!("generate {run} -n 5 -p a")).ok().trim_end().chars().next(),
+        run_line(&format!("generate {run} -n 5 -p a")).ok().trim_end().chars().next(),
         Some('a')
     );
     let words = format!("train.steps=6 checkpoint.resume={run} -n 1 --run-dir other");
@@ -238,16 +240,16 @@ fn checkpoints_elsewhere_are_found_by_the_run_s_folder() {
 
 #[test]
 fn text_is_not_written_with_another_model_s_tokens() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     tiny(&folder, "train.steps=2 -n 1 --run-dir run").ok();
     let file = folder.path().join("run/checkpoints/tokenizer.json");
     let characters: String = (' '..='~').collect();
     let other = serde_json::json!({ "kind": "characters", "characters": characters }).to_string();
     std::fs::write(&file, other).unwrap();
     let run = folder.path().join("run").display().to_string();
-    let sentence = line(&format!("generate {run} -n 5 -p a")).sentence();
+    let sentence = run_line(&format!("generate {run} -n 5 -p a")).error_line();
     assert!(sentence.contains("is not the tokenizer of "), "{sentence}");
-    let asked = line(&format!("generate {run} -n 5 -p a --tokenizer {}", file.display()));
+    let asked = run_line(&format!("generate {run} -n 5 -p a --tokenizer {}", file.display()));
     assert!(
         asked.err.contains("note: ") && asked.err.contains("is not the tokenizer of "),
         "{asked:?}"
@@ -257,7 +259,7 @@ fn text_is_not_written_with_another_model_s_tokens() {
 
 #[test]
 fn a_start_that_failed_is_in_nobody_s_way() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     let failed = tiny(&folder, "train.steps=4 source=later.txt -n 2 --run-dir run");
     assert!(failed.err.contains("there is no data \"later.txt\""), "{failed:?}");
     folder.write("later.txt", &"Now there is something to learn from.\n".repeat(99));
@@ -265,13 +267,13 @@ fn a_start_that_failed_is_in_nobody_s_way() {
     assert_eq!(metrics(&folder, "run").steps.len(), 4);
     // Now there is something to lose.
     let words = "train.steps=4 source=later.txt checkpoint.resume=never -n 2 --run-dir run";
-    let sentence = tiny(&folder, words).sentence();
+    let sentence = tiny(&folder, words).error_line();
     assert!(sentence.contains("run has a run already: --resume run"), "{sentence}");
 }
 
 #[test]
 fn the_same_command_goes_on_with_its_run() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     tiny(&folder, "train.steps=300 -n 2 --run-dir whole").ok();
     let words = format!("{TINY} train.steps=300 -n 2 --run-dir run");
     let training = Started::new(&folder, &words);
@@ -279,20 +281,20 @@ fn the_same_command_goes_on_with_its_run() {
     // Not while it is under way.
     let refused = run(&folder, &words);
     assert!(refused.err.contains("error: another job (process "), "{refused:?}");
-    signal(&training.child, 2);
+    send_signal(&training.child, 2);
     let stopped = training.over();
     assert_eq!(stopped.code, Some(0), "{stopped:?}");
     assert!(stopped.out.contains("stopped, and kept"), "{stopped:?}");
     let out = run(&folder, &words).ok();
     assert!(out.contains("goes on after step "), "{out}");
     assert_same(&metrics(&folder, "run"), &metrics(&folder, "whole"), 300);
-    let sentence = run(&folder, &format!("{words} train.seed=2")).sentence();
+    let sentence = run(&folder, &format!("{words} train.seed=2")).error_line();
     assert!(sentence.contains("train.seed is 1337 there, 2 here: --resume run"), "{sentence}");
 }
 
 #[test]
 fn what_memory_cannot_hold_is_refused_before_it_begins() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     // A hundred terabytes, on any machine.
     let words = "-n 2 layers=1000 width=16384 heads=128 --run-dir run";
     let refused = run(&folder, words);

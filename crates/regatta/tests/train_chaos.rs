@@ -15,8 +15,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use random::Random;
-use support::Folder;
-use support::job::until;
+use support::TempDir;
+use support::job::wait_until;
 use support::metrics::{Metrics, assert_near, assert_same};
 use support::train::{Started, TINY, checkpoints, done, flip, metrics, processes, send, tiny};
 
@@ -70,7 +70,7 @@ fn whatever_befalls_a_training_every_step_is_the_same() {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
     let first = number("REGATTA_CHAOS_SEED").unwrap_or(1);
     let cases = number("REGATTA_CHAOS_CASES").unwrap_or(FEW);
-    let folder = Folder::new();
+    let folder = TempDir::new();
     let mut undisturbed = BTreeMap::new();
     for seed in first..first + cases {
         println!("again: cargo xtask chaos --train --cases 1 --seed {seed}");
@@ -92,7 +92,7 @@ fn whatever_befalls_a_training_every_step_is_the_same() {
 }
 
 /// The metrics of a run that nothing befalls.
-fn whole(folder: &Folder, (ranks, split): Split) -> Metrics {
+fn whole(folder: &TempDir, (ranks, split): Split) -> Metrics {
     let run = format!("whole-{ranks}-{}", split.replace([' ', '='], "-"));
     let words = format!("{MODEL} train.steps={STEPS} {split} -n {ranks}");
     tiny(folder, &format!("{words} --run-dir {run}")).ok();
@@ -107,7 +107,7 @@ fn without_validations(whole: &Metrics, missed: impl Fn(&u64) -> bool) -> Metric
 }
 
 /// Harms a run a few times, and then lets it come to its end.
-fn play(folder: &Folder, random: &mut Random, next: impl Fn(&mut Random) -> Split) {
+fn play(folder: &TempDir, random: &mut Random, next: impl Fn(&mut Random) -> Split) {
     for _ in 0..random.within(1, 4) {
         let split = next(random);
         let training = started(folder, split);
@@ -123,7 +123,7 @@ fn play(folder: &Folder, random: &mut Random, next: impl Fn(&mut Random) -> Spli
             Harm::Signal(signal) => send(training.child.id(), signal),
         }
         training.over();
-        until("the end of all processes", || processes(folder).is_empty());
+        wait_until("the end of all processes", || processes(folder).is_empty());
         damage(folder, random);
     }
     let ended = started(folder, next(random)).over();
@@ -131,7 +131,7 @@ fn play(folder: &Folder, random: &mut Random, next: impl Fn(&mut Random) -> Spli
 }
 
 /// Goes on with the run, or begins it if nothing of it is there.
-fn started(folder: &Folder, (ranks, split): Split) -> Started {
+fn started(folder: &TempDir, (ranks, split): Split) -> Started {
     let run = folder.path().join("run");
     if run.join("config.toml").exists() {
         return Started::new(folder, &format!("--resume run {split} -n {ranks}"));
@@ -141,7 +141,7 @@ fn started(folder: &Folder, (ranks, split): Split) -> Started {
     Started::new(folder, &words)
 }
 
-fn kill_one(folder: &Folder, random: &mut Random) {
+fn kill_one(folder: &TempDir, random: &mut Random) {
     let all = processes(folder);
     if !all.is_empty() {
         send(random.pick(&all).0, KILL);
@@ -149,7 +149,7 @@ fn kill_one(folder: &Folder, random: &mut Random) {
 }
 
 /// A third of the times a bit of the newest checkpoint changes, where there is one before it.
-fn damage(folder: &Folder, random: &mut Random) {
+fn damage(folder: &TempDir, random: &mut Random) {
     let all = checkpoints(folder, "run");
     let complete: Vec<&String> = all.iter().filter(|name| !name.contains('.')).collect();
     if complete.len() < 2 || random.within(0, 2) > 0 {

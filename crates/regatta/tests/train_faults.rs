@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use regatta_train::data::prepare::{Plan, prepare};
-use support::Folder;
+use support::TempDir;
 use support::disk::{SmallDisk, fill};
-use support::job::{result, signal, until};
+use support::job::{run_result, send_signal, wait_until};
 use support::metrics::{assert_agree, assert_same, metrics_of};
 use support::train::{
     FOR_EVER, Started, TINY, checkpoints, done, flip, metrics, processes, regatta, run, send, tiny,
@@ -22,30 +22,30 @@ const KILL: i32 = 9;
 
 #[test]
 fn ranks_that_are_started_anew_go_on_by_themselves() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     // Wherever it first began from, then it goes on from its own.
     let words = "train.steps=300 resume=never -n 3 --launch=--max-restarts=3 --run-dir run";
     let training = Started::new(&folder, &format!("{TINY} {words}"));
     for (victim, step) in [(0, 10), (2, 60)] {
         until_done(&folder, "run", step);
         let rank = || processes(&folder).into_iter().find(|(_, rank)| *rank == Some(victim));
-        until("the rank", || rank().is_some());
+        wait_until("the rank", || rank().is_some());
         send(rank().unwrap().0, KILL);
         let going_on = victim / 2 + 1;
-        until("the next start", || {
+        wait_until("the next start", || {
             training.out().matches("goes on after step").count() as u32 >= going_on
         });
     }
     let ended = training.over();
     assert_eq!(ended.code, Some(0), "{ended:?}");
-    assert_eq!(result(&folder, "run").restarts, 2);
+    assert_eq!(run_result(&folder, "run").restarts, 2);
     tiny(&folder, "train.steps=300 -n 3 --run-dir whole").ok();
     assert_same(&metrics(&folder, "run"), &metrics(&folder, "whole"), 300);
 }
 
 #[test]
 fn a_full_disk_costs_no_training() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     let small = folder.path().join("small");
     std::fs::create_dir(&small).unwrap();
     let Some(disk) = SmallDisk::over(&small) else {
@@ -60,19 +60,19 @@ fn a_full_disk_costs_no_training() {
     // Few figures, so that these do not fill it.
     let words = "checkpoint.every=20 eval_every=0 metrics.tensorboard=false";
     let training = start(&format!("{TINY} {words} {FOR_EVER} -n 2 --run-dir small/run"));
-    until("a checkpoint", || training.out().contains("checkpoint of step 20 "));
+    wait_until("a checkpoint", || training.out().contains("checkpoint of step 20 "));
     fill(&ballast);
-    until("the note", || training.out().contains("note: no checkpoint after step "));
+    wait_until("the note", || training.out().contains("note: no checkpoint after step "));
     let notes = |training: &Started| training.out().matches("no checkpoint after").count();
     let before = notes(&training);
-    until("steps after it", || notes(&training) > before);
+    wait_until("steps after it", || notes(&training) > before);
     std::fs::remove_file(&ballast).unwrap();
     let kept = || training.out().rmatches("\ncheckpoint of step ").count();
     let before = kept();
-    until("the next checkpoint", || kept() > before);
+    wait_until("the next checkpoint", || kept() > before);
 
     fill(&ballast);
-    signal(&training.child, 2);
+    send_signal(&training.child, 2);
     let ended = training.over();
     assert!(ended.code.is_some_and(|code| code != 0), "{ended:?}");
     assert!(ended.err.contains("error: what was trained in "), "{ended:?}");
@@ -93,7 +93,7 @@ fn a_full_disk_costs_no_training() {
 }
 
 /// A copy of a run.
-fn copy(folder: &Folder, from: &str, to: &str) {
+fn copy(folder: &TempDir, from: &str, to: &str) {
     let copied = Command::new("cp").args(["-r", from, to]).current_dir(folder.path()).status();
     assert!(copied.unwrap().success());
 }
@@ -105,7 +105,7 @@ fn cut(path: &Path) {
 
 #[test]
 fn a_damaged_checkpoint_is_passed_over_with_its_name() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     tiny(&folder, "train.steps=20 -n 2 --run-dir run").ok();
     tiny(&folder, "train.steps=22 -n 2 --run-dir whole").ok();
     let whole = metrics(&folder, "whole");
@@ -147,7 +147,7 @@ fn a_damaged_checkpoint_is_passed_over_with_its_name() {
 
 #[test]
 fn where_all_are_damaged_nothing_is_begun() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     tiny(&folder, "train.steps=20 -n 2 --run-dir run").ok();
     let before = std::fs::read_to_string(folder.path().join("run/metrics.jsonl")).unwrap();
     for name in checkpoints(&folder, "run") {
@@ -169,7 +169,7 @@ fn where_all_are_damaged_nothing_is_begun() {
 
 #[test]
 fn a_run_that_begins_anew_is_not_taken_for_the_one_before() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     tiny(&folder, "train.steps=20 -n 2 --run-dir run").ok();
     let whole = metrics(&folder, "run");
     let out = run(&folder, "--resume run -n 2 checkpoint.resume=never train.steps=7").ok();
@@ -189,7 +189,7 @@ fn a_run_that_begins_anew_is_not_taken_for_the_one_before() {
 
 #[test]
 fn what_does_not_fit_a_run_leaves_it_as_it_was() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     tiny(&folder, "train.steps=10 -n 2 --run-dir run").ok();
     tiny(&folder, "train.steps=12 -n 2 --run-dir whole").ok();
     folder.write(
@@ -215,7 +215,7 @@ fn what_does_not_fit_a_run_leaves_it_as_it_was() {
 
 #[test]
 fn a_run_that_is_under_way_is_left_alone() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     let training = Started::new(&folder, &format!("{TINY} {FOR_EVER} -n 2 --run-dir run"));
     until_done(&folder, "run", 20);
     let refused = run(&folder, "--resume run -n 2");
@@ -223,7 +223,7 @@ fn a_run_that_is_under_way_is_left_alone() {
     assert!(refused.err.contains("error: another job (process "), "{refused:?}");
     let before = done(&folder, "run");
     until_done(&folder, "run", before + 1);
-    signal(&training.child, 2);
+    send_signal(&training.child, 2);
     assert_eq!(training.over().code, Some(0));
     let found = metrics(&folder, "run");
     let steps = found.steps.len() as u64;
@@ -233,7 +233,7 @@ fn a_run_that_is_under_way_is_left_alone() {
 
 #[test]
 fn a_rank_that_cannot_write_is_named_with_its_reason() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     let words = format!("{TINY} {FOR_EVER} checkpoint.every=100 -n 3 --run-dir run");
     let training = Started::new(&folder, &words);
     until_done(&folder, "run", 1);
@@ -242,17 +242,17 @@ fn a_rank_that_cannot_write_is_named_with_its_reason() {
         let name = format!("run/checkpoints/step-{step:08}.partial/rank-00001.safetensors");
         std::fs::create_dir_all(folder.path().join(name)).unwrap();
     }
-    until("the note", || training.out().contains(": no checkpoint after step "));
+    wait_until("the note", || training.out().contains(": no checkpoint after step "));
     let out = training.out();
     let note = out.lines().find(|line| line.contains("no checkpoint after step ")).unwrap();
     assert!(note.contains(": rank 1 on ") && note.contains("/rank-00001.safetensors"), "{note}");
-    signal(&training.child, 2);
+    send_signal(&training.child, 2);
     let run = training.over();
     assert_eq!(run.code, Some(0), "the last one is kept: {run:?}");
 }
 
 /// Token files of a text.
-fn tokens(folder: &Folder, name: &str, text: &str) -> PathBuf {
+fn tokens(folder: &TempDir, name: &str, text: &str) -> PathBuf {
     let input = folder.write(&format!("{name}.txt"), text);
     let made = folder.path().join(name);
     let plan = Plan {
@@ -268,7 +268,7 @@ fn tokens(folder: &Folder, name: &str, text: &str) -> PathBuf {
 
 #[test]
 fn damaged_token_files_are_not_trained_on() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     let verse = "It is an ancient Mariner, and he stoppeth one of three.\n".repeat(50);
     let other = "Water, water, every where, nor any drop to drink.\n".repeat(50);
     let good = tokens(&folder, "good", &verse);

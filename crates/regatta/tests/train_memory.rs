@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use support::metrics::assert_near;
 use support::train::{metrics, regatta, run};
-use support::{Folder, Run};
+use support::{CommandOutput, TempDir};
 
 /// Sixteen million parameters, which take 16 bytes each with gradients and moments; in many layers, so
 /// that those that come and go are small.
@@ -57,7 +57,7 @@ impl Groups {
     }
 
     /// Trains with each rank in its group.
-    fn train(&self, folder: &Folder, words: &str, run_dir: &str) -> Run {
+    fn train(&self, folder: &TempDir, words: &str, run_dir: &str) -> CommandOutput {
         let groups = self.0[0].to_str().unwrap().strip_suffix('0').unwrap();
         let text = format!("echo $$ > {groups}$RANK/cgroup.procs && exec \"$@\"\n");
         let enter = format!("sh {}", folder.write("enter.sh", &text));
@@ -96,7 +96,7 @@ impl Drop for Disk {
 
 #[test]
 fn what_does_not_fit_alone_trains_where_state_is_shared_or_on_disk() {
-    let (folder, disk) = (Folder::new(), Disk::new());
+    let (folder, disk) = (TempDir::new(), Disk::new());
     run(&folder, &format!("{MODEL} -n 1 --run-dir plenty")).ok();
     let plenty = metrics(&folder, "plenty");
 

@@ -9,12 +9,12 @@ use std::process::Command;
 
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use support::disk::{SmallDisk, fill};
-use support::job::{signal, until};
+use support::job::{send_signal, wait_until};
 use support::metrics::assert_same;
 use support::train::{
     FOR_EVER, Started, TINY, checkpoints, done, metrics, processes, regatta, tiny, until_done,
 };
-use support::{Folder, Run};
+use support::{CommandOutput, TempDir};
 
 /// All that can be on disk, on two ranks.
 const ON_DISK: &str = "zero=3 offload.optimizer=disk offload.parameters=disk -n 2";
@@ -22,7 +22,7 @@ const ON_DISK: &str = "zero=3 offload.optimizer=disk offload.parameters=disk -n 
 const INT: i32 = 2;
 
 /// The run is that of a training that nothing befell.
-fn assert_undisturbed(folder: &Folder, run: &str, words: &str) {
+fn assert_undisturbed(folder: &TempDir, run: &str, words: &str) {
     let found = metrics(folder, run);
     let steps = found.steps.len() as u64;
     tiny(folder, &format!("{ON_DISK} {words} train.steps={steps} --run-dir whole-{run}")).ok();
@@ -30,14 +30,14 @@ fn assert_undisturbed(folder: &Folder, run: &str, words: &str) {
 }
 
 /// What went wrong, as ranks say it.
-fn errors(run: &Run) -> Vec<&str> {
+fn errors(run: &CommandOutput) -> Vec<&str> {
     let lines = run.err.lines().filter_map(|line| line.split_once("error: "));
     lines.map(|(_, error)| error).collect()
 }
 
 #[test]
 fn a_full_disk_shows_at_the_start_and_never_later() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     let small = folder.path().join("small");
     std::fs::create_dir(&small).unwrap();
     let Some(disk) = SmallDisk::over(&small) else {
@@ -55,7 +55,7 @@ fn a_full_disk_shows_at_the_start_and_never_later() {
     fill(&ballast);
     let before = done(&folder, "run");
     until_done(&folder, "run", before + 20);
-    signal(&training.child, INT);
+    send_signal(&training.child, INT);
     assert_eq!(training.over().code, Some(0));
 
     // What it had is free again.
@@ -93,7 +93,7 @@ fn heedless(command: &Command) -> Command {
 
 #[test]
 fn a_write_that_fails_in_a_step_ends_it_and_nothing_is_lost() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     let words = format!("{TINY} {ON_DISK} {FOR_EVER} --run-dir run");
     let start = |words: &str| {
         let command = regatta(&folder, &format!("train {words}"));
@@ -127,7 +127,7 @@ fn a_write_that_fails_in_a_step_ends_it_and_nothing_is_lost() {
 
 #[test]
 fn trainings_that_use_a_folder_at_once_have_files_of_their_own() {
-    let [one, other] = [Folder::new(), Folder::new()];
+    let [one, other] = [TempDir::new(), TempDir::new()];
     let place = one.file("place");
     let words = |seed: u32, steps: &str| {
         format!("{TINY} {ON_DISK} offload.folder={place} train.seed={seed} {steps} --run-dir run")
@@ -146,22 +146,22 @@ fn trainings_that_use_a_folder_at_once_have_files_of_their_own() {
     let before = done(&one, "run");
     until_done(&one, "run", before + 10);
     // One that goes leaves the other what is its own.
-    signal(&training.child, INT);
+    send_signal(&training.child, INT);
     let ended = training.over();
     assert_eq!(ended.code, Some(0), "{ended:?}");
     let before = done(&other, "run");
     until_done(&other, "run", before + 10);
-    signal(&second.child, INT);
+    send_signal(&second.child, INT);
     let ended = second.over();
     assert_eq!(ended.code, Some(0), "{ended:?}");
-    until("an empty folder", || std::fs::read_dir(&place).unwrap().count() == 0);
+    wait_until("an empty folder", || std::fs::read_dir(&place).unwrap().count() == 0);
     assert_undisturbed(&one, "run", "train.seed=1");
     assert_undisturbed(&other, "run", "train.seed=2");
 }
 
 #[test]
 fn what_is_read_and_written_is_shown_beside_what_was_expected() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     for (ranks, more) in [(1, ""), (2, "zero=3 tiles=2")] {
         let words = format!("offload.optimizer=disk offload.parameters=disk {more} -n {ranks}");
         let out = tiny(&folder, &format!("{words} train.steps=12 --run-dir run-{ranks}")).ok();

@@ -13,7 +13,7 @@ use support::metrics::{Metrics, assert_near, assert_same};
 use support::train::{
     FOR_EVER, Started, checkpoints, done, flip, metrics, processes, run, send, until_done,
 };
-use support::{Folder, Run};
+use support::{CommandOutput, TempDir};
 
 /// Two layers and heads, for stages and tensor-parallel ranks. A validation takes as long as some
 /// steps, so that a rank can be killed in it.
@@ -67,7 +67,7 @@ impl Case {
     }
 
     fn play_in(&self, phases: &[Phase]) {
-        let folder = Folder::new();
+        let folder = TempDir::new();
         let Self { ranks, split, .. } = self;
         // The same command goes on with its run.
         let words = format!("{MODEL} {FOR_EVER} {split} -n {ranks} --run-dir run");
@@ -82,7 +82,7 @@ impl Case {
     }
 
     /// The run goes on as it was, and a copy of it on other ranks.
-    fn goes_on(&self, folder: &Folder) {
+    fn goes_on(&self, folder: &TempDir) {
         let Self { ranks, split, other_ranks, other } = self;
         let steps = done(folder, "run") + 10;
         copy(folder, "run", "elsewhere");
@@ -107,7 +107,7 @@ fn with_validations_of(mut whole: Metrics, run: &Metrics) -> Metrics {
 }
 
 /// Waits for the phase, and kills the rank.
-fn kill(folder: &Folder, victim: u32, phase: Phase, training: &Started) {
+fn kill(folder: &TempDir, victim: u32, phase: Phase, training: &Started) {
     let rank = || processes(folder).into_iter().find(|(_, rank)| *rank == Some(victim));
     quickly("the rank", || rank().is_some());
     let begun = done(folder, "run");
@@ -147,13 +147,13 @@ fn quickly(what: &str, mut holds: impl FnMut() -> bool) {
 }
 
 /// Its end, which must come.
-fn ended(mut training: Started) -> Run {
+fn ended(mut training: Started) -> CommandOutput {
     quickly("the end", || training.child.try_wait().unwrap().is_some());
     training.over()
 }
 
 /// The end says which rank was killed, where and how.
-fn assert_ended_by(run: &Run, victim: u32) {
+fn assert_ended_by(run: &CommandOutput, victim: u32) {
     assert_eq!(run.code, Some(128 + KILL), "{run:?}");
     let host = rustix::system::uname().nodename().to_str().unwrap().to_owned();
     let host = host.split('.').next().unwrap();
@@ -162,7 +162,7 @@ fn assert_ended_by(run: &Run, victim: u32) {
 }
 
 /// A copy of a run.
-fn copy(folder: &Folder, from: &str, to: &str) {
+fn copy(folder: &TempDir, from: &str, to: &str) {
     let copied = Command::new("cp").args(["-r", from, to]).current_dir(folder.path()).status();
     assert!(copied.unwrap().success());
 }
@@ -212,7 +212,7 @@ fn a_killed_rank_that_has_state_on_disk_is_named_and_nothing_is_lost() {
 
 #[test]
 fn a_damaged_share_of_a_split_is_passed_over() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     let words = format!("{MODEL} train.steps=8 tp=2 pp=2 -n 4");
     run(&folder, &format!("{words} --run-dir run")).ok();
     run(&folder, &format!("{words} --run-dir whole")).ok();

@@ -6,14 +6,14 @@
 mod support;
 
 use serde_json::Value;
-use support::Folder;
+use support::TempDir;
 use support::metrics::assert_near;
 use support::splits::{DROPOUT, GPT2, LLAMA, MODEL, Split, name};
 use support::train::{metrics, run};
 
 /// Trains a model on one rank, then as each of the splits, and compares.
 fn assert_all_train_as_one(splits: &[Split]) {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     let train = |split: Split| {
         let (ranks, model, how) = split;
         let words = format!("{MODEL} train.steps=20 {model} {how} -n {ranks}");
@@ -92,7 +92,7 @@ fn eight_ranks_that_share_anything_train_as_one() {
 
 #[test]
 fn what_cannot_be_split_is_refused_with_what_can() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     let cases = [
         ("-n 4 tp=3", "parallel.tp 3 does not divide 4 ranks: tp 2 dp 2 or tp 4 dp 1 would"),
         ("-n 6 tp=3", "among parallel.tp 3: start 4 with tp 2 or 8 with tp 4"),
@@ -115,7 +115,7 @@ fn what_cannot_be_split_is_refused_with_what_can() {
         ("-n 2 offload.parameters=moon", "is moon, and must be device, host or disk"),
     ];
     for (words, expected) in cases {
-        let sentence = run(&folder, &format!("{MODEL} {words} --run-dir run")).sentence();
+        let sentence = run(&folder, &format!("{MODEL} {words} --run-dir run")).error_line();
         assert!(sentence.contains(expected), "{words}: {sentence}");
         assert!(folder.names().is_empty(), "{words}");
     }
@@ -123,7 +123,7 @@ fn what_cannot_be_split_is_refused_with_what_can() {
 
 #[test]
 fn what_is_explained_is_measured_on_every_rank() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     let words = "-n 4 tp=2 zero=3 --explain --measure --run-dir run --json";
     let output = run(&folder, &format!("{MODEL} {GPT2} {words}")).ok();
     let end = output.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());

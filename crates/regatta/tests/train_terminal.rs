@@ -9,7 +9,7 @@ use std::io::Read;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::process::{Child, ExitStatus};
 
-use support::Folder;
+use support::TempDir;
 use support::train::regatta;
 
 /// Both ends of a terminal of 80 by 24: what a person has, and what a program has.
@@ -29,7 +29,7 @@ const WORDS: &str = "train steps=3 model.layers=1 model.width=16 model.heads=2 c
                      eval_every=0 train.threads=1 --ranks 1 --run-dir run";
 
 /// Starts them on a terminal, with these variables.
-fn start(folder: &Folder, variables: &[(&str, &str)]) -> (File, Child) {
+fn start(folder: &TempDir, variables: &[(&str, &str)]) -> (File, Child) {
     let (person, program) = terminal();
     let end = || program.try_clone().unwrap();
     let mut command = regatta(folder, WORDS);
@@ -50,7 +50,7 @@ fn watch((mut person, mut child): (File, Child)) -> (String, ExitStatus) {
 
 #[test]
 fn a_training_is_drawn_in_place_and_ends_well() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     let (shown, ended) = watch(start(&folder, &[]));
     assert!(ended.success(), "{ended}: {shown}");
     assert!(!shown.contains("panicked"), "{shown}");
@@ -79,7 +79,7 @@ fn what_a_terminal_cannot_show_or_nobody_wants_is_left_out() {
         (&[("TERM", "dumb")], false, false),
         (&[("LC_ALL", "C")], false, false),
     ] {
-        let folder = Folder::new();
+        let folder = TempDir::new();
         let (shown, ended) = watch(start(&folder, variables));
         assert!(ended.success() && shown.contains("step 3/3"), "{variables:?} {ended}: {shown}");
         let found = sequences(&shown).map(|count| count > 0);

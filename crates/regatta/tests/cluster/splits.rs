@@ -8,7 +8,7 @@ use regatta_testbed::{Cluster, cluster_or_skip, run_within};
 
 use crate::metrics::{assert_near, assert_same, done_of};
 use crate::split_words::{GPT2, LLAMA, MODEL, Split, name};
-use crate::support::{Bed, REGATTA};
+use crate::support::{REGATTA, TestCluster};
 use crate::train::{LIMIT, ended, file, metrics, on_nodes};
 
 /// Nodes, and what their ranks share.
@@ -37,11 +37,11 @@ const SPLITS: [(usize, Split); 18] = [
 fn nodes_that_share_a_model_train_as_one_rank() {
     let builder = Cluster::builder().nodes(4).cpus(2).ssh(true).slurm(false);
     let Some(cluster) = cluster_or_skip(&builder) else { return };
-    let bed = Bed::new(cluster);
+    let bed = TestCluster::new(cluster);
     for model in [GPT2, LLAMA] {
         let one = name((1, model, ""));
         let alone = format!("{MODEL} {model} train.steps=20 -n 1 --run-dir {one}");
-        ended(&bed, bed.cluster.login(REGATTA, ["train"]).args(alone.split_whitespace()));
+        ended(&bed, bed.hosts.login(REGATTA, ["train"]).args(alone.split_whitespace()));
         let one = metrics(&bed, &one);
         assert_eq!((one.steps.len(), one.validations.len()), (20, 2));
         for (nodes, split) in SPLITS.into_iter().filter(|(_, split)| split.1 == model) {
@@ -60,7 +60,7 @@ fn words(nodes: usize, (ranks, model, how): Split) -> String {
 
 /// A rank of another node is killed in the middle: all end, with a sentence that says who it was; the
 /// same command goes on as if nothing had been.
-fn a_killed_rank_is_named(bed: &Bed, node: &str, victim: u32, split: Split) {
+fn a_killed_rank_is_named(bed: &TestCluster, node: &str, victim: u32, split: Split) {
     const STEPS: u64 = 200;
     let words = format!("{} train.steps={STEPS} checkpoint.every=10", words(4, split));
     let run = |run: &str| on_nodes(bed, 4, &format!("{words} --run-dir {run}"), "");
@@ -73,7 +73,7 @@ fn a_killed_rank_is_named(bed: &Bed, node: &str, victim: u32, split: Split) {
             assert!(start.elapsed() < LIMIT, "no steps");
             std::thread::sleep(Duration::from_millis(5));
         }
-        kill(bed.cluster.shared(), victim);
+        kill(bed.hosts.shared(), victim);
         job.join().unwrap()
     });
     assert!(!out.status.success(), "{out:?}");

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use regatta_testbed::{Cluster, Output, cluster_or_skip, run_within};
 
 use crate::metrics::{Metrics, assert_near, assert_same, done_of, metrics_of};
-use crate::support::{Bed, REGATTA};
+use crate::support::{REGATTA, TestCluster};
 
 /// Nothing takes so long, unless it hangs.
 pub const LIMIT: Duration = Duration::from_secs(90);
@@ -21,8 +21,8 @@ const TINY: &str = "layers=1 heads=2 width=16 context=16 batch=24 threads=1 warm
 fn a_training_on_several_nodes_is_that_of_one_rank() {
     let builder = Cluster::builder().nodes(4).cpus(2).ssh(true).slurm(false);
     let Some(cluster) = cluster_or_skip(&builder) else { return };
-    let bed = Bed::new(cluster);
-    let mut alone = bed.cluster.login(REGATTA, ["train"]);
+    let bed = TestCluster::new(cluster);
+    let mut alone = bed.hosts.login(REGATTA, ["train"]);
     ended(&bed, alone.args("train.steps=20 -n 1 --run-dir one".split(' ')).args(words()));
     let one = metrics(&bed, "one");
     assert_eq!((one.steps.len(), one.validations.len()), (20, 2));
@@ -40,24 +40,24 @@ fn words() -> std::str::SplitWhitespace<'static> {
 }
 
 /// The tiny model, by ssh on the first so many nodes.
-fn train(bed: &Bed, nodes: usize, words: &str, launch: &str) -> Command {
+fn train(bed: &TestCluster, nodes: usize, words: &str, launch: &str) -> Command {
     on_nodes(bed, nodes, &format!("{TINY} {words}"), launch)
 }
 
 /// `regatta train` by ssh on the first so many nodes.
-pub fn on_nodes(bed: &Bed, nodes: usize, words: &str, launch: &str) -> Command {
-    let hosts = bed.file("hosts", &(bed.cluster.nodes()[..nodes].join("\n") + "\n"));
-    let launch = format!("--ssh '{}' {launch}", bed.cluster.ssh_command().join(" "));
-    let mut command = bed.cluster.login(REGATTA, ["train"]);
+pub fn on_nodes(bed: &TestCluster, nodes: usize, words: &str, launch: &str) -> Command {
+    let hosts = bed.file("hosts", &(bed.hosts.nodes()[..nodes].join("\n") + "\n"));
+    let launch = format!("--ssh '{}' {launch}", bed.hosts.ssh_command().join(" "));
+    let mut command = bed.hosts.login(REGATTA, ["train"]);
     command.args(words.split_whitespace());
     command.args(["--hostfile", &hosts, "--launch", &launch]);
-    command.current_dir(bed.cluster.shared());
+    command.current_dir(bed.hosts.shared());
     command
 }
 
 /// Runs it to its good end, and returns what it said.
-pub fn ended(bed: &Bed, command: &mut Command) -> String {
-    good(run_within(command.current_dir(bed.cluster.shared()), LIMIT).unwrap())
+pub fn ended(bed: &TestCluster, command: &mut Command) -> String {
+    good(run_within(command.current_dir(bed.hosts.shared()), LIMIT).unwrap())
 }
 
 fn good(out: Output) -> String {
@@ -66,18 +66,18 @@ fn good(out: Output) -> String {
 }
 
 /// Where a run writes its metrics.
-pub fn file(bed: &Bed, run: &str) -> PathBuf {
-    bed.cluster.shared().join(run).join("metrics.jsonl")
+pub fn file(bed: &TestCluster, run: &str) -> PathBuf {
+    bed.hosts.shared().join(run).join("metrics.jsonl")
 }
 
 /// The metrics of a run.
-pub fn metrics(bed: &Bed, run: &str) -> Metrics {
+pub fn metrics(bed: &TestCluster, run: &str) -> Metrics {
     metrics_of(&file(bed, run))
 }
 
 /// The node of rank 0 loses its power in the middle; a spare one takes its place, and the run goes
 /// on as if nothing had been.
-fn outlives_a_node(bed: &Bed) {
+fn outlives_a_node(bed: &TestCluster) {
     const STEPS: u64 = 400;
     let words = format!("train.steps={STEPS} --ranks-per-node 1");
     ended(bed, &mut train(bed, 3, &format!("{words} --run-dir whole"), ""));
@@ -90,7 +90,7 @@ fn outlives_a_node(bed: &Bed) {
             assert!(start.elapsed() < LIMIT, "no steps");
             std::thread::sleep(Duration::from_millis(10));
         }
-        bed.cluster.crash("node1").unwrap();
+        bed.hosts.crash("node1").unwrap();
         good(job.join().unwrap())
     });
     assert!(said.contains("node1 is bad: node4 takes its place"), "{said}");

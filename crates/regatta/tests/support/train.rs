@@ -4,9 +4,9 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use super::job::until;
+use super::job::wait_until;
 use super::metrics::{Metrics, done_of, metrics_of};
-use super::{Folder, Run, clean};
+use super::{CommandOutput, TempDir, clean_env};
 
 /// A model that is trained in no time. The rate falls until a step that does not depend on how many
 /// there are, so that a longer run begins as a shorter one.
@@ -17,9 +17,9 @@ pub const TINY: &str = "layers=1 heads=2 width=16 context=16 batch=24 threads=1 
 pub const FOR_EVER: &str = "train.steps=1000000";
 
 /// `regatta` with the words of a line, in a folder. It hears Ctrl-C even if whoever tests does not.
-pub fn regatta(folder: &Folder, words: &str) -> Command {
+pub fn regatta(folder: &TempDir, words: &str) -> Command {
     let mut command = Command::new("env");
-    clean(&mut command).env("TMPDIR", folder.path()).current_dir(folder.path());
+    clean_env(&mut command).env("TMPDIR", folder.path()).current_dir(folder.path());
     command.env("CUDA_VISIBLE_DEVICES", "").env("ROCR_VISIBLE_DEVICES", "");
     command.args(["--default-signal=INT", env!("CARGO_BIN_EXE_regatta")]);
     command.args(words.split_whitespace());
@@ -27,12 +27,12 @@ pub fn regatta(folder: &Folder, words: &str) -> Command {
 }
 
 /// `regatta train` of a tiny model to its end.
-pub fn tiny(folder: &Folder, words: &str) -> Run {
+pub fn tiny(folder: &TempDir, words: &str) -> CommandOutput {
     run(folder, &format!("{TINY} {words}"))
 }
 
 /// `regatta train` to its end.
-pub fn run(folder: &Folder, words: &str) -> Run {
+pub fn run(folder: &TempDir, words: &str) -> CommandOutput {
     regatta(folder, &format!("train {words}")).output().unwrap().into()
 }
 
@@ -45,12 +45,12 @@ pub struct Started {
 
 impl Started {
     /// `regatta train` with the words of a line.
-    pub fn new(folder: &Folder, words: &str) -> Self {
+    pub fn new(folder: &TempDir, words: &str) -> Self {
         Self::of(folder, &mut regatta(folder, &format!("train {words}")))
     }
 
     /// Any command that trains.
-    pub fn of(folder: &Folder, command: &mut Command) -> Self {
+    pub fn of(folder: &TempDir, command: &mut Command) -> Self {
         let said = ["said.out", "said.err"].map(|name| folder.path().join(name));
         let [out, err] = said.each_ref().map(|path| File::create(path).unwrap());
         let child = command.stdout(out).stderr(err).spawn().unwrap();
@@ -63,11 +63,11 @@ impl Started {
     }
 
     /// Its end.
-    pub fn over(mut self) -> Run {
+    pub fn over(mut self) -> CommandOutput {
         let code = self.child.wait().unwrap().code();
         let [out, err] =
             self.said.each_ref().map(|path| std::fs::read_to_string(path).unwrap_or_default());
-        Run { code, out, err }
+        CommandOutput { code, out, err }
     }
 }
 
@@ -79,22 +79,22 @@ impl Drop for Started {
 }
 
 /// The metrics of a run.
-pub fn metrics(folder: &Folder, run: &str) -> Metrics {
+pub fn metrics(folder: &TempDir, run: &str) -> Metrics {
     metrics_of(&folder.path().join(run).join("metrics.jsonl"))
 }
 
 /// How many steps of a run are done by now.
-pub fn done(folder: &Folder, run: &str) -> u64 {
+pub fn done(folder: &TempDir, run: &str) -> u64 {
     done_of(&folder.path().join(run).join("metrics.jsonl"))
 }
 
 /// Waits until so many steps are done.
-pub fn until_done(folder: &Folder, run: &str, steps: u64) {
-    until(&format!("step {steps} of {run}"), || done(folder, run) >= steps);
+pub fn until_done(folder: &TempDir, run: &str, steps: u64) {
+    wait_until(&format!("step {steps} of {run}"), || done(folder, run) >= steps);
 }
 
 /// The processes that work in a folder, with their ranks if they are ranks.
-pub fn processes(folder: &Folder) -> Vec<(u32, Option<u32>)> {
+pub fn processes(folder: &TempDir) -> Vec<(u32, Option<u32>)> {
     let rank = |pid: u32| {
         let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
         let words = environment.split(|byte| *byte == 0);
@@ -124,7 +124,7 @@ pub fn flip(path: &Path) {
 }
 
 /// The names of the checkpoints of a run, the oldest first.
-pub fn checkpoints(folder: &Folder, run: &str) -> Vec<String> {
+pub fn checkpoints(folder: &TempDir, run: &str) -> Vec<String> {
     let Ok(entries) = std::fs::read_dir(folder.path().join(run).join("checkpoints")) else {
         return Vec::new();
     };

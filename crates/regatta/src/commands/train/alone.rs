@@ -15,7 +15,7 @@ use super::rank::EVENT;
 use super::report::Report;
 use crate::cli::LaunchArgs;
 use crate::commands::launch;
-use crate::commands::ranks::Wanted;
+use crate::commands::self_launch::LaunchRequest;
 use crate::output;
 
 /// Starts the ranks.
@@ -27,9 +27,12 @@ pub fn run(resolved: &Resolved, args: &TrainArgs) -> Result<ExitCode> {
         Some(event) => report.hear_text(event),
         None => report.make_way(),
     });
-    let listener =
-        launch::Listener { takes: |line| line.starts_with(EVENT), hear, names_folder: true };
-    launch::run_heard(&launch, Some(listener))
+    let listener = launch::LineObserver {
+        is_event: |line| line.starts_with(EVENT),
+        on_line: hear,
+        prints_run_dir: true,
+    };
+    launch::run_with_observer(&launch, Some(listener))
 }
 
 /// How so many ranks are started, or as many as the launcher plans, and where what they write is kept.
@@ -46,15 +49,15 @@ pub fn launch_args(
         (None, None) => PathBuf::from("runs").join(&id),
     };
     let ranks = &args.ranks;
-    let wanted = Wanted {
+    let wanted = LaunchRequest {
         ranks: count,
         ranks_per_node: ranks.ranks_per_node,
         nodes: ranks.nodes,
         hostfile: ranks.hostfile.as_deref(),
-        folder: folder.clone(),
+        run_dir: folder.clone(),
         gpus: false,
-        launch: ranks.launch.as_deref(),
-        more: Vec::new(),
+        user_options: ranks.launch.as_deref(),
+        options: Vec::new(),
     };
     let launch = wanted.launch_args()?;
     // Whatever the data's vocabulary will be.

@@ -28,7 +28,7 @@ pub fn run(resolved: &Resolved, args: &TrainArgs) -> Result<ExitCode> {
     let all = explain(resolved, ranks, args.ranks.ranks_per_node.map(|n| n as usize))?;
     let text = match args.json {
         true => serde_json::to_string_pretty(&all)? + "\n",
-        false => text(&all, crate::commands::map::width()),
+        false => text(&all, crate::commands::map::terminal_width()),
     };
     output::print(&text)?;
     Ok(ExitCode::SUCCESS)

@@ -8,7 +8,7 @@ use super::curve::{self, Curve, MARK};
 use super::figures::{duration, loss, parameters, short, si, with_unit};
 use super::watch::{self, Watch};
 use crate::cli::{FAINT, GOOD, HEADING, WARNING};
-use crate::draw::text::{cut, one_column, plural, printable, wrap};
+use crate::draw::text::{plural, sanitize, to_ascii, truncate, wrap};
 
 /// Rows of the curve, its axis included.
 const CURVE_ROWS: std::ops::RangeInclusive<usize> = 4..=13;
@@ -82,12 +82,12 @@ pub fn frame(watch: &Watch, size: Size, now: f64) -> Vec<String> {
 
 /// A plain line, cut to a width. Colours may be around it, not in it.
 fn fit(line: &str, width: usize) -> String {
-    cut(line, width, '…')
+    truncate(line, width, '…')
 }
 
 /// A foreign name that cannot harm the display.
 fn name(text: &str) -> String {
-    one_column(&printable(text))
+    to_ascii(&sanitize(text))
 }
 
 fn header(about: &About, width: usize) -> Vec<String> {
@@ -140,7 +140,7 @@ fn readings(watch: &Watch) -> Vec<String> {
     all.push(format!("rate {:<7}", format!("{:.2e}", step.rate)));
     all.push(format!("{:<15}", format!("{} tokens/s", si(speed))));
     all.push(format!("{:<12}", with_unit(flops, "FLOP/s")));
-    all.push(format!("counted as {}", printable(&watch.about.flops_formula)));
+    all.push(format!("counted as {}", sanitize(&watch.about.flops_formula)));
     all
 }
 
@@ -226,7 +226,7 @@ pub fn closing(summary: &Summary, width: usize) -> String {
         Ended::Done => (GOOD, "done"),
         Ended::Interrupted => (WARNING, "stopped, and kept"),
     };
-    let folder = format!("{FAINT}run folder: {}{FAINT:#}\n", printable(&summary.folder));
+    let folder = format!("{FAINT}run folder: {}{FAINT:#}\n", sanitize(&summary.folder));
     let steps = plural(usize::try_from(summary.step).unwrap_or(usize::MAX), "step");
     // No step, no loss.
     if summary.loss.is_nan() {
@@ -244,6 +244,6 @@ pub fn closing(summary: &Summary, width: usize) -> String {
 
 /// A text of the model's, which may be anything.
 pub fn sample(text: &str) -> String {
-    let lines: Vec<String> = text.trim_end().lines().map(printable).collect();
+    let lines: Vec<String> = text.trim_end().lines().map(sanitize).collect();
     format!("{HEADING}what it writes now:{HEADING:#}\n{}\n", lines.join("\n"))
 }

@@ -23,7 +23,7 @@ use regatta_train::config::Resolved;
 
 pub use args::TrainArgs;
 
-use super::ranks::is_rank;
+use super::self_launch::is_rank;
 
 /// Runs the command.
 pub fn run(args: &TrainArgs) -> Result<ExitCode> {

@@ -24,7 +24,7 @@ use super::args::TrainArgs;
 use super::place;
 use super::report::{Record, Report};
 use crate::output;
-use crate::system::rooms;
+use crate::system::memory_limits;
 
 /// What a line begins with that is for the process that started the ranks.
 pub const EVENT: &str = "regatta-train-event ";
@@ -154,7 +154,7 @@ pub fn check_memory(config: &Config, vocabulary: usize, comm: &dyn Comm) -> Resu
     let form = Form::new(train.precision.activation_bytes(), train.recompute);
     let holds = cost(&shape, &plan, form, comm.rank() as usize)?.holds;
     let footprint = Footprint::of(&holds);
-    let rooms = rooms(&comm.peer(comm.rank()).host);
+    let rooms = memory_limits(&comm.peer(comm.rank()).host);
     let own = footprint.told(&rooms).map(u64::cast_signed);
     let mut all = vec![own; comm.size() as usize];
     // Nobody takes memory before all have seen how much is free.

@@ -8,7 +8,7 @@ use regatta_train::metrics::Event;
 use super::face::{self, Size};
 use super::watch::Watch;
 use crate::cli::WARNING;
-use crate::draw::text::printable;
+use crate::draw::text::sanitize;
 
 /// The display is drawn at most this often: ten times a second.
 const PAUSE: f64 = 0.1;
@@ -33,7 +33,7 @@ impl Form {
         let stdout = std::io::stdout();
         let dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb" || term.is_empty());
         let colour = anstream::AutoStream::choice(&stdout) != anstream::ColorChoice::Never;
-        match (json, stdout.is_terminal() && !dumb && crate::commands::map::unicode()) {
+        match (json, stdout.is_terminal() && !dumb && crate::commands::map::supports_unicode()) {
             (true, _) => Self::Json,
             (_, true) => Self::Live { colour },
             (_, false) => Self::Lines,
@@ -203,11 +203,11 @@ impl<W: Write> Screen<W> {
 /// broken.
 fn aside(event: &Event, width: usize) -> String {
     match event {
-        Event::Note(note) => format!("{WARNING}note:{WARNING:#} {}\n", printable(note)),
+        Event::Note(note) => format!("{WARNING}note:{WARNING:#} {}\n", sanitize(note)),
         Event::Sample(text) => face::sample(text),
         Event::End(summary) => face::closing(summary, width),
         Event::Checkpoint { step, folder, seconds } => {
-            format!("checkpoint of step {step}  {seconds:.1} s  {}\n", printable(folder))
+            format!("checkpoint of step {step}  {seconds:.1} s  {}\n", sanitize(folder))
         }
         _ => String::new(),
     }

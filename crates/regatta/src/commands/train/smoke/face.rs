@@ -7,7 +7,7 @@ use regatta_train::metrics::StepSeconds;
 use super::report::Report;
 use crate::cli::{ERROR, FAINT, GOOD, HEADING, WARNING};
 use crate::commands::train::figures::{loss, short, si, with_unit};
-use crate::draw::text::{plural, printable};
+use crate::draw::text::{plural, sanitize};
 
 /// What stands before what is told of a part.
 const INDENT: usize = 43;
@@ -32,9 +32,9 @@ pub fn part(part: &Part) -> String {
         Figures::Digest(_) | Figures::Kept { .. } if part.verdict == Verdict::Failed => Vec::new(),
         figures => found(figures),
     };
-    let notes = part.findings.notes.iter().map(|note| printable(note));
+    let notes = part.findings.notes.iter().map(|note| sanitize(note));
     lines.extend(notes.map(|note| format!("{WARNING}note:{WARNING:#} {note}")));
-    let wrong = part.findings.wrong.iter().map(|wrong| printable(wrong));
+    let wrong = part.findings.wrong.iter().map(|wrong| sanitize(wrong));
     lines.extend(wrong.map(|wrong| format!("{ERROR}wrong:{ERROR:#} {wrong}")));
     let mut text = format!(
         "{:<12}{style}{verdict:<8}{style:#}{:>9}  {slowest:<12}",
@@ -53,7 +53,7 @@ pub fn end(report: &Report) -> String {
     match &report.failure {
         None => format!("{GOOD}works:{GOOD:#} {ranks} on {hosts}, {seconds}\n"),
         Some(failure) => {
-            let (part, what) = (failure.part.text(), printable(&failure.what));
+            let (part, what) = (failure.part.text(), sanitize(&failure.what));
             let place =
                 if failure.part == Name::Start { String::new() } else { format!("{part}: ") };
             let hint = failure.look_at.map(|text| format!("{FAINT}look at {text}{FAINT:#}\n"));
@@ -76,7 +76,7 @@ fn found(figures: &Figures) -> Vec<String> {
         }
         Figures::Places(places) => vec![have(places)],
         Figures::Data { source, tokens } => {
-            vec![format!("{}, {} tokens", printable(source), si(*tokens as f64))]
+            vec![format!("{}, {} tokens", sanitize(source), si(*tokens as f64))]
         }
         Figures::Reduced(all) => vec![all.iter().map(reduced).collect::<Vec<_>>().join(", ")],
         Figures::State { parameters, bytes: of } => {
@@ -97,11 +97,11 @@ fn found(figures: &Figures) -> Vec<String> {
             let steps = plural(usize::try_from(*steps).unwrap_or(usize::MAX), "step");
             let losses = format!("loss {} to {}", loss(*first_loss), loss(*last_loss));
             let speed = si(*tokens_per_second);
-            let first = format!("{steps} of {}, {losses}, {speed} tokens/s", printable(model));
+            let first = format!("{steps} of {}, {losses}, {speed} tokens/s", sanitize(model));
             vec![first, split(step_seconds)]
         }
         Figures::Digest(digest) => {
-            let digest: String = printable(digest).chars().take(12).collect();
+            let digest: String = sanitize(digest).chars().take(12).collect();
             vec![format!("bit for bit the same on all ranks, sha256 {digest}")]
         }
         Figures::Kept { bytes: of, .. } => vec![format!("{} written and read back", bytes(*of))],
@@ -110,7 +110,7 @@ fn found(figures: &Figures) -> Vec<String> {
 
 /// What ranks have; where one has something else, a note says so.
 fn have(places: &[Place]) -> String {
-    places.first().map(|place| printable(&place.kernels)).unwrap_or_default()
+    places.first().map(|place| sanitize(&place.kernels)).unwrap_or_default()
 }
 
 fn reduced(one: &Reduced) -> String {
