@@ -5,10 +5,10 @@
 use std::path::Path;
 
 use proptest::prelude::*;
-use regatta_measure::baseline::{Tolerance, judge};
-use regatta_measure::compare::{Choice, Comparison, compare, csv};
-use regatta_measure::figure::Figure;
-use regatta_measure::place::Place;
+use regatta_measure::baseline::{Tolerance, check};
+use regatta_measure::buffer_mode::BufferMode;
+use regatta_measure::compare::{CompareOptions, Comparison, compare, csv};
+use regatta_measure::metric::Metric;
 use regatta_measure::plot::{html, svg};
 use regatta_measure::read::read;
 use regatta_measure::write;
@@ -36,8 +36,8 @@ fn the_talks_own_comparison_comes_out() {
     let chart = talk().into_iter().filter(|result| labels.contains(&result.label.as_str()));
     let all: Vec<BenchResult> = on_two_nodes().into_iter().chain(chart).collect();
     assert_eq!(all.len(), 6);
-    let found = &compare(&all, Choice::default())[0];
-    assert_eq!((found.place, found.figure), (Place::InPlace, Figure::BusBandwidth));
+    let found = &compare(&all, CompareOptions::default())[0];
+    assert_eq!((found.place, found.metric), (BufferMode::InPlace, Metric::BusBandwidth));
     assert_eq!((found.rows.len(), &found.operation), (17, &Operation::AllReduce));
     for index in 0..3 {
         assert_eq!(column(found, index), column(found, index + 3));
@@ -49,7 +49,8 @@ fn the_talks_own_comparison_comes_out() {
 
 #[test]
 fn a_comparison_as_text_and_as_values() {
-    let found = compare(&on_two_nodes(), Choice { place: Some(Place::InPlace), figure: None });
+    let found =
+        compare(&on_two_nodes(), CompareOptions { place: Some(BufferMode::InPlace), metric: None });
     let text = found[0].text();
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(lines[0], "all-reduce of float, in-place, bus bandwidth in GB/s");
@@ -90,25 +91,25 @@ fn timed(value: f64) -> Measurement {
 fn what_one_lacks_stays_empty() {
     let a = result("a", &[(8, busbw(2.0)), (16, busbw(0.0))]);
     let b = result("b", &[(16, busbw(3.0)), (32, busbw(4.0)), (32, busbw(6.0))]);
-    let found = compare(&[a, b], Choice::default());
+    let found = compare(&[a, b], CompareOptions::default());
     let rows: Vec<_> =
         found[0].rows.iter().map(|row| (row.size_bytes, row.values.clone())).collect();
     let wanted =
         [(8, vec![Some(2.0), None]), (16, vec![Some(0.0), Some(3.0)]), (32, vec![None, Some(5.0)])];
     assert_eq!(rows, wanted, "of several measurements the mean");
     assert!(found[0].rows.iter().all(|row| row.ratios[1].is_none()));
-    assert!(compare(&[], Choice::default()).is_empty());
+    assert!(compare(&[], CompareOptions::default()).is_empty());
 }
 
 #[test]
 fn bandwidth_that_is_not_told_is_worked_out() {
     let mut run = result("osu", &[(1000, timed(1.0))]);
     run.shape.ranks = Some(4);
-    let found = compare(std::slice::from_ref(&run), Choice::default());
+    let found = compare(std::slice::from_ref(&run), CompareOptions::default());
     assert_eq!(found[0].rows[0].values, [Some(1.5)]);
     // Of an all-gather, OSU's size is a part.
     (run.program, run.tables[0].operation) = (Program::Osu, Operation::AllGather);
-    assert!(compare(&[run], Choice::default()).is_empty());
+    assert!(compare(&[run], CompareOptions::default()).is_empty());
 }
 
 fn tolerance() -> Tolerance {
@@ -128,14 +129,14 @@ fn tolerances_are_in_percent() {
 #[test]
 fn a_baseline_passes_within_and_fails_beyond() {
     let old = result("old", &[(1 << 20, busbw(20.0)), (1 << 21, busbw(40.0))]);
-    assert!(judge(&old, &old, tolerance()).passed());
+    assert!(check(&old, &old, tolerance()).passed());
     let near = result("near", &[(1 << 20, busbw(18.0)), (1 << 21, busbw(50.0))]);
-    assert!(judge(&near, &old, tolerance()).passed());
+    assert!(check(&near, &old, tolerance()).passed());
     let slow = result("slow", &[(1 << 20, busbw(20.0)), (1 << 21, busbw(20.0))]);
-    let judged = judge(&slow, &old, tolerance());
-    assert!(!judged.passed());
+    let report = check(&slow, &old, tolerance());
+    assert!(!report.passed());
     assert_eq!(
-        judged.failures(),
+        report.failures(),
         [
             "all-reduce of 2 MiB (2097152 B), out-of-place: 20.00 GB/s, the baseline has 40.00 GB/s, \
           ×0.500: beyond the tolerance of 10%"
@@ -150,33 +151,33 @@ fn small_bandwidths_are_judged_by_time() {
         ..Measurement { busbw: Some(busbw), ..Measurement::default() }
     };
     let old = result("old", &[(8, with_time(0.01, 10.0))]);
-    let now = |time| judge(&result("new", &[(8, with_time(0.0, time))]), &old, tolerance());
-    assert_eq!(now(10.9).verdicts[0].figure, Figure::Time);
+    let now = |time| check(&result("new", &[(8, with_time(0.0, time))]), &old, tolerance());
+    assert_eq!(now(10.9).checks[0].metric, Metric::Time);
     assert!(now(10.9).passed() && !now(11.1).passed());
 }
 
 #[test]
 fn what_is_missing_or_wrong_does_not_pass() {
     let old = result("old", &[(8, timed(1.0)), (16, timed(2.0))]);
-    let judged = judge(&result("cut", &[(8, timed(1.0))]), &old, tolerance());
-    assert_eq!((judged.passed(), judged.failures().len()), (false, 1));
-    assert!(judged.failures()[0].contains("16 B), out-of-place: not measured"));
+    let report = check(&result("cut", &[(8, timed(1.0))]), &old, tolerance());
+    assert_eq!((report.passed(), report.failures().len()), (false, 1));
+    assert!(report.failures()[0].contains("16 B), out-of-place: not measured"));
     let wrong = Measurement { wrong: Some(3), ..timed(1.0) };
-    let judged = judge(&result("bad", &[(8, wrong), (16, timed(2.0))]), &old, tolerance());
-    assert_eq!(judged.failures(), ["all-reduce of 8 B (8 B), out-of-place: 3 elements are wrong"]);
+    let report = check(&result("bad", &[(8, wrong), (16, timed(2.0))]), &old, tolerance());
+    assert_eq!(report.failures(), ["all-reduce of 8 B (8 B), out-of-place: 3 elements are wrong"]);
     let nothing = BenchResult::default();
-    assert!(!judge(&old, &nothing, tolerance()).passed(), "of nothing, nothing passes");
+    assert!(!check(&old, &nothing, tolerance()).passed(), "of nothing, nothing passes");
 }
 
 #[test]
 fn no_bytes_are_not_judged_where_there_are_others() {
     let old = result("old", &[(0, timed(1.0)), (8, timed(1.0))]);
-    let judged = judge(&result("new", &[(0, timed(9.0)), (8, timed(1.0))]), &old, tolerance());
-    assert!(judged.passed() && judged.verdicts.len() == 1, "{judged:?}");
-    assert!(judge(&result("new", &[(8, timed(1.0))]), &old, tolerance()).passed());
+    let report = check(&result("new", &[(0, timed(9.0)), (8, timed(1.0))]), &old, tolerance());
+    assert!(report.passed() && report.checks.len() == 1, "{report:?}");
+    assert!(check(&result("new", &[(8, timed(1.0))]), &old, tolerance()).passed());
     // A barrier has no size at all.
     let old = result("old", &[(0, timed(1.0))]);
-    assert!(!judge(&result("new", &[(0, timed(9.0))]), &old, tolerance()).passed());
+    assert!(!check(&result("new", &[(0, timed(9.0))]), &old, tolerance()).passed());
 }
 
 #[test]
@@ -195,7 +196,7 @@ proptest! {
     ) {
         let tolerance: Tolerance = format!("{percent}%").parse().unwrap();
         let old = result("old", &[(8, busbw(old))]);
-        let passes = |value| judge(&result("new", &[(8, busbw(value))]), &old, tolerance).passed();
+        let passes = |value| check(&result("new", &[(8, busbw(value))]), &old, tolerance).passed();
         prop_assert!(passes(one.max(other)) || !passes(one.min(other)));
     }
 

@@ -5,8 +5,8 @@
 use std::collections::HashSet;
 use std::path::Path;
 
+use regatta_measure::buffer_mode::BufferMode;
 use regatta_measure::formula;
-use regatta_measure::place::Place;
 use regatta_measure::read::{ReadError, read};
 use regatta_model::bench::{Program, SizeStep};
 use regatta_model::{BenchResult, BenchRow, Operation, document};
@@ -28,11 +28,11 @@ fn only(name: &str) -> BenchResult {
 
 /// The figures of a row, in the order of nccl-tests' columns.
 fn figures(row: &BenchRow) -> Vec<f64> {
-    let of = |place: Place| {
-        let m = place.of(row).unwrap();
+    let of = |place: BufferMode| {
+        let m = place.measurement(row).unwrap();
         [m.time_us.unwrap(), m.algbw.unwrap(), m.busbw.unwrap(), m.wrong.unwrap() as f64]
     };
-    Place::BOTH.into_iter().flat_map(of).collect()
+    BufferMode::BOTH.into_iter().flat_map(of).collect()
 }
 
 #[test]
@@ -86,7 +86,7 @@ fn the_talks_rows_are_their_figures() {
 /// The printed bandwidths are those of the formulas, as far as two decimals and the printed time
 /// go.
 fn agrees(ranks: u32, row: &BenchRow) {
-    for measured in Place::BOTH.into_iter().filter_map(|place| place.of(row)) {
+    for measured in BufferMode::BOTH.into_iter().filter_map(|place| place.measurement(row)) {
         let time = measured.time_us.unwrap();
         let found = formula::bandwidth(&Operation::AllReduce, ranks, row.size_bytes, time).unwrap();
         let near = |mine: f64, printed: f64| (mine - printed).abs() <= 0.006 + printed * 0.002;
@@ -143,7 +143,9 @@ fn a_whole_run_with_all_around_it() {
     let rows = &run.tables[0].rows;
     assert_eq!(rows.len(), 14);
     rows.iter().for_each(|row| agrees(8, row));
-    let all = rows.iter().flat_map(|row| Place::BOTH.map(|p| p.of(row).unwrap().busbw.unwrap()));
+    let all = rows
+        .iter()
+        .flat_map(|row| BufferMode::BOTH.map(|p| p.measurement(row).unwrap().busbw.unwrap()));
     let mean = all.sum::<f64>() / 28.0;
     assert!((mean - 103.965).abs() < 0.01, "{mean}");
 }

@@ -5,35 +5,35 @@ use std::collections::BTreeMap;
 use regatta_model::Operation;
 use regatta_model::bench::BenchShape;
 
-use super::lines::Line;
+use super::lines::LogLine;
 
 /// How many paragraphs are remembered.
-const KEPT: usize = 8;
+const MAX_PARAGRAPHS: usize = 8;
 /// The most words of an operation's name: `all-to-all-v`.
-const PARTS: usize = 4;
+const MAX_NAME_PARTS: usize = 4;
 /// A longer line is no title.
-const TITLE: usize = 80;
+const MAX_TITLE_CHARS: usize = 80;
 
 /// The paragraphs since the last table.
 #[derive(Debug, Default)]
-pub(super) struct Context {
+pub(super) struct TableContext {
     paragraphs: Vec<Vec<String>>,
-    open: bool,
+    in_paragraph: bool,
 }
 
-impl Context {
+impl TableContext {
     /// Takes a line that is of no table.
-    pub fn push(&mut self, line: &Line<'_>) {
+    pub fn push(&mut self, line: &LogLine<'_>) {
         if line.is_blank() {
-            self.open = false;
+            self.in_paragraph = false;
             return;
         }
-        if !self.open {
+        if !self.in_paragraph {
             self.paragraphs.push(Vec::new());
-            if self.paragraphs.len() > KEPT {
+            if self.paragraphs.len() > MAX_PARAGRAPHS {
                 self.paragraphs.remove(0);
             }
-            self.open = true;
+            self.in_paragraph = true;
         }
         if let Some(paragraph) = self.paragraphs.last_mut() {
             paragraph.push(line.text.trim().to_owned());
@@ -75,7 +75,7 @@ impl Context {
 
 /// Neither prose, nor an item of a list, nor a command.
 fn is_title(line: &str) -> bool {
-    line.len() <= TITLE && line.starts_with(char::is_alphanumeric)
+    line.len() <= MAX_TITLE_CHARS && line.starts_with(char::is_alphanumeric)
 }
 
 /// The word of a command that is the program.
@@ -160,7 +160,9 @@ pub(super) fn operation_in(text: &str) -> Option<Operation> {
         let lower = word.to_lowercase();
         let parts: Vec<&str> = lower.split(['_', '-']).filter(|part| !part.is_empty()).collect();
         // The longest first: an all-reduce is no reduce.
-        (1..=PARTS).rev().find_map(|n| parts.windows(n).find_map(|few| by_name(&few.concat())))
+        (1..=MAX_NAME_PARTS)
+            .rev()
+            .find_map(|n| parts.windows(n).find_map(|few| by_name(&few.concat())))
     })
 }
 
@@ -195,8 +197,8 @@ pub(super) fn stem(name: &str) -> &str {
 mod tests {
     use super::*;
 
-    fn context(text: &str) -> Context {
-        let mut context = Context::default();
+    fn context(text: &str) -> TableContext {
+        let mut context = TableContext::default();
         super::super::lines::lines(text).for_each(|line| context.push(&line));
         context
     }

@@ -2,18 +2,18 @@
 
 /// One line.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Line<'a> {
+pub(super) struct LogLine<'a> {
     /// Its number in the file, from 1.
     pub number: usize,
     /// Its text, without a launcher's label and what a log wrote behind it.
     pub text: &'a str,
     /// Whether it is between two lines of three backticks.
-    pub fenced: bool,
+    pub in_code_fence: bool,
     /// Whether it is such a line.
     pub is_fence: bool,
 }
 
-impl<'a> Line<'a> {
+impl<'a> LogLine<'a> {
     /// Its words.
     pub fn words(&self) -> std::str::SplitWhitespace<'a> {
         self.text.split_whitespace()
@@ -31,21 +31,26 @@ impl<'a> Line<'a> {
 }
 
 /// The lines of a text; those that are nothing but a log are left out.
-pub(super) fn lines(text: &str) -> impl Iterator<Item = Line<'_>> {
-    let mut fenced = false;
+pub(super) fn lines(text: &str) -> impl Iterator<Item = LogLine<'_>> {
+    let mut in_code_fence = false;
     text.lines().enumerate().filter_map(move |(index, raw)| {
         if raw.trim_start().starts_with("```") {
-            fenced = !fenced;
-            return Some(Line { number: index + 1, text: "", fenced: false, is_fence: true });
+            in_code_fence = !in_code_fence;
+            return Some(LogLine {
+                number: index + 1,
+                text: "",
+                in_code_fence: false,
+                is_fence: true,
+            });
         }
-        let text = before_log(without_label(raw))?;
-        Some(Line { number: index + 1, text, fenced, is_fence: false })
+        let text = strip_nccl_log(strip_launcher_label(raw))?;
+        Some(LogLine { number: index + 1, text, in_code_fence, is_fence: false })
     })
 }
 
 /// Takes off what launchers put before a rank's lines: `0: ` of `srun -l`, `[1,0]<stdout>:` of
 /// Open MPI, `[0] ` of Hydra, `[node1 0] ` of ours.
-fn without_label(line: &str) -> &str {
+fn strip_launcher_label(line: &str) -> &str {
     let start = line.trim_start();
     let digits = start.trim_start_matches(|c: char| c.is_ascii_digit());
     if digits.len() < start.len()
@@ -69,7 +74,7 @@ fn without_label(line: &str) -> &str {
 }
 
 /// What stands before a log of NCCL or RCCL on the same line; `None` if the line is all log.
-fn before_log(line: &str) -> Option<&str> {
+fn strip_nccl_log(line: &str) -> Option<&str> {
     let log = [" NCCL INFO ", " NCCL WARN ", " NCCL TRACE ", " NCCL VERSION "];
     let Some(at) = log.iter().filter_map(|mark| line.find(mark)).min() else { return Some(line) };
     // The host, process and thread before it: `node1:123:456 [0] NCCL INFO`.
@@ -115,7 +120,8 @@ mod tests {
 
     #[test]
     fn what_is_between_backticks_is_known() {
-        let found: Vec<_> = lines("a\n```\nb\n```\nc").map(|l| (l.number, l.fenced)).collect();
+        let found: Vec<_> =
+            lines("a\n```\nb\n```\nc").map(|l| (l.number, l.in_code_fence)).collect();
         assert_eq!(found, [(1, false), (2, false), (3, true), (4, false), (5, false)]);
     }
 }

@@ -9,12 +9,12 @@ pub(crate) mod columns;
 mod comments;
 mod context;
 mod csv;
+mod detect;
 mod json;
 mod lines;
 mod nccl_tests;
 mod osu;
-mod slides;
-mod text;
+mod tabular;
 
 /// Why a file is no result.
 #[derive(Debug, thiserror::Error)]
@@ -52,7 +52,7 @@ pub enum ReadError {
         "{file}: no table of nccl-tests, rccl-tests or the OSU micro-benchmarks is in it, and it is \
          no result of regatta bench as JSON or CSV"
     )]
-    Nothing {
+    NoResults {
         /// The file.
         file: String,
     },
@@ -66,13 +66,13 @@ pub fn read(name: &str, text: &str) -> Result<Vec<BenchResult>, ReadError> {
         vec![json::read(name, text)?]
     } else if json::is_list(text) {
         json::read_list(name, text)?
-    } else if csv::is_head(text.lines().next().unwrap_or_default()) {
+    } else if csv::is_header(text.lines().next().unwrap_or_default()) {
         csv::read(name, text)?
     } else {
-        text::read(name, text)?
+        detect::read(name, text)?
     };
     match results.is_empty() {
-        true => Err(ReadError::Nothing { file: name.to_owned() }),
+        true => Err(ReadError::NoResults { file: name.to_owned() }),
         false => Ok(results),
     }
 }

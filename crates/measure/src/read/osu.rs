@@ -4,26 +4,26 @@ use regatta_model::bench::{BenchShape, Program};
 use regatta_model::{BenchResult, BenchRow, BenchTable, Measurement, Operation};
 
 use super::ReadError;
-use super::columns::number;
-use super::context::{self, Context};
-use super::lines::Line;
+use super::columns::parse_metric;
+use super::context::{self, TableContext};
+use super::lines::LogLine;
 
 /// One run, as far as it was read.
 #[derive(Debug)]
-pub(super) struct Run {
+pub(super) struct OsuParser {
     result: BenchResult,
     table: BenchTable,
     columns: Vec<String>,
 }
 
-/// Whether a run begins with this line.
-pub(super) fn begins(line: &Line<'_>) -> bool {
+/// Whether a run starts_run with this line.
+pub(super) fn starts_run(line: &LogLine<'_>) -> bool {
     line.text.trim_start().starts_with("# OSU ")
 }
 
-impl Run {
-    /// A run of a file that begins with this line.
-    pub fn new(name: &str, line: &Line<'_>, context: &Context) -> Self {
+impl OsuParser {
+    /// A run of a file that starts_run with this line.
+    pub fn new(name: &str, line: &LogLine<'_>, context: &TableContext) -> Self {
         let title = line.comment().unwrap_or_default().trim();
         let (title, version) = match title.rsplit_once(" v") {
             Some((title, version)) => (title, Some(version)),
@@ -44,7 +44,7 @@ impl Run {
         };
         let version = version.map(|version| ("osu".to_owned(), version.to_owned()));
         result.versions.extend(version);
-        if is_between_two(&operation) {
+        if is_point_to_point(&operation) {
             result.shape = BenchShape { ranks: Some(2), ..result.shape };
         }
         let table = BenchTable { operation, ..BenchTable::default() };
@@ -52,9 +52,9 @@ impl Run {
     }
 
     /// Takes a line; `false` if it is none of this run.
-    pub fn take(&mut self, name: &str, line: &Line<'_>) -> Result<bool, ReadError> {
+    pub fn push_line(&mut self, name: &str, line: &LogLine<'_>) -> Result<bool, ReadError> {
         if let Some(comment) = line.comment() {
-            if begins(line) {
+            if starts_run(line) {
                 return Ok(false);
             }
             match columns(comment) {
@@ -64,7 +64,8 @@ impl Run {
             return Ok(true);
         }
         let words: Vec<&str> = line.words().collect();
-        let is_row = words.first().is_some_and(|word| number(word).is_ok_and(|n| n.is_some()));
+        let is_row =
+            words.first().is_some_and(|word| parse_metric(word).is_ok_and(|n| n.is_some()));
         if !is_row || self.columns.is_empty() {
             return Ok(false);
         }
@@ -85,7 +86,7 @@ impl Run {
         }
     }
 
-    fn row(&mut self, words: &[&str], line: &Line<'_>) -> Result<(), (String, String)> {
+    fn row(&mut self, words: &[&str], line: &LogLine<'_>) -> Result<(), (String, String)> {
         if words.len() > self.columns.len() {
             let expected = format!("a row of {} columns", self.columns.len());
             return Err((expected, line.text.trim().to_owned()));
@@ -95,8 +96,8 @@ impl Run {
             let misfit = |expected: &str| (expected.to_owned(), (*word).to_owned());
             match column.as_str() {
                 "Size" => row.size_bytes = word.parse().map_err(|_| misfit("a size in bytes"))?,
-                "Validation" => measured.wrong = verdict(word).map_err(misfit)?,
-                name => fill(name, word, &mut measured).map_err(misfit)?,
+                "Validation" => measured.wrong = validation_errors(word).map_err(misfit)?,
+                name => set_metric(name, word, &mut measured).map_err(misfit)?,
             }
         }
         row.out_of_place = Some(measured);
@@ -113,7 +114,7 @@ impl Run {
 }
 
 /// Measured by two ranks, however many there are.
-fn is_between_two(operation: &Operation) -> bool {
+fn is_point_to_point(operation: &Operation) -> bool {
     matches!(operation, Operation::Latency | Operation::Bandwidth | Operation::BiBandwidth)
 }
 
@@ -190,7 +191,7 @@ fn percentile(text: &str) -> Option<usize> {
 }
 
 /// `Pass` or `Fail`: how many are wrong is not told.
-fn verdict(word: &str) -> Result<Option<u64>, &'static str> {
+fn validation_errors(word: &str) -> Result<Option<u64>, &'static str> {
     match word {
         "Pass" => Ok(Some(0)),
         "Fail" => Ok(Some(1)),
@@ -199,8 +200,8 @@ fn verdict(word: &str) -> Result<Option<u64>, &'static str> {
     }
 }
 
-fn fill(name: &str, word: &str, measured: &mut Measurement) -> Result<(), &'static str> {
-    let value = number(word).map_err(|()| "a number")?;
+fn set_metric(name: &str, word: &str, measured: &mut Measurement) -> Result<(), &'static str> {
+    let value = parse_metric(word).map_err(|()| "a parse_metric")?;
     match name {
         "Latency (us)" | "Latency(us)" | "Avg Latency(us)" | "Avg Lat(us)" | "Overall(us)" => {
             measured.time_us = value;
@@ -216,14 +217,14 @@ fn fill(name: &str, word: &str, measured: &mut Measurement) -> Result<(), &'stat
         "P95 Tail Lat(us)" => measured.spread.get_or_insert_default().p95_us = value,
         "P99 Tail Lat(us)" => measured.spread.get_or_insert_default().p99_us = value,
         "Iterations" => measured.iterations = value.map(|value| value as u64),
-        // By its digits a thousandth, so that it is the nearest number to what was written.
-        "Bandwidth (MB/s)" | "MB/s" => measured.algbw = thousandth(word),
+        // By its digits a mb_to_gb, so that it is the nearest parse_metric to what was written.
+        "Bandwidth (MB/s)" | "MB/s" => measured.algbw = mb_to_gb(word),
         _ => measured.other.extend(value.map(|value| (name.to_owned(), value))),
     }
     Ok(())
 }
 
-fn thousandth(word: &str) -> Option<f64> {
+fn mb_to_gb(word: &str) -> Option<f64> {
     let value = format!("{word}e-3").parse::<f64>().or_else(|_| word.parse().map(|v: f64| v / 1e3));
     value.ok().filter(|value| value.is_finite())
 }

@@ -4,7 +4,7 @@ use std::fmt::Display;
 
 use regatta_model::{BenchResult, BenchRow, BenchTable, Measurement};
 
-use crate::place::Place;
+use crate::buffer_mode::BufferMode;
 
 /// The columns, in their order.
 pub const COLUMNS: [&str; 25] = [
@@ -42,8 +42,8 @@ pub fn csv(results: &[BenchResult]) -> String {
     for result in results {
         for table in &result.tables {
             for row in &table.rows {
-                for place in Place::BOTH {
-                    if let Some(measured) = place.of(row) {
+                for place in BufferMode::BOTH {
+                    if let Some(measured) = place.measurement(row) {
                         let cells = cells(result, table, row, place, measured);
                         let cells: Vec<String> = cells.iter().map(|cell| quoted(cell)).collect();
                         text.push_str(&cells.join(","));
@@ -60,7 +60,7 @@ fn cells(
     result: &BenchResult,
     table: &BenchTable,
     row: &BenchRow,
-    place: Place,
+    place: BufferMode,
     measured: &Measurement,
 ) -> [String; 25] {
     let spread = measured.spread.clone().unwrap_or_default();

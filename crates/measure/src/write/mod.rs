@@ -2,9 +2,9 @@
 //! see [`regatta_model::document`].
 
 mod csv;
+mod format;
 mod nccl_tests;
-mod number;
 
 pub(crate) use csv::quoted;
 pub use csv::{COLUMNS as CSV_COLUMNS, csv};
-pub use nccl_tests::{Layout, footer, head, nccl_tests, preamble, program_name, row};
+pub use nccl_tests::{TableLayout, footer, header, nccl_tests, preamble, program_name, row};

@@ -1,0 +1,132 @@
+//! Tables as tabular and pages have them: cells between tabs, or aligned between backticks.
+//!
+//! A table of sizes with a column for each of several runs is read as those runs; any other is kept
+//! cell by cell.
+
+use regatta_model::bench::{BenchShape, Sheet};
+use regatta_model::{BenchResult, BenchRow, BenchTable, Measurement, Operation};
+
+use super::columns::parse_metric;
+use super::context::{self, TableContext};
+use super::lines::LogLine;
+
+/// What such a table leaves open.
+const ASSUMPTION_NOTE: &str = "taken for bus bandwidths in GB/s, in place: the table does not say";
+
+/// Lines that may be a table.
+#[derive(Debug)]
+pub(super) struct TabularBlock<'a> {
+    by_tabs: bool,
+    lines: Vec<LogLine<'a>>,
+}
+
+/// Whether a table may begin with this line.
+pub(super) fn starts_table(line: &LogLine<'_>) -> bool {
+    match line.text.contains('\t') {
+        true => full_cells(line.text, true) >= 2,
+        false => line.in_code_fence && full_cells(line.text, false) >= 3,
+    }
+}
+
+fn full_cells(line: &str, by_tabs: bool) -> usize {
+    cells(line, by_tabs).into_iter().filter(|cell| !cell.is_empty()).count()
+}
+
+impl<'a> TabularBlock<'a> {
+    /// A table that starts_table with this line.
+    pub fn new(line: &LogLine<'a>) -> Self {
+        Self { by_tabs: line.text.contains('\t'), lines: vec![*line] }
+    }
+
+    /// Takes a line; `false` if it is none of this table.
+    pub fn push_line(&mut self, line: &LogLine<'a>) -> bool {
+        let fits = match self.by_tabs {
+            true => line.text.contains('\t'),
+            false => line.in_code_fence && full_cells(line.text, false) >= 2,
+        };
+        if fits {
+            self.lines.push(*line);
+        }
+        fits
+    }
+
+    /// What was read. Text that is no table after all goes to the context.
+    pub fn finish(self, name: &str, context: &mut TableContext) -> Vec<BenchResult> {
+        if self.lines.len() < 2 {
+            self.lines.iter().for_each(|line| context.push(line));
+            return Vec::new();
+        }
+        let title = context.title().unwrap_or_else(|| context::stem(name).to_owned());
+        context.clear();
+        if let Some(runs) = self.column_per_run(&title) {
+            return runs;
+        }
+        let owned = |cells: Vec<&str>| cells.into_iter().map(str::to_owned).collect();
+        let rows = self.lines.iter().map(|line| owned(cells(line.text, self.by_tabs))).collect();
+        let sheet = Sheet { title: title.clone(), rows };
+        let result = BenchResult { label: title, sheets: vec![sheet], ..BenchResult::default() };
+        vec![BenchResult { complete: true, ..result }]
+    }
+
+    /// A column for each run, if it is such a table: bus bandwidths by size.
+    fn column_per_run(&self, title: &str) -> Option<Vec<BenchResult>> {
+        let (head, rows) = self.lines.split_first().filter(|_| self.by_tabs)?;
+        let names = cells(head.text, true);
+        if !names.first()?.to_lowercase().contains("size") || names.len() < 2 {
+            return None;
+        }
+        let mut read: Vec<(u64, Vec<f64>, &str)> = Vec::new();
+        for line in rows {
+            let cells = cells(line.text, true);
+            let (size, figures) = cells.split_first().filter(|_| cells.len() == names.len())?;
+            let figures = figures.iter().map(|cell| parse_metric(cell).ok().flatten());
+            read.push((size.parse().ok()?, figures.collect::<Option<_>>()?, line.text));
+        }
+        let operation = context::operation_in(title).unwrap_or_default();
+        let shape = context::shape_of_title(title);
+        let run = |(index, label): (usize, &&str)| BenchResult {
+            notes: vec![title.to_owned(), ASSUMPTION_NOTE.to_owned()],
+            ..run_of_column(index, label, &read, &operation, &shape)
+        };
+        Some(names[1..].iter().enumerate().map(run).collect())
+    }
+}
+
+/// The run of one column.
+fn run_of_column(
+    index: usize,
+    label: &str,
+    read: &[(u64, Vec<f64>, &str)],
+    operation: &Operation,
+    shape: &BenchShape,
+) -> BenchResult {
+    let row = |(size, figures, line): &(u64, Vec<f64>, &str)| {
+        let busbw = figures.get(index).copied();
+        BenchRow {
+            size_bytes: *size,
+            in_place: Some(Measurement { busbw, ..Measurement::default() }),
+            line: Some((*line).to_owned()),
+            ..BenchRow::default()
+        }
+    };
+    let rows = read.iter().map(row).collect();
+    let table = BenchTable { operation: operation.clone(), rows, ..BenchTable::default() };
+    BenchResult {
+        label: label.to_owned(),
+        shape: shape.clone(),
+        tables: vec![table],
+        complete: true,
+        notes: vec![
+            "bus bandwidth in GB/s, taken to be in place: the table does not say".to_owned(),
+        ],
+        ..BenchResult::default()
+    }
+}
+
+/// The cells of a line.
+fn cells(line: &str, by_tabs: bool) -> Vec<&str> {
+    match by_tabs {
+        true => line.split('\t').map(str::trim).collect(),
+        false => line.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect(),
+    }
+}
