@@ -8,6 +8,7 @@ use regatta_model::{BenchResult, BenchRow, BenchTable, Operation};
 use serde::Serialize;
 
 use crate::buffer_mode::BufferMode;
+use crate::cases::same_key;
 use crate::metric::Metric;
 
 /// nccl-tests prints bandwidths below this with too few digits; the time is compared instead.
@@ -108,11 +109,8 @@ fn matching<'a>(
     table: &BenchTable,
 ) -> Option<&'a BenchTable> {
     let of_operation = |t: &&BenchTable| t.operation == table.operation;
-    let exact = |t: &&BenchTable| {
-        of_operation(t) && t.dtype == table.dtype && t.redop == table.redop && t.root == table.root
-    };
     let is_unique = |of: &BenchResult| of.tables.iter().filter(of_operation).count() == 1;
-    let found = result.tables.iter().find(exact);
+    let found = result.tables.iter().find(|t| same_key(t, table));
     found.or_else(|| {
         let both = is_unique(result) && is_unique(baseline);
         result.tables.iter().find(of_operation).filter(|_| both)

@@ -18,6 +18,11 @@ pub struct BenchCase {
     pub size_bytes: u64,
 }
 
+/// Whether two tables have the same operation, type, reduction and root.
+pub(crate) fn same_key(a: &BenchTable, b: &BenchTable) -> bool {
+    a.operation == b.operation && a.dtype == b.dtype && a.redop == b.redop && a.root == b.root
+}
+
 impl BenchCase {
     fn matches(&self, table: &BenchTable) -> bool {
         self.operation == table.operation

@@ -7,6 +7,7 @@ use regatta_model::{BenchResult, BenchTable, Operation};
 use serde::Serialize;
 
 use crate::buffer_mode::BufferMode;
+use crate::cases::same_key;
 use crate::metric::Metric;
 use crate::write::quoted;
 
@@ -71,13 +72,7 @@ fn matching_table<'a>(result: &'a BenchResult, wanted: &BenchTable) -> Option<&'
     if second.is_none() {
         return Some(first);
     }
-    let is_it = |table: &&BenchTable| {
-        table.operation == wanted.operation
-            && table.dtype == wanted.dtype
-            && table.redop == wanted.redop
-            && table.root == wanted.root
-    };
-    result.tables.iter().find(is_it)
+    result.tables.iter().find(|table| same_key(table, wanted))
 }
 
 fn side_by_side(

@@ -23,9 +23,9 @@ impl Metric {
     /// The name with its unit.
     pub fn name(self) -> &'static str {
         match self {
-            Self::BusBandwidth => "bus bandwidth (GB/s)",
-            Self::AlgorithmBandwidth => "algorithm bandwidth (GB/s)",
-            Self::Time => "time (µs)",
+            Self::BusBandwidth => "bus bandwidth in GB/s",
+            Self::AlgorithmBandwidth => "algorithm bandwidth in GB/s",
+            Self::Time => "time in µs",
         }
     }
 

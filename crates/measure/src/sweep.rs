@@ -270,10 +270,10 @@ mod tests {
         );
         let settings = Sweep::parse(&["A=x,y,z"]).unwrap().settings();
         let wanted = "all-reduce float sum
-size   time (us)  busbw (GB/s)  to first  best setting
-8 B        10.00          1.00     1.00x  A=x
-1 KiB      50.00          4.00     2.00x  A=y
-4 KiB       7.00          1.00         -  A=z
+size   time (us)  busbw (GB/s)  speedup  best setting
+8 B        10.00          1.00    1.00x  A=x
+1 KiB      50.00          4.00    2.00x  A=y
+4 KiB       7.00          1.00        -  A=z
 ";
         assert_eq!(table(&found, &settings), wanted);
     }

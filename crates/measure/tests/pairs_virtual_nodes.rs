@@ -50,7 +50,7 @@ fn assert_all_pairs(pairs: &Pairs, ranks: &[u32]) {
     for matrix in [&pairs.bandwidth, &pairs.latency_us, &pairs.latency_median_us] {
         for (i, row) in matrix.iter().enumerate() {
             for (j, cell) in row.iter().enumerate() {
-                assert_eq!(cell.is_some_and(|figure| figure > 0.0), i != j, "{i} to {j}: {cell:?}");
+                assert_eq!(cell.is_some_and(|value| value > 0.0), i != j, "{i} to {j}: {cell:?}");
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Outputs of real and made-up runs are read without loss.
+//! Parses outputs of real and synthetic runs without loss.
 
 #![allow(clippy::unwrap_used)]
 
@@ -26,8 +26,8 @@ fn only(name: &str) -> BenchResult {
     all.remove(0)
 }
 
-/// The figures of a row, in the order of nccl-tests' columns.
-fn figures(row: &BenchRow) -> Vec<f64> {
+/// Values of a row, in the order of nccl-tests' columns.
+fn values(row: &BenchRow) -> Vec<f64> {
     let of = |place: BufferMode| {
         let m = place.measurement(row).unwrap();
         [m.time_us.unwrap(), m.algbw.unwrap(), m.busbw.unwrap(), m.wrong.unwrap() as f64]
@@ -36,7 +36,7 @@ fn figures(row: &BenchRow) -> Vec<f64> {
 }
 
 #[test]
-fn the_talks_tables_are_read_without_loss() {
+fn tables_of_a_talk_are_parsed_without_loss() {
     let all = results("frontier-rccl.txt");
     let mut kept: HashSet<String> = HashSet::new();
     let cells = |line: &str| line.split('\t').map(|c| c.trim().to_owned()).collect::<Vec<_>>();
@@ -57,7 +57,7 @@ fn the_talks_tables_are_read_without_loss() {
 }
 
 #[test]
-fn the_talks_rows_are_their_figures() {
+fn rows_of_a_talk_have_the_printed_values() {
     let all = results("frontier-rccl.txt");
     let runs: Vec<&BenchResult> =
         all.iter().filter(|result| result.program == Program::RcclTests).collect();
@@ -77,14 +77,13 @@ fn the_talks_rows_are_their_figures() {
                 (words[0].parse().unwrap(), words[1].parse().ok())
             );
             let written: Vec<f64> = words[5..].iter().map(|w| w.parse().unwrap()).collect();
-            assert_eq!(figures(row), written);
+            assert_eq!(values(row), written);
             agrees(run.shape.ranks.unwrap(), row);
         }
     }
 }
 
-/// The printed bandwidths are those of the formulas, as far as two decimals and the printed time
-/// go.
+/// Printed bandwidths match the formulas, within the printed precision.
 fn agrees(ranks: u32, row: &BenchRow) {
     for measured in BufferMode::BOTH.into_iter().filter_map(|place| place.measurement(row)) {
         let time = measured.time_us.unwrap();
@@ -96,7 +95,7 @@ fn agrees(ranks: u32, row: &BenchRow) {
 }
 
 #[test]
-fn a_table_with_a_column_a_run_is_those_runs() {
+fn a_table_with_one_column_per_run_becomes_several_results() {
     let all = results("frontier-rccl.txt");
     let find = |label: &str| all.iter().find(|result| result.label == label).unwrap();
     let last = |label: &str| {
@@ -130,7 +129,7 @@ fn other_tables_are_kept_cell_by_cell() {
 }
 
 #[test]
-fn a_whole_run_with_all_around_it() {
+fn a_complete_run_is_parsed_with_its_metadata() {
     let run = results("cray-ex-nccl.txt").remove(0);
     assert_eq!((run.program, run.complete), (Program::NcclTests, true));
     assert_eq!((run.shape.ranks, run.shape.nodes), (Some(8), Some(2)));
@@ -151,7 +150,7 @@ fn a_whole_run_with_all_around_it() {
 }
 
 #[test]
-fn early_versions_without_root_and_redop() {
+fn versions_without_root_and_redop_are_parsed() {
     let run = only("versions/v2.0-all_reduce.txt");
     let table = &run.tables[0];
     assert_eq!((run.shape.ranks, table.root, table.redop.as_deref()), (Some(2), None, Some("sum")));
@@ -165,7 +164,7 @@ fn early_versions_without_root_and_redop() {
 }
 
 #[test]
-fn labels_logs_and_broken_rows() {
+fn launcher_labels_logs_and_interrupted_rows_are_handled() {
     let run = only("versions/v2.13-reduce_scatter-labelled.log");
     let types: Vec<_> = run.tables.iter().map(|t| (t.dtype.as_deref(), t.rows.len())).collect();
     assert_eq!(types, [(Some("int8"), 2), (Some("float"), 2)]);
@@ -178,7 +177,7 @@ fn labels_logs_and_broken_rows() {
 }
 
 #[test]
-fn several_runs_and_one_that_ends_early() {
+fn several_runs_and_a_truncated_one_are_parsed() {
     let all = results("versions/v2.17-broadcast-twice.txt");
     assert_eq!((all.len(), all[0].complete, all[1].complete), (2, true, false));
     assert_eq!(all[1].label, "v2.17-broadcast-twice #2");
@@ -191,7 +190,7 @@ fn several_runs_and_one_that_ends_early() {
 }
 
 #[test]
-fn single_calls_and_times_of_day() {
+fn per_iteration_columns_and_timestamps_are_parsed() {
     let run = only("versions/v2.19-alltoall-iterations.txt");
     assert_eq!(run.tables[0].operation, Operation::AllToAll);
     assert_eq!(run.versions["nccl-library"], "22907");
@@ -206,21 +205,21 @@ fn single_calls_and_times_of_day() {
 }
 
 #[test]
-fn rccl_tests_and_one_place_alone() {
-    // Whatever a library prints before the table changes nothing of it.
+fn rccl_tests_with_in_place_only_is_parsed() {
+    // Library output before the table is ignored.
     let text = data("versions/rccl-in-place.txt");
-    let noisy = text.replacen("# Using", "a library says hello\n# Using", 1);
+    let noisy = text.replacen("# Using", "library banner\n# Using", 1);
     let run = only("versions/rccl-in-place.txt");
     assert_eq!(read("versions/rccl-in-place.txt", &noisy).unwrap()[0], run);
     assert_eq!(run.program, Program::RcclTests);
     assert_eq!(run.versions["rccl-tests"], "develop:ae3e635");
     let row = &run.tables[0].rows[0];
     assert_eq!((&row.out_of_place, row.in_place.as_ref().unwrap().busbw), (&None, Some(7.23)));
-    assert_eq!(run.tables[0].operation, Operation::AllReduce, "by its counts");
+    assert_eq!(run.tables[0].operation, Operation::AllReduce, "inferred from the counts");
 }
 
 #[test]
-fn the_json_of_nccl_tests() {
+fn nccl_tests_json_is_parsed() {
     let run = only("versions/v2.19-all_gather.json");
     assert_eq!((run.shape.ranks, run.tables[0].root), (Some(2), Some(-1)));
     assert_eq!(run.tables[0].operation, Operation::AllGather);
@@ -232,7 +231,7 @@ fn the_json_of_nccl_tests() {
 }
 
 #[test]
-fn the_osu_micro_benchmarks() {
+fn osu_micro_benchmarks_are_parsed() {
     let latency = only("osu/osu_latency.txt");
     assert_eq!(latency.tables[0].operation, Operation::Latency);
     let last = latency.tables[0].rows[2].out_of_place.as_ref().unwrap();
@@ -260,7 +259,7 @@ fn the_osu_micro_benchmarks() {
 }
 
 #[test]
-fn a_page_that_lost_signs_of_comments() {
+fn pages_without_comment_signs_are_parsed() {
     let text = "> mpirun -np 4 \\\n>   -npernode 2 ./all_reduce_perf -b 8\n\n```\n\
                 nThread 1 nGpus 1 minBytes 8 maxBytes 8 step: 2(factor) warmup iters: 5 iters: 20 \
                 validation: 1\nUsing devices\n\
@@ -278,7 +277,7 @@ fn a_page_that_lost_signs_of_comments() {
 }
 
 #[test]
-fn errors_name_file_line_and_what_was_expected() {
+fn errors_name_file_line_and_expectation() {
     let text = data("cray-ex-nccl.txt").replace("   12174 ", "   12x74 ");
     let error = read("run.txt", &text).unwrap_err();
     let ReadError::Line { line, .. } = &error else { panic!("{error}") };
@@ -291,7 +290,7 @@ fn errors_name_file_line_and_what_was_expected() {
     let error = read("run.txt", &text).unwrap_err().to_string();
     assert!(error.ends_with("expected a count of elements, found \"2.15e+9\""), "{error}");
     let error = read("letter.txt", "dear all,\nit is fast\n").unwrap_err().to_string();
-    assert!(error.starts_with("letter.txt: no table of nccl-tests"), "{error}");
+    assert!(error.starts_with("letter.txt: found no table of nccl-tests"), "{error}");
     let error = read("a.json", "{\"format\": \"regatta-machine/1\"}").unwrap_err().to_string();
     assert!(error.contains("a.json") && error.contains("regatta-bench/1"), "{error}");
     let error = read("a.csv", "size_bytes,time_us\n8,fast\n").unwrap_err().to_string();
@@ -301,7 +300,7 @@ fn errors_name_file_line_and_what_was_expected() {
 }
 
 #[test]
-fn a_list_of_documents_is_read_as_its_results() {
+fn a_list_of_documents_is_parsed() {
     let mut all = results("versions/v2.19-all_reduce.txt");
     all[0].label = "with ], [ and \"},{\"".to_owned();
     all.extend(results("versions/rccl-in-place.txt"));
@@ -309,11 +308,11 @@ fn a_list_of_documents_is_read_as_its_results() {
     for text in [format!("[{}]", texts.join(",")), format!("\n [ {} ]\n", texts.join("\n,\n"))] {
         assert_eq!(read("all.json", &text).unwrap(), all);
     }
-    let said = |text: &str| read("all.json", text).unwrap_err().to_string();
+    let error = |text: &str| read("all.json", text).unwrap_err().to_string();
     let cut = format!("[{}", texts.join(","));
     for wrong in [&cut, "[{}, 3]", "[{}]", &format!("[{}]]", texts[0]), "[{"] {
-        assert!(said(wrong).starts_with("all.json: not a "), "{}", said(wrong));
+        assert!(error(wrong).starts_with("all.json: not a "), "{}", error(wrong));
     }
-    assert!(said("[]").contains("no table"), "{}", said("[]"));
-    assert!(said("[0] rank 0 said").contains("no table"), "a rank's name is no list");
+    assert!(error("[]").contains("no table"), "{}", error("[]"));
+    assert!(error("[0] rank 0 said").contains("no table"), "a launcher label is not a list");
 }

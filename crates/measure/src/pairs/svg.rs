@@ -68,7 +68,7 @@ impl SvgPage<'_> {
     }
 
     /// Draws a matrix; returns its bottom edge.
-    fn matrix(&mut self, top: f64, head: &str, figures: &Matrix, scale: ColorScale) -> f64 {
+    fn matrix(&mut self, top: f64, head: &str, values: &Matrix, scale: ColorScale) -> f64 {
         self.text(MARGIN, top, "h2", head);
         let (names, left, cell) = (self.names, round(MARGIN + self.label + 8.0), self.cell);
         let above = top + 12.0 + if cell == LABELLED_CELL { LINE_HEIGHT } else { 0.0 };
@@ -80,23 +80,23 @@ impl SvgPage<'_> {
             }
         }
         let height = cell.min(26.0);
-        for (i, row) in figures.iter().enumerate() {
+        for (i, row) in values.iter().enumerate() {
             let y = round(above + height * i as f64);
             let place = round(y + height / 2.0 + 4.0);
             self.text(left - 8.0, place, "end", &names[i]);
-            for (j, figure) in row.iter().enumerate() {
-                let Some(figure) = figure else { continue };
+            for (j, value) in row.iter().enumerate() {
+                let Some(value) = value else { continue };
                 let x = round(left + cell * j as f64);
-                let shade = scale.step(*figure, SHADES);
-                let tip = format!("{} to {}: {}", names[i], names[j], short(*figure));
+                let shade = scale.step(*value, SHADES);
+                let tip = format!("{} to {}: {}", names[i], names[j], short(*value));
                 self.tile(x, y, height, shade, &tip);
                 if cell == LABELLED_CELL {
                     let class = if shade < DARK_SHADES { "mid on-low" } else { "mid on-high" };
-                    self.text(x + cell / 2.0, place, class, &short(*figure));
+                    self.text(x + cell / 2.0, place, class, &short(*value));
                 }
             }
         }
-        above + height * figures.len() as f64
+        above + height * values.len() as f64
     }
 
     fn tile(&mut self, x: f64, y: f64, height: f64, shade: usize, tip: &str) {
@@ -199,10 +199,10 @@ mod tests {
 
     #[test]
     fn all_cells_are_drawn_and_all_text_is_escaped() {
-        for (n, figures) in [(1, true), (5, true), (40, false)] {
+        for (n, values) in [(1, true), (5, true), (40, false)] {
             let svg = draw(&pairs(n), "A & B");
             assert_eq!(svg.matches("<rect x=").count(), 2 * n * (n - 1));
-            assert_eq!(svg.contains("on-high\">") || n == 1, figures);
+            assert_eq!(svg.contains("on-high\">") || n == 1, values);
             assert!(!svg.contains("<n1>") && svg.contains("&lt;n1&gt; &amp; &lt;n2&gt;: slow?"));
             assert!(svg.contains("<title>A &amp; B</title>"));
             for element in ["svg", "text", "title", "rect"] {

@@ -36,17 +36,17 @@ pub(super) struct ColorScale {
 impl ColorScale {
     /// Higher is better.
     pub fn high(matrix: &Matrix) -> Self {
-        Self { best: figures(matrix).fold(0.0, f64::max), high: true }
+        Self { best: values(matrix).fold(0.0, f64::max), high: true }
     }
 
     /// Lower is better.
     pub fn low(matrix: &Matrix) -> Self {
-        Self { best: figures(matrix).fold(f64::INFINITY, f64::min), high: false }
+        Self { best: values(matrix).fold(f64::INFINITY, f64::min), high: false }
     }
 
     /// Step of a value out of `steps`; the last is the best.
-    pub fn step(self, figure: f64, steps: usize) -> usize {
-        let part = if self.high { figure / self.best } else { self.best / figure };
+    pub fn step(self, value: f64, steps: usize) -> usize {
+        let part = if self.high { value / self.best } else { self.best / value };
         let part = if part.is_nan() { 0.0 } else { part.clamp(0.0, 1.0) };
         ((part * steps as f64) as usize).min(steps - 1)
     }
@@ -55,18 +55,18 @@ impl ColorScale {
         if self.high { one.min(other) } else { one.max(other) }
     }
 
-    fn glyph(self, figure: f64) -> char {
-        GLYPHS[self.step(figure, GLYPHS.len())]
+    fn glyph(self, value: f64) -> char {
+        GLYPHS[self.step(value, GLYPHS.len())]
     }
 }
 
-fn figures(matrix: &Matrix) -> impl Iterator<Item = f64> {
-    matrix.iter().flatten().flatten().copied().filter(|figure| figure.is_finite())
+fn values(matrix: &Matrix) -> impl Iterator<Item = f64> {
+    matrix.iter().flatten().flatten().copied().filter(|value| value.is_finite())
 }
 
 /// Bandwidths in GB/s, or in MB/s if all are below 1 GB/s.
 pub(super) fn in_unit(bandwidth: &Matrix) -> (Matrix, &'static str) {
-    if figures(bandwidth).any(|figure| figure >= 1.0) {
+    if values(bandwidth).any(|value| value >= 1.0) {
         return (bandwidth.clone(), "GB/s");
     }
     let cell = |cell: &Option<f64>| cell.map(|gb| gb * 1e3);
@@ -86,7 +86,7 @@ pub(super) fn names(ends: &[PairEnd]) -> Vec<String> {
 fn matrix(
     title: &str,
     ends: &[PairEnd],
-    figures: &Matrix,
+    values: &Matrix,
     columns: usize,
     scale: ColorScale,
 ) -> String {
@@ -94,24 +94,24 @@ fn matrix(
     let label = names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
     let width = columns.saturating_sub(label + 1);
     if ends.len() * CELL <= width {
-        return with_figures(title, &names, label, figures, scale);
+        return with_values(title, &names, label, values, scale);
     }
-    with_glyphs(title, &names, label, figures, width.max(8), scale)
+    with_glyphs(title, &names, label, values, width.max(8), scale)
 }
 
-fn with_figures(
+fn with_values(
     title: &str,
     names: &[String],
     label: usize,
-    figures: &Matrix,
+    values: &Matrix,
     scale: ColorScale,
 ) -> String {
     let ranks = names.iter().map(|name| name.rsplit(' ').next().unwrap_or_default());
     let head: String = ranks.map(|rank| format!("{rank:>CELL$}")).collect();
     let mut text = format!("{title}\n{:label$} {head}\n", "");
-    for (name, row) in names.iter().zip(figures) {
+    for (name, row) in names.iter().zip(values) {
         let cell = |cell: &Option<f64>| match cell {
-            Some(figure) => format!("{:>1$}{2}", short(*figure), CELL - 1, scale.glyph(*figure)),
+            Some(value) => format!("{:>1$}{2}", short(*value), CELL - 1, scale.glyph(*value)),
             None => format!("{:>CELL$}", "·"),
         };
         let cells: String = row.iter().map(cell).collect();
@@ -125,7 +125,7 @@ fn with_glyphs(
     title: &str,
     names: &[String],
     label: usize,
-    figures: &Matrix,
+    values: &Matrix,
     width: usize,
     scale: ColorScale,
 ) -> String {
@@ -133,11 +133,11 @@ fn with_glyphs(
     let of = |rows: &[Vec<Option<f64>>], at: usize| {
         let cells = rows.iter().flat_map(|row| row[at..row.len().min(at + step)].iter().flatten());
         let worst = cells.copied().reduce(|one, other| scale.worse(one, other));
-        worst.map_or('·', |figure| scale.glyph(figure))
+        worst.map_or('·', |value| scale.glyph(value))
     };
     let folded = if step == 1 { String::new() } else { format!(", worst of {step} × {step}") };
     let mut text = format!("{title}; █ = {}{folded}\n", short(scale.best));
-    for (name, rows) in names.chunks(step).zip(figures.chunks(step)) {
+    for (name, rows) in names.chunks(step).zip(values.chunks(step)) {
         let glyphs: String = (0..names.len()).step_by(step).map(|at| of(rows, at)).collect();
         let first = name.first().map(String::as_str).unwrap_or_default();
         text.push_str(&format!("{first:label$} {glyphs}\n"));
@@ -150,9 +150,9 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn pairs(n: usize, figure: impl Fn(usize, usize) -> f64) -> Pairs {
+    fn pairs(n: usize, value: impl Fn(usize, usize) -> f64) -> Pairs {
         let end = |at: usize| PairEnd { rank: at as u32, host: format!("node{at}") };
-        let row = |i: usize| (0..n).map(|j| (i != j).then(|| figure(i, j))).collect();
+        let row = |i: usize| (0..n).map(|j| (i != j).then(|| value(i, j))).collect();
         let square: Matrix = (0..n).map(row).collect();
         Pairs {
             ends: (0..n).map(end).collect(),
@@ -166,7 +166,7 @@ mod tests {
     #[test]
     fn small_matrices_show_values() {
         let text = draw(&pairs(3, |i, j| if (i, j) == (0, 2) { 0.025 } else { 0.1 }), 80);
-        let wanted = "bandwidth from the row's to the column's rank, MB/s
+        let wanted = "bandwidth from row to column, MB/s
               0      1      2
 node0 0       ·   100█  25.0▃
 node1 1    100█      ·   100█

@@ -1,16 +1,16 @@
-//! Axes: where a value is drawn, and which values are written beside it.
+//! Axes: position of values, and ticks.
 
-/// How values are spread over an axis.
+/// Scale of an axis.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum PlotAxis {
-    /// From zero to this.
+    /// From 0 to this.
     Linear(f64),
-    /// Logarithms to this base, from one power of it to another.
+    /// Logarithmic with this base, from one exponent to another.
     Log(f64, i32, i32),
 }
 
 impl PlotAxis {
-    /// From zero to a round number above all values.
+    /// From 0 to a round number above all values.
     pub fn from_zero(values: impl Iterator<Item = f64>) -> Self {
         let max = values.filter(|value| value.is_finite()).fold(0.0, f64::max);
         if max <= 0.0 {
@@ -20,7 +20,7 @@ impl PlotAxis {
         Self::Linear((max / step).ceil() * step)
     }
 
-    /// Powers of a base around all values. What is not above zero is drawn at the low end.
+    /// Powers of a base around all values. Non-positive values are drawn at the lower end.
     pub fn log(base: f64, values: impl Iterator<Item = f64>) -> Self {
         let logs = values.filter(|v| v.is_finite() && *v > 0.0).map(|value| value.ln() / base.ln());
         let bounds = logs.fold(None, |bounds: Option<(f64, f64)>, log| {
@@ -28,12 +28,12 @@ impl PlotAxis {
             Some((low.min(log), high.max(log)))
         });
         let (low, high) = bounds.unwrap_or((0.0, 1.0));
-        // What is a power but for rounding is one.
+        // Tolerates rounding of exact powers.
         let (low, high) = ((low + 1e-9).floor() as i32, (high - 1e-9).ceil() as i32);
         Self::Log(base, low, high.max(low + 1))
     }
 
-    /// Where a value is, from 0 to 1.
+    /// Position of a value, from 0 to 1.
     pub fn position(self, value: f64) -> f64 {
         match self {
             Self::Linear(max) => (value / max).clamp(0.0, 1.0),
@@ -45,7 +45,7 @@ impl PlotAxis {
         }
     }
 
-    /// Values to be written, at max about ten.
+    /// Tick values, about ten at most.
     pub fn ticks(self) -> Vec<f64> {
         match self {
             Self::Linear(max) => {
@@ -62,7 +62,7 @@ impl PlotAxis {
     }
 }
 
-/// One, two or five times a power of ten, four to nine of which make y_of a value.
+/// 1, 2 or 5 times a power of ten, such that a value has four to nine steps.
 fn round_step(value: f64) -> f64 {
     let ten = 10f64.powf((value / 4.0).log10().floor());
     let times = [5.0, 2.0, 1.0].into_iter().find(|times| times * ten <= value / 4.0);
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_axis_from_zero_ends_above_all() {
+    fn linear_axes_end_above_all_values() {
         let axis = PlotAxis::from_zero([109.01, 8.03].into_iter());
         assert_eq!(axis, PlotAxis::Linear(120.0));
         assert_eq!(axis.ticks(), [0.0, 20.0, 40.0, 60.0, 80.0, 100.0, 120.0]);
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn an_axis_of_powers_holds_all() {
+    fn log_axes_span_all_values() {
         let axis = PlotAxis::log(2.0, [65536.0, 4_294_967_296.0].into_iter());
         assert_eq!(axis, PlotAxis::Log(2.0, 16, 32));
         assert_eq!((axis.position(65536.0), axis.position(16_777_216.0)), (0.0, 0.5));

@@ -1,4 +1,4 @@
-//! An HTML html: the drawings, and the figures they show as tables.
+//! An HTML page with the plots and their values as tables.
 
 use regatta_model::units::bytes;
 use regatta_model::{BenchResult, Operation};
@@ -6,7 +6,7 @@ use regatta_model::{BenchResult, Operation};
 use super::{escape, svg};
 use crate::compare::{CompareOptions, Comparison, compare};
 
-/// The looks of a html, for light and for dark screens.
+/// Style sheet for light and dark mode.
 const STYLE: &str = "\
 :root{color-scheme:light dark}\
 body{font:15px/1.5 system-ui,sans-serif;max-width:62rem;margin:2rem auto;padding:0 1rem;\
@@ -18,7 +18,7 @@ th,td{text-align:right;padding:.15rem .7rem;border-bottom:1px solid #ddd}\
 @media (prefers-color-scheme:dark){body{background:#161616;color:#e6e6e6}\
 th,td{border-color:#3a3a3a}.ratio{color:#a0a0a0}}";
 
-/// A html of several results: for each operation its drawing and its table. All in one file.
+/// A self-contained page: for each operation its plot and its table.
 pub fn html(title: &str, results: &[BenchResult]) -> String {
     let title = escape(title);
     let mut text = format!(
@@ -38,7 +38,7 @@ pub fn html(title: &str, results: &[BenchResult]) -> String {
     text
 }
 
-/// Every operation that some result has, once.
+/// Every operation of any result, once.
 fn operations(results: &[BenchResult]) -> Vec<&Operation> {
     let mut found: Vec<&Operation> = Vec::new();
     for operation in results.iter().flat_map(BenchResult::operations) {
@@ -49,7 +49,7 @@ fn operations(results: &[BenchResult]) -> Vec<&Operation> {
     found
 }
 
-/// Those that have an operation, side by side.
+/// Comparisons of the results that have an operation.
 fn comparisons_of(results: &[BenchResult], operation: &Operation) -> Vec<Comparison> {
     let mut having: Vec<BenchResult> = Vec::new();
     for result in results {
@@ -62,7 +62,7 @@ fn comparisons_of(results: &[BenchResult], operation: &Operation) -> Vec<Compari
     compare(&having, CompareOptions::default())
 }
 
-/// What the results are of.
+/// List of the results with their metadata.
 fn run_list(results: &[BenchResult]) -> String {
     let mut text = String::from("<ul>\n");
     for result in results {

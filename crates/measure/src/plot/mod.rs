@@ -1,6 +1,6 @@
-//! Results drawn: bandwidth and time over size, as SVG and as an HTML html with the tables.
+//! Plots of bandwidth and time over size, as SVG, or as an HTML page with tables.
 //!
-//! A drawing is all in one file, light or dark as its reader's screen is.
+//! A plot is self-contained and adapts to light and dark mode.
 
 mod axis;
 mod html;
@@ -15,17 +15,17 @@ use panel::{Frame, PALETTE_SIZE, Series};
 
 pub use html::html;
 
-/// The width of a drawing, and what a panel has of it.
+/// Width of a plot and of its panels.
 const WIDTH: f64 = 900.0;
 const LEFT: f64 = 80.0;
 const PANEL_WIDTH: f64 = 790.0;
 const PANEL_HEIGHT: f64 = 260.0;
-/// Above the first panel without its legend, between panels, and below the last.
+/// Space above the first panel (without the legend) and between panels.
 const TOP: f64 = 84.0;
 const BETWEEN: f64 = 74.0;
 const LEGEND_LINE: f64 = 20.0;
 
-/// Colours of lines that can be told apart, also by those who see few colours: on white, on black.
+/// Colour-blind safe line colours: light mode, dark mode.
 const PALETTE: [(&str, &str); PALETTE_SIZE] = [
     ("#0068b5", "#5fb0ff"),
     ("#c8500a", "#ff9d5c"),
@@ -37,16 +37,16 @@ const PALETTE: [(&str, &str); PALETTE_SIZE] = [
     ("#a11d1d", "#ff8080"),
 ];
 
-/// Draws an operation of several results, each a line: bandwidth in one panel and time in another.
-/// `None` where none of them has a metric of it.
+/// Plots an operation of several results: a bandwidth panel and a time panel, one line per result.
+/// `None` if there are no values.
 pub fn svg(results: &[BenchResult], operation: &Operation) -> Option<String> {
     let bandwidth = match Metric::default_for(operation) {
         Metric::Time => Metric::BusBandwidth,
         metric => metric,
     };
     let place = common_mode(results, operation);
-    let figures = [bandwidth, Metric::Time];
-    let panels: Vec<(Metric, Vec<Series>)> = figures
+    let metrics = [bandwidth, Metric::Time];
+    let panels: Vec<(Metric, Vec<Series>)> = metrics
         .into_iter()
         .map(|metric| (metric, series_of(results, operation, metric, place)))
         .filter(|(_, all)| all.iter().any(|series| !series.values.is_empty()))
@@ -54,7 +54,7 @@ pub fn svg(results: &[BenchResult], operation: &Operation) -> Option<String> {
     (!panels.is_empty()).then(|| drawing(operation, place, &panels))
 }
 
-/// Out of place, if all have it; else in place.
+/// Out of place if all rows have it, else in place.
 fn common_mode(results: &[BenchResult], operation: &Operation) -> BufferMode {
     let tables = results.iter().flat_map(|result| &result.tables);
     let mut rows = tables.filter(|table| table.operation == *operation).flat_map(|t| &t.rows);
@@ -64,7 +64,7 @@ fn common_mode(results: &[BenchResult], operation: &Operation) -> BufferMode {
     }
 }
 
-/// A line for each table of the operation; where a result has several, with the type it is of.
+/// One series per table of the operation; the label names the type if a result has several.
 fn series_of(
     results: &[BenchResult],
     operation: &Operation,
@@ -131,7 +131,7 @@ fn legend(names: &[String]) -> String {
     text
 }
 
-/// The looks, for light and for dark screens. All rules are for our drawings alone.
+/// Style sheet for light and dark mode, scoped to our plots.
 fn style() -> String {
     let colours = |dark: bool| -> String {
         let one = |(index, (light, black)): (usize, &(&str, &str))| {
@@ -155,13 +155,13 @@ fn style() -> String {
     )
 }
 
-/// A name for the drawing's parts that no other operation's drawing has.
+/// An id prefix unique to the operation.
 fn identifier(operation: &Operation) -> String {
     let letter = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
     format!("plot-{}", operation.name().chars().map(letter).collect::<String>())
 }
 
-/// Text as it may stand in SVG and HTML, also between quotes. What XML cannot hold is replaced.
+/// Escapes text for SVG and HTML, also in attributes; invalid XML characters are replaced.
 pub(crate) fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for letter in text.chars() {

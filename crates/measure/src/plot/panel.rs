@@ -1,4 +1,4 @@
-//! One panel of a drawing: a frame with its axes and a line for each result.
+//! One panel of a plot: axes and one line per result.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use super::axis::PlotAxis;
 use super::escape;
 use crate::metric::Metric;
 
-/// Where a panel is, and how large, in the drawing's units.
+/// Position and size of a panel.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Frame {
     pub left: f64,
@@ -24,9 +24,9 @@ pub(super) struct Series {
     pub values: BTreeMap<u64, f64>,
 }
 
-/// Shapes tell lines apart where colours do not.
+/// Marker shapes, in addition to colours.
 const SHAPES: usize = 4;
-/// How many colours there are.
+/// Number of colours.
 pub(super) const PALETTE_SIZE: usize = 8;
 
 /// Draws a panel.
@@ -83,7 +83,7 @@ fn grid(frame: Frame, x: PlotAxis, y: PlotAxis, metric: Metric) -> String {
     text
 }
 
-/// A time by the unit that suits it.
+/// A time with a suitable unit.
 fn time(us: f64) -> String {
     match us {
         us if us >= 1e6 => format!("{} s", plain(us / 1e6)),
@@ -92,7 +92,7 @@ fn time(us: f64) -> String {
     }
 }
 
-/// A number without zeros at its end.
+/// A number without trailing zeros.
 fn plain(value: f64) -> String {
     let text = format!("{value:.6}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
@@ -127,7 +127,7 @@ fn line(
     text
 }
 
-/// The shape of a result's points.
+/// Marker of a result's points.
 pub(super) fn mark(index: usize, x: f64, y: f64) -> String {
     match index % SHAPES {
         0 => format!("M{:.1} {y:.1}a3.5 3.5 0 1 0 7 0a3.5 3.5 0 1 0 -7 0Z", x - 3.5),

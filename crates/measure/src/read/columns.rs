@@ -1,4 +1,4 @@
-//! The columns of nccl-tests and rccl-tests, of all their versions, and their rows.
+//! Columns and rows of nccl-tests and rccl-tests output, in all versions.
 
 use regatta_model::{BenchRow, Measurement};
 
@@ -13,13 +13,13 @@ enum Column {
     Redop,
     Root,
     Metric(BufferMode, MetricColumn),
-    /// A word of the time of day.
+    /// One word of a timestamp.
     Timestamp,
-    /// One that we do not know, by its name.
+    /// An unknown column, by name.
     Other(BufferMode, String),
 }
 
-/// A column that comes once out of place and once in place.
+/// A column that occurs out of place and in place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum MetricColumn {
     Time,
@@ -33,11 +33,11 @@ enum MetricColumn {
     Cv,
 }
 
-/// What the header of a table says of its columns.
+/// Columns of a table, from its header.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ColumnLayout(Vec<Column>);
 
-/// A row with what its table is known by.
+/// A row with the key of its table.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct ParsedRow {
     pub dtype: Option<String>,
@@ -46,27 +46,27 @@ pub(super) struct ParsedRow {
     pub row: BenchRow,
 }
 
-/// A word that is not what its column wants.
+/// A word that does not match its column.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct ColumnMismatch {
     pub expected: String,
     pub found: String,
 }
 
-/// A metric_column that was not measured.
+/// An unmeasured value.
 const NOT_AVAILABLE: &str = "N/A";
-/// What our own writer has where a result does not say what was measured.
+/// Written by our own writer for absent values.
 pub(crate) const ABSENT: &str = "-";
 
-/// Heads that are no columns: they group others.
+/// Header words that group columns.
 const GROUP_HEADERS: [&str; 4] = ["out-of-place", "in-place", "(+", "per-iteration)"];
 
 impl ColumnLayout {
-    /// Reads the line with the columns' names, if it is one. `first` is the place of the first
-    /// time, which some versions show alone.
+    /// Parses the header line; `None` if it is none. `first` is the mode of the first time column;
+    /// some versions print only one mode.
     ///
-    /// Where text was copied off tabular, heads are spread over several lines: then the columns are
-    /// those that every version has had since 2.13.
+    /// Tables copied from slides split the header over several lines; then the standard columns are
+    /// assumed.
     pub fn from_header(header: &str, first: BufferMode) -> Option<Self> {
         let names: Vec<&str> = header
             .split_whitespace()
@@ -76,13 +76,13 @@ impl ColumnLayout {
             return None;
         }
         let mut columns: Vec<Column> = names.iter().map_while(|name| lead_column(name)).collect();
-        let figures = &names[columns.len()..];
-        if is_incomplete(figures) {
+        let metrics = &names[columns.len()..];
+        if is_incomplete(metrics) {
             columns.extend(standard_metrics());
             return Some(Self(columns));
         }
         let mut place = None;
-        for name in figures {
+        for name in metrics {
             let metric_column = metric_column(name);
             if metric_column == Some(MetricColumn::Time) {
                 place = Some(if place.is_none() { first } else { BufferMode::InPlace });
@@ -97,24 +97,24 @@ impl ColumnLayout {
         Some(Self(columns))
     }
 
-    /// What every version has had since 2.13.
+    /// The columns of every version since 2.13.
     pub fn standard() -> Self {
         let lead_column = [Column::Size, Column::Count, Column::Type, Column::Redop, Column::Root];
         Self(lead_column.into_iter().chain(standard_metrics()).collect())
     }
 
-    /// How many words a whole row has.
+    /// Words of a complete row.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether a line is a row: it begins as one does, or has as many words behind a size.
+    /// Whether a line is a row: it starts like one, or has a size and the right number of words.
     pub fn is_row(&self, words: &[&str]) -> bool {
         let sized = words.first().is_some_and(|word| word.parse::<u64>().is_ok());
         self.starts_row(words) || (sized && words.len() == self.len())
     }
 
-    /// Whether a line begins as a row does.
+    /// Whether a line starts like a row.
     pub fn starts_row(&self, words: &[&str]) -> bool {
         let lead_column = |column: &&Column| !matches!(column, Column::Metric(..));
         let lead_column: Vec<&Column> = self.0.iter().take_while(lead_column).collect();
@@ -127,20 +127,20 @@ impl ColumnLayout {
         words.len() >= lead_column.len().min(3) && lead_column.iter().zip(words).all(fits)
     }
 
-    /// Whether the words of a line may be the rest of a row.
+    /// Whether the words may continue an interrupted row.
     pub fn continues_row(words: &[&str]) -> bool {
         !words.is_empty()
             && words.iter().all(|word| parse_metric(word).is_ok() || *word == NOT_AVAILABLE)
     }
 
-    /// Whether so many words are a row of one place alone, behind a gap where the other would be.
+    /// Whether the row has in-place values only, with a gap instead of the out-of-place columns.
     pub fn is_in_place_only(&self, line: &str, words: &[&str]) -> bool {
-        let figures = |place| move |c: &&Column| matches!(c, Column::Metric(p, _) if *p == place);
-        let out = self.0.iter().filter(figures(BufferMode::OutOfPlace)).count();
+        let metrics = |place| move |c: &&Column| matches!(c, Column::Metric(p, _) if *p == place);
+        let out = self.0.iter().filter(metrics(BufferMode::OutOfPlace)).count();
         out > 0 && words.len() + out == self.len() && line.contains(&" ".repeat(30))
     }
 
-    /// Reads a row, or as much of it as there is.
+    /// Parses a row; missing trailing columns stay absent.
     pub fn row(&self, words: &[&str], in_place_only: bool) -> Result<ParsedRow, ColumnMismatch> {
         let is_out = |c: &Column| matches!(c, Column::Metric(BufferMode::OutOfPlace, _));
         let columns = self.0.iter().filter(|column| !(in_place_only && is_out(column)));
@@ -152,7 +152,7 @@ impl ColumnLayout {
     }
 }
 
-/// Names of what a row is, before its figures.
+/// Columns before the metrics.
 fn lead_column(name: &str) -> Option<Column> {
     Some(match name {
         "size" => Column::Size,
@@ -183,18 +183,18 @@ fn is_unit(name: &str) -> bool {
     name.starts_with('(') && name.ends_with(')')
 }
 
-/// Whether a header lacks what every table has.
-fn is_incomplete(figures: &[&str]) -> bool {
-    !figures.starts_with(&["time", "algbw", "busbw"])
-        && !figures.starts_with(&["cputime", "algbw", "busbw"])
+/// Whether the header lacks columns that every table has.
+fn is_incomplete(metrics: &[&str]) -> bool {
+    !metrics.starts_with(&["time", "algbw", "busbw"])
+        && !metrics.starts_with(&["cputime", "algbw", "busbw"])
 }
 
 fn standard_metrics() -> impl Iterator<Item = Column> {
-    let figures =
+    let metrics =
         [MetricColumn::Time, MetricColumn::Algbw, MetricColumn::Busbw, MetricColumn::Wrong];
     BufferMode::BOTH
         .into_iter()
-        .flat_map(move |p| figures.into_iter().map(move |f| Column::Metric(p, f)))
+        .flat_map(move |p| metrics.into_iter().map(move |f| Column::Metric(p, f)))
 }
 
 impl Column {
@@ -213,9 +213,7 @@ impl Column {
             }
             Self::Type => row.dtype = Some(word.to_owned()),
             Self::Redop => row.redop = Some(word.to_owned()),
-            Self::Root => {
-                row.root = Some(word.parse().map_err(|_| mismatch("the parse_metric of a root"))?)
-            }
+            Self::Root => row.root = Some(word.parse().map_err(|_| mismatch("a root rank"))?),
             Self::Metric(place, metric_column) => {
                 let measured = place.measurement_mut(&mut row.row);
                 metric_column.set(word, measured).map_err(mismatch)?;
@@ -233,7 +231,7 @@ impl Column {
 
 impl MetricColumn {
     fn set(self, word: &str, measured: &mut Measurement) -> Result<(), &'static str> {
-        // What is wrong beyond all bounds is marked.
+        // nccl-tests marks out-of-bounds values with `*`.
         let value = match (self, word) {
             (_, NOT_AVAILABLE) => None,
             (Self::Wrong, word) => {
@@ -241,7 +239,7 @@ impl MetricColumn {
             }
             (_, word) => parse_metric(word).map_err(|()| self.name())?,
         };
-        // A spread of nothing is none.
+        // Absent values do not create a spread.
         if value.is_none() {
             return Ok(());
         }
@@ -262,23 +260,23 @@ impl MetricColumn {
     fn name(self) -> &'static str {
         match self {
             Self::Time => "a time in microseconds",
-            Self::Algbw => "the algorithm's bandwidth in GB/s",
-            Self::Busbw => "the bus bandwidth in GB/s",
-            Self::Wrong => "a parse_metric of wrong elements or N/A",
+            Self::Algbw => "an algorithm bandwidth in GB/s",
+            Self::Busbw => "a bus bandwidth in GB/s",
+            Self::Wrong => "a number of wrong elements or N/A",
             Self::Error => "a deviation or N/A",
             Self::Min | Self::Max | Self::P99 => "a time in microseconds",
-            Self::Cv => "a variation in percent",
+            Self::Cv => "a coefficient of variation in percent",
         }
     }
 }
 
-/// A metric_column. One below zero is none; one that is not finite is `None`.
+/// Parses a non-negative value; `None` if it is not finite.
 pub(super) fn parse_metric(word: &str) -> Result<Option<f64>, ()> {
     let plain = word.strip_prefix('-').unwrap_or(word);
     if plain.eq_ignore_ascii_case("nan") || word.eq_ignore_ascii_case("inf") {
         return Ok(None);
     }
-    // Words such as "infinity" are numbers to Rust.
+    // `f64::from_str` also accepts words such as "infinity".
     if !word.starts_with(|c: char| c.is_ascii_digit() || c == '.') {
         return Err(());
     }
@@ -300,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn heads_of_many_versions() {
+    fn headers_of_all_versions_are_parsed() {
         let out = |header: &str| ColumnLayout::from_header(header, BufferMode::OutOfPlace);
         assert_eq!(out(NOW), Some(ColumnLayout::standard()));
         let old =
@@ -319,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_read_whole_and_in_part() {
+    fn complete_and_partial_rows_are_parsed() {
         let line = "1024 256 float sum -1 10.5 0.10 0.15 0 N/A nan inf N/A";
         let found = ColumnLayout::standard().row(&words(line), false).unwrap();
         let out = found.row.out_of_place.unwrap();
@@ -331,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_named() {
+    fn mismatches_are_reported_with_the_expected_column() {
         let mismatch = |line: &str| ColumnLayout::standard().row(&words(line), false).unwrap_err();
         let found = mismatch("1024 256 float sum -1 ten");
         assert_eq!(

@@ -1,6 +1,6 @@
-//! Our own table of values between commas.
+//! Our own CSV.
 //!
-//! ColumnLayout are known by their names, in any order; what a file lacks is absent.
+//! Columns are identified by name, in any order; missing columns are absent.
 
 use std::collections::BTreeMap;
 
@@ -10,13 +10,14 @@ use regatta_model::{BenchResult, BenchRow, BenchTable, Measurement, Operation};
 use super::ReadError;
 use super::context::stem;
 use crate::buffer_mode::BufferMode;
+use crate::cases::same_key;
 
-/// Whether a line names the columns of such a table.
+/// Whether a line is the header of such a file.
 pub(super) fn is_header(line: &str) -> bool {
     cells(line).iter().any(|name| name == "size_bytes") && line.contains(',')
 }
 
-/// Reads the table: one result a label.
+/// Parses the file: one result per label.
 pub(super) fn read(name: &str, text: &str) -> Result<Vec<BenchResult>, ReadError> {
     let mut records = records(text).into_iter();
     let Some((_, header)) = records.next() else { return Ok(Vec::new()) };
@@ -28,7 +29,7 @@ pub(super) fn read(name: &str, text: &str) -> Result<Vec<BenchResult>, ReadError
     Ok(results)
 }
 
-/// One line by the names of its columns.
+/// One record by column name.
 struct CsvRecord<'a> {
     file: &'a str,
     line: usize,
@@ -106,7 +107,7 @@ impl<'a> CsvRecord<'a> {
         let measured = self.measurement()?;
         let table = table_of(&mut self.result_of(results)?.tables, self)?;
         let row = match table.rows.last_mut() {
-            // The other place of the same size continues at once.
+            // The in-place record of a size directly follows its out-of-place record.
             Some(row) if row.size_bytes == size_bytes && self.continues(row, count, place) => row,
             _ => {
                 table.rows.push(BenchRow { size_bytes, count, ..BenchRow::default() });
@@ -124,7 +125,7 @@ impl<'a> CsvRecord<'a> {
         place == BufferMode::InPlace && row.in_place.is_none() && row.count == count
     }
 
-    /// The result of this line's label.
+    /// The result of this record's label.
     fn result_of<'r>(
         &self,
         results: &'r mut Vec<BenchResult>,
@@ -139,7 +140,7 @@ impl<'a> CsvRecord<'a> {
             let program = programs.into_iter().find(|p| Some(&p.name()) == program);
             result.program = program.unwrap_or_default();
             result.backend = self.text("backend");
-            // None is as many as nobody knows of.
+            // 0 means unknown.
             result.shape.ranks = self.parse("ranks")?.filter(|ranks| *ranks > 0);
             result.shape.nodes = self.parse("nodes")?.filter(|nodes| *nodes > 0);
             results.push(result);
@@ -148,7 +149,7 @@ impl<'a> CsvRecord<'a> {
     }
 }
 
-/// The table of a line: the last one, if it is of the same things.
+/// The table of a record: the last one, if the key matches.
 fn table_of<'t>(
     tables: &'t mut Vec<BenchTable>,
     record: &CsvRecord<'_>,
@@ -160,24 +161,14 @@ fn table_of<'t>(
         root: record.parse("root")?,
         rows: Vec::new(),
     };
-    let same = |table: &BenchTable| {
-        table.operation == wanted.operation
-            && table.dtype == wanted.dtype
-            && table.redop == wanted.redop
-            && table.root == wanted.root
-    };
-    let at = match tables.last().is_some_and(same) {
-        true => tables.len() - 1,
-        false => {
-            tables.push(wanted);
-            tables.len() - 1
-        }
-    };
-    Ok(&mut tables[at])
+    if !tables.last().is_some_and(|table| same_key(table, &wanted)) {
+        tables.push(wanted);
+    }
+    let last = tables.len() - 1;
+    Ok(&mut tables[last])
 }
 
-/// The lines of a table with the number each begins at. What is in quotes may hold anything, also
-/// line ends.
+/// The records with their line numbers. Quoted cells may contain commas and line ends.
 fn records(text: &str) -> Vec<(usize, Vec<String>)> {
     let (mut all, mut cells, mut cell) = (Vec::new(), Vec::new(), String::new());
     let (mut line, mut begin, mut quoted) = (1, 1, false);

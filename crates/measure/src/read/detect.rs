@@ -1,4 +1,4 @@
-//! A text with tables in it, and perhaps with much else.
+//! Finds tables of all known formats in a text.
 
 use regatta_model::BenchResult;
 
@@ -6,7 +6,7 @@ use super::context::TableContext;
 use super::lines::{LogLine, lines};
 use super::{ReadError, nccl_tests, osu, tabular};
 
-/// The table that is being read.
+/// The table being parsed.
 enum ActiveParser<'a> {
     Idle,
     Nccl(Box<nccl_tests::NcclTestsParser>),
@@ -21,7 +21,7 @@ struct TextReader<'a> {
     results: Vec<BenchResult>,
 }
 
-/// All tables of a text.
+/// Parses all tables of a text.
 pub(super) fn read(name: &str, text: &str) -> Result<Vec<BenchResult>, ReadError> {
     let (active, context, results) = (ActiveParser::Idle, TableContext::default(), Vec::new());
     let mut reader = TextReader { name, active, context, results };
@@ -37,7 +37,7 @@ impl<'a> TextReader<'a> {
     fn line(&mut self, line: &LogLine<'a>) -> Result<(), ReadError> {
         let name = self.name;
         if line.is_fence {
-            // What is quoted ends there.
+            // A code fence ends the current table.
             self.close()?;
         }
         let consumed = match &mut self.active {
@@ -56,7 +56,7 @@ impl<'a> TextReader<'a> {
             return Ok(());
         }
         if matches!(self.active, ActiveParser::Tabular(_)) {
-            // Its lines are one after another.
+            // Tabular blocks are contiguous.
             self.close()?;
         }
         if osu::starts_run(line) {
@@ -77,7 +77,7 @@ impl<'a> TextReader<'a> {
         Ok(())
     }
 
-    /// Whether no run is being read, in whose output anything may be aligned.
+    /// Whether no run is being parsed; its output may contain aligned text.
     fn is_idle(&self) -> bool {
         matches!(self.active, ActiveParser::Idle)
     }
@@ -95,7 +95,7 @@ impl<'a> TextReader<'a> {
     }
 }
 
-/// Tells results apart that would have the same name.
+/// Numbers results with equal labels.
 fn number_duplicate_labels(results: &mut [BenchResult]) {
     for at in 1..results.len() {
         let (before, rest) = results.split_at_mut(at);

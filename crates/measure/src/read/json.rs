@@ -1,4 +1,4 @@
-//! Our own documents, and the JSON that nccl-tests writes with `-J`.
+//! Our own documents, and the JSON of nccl-tests `-J`.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::nccl_tests::{set_operations, set_shape_from_devices};
 use super::{ReadError, context};
 
-/// Reads either.
+/// Parses either format.
 pub(super) fn read(name: &str, text: &str) -> Result<BenchResult, ReadError> {
     #[derive(Deserialize)]
     struct Peek {
@@ -30,19 +30,19 @@ pub(super) fn read(name: &str, text: &str) -> Result<BenchResult, ReadError> {
     Ok(report.into_result(name))
 }
 
-/// Whether a text is a list of documents, and no line that begins with the name of a rank.
+/// Whether a text is a list of documents rather than a launcher label.
 pub(super) fn is_list(text: &str) -> bool {
     let inside = text.trim_start().strip_prefix('[').map(str::trim_start);
     inside.is_some_and(|inside| inside.starts_with(['{', ']']))
 }
 
-/// Reads a list of either.
+/// Parses a list of either format.
 pub(super) fn read_list(name: &str, text: &str) -> Result<Vec<BenchResult>, ReadError> {
     let broken = |source| DocumentError::Json { kind: BenchResult::KIND, source };
     let named = |source| ReadError::Document { file: name.to_owned(), source: broken(source) };
     serde_json::from_str::<Vec<BTreeMap<String, IgnoredAny>>>(text).map_err(named)?;
     let mut results = Vec::new();
-    // What lies between documents is white space and one mark, or else it were no list.
+    // The text is valid JSON, so only white space and commas separate the documents.
     let mut rest = text.trim_start().trim_start_matches('[').trim_start();
     while rest.starts_with('{') {
         let mut values = serde_json::Deserializer::from_str(rest).into_iter::<IgnoredAny>();
@@ -54,7 +54,7 @@ pub(super) fn read_list(name: &str, text: &str) -> Result<Vec<BenchResult>, Read
     Ok(results)
 }
 
-/// What nccl-tests writes.
+/// The JSON of nccl-tests.
 #[derive(Deserialize)]
 struct NcclTestsReport {
     #[serde(default)]
@@ -160,7 +160,7 @@ struct AverageBusbw {
     okay: Value,
 }
 
-/// A number. What is none is a word, such as "nan".
+/// A non-negative number; nccl-tests writes other values as strings such as "nan".
 fn number(value: &Value) -> Option<f64> {
     value.as_f64().filter(|value| value.is_finite() && *value >= 0.0)
 }
@@ -201,7 +201,7 @@ impl NcclTestsReport {
     }
 }
 
-/// Whether a variable may change what is measured.
+/// Whether a variable may affect the measurement.
 fn is_relevant(name: &str) -> bool {
     let heads = ["NCCL_", "RCCL_", "FI_", "UCX_", "CUDA_VISIBLE", "HIP_VISIBLE", "ROCR_VISIBLE"];
     heads.iter().any(|head| name.starts_with(head))

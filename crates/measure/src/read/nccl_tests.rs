@@ -1,4 +1,4 @@
-//! The output of nccl-tests and rccl-tests, of all their versions, also as tables on tabular.
+//! Output of nccl-tests and rccl-tests, in all versions, also as tables on slides.
 
 use regatta_model::bench::{BenchShape, Program};
 use regatta_model::{BenchResult, BenchTable, Operation};
@@ -10,24 +10,25 @@ use super::{ReadError, comments};
 use crate::buffer_mode::BufferMode;
 use crate::formula;
 
-/// One run, as far as it was read.
+/// Parser of one run.
 #[derive(Debug)]
 pub(super) struct NcclTestsParser {
     result: BenchResult,
-    /// What the run, the command, the title and the file's name say is measured, the surest first.
+    /// Texts that may name the operation, the most reliable first: the run, the command, the title,
+    /// the file name.
     hints: Vec<String>,
-    /// Whether only the place of one buffer is shown.
+    /// Mode of the first time column.
     first: BufferMode,
     columns: Option<ColumnLayout>,
-    /// A row that something else broke into, or the end of the file.
+    /// A row interrupted by other output or by the end of the file.
     partial_row: Option<(usize, String)>,
-    /// A blank line came after rows: what follows may be of something else.
+    /// A blank line after rows: what follows may not belong to the run.
     after_blank: bool,
     rows: usize,
     has_preamble: bool,
 }
 
-/// Whether a run starts_run with this line.
+/// Whether a run starts with this line.
 pub(super) fn starts_run(line: &LogLine<'_>) -> bool {
     let words: Vec<&str> = line.words().collect();
     let head = line.comment().and_then(|c| ColumnLayout::from_header(c, BufferMode::OutOfPlace));
@@ -37,7 +38,7 @@ pub(super) fn starts_run(line: &LogLine<'_>) -> bool {
         || (words.len() == standard.len() && standard.starts_row(&words))
 }
 
-/// Whether it is one of the lines that a run starts_run with.
+/// Whether the line belongs to the start of a run.
 fn is_preamble(line: &LogLine<'_>) -> bool {
     let text = line.text.trim_start().trim_start_matches('#').trim_start();
     text.starts_with("nccl-tests version ")
@@ -47,10 +48,10 @@ fn is_preamble(line: &LogLine<'_>) -> bool {
 }
 
 impl NcclTestsParser {
-    /// A run of a file, with what stands before it.
+    /// A run with the context before it.
     pub fn new(name: &str, line: &LogLine<'_>, context: &TableContext) -> Self {
         let command = context.command_line();
-        // Of a log, what stands before a table is no title.
+        // In a log, the text before a table is not a title.
         let title = context.title().filter(|_| line.text.contains('\t'));
         let label = title.clone().unwrap_or_else(|| context::stem(name).to_owned());
         let hints = [command.clone(), title.clone(), Some(context::stem(name).to_owned())];
@@ -81,7 +82,7 @@ impl NcclTestsParser {
         }
     }
 
-    /// Takes a line; `false` if it is none of this run.
+    /// Adds a line; `false` if it does not belong to this run.
     pub fn push_line(&mut self, name: &str, line: &LogLine<'_>) -> Result<bool, ReadError> {
         if line.is_blank() {
             self.after_blank = self.rows > 0;
@@ -98,7 +99,7 @@ impl NcclTestsParser {
         match line.comment() {
             Some(comment) => Ok(self.comment(comment)),
             None if self.version(line.text) => Ok(true),
-            // Slides and pages lose the sign of a comment.
+            // Slides and web pages lose the comment sign.
             None if is_header_rest(line.text) || self.device(line.text) => Ok(true),
             None => self.start_row(name, line, &words),
         }
@@ -132,7 +133,7 @@ impl NcclTestsParser {
         }
     }
 
-    /// Lines that the libraries print by themselves.
+    /// Version lines printed by the libraries.
     fn version(&mut self, text: &str) -> bool {
         let text = text.trim();
         let known = [("NCCL version ", "nccl"), ("RCCL version ", "rccl")];
@@ -180,7 +181,7 @@ impl NcclTestsParser {
         if is_frame {
             return true;
         }
-        // A heading or another program's comment, where our table is over.
+        // A heading or foreign comment after the table.
         if self.after_blank || text.starts_with(['#', '!']) {
             return false;
         }
@@ -213,7 +214,7 @@ impl NcclTestsParser {
         self.finish_row(name)
     }
 
-    /// Reads the row that was begun, if it is all there.
+    /// Parses the started row if it is complete.
     fn finish_row(&mut self, name: &str) -> Result<(), ReadError> {
         let (Some(columns), Some((number, text))) = (&self.columns, &self.partial_row) else {
             return Ok(());
@@ -238,7 +239,7 @@ impl NcclTestsParser {
         Ok(())
     }
 
-    /// A row that is not whole is kept with what it has of figures; without any it is a note.
+    /// An incomplete row is kept with its values; without any it becomes a note.
     fn flush_row(&mut self, name: &str) -> Result<(), ReadError> {
         let (Some(columns), Some((number, text))) = (&self.columns, self.partial_row.take()) else {
             return Ok(());
@@ -266,14 +267,14 @@ impl NcclTestsParser {
         }
     }
 
-    /// All of it; nothing if there was no table.
+    /// The result; `None` without a table.
     pub fn finish(mut self, name: &str) -> Result<Option<BenchResult>, ReadError> {
         self.flush_row(name)?;
         if self.columns.is_none() && self.result.parameters.is_none() {
             return Ok(None);
         }
         let mean = self.result.summary.as_ref().and_then(|summary| summary.average_busbw);
-        // A table without all that stands around one says nothing of how the run ended.
+        // A bare table does not tell whether the run completed.
         self.result.complete = mean.is_some() || !self.has_preamble;
         set_shape_from_devices(&mut self.result);
         set_operations(&mut self.result, &self.hints);
@@ -281,7 +282,7 @@ impl NcclTestsParser {
     }
 }
 
-/// What the lines of ranks tell is surer than a command's options.
+/// The lines of ranks are more reliable than the command's options.
 pub(super) fn set_shape_from_devices(result: &mut BenchResult) {
     let mut hosts: Vec<String> = Vec::new();
     for device in &result.devices {
@@ -292,7 +293,7 @@ pub(super) fn set_shape_from_devices(result: &mut BenchResult) {
     let highest = result.devices.iter().map(|device| device.rank).max();
     let Some(ranks) = highest.and_then(|rank| rank.checked_add(1)) else { return };
     let amd = |name: &str| name.contains("AMD") || name.contains("gfx");
-    // Of a program that names itself, the device may be a processor.
+    // Programs that identify themselves may list CPUs as devices.
     let unsure = result.program == Program::NcclTests;
     if unsure && result.devices.iter().any(|device| amd(&device.name)) {
         result.program = Program::RcclTests;
@@ -303,7 +304,7 @@ pub(super) fn set_shape_from_devices(result: &mut BenchResult) {
     result.shape = BenchShape { ranks, nodes, ranks_per_node, hosts };
 }
 
-/// Says what the tables are of, by what somebody called it, or else by what the rows show.
+/// Sets the operation from the hints, or else from the rows.
 pub(super) fn set_operations(result: &mut BenchResult, hints: &[String]) {
     let hinted = hints.iter().find_map(|hint| context::operation_in(hint));
     for table in &mut result.tables {
@@ -322,7 +323,7 @@ fn line_error(name: &str, line: usize, line_error: ColumnMismatch) -> ReadError 
     }
 }
 
-/// The line of units, or what tabular make of heads: nothing of it is a value.
+/// The units line, or fragments of a header: no values.
 fn is_header_rest(text: &str) -> bool {
     let known = ["algbw", "busbw", "busrw", "#wrong", "time", "timestamp"];
     let unit =
@@ -330,7 +331,7 @@ fn is_header_rest(text: &str) -> bool {
     text.split_whitespace().all(unit)
 }
 
-/// What was measured, by what the rows show: nccl-tests' early versions do not say it.
+/// Infers the operation from the rows; early nccl-tests versions do not print it.
 fn guess_operation(table: &BenchTable) -> Operation {
     let parts = chunks_per_size(table);
     let reduces = table.redop.as_deref().map(|redop| redop != "none");
@@ -345,7 +346,7 @@ fn guess_operation(table: &BenchTable) -> Operation {
     }
 }
 
-/// How many counts make up the size of a row.
+/// Chunks per size.
 fn chunks_per_size(table: &BenchTable) -> Option<u32> {
     let element = element_bytes(table.dtype.as_deref()?)?;
     let row = table.rows.iter().rev().find(|row| row.count.is_some_and(|count| count > 0))?;
@@ -358,7 +359,7 @@ fn ranks_from_counts(table: &BenchTable) -> Option<u32> {
     if formula::is_chunked(&table.operation) { chunks_per_size(table) } else { None }
 }
 
-/// Bytes of an element, by nccl-tests' names.
+/// Element size by nccl-tests' type name.
 fn element_bytes(dtype: &str) -> Option<u64> {
     Some(match dtype {
         "int8" | "uint8" | "char" | "f8e4m3" | "f8e5m2" | "fp8_e4m3" | "fp8_e5m2" => 1,

@@ -1,4 +1,4 @@
-//! The output of the OSU micro-benchmarks: point to point, collective and one-sided.
+//! Output of the OSU micro-benchmarks: point-to-point, collective and one-sided.
 
 use regatta_model::bench::{BenchShape, Program};
 use regatta_model::{BenchResult, BenchRow, BenchTable, Measurement, Operation};
@@ -8,7 +8,7 @@ use super::columns::parse_metric;
 use super::context::{self, TableContext};
 use super::lines::LogLine;
 
-/// One run, as far as it was read.
+/// Parser of one run.
 #[derive(Debug)]
 pub(super) struct OsuParser {
     result: BenchResult,
@@ -16,13 +16,13 @@ pub(super) struct OsuParser {
     columns: Vec<String>,
 }
 
-/// Whether a run starts_run with this line.
+/// Whether a run starts with this line.
 pub(super) fn starts_run(line: &LogLine<'_>) -> bool {
     line.text.trim_start().starts_with("# OSU ")
 }
 
 impl OsuParser {
-    /// A run of a file that starts_run with this line.
+    /// A run that starts with this line.
     pub fn new(name: &str, line: &LogLine<'_>, context: &TableContext) -> Self {
         let title = line.comment().unwrap_or_default().trim();
         let (title, version) = match title.rsplit_once(" v") {
@@ -51,7 +51,7 @@ impl OsuParser {
         Self { result, table, columns: Vec::new() }
     }
 
-    /// Takes a line; `false` if it is none of this run.
+    /// Adds a line; `false` if it does not belong to this run.
     pub fn push_line(&mut self, name: &str, line: &LogLine<'_>) -> Result<bool, ReadError> {
         if let Some(comment) = line.comment() {
             if starts_run(line) {
@@ -106,23 +106,23 @@ impl OsuParser {
         Ok(())
     }
 
-    /// All of it.
+    /// The result.
     pub fn finish(mut self) -> BenchResult {
         self.result.tables.push(self.table);
         self.result
     }
 }
 
-/// Measured by two ranks, however many there are.
+/// Always between two ranks.
 fn is_point_to_point(operation: &Operation) -> bool {
     matches!(operation, Operation::Latency | Operation::Bandwidth | Operation::BiBandwidth)
 }
 
-/// What a title says is measured.
+/// The operation named in a title.
 fn operation(title: &str) -> Operation {
     let name = title.strip_prefix("OSU ").unwrap_or(title);
     let name = name.strip_suffix(" Test").unwrap_or(name);
-    // The library, perhaps with the device's: `MPI-CUDA`. A function's name stays.
+    // Strips the library, possibly with the device runtime: `MPI-CUDA`. Function names are kept.
     let plain = match name.split_once(' ') {
         Some((first, rest)) if !first.contains('_') => rest,
         _ => name,
@@ -141,7 +141,7 @@ fn operation(title: &str) -> Operation {
     }
 }
 
-/// The columns' names, if a comment is made of such.
+/// The columns of a header comment; `None` for other comments.
 fn columns(head: &str) -> Option<Vec<String>> {
     const NAMES: [&str; 24] = [
         "Size",
@@ -173,7 +173,7 @@ fn columns(head: &str) -> Option<Vec<String>> {
     while !rest.is_empty() {
         let name = NAMES.iter().find(|name| rest.starts_with(*name)).map(|name| name.len());
         let name = name.or_else(|| percentile(rest));
-        // Later versions may have others: two spaces end a name.
+        // Unknown columns end at two spaces.
         let end = name.unwrap_or_else(|| rest.find("  ").unwrap_or(rest.len()));
         if name.is_none() && found.is_empty() {
             return None;
@@ -184,13 +184,13 @@ fn columns(head: &str) -> Option<Vec<String>> {
     (!found.is_empty()).then_some(found)
 }
 
-/// The length of a name such as `P99 Tail Lat(us)`, behind which there may be only one space.
+/// Length of a name such as `P99 Tail Lat(us)`, which may be followed by a single space.
 fn percentile(text: &str) -> Option<usize> {
     let digits = text.strip_prefix('P')?.trim_start_matches(|c: char| c.is_ascii_digit());
     digits.strip_prefix(" Tail ").and_then(|_| text.find(')')).map(|end| end + 1)
 }
 
-/// `Pass` or `Fail`: how many are wrong is not told.
+/// `Pass` or `Fail`: OSU does not print the number of errors.
 fn validation_errors(word: &str) -> Result<Option<u64>, &'static str> {
     match word {
         "Pass" => Ok(Some(0)),
@@ -217,7 +217,7 @@ fn set_metric(name: &str, word: &str, measured: &mut Measurement) -> Result<(), 
         "P95 Tail Lat(us)" => measured.spread.get_or_insert_default().p95_us = value,
         "P99 Tail Lat(us)" => measured.spread.get_or_insert_default().p99_us = value,
         "Iterations" => measured.iterations = value.map(|value| value as u64),
-        // By its digits a mb_to_gb, so that it is the nearest parse_metric to what was written.
+        // Scaled in decimal, so that the value is the nearest to what was printed.
         "Bandwidth (MB/s)" | "MB/s" => measured.algbw = mb_to_gb(word),
         _ => measured.other.extend(value.map(|value| (name.to_owned(), value))),
     }
@@ -234,7 +234,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn titles_tell_what_was_measured() {
+    fn titles_name_the_operation() {
         let of = |title: &str| operation(title);
         assert_eq!(of("OSU MPI Latency Test"), Operation::Latency);
         assert_eq!(of("OSU MPI-CUDA Bi-Directional Bandwidth Test"), Operation::BiBandwidth);
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn heads_tell_the_columns() {
+    fn headers_are_split_into_columns() {
         let full = " Size       Avg Latency(us)   Min Latency(us)   Max Latency(us)  Iterations";
         assert_eq!(columns(full).unwrap().len(), 5);
         assert_eq!(columns(" Size Bandwidth (MB/s)").unwrap(), ["Size", "Bandwidth (MB/s)"]);

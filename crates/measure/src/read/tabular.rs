@@ -1,7 +1,7 @@
-//! Tables as tabular and pages have them: cells between tabs, or aligned between backticks.
+//! Tables copied from slides and web pages: tab-separated, or aligned in a code fence.
 //!
-//! A table of sizes with a column for each of several runs is read as those runs; any other is kept
-//! cell by cell.
+//! A table with sizes and one column per run becomes those runs; any other table is kept cell by
+//! cell.
 
 use regatta_model::bench::{BenchShape, Sheet};
 use regatta_model::{BenchResult, BenchRow, BenchTable, Measurement, Operation};
@@ -10,8 +10,9 @@ use super::columns::parse_metric;
 use super::context::{self, TableContext};
 use super::lines::LogLine;
 
-/// What such a table leaves open.
-const ASSUMPTION_NOTE: &str = "taken for bus bandwidths in GB/s, in place: the table does not say";
+/// What such a table does not state.
+const ASSUMPTION_NOTE: &str =
+    "assumed to be in-place bus bandwidths in GB/s: the table does not say";
 
 /// Lines that may be a table.
 #[derive(Debug)]
@@ -20,7 +21,7 @@ pub(super) struct TabularBlock<'a> {
     lines: Vec<LogLine<'a>>,
 }
 
-/// Whether a table may begin with this line.
+/// Whether a table may start with this line.
 pub(super) fn starts_table(line: &LogLine<'_>) -> bool {
     match line.text.contains('\t') {
         true => full_cells(line.text, true) >= 2,
@@ -33,12 +34,12 @@ fn full_cells(line: &str, by_tabs: bool) -> usize {
 }
 
 impl<'a> TabularBlock<'a> {
-    /// A table that starts_table with this line.
+    /// A table that starts with this line.
     pub fn new(line: &LogLine<'a>) -> Self {
         Self { by_tabs: line.text.contains('\t'), lines: vec![*line] }
     }
 
-    /// Takes a line; `false` if it is none of this table.
+    /// Adds a line; `false` if it does not belong to this table.
     pub fn push_line(&mut self, line: &LogLine<'a>) -> bool {
         let fits = match self.by_tabs {
             true => line.text.contains('\t'),
@@ -50,7 +51,7 @@ impl<'a> TabularBlock<'a> {
         fits
     }
 
-    /// What was read. Text that is no table after all goes to the context.
+    /// The results. A single line is not a table and goes to the context.
     pub fn finish(self, name: &str, context: &mut TableContext) -> Vec<BenchResult> {
         if self.lines.len() < 2 {
             self.lines.iter().for_each(|line| context.push(line));
@@ -68,7 +69,7 @@ impl<'a> TabularBlock<'a> {
         vec![BenchResult { complete: true, ..result }]
     }
 
-    /// A column for each run, if it is such a table: bus bandwidths by size.
+    /// One run per column, if the table has bus bandwidths by size.
     fn column_per_run(&self, title: &str) -> Option<Vec<BenchResult>> {
         let (head, rows) = self.lines.split_first().filter(|_| self.by_tabs)?;
         let names = cells(head.text, true);
@@ -78,9 +79,9 @@ impl<'a> TabularBlock<'a> {
         let mut read: Vec<(u64, Vec<f64>, &str)> = Vec::new();
         for line in rows {
             let cells = cells(line.text, true);
-            let (size, figures) = cells.split_first().filter(|_| cells.len() == names.len())?;
-            let figures = figures.iter().map(|cell| parse_metric(cell).ok().flatten());
-            read.push((size.parse().ok()?, figures.collect::<Option<_>>()?, line.text));
+            let (size, values) = cells.split_first().filter(|_| cells.len() == names.len())?;
+            let values = values.iter().map(|cell| parse_metric(cell).ok().flatten());
+            read.push((size.parse().ok()?, values.collect::<Option<_>>()?, line.text));
         }
         let operation = context::operation_in(title).unwrap_or_default();
         let shape = context::shape_of_title(title);
@@ -100,8 +101,8 @@ fn run_of_column(
     operation: &Operation,
     shape: &BenchShape,
 ) -> BenchResult {
-    let row = |(size, figures, line): &(u64, Vec<f64>, &str)| {
-        let busbw = figures.get(index).copied();
+    let row = |(size, values, line): &(u64, Vec<f64>, &str)| {
+        let busbw = values.get(index).copied();
         BenchRow {
             size_bytes: *size,
             in_place: Some(Measurement { busbw, ..Measurement::default() }),

@@ -161,9 +161,9 @@ mod tests {
     #[test]
     fn progress_is_reported_at_the_start_and_end_of_each_case() {
         let stop = AtomicBool::new(false);
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         let mut on_progress = |p: CaseProgress<'_>| {
-            told.push((p.done, p.total, p.name.to_owned(), p.row.is_some()));
+            reported.push((p.done, p.total, p.name.to_owned(), p.row.is_some()));
         };
         let mut cases = Cases::new(&stop, &mut on_progress);
         cases.total = 3;
@@ -183,7 +183,7 @@ mod tests {
         assert_eq!((rows[0].notes.len(), rows[0].notes[0].as_str()), (1, "no GPU"));
         let word = |name: &str| name.to_owned();
         let all = [(0, "a", false), (1, "a", true), (1, "b", false), (2, "b", true)];
-        assert_eq!(told, all.map(|(done, name, row)| (done, 3, word(name), row)));
+        assert_eq!(reported, all.map(|(done, name, row)| (done, 3, word(name), row)));
     }
 
     #[test]

@@ -37,8 +37,8 @@ pub fn table(ceilings: &[Ceiling], outliers: &Outliers) -> Vec<String> {
             host.clone(),
             row.label(),
             row.device.clone(),
-            figure(row.median),
-            figure(row.best),
+            format_rate(row.median),
+            format_rate(row.best),
             row.unit.name().to_owned(),
             ratio.unwrap_or_default(),
             if slow { "<- slow" } else { "" }.to_owned(),
@@ -65,9 +65,9 @@ pub fn summary(outliers: &Outliers) -> Vec<String> {
             group.key.kind.label(&group.key.what),
             group.key.device.clone(),
             group.ranks.to_string(),
-            figure(group.min),
-            figure(group.median),
-            figure(group.max),
+            format_rate(group.min),
+            format_rate(group.median),
+            format_rate(group.max),
             group.key.unit.name().to_owned(),
             slow(&group.key).to_string(),
         ]
@@ -107,7 +107,7 @@ pub fn notes(ceilings: &[Ceiling]) -> Vec<String> {
 }
 
 /// Three significant digits, or all digits before the point.
-fn figure(rate: f64) -> String {
+fn format_rate(rate: f64) -> String {
     let decimals = match rate {
         r if r >= 100.0 => 0,
         r if r >= 10.0 => 1,
@@ -195,7 +195,7 @@ mod tests {
 
     #[test]
     fn rates_have_three_significant_digits() {
-        let found = [12345.6, 123.4, 12.34, 1.234, 0.01234].map(figure);
+        let found = [12345.6, 123.4, 12.34, 1.234, 0.01234].map(format_rate);
         assert_eq!(found, ["12346", "123", "12.3", "1.23", "0.0123"]);
     }
 }

@@ -1,4 +1,4 @@
-//! Values between commas: one line for each size and place, so that any tool can group them.
+//! CSV: one record per size and buffer mode.
 
 use std::fmt::Display;
 
@@ -6,7 +6,7 @@ use regatta_model::{BenchResult, BenchRow, BenchTable, Measurement};
 
 use crate::buffer_mode::BufferMode;
 
-/// The columns, in their order.
+/// The columns, in order.
 pub const COLUMNS: [&str; 25] = [
     "label",
     "program",
@@ -35,7 +35,7 @@ pub const COLUMNS: [&str; 25] = [
     "cv_percent",
 ];
 
-/// The tables of results.
+/// The tables of all results.
 pub fn csv(results: &[BenchResult]) -> String {
     let mut text = COLUMNS.join(",");
     text.push('\n');
@@ -97,7 +97,7 @@ fn known(value: &Option<impl Display>) -> String {
     value.as_ref().map(ToString::to_string).unwrap_or_default()
 }
 
-/// In quotes where it would not stay one cell.
+/// Quotes a cell if necessary.
 pub(crate) fn quoted(cell: &str) -> String {
     match cell.contains([',', '"', '\n', '\r']) {
         true => format!("\"{}\"", cell.replace('"', "\"\"")),

@@ -1,6 +1,6 @@
-//! Numbers as nccl-tests prints them.
+//! Number formats of nccl-tests.
 
-/// With as many decimals as fit, at most two; where not even none fit, with an exponent.
+/// At most two decimals, fewer if they do not fit; else with an exponent.
 pub(super) fn fixed_width(value: Option<f64>, width: usize) -> String {
     let Some(value) = value else { return format!("{:>width$}", "N/A") };
     let fixed = (0..=2).rev().map(|decimals| format!("{value:>width$.decimals$}"));
@@ -8,7 +8,7 @@ pub(super) fn fixed_width(value: Option<f64>, width: usize) -> String {
     fixed.into_iter().find(|text| text.len() <= width).unwrap_or_else(exponent)
 }
 
-/// Six significant digits, without zeros at the end, as C's `%g`.
+/// Six significant digits without trailing zeros, as C's `%g`.
 pub(super) fn format_g(value: f64) -> String {
     const DIGITS: i32 = 6;
     if value == 0.0 || !value.is_finite() {
@@ -26,7 +26,7 @@ pub(super) fn format_g(value: f64) -> String {
     trim_zeros(&format!("{value:.decimals$}")).to_owned()
 }
 
-/// As C's `%.*e`: at least two digits of exponent, always with a sign.
+/// As C's `%.*e`: at least two exponent digits, always signed.
 fn format_e(value: f64, decimals: usize) -> String {
     let text = format!("{value:.decimals$e}");
     let (digits, power) = text.split_once('e').unwrap_or((&text, "0"));
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn as_many_decimals_as_fit() {
+    fn decimals_are_dropped_to_fit_the_width() {
         let time = |value| fixed_width(Some(value), 7);
         assert_eq!([time(1.5), time(1234.56), time(9999.99)], ["   1.50", "1234.56", "9999.99"]);
         assert_eq!([time(9999.996), time(12345.6)], ["10000.0", "12345.6"]);
@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn six_digits_as_c_prints_them() {
+    fn format_g_matches_c() {
         let all = [0.0, 1.0, 103.965, 0.05612, 999_999.9, 1_234_567.0, 0.000_012_34, 100_000.0];
         let wanted =
             ["0", "1", "103.965", "0.05612", "1e+06", "1.23457e+06", "1.234e-05", "100000"];

@@ -1,5 +1,5 @@
-//! Results as text: in nccl-tests' form and as values between commas. Our own documents are JSON,
-//! see [`regatta_model::document`].
+//! Results as text: nccl-tests' format and CSV. Our own documents are JSON, see
+//! [`regatta_model::document`].
 
 mod csv;
 mod format;

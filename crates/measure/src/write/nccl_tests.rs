@@ -1,4 +1,4 @@
-//! The form of nccl-tests 2.19, byte by byte, so that whatever reads that reads this.
+//! The exact output format of nccl-tests 2.19, so that existing parsers work.
 
 use std::fmt::Write as _;
 
@@ -9,17 +9,17 @@ use super::format::{fixed_width, format_g};
 use crate::buffer_mode::BufferMode;
 use crate::read::columns::ABSENT;
 
-/// Which columns there are.
+/// Columns of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TableLayout {
     /// Mean times.
     Means,
-    /// Also how single calls spread: `-I`.
+    /// Also the per-iteration statistics of `-I`.
     Iterations,
 }
 
 impl TableLayout {
-    /// What a result has to show.
+    /// The columns for which a result has values.
     pub fn for_result(result: &BenchResult) -> Self {
         let rows = result.tables.iter().flat_map(|table| &table.rows);
         let measured =
@@ -33,7 +33,7 @@ fn has_columns(spread: &Spread) -> bool {
     [spread.min_us, spread.max_us, spread.p99_us, spread.cv_percent].iter().any(Option::is_some)
 }
 
-/// The whole result: a run of nccl-tests for each operation.
+/// A whole result: one nccl-tests run per operation.
 pub fn nccl_tests(result: &BenchResult) -> String {
     let (layout, mut text) = (TableLayout::for_result(result), String::new());
     for operation in result.operations() {
@@ -51,7 +51,7 @@ pub fn nccl_tests(result: &BenchResult) -> String {
     text
 }
 
-/// What nccl-tests calls the program of an operation.
+/// nccl-tests' program for an operation.
 pub fn program_name(operation: &Operation) -> String {
     match operation {
         Operation::AllToAll => "alltoall_perf".to_owned(),
@@ -61,7 +61,7 @@ pub fn program_name(operation: &Operation) -> String {
     }
 }
 
-/// What is printed before anything is measured.
+/// The lines before the table.
 pub fn preamble(result: &BenchResult, operation: &Operation) -> String {
     let mut text = String::new();
     let version = |name: &str| result.versions.get(name).map(String::as_str);
@@ -123,7 +123,7 @@ fn parameters_line(parameters: &BenchParameters) -> String {
 
 fn device(device: &BenchDevice) -> String {
     let BenchDevice { rank, pid, host, device: index, bus, name, .. } = device;
-    // Before there were groups, there was a space more.
+    // Versions without groups have an extra space.
     let group = match device.group {
         Some(group) => format!("#  Rank {rank:2} Group {group:2}"),
         None => format!("#   Rank {rank:2}"),
@@ -131,7 +131,7 @@ fn device(device: &BenchDevice) -> String {
     format!("{group} Pid {pid:6} on {host:>10} device {index:2} [{bus}] {name}\n")
 }
 
-/// The names of the columns.
+/// The column headers.
 pub fn header(layout: TableLayout) -> String {
     let lead = |names: [&str; 5]| {
         let [size, count, dtype, redop, root] = names;
@@ -166,7 +166,7 @@ pub fn header(layout: TableLayout) -> String {
     )
 }
 
-/// One size.
+/// One row.
 pub fn row(layout: TableLayout, table: &BenchTable, row: &BenchRow) -> String {
     let known = |value: Option<String>| value.unwrap_or_else(|| ABSENT.to_owned());
     let mut text = format!(
@@ -202,14 +202,14 @@ fn body(layout: TableLayout, measured: &Measurement) -> String {
     }
     if layout == TableLayout::Iterations {
         let spread = measured.spread.clone().unwrap_or_default();
-        for figure in [spread.min_us, spread.max_us, spread.p99_us, spread.cv_percent] {
-            add(&mut text, format_args!("  {}", fixed_width(figure, 7)));
+        for value in [spread.min_us, spread.max_us, spread.p99_us, spread.cv_percent] {
+            add(&mut text, format_args!("  {}", fixed_width(value, 7)));
         }
     }
     text
 }
 
-/// What is printed at the end of an operation.
+/// The lines after the table of an operation.
 pub fn footer(result: &BenchResult, operation: &Operation) -> String {
     let own = result.summary.clone().filter(|_| result.operations().len() == 1);
     let summary = own.unwrap_or_else(|| summarize(result, operation));
@@ -229,13 +229,13 @@ pub fn footer(result: &BenchResult, operation: &Operation) -> String {
     )
 }
 
-/// The closing figures of an operation, from its rows.
+/// Summary of an operation, computed from its rows.
 fn summarize<'a>(result: &'a BenchResult, operation: &Operation) -> BenchSummary {
     let tables = result.tables.iter().filter(|table| table.operation == *operation);
     let rows: Vec<&BenchRow> = tables.flat_map(|table| &table.rows).collect();
     let both = |row: &&'a BenchRow| BufferMode::BOTH.map(|place| place.measurement(row));
     let wrong = rows.iter().flat_map(both).flatten().filter_map(|measured| measured.wrong);
-    // Of no bytes there is no bandwidth.
+    // Rows of 0 bytes have no bandwidth.
     let sized = rows.iter().filter(|row| row.size_bytes > 0);
     let busbw: Vec<f64> = sized.flat_map(both).flatten().filter_map(|m| m.busbw).collect();
     BenchSummary {
@@ -245,7 +245,7 @@ fn summarize<'a>(result: &'a BenchResult, operation: &Operation) -> BenchSummary
     }
 }
 
-/// Writing to a string does not fail.
+/// Writing to a string is infallible.
 fn add(text: &mut String, words: std::fmt::Arguments<'_>) {
     let _ = text.write_fmt(words);
 }

@@ -234,7 +234,7 @@ fn slow_links(parts: &Matrix, allowed: &[Vec<f64>], bound: f64) -> Vec<SlowLink>
 }
 
 /// The median; of an even count the upper one.
-pub(super) fn upper_median(mut figures: Vec<f64>) -> Option<f64> {
-    figures.sort_by(f64::total_cmp);
-    figures.get(figures.len() / 2).copied()
+pub(super) fn upper_median(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied()
 }

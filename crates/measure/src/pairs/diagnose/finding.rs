@@ -102,8 +102,8 @@ pub struct PairFinding {
 impl PairFinding {
     /// Lost performance in units of directed links.
     pub fn severity(&self) -> f64 {
-        let bandwidth = self.bandwidth.map_or(0.0, |figure| 1.0 - figure.ratio());
-        let latency = self.latency_us.map_or(0.0, |figure| 1.0 - 1.0 / figure.ratio());
+        let bandwidth = self.bandwidth.map_or(0.0, |value| 1.0 - value.ratio());
+        let latency = self.latency_us.map_or(0.0, |value| 1.0 - 1.0 / value.ratio());
         bandwidth.max(latency) * self.directed_links as f64
     }
 }

@@ -142,6 +142,6 @@ mod tests {
     fn sizes_below_one_element_are_rejected() {
         let settings = CopySettings { sizes: vec![4], ..CopySettings::default() };
         let found = measure(&settings, &AtomicBool::new(false), &mut |_| ());
-        assert!(found.unwrap_err().to_string().contains("4 bytes"));
+        assert!(found.unwrap_err().to_string().contains("copy size 4"));
     }
 }

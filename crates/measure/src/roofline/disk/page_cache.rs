@@ -52,7 +52,7 @@ mod tests {
     #[test]
     fn resident_pages_are_noted() {
         assert_eq!(note(0.0), None);
-        assert!(note(0.5).is_some_and(|note| note.contains("page_cache: 50 %")));
+        assert!(note(0.5).is_some_and(|note| note.contains("cached: 50 %")));
     }
 
     #[test]

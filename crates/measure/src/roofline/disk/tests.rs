@@ -41,16 +41,16 @@ fn not_stopped() -> AtomicBool {
 fn all_operations_are_measured_and_all_files_removed() {
     let dir = TestDir::new("all");
     fs::write(dir.0.join("mine"), "precious").unwrap();
-    let mut told = 0;
-    let rows = measure(&settings(&dir.0), &not_stopped(), &mut |_| told += 1).unwrap();
+    let mut reported = 0;
+    let rows = measure(&settings(&dir.0), &not_stopped(), &mut |_| reported += 1).unwrap();
     let whats: Vec<&str> = rows.iter().map(|row| row.what.as_str()).collect();
     assert_eq!(whats, ["write 5 MiB", "read 5 MiB", "create", "stat", "unlink"]);
-    assert_eq!(told, 10);
+    assert_eq!(reported, 10);
     for row in &rows {
         assert!(row.median > 0.0 && row.best >= row.median && row.repetitions == 2, "{row:?}");
         assert!(row.device.ends_with(dir.0.file_name().unwrap().to_str().unwrap()));
     }
-    assert_eq!(rows[2].notes, ["20 empty files in one dir"]);
+    assert_eq!(rows[2].notes, ["20 empty files in one directory"]);
     assert_eq!(dir.names(), ["mine"]);
     assert_eq!(fs::read_to_string(dir.0.join("mine")).unwrap(), "precious");
 }
@@ -75,10 +75,10 @@ fn an_interrupted_measurement_returns_its_rows_and_removes_all_files() {
     let rows_after = [0, 1, 1, 2, 2, 3, 4, 4, 5];
     for (after, expected) in (1..).zip(rows_after) {
         let stop = not_stopped();
-        let mut told = 0;
+        let mut reported = 0;
         let mut report = |_: CaseProgress<'_>| {
-            told += 1;
-            stop.fetch_or(told == after, Ordering::Relaxed);
+            reported += 1;
+            stop.fetch_or(reported == after, Ordering::Relaxed);
         };
         let rows = measure(&settings(&dir.0), &stop, &mut report).unwrap();
         assert_eq!(rows.len(), expected, "after {after}");
