@@ -1,4 +1,4 @@
-//! What is known of a run before anything is measured.
+//! Metadata of a run, collected before anything is measured.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -10,15 +10,15 @@ use regatta_launch::folder;
 use regatta_model::bench::{BenchDevice, BenchMachine, BenchParameters, BenchShape, Program};
 use regatta_model::{BenchResult, Machine, units};
 
-use super::asked::{Asked, Job};
-use super::backend::{self, Connected};
-use super::part;
+use super::backend::{self, Connection};
+use super::child_run;
+use super::options::{BenchOptions, Workload};
 use crate::options::SourceArgs;
 use crate::plan::Survey;
 
-/// All that is known before anything is measured.
-pub fn begun(connected: &Connected, asked: &Asked<'_>) -> Result<BenchResult> {
-    let comm = &connected.comm;
+/// Collects the metadata of a run.
+pub fn collect(connection: &Connection, options: &BenchOptions<'_>) -> Result<BenchResult> {
+    let comm = &connection.comm;
     let mut hosts: Vec<String> = Vec::new();
     let mut counts: BTreeMap<String, u32> = BTreeMap::new();
     for rank in 0..comm.size() {
@@ -29,13 +29,13 @@ pub fn begun(connected: &Connected, asked: &Asked<'_>) -> Result<BenchResult> {
         *counts.entry(host).or_default() += 1;
     }
     let each = counts.values().next().copied();
-    let is_own = |word: &str| word == "--events" || part::is_option(word);
+    let is_hidden = |word: &str| word == "--events" || child_run::is_hidden_option(word);
     let words = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
-    let command: Vec<String> = words.filter(|word| !is_own(word)).collect();
+    let command: Vec<String> = words.filter(|word| !is_hidden(word)).collect();
     let mut versions =
         BTreeMap::from([("regatta".to_owned(), env!("CARGO_PKG_VERSION").to_owned())]);
-    if let Some(version) = &connected.version {
-        versions.insert(connected.name.to_owned(), version.clone());
+    if let Some(version) = &connection.version {
+        versions.insert(connection.name.to_owned(), version.clone());
     }
     let shape = BenchShape {
         ranks: Some(comm.size()),
@@ -43,10 +43,10 @@ pub fn begun(connected: &Connected, asked: &Asked<'_>) -> Result<BenchResult> {
         ranks_per_node: each.filter(|each| counts.values().all(|count| count == each)),
         hosts,
     };
-    let label = asked.output.label.clone().unwrap_or_else(|| {
+    let label = options.output.label.clone().unwrap_or_else(|| {
         let ranks = units::count(comm.size() as usize, "rank");
         let nodes = units::count(shape.hosts.len(), "node");
-        format!("{}, {ranks} on {nodes}", connected.name)
+        format!("{}, {ranks} on {nodes}", connection.name)
     });
     let machine = machine();
     Ok(BenchResult {
@@ -54,63 +54,63 @@ pub fn begun(connected: &Connected, asked: &Asked<'_>) -> Result<BenchResult> {
         label,
         command: Some(command.join(" ")),
         started_unix_s: SystemTime::now().duration_since(UNIX_EPOCH).ok().map(|t| t.as_secs()),
-        devices: devices(connected, machine.as_ref())?,
-        machine: machine.as_ref().map(in_short),
+        devices: devices(connection, machine.as_ref())?,
+        machine: machine.as_ref().map(summarize),
         shape,
-        backend: Some(connected.name.to_owned()),
+        backend: Some(connection.name.to_owned()),
         settings: settings(std::env::vars_os()),
         versions,
-        parameters: parameters(&asked.job),
+        parameters: parameters(&options.workload),
         ..BenchResult::default()
     })
 }
 
-/// The options of nccl-tests, where they are what was asked for.
-fn parameters(job: &Job) -> Option<BenchParameters> {
-    let Job::Tables { plan, sizes, .. } = job else { return None };
+/// The parameters of a collective benchmark, as nccl-tests prints them.
+fn parameters(workload: &Workload) -> Option<BenchParameters> {
+    let Workload::Collectives { config, sizes, .. } = workload else { return None };
     Some(BenchParameters {
         threads: 1,
         devices: 1,
         min_bytes: sizes.min,
         max_bytes: sizes.max,
         step: sizes.step,
-        warmup: u64::from(plan.rounds.warmup),
-        iterations: u64::from(plan.rounds.iterations),
-        check: u64::from(plan.rounds.check),
+        warmup: u64::from(config.iterations.warmup),
+        iterations: u64::from(config.iterations.timed),
+        check: u64::from(config.iterations.check),
         ..BenchParameters::default()
     })
 }
 
-/// What each rank works with. Nodes are taken to be alike.
-fn devices(connected: &Connected, machine: Option<&Machine>) -> Result<Vec<BenchDevice>> {
-    let comm = &connected.comm;
-    let number = connected.device.map_or(-1, |(_, number)| i64::from(number));
+/// Process and device of each rank. Nodes are assumed to be identical.
+fn devices(connection: &Connection, machine: Option<&Machine>) -> Result<Vec<BenchDevice>> {
+    let comm = &connection.comm;
+    let number = connection.device.map_or(-1, |(_, number)| i64::from(number));
     let own = [i64::from(std::process::id()), number];
     let mut all = vec![0i64; 2 * comm.size() as usize];
     comm.all_gather(&own, &mut all)?;
-    let buses = backend::buses(comm, connected.device)?;
-    // Numbers count what a process sees, which need not be what the machine has.
+    let buses = backend::buses(comm, connection.device)?;
+    // Device indices depend on what a process sees, so GPUs are matched by bus id.
     let gpu = |bus: &str| machine?.gpus.iter().find(|gpu| gpu.pci.as_deref() == Some(bus));
     let processor = machine.and_then(|machine| machine.cpu_model.as_deref());
-    let one = |(rank, (said, bus)): (u32, (&[i64], &String))| BenchDevice {
+    let one = |(rank, (process, bus)): (u32, (&[i64], &String))| BenchDevice {
         rank,
         group: Some(0),
-        pid: said[0].unsigned_abs(),
+        pid: process[0].unsigned_abs(),
         host: comm.peer(rank).host,
-        device: u32::try_from(said[1]).unwrap_or(0),
+        device: u32::try_from(process[1]).unwrap_or(0),
         bus: if bus.is_empty() { "host".to_owned() } else { bus.clone() },
         name: gpu(bus).map_or(processor.unwrap_or("memory"), |gpu| &gpu.name).to_owned(),
     };
     Ok((0..).zip(all.chunks_exact(2).zip(&buses)).map(one).collect())
 }
 
-/// This machine. A benchmark does not fail because something of it cannot be read.
+/// This machine; `None` if it cannot be inspected, which must not fail the benchmark.
 fn machine() -> Option<Machine> {
     let survey = Survey::take(&SourceArgs::default(), 0).ok()?;
     survey.machines.into_iter().next()
 }
 
-fn in_short(machine: &Machine) -> BenchMachine {
+fn summarize(machine: &Machine) -> BenchMachine {
     BenchMachine {
         processor: machine.cpu_model.clone().unwrap_or_default(),
         cores: machine.cores.len() as u32,
@@ -121,20 +121,19 @@ fn in_short(machine: &Machine) -> BenchMachine {
     }
 }
 
-/// Variables that change what is measured. Results are shown to others: what may be secret is left
-/// out.
+/// Environment variables that affect the measurement, without possible secrets: results are shared.
 fn settings(all: impl Iterator<Item = (OsString, OsString)>) -> BTreeMap<String, String> {
     const FAMILIES: [&str; 8] =
         ["NCCL_", "RCCL_", "FI_", "REGATTA_", "HSA_", "CUDA_", "HIP_", "ROCR_"];
     const SECRET: [&str; 6] = ["TOKEN", "PASS", "KEY", "CRED", "AUTH", "SECRET"];
-    let matters = |name: &str| {
+    let is_relevant = |name: &str| {
         let upper = name.to_ascii_uppercase();
         FAMILIES.iter().any(|family| name.starts_with(family))
             && !SECRET.iter().any(|word| upper.contains(word))
             && name != folder::VARIABLE
     };
     let text = |(name, value): (OsString, OsString)| {
-        let name = name.into_string().ok().filter(|name| matters(name))?;
+        let name = name.into_string().ok().filter(|name| is_relevant(name))?;
         Some((name, value.to_string_lossy().into_owned()))
     };
     all.filter_map(text).collect()
@@ -146,7 +145,7 @@ mod tests {
     use std::os::unix::ffi::OsStringExt;
 
     #[test]
-    fn settings_are_what_matters_and_no_secrets() {
+    fn settings_are_the_relevant_variables_without_secrets() {
         let all = [
             ("NCCL_ALGO", "Ring"),
             ("NCCL_API_TOKEN", "x"),

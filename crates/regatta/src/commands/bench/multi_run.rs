@@ -1,5 +1,5 @@
-//! Runs that are made of several: one for each setting, or for each number of nodes. Each is this
-//! program again, whose result is in a file of its own. One that fails does not end the others.
+//! Sweeps and scans: one child run per setting or node count. Each is this program again with its
+//! own result file. A failed child does not end the others.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, ExitStatus, Stdio};
@@ -9,48 +9,48 @@ use anyhow::{Context, Result, bail};
 use regatta_launch::folder::run_id;
 use regatta_launch::signals::Caught;
 use regatta_measure::sweep::Sweep;
-use regatta_measure::{scan, sweep, write};
+use regatta_measure::{scaling, sweep, write};
 use regatta_model::BenchResult;
 
-use super::args::RunArgs;
-use super::part::Part;
+use super::args::CollectiveArgs;
+use super::child_run::ChildRun;
 use super::{files, plot};
 use crate::cli::{HEADING, WARNING};
 use crate::options::SourceArgs;
 use crate::output;
 use crate::plan::Survey;
 
-/// How often it is looked whether a run is over.
-const TICK: Duration = Duration::from_millis(20);
+/// Polling interval for the end of a child.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Measures several times, and shows what comes of it.
-pub fn run(args: &RunArgs) -> Result<ExitCode> {
+/// Runs all children and prints the summary.
+pub fn run(args: &CollectiveArgs) -> Result<ExitCode> {
     let id = run_id(SystemTime::now(), std::process::id());
     let folder = args.ranks.run_dir.clone().unwrap_or_else(|| PathBuf::from("runs").join(id));
-    match args.more.scan {
-        true => over_nodes(args, &folder),
-        false => over_settings(args, &folder),
+    match args.mode.scan {
+        true => scan(args, &folder),
+        false => sweep(args, &folder),
     }
 }
 
-fn over_settings(args: &RunArgs, folder: &Path) -> Result<ExitCode> {
-    let settings = Sweep::parse(&args.more.sweep)?.settings();
-    let part = |(number, setting): (usize, &sweep::Setting)| Part {
+fn sweep(args: &CollectiveArgs, folder: &Path) -> Result<ExitCode> {
+    let settings = Sweep::parse(&args.mode.sweep)?.settings();
+    let child = |(number, setting): (usize, &sweep::SweepSetting)| ChildRun {
         folder: folder.join(number.to_string()),
         label: setting.to_string(),
         environment: setting.variables.clone(),
         nodes: None,
     };
-    let parts: Vec<Part> = settings.iter().enumerate().map(part).collect();
-    let ran = measure(args, &parts)?;
-    // Settings are known by their place, so one that failed keeps its own.
-    let good = ran.found.iter().map(|found| found.good().cloned().unwrap_or_default());
+    let children: Vec<ChildRun> = settings.iter().enumerate().map(child).collect();
+    let outcomes = run_children(args, &children)?;
+    // Settings are matched by index, so a failed run keeps its place.
+    let good = outcomes.children.iter().map(|child| child.good().cloned().unwrap_or_default());
     let best = sweep::best(&good.collect::<Vec<_>>());
     let table = sweep::table(&best, &settings);
-    conclude(args, &ran, &table, serde_json::to_string_pretty(&best)?)
+    print_summary(args, &outcomes, &table, serde_json::to_string_pretty(&best)?)
 }
 
-fn over_nodes(args: &RunArgs, folder: &Path) -> Result<ExitCode> {
+fn scan(args: &CollectiveArgs, folder: &Path) -> Result<ExitCode> {
     let source = SourceArgs {
         hostfile: args.ranks.hostfile.clone(),
         nodes: args.ranks.nodes,
@@ -59,112 +59,118 @@ fn over_nodes(args: &RunArgs, folder: &Path) -> Result<ExitCode> {
     let nodes = Survey::take(&source, 0)?.allocation.nodes.len() as u32;
     if nodes < 2 {
         bail!(
-            "--scan doubles the number of nodes, and there is one: run it in an allocation of \
-             several, or name them by --hostfile"
+            "--scan needs at least two nodes: run it in an allocation of several nodes, or list them \
+             in --hostfile"
         );
     }
-    let counts = scan::counts(nodes);
-    let part = |count: &u32| Part {
+    let counts = scaling::node_counts(nodes);
+    let child = |count: &u32| ChildRun {
         folder: folder.join(format!("{count}-nodes")),
         label: regatta_model::units::count(*count as usize, "node"),
         environment: Vec::new(),
         nodes: Some(*count),
     };
-    let parts: Vec<Part> = counts.iter().map(part).collect();
-    let ran = measure(args, &parts)?;
-    let good = |(count, found): (u32, &Found)| Some((count, found.good()?.clone()));
+    let children: Vec<ChildRun> = counts.iter().map(child).collect();
+    let outcomes = run_children(args, &children)?;
+    let good = |(count, child): (u32, &ChildOutcome)| Some((count, child.good()?.clone()));
     let runs: Vec<(u32, BenchResult)> =
-        counts.into_iter().zip(&ran.found).filter_map(good).collect();
-    let scaling = scan::scaling(&runs);
-    conclude(args, &ran, &scan::table(&scaling), serde_json::to_string_pretty(&scaling)?)
+        counts.into_iter().zip(&outcomes.children).filter_map(good).collect();
+    let scaling = scaling::scaling(&runs);
+    print_summary(
+        args,
+        &outcomes,
+        &scaling::table(&scaling),
+        serde_json::to_string_pretty(&scaling)?,
+    )
 }
 
-/// What came of all runs.
+/// Outcomes of all child runs.
 #[derive(Default)]
-struct Ran {
-    /// Of each that was begun.
-    found: Vec<Found>,
-    /// The signal that ended it early.
+struct ChildOutcomes {
+    /// One per started child.
+    children: Vec<ChildOutcome>,
+    /// The signal that interrupted the runs.
     signal: Option<i32>,
-    /// Why the file with all results misses some.
-    unsaved: Option<anyhow::Error>,
+    /// Error of the last write of the combined file.
+    save_error: Option<anyhow::Error>,
 }
 
-/// What came of one run.
-struct Found {
-    /// What it saved, also if it failed later.
+/// Outcome of a child run.
+struct ChildOutcome {
+    /// The saved result, even if the child failed later.
     result: Option<BenchResult>,
     failed: bool,
 }
 
-impl Found {
-    /// Its result, if it did not fail: a setting that fails is not the best one.
+impl ChildOutcome {
+    /// The result, unless the child failed: a failing setting is never the best.
     fn good(&self) -> Option<&BenchResult> {
         self.result.as_ref().filter(|_| !self.failed)
     }
 }
 
-impl Ran {
-    /// All that was saved.
+impl ChildOutcomes {
+    /// All saved results.
     fn results(&self) -> Vec<BenchResult> {
-        self.found.iter().filter_map(|found| found.result.clone()).collect()
+        self.children.iter().filter_map(|child| child.result.clone()).collect()
     }
 
-    /// Writes all that was saved into one file. A full disk must not end the runs.
+    /// Writes all results to one file. A full disk must not end the runs.
     fn save(&mut self, out: &Path) {
         let text = files::as_list(&self.results());
-        self.unsaved = text.and_then(|text| output::write_file(out, &text)).err();
+        self.save_error = text.and_then(|text| output::write_file(out, &text)).err();
     }
 
     fn code(&self) -> ExitCode {
         match self.signal {
             Some(signal) => ExitCode::from(128u8.saturating_add(signal as u8)),
-            None if self.found.iter().any(|found| found.failed) => ExitCode::FAILURE,
+            None if self.children.iter().any(|child| child.failed) => ExitCode::FAILURE,
             None => ExitCode::SUCCESS,
         }
     }
 }
 
-/// Runs one after the other, up to the last or to a signal that asks for an end.
-fn measure(args: &RunArgs, parts: &[Part]) -> Result<Ran> {
-    if let Some(there) = parts.iter().map(Part::out).find(|out| out.exists()) {
-        bail!("{} is there already: name another folder by --run-dir", there.display());
+/// Runs the children one after the other until the last, or until a signal.
+fn run_children(args: &CollectiveArgs, children: &[ChildRun]) -> Result<ChildOutcomes> {
+    if let Some(existing) = children.iter().map(ChildRun::out).find(|out| out.exists()) {
+        bail!("{} already exists: choose another folder with --run-dir", existing.display());
     }
     let mut signals = Caught::new()?;
-    let mut ran = Ran::default();
-    for (number, part) in (1..).zip(parts) {
-        let heading = format!("{number} of {}: {}", parts.len(), part.label);
+    let mut outcomes = ChildOutcomes::default();
+    for (number, child) in (1..).zip(children) {
+        let heading = format!("{number} of {}: {}", children.len(), child.label);
         output::complain(&format!("{HEADING}{heading}{HEADING:#}\n"));
-        let status = status(&mut command(args, part)?, &mut signals)?;
-        ran.signal = signals.end();
-        ran.found.push(found(part, status, ran.signal.is_some()));
-        // Standard output gets it once, at the end.
+        let status = wait_for(&mut command(args, child)?, &mut signals)?;
+        outcomes.signal = signals.end();
+        outcomes.children.push(outcome(child, status, outcomes.signal.is_some()));
+        // Standard output gets the results once, at the end.
         if let Some(out) = args.output.out.as_deref().filter(|out| *out != Path::new("-")) {
-            ran.save(out);
+            outcomes.save(out);
         }
-        if ran.signal.is_some() {
+        if outcomes.signal.is_some() {
             break;
         }
     }
-    Ok(ran)
+    Ok(outcomes)
 }
 
-/// This program again, for one run.
-fn command(args: &RunArgs, part: &Part) -> Result<Command> {
-    let mut command = Command::new(std::env::current_exe().context("where this program is")?);
-    command.args(std::env::args_os().skip(1)).args(part.words());
-    command.envs(part.environment.iter().cloned());
+/// The command of a child run.
+fn command(args: &CollectiveArgs, child: &ChildRun) -> Result<Command> {
+    let mut command =
+        Command::new(std::env::current_exe().context("cannot locate the regatta executable")?);
+    command.args(std::env::args_os().skip(1)).args(child.hidden_options());
+    command.envs(child.environment.iter().cloned());
     if args.output.json || args.output.csv {
         command.stdout(Stdio::null());
     }
     Ok(command)
 }
 
-/// Runs a command to its end. A signal that is for the whole is for it, who keeps what it has.
-fn status(command: &mut Command, signals: &mut Caught) -> Result<ExitStatus> {
-    let mut child = command.spawn().context("starting a run")?;
+/// Waits for a child and forwards signals, so that it can save its result.
+fn wait_for(command: &mut Command, signals: &mut Caught) -> Result<ExitStatus> {
+    let mut child = command.spawn().context("cannot start a child run")?;
     loop {
-        if let Some(status) = child.try_wait().context("waiting for a run")? {
+        if let Some(status) = child.try_wait().context("cannot wait for a child run")? {
             return Ok(status);
         }
         for signal in signals.pending() {
@@ -174,30 +180,35 @@ fn status(command: &mut Command, signals: &mut Caught) -> Result<ExitStatus> {
                     .map(|child| rustix::process::kill_process(child, signal));
             }
         }
-        std::thread::sleep(TICK);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 
-/// What came of a run that is over, and a note if it failed.
-fn found(part: &Part, status: ExitStatus, stopped: bool) -> Found {
-    let mut result = files::load(&part.out()).ok().and_then(|mut all| all.pop());
+/// The outcome of a finished child; warns if it failed.
+fn outcome(child: &ChildRun, status: ExitStatus, interrupted: bool) -> ChildOutcome {
+    let mut result = files::load(&child.out()).ok().and_then(|mut all| all.pop());
     let failed = !status.success() || result.is_none();
     if failed {
-        let what = if stopped { "stopped" } else { "failed" };
+        let what = if interrupted { "interrupted" } else { "failed" };
         let left = match &result {
-            Some(_) => format!("what was measured before is in {}", part.folder.display()),
+            Some(_) => format!("partial results are in {}", child.folder.display()),
             None => "nothing was measured".to_owned(),
         };
-        let note = format!("{} {what} ({status}); {left}", part.label);
+        let note = format!("{} {what} ({status}); {left}", child.label);
         output::complain(&format!("{WARNING}note:{WARNING:#} {note}\n"));
         result.iter_mut().for_each(|result| result.notes.push(note.clone()));
     }
-    Found { result, failed }
+    ChildOutcome { result, failed }
 }
 
-/// Shows what there is, in the form that is asked for.
-fn conclude(args: &RunArgs, ran: &Ran, table: &str, json: String) -> Result<ExitCode> {
-    let results = ran.results();
+/// Prints the summary and the results in the requested format.
+fn print_summary(
+    args: &CollectiveArgs,
+    outcomes: &ChildOutcomes,
+    table: &str,
+    json: String,
+) -> Result<ExitCode> {
+    let results = outcomes.results();
     let text = match (args.output.json, args.output.csv) {
         (true, _) => json + "\n",
         (_, true) => write::csv(&results),
@@ -211,8 +222,8 @@ fn conclude(args: &RunArgs, ran: &Ran, table: &str, json: String) -> Result<Exit
     if let Some(path) = args.output.plot.as_ref().filter(|_| !results.is_empty()) {
         plot::draw(path, &results)?;
     }
-    if let Some(error) = &ran.unsaved {
-        bail!("the results are not saved: {error:#}");
+    if let Some(error) = &outcomes.save_error {
+        bail!("cannot save the results: {error:#}");
     }
-    Ok(ran.code())
+    Ok(outcomes.code())
 }

@@ -1,171 +1,206 @@
-//! What the options ask to be measured. No I/O: a wrong option is refused before a rank is started.
+//! Validated options of a benchmark. No I/O: invalid options are rejected before ranks are
+//! launched.
 
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 use regatta_comm::tune;
 use regatta_measure::baseline::Tolerance;
-use regatta_measure::run::{Average, Memory, Plan, Rounds, Sizes, names};
-use regatta_measure::{ceiling, pairs};
+use regatta_measure::run::{
+    IterationCounts, MemoryKind, RankAverage, RunConfig, SizeRange, nccl_names,
+};
+use regatta_measure::{pairs, roofline};
 use regatta_model::Operation;
 use regatta_model::bench::SizeStep;
 
-use super::args::{MoreArgs, OutputArgs, RankArgs, RunArgs, SizeArgs, What};
+use super::args::{BenchCommand, BenchRankArgs, CollectiveArgs, ModeArgs, OutputArgs, SizeArgs};
 use super::plot;
 
-/// A run that is asked for.
-pub struct Asked<'a> {
-    pub job: Job,
-    pub ranks: &'a RankArgs,
+/// A benchmark to run.
+pub struct BenchOptions<'a> {
+    pub workload: Workload,
+    pub ranks: &'a BenchRankArgs,
     pub output: &'a OutputArgs,
-    /// Seconds after which a call that does not end is an error.
+    /// Timeout of a call in seconds.
     pub timeout: Option<u64>,
 }
 
-/// What ranks do.
-pub enum Job {
-    /// Collectives over sizes, in buffers of the communicator or not.
-    Tables { plan: Box<Plan>, sizes: Sizes, register: bool },
-    /// Messages of every pair.
-    Pairs(pairs::Options),
-    /// All algorithms; the table goes into the file.
+/// What the ranks measure.
+pub enum Workload {
+    /// Collectives over a size range, optionally in registered buffers.
+    Collectives { config: Box<RunConfig>, sizes: SizeRange, register: bool },
+    /// All pairs of ranks.
+    Pairs(pairs::PairsOptions),
+    /// All algorithms; the tuning table goes to the file.
     Tune(PathBuf, tune::Effort),
-    /// What each rank can do by itself, and by what fraction it may be slower than others.
-    Ceiling(Ceiling, f64),
+    /// Node roofline, and the tolerance of slow ranks.
+    Roofline(RooflineTest, f64),
 }
 
-/// What a rank can do by itself.
-pub enum Ceiling {
-    Gemm(ceiling::gemm::Settings),
-    Copy(ceiling::copy::Settings),
-    Disk(ceiling::disk::Settings),
+/// Roofline benchmarks.
+pub enum RooflineTest {
+    Gemm(roofline::gemm::GemmSettings),
+    Copy(roofline::copy::CopySettings),
+    Disk(roofline::disk::DiskSettings),
 }
 
-/// What is asked for, if it is something to measure.
-pub fn asked(what: &What) -> Result<Option<Asked<'_>>> {
-    let asked = parsed(what)?;
-    if let Some(Asked { job, output: OutputArgs { plot: Some(path), .. }, .. }) = &asked {
+/// Validates the options; `None` for subcommands that do not measure.
+pub fn parse(what: &BenchCommand) -> Result<Option<BenchOptions<'_>>> {
+    let options = parse_command(what)?;
+    if let Some(BenchOptions {
+        workload: job, output: OutputArgs { plot: Some(path), .. }, ..
+    }) = &options
+    {
         match job {
-            Job::Tables { plan, .. } => plot::check_operations(path, plan.operations.len())?,
-            Job::Pairs(_) => plot::check_pairs(path)?,
-            Job::Tune(..) | Job::Ceiling(..) => bail!("--plot draws collectives and --pairs only"),
+            Workload::Collectives { config, .. } => {
+                plot::check_operations(path, config.operations.len())?
+            }
+            Workload::Pairs(_) => plot::check_pairs(path)?,
+            Workload::Tune(..) | Workload::Roofline(..) => {
+                bail!("--plot supports collectives and --pairs only")
+            }
         }
     }
-    Ok(asked)
+    Ok(options)
 }
 
-fn parsed(what: &What) -> Result<Option<Asked<'_>>> {
+fn parse_command(what: &BenchCommand) -> Result<Option<BenchOptions<'_>>> {
     let (job, ranks, output) = match what {
-        What::Gemm(args) => {
-            let job = Ceiling::Gemm(ceiling::gemm::Settings::default());
-            (Job::Ceiling(job, fraction(&args.judge.slower_than)?), &args.ranks, &args.output)
-        }
-        What::Copy(args) => {
-            let job = Ceiling::Copy(ceiling::copy::Settings::default());
-            (Job::Ceiling(job, fraction(&args.judge.slower_than)?), &args.ranks, &args.output)
-        }
-        What::Disk(args) => {
-            let (folder, bytes) = (args.folder.clone(), args.size);
-            let settings = ceiling::disk::Settings { folder, bytes, ..Default::default() };
-            let job = Ceiling::Disk(settings);
+        BenchCommand::Gemm(args) => {
+            let job = RooflineTest::Gemm(roofline::gemm::GemmSettings::default());
             (
-                Job::Ceiling(job, fraction(&args.ceiling.judge.slower_than)?),
-                &args.ceiling.ranks,
-                &args.ceiling.output,
+                Workload::Roofline(job, fraction(&args.outliers.slower_than)?),
+                &args.ranks,
+                &args.output,
+            )
+        }
+        BenchCommand::Copy(args) => {
+            let job = RooflineTest::Copy(roofline::copy::CopySettings::default());
+            (
+                Workload::Roofline(job, fraction(&args.outliers.slower_than)?),
+                &args.ranks,
+                &args.output,
+            )
+        }
+        BenchCommand::Disk(args) => {
+            let (dir, bytes) = (args.dir.clone(), args.size);
+            let settings = roofline::disk::DiskSettings { dir, bytes, ..Default::default() };
+            let job = RooflineTest::Disk(settings);
+            (
+                Workload::Roofline(job, fraction(&args.roofline.outliers.slower_than)?),
+                &args.roofline.ranks,
+                &args.roofline.output,
             )
         }
         collectives => {
-            let Some((operations, args)) = collectives.run() else { return Ok(None) };
-            let job = job(operations, args)?;
-            let timeout = args.rounds.timeout.filter(|seconds| *seconds > 0);
-            return Ok(Some(Asked { job, ranks: &args.ranks, output: &args.output, timeout }));
+            let Some((operations, args)) = collectives.collective() else { return Ok(None) };
+            let job = workload(operations, args)?;
+            let timeout = args.iterations.timeout.filter(|seconds| *seconds > 0);
+            return Ok(Some(BenchOptions {
+                workload: job,
+                ranks: &args.ranks,
+                output: &args.output,
+                timeout,
+            }));
         }
     };
-    Ok(Some(Asked { job, ranks, output, timeout: None }))
+    Ok(Some(BenchOptions { workload: job, ranks, output, timeout: None }))
 }
 
 fn fraction(percent: &str) -> Result<f64> {
     Ok(percent.parse::<Tolerance>()?.fraction)
 }
 
-fn job(operations: Vec<Operation>, args: &RunArgs) -> Result<Job> {
-    let MoreArgs { pairs, every_rank, one_at_a_time, tune, .. } = &args.more;
+fn workload(operations: Vec<Operation>, args: &CollectiveArgs) -> Result<Workload> {
+    let ModeArgs { pairs, every_rank, one_at_a_time, tune, .. } = &args.mode;
     if let Some(file) = tune {
-        return Ok(Job::Tune(file.clone(), effort(args)?));
+        return Ok(Workload::Tune(file.clone(), tuning_effort(args)?));
     }
     if *pairs {
-        let (every_rank, one_at_a_time) = (*every_rank, *one_at_a_time);
-        return Ok(Job::Pairs(pairs::Options { every_rank, one_at_a_time, ..Default::default() }));
+        let (all_ranks, serialized) = (*every_rank, *one_at_a_time);
+        return Ok(Workload::Pairs(pairs::PairsOptions {
+            all_ranks,
+            serialized,
+            ..Default::default()
+        }));
     }
-    let (plan, sizes) = plan(operations, args)?;
-    Ok(Job::Tables { plan: Box::new(plan), sizes, register: args.rounds.register != 0 })
+    let (config, sizes) = run_config(operations, args)?;
+    Ok(Workload::Collectives {
+        config: Box::new(config),
+        sizes,
+        register: args.iterations.register != 0,
+    })
 }
 
-/// How much of every algorithm is measured: what the options say, and usually enough.
-fn effort(args: &RunArgs) -> Result<tune::Effort> {
+/// Sizes and iterations of the tuning run; defaults unless given.
+fn tuning_effort(args: &CollectiveArgs) -> Result<tune::Effort> {
     let mut effort = tune::Effort::default();
-    if !args.sizes.is_usual() {
+    if !args.sizes.is_default() {
         effort.bytes =
             sizes(&args.sizes).and_then(|sizes| sizes.list()).map_err(anyhow::Error::msg)?;
     }
-    if let Some(iterations) = args.rounds.iterations {
+    if let Some(iterations) = args.iterations.timed {
         effort.most = u64::from(iterations);
     }
     Ok(effort)
 }
 
-impl Job {
-    /// Whether so many ranks can do it.
+impl Workload {
+    /// Checks the number of ranks.
     pub fn check_ranks(&self, ranks: u32) -> Result<()> {
         match self {
-            Self::Tables { plan, .. } if plan.root >= ranks => {
-                bail!("-r {}, but the ranks are 0 to {}", plan.root, ranks.saturating_sub(1))
+            Self::Collectives { config, .. } if config.root >= ranks => {
+                bail!(
+                    "root rank {} (-r) is out of range: the ranks are 0 to {}",
+                    config.root,
+                    ranks.saturating_sub(1)
+                )
             }
-            Self::Pairs(_) if ranks < 2 => bail!("--pairs needs two ranks"),
+            Self::Pairs(_) if ranks < 2 => bail!("--pairs needs at least two ranks"),
             _ => Ok(()),
         }
     }
 }
 
-/// What is to be measured, and the sizes as they were asked for.
-fn plan(operations: Vec<Operation>, args: &RunArgs) -> Result<(Plan, Sizes)> {
+/// The run configuration and the requested size range.
+fn run_config(operations: Vec<Operation>, args: &CollectiveArgs) -> Result<(RunConfig, SizeRange)> {
     let sizes = sizes(&args.sizes).map_err(anyhow::Error::msg)?;
-    let plan = Plan {
+    let config = RunConfig {
         operations,
-        dtypes: names::dtypes(&args.sizes.datatype).map_err(anyhow::Error::msg)?,
-        ops: names::ops(&args.sizes.op).map_err(anyhow::Error::msg)?,
+        dtypes: nccl_names::dtypes(&args.sizes.datatype).map_err(anyhow::Error::msg)?,
+        ops: nccl_names::ops(&args.sizes.op).map_err(anyhow::Error::msg)?,
         root: args.sizes.root,
         sizes: sizes.list().map_err(anyhow::Error::msg)?,
-        rounds: Rounds {
-            warmup: args.rounds.warmup,
-            iterations: args.rounds.iterations.unwrap_or(20),
-            or_more: args.rounds.iterations.is_none(),
-            check: args.rounds.check,
+        iterations: IterationCounts {
+            warmup: args.iterations.warmup,
+            timed: args.iterations.timed.unwrap_or(20),
+            adaptive: args.iterations.timed.is_none(),
+            check: args.iterations.check,
         },
-        average: args.rounds.average.map(|whose| match whose {
-            0 => Average::First,
-            2 => Average::Least,
-            3 => Average::Greatest,
-            _ => Average::Mean,
+        average: args.iterations.average.map(|whose| match whose {
+            0 => RankAverage::Rank0,
+            2 => RankAverage::Min,
+            3 => RankAverage::Max,
+            _ => RankAverage::Avg,
         }),
-        memory: Memory::Heap,
+        memory: MemoryKind::Heap,
     };
-    Ok((plan, sizes))
+    Ok((config, sizes))
 }
 
-/// The sizes that the options ask for; nccl-tests would measure one only if none does.
-fn sizes(args: &SizeArgs) -> Result<Sizes, String> {
+/// The requested size range; unlike nccl-tests, the default is more than one size.
+fn sizes(args: &SizeArgs) -> Result<SizeRange, String> {
     const LARGEST: u64 = 32 << 20;
-    if args.is_usual() {
-        return Ok(Sizes { min: 8, max: LARGEST, step: SizeStep::Factor(2) });
+    if args.is_default() {
+        return Ok(SizeRange { min: 8, max: LARGEST, step: SizeStep::Factor(2) });
     }
     let step = match (args.factor, args.step) {
         (Some(factor), None) => SizeStep::Factor(factor),
         (None, step) => SizeStep::Bytes(step.unwrap_or(1 << 20)),
-        (Some(_), Some(_)) => return Err("give -f or -i, not both".to_owned()),
+        (Some(_), Some(_)) => return Err("-f and -i are mutually exclusive".to_owned()),
     };
     let max = args.max.unwrap_or(LARGEST);
-    Ok(Sizes { min: args.min.unwrap_or(LARGEST.min(max)), max, step })
+    Ok(SizeRange { min: args.min.unwrap_or(LARGEST.min(max)), max, step })
 }
 
 #[cfg(test)]
@@ -174,37 +209,37 @@ mod tests {
     use crate::cli::{Cli, Command};
     use clap::Parser;
 
-    fn asked(options: &str) -> Result<(Plan, Sizes)> {
+    fn parse_run(options: &str) -> Result<(RunConfig, SizeRange)> {
         let words = format!("regatta bench all-reduce {options}");
         let Command::Bench(args) = Cli::try_parse_from(words.split_whitespace())?.command else {
-            anyhow::bail!("no benchmark");
+            anyhow::bail!("not a benchmark");
         };
-        let (operations, args) = args.what.run().unwrap();
-        plan(operations, args)
+        let (operations, args) = args.command.collective().unwrap();
+        run_config(operations, args)
     }
 
     #[test]
-    fn the_options_of_nccl_tests_mean_the_same() {
-        let (plan, sizes) =
-            asked("-b 8 -e 4G -f 2 -n 100 -w 3 -c 0 -o max -d bfloat16 -a 3").unwrap();
+    fn nccl_tests_options_are_accepted() {
+        let (config, sizes) =
+            parse_run("-b 8 -e 4G -f 2 -n 100 -w 3 -c 0 -o max -d bfloat16 -a 3").unwrap();
         assert_eq!((sizes.min, sizes.max, sizes.step), (8, 4 << 30, SizeStep::Factor(2)));
-        assert_eq!(plan.sizes.len(), 30);
-        let rounds = Rounds { warmup: 3, iterations: 100, or_more: false, check: 0 };
-        assert_eq!((plan.rounds, plan.average), (rounds, Some(Average::Greatest)));
-        let (plan, sizes) = asked("-b 8").unwrap();
+        assert_eq!(config.sizes.len(), 30);
+        let iterations = IterationCounts { warmup: 3, timed: 100, adaptive: false, check: 0 };
+        assert_eq!((config.iterations, config.average), (iterations, Some(RankAverage::Max)));
+        let (config, sizes) = parse_run("-b 8").unwrap();
         assert_eq!((sizes.max, sizes.step), (32 << 20, SizeStep::Bytes(1 << 20)));
-        assert_eq!(plan.sizes[1], 8 + (1 << 20));
-        assert_eq!(asked("-e 1M").unwrap().0.sizes, [1 << 20]);
-        assert_eq!(asked("").unwrap().0.sizes.len(), 23);
-        assert!(asked("-t 2 -g 4 -p 1 -z 0 -m 1 -y 0 -R 1 -T 0 -G 0 -C 0 -N 1 -S 0").is_ok());
+        assert_eq!(config.sizes[1], 8 + (1 << 20));
+        assert_eq!(parse_run("-e 1M").unwrap().0.sizes, [1 << 20]);
+        assert_eq!(parse_run("").unwrap().0.sizes.len(), 23);
+        assert!(parse_run("-t 2 -g 4 -p 1 -z 0 -m 1 -y 0 -R 1 -T 0 -G 0 -C 0 -N 1 -S 0").is_ok());
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn invalid_options_are_rejected() {
         for wrong in
             ["-b 8 -e 4", "-f 2 -i 8", "-d fp8", "-o mulsum", "-b eight", "-n 0", "-a 4", "-G 1"]
         {
-            assert!(asked(wrong).is_err(), "{wrong}");
+            assert!(parse_run(wrong).is_err(), "{wrong}");
         }
     }
 }

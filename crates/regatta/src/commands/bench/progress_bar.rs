@@ -1,35 +1,35 @@
-//! One line on the terminal that says how far it is.
+//! A progress bar on the terminal.
 
 use std::io::IsTerminal;
 
-use regatta_measure::run::Progress;
+use regatta_measure::run::BenchProgress;
 
 use crate::output;
 
-/// Characters of the bar itself.
+/// Width of the bar in characters.
 const WIDTH: usize = 24;
 
-/// The line, if standard error is a terminal.
-pub struct Bar {
+/// A progress bar; invisible unless standard error is a terminal.
+pub struct ProgressBar {
     shown: bool,
     terminal: bool,
 }
 
-impl Bar {
-    /// No line yet.
+impl ProgressBar {
+    /// A hidden bar.
     pub fn new() -> Self {
         Self { shown: false, terminal: std::io::stderr().is_terminal() }
     }
 
-    /// Shows how far it is.
-    pub fn show(&mut self, progress: &Progress) {
+    /// Draws the bar.
+    pub fn show(&mut self, progress: &BenchProgress) {
         if self.terminal {
             output::complain(&format!("\r\x1b[2K{}", line(progress)));
             self.shown = true;
         }
     }
 
-    /// Takes the line away, before something else is written.
+    /// Erases the bar before other output.
     pub fn hide(&mut self) {
         if self.shown {
             output::complain("\r\x1b[2K");
@@ -38,20 +38,19 @@ impl Bar {
     }
 }
 
-fn line(progress: &Progress) -> String {
-    let Progress { doing, done, of, left_s } = progress;
-    let full = done * WIDTH / (*of).max(1);
+fn line(progress: &BenchProgress) -> String {
+    let BenchProgress { task, done, total, eta_s } = progress;
+    let full = done * WIDTH / (*total).max(1);
     let bar: String = (0..WIDTH).map(|at| if at < full { '█' } else { '░' }).collect();
-    format!("{bar} {done} of {of}  {doing}  {}", left(*left_s))
+    format!("{bar} {done}/{total}  {task}  {}", eta(*eta_s))
 }
 
-/// The time left, in words.
-fn left(seconds: f64) -> String {
+fn eta(seconds: f64) -> String {
     match seconds.ceil() as u64 {
         0 => String::new(),
-        s @ ..60 => format!("{s} s left"),
-        s @ ..3600 => format!("{} min {} s left", s / 60, s % 60),
-        s => format!("{} h {} min left", s / 3600, s % 3600 / 60),
+        s @ ..60 => format!("ETA {s} s"),
+        s @ ..3600 => format!("ETA {} min {} s", s / 60, s % 60),
+        s => format!("ETA {} h {} min", s / 3600, s % 3600 / 60),
     }
 }
 
@@ -60,10 +59,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn says_how_far_it_is() {
-        let doing = "all-reduce of 8 bytes".to_owned();
-        let text = line(&Progress { doing, done: 1, of: 2, left_s: 61.2 });
-        assert_eq!(text, "████████████░░░░░░░░░░░░ 1 of 2  all-reduce of 8 bytes  1 min 2 s left");
-        assert_eq!([left(0.0), left(59.0), left(7300.0)], ["", "59 s left", "2 h 1 min left"]);
+    fn bar_shows_progress_task_and_eta() {
+        let task = "all-reduce of 8 bytes".to_owned();
+        let text = line(&BenchProgress { task, done: 1, total: 2, eta_s: 61.2 });
+        assert_eq!(text, "████████████░░░░░░░░░░░░ 1/2  all-reduce of 8 bytes  ETA 1 min 2 s");
+        assert_eq!([eta(0.0), eta(59.0), eta(7300.0)], ["", "ETA 59 s", "ETA 2 h 1 min"]);
     }
 }

@@ -1,274 +1,272 @@
-//! What becomes of what a run tells: a table on the screen, a file that is written now and then, a verdict.
+//! Consumes the events of a run: prints the table, saves the result, checks the baseline.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Result, bail};
-use regatta_measure::run::Event;
-use regatta_measure::write::{self, Layout};
-use regatta_measure::{ceiling, pairs};
+use regatta_measure::run::BenchEvent;
+use regatta_measure::write::{self, TableLayout};
+use regatta_measure::{pairs, roofline};
 use regatta_model::bench::{BenchDevice, BenchSummary, Ceiling, Pairs};
 use regatta_model::{BenchResult, BenchRow, BenchTable, document, units};
 
-use super::asked::{Asked, Job};
-use super::bar::Bar;
-use super::keep::Keep;
-use super::pieces::Joining;
+use super::baseline::BaselineGate;
+use super::chunks::ChunkAssembler;
+use super::options::{BenchOptions, Workload};
 use super::plot;
-use super::verdict::Verdict;
+use super::progress_bar::ProgressBar;
+use super::result_file::ResultFile;
 use crate::cli::{ERROR, FAINT, WARNING};
 use crate::output;
 
-/// What was told so far, and where it goes.
-pub struct Report {
+/// The result so far, and its outputs.
+pub struct Reporter {
     result: BenchResult,
-    form: Form,
-    layout: Layout,
-    keep: Keep,
-    /// What rank 0 has told in part.
-    joining: Joining,
-    /// Why the result misses something that rank 0 told.
-    unread: Option<String>,
+    format: OutputFormat,
+    layout: TableLayout,
+    file: ResultFile,
+    /// Reassembles events of rank 0.
+    assembler: ChunkAssembler,
+    /// The first event that could not be read.
+    event_error: Option<String>,
     plot: Option<PathBuf>,
-    verdict: Option<Verdict>,
-    /// Where the table of algorithms goes.
+    baseline: Option<BaselineGate>,
+    /// File of the tuning table.
     tuning: Option<PathBuf>,
-    /// Why it is not there.
-    untuned: Option<anyhow::Error>,
-    /// By what part a rank may be slower than others.
-    slower_than: f64,
-    /// Whether nothing stands out.
-    good: bool,
-    bar: Bar,
+    /// Error of writing it.
+    tuning_error: Option<anyhow::Error>,
+    /// Tolerance of slow ranks.
+    outlier_tolerance: f64,
+    /// Whether no fault was found.
+    healthy: bool,
+    bar: ProgressBar,
 }
 
-/// The width of a drawing in text.
+/// Width of text heat maps.
 const COLUMNS: usize = 100;
 
-/// How the result is printed.
+/// Output format.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Form {
-    /// Row by row.
+enum OutputFormat {
+    /// Printed row by row.
     Table,
-    /// When it is over.
+    /// Printed at the end.
     Json,
     Csv,
 }
 
-impl Report {
-    /// Nothing was told yet. What could not be used at the end is refused now.
-    pub fn new(asked: &Asked<'_>, out: Option<PathBuf>) -> Result<Self> {
-        let args = asked.output;
-        let form = match (args.json, args.csv) {
-            (true, _) => Form::Json,
-            (_, true) => Form::Csv,
-            _ => Form::Table,
+impl Reporter {
+    /// An empty result. Fails on options that would only be used at the end.
+    pub fn new(options: &BenchOptions<'_>, out: Option<PathBuf>) -> Result<Self> {
+        let args = options.output;
+        let format = match (args.json, args.csv) {
+            (true, _) => OutputFormat::Json,
+            (_, true) => OutputFormat::Csv,
+            _ => OutputFormat::Table,
         };
         Ok(Self {
             result: BenchResult::default(),
-            form,
-            layout: if args.spread { Layout::Iterations } else { Layout::Means },
-            keep: Keep::new(out),
-            joining: Joining::default(),
-            unread: None,
+            format,
+            layout: if args.spread { TableLayout::Iterations } else { TableLayout::Means },
+            file: ResultFile::new(out),
+            assembler: ChunkAssembler::default(),
+            event_error: None,
             plot: args.plot.clone(),
-            verdict: Verdict::new(args)?,
-            tuning: match &asked.job {
-                Job::Tune(file, _) => Some(file.clone()),
+            baseline: BaselineGate::new(args)?,
+            tuning: match &options.workload {
+                Workload::Tune(file, _) => Some(file.clone()),
                 _ => None,
             },
-            untuned: None,
-            slower_than: match &asked.job {
-                Job::Ceiling(_, fraction) => *fraction,
+            tuning_error: None,
+            outlier_tolerance: match &options.workload {
+                Workload::Roofline(_, fraction) => *fraction,
                 _ => 0.0,
             },
-            good: true,
-            bar: Bar::new(),
+            healthy: true,
+            bar: ProgressBar::new(),
         })
     }
 
-    /// Takes a piece of the text of another process that says what happened.
-    pub fn hear_text(&mut self, piece: &str) {
-        let event = match self.joining.push(piece) {
+    /// Adds a chunk of an event from rank 0.
+    pub fn on_chunk(&mut self, chunk: &str) {
+        let event = match self.assembler.push(chunk) {
             Ok(None) => return,
             Ok(Some(text)) => serde_json::from_str(&text).map_err(|error| error.to_string()),
-            Err(torn) => Err(torn.to_string()),
+            Err(error) => Err(error.to_string()),
         };
         match event {
-            Ok(event) => self.hear(event),
-            // The first says most: others may follow from it.
-            Err(error) => drop(self.unread.get_or_insert(error)),
+            Ok(event) => self.on_event(event),
+            // Later errors may be consequences of the first.
+            Err(error) => drop(self.event_error.get_or_insert(error)),
         }
     }
 
-    /// Something else is about to be written.
-    pub fn make_way(&mut self) {
+    /// Erases the progress bar before other output.
+    pub fn hide_progress(&mut self) {
         self.bar.hide();
     }
 
-    /// Takes what happened.
-    pub fn hear(&mut self, event: Event) {
+    /// Handles an event.
+    pub fn on_event(&mut self, event: BenchEvent) {
         match event {
-            Event::Begin(result) => self.result = *result,
-            Event::Table(table) => self.begin(table),
-            Event::Row(row) => self.add(*row),
-            Event::Pairs(pairs) => self.pairs(*pairs),
-            Event::Ceilings(ceilings) => self.ceilings(ceilings),
-            Event::Tuned(table) => self.tuned(&table),
-            Event::Progress(progress) => self.bar.show(&progress),
-            Event::Note(note) => {
+            BenchEvent::Started(result) => self.result = *result,
+            BenchEvent::TableStarted(table) => self.start_table(table),
+            BenchEvent::Row(row) => self.add_row(*row),
+            BenchEvent::Pairs(pairs) => self.set_pairs(*pairs),
+            BenchEvent::Rooflines(rooflines) => self.set_rooflines(rooflines),
+            BenchEvent::TuningTable(table) => self.write_tuning_table(&table),
+            BenchEvent::Progress(progress) => self.bar.show(&progress),
+            BenchEvent::Note(note) => {
                 self.bar.hide();
                 output::complain(&format!("{WARNING}note:{WARNING:#} {note}\n"));
                 self.result.notes.push(note);
             }
-            Event::End => {
+            BenchEvent::Finished => {
                 self.result.complete = true;
-                self.foot();
+                self.print_footer();
                 if !self.result.tables.is_empty() {
                     self.result.summary = Some(summary(&self.result));
                 }
-                self.save();
-                self.keep();
+                self.update_file();
+                self.flush();
             }
         }
     }
 
-    /// The next rows are of this table.
-    fn begin(&mut self, table: BenchTable) {
-        let before = self.result.tables.last().map(|table| &table.operation);
-        if before != Some(&table.operation) {
-            self.foot();
-            let text = write::preamble(&self.result, &table.operation) + &write::head(self.layout);
-            self.show(&text);
+    /// Starts a table.
+    fn start_table(&mut self, table: BenchTable) {
+        let previous = self.result.tables.last().map(|table| &table.operation);
+        if previous != Some(&table.operation) {
+            self.print_footer();
+            let text =
+                write::preamble(&self.result, &table.operation) + &write::header(self.layout);
+            self.print_table(&text);
         }
         self.result.tables.push(table);
     }
 
-    fn add(&mut self, row: BenchRow) {
+    fn add_row(&mut self, row: BenchRow) {
         let Some(table) = self.result.tables.last_mut() else { return };
         let text = write::row(self.layout, table, &row);
         table.rows.push(row);
-        self.show(&text);
-        self.save();
+        self.print_table(&text);
+        self.update_file();
     }
 
-    /// Every pair was measured.
-    fn pairs(&mut self, pairs: Pairs) {
+    fn set_pairs(&mut self, pairs: Pairs) {
         let mut text = pairs::text::draw(&pairs, COLUMNS);
         pairs.findings.iter().for_each(|finding| text.push_str(&format!("{finding}\n")));
         if pairs.findings.is_empty() {
-            text.push_str("no link and no node stands out\n");
+            text.push_str("no slow links or nodes found\n");
         }
-        self.good = pairs.findings.is_empty();
+        self.healthy = pairs.findings.is_empty();
         self.result.pairs = Some(pairs);
-        self.show(&text);
+        self.print_table(&text);
     }
 
-    /// What each rank can do was measured.
-    fn ceilings(&mut self, ceilings: Vec<Ceiling>) {
+    fn set_rooflines(&mut self, rooflines: Vec<Ceiling>) {
         let of = |device: &BenchDevice| (device.rank, device.host.clone());
         let ranks: Vec<(u32, String)> = self.result.devices.iter().map(of).collect();
-        let verdict = ceiling::judge::judge(&ranks, &ceilings, self.slower_than);
-        let mut lines = ceiling::text::table(&ceilings, &verdict);
-        lines.extend(ceiling::text::findings(&verdict));
-        lines.extend(ceiling::text::notes(&ceilings));
-        self.result.ceilings = ceilings;
-        self.show(&(lines.join("\n") + "\n"));
+        let outliers = roofline::outliers::find(&ranks, &rooflines, self.outlier_tolerance);
+        let mut lines = roofline::text::table(&rooflines, &outliers);
+        lines.extend(roofline::text::findings(&outliers));
+        lines.extend(roofline::text::notes(&rooflines));
+        self.result.ceilings = rooflines;
+        self.print_table(&(lines.join("\n") + "\n"));
     }
 
-    /// A table of algorithms was made.
-    fn tuned(&mut self, table: &str) {
+    fn write_tuning_table(&mut self, table: &str) {
         let Some(file) = &self.tuning else { return };
         self.bar.hide();
         match output::write_file(file, table) {
             Ok(()) => output::complain(&format!(
-                "algorithms: {0}; ranks use it with REGATTA_TUNING={0}\n",
+                "tuning table: {0}; use it with REGATTA_TUNING={0}\n",
                 file.display()
             )),
-            Err(error) => self.untuned = Some(error),
+            Err(error) => self.tuning_error = Some(error),
         }
     }
 
-    /// The closing lines of the operation before.
-    fn foot(&mut self) {
+    /// Prints the summary of the last operation.
+    fn print_footer(&mut self) {
         let Some(table) = self.result.tables.last() else { return };
         let text = write::footer(&self.result, &table.operation.clone());
-        self.show(&text);
+        self.print_table(&text);
     }
 
-    fn show(&mut self, text: &str) {
-        if self.form == Form::Table {
+    fn print_table(&mut self, text: &str) {
+        if self.format == OutputFormat::Table {
             self.bar.hide();
-            // The file has it, if nobody reads on.
+            // A closed pipe is ignored: the result is in the file.
             let _ = output::print(text);
         }
     }
 
-    /// There is more to keep.
-    fn save(&mut self) {
+    /// Updates the result file.
+    fn update_file(&mut self) {
         if self.tuning.is_none() {
-            self.keep.more(&self.result, Instant::now());
+            self.file.update(&self.result, Instant::now());
         }
     }
 
-    /// Keeps all there is, of a run that ends before its time, too.
-    pub fn keep(&mut self) {
+    /// Writes the result file, also of an incomplete run.
+    pub fn flush(&mut self) {
         self.bar.hide();
-        self.keep.all(&self.result);
+        self.file.flush(&self.result);
     }
 
-    /// Prints and draws what there is, and says whether it is good enough.
+    /// Prints and plots the result, and returns the exit code.
     pub fn finish(&mut self) -> Result<ExitCode> {
-        self.keep();
-        let ended = self.ended()?;
-        match self.unread.take() {
-            Some(why) => bail!("the result misses what rank 0 said: it cannot be read: {why}"),
-            None => Ok(ended),
+        self.flush();
+        let code = self.exit_code()?;
+        match self.event_error.take() {
+            Some(why) => bail!("the result is incomplete: cannot read an event of rank 0: {why}"),
+            None => Ok(code),
         }
     }
 
-    fn ended(&mut self) -> Result<ExitCode> {
+    fn exit_code(&mut self) -> Result<ExitCode> {
         if self.tuning.is_some() {
-            return self.untuned.take().map_or(Ok(ExitCode::SUCCESS), Err);
+            return self.tuning_error.take().map_or(Ok(ExitCode::SUCCESS), Err);
         }
         let rows = self.result.tables.iter().map(|table| table.rows.len()).sum();
         if rows == 0 && self.result.ceilings.is_empty() && self.result.pairs.is_none() {
             return Ok(ExitCode::FAILURE);
         }
-        match self.form {
-            Form::Table => {}
-            Form::Json if self.keep.is_printed() => {}
-            Form::Json => output::print(&document::to_json(&self.result)?)?,
-            Form::Csv => output::print(&write::csv(std::slice::from_ref(&self.result)))?,
+        match self.format {
+            OutputFormat::Table => {}
+            OutputFormat::Json if self.file.is_stdout() => {}
+            OutputFormat::Json => output::print(&document::to_json(&self.result)?)?,
+            OutputFormat::Csv => output::print(&write::csv(std::slice::from_ref(&self.result)))?,
         }
         match (&self.plot, &self.result.pairs) {
-            (Some(plot), Some(found)) => plot::draw_pairs(plot, found)?,
+            (Some(plot), Some(pairs)) => plot::draw_pairs(plot, pairs)?,
             (Some(plot), None) => plot::draw(plot, std::slice::from_ref(&self.result))?,
             _ => {}
         }
-        if let Some(error) = self.keep.error() {
-            bail!("the result is not saved: {error:#}");
+        if let Some(error) = self.file.take_error() {
+            bail!("cannot save the result: {error:#}");
         }
-        self.say_where(rows);
+        self.print_location(rows);
         let wrong = wrong(&self.result);
         if wrong > 0 {
             let wrong = units::count(usize::try_from(wrong).unwrap_or(usize::MAX), "element");
-            output::complain(&format!("{ERROR}{wrong} wrong{ERROR:#}: see the column #wrong\n"));
+            output::complain(&format!("{ERROR}{wrong} wrong{ERROR:#}: see column #wrong\n"));
             return Ok(ExitCode::FAILURE);
         }
-        match &self.verdict {
-            Some(verdict) => verdict.judge(&self.result),
-            None if self.good => Ok(ExitCode::SUCCESS),
+        match &self.baseline {
+            Some(baseline) => baseline.check(&self.result),
+            None if self.healthy => Ok(ExitCode::SUCCESS),
             None => Ok(ExitCode::FAILURE),
         }
     }
 
-    fn say_where(&self, rows: usize) {
-        let Some(out) = self.keep.file() else { return };
+    fn print_location(&self, rows: usize) {
+        let Some(out) = self.file.file() else { return };
         let what = match self.result.complete {
             true => "result".to_owned(),
-            false => format!("stopped early; {} kept", units::count(rows, "size")),
+            false => format!("interrupted; {} saved", units::count(rows, "size")),
         };
         output::complain(&format!("{FAINT}{what}: {}{FAINT:#}\n", out.display()));
     }
@@ -283,9 +281,9 @@ fn wrong(result: &BenchResult) -> u64 {
         .sum()
 }
 
-/// The closing figures of all operations.
+/// Summary over all operations.
 fn summary(result: &BenchResult) -> BenchSummary {
-    // Of no bytes there is no bandwidth.
+    // Rows of 0 bytes have no bandwidth.
     let rows = result.tables.iter().flat_map(|table| &table.rows).filter(|row| row.size_bytes > 0);
     let all = rows.flat_map(|row| [&row.out_of_place, &row.in_place]).flatten();
     let bandwidths: Vec<f64> = all.filter_map(|measured| measured.busbw).collect();
@@ -301,30 +299,33 @@ fn summary(result: &BenchResult) -> BenchSummary {
 mod tests {
     use clap::Parser;
 
-    use super::super::{asked, pieces::pieces};
+    use super::super::chunks::split;
+    use super::super::options;
     use super::*;
     use crate::cli::{Cli, Command};
 
-    /// How a run ends of which rank 0 told this, with a row.
-    fn ended(told: &[String]) -> Result<ExitCode> {
+    /// Finishes a run with one row after these chunks from rank 0.
+    fn finish(chunks: &[String]) -> Result<ExitCode> {
         let words = ["regatta", "bench", "all-reduce", "--csv"];
-        let Command::Bench(args) = Cli::try_parse_from(words)?.command else { bail!("no bench") };
-        let asked = asked::asked(&args.what)?.unwrap();
-        let mut report = Report::new(&asked, None)?;
-        report.hear(Event::Table(BenchTable::default()));
-        report.hear(Event::Row(Box::default()));
-        told.iter().for_each(|piece| report.hear_text(piece));
-        report.finish()
+        let Command::Bench(args) = Cli::try_parse_from(words)?.command else {
+            bail!("not a benchmark")
+        };
+        let options = options::parse(&args.command)?.unwrap();
+        let mut reporter = Reporter::new(&options, None)?;
+        reporter.on_event(BenchEvent::TableStarted(BenchTable::default()));
+        reporter.on_event(BenchEvent::Row(Box::default()));
+        chunks.iter().for_each(|chunk| reporter.on_chunk(chunk));
+        reporter.finish()
     }
 
     #[test]
-    fn a_run_of_which_something_cannot_be_read_fails() {
-        let event = serde_json::to_string(&Event::Note("x".repeat(70_000))).unwrap();
-        let all = pieces(&event);
-        assert!(all.len() > 1 && ended(&all).is_ok());
-        for told in [&all[1..], &pieces("{")[..], &pieces("{\"other\": 1}"), &["x".to_owned()]] {
-            let error = ended(told).unwrap_err().to_string();
-            assert!(error.contains("rank 0 said") && error.contains("cannot be read"), "{error}");
+    fn an_unreadable_event_fails_the_run() {
+        let event = serde_json::to_string(&BenchEvent::Note("x".repeat(70_000))).unwrap();
+        let all = split(&event);
+        assert!(all.len() > 1 && finish(&all).is_ok());
+        for chunks in [&all[1..], &split("{")[..], &split("{\"other\": 1}"), &["x".to_owned()]] {
+            let error = finish(chunks).unwrap_err().to_string();
+            assert!(error.contains("event of rank 0") && error.contains("incomplete"), "{error}");
         }
     }
 }
