@@ -22,7 +22,7 @@ impl BufferMode {
     /// The name, as nccl-tests prints it.
     pub fn name(self) -> &'static str {
         match self {
-            Self::OutOfPlace => "out-measurement-place",
+            Self::OutOfPlace => "out-of-place",
             Self::InPlace => "in-place",
         }
     }

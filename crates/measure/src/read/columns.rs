@@ -220,7 +220,7 @@ impl Column {
             }
             Self::Other(place, name) => {
                 let measured = place.measurement_mut(&mut row.row);
-                let value = parse_metric(word).map_err(|()| mismatch("a parse_metric"))?;
+                let value = parse_metric(word).map_err(|()| mismatch("a number"))?;
                 measured.other.extend(value.map(|value| (name.clone(), value)));
             }
             Self::Timestamp => {}

@@ -201,7 +201,7 @@ fn validation_errors(word: &str) -> Result<Option<u64>, &'static str> {
 }
 
 fn set_metric(name: &str, word: &str, measured: &mut Measurement) -> Result<(), &'static str> {
-    let value = parse_metric(word).map_err(|()| "a parse_metric")?;
+    let value = parse_metric(word).map_err(|()| "a number")?;
     match name {
         "Latency (us)" | "Latency(us)" | "Avg Latency(us)" | "Avg Lat(us)" | "Overall(us)" => {
             measured.time_us = value;

@@ -117,9 +117,6 @@ fn run_of_column(
         shape: shape.clone(),
         tables: vec![table],
         complete: true,
-        notes: vec![
-            "bus bandwidth in GB/s, taken to be in place: the table does not say".to_owned(),
-        ],
         ..BenchResult::default()
     }
 }
