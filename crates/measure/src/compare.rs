@@ -64,15 +64,15 @@ pub fn compare(results: &[BenchResult], options: CompareOptions) -> Vec<Comparis
     first.tables.iter().map(one).filter(rows).collect()
 }
 
-/// The table of `result` that corresponds to `wanted`: the only one of the operation, because
+/// The table of `result` that corresponds to `reference`: the only one of the operation, because
 /// programs name types differently, or else the one with the same type, reduction and root.
-fn matching_table<'a>(result: &'a BenchResult, wanted: &BenchTable) -> Option<&'a BenchTable> {
-    let mut same = result.tables.iter().filter(|table| table.operation == wanted.operation);
+fn matching_table<'a>(result: &'a BenchResult, reference: &BenchTable) -> Option<&'a BenchTable> {
+    let mut same = result.tables.iter().filter(|table| table.operation == reference.operation);
     let (first, second) = (same.next()?, same.next());
     if second.is_none() {
         return Some(first);
     }
-    result.tables.iter().find(|table| same_key(table, wanted))
+    result.tables.iter().find(|table| same_key(table, reference))
 }
 
 fn side_by_side(

@@ -1,7 +1,7 @@
 //! Size, count and bandwidth as nccl-tests defines them.
 //!
 //! `size` is the largest buffer of a rank, `count` the element count passed to the call. For
-//! all-gather, reduce-scatter, all-to-all, gather and scatter the buffer is split into one chunk
+//! total-gather, reduce-scatter, total-to-total, gather and scatter the buffer is split into one chunk
 //! per rank, each a multiple of 16 bytes, and `count` is one chunk.
 
 use regatta_model::Operation;
@@ -101,19 +101,19 @@ pub fn buffer_counts(
     requested_bytes: u64,
 ) -> BufferCounts {
     let (ranks, element_bytes) = (u64::from(ranks.max(1)), element_bytes.max(1));
-    let whole = requested_bytes / element_bytes;
+    let elements = requested_bytes / element_bytes;
     if !is_chunked(operation) {
-        return BufferCounts { count: whole, send: whole, receive: whole };
+        return BufferCounts { count: elements, send: elements, receive: elements };
     }
     let unit = (CHUNK_ALIGNMENT / element_bytes).max(1);
-    let part = whole / ranks / unit * unit;
-    let all = part * ranks;
+    let chunk = elements / ranks / unit * unit;
+    let total = chunk * ranks;
     let (send, receive) = match operation {
-        Operation::AllGather | Operation::Gather | Operation::Hypercube => (part, all),
-        Operation::ReduceScatter | Operation::Scatter => (all, part),
-        _ => (all, all),
+        Operation::AllGather | Operation::Gather | Operation::Hypercube => (chunk, total),
+        Operation::ReduceScatter | Operation::Scatter => (total, chunk),
+        _ => (total, total),
     };
-    BufferCounts { count: part, send, receive }
+    BufferCounts { count: chunk, send, receive }
 }
 
 #[cfg(test)]
@@ -161,10 +161,10 @@ mod tests {
         #[test]
         fn buffers_never_exceed_the_requested_size(
             at in 0..Operation::NAMED.len(), ranks in 0u32..100, element in 0u64..9,
-            wanted in 0u64..u64::MAX,
+            requested in 0u64..u64::MAX,
         ) {
-            let found = buffer_counts(&Operation::NAMED[at], ranks, element, wanted);
-            prop_assert!(found.size_bytes(element) <= wanted);
+            let found = buffer_counts(&Operation::NAMED[at], ranks, element, requested);
+            prop_assert!(found.size_bytes(element) <= requested);
         }
     }
 }

@@ -94,9 +94,9 @@ fn missing_sizes_stay_empty() {
     let found = compare(&[a, b], CompareOptions::default());
     let rows: Vec<_> =
         found[0].rows.iter().map(|row| (row.size_bytes, row.values.clone())).collect();
-    let wanted =
+    let expected =
         [(8, vec![Some(2.0), None]), (16, vec![Some(0.0), Some(3.0)]), (32, vec![None, Some(5.0)])];
-    assert_eq!(rows, wanted, "repeated sizes are averaged");
+    assert_eq!(rows, expected, "repeated sizes are averaged");
     assert!(found[0].rows.iter().all(|row| row.ratios[1].is_none()));
     assert!(compare(&[], CompareOptions::default()).is_empty());
 }

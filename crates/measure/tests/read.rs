@@ -38,21 +38,22 @@ fn values(row: &BenchRow) -> Vec<f64> {
 #[test]
 fn tables_of_a_talk_are_parsed_without_loss() {
     let all = results("frontier-rccl.txt");
-    let mut kept: HashSet<String> = HashSet::new();
+    let mut parsed: HashSet<String> = HashSet::new();
     let cells = |line: &str| line.split('\t').map(|c| c.trim().to_owned()).collect::<Vec<_>>();
     for result in &all {
         let rows = result.tables.iter().flat_map(|table| &table.rows);
-        kept.extend(rows.map(|row| cells(row.line.as_deref().unwrap()).join("\t")));
-        kept.extend(result.sheets.iter().flat_map(|s| &s.rows).map(|row| row.join("\t")));
-        kept.extend(result.sheets.iter().map(|sheet| sheet.title.clone()));
+        parsed.extend(rows.map(|row| cells(row.line.as_deref().unwrap()).join("\t")));
+        parsed.extend(result.sheets.iter().flat_map(|s| &s.rows).map(|row| row.join("\t")));
+        parsed.extend(result.sheets.iter().map(|sheet| sheet.title.clone()));
     }
     let text = data("frontier-rccl.txt");
-    let head = |line: &str| line.contains("size (B)") || line.contains("algbw (GB/s)");
-    let chart = |line: &str| line.starts_with("Message Size\t");
-    let tabbed = text.lines().filter(|line| line.contains('\t') && !head(line) && !chart(line));
-    let is_kept =
-        |line: &&str| kept.contains(&cells(line).join("\t")) || kept.contains(line.trim());
-    let lost: Vec<_> = tabbed.filter(|line| !is_kept(line)).collect();
+    let is_header = |line: &str| line.contains("size (B)") || line.contains("algbw (GB/s)");
+    let is_chart = |line: &str| line.starts_with("Message Size\t");
+    let tabbed =
+        text.lines().filter(|line| line.contains('\t') && !is_header(line) && !is_chart(line));
+    let is_parsed =
+        |line: &&str| parsed.contains(&cells(line).join("\t")) || parsed.contains(line.trim());
+    let lost: Vec<_> = tabbed.filter(|line| !is_parsed(line)).collect();
     assert!(lost.is_empty(), "{lost:#?}");
 }
 

@@ -66,8 +66,8 @@ fn several_operations_are_written_as_several_runs() {
 }
 
 /// Values that fit nccl-tests' columns: two decimals.
-fn short(most: u32) -> BoxedStrategy<Option<f64>> {
-    weighted(0.9, (0..most).prop_map(|n| f64::from(n) / 100.0)).boxed()
+fn short(max: u32) -> BoxedStrategy<Option<f64>> {
+    weighted(0.9, (0..max).prop_map(|n| f64::from(n) / 100.0)).boxed()
 }
 
 /// Any values.
@@ -97,9 +97,9 @@ fn measurement(value: ValueStrategy, all_columns: bool) -> impl Strategy<Value =
 
 fn row(value: ValueStrategy, all_columns: bool) -> impl Strategy<Value = BenchRow> {
     let measured = move || of(measurement(value, all_columns));
-    let places =
+    let both_modes =
         (measured(), measured()).prop_filter("something", |(a, b)| a.is_some() || b.is_some());
-    (any::<u64>(), of(any::<u64>()), places).prop_map(
+    (any::<u64>(), of(any::<u64>()), both_modes).prop_map(
         |(size_bytes, count, (out_of_place, in_place))| BenchRow {
             size_bytes,
             count,
@@ -239,15 +239,15 @@ proptest! {
     }
 
     #[test]
-    fn parsing_never_panics(text in "[#0-9a-z \t\n.,{}\"`:-]{0,300}", head in 0usize..5) {
-        let heads = [
+    fn parsing_never_panics(text in "[#0-9a-z \t\n.,{}\"`:-]{0,300}", header in 0usize..5) {
+        let headers = [
             "# size count type redop root time algbw busbw #wrong time algbw busbw #wrong\n",
             "# OSU MPI Latency Test v7\n# Size  Latency (us)\n",
             "size_bytes,time_us,place\n",
             "Message Size\tA\tB\n",
             "",
         ];
-        if let Ok(all) = read("x", &format!("{}{text}", heads[head])) {
+        if let Ok(all) = read("x", &format!("{}{text}", headers[header])) {
             for result in &all {
                 let again = to_json(result).unwrap();
                 prop_assert_eq!(&from_json::<BenchResult>(&again).unwrap(), result);

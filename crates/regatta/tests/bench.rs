@@ -15,8 +15,8 @@ use support::{Folder, command};
 
 /// The rows of a result with two decimals, as a table prints them.
 fn printed_rows(result: &BenchResult) -> Vec<(String, u64, Vec<Option<String>>)> {
-    let two = |figure: Option<f64>| figure.map(|figure| format!("{figure:.2}"));
-    let figures = |one: &Option<Measurement>| match one {
+    let two = |value: Option<f64>| value.map(|value| format!("{value:.2}"));
+    let values = |one: &Option<Measurement>| match one {
         Some(one) => {
             vec![two(one.time_us), two(one.busbw), one.wrong.map(|wrong| wrong.to_string())]
         }
@@ -25,7 +25,7 @@ fn printed_rows(result: &BenchResult) -> Vec<(String, u64, Vec<Option<String>>)>
     let mut all = Vec::new();
     for table in &result.tables {
         for row in &table.rows {
-            let both = [figures(&row.out_of_place), figures(&row.in_place)].concat();
+            let both = [values(&row.out_of_place), values(&row.in_place)].concat();
             all.push((table.operation.name().to_owned(), row.size_bytes, both));
         }
     }

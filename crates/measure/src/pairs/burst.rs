@@ -84,14 +84,14 @@ impl BurstOptions {
         let left = self.time_limit.saturating_sub(spent);
         let still = f64::from(self.iterations) - measured as f64;
         let fastest = sent.iter().map(|sent| sent.bandwidth()).fold(0.0, f64::max);
-        let fits = left.as_secs_f64() / still * fastest * 1e9;
-        Some(self.largest_burst(fits as u64, probe))
+        let max_bytes = left.as_secs_f64() / still * fastest * 1e9;
+        Some(self.largest_burst(max_bytes as u64, probe))
     }
 
-    /// The largest burst within `fits` bytes: a smaller window first, then smaller messages.
-    fn largest_burst(&self, fits: u64, least: Burst) -> Burst {
-        let bytes = self.bytes.min(fits).max(least.bytes);
-        let window = (fits / bytes).clamp(1, u64::from(self.window.max(1)));
+    /// The largest burst within `max_bytes` bytes: a smaller window first, then smaller messages.
+    fn largest_burst(&self, max_bytes: u64, min: Burst) -> Burst {
+        let bytes = self.bytes.min(max_bytes).max(min.bytes);
+        let window = (max_bytes / bytes).clamp(1, u64::from(self.window.max(1)));
         Burst { bytes, window: window as u32 }
     }
 }

@@ -123,17 +123,17 @@ impl PairsRank<'_> {
     fn agree_on_retries(
         &self,
         rounds: &[Vec<Pair>],
-        wanted: Option<Vec<Pair>>,
+        retries: Option<Vec<Pair>>,
     ) -> Result<Vec<Vec<Pair>>, CommError> {
         let n = self.endpoints.len();
         let mut marks = vec![0u8; n * n];
-        for (a, b) in wanted.unwrap_or_default() {
+        for (a, b) in retries.unwrap_or_default() {
             marks[a * n + b] = 1;
         }
         self.comm.broadcast(&mut marks, 0)?;
         let marked = |(a, b): &Pair| marks[a * n + b] == 1 || marks[b * n + a] == 1;
-        let kept = |round: &Vec<Pair>| round.iter().copied().filter(marked).collect();
-        let rounds: Vec<Vec<Pair>> = rounds.iter().map(kept).collect();
+        let retried = |round: &Vec<Pair>| round.iter().copied().filter(marked).collect();
+        let rounds: Vec<Vec<Pair>> = rounds.iter().map(retried).collect();
         Ok(rounds.into_iter().filter(|round| !round.is_empty()).collect())
     }
 }
@@ -156,16 +156,16 @@ impl PairRow {
     fn merge(&mut self, other: usize, mut measured: PairMeasurement) {
         let latencies = &mut measured.latencies_us;
         latencies.sort_by(f64::total_cmp);
-        let least = latencies.first().copied();
+        let min = latencies.first().copied();
         let median = latencies.get(latencies.len() / 2).copied();
-        let mut keep = |at: usize, metric: Option<f64>, better: fn(f64, f64) -> f64| {
-            let kept = &mut self.values[at * self.endpoints + other];
+        let mut update = |at: usize, metric: Option<f64>, better: fn(f64, f64) -> f64| {
+            let best = &mut self.values[at * self.endpoints + other];
             // `f64::max` and `min` ignore NaN.
-            *kept = better(*kept, metric.unwrap_or(f64::NAN));
+            *best = better(*best, metric.unwrap_or(f64::NAN));
         };
-        keep(0, measured.bandwidth, f64::max);
-        keep(1, least, f64::min);
-        keep(2, median, f64::min);
+        update(0, measured.bandwidth, f64::max);
+        update(1, min, f64::min);
+        update(2, median, f64::min);
     }
 }
 

@@ -69,8 +69,8 @@ impl<'a> PairWorker<'a> {
         if latencies.len() > 1 {
             latencies.remove(0);
         }
-        let least = latencies.iter().copied().fold(f64::INFINITY, f64::min);
-        self.comm.send(&[least], peer, 0)?;
+        let min = latencies.iter().copied().fold(f64::INFINITY, f64::min);
+        self.comm.send(&[min], peer, 0)?;
         Ok(latencies)
     }
 
@@ -81,9 +81,9 @@ impl<'a> PairWorker<'a> {
             self.comm.receive(&mut last, peer, 0)?;
             self.comm.send(&last, peer, 0)?;
         }
-        let mut least = [0f64];
-        self.comm.receive(&mut least, peer, 0)?;
-        Ok(least[0])
+        let mut min = [0f64];
+        self.comm.receive(&mut min, peer, 0)?;
+        Ok(min[0])
     }
 
     /// Sends bursts; returns the bandwidth in GB/s.
@@ -93,11 +93,11 @@ impl<'a> PairWorker<'a> {
         let mut sent = Vec::new();
         while let Some(burst) = self.options.next_burst(&sent, start.elapsed()) {
             self.comm.send(&[burst.bytes as i64, i64::from(burst.window)], peer, 0)?;
-            let start_burst = Instant::now();
+            let start_of_burst = Instant::now();
             self.burst(Kind::Send, burst, peer)?;
             self.comm.receive(&mut [0u8], peer, 0)?;
-            let whole = start_burst.elapsed();
-            let took = whole.saturating_sub(back).max(whole / 2);
+            let elapsed = start_of_burst.elapsed();
+            let took = elapsed.saturating_sub(back).max(elapsed / 2);
             sent.push(SentBurst { burst, took });
         }
         self.comm.send(&[0i64, 0], peer, 0)?;
@@ -138,21 +138,21 @@ impl<'a> PairWorker<'a> {
     /// Posts all messages of a burst as one group.
     fn burst(&mut self, kind: Kind, burst: Burst, peer: u32) -> Result<(), CommError> {
         let bytes = burst.bytes as usize;
-        let room = bytes * burst.window as usize;
-        if self.memory.len() < room {
-            self.memory.resize(room, 1);
+        let total = bytes * burst.window as usize;
+        if self.memory.len() < total {
+            self.memory.resize(total, 1);
         }
-        let parts = self.memory[..room].chunks_mut(bytes.max(1)).zip(0..);
-        let call = |(part, tag)| message(kind, part, peer, tag);
-        self.comm.run_group(parts.map(call).collect())
+        let messages = self.memory[..total].chunks_mut(bytes.max(1)).zip(0..);
+        let call = |(buffer, tag)| message(kind, buffer, peer, tag);
+        self.comm.run_group(messages.map(call).collect())
     }
 }
 
-fn message(kind: Kind, part: &mut [u8], peer: u32, tag: u32) -> Call<'_> {
-    let (dtype, op, counts) = (DType::U8, ReduceOp::Sum, Counts::Equal(part.len()));
+fn message(kind: Kind, buffer: &mut [u8], peer: u32, tag: u32) -> Call<'_> {
+    let (dtype, op, counts) = (DType::U8, ReduceOp::Sum, Counts::Equal(buffer.len()));
     let (input, output): (Option<&[u8]>, &mut [u8]) = match kind {
-        Kind::Send => (Some(part), &mut []),
-        _ => (None, part),
+        Kind::Send => (Some(buffer), &mut []),
+        _ => (None, buffer),
     };
     Call { kind, dtype, op, root: peer, tag, counts, input, output }
 }

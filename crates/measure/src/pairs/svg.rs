@@ -35,10 +35,10 @@ pub fn draw(pairs: &Pairs, title: &str) -> String {
     let mut y = MARGIN + 18.0;
     page.text(MARGIN, y, "h1", title);
     if sound {
-        let head = format!("Bandwidth from row to column, {unit}");
-        y = page.matrix(y + 30.0, &head, &bandwidth, ColorScale::high(&bandwidth));
-        let (head, latency) = ("Latency of 8 bytes, µs", &pairs.latency_us);
-        y = page.matrix(y + 30.0, head, latency, ColorScale::low(latency));
+        let title = format!("Bandwidth from row to column, {unit}");
+        y = page.matrix(y + 30.0, &title, &bandwidth, ColorScale::high(&bandwidth));
+        let (title, latency) = ("Latency of 8 bytes, µs", &pairs.latency_us);
+        y = page.matrix(y + 30.0, title, latency, ColorScale::low(latency));
     }
     y = page.findings(y + 30.0, &pairs.findings, width);
     let height = (y + MARGIN).ceil();
@@ -68,8 +68,8 @@ impl SvgPage<'_> {
     }
 
     /// Draws a matrix; returns its bottom edge.
-    fn matrix(&mut self, top: f64, head: &str, values: &Matrix, scale: ColorScale) -> f64 {
-        self.text(MARGIN, top, "h2", head);
+    fn matrix(&mut self, top: f64, title: &str, values: &Matrix, scale: ColorScale) -> f64 {
+        self.text(MARGIN, top, "h2", title);
         let (names, left, cell) = (self.names, round(MARGIN + self.label + 8.0), self.cell);
         let above = top + 12.0 + if cell == LABELLED_CELL { LINE_HEIGHT } else { 0.0 };
         if cell == LABELLED_CELL {

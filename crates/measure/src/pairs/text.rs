@@ -46,9 +46,9 @@ impl ColorScale {
 
     /// Step of a value out of `steps`; the last is the best.
     pub fn step(self, value: f64, steps: usize) -> usize {
-        let part = if self.high { value / self.best } else { self.best / value };
-        let part = if part.is_nan() { 0.0 } else { part.clamp(0.0, 1.0) };
-        ((part * steps as f64) as usize).min(steps - 1)
+        let ratio = if self.high { value / self.best } else { self.best / value };
+        let ratio = if ratio.is_nan() { 0.0 } else { ratio.clamp(0.0, 1.0) };
+        ((ratio * steps as f64) as usize).min(steps - 1)
     }
 
     fn worse(self, one: f64, other: f64) -> f64 {
@@ -107,8 +107,8 @@ fn with_values(
     scale: ColorScale,
 ) -> String {
     let ranks = names.iter().map(|name| name.rsplit(' ').next().unwrap_or_default());
-    let head: String = ranks.map(|rank| format!("{rank:>CELL$}")).collect();
-    let mut text = format!("{title}\n{:label$} {head}\n", "");
+    let header: String = ranks.map(|rank| format!("{rank:>CELL$}")).collect();
+    let mut text = format!("{title}\n{:label$} {header}\n", "");
     for (name, row) in names.iter().zip(values) {
         let cell = |cell: &Option<f64>| match cell {
             Some(value) => format!("{:>1$}{2}", short(*value), CELL - 1, scale.glyph(*value)),
@@ -166,13 +166,13 @@ mod tests {
     #[test]
     fn small_matrices_show_values() {
         let text = draw(&pairs(3, |i, j| if (i, j) == (0, 2) { 0.025 } else { 0.1 }), 80);
-        let wanted = "bandwidth from row to column, MB/s
+        let expected = "bandwidth from row to column, MB/s
               0      1      2
 node0 0       ·   100█  25.0▃
 node1 1    100█      ·   100█
 node2 2    100█   100█      ·
 ";
-        assert!(text.starts_with(wanted), "{text}");
+        assert!(text.starts_with(expected), "{text}");
         assert!(text.contains("node0 0       ·  0.10▃  0.03█\n"), "{text}");
     }
 

@@ -70,12 +70,12 @@ fn run_list(results: &[BenchResult]) -> String {
             |n: Option<u32>, noun: &str| n.map(|n| regatta_model::units::count(n as usize, noun));
         let backend = result.backend.clone();
         let shape = [count(result.shape.ranks, "rank"), count(result.shape.nodes, "node"), backend];
-        let mut words = vec![result.program.name().to_owned()];
-        words.extend(shape.into_iter().flatten());
-        words.extend(result.settings.iter().map(|(name, value)| format!("{name}={value}")));
-        words.extend(result.versions.iter().map(|(name, value)| format!("{name} {value}")));
-        let (label, words) = (escape(&result.label), escape(&words.join(", ")));
-        text.push_str(&format!("<li><b>{label}</b>: {words}</li>\n"));
+        let mut details = vec![result.program.name().to_owned()];
+        details.extend(shape.into_iter().flatten());
+        details.extend(result.settings.iter().map(|(name, value)| format!("{name}={value}")));
+        details.extend(result.versions.iter().map(|(name, value)| format!("{name} {value}")));
+        let (label, details) = (escape(&result.label), escape(&details.join(", ")));
+        text.push_str(&format!("<li><b>{label}</b>: {details}</li>\n"));
     }
     text.push_str("</ul>\n");
     text

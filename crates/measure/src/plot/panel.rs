@@ -63,20 +63,20 @@ fn grid(frame: Frame, x: PlotAxis, y: PlotAxis, metric: Metric) -> String {
         format!("<text class=\"name\" x=\"{left}\" y=\"{:.1}\">{name}</text>\n", top - 10.0);
     for tick in y.ticks() {
         let at = y_of(frame, y, tick);
-        let word = if metric.is_bandwidth() { plain(tick) } else { time(tick) };
+        let label = if metric.is_bandwidth() { plain(tick) } else { time(tick) };
         let end = left - 8.0;
         text.push_str(&format!(
             "<path class=\"grid\" d=\"M{left:.1} {at:.1}H{right:.1}\"/>\
-             <text class=\"tick\" x=\"{end:.1}\" y=\"{:.1}\" text-anchor=\"end\">{word}</text>\n",
+             <text class=\"tick\" x=\"{end:.1}\" y=\"{:.1}\" text-anchor=\"end\">{label}</text>\n",
             at + 4.0
         ));
     }
     for tick in x.ticks() {
         let at = x_of(frame, x, tick);
-        let word = bytes(tick as u64);
+        let label = bytes(tick as u64);
         text.push_str(&format!(
             "<path class=\"grid\" d=\"M{at:.1} {top:.1}V{bottom:.1}\"/>\
-             <text class=\"tick\" x=\"{at:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{word}</text>\n",
+             <text class=\"tick\" x=\"{at:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{label}</text>\n",
             bottom + 18.0
         ));
     }

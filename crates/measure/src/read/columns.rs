@@ -75,7 +75,8 @@ impl ColumnLayout {
         if !names.starts_with(&["size", "count"]) {
             return None;
         }
-        let mut columns: Vec<Column> = names.iter().map_while(|name| lead_column(name)).collect();
+        let mut columns: Vec<Column> =
+            names.iter().map_while(|name| leading_column(name)).collect();
         let metrics = &names[columns.len()..];
         if is_incomplete(metrics) {
             columns.extend(standard_metrics());
@@ -99,8 +100,9 @@ impl ColumnLayout {
 
     /// The columns of every version since 2.13.
     pub fn standard() -> Self {
-        let lead_column = [Column::Size, Column::Count, Column::Type, Column::Redop, Column::Root];
-        Self(lead_column.into_iter().chain(standard_metrics()).collect())
+        let leading_column =
+            [Column::Size, Column::Count, Column::Type, Column::Redop, Column::Root];
+        Self(leading_column.into_iter().chain(standard_metrics()).collect())
     }
 
     /// Words of a complete row.
@@ -116,15 +118,15 @@ impl ColumnLayout {
 
     /// Whether a line starts like a row.
     pub fn starts_row(&self, words: &[&str]) -> bool {
-        let lead_column = |column: &&Column| !matches!(column, Column::Metric(..));
-        let lead_column: Vec<&Column> = self.0.iter().take_while(lead_column).collect();
+        let leading_column = |column: &&Column| !matches!(column, Column::Metric(..));
+        let leading_column: Vec<&Column> = self.0.iter().take_while(leading_column).collect();
         let fits = |(column, word): (&&Column, &&str)| match column {
             Column::Size => word.parse::<u64>().is_ok(),
             Column::Count => *word == ABSENT || word.parse::<u64>().is_ok(),
             Column::Root => *word == ABSENT || word.parse::<i64>().is_ok(),
             _ => *word == ABSENT || word.starts_with(|c: char| c.is_ascii_alphabetic()),
         };
-        words.len() >= lead_column.len().min(3) && lead_column.iter().zip(words).all(fits)
+        words.len() >= leading_column.len().min(3) && leading_column.iter().zip(words).all(fits)
     }
 
     /// Whether the words may continue an interrupted row.
@@ -153,7 +155,7 @@ impl ColumnLayout {
 }
 
 /// Columns before the metrics.
-fn lead_column(name: &str) -> Option<Column> {
+fn leading_column(name: &str) -> Option<Column> {
     Some(match name {
         "size" => Column::Size,
         "count" => Column::Count,
@@ -323,9 +325,9 @@ mod tests {
         let out = found.row.out_of_place.unwrap();
         assert_eq!((out.time_us, out.busbw, out.wrong), (Some(10.5), Some(0.15), Some(0)));
         assert_eq!(found.root, Some(-1));
-        let part =
+        let partial =
             ColumnLayout::standard().row(&words("1024 256 float sum -1 10.5"), false).unwrap();
-        assert_eq!(part.row.in_place, None);
+        assert_eq!(partial.row.in_place, None);
     }
 
     #[test]

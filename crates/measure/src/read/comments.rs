@@ -68,7 +68,7 @@ fn word(text: &str) -> Option<(&str, &str)> {
 pub(super) fn summarize(text: &str, summary: &mut Option<BenchSummary>) -> bool {
     let Some((name, rest)) = text.split_once(':') else { return false };
     let mut words = rest.split_whitespace();
-    let (Some(value), verdict) = (words.next(), words.next()) else { return false };
+    let (Some(value), status) = (words.next(), words.next()) else { return false };
     match name.trim() {
         "Out of bounds values" => {
             let Ok(count) = value.parse() else { return false };
@@ -78,7 +78,7 @@ pub(super) fn summarize(text: &str, summary: &mut Option<BenchSummary>) -> bool 
             let Ok(mean) = super::columns::parse_metric(value) else { return false };
             let summary = summary.get_or_insert_default();
             summary.average_busbw = mean;
-            summary.average_good = match verdict {
+            summary.average_good = match status {
                 Some("OK") => Some(true),
                 Some("FAILED") => Some(false),
                 _ => None,

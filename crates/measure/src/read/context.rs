@@ -105,7 +105,7 @@ pub(super) fn shape_of_command(command: &str) -> BenchShape {
         return BenchShape::default();
     };
     let launcher: Vec<&str> = command[..at].split_whitespace().collect();
-    let own: Vec<&str> = command[at..].split_whitespace().collect();
+    let program_args: Vec<&str> = command[at..].split_whitespace().collect();
     let each =
         ["--ntasks-per-node", "--tasks-per-node", "-ppn", "--ppn", "-npernode", "--npernode"];
     // `-N` is ranks per node for Open MPI, and nodes for Slurm.
@@ -116,13 +116,14 @@ pub(super) fn shape_of_command(command: &str) -> BenchShape {
     let tasks = option(&launcher, &["-np", "--np", "-n", "--ntasks"]);
     let tasks = tasks.or_else(|| nodes?.checked_mul(each?));
     // A task may have several threads, each with several devices.
-    let devices = option(&own, &["-g", "--ngpus"]).unwrap_or(1);
-    let threads = option(&own, &["-t", "--nthreads"]).unwrap_or(1);
+    let devices = option(&program_args, &["-g", "--ngpus"]).unwrap_or(1);
+    let threads = option(&program_args, &["-t", "--nthreads"]).unwrap_or(1);
     let times = |n: u32| n.checked_mul(devices)?.checked_mul(threads);
     let ranks = tasks.and_then(times).or_else(|| launcher.is_empty().then(|| times(1)).flatten());
     let ranks_per_node = each.and_then(times);
-    let whole = |(ranks, each): (u32, u32)| ranks.checked_div(each).filter(|n| n * each == ranks);
-    let nodes = nodes.or_else(|| ranks.zip(ranks_per_node).and_then(whole));
+    let exact_division =
+        |(ranks, each): (u32, u32)| ranks.checked_div(each).filter(|n| n * each == ranks);
+    let nodes = nodes.or_else(|| ranks.zip(ranks_per_node).and_then(exact_division));
     BenchShape { ranks, nodes, ranks_per_node, hosts: Vec::new() }
 }
 
@@ -162,7 +163,7 @@ pub(super) fn operation_in(text: &str) -> Option<Operation> {
         // Longest match first: all-reduce before reduce.
         (1..=MAX_NAME_PARTS)
             .rev()
-            .find_map(|n| parts.windows(n).find_map(|few| by_name(&few.concat())))
+            .find_map(|n| parts.windows(n).find_map(|window| by_name(&window.concat())))
     })
 }
 

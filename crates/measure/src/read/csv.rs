@@ -63,8 +63,8 @@ impl<'a> CsvRecord<'a> {
 
     fn metric(&self, column: &str) -> Result<Option<f64>, ReadError> {
         let Some(cell) = self.cells.get(column) else { return Ok(None) };
-        let wanted = || self.mismatch(format!("a number for {column}"), cell);
-        super::columns::parse_metric(cell).map_err(|()| wanted())
+        let expected = || self.mismatch(format!("a number for {column}"), cell);
+        super::columns::parse_metric(cell).map_err(|()| expected())
     }
 
     fn mismatch(&self, expected: String, found: &str) -> ReadError {
@@ -154,15 +154,15 @@ fn table_of<'t>(
     tables: &'t mut Vec<BenchTable>,
     record: &CsvRecord<'_>,
 ) -> Result<&'t mut BenchTable, ReadError> {
-    let wanted = BenchTable {
+    let expected = BenchTable {
         operation: record.text("operation").map(Operation::from).unwrap_or_default(),
         dtype: record.text("type"),
         redop: record.text("redop"),
         root: record.parse("root")?,
         rows: Vec::new(),
     };
-    if !tables.last().is_some_and(|table| same_key(table, &wanted)) {
-        tables.push(wanted);
+    if !tables.last().is_some_and(|table| same_key(table, &expected)) {
+        tables.push(expected);
     }
     let last = tables.len() - 1;
     Ok(&mut tables[last])

@@ -203,8 +203,8 @@ impl NcclTestsReport {
 
 /// Whether a variable may affect the measurement.
 fn is_relevant(name: &str) -> bool {
-    let heads = ["NCCL_", "RCCL_", "FI_", "UCX_", "CUDA_VISIBLE", "HIP_VISIBLE", "ROCR_VISIBLE"];
-    heads.iter().any(|head| name.starts_with(head))
+    let prefixes = ["NCCL_", "RCCL_", "FI_", "UCX_", "CUDA_VISIBLE", "HIP_VISIBLE", "ROCR_VISIBLE"];
+    prefixes.iter().any(|prefix| name.starts_with(prefix))
 }
 
 impl RunOptions {

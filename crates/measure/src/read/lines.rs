@@ -78,16 +78,16 @@ fn strip_nccl_log(line: &str) -> Option<&str> {
     let log = [" NCCL INFO ", " NCCL WARN ", " NCCL TRACE ", " NCCL VERSION "];
     let Some(at) = log.iter().filter_map(|mark| line.find(mark)).min() else { return Some(line) };
     // Host, process and thread precede it: `node1:123:456 [0] NCCL INFO`.
-    let head = line[..at].trim_end();
-    let head = head.strip_suffix(']').and_then(|h| h.rfind('[').map(|open| &head[..open]))?;
-    let start = head.trim_end().rfind([' ', '\t'])? + 1;
-    if head[..start].trim().is_empty() {
+    let prefix = line[..at].trim_end();
+    let prefix = prefix.strip_suffix(']').and_then(|h| h.rfind('[').map(|open| &prefix[..open]))?;
+    let start = prefix.trim_end().rfind([' ', '\t'])? + 1;
+    if prefix[..start].trim().is_empty() {
         return None;
     }
     // An interrupted row ends with a number directly followed by the host name.
-    let host = &head[start..];
+    let host = &prefix[start..];
     let number = host.len() - host.trim_start_matches(|c| matches!(c, '0'..='9' | '-' | '.')).len();
-    Some(&head[..start + number])
+    Some(&prefix[..start + number])
 }
 
 #[cfg(test)]

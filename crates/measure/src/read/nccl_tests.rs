@@ -31,10 +31,10 @@ pub(super) struct NcclTestsParser {
 /// Whether a run starts with this line.
 pub(super) fn starts_run(line: &LogLine<'_>) -> bool {
     let words: Vec<&str> = line.words().collect();
-    let head = line.comment().and_then(|c| ColumnLayout::from_header(c, BufferMode::OutOfPlace));
+    let header = line.comment().and_then(|c| ColumnLayout::from_header(c, BufferMode::OutOfPlace));
     let standard = ColumnLayout::standard();
     is_preamble(line)
-        || head.is_some()
+        || header.is_some()
         || (words.len() == standard.len() && standard.starts_row(&words))
 }
 
@@ -137,7 +137,8 @@ impl NcclTestsParser {
     fn version(&mut self, text: &str) -> bool {
         let text = text.trim();
         let known = [("NCCL version ", "nccl"), ("RCCL version ", "rccl")];
-        let found = known.iter().find_map(|(head, name)| Some((*name, text.strip_prefix(head)?)));
+        let found =
+            known.iter().find_map(|(prefix, name)| Some((*name, text.strip_prefix(prefix)?)));
         let own = text.strip_prefix("rccl-tests: Version ").map(|version| ("rccl-tests", version));
         let Some((name, version)) = found.or(own) else { return false };
         if name.starts_with("rccl") {
@@ -168,7 +169,7 @@ impl NcclTestsParser {
         if self.device(text) {
             return true;
         }
-        let (whole, text) = (text, text.trim());
+        let (comment, text) = (text, text.trim());
         if text.contains("in-place") && self.columns.is_none() {
             let both = text.contains("out-of-place");
             self.first = if both { BufferMode::OutOfPlace } else { BufferMode::InPlace };
@@ -185,7 +186,7 @@ impl NcclTestsParser {
         if self.after_blank || text.starts_with(['#', '!']) {
             return false;
         }
-        self.result.notes.push(format!("#{whole}"));
+        self.result.notes.push(format!("#{comment}"));
         true
     }
 
@@ -333,10 +334,10 @@ fn is_header_rest(text: &str) -> bool {
 
 /// Infers the operation from the rows; early nccl-tests versions do not print it.
 fn guess_operation(table: &BenchTable) -> Operation {
-    let parts = chunks_per_size(table);
+    let chunks = chunks_per_size(table);
     let reduces = table.redop.as_deref().map(|redop| redop != "none");
     let rooted = table.root.is_some_and(|root| root >= 0);
-    match (reduces, rooted, parts) {
+    match (reduces, rooted, chunks) {
         (Some(true), false, Some(1)) => Operation::AllReduce,
         (Some(true), false, Some(_)) => Operation::ReduceScatter,
         (Some(true), true, _) => Operation::Reduce,
@@ -350,9 +351,9 @@ fn guess_operation(table: &BenchTable) -> Operation {
 fn chunks_per_size(table: &BenchTable) -> Option<u32> {
     let element = element_bytes(table.dtype.as_deref()?)?;
     let row = table.rows.iter().rev().find(|row| row.count.is_some_and(|count| count > 0))?;
-    let partial_row = row.count?.checked_mul(element)?;
-    let whole = row.size_bytes.is_multiple_of(partial_row).then(|| row.size_bytes / partial_row)?;
-    u32::try_from(whole).ok()
+    let chunk = row.count?.checked_mul(element)?;
+    let chunks = row.size_bytes.is_multiple_of(chunk).then(|| row.size_bytes / chunk)?;
+    u32::try_from(chunks).ok()
 }
 
 fn ranks_from_counts(table: &BenchTable) -> Option<u32> {

@@ -93,11 +93,11 @@ impl OsuParser {
         }
         let (mut row, mut measured) = (BenchRow::default(), Measurement::default());
         for (column, word) in self.columns.iter().zip(words) {
-            let misfit = |expected: &str| (expected.to_owned(), (*word).to_owned());
+            let mismatch = |expected: &str| (expected.to_owned(), (*word).to_owned());
             match column.as_str() {
-                "Size" => row.size_bytes = word.parse().map_err(|_| misfit("a size in bytes"))?,
-                "Validation" => measured.wrong = validation_errors(word).map_err(misfit)?,
-                name => set_metric(name, word, &mut measured).map_err(misfit)?,
+                "Size" => row.size_bytes = word.parse().map_err(|_| mismatch("a size in bytes"))?,
+                "Validation" => measured.wrong = validation_errors(word).map_err(mismatch)?,
+                name => set_metric(name, word, &mut measured).map_err(mismatch)?,
             }
         }
         row.out_of_place = Some(measured);
@@ -142,7 +142,7 @@ fn operation(title: &str) -> Operation {
 }
 
 /// The columns of a header comment; `None` for other comments.
-fn columns(head: &str) -> Option<Vec<String>> {
+fn columns(header: &str) -> Option<Vec<String>> {
     const NAMES: [&str; 24] = [
         "Size",
         "Latency (us)",
@@ -169,7 +169,7 @@ fn columns(head: &str) -> Option<Vec<String>> {
         "Max Comm.(us)",
         "Overlap(%)",
     ];
-    let (mut rest, mut found) = (head.trim_start(), Vec::new());
+    let (mut rest, mut found) = (header.trim_start(), Vec::new());
     while !rest.is_empty() {
         let name = NAMES.iter().find(|name| rest.starts_with(*name)).map(|name| name.len());
         let name = name.or_else(|| percentile(rest));

@@ -71,8 +71,8 @@ impl<'a> TabularBlock<'a> {
 
     /// One run per column, if the table has bus bandwidths by size.
     fn column_per_run(&self, title: &str) -> Option<Vec<BenchResult>> {
-        let (head, rows) = self.lines.split_first().filter(|_| self.by_tabs)?;
-        let names = cells(head.text, true);
+        let (header, rows) = self.lines.split_first().filter(|_| self.by_tabs)?;
+        let names = cells(header.text, true);
         if !names.first()?.to_lowercase().contains("size") || names.len() < 2 {
             return None;
         }

@@ -158,15 +158,15 @@ pub fn find(ranks: &[(u32, String)], ceilings: &[Ceiling], tolerance: f64) -> Ou
 
 /// Groups rows by metric, in measurement order.
 fn by_key(ceilings: &[Ceiling]) -> Vec<(MetricKey, Vec<&Ceiling>)> {
-    let mut places: BTreeMap<MetricKey, usize> = BTreeMap::new();
+    let mut indices: BTreeMap<MetricKey, usize> = BTreeMap::new();
     let mut found: Vec<(MetricKey, Vec<&Ceiling>)> = Vec::new();
     for ceiling in ceilings.iter().filter(|ceiling| ceiling.row.median.is_finite()) {
         let key = MetricKey::of(&ceiling.row);
-        let place = *places.entry(key.clone()).or_insert(found.len());
-        if place == found.len() {
+        let index = *indices.entry(key.clone()).or_insert(found.len());
+        if index == found.len() {
             found.push((key, Vec::new()));
         }
-        found[place].1.push(ceiling);
+        found[index].1.push(ceiling);
     }
     found
 }

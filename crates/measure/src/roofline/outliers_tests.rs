@@ -113,17 +113,17 @@ proptest! {
     fn outliers_do_not_depend_on_order_or_unit(
         rates in prop::collection::vec(1.0f64..1e3, 1..30), shift in 0usize..30,
     ) {
-        let here = slow(&rates);
+        let expected = slow(&rates);
         // Scaling by a power of two is exact.
         let scaled: Vec<f64> = rates.iter().map(|rate| rate * 1024.0).collect();
-        prop_assert_eq!(&slow(&scaled), &here);
+        prop_assert_eq!(&slow(&scaled), &expected);
         let shift = shift % rates.len();
-        let place = |at: usize| (at + shift) % rates.len();
-        let turned: Vec<f64> = (0..rates.len()).map(|at| rates[place(at)]).collect();
+        let source = |at: usize| (at + shift) % rates.len();
+        let rotated: Vec<f64> = (0..rates.len()).map(|at| rates[source(at)]).collect();
         let mut back: Vec<u32> =
-            slow(&turned).iter().map(|rank| place(*rank as usize) as u32).collect();
+            slow(&rotated).iter().map(|rank| source(*rank as usize) as u32).collect();
         back.sort_unstable();
-        prop_assert_eq!(back, here);
+        prop_assert_eq!(back, expected);
     }
 
     #[test]

@@ -150,26 +150,26 @@ impl<'c> CollectiveCase<'c> {
         let CallSpec { operation, count, in_place, root, .. } = &self.spec;
         let (count, me, ranks) = (*count, self.comm.rank(), self.comm.size());
         let is_root = *root == me;
-        let part = |rank: u32| rank as usize * count..(rank as usize + 1) * count;
-        let own = me as usize * count;
+        let chunk = |rank: u32| rank as usize * count..(rank as usize + 1) * count;
+        let own_start = me as usize * count;
         let expected = |owner, start, at| vec![Expected { owner, start, at }];
-        let of_each = |start| {
-            let of = |rank| Expected { owner: Owner::Rank(rank), start, at: part(rank) };
+        let from_each_rank = |start| {
+            let of = |rank| Expected { owner: Owner::Rank(rank), start, at: chunk(rank) };
             (0..ranks).map(of).collect()
         };
         match operation {
             Operation::AllReduce => expected(Owner::All, 0, 0..count),
             Operation::Reduce if is_root => expected(Owner::All, 0, 0..count),
-            Operation::ReduceScatter if *in_place => expected(Owner::All, own, part(me)),
-            Operation::ReduceScatter => expected(Owner::All, own, 0..count),
+            Operation::ReduceScatter if *in_place => expected(Owner::All, own_start, chunk(me)),
+            Operation::ReduceScatter => expected(Owner::All, own_start, 0..count),
             Operation::Broadcast => expected(Owner::Rank(*root), 0, 0..count),
             Operation::Scatter if *in_place && is_root => {
-                expected(Owner::Rank(*root), own, part(me))
+                expected(Owner::Rank(*root), own_start, chunk(me))
             }
-            Operation::Scatter => expected(Owner::Rank(*root), own, 0..count),
-            Operation::AllGather => of_each(0),
-            Operation::Gather if is_root => of_each(0),
-            Operation::AllToAll => of_each(own),
+            Operation::Scatter => expected(Owner::Rank(*root), own_start, 0..count),
+            Operation::AllGather => from_each_rank(0),
+            Operation::Gather if is_root => from_each_rank(0),
+            Operation::AllToAll => from_each_rank(own_start),
             Operation::SendRecv => expected(Owner::Rank(previous_rank(me, ranks)), 0, 0..count),
             _ => Vec::new(),
         }

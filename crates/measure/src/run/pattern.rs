@@ -264,12 +264,12 @@ mod tests {
         let expected = pattern.period(Owner::All);
         let mut bytes = vec![0; 40];
         expected.fill(&mut bytes, 0);
-        let off = |bits: u32, by: u32| (bits + by).to_ne_bytes();
+        let add_ulps = |bits: u32, by: u32| (bits + by).to_ne_bytes();
         let at = (0..10).find(|at| bytes[at * 4..at * 4 + 4] != [0; 4]).unwrap() * 4;
         let bits = u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-        bytes[at..at + 4].copy_from_slice(&off(bits, 1));
+        bytes[at..at + 4].copy_from_slice(&add_ulps(bits, 1));
         assert_eq!(expected.count_wrong(&bytes, 0), 0);
-        bytes[at..at + 4].copy_from_slice(&off(bits, 100));
+        bytes[at..at + 4].copy_from_slice(&add_ulps(bits, 100));
         assert_eq!(expected.count_wrong(&bytes, 0), 1);
     }
 }

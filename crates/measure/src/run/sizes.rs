@@ -49,8 +49,8 @@ impl SizeRange {
 
 /// The sizes of a table after rounding, without consecutive duplicates. Sizes that round to 0 are
 /// dropped unless 0 was requested or nothing else remains.
-pub fn distinct(wanted: &[u64], rounded: impl Fn(u64) -> u64) -> Vec<u64> {
-    let mut sizes = wanted.to_vec();
+pub fn distinct(requested: &[u64], rounded: impl Fn(u64) -> u64) -> Vec<u64> {
+    let mut sizes = requested.to_vec();
     sizes.dedup_by_key(|size| rounded(*size));
     let vanishes = |size: u64| size > 0 && rounded(size) == 0;
     if sizes.len() > 1 {
@@ -72,8 +72,8 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
         "T" | "TB" | "TIB" => 1u64 << 40,
         _ => return Err(invalid()),
     };
-    if let Ok(whole) = end.parse::<u64>() {
-        return whole.checked_mul(unit).ok_or_else(invalid);
+    if let Ok(integer) = end.parse::<u64>() {
+        return integer.checked_mul(unit).ok_or_else(invalid);
     }
     let digits = end.chars().all(|c| c.is_ascii_digit() || c == '.');
     match end.parse::<f64>() {

@@ -5,7 +5,7 @@ use regatta_model::bench::Spread;
 /// Percentiles and coefficient of variation of times in µs; `None` without times.
 pub fn spread(mut times: Vec<f64>) -> Option<Spread> {
     times.sort_by(f64::total_cmp);
-    let (least, greatest) = (*times.first()?, *times.last()?);
+    let (min, max) = (*times.first()?, *times.last()?);
     let count = times.len() as f64;
     let mean = times.iter().sum::<f64>() / count;
     let variance = times.iter().map(|time| (time - mean).powi(2)).sum::<f64>() / count;
@@ -16,12 +16,12 @@ pub fn spread(mut times: Vec<f64>) -> Option<Spread> {
         times.get(rank - 1).copied()
     };
     Some(Spread {
-        min_us: Some(least),
+        min_us: Some(min),
         p50_us: at(50),
         p90_us: at(90),
         p95_us: at(95),
         p99_us: at(99),
-        max_us: Some(greatest),
+        max_us: Some(max),
         cv_percent: cv,
     })
 }

@@ -167,8 +167,8 @@ fn row(
         let queued = config.memory == MemoryKind::Device;
         let timed = measure(comm, &mut case, &config.iterations, queued)?;
         let rooted = kind(&spec.operation).is_some_and(Kind::has_root);
-        let usual = if rooted && !queued { RankAverage::Max } else { RankAverage::Avg };
-        let average = config.average.unwrap_or(usual);
+        let default = if rooted && !queued { RankAverage::Max } else { RankAverage::Avg };
+        let average = config.average.unwrap_or(default);
         let measured = timed.reduce_over_ranks(comm, &spec.operation, size_bytes, average)?;
         let wrong = check(comm, &mut case, &config.iterations)?;
         Ok(Some(Measurement { wrong, ..measured }))
@@ -231,8 +231,8 @@ mod tests {
                 .collect();
             // 9 types × 9 operations, 3 of which reduce in 5 ways. 5 operations are chunked, 1 of
             // which reduces; for these, 8 bytes round to 0.
-            let (parted, whole) = (4 + 5, 2 + 2 * 5);
-            assert_eq!(rows.len(), (parted * 3 + whole * 4) * 9);
+            let (chunked, unchunked) = (4 + 5, 2 + 2 * 5);
+            assert_eq!(rows.len(), (chunked * 3 + unchunked * 4) * 9);
             for row in rows {
                 let out = row.out_of_place.as_ref().unwrap();
                 assert_eq!(out.wrong, Some(0), "{row:?}");

@@ -62,8 +62,8 @@ mod tests {
     #[test]
     fn format_g_matches_c() {
         let all = [0.0, 1.0, 103.965, 0.05612, 999_999.9, 1_234_567.0, 0.000_012_34, 100_000.0];
-        let wanted =
+        let expected =
             ["0", "1", "103.965", "0.05612", "1e+06", "1.23457e+06", "1.234e-05", "100000"];
-        assert_eq!(all.map(format_g), wanted);
+        assert_eq!(all.map(format_g), expected);
     }
 }

@@ -215,7 +215,7 @@ pub fn footer(result: &BenchResult, operation: &Operation) -> String {
     let summary = own.unwrap_or_else(|| summarize(result, operation));
     let wrong = summary.out_of_bounds.unwrap_or_default();
     let mean = summary.average_busbw.map_or_else(|| "N/A".to_owned(), format_g);
-    let verdict = match summary.average_good {
+    let status = match summary.average_good {
         Some(true) => "OK",
         Some(false) => "FAILED",
         None => "",
@@ -223,7 +223,7 @@ pub fn footer(result: &BenchResult, operation: &Operation) -> String {
     let all = if wrong == 0 { "OK" } else { "FAILED" };
     let (bounds, average) = ("Out of bounds values", "Avg bus bandwidth");
     format!(
-        "# {bounds:<20} : {wrong} {all}\n# {average:<20} : {mean} {verdict}\n#\n\
+        "# {bounds:<20} : {wrong} {all}\n# {average:<20} : {mean} {status}\n#\n\
          # Collective test concluded: {}\n#\n\n",
         program_name(operation)
     )

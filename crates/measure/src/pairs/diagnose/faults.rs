@@ -85,16 +85,16 @@ pub(super) fn find(speeds: &Matrix, bound: f64) -> Faults {
     let Some(reference) = reference(speeds) else {
         return Faults { explained: vec![vec![1.0; speeds.len()]; speeds.len()], ..<_>::default() };
     };
-    let part = |speed: &Option<f64>| speed.map(|speed| speed / reference);
-    let parts: Matrix = speeds.iter().map(|row| row.iter().map(part).collect()).collect();
-    let sides = slow_sides(&parts, bound);
-    let mut explained = vec![vec![1.0_f64; parts.len()]; parts.len()];
+    let ratio = |speed: &Option<f64>| speed.map(|speed| speed / reference);
+    let ratios: Matrix = speeds.iter().map(|row| row.iter().map(ratio).collect()).collect();
+    let sides = slow_sides(&ratios, bound);
+    let mut explained = vec![vec![1.0_f64; ratios.len()]; ratios.len()];
     for (side, level) in &sides {
-        for (i, j) in side.cells(parts.len()) {
+        for (i, j) in side.cells(ratios.len()) {
             explained[i][j] = explained[i][j].min(*level);
         }
     }
-    let links = slow_links(&parts, &explained, bound);
+    let links = slow_links(&ratios, &explained, bound);
     for link in &links {
         for (i, j) in link.cells() {
             explained[i][j] *= link.level;
@@ -147,14 +147,14 @@ struct Slowness {
 }
 
 /// Slow rows and columns with their levels.
-fn slow_sides(parts: &Matrix, bound: f64) -> Vec<(MatrixSide, f64)> {
-    let n = parts.len();
+fn slow_sides(ratios: &Matrix, bound: f64) -> Vec<(MatrixSide, f64)> {
+    let n = ratios.len();
     let mut explained = vec![vec![false; n]; n];
     let mut found: Vec<(MatrixSide, f64)> = Vec::new();
     let sides = (0..n).flat_map(|end| [true, false].map(|is_sender| MatrixSide { end, is_sender }));
     let mut left: Vec<MatrixSide> = sides.collect();
     loop {
-        let all = left.iter().filter_map(|side| slowness(parts, &explained, *side, bound));
+        let all = left.iter().filter_map(|side| slowness(ratios, &explained, *side, bound));
         let worse = |a: &Slowness, b: &Slowness| {
             a.slow.cmp(&b.slow).then_with(|| b.level.total_cmp(&a.level))
         };
@@ -170,17 +170,17 @@ fn slow_sides(parts: &Matrix, bound: f64) -> Vec<(MatrixSide, f64)> {
 /// `Some` if a side is slow: of the unexplained cells, the median and nearly all. A single cell is
 /// a link.
 fn slowness(
-    parts: &Matrix,
+    ratios: &Matrix,
     explained: &[Vec<bool>],
     side: MatrixSide,
     bound: f64,
 ) -> Option<Slowness> {
-    let open = side.cells(parts.len()).filter(|(i, j)| !explained[*i][*j]);
-    let own: Vec<f64> = open.filter_map(|(i, j)| parts[i][j]).collect();
-    let slow = own.iter().filter(|part| **part < bound * SLACK).count();
-    let level = upper_median(own.clone()).filter(|level| *level < bound)?;
-    let whole = own.len() >= 2 && slow as f64 >= SLOW_FRACTION * own.len() as f64;
-    whole.then_some(Slowness { side, slow, level })
+    let open = side.cells(ratios.len()).filter(|(i, j)| !explained[*i][*j]);
+    let open_cells: Vec<f64> = open.filter_map(|(i, j)| ratios[i][j]).collect();
+    let slow = open_cells.iter().filter(|ratio| **ratio < bound * SLACK).count();
+    let level = upper_median(open_cells.clone()).filter(|level| *level < bound)?;
+    let is_slow = open_cells.len() >= 2 && slow as f64 >= SLOW_FRACTION * open_cells.len() as f64;
+    is_slow.then_some(Slowness { side, slow, level })
 }
 
 /// Merges both sides of an endpoint into one fault.
@@ -204,14 +204,14 @@ fn slow_ends(sides: &[(MatrixSide, f64)]) -> Vec<SlowEndpoint> {
 }
 
 /// Cells slower than their endpoints allow; both directions of a link are one fault.
-fn slow_links(parts: &Matrix, allowed: &[Vec<f64>], bound: f64) -> Vec<SlowLink> {
+fn slow_links(ratios: &Matrix, allowed: &[Vec<f64>], bound: f64) -> Vec<SlowLink> {
     let level = |i: usize, j: usize| {
-        let level = parts[i][j]? / allowed[i][j];
+        let level = ratios[i][j]? / allowed[i][j];
         (level < bound).then_some(level)
     };
     let mut links = Vec::new();
-    for from in 0..parts.len() {
-        for to in from + 1..parts.len() {
+    for from in 0..ratios.len() {
+        for to in from + 1..ratios.len() {
             let link = |from: usize, to: usize, direction, level| SlowLink {
                 from,
                 to,

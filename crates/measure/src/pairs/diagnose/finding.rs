@@ -95,7 +95,7 @@ pub struct PairFinding {
     pub latency_us: Option<Observed>,
     /// Number of affected directed links.
     pub directed_links: usize,
-    /// Whether the fault can be attributed: with two nodes it cannot be told which one is slow.
+    /// Whether the fault can be attributed: with two nodes it is unknown which one is slow.
     pub conclusive: bool,
 }
 

@@ -87,9 +87,9 @@ impl Grouping {
     /// all others.
     pub fn divide_out(&self, explained: &[Vec<f64>], speeds: &mut Matrix) {
         for (from, row) in self.members.iter().zip(explained) {
-            for (to, part) in self.members.iter().zip(row) {
+            for (to, fraction) in self.members.iter().zip(row) {
                 for (i, j) in from.iter().flat_map(|i| to.iter().map(move |j| (*i, *j))) {
-                    speeds[i][j] = speeds[i][j].map(|speed| speed / part);
+                    speeds[i][j] = speeds[i][j].map(|speed| speed / fraction);
                 }
             }
         }

@@ -108,9 +108,9 @@ struct LevelSpeeds {
 
 impl LevelSpeeds {
     /// Speed left by the faults of earlier levels, as a fraction.
-    fn part(&self, cells: &[(usize, usize)]) -> f64 {
-        let part = |(i, j): &(usize, usize)| Some(self.measured[*i][*j]? / self.left[*i][*j]?);
-        faults::upper_median(cells.iter().filter_map(part).collect()).unwrap_or(1.0)
+    fn remaining(&self, cells: &[(usize, usize)]) -> f64 {
+        let fraction = |(i, j): &(usize, usize)| Some(self.measured[*i][*j]? / self.left[*i][*j]?);
+        faults::upper_median(cells.iter().filter_map(fraction).collect()).unwrap_or(1.0)
     }
 
     /// Number of directed links behind the cells.
@@ -128,11 +128,11 @@ fn to_findings(
 ) -> Vec<PairFinding> {
     let n = grouping.locations.len();
     let finding =
-        |subject, direction, expected: f64, part: f64, directed_links, conclusive| PairFinding {
+        |subject, direction, expected: f64, level: f64, directed_links, conclusive| PairFinding {
             subject,
             direction,
             scope,
-            bandwidth: Some(Observed { value: part * expected, expected }),
+            bandwidth: Some(Observed { value: level * expected, expected }),
             latency_us: None,
             directed_links,
             conclusive,
@@ -140,7 +140,7 @@ fn to_findings(
     let end = |slow: &faults::SlowEndpoint| {
         let location = FaultSubject::Endpoint(grouping.locations[slow.end].clone());
         let cells = slow.cells(n);
-        let expected = faults.reference * speeds_at_level.part(&cells);
+        let expected = faults.reference * speeds_at_level.remaining(&cells);
         finding(
             location,
             slow.direction,
@@ -154,7 +154,7 @@ fn to_findings(
         let (from, to) =
             (grouping.locations[slow.from].clone(), grouping.locations[slow.to].clone());
         let (subject, cells) = (FaultSubject::Link { from, to }, slow.cells());
-        let expected = faults.reference * slow.allowed * speeds_at_level.part(&cells);
+        let expected = faults.reference * slow.allowed * speeds_at_level.remaining(&cells);
         finding(
             subject,
             slow.direction,
@@ -171,8 +171,8 @@ fn to_findings(
         return ends.chain(faults.links.iter().map(link)).collect();
     };
     let (from, to) = (grouping.locations[worst.from].clone(), grouping.locations[worst.to].clone());
-    let parts = faults.links.iter().map(|link| link.level).collect();
-    let typical = faults::upper_median(parts).unwrap_or(1.0);
+    let levels = faults.links.iter().map(|link| link.level).collect();
+    let typical = faults::upper_median(levels).unwrap_or(1.0);
     let network = FaultSubject::Network { slow, of, from, to };
     let cells: Vec<(usize, usize)> = faults.links.iter().flat_map(|link| link.cells()).collect();
     let directed_links = speeds_at_level.directed_links(&cells);

@@ -77,10 +77,10 @@ fn sorted(mut names: Vec<String>) -> Vec<String> {
 
 /// Remaining fractions of a throttled node's sends and receives, and the direction's name.
 fn throttles() -> impl Strategy<Value = (f64, f64, &'static str)> {
-    (0.1f64..0.55, 0usize..3).prop_map(|(part, direction)| match direction {
-        0 => (part, part, "Both"),
-        1 => (part, 1.0, "Send"),
-        _ => (1.0, part, "Recv"),
+    (0.1f64..0.55, 0usize..3).prop_map(|(fraction, direction)| match direction {
+        0 => (fraction, fraction, "Both"),
+        1 => (fraction, 1.0, "Send"),
+        _ => (1.0, fraction, "Recv"),
     })
 }
 
@@ -109,13 +109,13 @@ proptest! {
     #[test]
     fn a_slow_link_is_found_with_its_direction(
         (nodes, from, to) in (3usize..65).prop_flat_map(|n| (Just(n), 0..n, 0..n)),
-        part in 0.05f64..0.55, both: bool, seed: u64,
+        fraction in 0.05f64..0.55, both: bool, seed: u64,
     ) {
         prop_assume!(from != to);
         let mut pairs = healthy(nodes, 1, seed);
-        change(&mut pairs.bandwidth[from][to], part);
+        change(&mut pairs.bandwidth[from][to], fraction);
         let name = if both {
-            change(&mut pairs.bandwidth[to][from], part);
+            change(&mut pairs.bandwidth[to][from], fraction);
             format!("{} Both", sorted(vec![format!("n{from}"), format!("n{to}")]).join("="))
         } else {
             format!("n{from}>n{to} Send")
@@ -127,14 +127,14 @@ proptest! {
     #[test]
     fn a_slow_node_and_a_slow_link_are_told_apart(
         (nodes, slow, from, to) in (4usize..65).prop_flat_map(|n| (Just(n), 0..n, 0..n, 0..n)),
-        (sending, receiving, direction) in throttles(), part in 0.05f64..0.5, both: bool, seed: u64,
+        (sending, receiving, direction) in throttles(), fraction in 0.05f64..0.5, both: bool, seed: u64,
     ) {
         prop_assume!(from != to);
         let mut pairs = healthy(nodes, 1, seed);
         throttle(&mut pairs, slow, sending, receiving);
-        change(&mut pairs.bandwidth[from][to], part);
+        change(&mut pairs.bandwidth[from][to], fraction);
         let link = if both {
-            change(&mut pairs.bandwidth[to][from], part);
+            change(&mut pairs.bandwidth[to][from], fraction);
             format!("{} Both", sorted(vec![format!("n{from}"), format!("n{to}")]).join("="))
         } else {
             format!("n{from}>n{to} Send")

@@ -66,9 +66,9 @@ mod tests {
         let settings = CopySettings { gpu_sizes: vec![4096], timing, ..CopySettings::default() };
         measure(&device, &mut cases, &settings).unwrap();
         let rows = cases.into_rows();
-        let whats: Vec<&str> = rows.iter().map(|row| row.what.as_str()).collect();
+        let names: Vec<&str> = rows.iter().map(|row| row.what.as_str()).collect();
         let directions = ["host to device 4 KiB", "device to host 4 KiB", "device to device 4 KiB"];
-        assert_eq!(whats, directions);
+        assert_eq!(names, directions);
         assert!(rows.iter().all(|row| row.device == "Fake 3000" && row.median > 0.0));
         assert_eq!(fake::allocated(), 0);
     }

@@ -73,8 +73,8 @@ fn notes_for(counted: &str, used: usize, cache: Option<usize>) -> Vec<String> {
 /// Elements per thread. Threads without elements are omitted.
 fn elements_per_thread(bytes: usize, threads: usize) -> impl Iterator<Item = usize> {
     let (all, threads) = (bytes / ELEMENT, threads.max(1));
-    let part = move |at: usize| (at + 1) * all / threads - at * all / threads;
-    (0..threads).map(part).filter(|elements| *elements > 0)
+    let share = move |at: usize| (at + 1) * all / threads - at * all / threads;
+    (0..threads).map(share).filter(|elements| *elements > 0)
 }
 
 /// One thread's share of a copy.

@@ -115,7 +115,7 @@ mod tests {
             ..CopySettings::default()
         };
         let rows = measure(&settings, &AtomicBool::new(false), &mut |_| ()).unwrap();
-        let whats: Vec<&str> = rows.iter().map(|row| row.what.as_str()).collect();
+        let names: Vec<&str> = rows.iter().map(|row| row.what.as_str()).collect();
         let expected = [
             "copy 1 KiB, 1 thread",
             "triad 1 KiB, 1 thread",
@@ -126,7 +126,7 @@ mod tests {
             "copy 1 MiB, 2 threads",
             "triad 1 MiB, 2 threads",
         ];
-        assert_eq!(whats, expected);
+        assert_eq!(names, expected);
         let notes = [&rows[4].notes[0], &rows[5].notes[0]];
         assert!(notes[0].contains("once") && notes[1].contains("three"), "{notes:?}");
         assert!(rows.iter().all(|row| row.best > 0.0 && row.unit.name() == "GB/s"));

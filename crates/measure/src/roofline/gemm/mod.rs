@@ -113,7 +113,7 @@ mod tests {
         let mut totals = Vec::new();
         let mut report = |progress: CaseProgress<'_>| totals.push((progress.done, progress.total));
         let rows = measure(&settings, &AtomicBool::new(false), &mut report).unwrap();
-        let whats: Vec<&str> = rows.iter().map(|row| row.what.as_str()).collect();
+        let names: Vec<&str> = rows.iter().map(|row| row.what.as_str()).collect();
         let expected = [
             "f32 5, 1 thread",
             "f32 5, 3 threads",
@@ -124,7 +124,7 @@ mod tests {
             "f64 16, 1 thread",
             "f64 16, 3 threads",
         ];
-        assert_eq!(whats, expected);
+        assert_eq!(names, expected);
         assert_eq!((totals.first(), totals.last()), (Some(&(0, 8)), Some(&(8, 8))));
         for row in &rows {
             assert!(row.median > 0.0 && row.best >= row.median && row.repetitions == 2, "{row:?}");

@@ -16,20 +16,19 @@ use super::plot;
 use crate::output;
 
 /// Upper bound on an input file.
-const LONGEST: u64 = 64 << 20;
+const MAX_FILE_BYTES: u64 = 64 << 20;
 
 /// Reads the results of a file.
 pub fn load(path: &Path) -> Result<Vec<BenchResult>> {
     let name = path.display().to_string();
     let mut bytes = Vec::new();
     match path == Path::new("-") {
-        true => std::io::stdin().take(LONGEST + 1).read_to_end(&mut bytes),
-        false => {
-            std::fs::File::open(path).and_then(|f| f.take(LONGEST + 1).read_to_end(&mut bytes))
-        }
+        true => std::io::stdin().take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes),
+        false => std::fs::File::open(path)
+            .and_then(|f| f.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes)),
     }
     .with_context(|| name.clone())?;
-    if bytes.len() as u64 > LONGEST {
+    if bytes.len() as u64 > MAX_FILE_BYTES {
         bail!("{name}: file exceeds 64 MiB; extract the tables first");
     }
     // Logs may contain invalid UTF-8.
