@@ -78,30 +78,6 @@ pub(crate) fn measurement<'a>(
     both.into_iter().flatten().find_map(timed)
 }
 
-/// Formats rows as columns; those in `left` are left-aligned, the others right-aligned.
-pub(crate) fn align_columns(lines: &[Vec<String>], left: &[usize]) -> String {
-    let columns = lines.iter().map(Vec::len).max().unwrap_or(0);
-    let length = |line: &Vec<String>, at: usize| line.get(at).map_or(0, |c| c.chars().count());
-    let width = |at| lines.iter().map(|line| length(line, at)).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..columns).map(width).collect();
-    let mut text = String::new();
-    for line in lines {
-        let cell = |(at, cell): (usize, &String)| match left.contains(&at) {
-            true => format!("{cell:<0$}", widths[at]),
-            false => format!("{cell:>0$}", widths[at]),
-        };
-        let cells: Vec<String> = line.iter().enumerate().map(cell).collect();
-        text.push_str(cells.join("  ").trim_end());
-        text.push('\n');
-    }
-    text
-}
-
-/// Two decimals, or a dash.
-pub(crate) fn format_value(value: Option<f64>) -> String {
-    value.map_or_else(|| "-".to_owned(), |value| format!("{value:.2}"))
-}
-
 #[cfg(test)]
 pub(crate) mod testing {
     use super::*;

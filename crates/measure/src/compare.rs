@@ -9,6 +9,7 @@ use serde::Serialize;
 use crate::buffer_mode::BufferMode;
 use crate::cases::same_key;
 use crate::metric::Metric;
+use crate::text_table::{self, format_value};
 use crate::write::quoted;
 
 /// Longer labels are replaced by numbers in the header.
@@ -149,11 +150,6 @@ impl Comparison {
     pub fn text(&self) -> String {
         let mut cells = vec![self.header()];
         cells.extend(self.rows.iter().map(row_cells));
-        let columns = cells[0].len();
-        let width = |column: usize| {
-            cells.iter().map(|row| row[column].chars().count()).max().unwrap_or_default()
-        };
-        let widths: Vec<usize> = (0..columns).map(width).collect();
         let mut text = format!("{}\n", self.title());
         for (short, label) in self.column_names().iter().zip(&self.labels) {
             if short != label {
@@ -161,13 +157,7 @@ impl Comparison {
             }
         }
         text.push('\n');
-        for row in &cells {
-            let padded: Vec<String> =
-                row.iter().zip(&widths).map(|(cell, width)| format!("{cell:>width$}")).collect();
-            text.push_str(padded.join("  ").trim_end());
-            text.push('\n');
-        }
-        text
+        text + &text_table::align(&cells, &[])
     }
 
     /// The labels, or numbers if a label is too long for a column.
@@ -196,7 +186,7 @@ fn row_cells(row: &ComparedRow) -> Vec<String> {
     let mut cells = vec![bytes(row.size_bytes)];
     let pairs = row.values.iter().zip(&row.ratios);
     for (index, (value, ratio)) in pairs.enumerate() {
-        cells.push(value.map_or_else(|| "-".to_owned(), |value| format!("{value:.2}")));
+        cells.push(format_value(*value));
         if index > 0 {
             cells.push(ratio.map_or_else(|| "-".to_owned(), |ratio| format!("×{ratio:.2}")));
         }

@@ -14,4 +14,5 @@ pub mod roofline;
 pub mod run;
 pub mod scaling;
 pub mod sweep;
+mod text_table;
 pub mod write;

@@ -4,6 +4,7 @@ use regatta_model::{BenchResult, units};
 use serde::Serialize;
 
 use crate::cases::{self, BenchCase};
+use crate::text_table;
 
 /// The node counts to measure: powers of two below `nodes`, and `nodes`.
 pub fn node_counts(nodes: u32) -> Vec<u32> {
@@ -80,12 +81,12 @@ pub fn table(all: &[Scaling]) -> String {
             let percent = point.efficiency.map(|part| format!("{:.0} %", 100.0 * part));
             lines.push(vec![
                 point.nodes.to_string(),
-                cases::format_value(Some(point.time_us)),
-                cases::format_value(point.busbw),
+                text_table::format_value(Some(point.time_us)),
+                text_table::format_value(point.busbw),
                 percent.unwrap_or_else(|| "-".to_owned()),
             ]);
         }
-        text.push_str(&cases::align_columns(&lines, &[0]));
+        text.push_str(&text_table::align(&lines, &[0]));
     }
     text
 }

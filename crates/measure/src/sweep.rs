@@ -5,6 +5,7 @@ use regatta_model::{BenchResult, units};
 use serde::Serialize;
 
 use crate::cases::{self, BenchCase};
+use crate::text_table;
 
 /// Upper bound on combinations; more would take days.
 pub const MAX_SETTINGS: usize = 256;
@@ -192,7 +193,7 @@ pub fn table(best: &[BestSetting], settings: &[SweepSetting]) -> String {
         let separator = if text.is_empty() { "" } else { "\n" };
         let head = format!("{} {}", first.case.operation, first.case.variant());
         text.push_str(&format!("{separator}{}\n", head.trim_end()));
-        text.push_str(&cases::align_columns(&table_rows(group, settings), &[0, 4]));
+        text.push_str(&text_table::align(&table_rows(group, settings), &[0, 4]));
     }
     text
 }
@@ -204,8 +205,8 @@ fn table_rows(group: &[BestSetting], settings: &[SweepSetting]) -> Vec<Vec<Strin
         let setting = settings.get(best.run).map(ToString::to_string).unwrap_or_default();
         table_rows.push(vec![
             units::bytes(best.case.size_bytes),
-            cases::format_value(Some(best.time_us)),
-            cases::format_value(best.busbw),
+            text_table::format_value(Some(best.time_us)),
+            text_table::format_value(best.busbw),
             best.speedup.map_or_else(|| "-".to_owned(), |times| format!("{times:.2}x")),
             setting,
         ]);

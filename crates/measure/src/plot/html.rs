@@ -39,7 +39,7 @@ pub fn html(title: &str, results: &[BenchResult]) -> String {
 }
 
 /// Every operation of any result, once.
-fn operations(results: &[BenchResult]) -> Vec<&Operation> {
+pub fn operations(results: &[BenchResult]) -> Vec<&Operation> {
     let mut found: Vec<&Operation> = Vec::new();
     for operation in results.iter().flat_map(BenchResult::operations) {
         if !found.contains(&operation) {

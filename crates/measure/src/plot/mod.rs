@@ -13,7 +13,7 @@ use crate::compare::by_size;
 use crate::metric::Metric;
 use panel::{Frame, PALETTE_SIZE, Series};
 
-pub use html::html;
+pub use html::{html, operations};
 
 /// Width of a plot and of its panels.
 const WIDTH: f64 = 900.0;

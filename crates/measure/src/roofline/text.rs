@@ -5,28 +5,11 @@ use std::collections::BTreeMap;
 use regatta_model::{Ceiling, CeilingKind, CpuSet};
 
 use super::outliers::{MetricKey, Outliers};
-use Align::{Left, Right};
-
-/// Column alignment.
-#[derive(Clone, Copy, PartialEq)]
-enum Align {
-    Left,
-    Right,
-}
+use crate::text_table;
 
 /// All rows with their ratio to the median; outliers are marked.
 pub fn table(ceilings: &[Ceiling], outliers: &Outliers) -> Vec<String> {
-    let head = [
-        ("rank", Right),
-        ("host", Left),
-        ("what", Left),
-        ("on", Left),
-        ("rate", Right),
-        ("best", Right),
-        ("unit", Left),
-        ("of median", Right),
-        ("", Left),
-    ];
+    let header = ["rank", "host", "what", "on", "rate", "best", "unit", "of median", ""];
     let row = |ceiling: &Ceiling| {
         let Ceiling { rank, host, row } = ceiling;
         let group = outliers.group(row);
@@ -44,21 +27,12 @@ pub fn table(ceilings: &[Ceiling], outliers: &Outliers) -> Vec<String> {
             if slow { "<- slow" } else { "" }.to_owned(),
         ]
     };
-    columns(&head, ceilings.iter().map(row).collect())
+    align(&header, ceilings.iter().map(row), &[1, 2, 3, 6, 8])
 }
 
 /// One line per metric: slowest, median and fastest rank.
 pub fn summary(outliers: &Outliers) -> Vec<String> {
-    let head = [
-        ("what", Left),
-        ("on", Left),
-        ("ranks", Right),
-        ("slowest", Right),
-        ("median", Right),
-        ("fastest", Right),
-        ("unit", Left),
-        ("slow", Right),
-    ];
+    let header = ["what", "on", "ranks", "slowest", "median", "fastest", "unit", "slow"];
     let slow = |key: &MetricKey| outliers.slow.iter().filter(|slow| slow.key == *key).count();
     let rows = outliers.groups.iter().map(|group| {
         vec![
@@ -72,7 +46,7 @@ pub fn summary(outliers: &Outliers) -> Vec<String> {
             slow(&group.key).to_string(),
         ]
     });
-    columns(&head, rows.collect())
+    align(&header, rows, &[0, 1, 6])
 }
 
 /// One sentence per outlier, the slowest first.
@@ -117,22 +91,11 @@ fn format_rate(rate: f64) -> String {
     format!("{rate:.decimals$}")
 }
 
-/// Aligned columns, two spaces apart.
-fn columns(head: &[(&str, Align)], rows: Vec<Vec<String>>) -> Vec<String> {
-    let names = head.iter().map(|(name, _)| (*name).to_owned()).collect();
-    let all: Vec<Vec<String>> = std::iter::once(names).chain(rows).collect();
-    let width = |at: usize| {
-        let cells = all.iter().filter_map(|row| row.get(at));
-        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
-    };
-    let widths: Vec<usize> = (0..head.len()).map(width).collect();
-    let line = |cells: Vec<String>| {
-        let cells = cells.into_iter().zip(&widths).zip(head).map(|((cell, width), (_, align))| {
-            if *align == Right { format!("{cell:>width$}") } else { format!("{cell:<width$}") }
-        });
-        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
-    };
-    all.into_iter().map(line).collect()
+/// Lines of an aligned table; `left` columns are left-aligned.
+fn align(header: &[&str], rows: impl Iterator<Item = Vec<String>>, left: &[usize]) -> Vec<String> {
+    let header = header.iter().map(|&name| name.to_owned()).collect();
+    let rows: Vec<Vec<String>> = std::iter::once(header).chain(rows).collect();
+    text_table::align(&rows, left).lines().map(str::to_owned).collect()
 }
 
 #[cfg(test)]

@@ -81,22 +81,25 @@ fn speeds(latency_us: &Matrix) -> Matrix {
 }
 
 /// Findings of one matrix of speeds in one scope, reported as bandwidths.
-fn slow(ends: &[PairEnd], speeds: &Matrix, scope: LinkScope, bound: f64) -> Vec<PairFinding> {
-    let measured = grouping::within(ends, speeds, scope);
+fn slow(ends: &[PairEnd], matrix: &Matrix, scope: LinkScope, bound: f64) -> Vec<PairFinding> {
+    let measured = grouping::within(ends, matrix, scope);
     let mut left = measured.clone();
     let mut findings = Vec::new();
     for grouping in grouping::groupings(ends, scope) {
         let faults = faults::find(&grouping.median_matrix(&left), bound);
-        let speeds_at_level = LevelSpeeds {
+        let speeds = LevelSpeeds {
             measured: grouping.median_matrix(&measured),
             left: grouping.median_matrix(&left),
             counts: grouping.counts(&measured),
         };
         grouping.divide_out(&faults.explained, &mut left);
-        findings.extend(to_findings(&grouping, &faults, &speeds_at_level, scope));
+        findings.extend(to_findings(&grouping, &faults, &speeds, scope));
     }
     findings
 }
+
+/// Row and column of a matrix.
+type Cell = (usize, usize);
 
 /// Speeds at one grouping level.
 struct LevelSpeeds {
@@ -108,13 +111,13 @@ struct LevelSpeeds {
 
 impl LevelSpeeds {
     /// Speed left by the faults of earlier levels, as a fraction.
-    fn remaining(&self, cells: &[(usize, usize)]) -> f64 {
-        let fraction = |(i, j): &(usize, usize)| Some(self.measured[*i][*j]? / self.left[*i][*j]?);
+    fn remaining(&self, cells: &[Cell]) -> f64 {
+        let fraction = |(i, j): &Cell| Some(self.measured[*i][*j]? / self.left[*i][*j]?);
         faults::upper_median(cells.iter().filter_map(fraction).collect()).unwrap_or(1.0)
     }
 
     /// Number of directed links behind the cells.
-    fn directed_links(&self, cells: &[(usize, usize)]) -> usize {
+    fn directed_links(&self, cells: &[Cell]) -> usize {
         cells.iter().map(|(i, j)| self.counts[*i][*j]).sum()
     }
 }
@@ -123,46 +126,32 @@ impl LevelSpeeds {
 fn to_findings(
     grouping: &Grouping,
     faults: &Faults,
-    speeds_at_level: &LevelSpeeds,
+    speeds: &LevelSpeeds,
     scope: LinkScope,
 ) -> Vec<PairFinding> {
     let n = grouping.locations.len();
-    let finding =
-        |subject, direction, expected: f64, level: f64, directed_links, conclusive| PairFinding {
-            subject,
-            direction,
-            scope,
-            bandwidth: Some(Observed { value: level * expected, expected }),
-            latency_us: None,
-            directed_links,
-            conclusive,
-        };
+    let location = |index: usize| grouping.locations[index].clone();
+    let finding = |subject, direction, observed, cells: &[Cell], conclusive| PairFinding {
+        subject,
+        direction,
+        scope,
+        bandwidth: Some(observed),
+        latency_us: None,
+        directed_links: speeds.directed_links(cells),
+        conclusive,
+    };
+    let observed = |level: f64, expected: f64| Observed { value: level * expected, expected };
     let end = |slow: &faults::SlowEndpoint| {
-        let location = FaultSubject::Endpoint(grouping.locations[slow.end].clone());
-        let cells = slow.cells(n);
-        let expected = faults.reference * speeds_at_level.remaining(&cells);
-        finding(
-            location,
-            slow.direction,
-            expected,
-            slow.level,
-            speeds_at_level.directed_links(&cells),
-            n > 3,
-        )
+        let (subject, cells) = (FaultSubject::Endpoint(location(slow.end)), slow.cells(n));
+        let observed = observed(slow.level, faults.reference * speeds.remaining(&cells));
+        finding(subject, slow.direction, observed, &cells, n > 3)
     };
     let link = |slow: &faults::SlowLink| {
-        let (from, to) =
-            (grouping.locations[slow.from].clone(), grouping.locations[slow.to].clone());
-        let (subject, cells) = (FaultSubject::Link { from, to }, slow.cells());
-        let expected = faults.reference * slow.allowed * speeds_at_level.remaining(&cells);
-        finding(
-            subject,
-            slow.direction,
-            expected,
-            slow.level,
-            speeds_at_level.directed_links(&cells),
-            n > 2,
-        )
+        let (from, to) = (location(slow.from), location(slow.to));
+        let cells = slow.cells();
+        let expected = faults.reference * slow.allowed * speeds.remaining(&cells);
+        let observed = observed(slow.level, expected);
+        finding(FaultSubject::Link { from, to }, slow.direction, observed, &cells, n > 2)
     };
     let ends = faults.ends.iter().map(end);
     let worst = faults.links.iter().min_by(|a, b| a.level.total_cmp(&b.level));
@@ -170,21 +159,12 @@ fn to_findings(
     let Some(worst) = worst.filter(|_| slow > MAX_SINGLE_LINKS.max(n / 2)) else {
         return ends.chain(faults.links.iter().map(link)).collect();
     };
-    let (from, to) = (grouping.locations[worst.from].clone(), grouping.locations[worst.to].clone());
     let levels = faults.links.iter().map(|link| link.level).collect();
-    let typical = faults::upper_median(levels).unwrap_or(1.0);
+    let typical = observed(faults::upper_median(levels).unwrap_or(1.0), faults.reference);
+    let (from, to) = (location(worst.from), location(worst.to));
+    let cells: Vec<Cell> = faults.links.iter().flat_map(|link| link.cells()).collect();
     let network = FaultSubject::Network { slow, of, from, to };
-    let cells: Vec<(usize, usize)> = faults.links.iter().flat_map(|link| link.cells()).collect();
-    let directed_links = speeds_at_level.directed_links(&cells);
-    ends.chain([finding(
-        network,
-        LinkDirection::Both,
-        faults.reference,
-        typical,
-        directed_links,
-        true,
-    )])
-    .collect()
+    ends.chain([finding(network, LinkDirection::Both, typical, &cells, true)]).collect()
 }
 
 /// Converts speeds back to latencies.

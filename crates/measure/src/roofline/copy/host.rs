@@ -4,13 +4,10 @@ use std::hint::black_box;
 
 use super::super::threads::{ThreadKernel, time_threads};
 use super::super::{Cases, RooflineError, threads_text};
-use super::{COUNTED_ONCE, CopySettings, case_name, row};
+use super::{COUNTED_ONCE, CeilingRow, CopySettings, case_name, row};
 
 /// Copy and triad.
 pub(super) const CASES: usize = 2;
-
-/// Which bytes of a triad are counted.
-const COUNTED_ALL: &str = "bytes of all three arrays";
 
 /// Working sets of this size are expected to exceed all caches.
 const MEMORY_BOUND_BYTES: usize = 64 << 20;
@@ -23,41 +20,42 @@ pub(super) fn measure(
     settings: &CopySettings,
     thread_counts: &[usize],
 ) -> Result<(), RooflineError> {
-    let cache = last_level_cache();
-    let timing = &settings.timing;
     for &bytes in &settings.sizes {
         for &threads in thread_counts {
-            let what = format!("{}, {}", case_name("copy", bytes), threads_text(threads));
-            cases.case(&what, |stop| {
-                let mut elements_per_thread: Vec<CopyKernel> =
-                    elements_per_thread(bytes, threads).map(CopyKernel::new).collect();
-                let counted = bytes / ELEMENT * ELEMENT;
-                let notes = notes_for(COUNTED_ONCE, 2 * bytes, cache);
-                let timed = time_threads(&mut elements_per_thread, timing, stop)?;
-                Ok::<_, RooflineError>(
-                    timed.map(|timed| super::CeilingRow {
-                        notes,
-                        ..row(&timed, what.clone(), counted)
-                    }),
-                )
-            })?;
-            let what = format!("{}, {}", case_name("triad", bytes), threads_text(threads));
-            cases.case(&what, |stop| {
-                let mut elements_per_thread: Vec<TriadKernel> =
-                    elements_per_thread(bytes, threads).map(TriadKernel::new).collect();
-                let counted = 3 * (bytes / ELEMENT * ELEMENT);
-                let notes = notes_for(COUNTED_ALL, 3 * bytes, cache);
-                let timed = time_threads(&mut elements_per_thread, timing, stop)?;
-                Ok::<_, RooflineError>(
-                    timed.map(|timed| super::CeilingRow {
-                        notes,
-                        ..row(&timed, what.clone(), counted)
-                    }),
-                )
-            })?;
+            measure_kernel::<CopyKernel>(cases, settings, bytes, threads)?;
+            measure_kernel::<TriadKernel>(cases, settings, bytes, threads)?;
         }
     }
     Ok(())
+}
+
+/// A memory kernel.
+trait MemoryKernel: ThreadKernel + Sized {
+    const NAME: &'static str;
+    /// Arrays that count for the bandwidth.
+    const COUNTED_ARRAYS: usize;
+    /// Arrays in memory.
+    const ARRAYS: usize;
+    /// Which bytes are counted.
+    const COUNTED: &'static str;
+
+    fn new(elements: usize) -> Self;
+}
+
+fn measure_kernel<K: MemoryKernel>(
+    cases: &mut Cases<'_>,
+    settings: &CopySettings,
+    bytes: usize,
+    threads: usize,
+) -> Result<(), RooflineError> {
+    let name = format!("{}, {}", case_name(K::NAME, bytes), threads_text(threads));
+    cases.case(&name, |stop| {
+        let mut kernels: Vec<K> = elements_per_thread(bytes, threads).map(K::new).collect();
+        let counted = K::COUNTED_ARRAYS * (bytes / ELEMENT * ELEMENT);
+        let notes = notes_for(K::COUNTED, K::ARRAYS * bytes, last_level_cache());
+        let samples = time_threads(&mut kernels, &settings.timing, stop)?;
+        Ok(samples.map(|samples| CeilingRow { notes, ..row(&samples, name.clone(), counted) }))
+    })
 }
 
 /// Notes which bytes are counted, and whether a large size still fits into the last-level cache.
@@ -84,7 +82,12 @@ struct CopyKernel {
     to: Vec<f64>,
 }
 
-impl CopyKernel {
+impl MemoryKernel for CopyKernel {
+    const NAME: &'static str = "copy";
+    const COUNTED_ARRAYS: usize = 1;
+    const ARRAYS: usize = 2;
+    const COUNTED: &'static str = COUNTED_ONCE;
+
     fn new(elements: usize) -> Self {
         Self { elements, from: Vec::new(), to: Vec::new() }
     }
@@ -111,7 +114,12 @@ struct TriadKernel {
     c: Vec<f64>,
 }
 
-impl TriadKernel {
+impl MemoryKernel for TriadKernel {
+    const NAME: &'static str = "triad";
+    const COUNTED_ARRAYS: usize = 3;
+    const ARRAYS: usize = 3;
+    const COUNTED: &'static str = "bytes of all three arrays";
+
     fn new(elements: usize) -> Self {
         Self { elements, a: Vec::new(), b: Vec::new(), c: Vec::new() }
     }

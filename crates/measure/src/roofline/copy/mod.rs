@@ -1,8 +1,8 @@
 //! Memory bandwidth in GB/s (10⁹ bytes/s): on the host, and between host and GPU.
 //!
-//! A copy counts its bytes once, as nccl-tests does; memory traffic is twice that. The triad `a = b
-//! + s·c` counts all three arrays, as STREAM does. Sizes are those of one array, which the threads
-//! share.
+//! A copy counts its bytes once, as nccl-tests does; memory traffic is twice that. The triad
+//! `a = b + s·c` counts all three arrays, as STREAM does. Sizes are those of one array, which the
+//! threads share.
 
 mod gpu;
 mod host;

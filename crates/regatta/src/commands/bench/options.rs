@@ -6,14 +6,19 @@ use std::path::PathBuf;
 use anyhow::{Result, bail};
 use regatta_comm::tune;
 use regatta_measure::baseline::Tolerance;
+use regatta_measure::pairs::PairsOptions;
+use regatta_measure::roofline::copy::CopySettings;
+use regatta_measure::roofline::disk::DiskSettings;
+use regatta_measure::roofline::gemm::GemmSettings;
 use regatta_measure::run::{
     IterationCounts, MemoryKind, RankAverage, RunConfig, SizeRange, nccl_names,
 };
-use regatta_measure::{pairs, roofline};
 use regatta_model::Operation;
 use regatta_model::bench::SizeStep;
 
-use super::args::{BenchCommand, BenchRankArgs, CollectiveArgs, ModeArgs, OutputArgs, SizeArgs};
+use super::args::{
+    BenchCommand, BenchRankArgs, CollectiveArgs, DiskArgs, ModeArgs, OutputArgs, SizeArgs,
+};
 use super::plot;
 
 /// A benchmark to run.
@@ -30,7 +35,7 @@ pub enum Workload {
     /// Collectives over a size range, optionally in registered buffers.
     Collectives { config: Box<RunConfig>, sizes: SizeRange, register: bool },
     /// All pairs of ranks.
-    Pairs(pairs::PairsOptions),
+    Pairs(PairsOptions),
     /// All algorithms; the tuning table goes to the file.
     Tune(PathBuf, tune::Effort),
     /// Node roofline, and the tolerance of slow ranks.
@@ -39,21 +44,18 @@ pub enum Workload {
 
 /// Roofline benchmarks.
 pub enum RooflineTest {
-    Gemm(roofline::gemm::GemmSettings),
-    Copy(roofline::copy::CopySettings),
-    Disk(roofline::disk::DiskSettings),
+    Gemm(GemmSettings),
+    Copy(CopySettings),
+    Disk(DiskSettings),
 }
 
 /// Validates the options; `None` for subcommands that do not measure.
-pub fn parse(what: &BenchCommand) -> Result<Option<BenchOptions<'_>>> {
-    let options = parse_command(what)?;
-    if let Some(BenchOptions {
-        workload: job, output: OutputArgs { plot: Some(path), .. }, ..
-    }) = &options
-    {
-        match job {
+pub fn parse(command: &BenchCommand) -> Result<Option<BenchOptions<'_>>> {
+    let Some(options) = parse_command(command)? else { return Ok(None) };
+    if let Some(path) = &options.output.plot {
+        match &options.workload {
             Workload::Collectives { config, .. } => {
-                plot::check_operations(path, config.operations.len())?
+                plot::check_operations(path, config.operations.len())?;
             }
             Workload::Pairs(_) => plot::check_pairs(path)?,
             Workload::Tune(..) | Workload::Roofline(..) => {
@@ -61,68 +63,44 @@ pub fn parse(what: &BenchCommand) -> Result<Option<BenchOptions<'_>>> {
             }
         }
     }
-    Ok(options)
+    Ok(Some(options))
 }
 
-fn parse_command(what: &BenchCommand) -> Result<Option<BenchOptions<'_>>> {
-    let (job, ranks, output) = match what {
-        BenchCommand::Gemm(args) => {
-            let job = RooflineTest::Gemm(roofline::gemm::GemmSettings::default());
-            (
-                Workload::Roofline(job, fraction(&args.outliers.slower_than)?),
-                &args.ranks,
-                &args.output,
-            )
+fn parse_command(command: &BenchCommand) -> Result<Option<BenchOptions<'_>>> {
+    let (test, args) = match command {
+        BenchCommand::Gemm(args) => (RooflineTest::Gemm(Default::default()), args),
+        BenchCommand::Copy(args) => (RooflineTest::Copy(Default::default()), args),
+        BenchCommand::Disk(DiskArgs { dir, size, roofline }) => {
+            let (dir, bytes) = (dir.clone(), *size);
+            let settings = DiskSettings { dir, bytes, ..Default::default() };
+            (RooflineTest::Disk(settings), roofline)
         }
-        BenchCommand::Copy(args) => {
-            let job = RooflineTest::Copy(roofline::copy::CopySettings::default());
-            (
-                Workload::Roofline(job, fraction(&args.outliers.slower_than)?),
-                &args.ranks,
-                &args.output,
-            )
-        }
-        BenchCommand::Disk(args) => {
-            let (dir, bytes) = (args.dir.clone(), args.size);
-            let settings = roofline::disk::DiskSettings { dir, bytes, ..Default::default() };
-            let job = RooflineTest::Disk(settings);
-            (
-                Workload::Roofline(job, fraction(&args.roofline.outliers.slower_than)?),
-                &args.roofline.ranks,
-                &args.roofline.output,
-            )
-        }
-        collectives => {
-            let Some((operations, args)) = collectives.collective() else { return Ok(None) };
-            let job = workload(operations, args)?;
+        collective => {
+            let Some((operations, args)) = collective.collective() else { return Ok(None) };
+            let workload = collective_workload(operations, args)?;
             let timeout = args.iterations.timeout.filter(|seconds| *seconds > 0);
-            return Ok(Some(BenchOptions {
-                workload: job,
-                ranks: &args.ranks,
-                output: &args.output,
-                timeout,
-            }));
+            let (ranks, output) = (&args.ranks, &args.output);
+            return Ok(Some(BenchOptions { workload, ranks, output, timeout }));
         }
     };
-    Ok(Some(BenchOptions { workload: job, ranks, output, timeout: None }))
+    let workload = Workload::Roofline(test, fraction(&args.outliers.slower_than)?);
+    let (ranks, output) = (&args.ranks, &args.output);
+    Ok(Some(BenchOptions { workload, ranks, output, timeout: None }))
 }
 
 fn fraction(percent: &str) -> Result<f64> {
     Ok(percent.parse::<Tolerance>()?.fraction)
 }
 
-fn workload(operations: Vec<Operation>, args: &CollectiveArgs) -> Result<Workload> {
+fn collective_workload(operations: Vec<Operation>, args: &CollectiveArgs) -> Result<Workload> {
     let ModeArgs { pairs, every_rank, one_at_a_time, tune, .. } = &args.mode;
     if let Some(file) = tune {
         return Ok(Workload::Tune(file.clone(), tuning_effort(args)?));
     }
     if *pairs {
         let (all_ranks, serialized) = (*every_rank, *one_at_a_time);
-        return Ok(Workload::Pairs(pairs::PairsOptions {
-            all_ranks,
-            serialized,
-            ..Default::default()
-        }));
+        let options = PairsOptions { all_ranks, serialized, ..Default::default() };
+        return Ok(Workload::Pairs(options));
     }
     let (config, sizes) = run_config(operations, args)?;
     Ok(Workload::Collectives {

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use regatta_measure::{pairs, plot};
+use regatta_model::BenchResult;
 use regatta_model::bench::Pairs;
-use regatta_model::{BenchResult, Operation};
 
 use crate::output;
 
@@ -47,12 +47,7 @@ pub fn draw(path: &Path, results: &[BenchResult]) -> Result<()> {
     let text = match extension(path) {
         "html" => plot::html("regatta bench", results),
         _ => {
-            let mut operations: Vec<&Operation> = Vec::new();
-            for operation in results.iter().flat_map(BenchResult::operations) {
-                if !operations.contains(&operation) {
-                    operations.push(operation);
-                }
-            }
+            let operations = plot::operations(results);
             check_operations(path, operations.len())?;
             let drawn = operations.first().and_then(|operation| plot::svg(results, operation));
             drawn.with_context(|| format!("--plot {}: nothing to plot", path.display()))?
