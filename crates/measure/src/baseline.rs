@@ -131,17 +131,16 @@ struct RowPair<'a> {
 impl RowPair<'_> {
     fn check(&self, tolerance: Tolerance) -> Option<BaselineCheck> {
         self.place.measurement(self.old)?;
-        let usual = Metric::default_for(&self.table.operation);
-        let metric = self.metric(usual)?;
-        let expected = self.expected_value(metric)?;
-        let measured = self.value(metric);
+        let metric = self.choose_metric()?;
+        let expected = self.baseline_value(metric)?;
+        let measured = self.current_value(metric);
         let ratio = measured.and_then(|measured| improvement(metric, measured, expected));
         let wrong = self.new.and_then(|new| self.place.measurement(new)).and_then(|m| m.wrong);
         let wrong = wrong.unwrap_or_default();
         // Any value passes against a baseline bandwidth of 0.
-        let nothing = metric.is_bandwidth() && expected == 0.0 && measured.is_some();
-        let enough =
-            nothing || ratio.is_some_and(|ratio| within_tolerance(metric, ratio, tolerance));
+        let no_baseline = metric.is_bandwidth() && expected == 0.0 && measured.is_some();
+        let fast_enough =
+            no_baseline || ratio.is_some_and(|ratio| within_tolerance(metric, ratio, tolerance));
         Some(BaselineCheck {
             operation: self.table.operation.clone(),
             size_bytes: self.old.size_bytes,
@@ -151,35 +150,36 @@ impl RowPair<'_> {
             measured,
             ratio,
             wrong,
-            passed: enough && wrong == 0,
+            passed: fast_enough && wrong == 0,
         })
     }
 
     /// The metric to compare: available on both sides and printed with enough digits.
-    fn metric(&self, usual: Metric) -> Option<Metric> {
-        let others = [usual, Metric::BusBandwidth, Metric::AlgorithmBandwidth, Metric::Time];
-        let known = |metric: &Metric| {
-            self.expected_value(*metric).is_some()
-                && (self.new.is_none() || self.value(*metric).is_some())
+    fn choose_metric(&self) -> Option<Metric> {
+        let default = Metric::default_for(&self.table.operation);
+        let candidates = [default, Metric::BusBandwidth, Metric::AlgorithmBandwidth, Metric::Time];
+        let available = |metric: &Metric| {
+            self.baseline_value(*metric).is_some()
+                && (self.new.is_none() || self.current_value(*metric).is_some())
         };
-        let fine = |metric: &Metric| {
+        let precise = |metric: &Metric| {
             let enough = |value: f64| !metric.is_bandwidth() || value >= MIN_PRECISE_BANDWIDTH;
-            self.expected_value(*metric).is_some_and(enough)
-                && self.value(*metric).is_none_or(enough)
+            self.baseline_value(*metric).is_some_and(enough)
+                && self.current_value(*metric).is_none_or(enough)
         };
-        let best = others.iter().find(|metric| known(metric) && fine(metric));
-        let any = best.or_else(|| others.iter().find(|metric| known(metric)));
+        let best = candidates.iter().find(|metric| available(metric) && precise(metric));
+        let any = best.or_else(|| candidates.iter().find(|metric| available(metric)));
         // Falls back to a metric of the baseline alone, which then counts as not measured.
-        any.or_else(|| others.iter().find(|metric| self.expected_value(**metric).is_some()))
+        any.or_else(|| candidates.iter().find(|metric| self.baseline_value(**metric).is_some()))
             .copied()
     }
 
-    fn expected_value(&self, metric: Metric) -> Option<f64> {
+    fn baseline_value(&self, metric: Metric) -> Option<f64> {
         let measured = self.place.measurement(self.old)?;
         metric.value(self.baseline, self.table, self.old.size_bytes, measured)
     }
 
-    fn value(&self, metric: Metric) -> Option<f64> {
+    fn current_value(&self, metric: Metric) -> Option<f64> {
         let (new, current) = (self.new?, self.current?);
         metric.value(self.result, current, new.size_bytes, self.place.measurement(new)?)
     }

@@ -60,11 +60,11 @@ pub fn measure(
     let mut pairs = rank.gather(options)?;
     for _ in 0..options.retries {
         let slow = pairs.as_ref().map(|pairs| suspects(pairs, &options.thresholds));
-        let left = rank.agree_on_retries(&rounds, slow)?;
-        if left.is_empty() {
+        let retry_rounds = rank.agree_on_retries(&rounds, slow)?;
+        if retry_rounds.is_empty() {
             break;
         }
-        rank.run_rounds(&left, progress)?;
+        rank.run_rounds(&retry_rounds, progress)?;
         pairs = rank.gather(options)?;
     }
     progress(rank.done, rank.done);
@@ -97,8 +97,9 @@ impl PairsRank<'_> {
             self.comm.barrier()?;
             let is_own = |end: usize| Some(end) == self.own;
             if let Some(&(a, b)) = round.iter().find(|(a, b)| is_own(*a) || is_own(*b)) {
-                let (other, leads) = if is_own(a) { (b, true) } else { (a, false) };
-                let measured = self.worker.measure_pair(self.endpoints[other].rank, leads)?;
+                let (other, is_initiator) = if is_own(a) { (b, true) } else { (a, false) };
+                let measured =
+                    self.worker.measure_pair(self.endpoints[other].rank, is_initiator)?;
                 self.row.merge(other, measured);
             }
         }

@@ -29,14 +29,14 @@ impl<'a> PairWorker<'a> {
         Self { comm, options, memory: Vec::new() }
     }
 
-    /// Measures a pair; the initiator starts.
+    /// Measures a pair; the is_initiator starts.
     pub fn measure_pair(
         &mut self,
         peer: u32,
-        initiator: bool,
+        is_initiator: bool,
     ) -> Result<PairMeasurement, CommError> {
         let mut measured = PairMeasurement { bandwidth: None, latencies_us: Vec::new() };
-        if initiator {
+        if is_initiator {
             measured.latencies_us = self.ping(peer)?;
             // The acknowledgement's latency is not part of the burst.
             let back = measured.latencies_us.iter().copied().fold(f64::INFINITY, f64::min);

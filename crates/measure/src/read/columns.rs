@@ -84,13 +84,13 @@ impl ColumnLayout {
         }
         let mut place = None;
         for name in metrics {
-            let metric_column = metric_column(name);
-            if metric_column == Some(MetricColumn::Time) {
+            let metric = metric_column(name);
+            if metric == Some(MetricColumn::Time) {
                 place = Some(if place.is_none() { first } else { BufferMode::InPlace });
             }
             let place = place.unwrap_or(first);
-            match (metric_column, *name) {
-                (Some(metric_column), _) => columns.push(Column::Metric(place, metric_column)),
+            match (metric, *name) {
+                (Some(metric), _) => columns.push(Column::Metric(place, metric)),
                 (None, "timestamp") => columns.extend([Column::Timestamp, Column::Timestamp]),
                 (None, other) => columns.push(Column::Other(place, other.to_owned())),
             }
@@ -100,9 +100,8 @@ impl ColumnLayout {
 
     /// The columns of every version since 2.13.
     pub fn standard() -> Self {
-        let leading_column =
-            [Column::Size, Column::Count, Column::Type, Column::Redop, Column::Root];
-        Self(leading_column.into_iter().chain(standard_metrics()).collect())
+        let leading = [Column::Size, Column::Count, Column::Type, Column::Redop, Column::Root];
+        Self(leading.into_iter().chain(standard_metrics()).collect())
     }
 
     /// Words of a complete row.
@@ -118,15 +117,15 @@ impl ColumnLayout {
 
     /// Whether a line starts like a row.
     pub fn starts_row(&self, words: &[&str]) -> bool {
-        let leading_column = |column: &&Column| !matches!(column, Column::Metric(..));
-        let leading_column: Vec<&Column> = self.0.iter().take_while(leading_column).collect();
+        let is_leading = |column: &&Column| !matches!(column, Column::Metric(..));
+        let leading: Vec<&Column> = self.0.iter().take_while(is_leading).collect();
         let fits = |(column, word): (&&Column, &&str)| match column {
             Column::Size => word.parse::<u64>().is_ok(),
             Column::Count => *word == ABSENT || word.parse::<u64>().is_ok(),
             Column::Root => *word == ABSENT || word.parse::<i64>().is_ok(),
             _ => *word == ABSENT || word.starts_with(|c: char| c.is_ascii_alphabetic()),
         };
-        words.len() >= leading_column.len().min(3) && leading_column.iter().zip(words).all(fits)
+        words.len() >= leading.len().min(3) && leading.iter().zip(words).all(fits)
     }
 
     /// Whether the words may continue an interrupted row.

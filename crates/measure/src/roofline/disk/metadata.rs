@@ -28,14 +28,14 @@ fn create(path: &Path) -> io::Result<File> {
 
 /// Measures all three operations.
 pub(super) fn measure(cases: &mut Cases<'_>, settings: &DiskSettings) -> Result<(), RooflineError> {
-    let mut done = None;
+    let mut measured = None;
     for (at, (what, _)) in OPS.into_iter().enumerate() {
         cases.case(what, |stop| {
             // The first case runs all rounds of all operations.
-            if done.is_none() {
-                done = Some(rounds(settings, stop)?);
+            if measured.is_none() {
+                measured = Some(rounds(settings, stop)?);
             }
-            let Some((files, times)) = &done else { return Ok(None) };
+            let Some((files, times)) = &measured else { return Ok(None) };
             let timed = Samples::new(1, times.iter().map(|round| round[at]).collect());
             let notes = vec![format!("{files} empty files in one directory")];
             Ok::<_, RooflineError>(
@@ -58,12 +58,12 @@ fn rounds(settings: &DiskSettings, stop: &AtomicBool) -> Result<Rounds, Roofline
             break;
         }
         let mut round = [Duration::ZERO; CASES];
-        for (time, (what, step)) in round.iter_mut().zip(OPS) {
+        for (time, (what, op)) in round.iter_mut().zip(OPS) {
             // Only the first round may reduce the number of files, which all rounds share.
-            let most = if times.is_empty() { settings.time_limit } else { Duration::MAX };
+            let limit = if times.is_empty() { settings.time_limit } else { Duration::MAX };
             let begin = Instant::now();
-            let enough = |_| begin.elapsed() > most;
-            let done = for_each_file(&mut dir, files, (what, step), stop, enough)?;
+            let enough = |_| begin.elapsed() > limit;
+            let done = for_each_file(&mut dir, files, (what, op), stop, enough)?;
             *time = begin.elapsed();
             files = if what == "create" { done } else { files };
         }
@@ -79,7 +79,7 @@ fn rounds(settings: &DiskSettings, stop: &AtomicBool) -> Result<Rounds, Roofline
 pub(super) fn for_each_file(
     dir: &mut ScratchDir,
     files: u32,
-    (doing, step): MetadataOp,
+    (name, op): MetadataOp,
     stop: &AtomicBool,
     enough: impl Fn(u32) -> bool,
 ) -> Result<u32, RooflineError> {
@@ -89,7 +89,7 @@ pub(super) fn for_each_file(
         }
         let path = dir.file(number);
         dir.files = dir.files.max(number + 1);
-        step(&path).map_err(|error| io_error(doing, &path, &dir.inside, error))?;
+        op(&path).map_err(|error| io_error(name, &path, &dir.inside, error))?;
     }
     Ok(files)
 }
