@@ -29,7 +29,7 @@ impl<'a> PairWorker<'a> {
         Self { comm, options, memory: Vec::new() }
     }
 
-    /// Measures a pair; the is_initiator starts.
+    /// Measures a pair; the initiator starts.
     pub fn measure_pair(
         &mut self,
         peer: u32,
