@@ -1,4 +1,4 @@
-//! Whether a result is as good as an earlier one.
+//! Checks a result against a baseline result.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,31 +7,32 @@ use regatta_model::units::bytes;
 use regatta_model::{BenchResult, BenchRow, BenchTable, Operation};
 use serde::Serialize;
 
-use crate::figure::Figure;
-use crate::place::Place;
+use crate::buffer_mode::BufferMode;
+use crate::cases::same_key;
+use crate::metric::Metric;
 
-/// Bandwidths below are printed with too few digits to be judged by: then the time is, if known.
-const TOO_FEW_DIGITS: f64 = 1.0;
+/// nccl-tests prints bandwidths below this with too few digits; the time is compared instead.
+const MIN_PRECISE_BANDWIDTH: f64 = 1.0;
 
-/// How much worse a figure may be.
+/// Allowed regression of a metric.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Tolerance {
-    /// As a fraction of the baseline's figure.
+    /// As a fraction of the baseline value.
     pub fraction: f64,
 }
 
-/// A tolerance that is none.
+/// An invalid tolerance.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no tolerance; write it in percent from 0% to 100%, such as 10%")]
-pub struct ToleranceError(pub String);
+#[error("invalid tolerance {0:?}: expected a percentage from 0% to 100%, such as 10%")]
+pub struct ParseToleranceError(pub String);
 
 impl FromStr for Tolerance {
-    type Err = ToleranceError;
+    type Err = ParseToleranceError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let error = || ToleranceError(text.to_owned());
+        let error = || ParseToleranceError(text.to_owned());
         let number = text.trim().strip_suffix('%').ok_or_else(error)?.trim_end();
-        // Rust takes "inf", "nan" and "+1" for numbers.
+        // `f64::from_str` also accepts "inf", "nan" and "+1".
         let percent: f64 = number.parse().map_err(|_| error())?;
         let plain = number.starts_with(|c: char| c.is_ascii_digit());
         match plain && (0.0..=100.0).contains(&percent) {
@@ -43,192 +44,194 @@ impl FromStr for Tolerance {
 
 impl fmt::Display for Tolerance {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Rounded, for a tenth is no binary fraction.
+        // Rounded because 0.1 has no exact binary representation.
         write!(f, "{}%", (self.fraction * 1e6).round() / 1e4)
     }
 }
 
-/// What is said of one size.
+/// The check of one size and buffer mode.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Verdict {
-    /// What was measured.
+pub struct BaselineCheck {
+    /// The operation.
     pub operation: Operation,
-    /// The size.
+    /// The message size.
     pub size_bytes: u64,
-    /// With one buffer or two.
-    pub place: Place,
-    /// What is judged by.
-    pub figure: Figure,
-    /// What the baseline has.
+    /// Out of place or in place.
+    pub place: BufferMode,
+    /// The metric that is compared.
+    pub metric: Metric,
+    /// The baseline value.
     pub expected: f64,
-    /// What was measured now; none if that is missing.
+    /// The current value; `None` if it was not measured.
     pub measured: Option<f64>,
-    /// How good it is by the baseline, whatever the figure: above 1 is better.
+    /// Improvement over the baseline for any metric: above 1 is better.
     pub ratio: Option<f64>,
-    /// Wrong elements.
+    /// Number of wrong elements.
     pub wrong: u64,
-    /// Whether it is good enough, and right.
+    /// Within the tolerance and without wrong elements.
     pub passed: bool,
 }
 
-/// What is said of a whole result.
+/// All checks of a result.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Judgement {
-    /// How much worse a figure may be.
+pub struct BaselineReport {
+    /// Allowed regression.
     pub tolerance: Tolerance,
-    /// Every size of the baseline, in its order.
-    pub verdicts: Vec<Verdict>,
+    /// One check per baseline row and buffer mode, in the baseline's order.
+    pub checks: Vec<BaselineCheck>,
 }
 
-/// Judges a result by an earlier one: every size that the baseline has must be there, right, and
-/// at most by the tolerance worse. Where there are others, size 0 is left out: no bytes have no
-/// bandwidth, and the time of such a call is noise.
-pub fn judge(result: &BenchResult, baseline: &BenchResult, tolerance: Tolerance) -> Judgement {
-    let mut verdicts = Vec::new();
+/// Checks `result` against `baseline`: every baseline size must be present, correct and within the
+/// tolerance. Rows of 0 bytes are skipped if the table has other rows: they have no bandwidth and
+/// their time is noise.
+pub fn check(result: &BenchResult, baseline: &BenchResult, tolerance: Tolerance) -> BaselineReport {
+    let mut checks = Vec::new();
     for table in &baseline.tables {
-        let now = matching(result, baseline, table);
+        let current = matching(result, baseline, table);
         let sized = table.rows.iter().any(|row| row.size_bytes > 0);
         for old in table.rows.iter().filter(|row| !sized || row.size_bytes > 0) {
-            let new = now.and_then(|now| now.rows.iter().find(|r| r.size_bytes == old.size_bytes));
-            for place in Place::BOTH {
-                let pair = Pair { result, baseline, table, now, old, new, place };
-                verdicts.extend(pair.verdict(tolerance));
+            let new = current
+                .and_then(|current| current.rows.iter().find(|r| r.size_bytes == old.size_bytes));
+            for place in BufferMode::BOTH {
+                let pair = RowPair { result, baseline, table, current, old, new, place };
+                checks.extend(pair.check(tolerance));
             }
         }
     }
-    Judgement { tolerance, verdicts }
+    BaselineReport { tolerance, checks }
 }
 
-/// The table of a result to be judged by one of the baseline: that of the same type, reduction and
-/// root, or where both have one of the operation, that one.
+/// The table of `result` to compare with a baseline table: same type, reduction and root, or the
+/// only table of the operation if both results have exactly one.
 fn matching<'a>(
     result: &'a BenchResult,
     baseline: &BenchResult,
     table: &BenchTable,
 ) -> Option<&'a BenchTable> {
     let of_operation = |t: &&BenchTable| t.operation == table.operation;
-    let exact = |t: &&BenchTable| {
-        of_operation(t) && t.dtype == table.dtype && t.redop == table.redop && t.root == table.root
-    };
-    let alone = |of: &BenchResult| of.tables.iter().filter(of_operation).count() == 1;
-    let found = result.tables.iter().find(exact);
+    let is_unique = |of: &BenchResult| of.tables.iter().filter(of_operation).count() == 1;
+    let found = result.tables.iter().find(|t| same_key(t, table));
     found.or_else(|| {
-        let both = alone(result) && alone(baseline);
+        let both = is_unique(result) && is_unique(baseline);
         result.tables.iter().find(of_operation).filter(|_| both)
     })
 }
 
-/// A size then and now.
-struct Pair<'a> {
+/// A baseline row with its current counterpart.
+struct RowPair<'a> {
     result: &'a BenchResult,
     baseline: &'a BenchResult,
     table: &'a BenchTable,
-    now: Option<&'a BenchTable>,
+    current: Option<&'a BenchTable>,
     old: &'a BenchRow,
     new: Option<&'a BenchRow>,
-    place: Place,
+    place: BufferMode,
 }
 
-impl Pair<'_> {
-    fn verdict(&self, tolerance: Tolerance) -> Option<Verdict> {
-        self.place.of(self.old)?;
-        let usual = Figure::usual(&self.table.operation);
-        let figure = self.figure(usual)?;
-        let expected = self.then(figure)?;
-        let measured = self.value(figure);
-        let ratio = measured.and_then(|measured| goodness(figure, measured, expected));
-        let wrong = self.new.and_then(|new| self.place.of(new)).and_then(|m| m.wrong);
+impl RowPair<'_> {
+    fn check(&self, tolerance: Tolerance) -> Option<BaselineCheck> {
+        self.place.measurement(self.old)?;
+        let metric = self.choose_metric()?;
+        let expected = self.baseline_value(metric)?;
+        let measured = self.current_value(metric);
+        let ratio = measured.and_then(|measured| improvement(metric, measured, expected));
+        let wrong = self.new.and_then(|new| self.place.measurement(new)).and_then(|m| m.wrong);
         let wrong = wrong.unwrap_or_default();
-        // Of nothing, anything is enough.
-        let nothing = figure.is_bandwidth() && expected == 0.0 && measured.is_some();
-        let enough = nothing || ratio.is_some_and(|ratio| is_enough(figure, ratio, tolerance));
-        Some(Verdict {
+        // Any value passes against a baseline bandwidth of 0.
+        let no_baseline = metric.is_bandwidth() && expected == 0.0 && measured.is_some();
+        let fast_enough =
+            no_baseline || ratio.is_some_and(|ratio| within_tolerance(metric, ratio, tolerance));
+        Some(BaselineCheck {
             operation: self.table.operation.clone(),
             size_bytes: self.old.size_bytes,
             place: self.place,
-            figure,
+            metric,
             expected,
             measured,
             ratio,
             wrong,
-            passed: enough && wrong == 0,
+            passed: fast_enough && wrong == 0,
         })
     }
 
-    /// What can be judged by: what both have, and with enough digits.
-    fn figure(&self, usual: Figure) -> Option<Figure> {
-        let others = [usual, Figure::BusBandwidth, Figure::AlgorithmBandwidth, Figure::Time];
-        let known = |figure: &Figure| {
-            self.then(*figure).is_some() && (self.new.is_none() || self.value(*figure).is_some())
+    /// The metric to compare: available on both sides and printed with enough digits.
+    fn choose_metric(&self) -> Option<Metric> {
+        let default = Metric::default_for(&self.table.operation);
+        let candidates = [default, Metric::BusBandwidth, Metric::AlgorithmBandwidth, Metric::Time];
+        let available = |metric: &Metric| {
+            self.baseline_value(*metric).is_some()
+                && (self.new.is_none() || self.current_value(*metric).is_some())
         };
-        let fine = |figure: &Figure| {
-            let enough = |value: f64| !figure.is_bandwidth() || value >= TOO_FEW_DIGITS;
-            self.then(*figure).is_some_and(enough) && self.value(*figure).is_none_or(enough)
+        let precise = |metric: &Metric| {
+            let enough = |value: f64| !metric.is_bandwidth() || value >= MIN_PRECISE_BANDWIDTH;
+            self.baseline_value(*metric).is_some_and(enough)
+                && self.current_value(*metric).is_none_or(enough)
         };
-        let best = others.iter().find(|figure| known(figure) && fine(figure));
-        let any = best.or_else(|| others.iter().find(|figure| known(figure)));
-        // What the baseline has and the result has not is missing.
-        any.or_else(|| others.iter().find(|figure| self.then(**figure).is_some())).copied()
+        let best = candidates.iter().find(|metric| available(metric) && precise(metric));
+        let any = best.or_else(|| candidates.iter().find(|metric| available(metric)));
+        // Falls back to a metric of the baseline alone, which then counts as not measured.
+        any.or_else(|| candidates.iter().find(|metric| self.baseline_value(**metric).is_some()))
+            .copied()
     }
 
-    fn then(&self, figure: Figure) -> Option<f64> {
-        let measured = self.place.of(self.old)?;
-        figure.of(self.baseline, self.table, self.old.size_bytes, measured)
+    fn baseline_value(&self, metric: Metric) -> Option<f64> {
+        let measured = self.place.measurement(self.old)?;
+        metric.value(self.baseline, self.table, self.old.size_bytes, measured)
     }
 
-    fn value(&self, figure: Figure) -> Option<f64> {
-        let (new, now) = (self.new?, self.now?);
-        figure.of(self.result, now, new.size_bytes, self.place.of(new)?)
+    fn current_value(&self, metric: Metric) -> Option<f64> {
+        let (new, current) = (self.new?, self.current?);
+        metric.value(self.result, current, new.size_bytes, self.place.measurement(new)?)
     }
 }
 
-/// How good a figure is by another: above 1 is better.
-fn goodness(figure: Figure, measured: f64, expected: f64) -> Option<f64> {
-    let (over, under) = match figure.is_bandwidth() {
+/// Ratio of two values of a metric; above 1 is better.
+fn improvement(metric: Metric, measured: f64, expected: f64) -> Option<f64> {
+    let (over, under) = match metric.is_bandwidth() {
         true => (measured, expected),
         false => (expected, measured),
     };
     (under > 0.0).then(|| over / under)
 }
 
-/// A bandwidth may be less by the tolerance, a time more.
-fn is_enough(figure: Figure, ratio: f64, tolerance: Tolerance) -> bool {
-    match figure.is_bandwidth() {
+/// A bandwidth may be lower by the tolerance, a time higher.
+fn within_tolerance(metric: Metric, ratio: f64, tolerance: Tolerance) -> bool {
+    match metric.is_bandwidth() {
         true => ratio >= 1.0 - tolerance.fraction,
         false => ratio * (1.0 + tolerance.fraction) >= 1.0,
     }
 }
 
-impl Judgement {
-    /// Whether all is good enough. Of nothing, nothing is.
+impl BaselineReport {
+    /// Whether all checks passed. A report without checks fails.
     pub fn passed(&self) -> bool {
-        !self.verdicts.is_empty() && self.verdicts.iter().all(|verdict| verdict.passed)
+        !self.checks.is_empty() && self.checks.iter().all(|check| check.passed)
     }
 
-    /// What is not good enough, in sentences.
+    /// A message for each failed check.
     pub fn failures(&self) -> Vec<String> {
-        let failed = self.verdicts.iter().filter(|verdict| !verdict.passed);
-        failed.map(|verdict| verdict.sentence(self.tolerance)).collect()
+        let failed = self.checks.iter().filter(|check| !check.passed);
+        failed.map(|check| check.message(self.tolerance)).collect()
     }
 }
 
-impl Verdict {
-    /// What is so, with both figures and the ratio.
-    pub fn sentence(&self, tolerance: Tolerance) -> String {
-        let Self { operation, place, figure, expected, wrong, .. } = self;
+impl BaselineCheck {
+    /// The check as a sentence, with both values and the ratio.
+    pub fn message(&self, tolerance: Tolerance) -> String {
+        let Self { operation, place, metric, expected, wrong, .. } = self;
         let what =
             format!("{operation} of {} ({} B), {place}", bytes(self.size_bytes), self.size_bytes);
-        let unit = figure.unit();
+        let unit = metric.unit();
         let Some(measured) = self.measured else {
-            return format!("{what}: not measured, the baseline has {expected:.2} {unit}");
+            return format!("{what}: not measured (baseline: {expected:.2} {unit})");
         };
         if *wrong > 0 {
-            return format!("{what}: {wrong} elements are wrong");
+            return format!("{what}: {wrong} wrong elements");
         }
         let ratio = self.ratio.map(|ratio| format!(", ×{ratio:.3}")).unwrap_or_default();
-        let verdict = if self.passed { "within" } else { "beyond" };
+        let check = if self.passed { "within" } else { "outside" };
         format!(
-            "{what}: {measured:.2} {unit}, the baseline has {expected:.2} {unit}{ratio}: {verdict} \
+            "{what}: {measured:.2} {unit}, baseline {expected:.2} {unit}{ratio}: {check} \
              the tolerance of {tolerance}"
         )
     }

@@ -1,33 +1,38 @@
-//! What several runs have in common: the same operation of the same size in each.
+//! Cases that several runs have in common: the same operation at the same size.
 
 use regatta_model::{BenchResult, BenchTable, Measurement, Operation};
 use serde::Serialize;
 
-/// One thing that runs measured.
+/// A measured case.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Case {
-    /// What was done.
+pub struct BenchCase {
+    /// The operation.
     pub operation: Operation,
-    /// Of what type.
+    /// Data type.
     pub dtype: Option<String>,
-    /// How elements were reduced.
+    /// Reduction operator.
     pub redop: Option<String>,
-    /// The root.
+    /// Root rank.
     pub root: Option<i64>,
-    /// The size.
+    /// Message size.
     pub size_bytes: u64,
 }
 
-impl Case {
-    fn is_of(&self, table: &BenchTable) -> bool {
+/// Whether two tables have the same operation, type, reduction and root.
+pub(crate) fn same_key(a: &BenchTable, b: &BenchTable) -> bool {
+    a.operation == b.operation && a.dtype == b.dtype && a.redop == b.redop && a.root == b.root
+}
+
+impl BenchCase {
+    fn matches(&self, table: &BenchTable) -> bool {
         self.operation == table.operation
             && self.dtype == table.dtype
             && self.redop == table.redop
             && self.root == table.root
     }
 
-    /// What it is beside the operation and the size: `float sum`.
-    pub fn kind(&self) -> String {
+    /// Type, reduction and root: `float sum`.
+    pub fn variant(&self) -> String {
         let named = |name: &&str| !name.is_empty() && *name != "none";
         let words = [self.dtype.as_deref(), self.redop.as_deref()];
         let words: Vec<&str> = words.into_iter().flatten().filter(named).collect();
@@ -36,12 +41,12 @@ impl Case {
     }
 }
 
-/// All that any of the runs measured, each once, in the order of its first appearance.
-pub(crate) fn cases<'a>(runs: impl Iterator<Item = &'a BenchResult>) -> Vec<Case> {
-    let mut found: Vec<Case> = Vec::new();
+/// Every case of any run, once, in order of first appearance.
+pub(crate) fn cases<'a>(runs: impl Iterator<Item = &'a BenchResult>) -> Vec<BenchCase> {
+    let mut found: Vec<BenchCase> = Vec::new();
     for table in runs.flat_map(|run| &run.tables) {
         for row in &table.rows {
-            let case = Case {
+            let case = BenchCase {
                 operation: table.operation.clone(),
                 dtype: table.dtype.clone(),
                 redop: table.redop.clone(),
@@ -56,10 +61,13 @@ pub(crate) fn cases<'a>(runs: impl Iterator<Item = &'a BenchResult>) -> Vec<Case
     found
 }
 
-/// What a run measured of a case, if it has a time and no wrong element: out of place, or else in
-/// place.
-pub(crate) fn measured<'a>(run: &'a BenchResult, case: &Case) -> Option<(f64, &'a Measurement)> {
-    let tables = run.tables.iter().filter(|table| case.is_of(table));
+/// Time and measurement of a case if it has a time and no wrong elements: out of place if
+/// available, else in place.
+pub(crate) fn measurement<'a>(
+    run: &'a BenchResult,
+    case: &BenchCase,
+) -> Option<(f64, &'a Measurement)> {
+    let tables = run.tables.iter().filter(|table| case.matches(table));
     let mut rows = tables.flat_map(|table| &table.rows);
     let row = rows.find(|row| row.size_bytes == case.size_bytes)?;
     let timed = |it: &'a Measurement| {
@@ -70,39 +78,15 @@ pub(crate) fn measured<'a>(run: &'a BenchResult, case: &Case) -> Option<(f64, &'
     both.into_iter().flatten().find_map(timed)
 }
 
-/// Lines of cells, in columns: those of `left` to the left, figures to the right.
-pub(crate) fn aligned(lines: &[Vec<String>], left: &[usize]) -> String {
-    let columns = lines.iter().map(Vec::len).max().unwrap_or(0);
-    let length = |line: &Vec<String>, at: usize| line.get(at).map_or(0, |c| c.chars().count());
-    let width = |at| lines.iter().map(|line| length(line, at)).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..columns).map(width).collect();
-    let mut text = String::new();
-    for line in lines {
-        let cell = |(at, cell): (usize, &String)| match left.contains(&at) {
-            true => format!("{cell:<0$}", widths[at]),
-            false => format!("{cell:>0$}", widths[at]),
-        };
-        let cells: Vec<String> = line.iter().enumerate().map(cell).collect();
-        text.push_str(cells.join("  ").trim_end());
-        text.push('\n');
-    }
-    text
-}
-
-/// A figure with two digits behind the point, or a dash.
-pub(crate) fn figure(figure: Option<f64>) -> String {
-    figure.map_or_else(|| "-".to_owned(), |figure| format!("{figure:.2}"))
-}
-
 #[cfg(test)]
 pub(crate) mod testing {
     use super::*;
     use regatta_model::BenchRow;
 
-    /// A run of all-reduces: size, time in microseconds, bus bandwidth.
+    /// A run of all-reduces: (size, time in µs, bus bandwidth).
     pub(crate) fn run(rows: &[(u64, f64, f64)]) -> BenchResult {
         let row = |(size_bytes, time, busbw): &(u64, f64, f64)| {
-            let measured = Measurement {
+            let measurement = Measurement {
                 time_us: Some(*time),
                 busbw: Some(*busbw),
                 wrong: Some(0),
@@ -110,7 +94,7 @@ pub(crate) mod testing {
             };
             BenchRow {
                 size_bytes: *size_bytes,
-                out_of_place: Some(measured),
+                out_of_place: Some(measurement),
                 ..BenchRow::default()
             }
         };
@@ -130,16 +114,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn wrong_results_and_missing_times_do_not_count() {
+    fn measurements_with_wrong_elements_or_without_a_time_are_skipped() {
         let mut run = testing::run(&[(8, 2.0, 1.0)]);
         let case = cases([&run].into_iter()).remove(0);
-        assert_eq!((case.kind().as_str(), measured(&run, &case).unwrap().0), ("float sum", 2.0));
+        assert_eq!(
+            (case.variant().as_str(), measurement(&run, &case).unwrap().0),
+            ("float sum", 2.0)
+        );
         let row = &mut run.tables[0].rows[0];
         row.in_place = row.out_of_place.clone();
         row.out_of_place.as_mut().unwrap().wrong = Some(1);
         row.in_place.as_mut().unwrap().time_us = Some(3.0);
-        assert_eq!(measured(&run, &case).unwrap().0, 3.0);
+        assert_eq!(measurement(&run, &case).unwrap().0, 3.0);
         run.tables[0].rows[0].in_place = None;
-        assert!(measured(&run, &case).is_none());
+        assert!(measurement(&run, &case).is_none());
     }
 }

@@ -6,90 +6,86 @@ use regatta_model::units::bytes;
 use regatta_model::{BenchResult, BenchTable, Operation};
 use serde::Serialize;
 
-use crate::figure::Figure;
-use crate::place::Place;
+use crate::buffer_mode::BufferMode;
+use crate::cases::same_key;
+use crate::metric::Metric;
+use crate::text_table::{self, format_value};
 use crate::write::quoted;
 
-/// Longer names do not fit a column.
-const LONG: usize = 20;
+/// Longer labels are replaced by numbers in the header.
+const MAX_LABEL_CHARS: usize = 20;
 
 /// One operation of several results.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Comparison {
-    /// What was measured.
+    /// The operation.
     pub operation: Operation,
-    /// The type of elements, where the first result tells it.
+    /// Data type of the first result.
     pub dtype: Option<String>,
-    /// The figure.
-    pub figure: Figure,
-    /// With one buffer or two; a result that has only the other is shown with that.
-    pub place: Place,
-    /// The results' names, in the order of columns.
+    /// The compared metric.
+    pub metric: Metric,
+    /// Out of place or in place; a result that has only the other mode is shown with that.
+    pub place: BufferMode,
+    /// Labels of the results, in column order.
     pub labels: Vec<String>,
-    /// A row for each size that any result has.
+    /// One row per size of any result.
     pub rows: Vec<ComparedRow>,
 }
 
 /// One size.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ComparedRow {
-    /// The size.
+    /// The message size.
     pub size_bytes: u64,
-    /// The figure of each result; of several measurements the mean.
+    /// The metric of each result; the mean if a size was measured several times.
     pub values: Vec<Option<f64>>,
-    /// Each value by the first one: of bandwidths more is better, of times less.
+    /// Each value divided by the first.
     pub ratios: Vec<Option<f64>>,
 }
 
-/// What to compare. What is not said is chosen.
+/// What to compare; `None` selects a default.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Choice {
-    /// The figure; else the one that users look at.
-    pub figure: Option<Figure>,
-    /// The place; else out of place, or in place if only that is what all have.
-    pub place: Option<Place>,
+pub struct CompareOptions {
+    /// Default: the usual metric of the operation.
+    pub metric: Option<Metric>,
+    /// Default: out of place, or in place if only that is available everywhere.
+    pub place: Option<BufferMode>,
 }
 
-/// Puts results side by side: a comparison for each table of the first result. Results that have
-/// nothing of a table leave their column empty.
-pub fn compare(results: &[BenchResult], choice: Choice) -> Vec<Comparison> {
+/// Compares results: one comparison per table of the first result. A result without a matching
+/// table leaves its column empty.
+pub fn compare(results: &[BenchResult], options: CompareOptions) -> Vec<Comparison> {
     let Some(first) = results.first() else { return Vec::new() };
     let one = |table: &BenchTable| {
         let tables: Vec<(&BenchResult, Option<&BenchTable>)> =
-            results.iter().map(|result| (result, alike(result, table))).collect();
-        side_by_side(&tables, table, choice)
+            results.iter().map(|result| (result, matching_table(result, table))).collect();
+        side_by_side(&tables, table, options)
     };
     let rows = |comparison: &Comparison| !comparison.rows.is_empty();
     first.tables.iter().map(one).filter(rows).collect()
 }
 
-/// The table of a result that is of the same as another: of several the one of the same type and
-/// reduction, of one alone that one, for programs name types in different ways.
-fn alike<'a>(result: &'a BenchResult, wanted: &BenchTable) -> Option<&'a BenchTable> {
-    let mut same = result.tables.iter().filter(|table| table.operation == wanted.operation);
+/// The table of `result` that corresponds to `reference`: the only one of the operation, because
+/// programs name types differently, or else the one with the same type, reduction and root.
+fn matching_table<'a>(result: &'a BenchResult, reference: &BenchTable) -> Option<&'a BenchTable> {
+    let mut same = result.tables.iter().filter(|table| table.operation == reference.operation);
     let (first, second) = (same.next()?, same.next());
     if second.is_none() {
         return Some(first);
     }
-    let is_it = |table: &&BenchTable| {
-        table.operation == wanted.operation
-            && table.dtype == wanted.dtype
-            && table.redop == wanted.redop
-            && table.root == wanted.root
-    };
-    result.tables.iter().find(is_it)
+    result.tables.iter().find(|table| same_key(table, reference))
 }
 
 fn side_by_side(
     tables: &[(&BenchResult, Option<&BenchTable>)],
     first: &BenchTable,
-    choice: Choice,
+    options: CompareOptions,
 ) -> Comparison {
-    let figure = choice.figure.unwrap_or_else(|| Figure::usual(&first.operation));
-    let place = choice.place.unwrap_or_else(|| common_place(tables));
+    let metric = options.metric.unwrap_or_else(|| Metric::default_for(&first.operation));
+    let place = options.place.unwrap_or_else(|| common_mode(tables));
     let columns: Vec<BTreeMap<u64, f64>> = tables
         .iter()
-        .map(|(result, table)| table.map(|t| by_size(result, t, figure, place)).unwrap_or_default())
+        .map(|(result, table)| table.map(|t| by_size(result, t, metric, place)).unwrap_or_default())
         .collect();
     let mut sizes: Vec<u64> = columns.iter().flat_map(|column| column.keys().copied()).collect();
     sizes.sort_unstable();
@@ -104,37 +100,37 @@ fn side_by_side(
     Comparison {
         operation: first.operation.clone(),
         dtype: first.dtype.clone(),
-        figure,
+        metric,
         place,
         labels: tables.iter().map(|(result, _)| result.label.clone()).collect(),
         rows: sizes.into_iter().map(row).collect(),
     }
 }
 
-/// The place that all have, out of place before in place.
-fn common_place(tables: &[(&BenchResult, Option<&BenchTable>)]) -> Place {
-    let all_have = |place: Place| {
+/// Out of place, unless only in place is available in all tables.
+fn common_mode(tables: &[(&BenchResult, Option<&BenchTable>)]) -> BufferMode {
+    let all_have = |place: BufferMode| {
         let mut present = tables.iter().filter_map(|(_, table)| *table);
-        present.all(|table| table.rows.iter().any(|row| place.of(row).is_some()))
+        present.all(|table| table.rows.iter().any(|row| place.measurement(row).is_some()))
     };
-    if !all_have(Place::OutOfPlace) && all_have(Place::InPlace) {
-        return Place::InPlace;
+    if !all_have(BufferMode::OutOfPlace) && all_have(BufferMode::InPlace) {
+        return BufferMode::InPlace;
     }
-    Place::OutOfPlace
+    BufferMode::OutOfPlace
 }
 
-/// The figure by size: at the place wanted, or else at the other.
+/// The metric by size, in the requested mode or else in the other.
 pub(crate) fn by_size(
     result: &BenchResult,
     table: &BenchTable,
-    figure: Figure,
-    place: Place,
+    metric: Metric,
+    place: BufferMode,
 ) -> BTreeMap<u64, f64> {
     let mut sums: BTreeMap<u64, (f64, f64)> = BTreeMap::new();
     for row in &table.rows {
-        let other = Place::BOTH.into_iter().find(|other| *other != place);
-        let measured = place.of(row).or_else(|| other?.of(row));
-        let value = measured.and_then(|m| figure.of(result, table, row.size_bytes, m));
+        let other = BufferMode::BOTH.into_iter().find(|other| *other != place);
+        let measured = place.measurement(row).or_else(|| other?.measurement(row));
+        let value = measured.and_then(|m| metric.value(result, table, row.size_bytes, m));
         if let Some(value) = value {
             let (sum, count) = sums.entry(row.size_bytes).or_default();
             (*sum, *count) = (*sum + value, *count + 1.0);
@@ -144,64 +140,53 @@ pub(crate) fn by_size(
 }
 
 impl Comparison {
-    /// What stands above the table.
+    /// Title of the table.
     pub fn title(&self) -> String {
         let dtype = self.dtype.as_ref().map(|dtype| format!(" of {dtype}")).unwrap_or_default();
-        format!("{}{dtype}, {}, {}", self.operation, self.place, self.figure)
+        format!("{}{dtype}, {}, {}", self.operation, self.place, self.metric)
     }
 
-    /// As a table for people.
+    /// As an aligned text table.
     pub fn text(&self) -> String {
-        let mut cells = vec![self.heads()];
-        cells.extend(self.rows.iter().map(cells_of));
-        let columns = cells[0].len();
-        let width = |column: usize| {
-            cells.iter().map(|row| row[column].chars().count()).max().unwrap_or_default()
-        };
-        let widths: Vec<usize> = (0..columns).map(width).collect();
+        let mut cells = vec![self.header()];
+        cells.extend(self.rows.iter().map(row_cells));
         let mut text = format!("{}\n", self.title());
-        for (short, label) in self.short_names().iter().zip(&self.labels) {
+        for (short, label) in self.column_names().iter().zip(&self.labels) {
             if short != label {
                 text.push_str(&format!("{short}  {label}\n"));
             }
         }
         text.push('\n');
-        for row in &cells {
-            let padded: Vec<String> =
-                row.iter().zip(&widths).map(|(cell, width)| format!("{cell:>width$}")).collect();
-            text.push_str(padded.join("  ").trim_end());
-            text.push('\n');
-        }
-        text
+        text + &text_table::align(&cells, &[])
     }
 
-    /// The results' names, or numbers where names are too long for a column.
-    fn short_names(&self) -> Vec<String> {
-        let long = self.labels.iter().any(|label| label.chars().count() > LONG);
-        let number = |(index, label): (usize, &String)| match long {
+    /// The labels, or numbers if a label is too long for a column.
+    fn column_names(&self) -> Vec<String> {
+        let long = self.labels.iter().any(|label| label.chars().count() > MAX_LABEL_CHARS);
+        let column_name = |(index, label): (usize, &String)| match long {
             true => format!("#{}", index + 1),
             false => label.clone(),
         };
-        self.labels.iter().enumerate().map(number).collect()
+        self.labels.iter().enumerate().map(column_name).collect()
     }
 
-    fn heads(&self) -> Vec<String> {
-        let mut heads = vec!["size".to_owned()];
-        for (index, name) in self.short_names().into_iter().enumerate() {
-            heads.push(name);
+    fn header(&self) -> Vec<String> {
+        let mut header = vec!["size".to_owned()];
+        for (index, name) in self.column_names().into_iter().enumerate() {
+            header.push(name);
             if index > 0 {
-                heads.push("ratio".to_owned());
+                header.push("ratio".to_owned());
             }
         }
-        heads
+        header
     }
 }
 
-fn cells_of(row: &ComparedRow) -> Vec<String> {
+fn row_cells(row: &ComparedRow) -> Vec<String> {
     let mut cells = vec![bytes(row.size_bytes)];
     let pairs = row.values.iter().zip(&row.ratios);
     for (index, (value, ratio)) in pairs.enumerate() {
-        cells.push(value.map_or_else(|| "-".to_owned(), |value| format!("{value:.2}")));
+        cells.push(format_value(*value));
         if index > 0 {
             cells.push(ratio.map_or_else(|| "-".to_owned(), |ratio| format!("×{ratio:.2}")));
         }
@@ -209,21 +194,21 @@ fn cells_of(row: &ComparedRow) -> Vec<String> {
     cells
 }
 
-/// Comparisons as values between commas: a line for each size and result.
+/// Comparisons as CSV: one line per size and result.
 pub fn csv(comparisons: &[Comparison]) -> String {
-    let mut text = "operation,type,place,figure,size_bytes,label,value,ratio\n".to_owned();
+    let mut text = "operation,type,place,metric,size_bytes,label,value,ratio\n".to_owned();
     let known = |value: Option<f64>| value.map(|v| v.to_string()).unwrap_or_default();
     for comparison in comparisons {
-        let Comparison { operation, dtype, place, figure, .. } = comparison;
+        let Comparison { operation, dtype, place, metric, .. } = comparison;
         let dtype = quoted(dtype.as_deref().unwrap_or_default());
-        let (operation, figure) = (quoted(operation.name()), figure.name());
+        let (operation, metric) = (quoted(operation.name()), metric.name());
         for row in &comparison.rows {
             let pairs = row.values.iter().zip(&row.ratios).zip(&comparison.labels);
             for ((value, ratio), label) in pairs.filter(|((value, _), _)| value.is_some()) {
                 let (label, value, ratio) = (quoted(label), known(*value), known(*ratio));
                 let size = row.size_bytes;
                 text.push_str(&format!(
-                    "{operation},{dtype},{place},{figure},{size},{label},{value},{ratio}\n"
+                    "{operation},{dtype},{place},{metric},{size},{label},{value},{ratio}\n"
                 ));
             }
         }

@@ -1,27 +1,27 @@
-//! Size, count and bandwidth, as nccl-tests means them.
+//! Size, count and bandwidth as nccl-tests defines them.
 //!
-//! `size` is the largest buffer of a rank, `count` what a rank gives to the call. Where a rank has
-//! a part of the whole (all-gather, reduce-scatter, all-to-all, gather, scatter) the whole is cut
-//! into as many parts as there are ranks, each a multiple of 16 bytes, and `count` is one part.
+//! `size` is the largest buffer of a rank, `count` the element count passed to the call. For
+//! total-gather, reduce-scatter, total-to-total, gather and scatter the buffer is split into one chunk
+//! per rank, each a multiple of 16 bytes, and `count` is one chunk.
 
 use regatta_model::Operation;
 
-/// Bytes that a part is a multiple of.
-const PART_ALIGNMENT: u64 = 16;
+/// Alignment of a chunk in bytes.
+const CHUNK_ALIGNMENT: u64 = 16;
 
-/// Bandwidths in GB/s (10⁹ bytes a second).
+/// Bandwidths in GB/s (10⁹ bytes/s).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Bandwidth {
-    /// Of the algorithm: size over time.
+    /// Algorithm bandwidth: size / time.
     pub algbw: f64,
-    /// Of the links: what they carry, whatever the number of ranks.
+    /// Bus bandwidth: traffic on the links, independent of the number of ranks.
     pub busbw: f64,
 }
 
-/// The buffers of one call at one rank, in elements.
+/// Buffer sizes of one call on one rank, in elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Counts {
-    /// The count given to the call.
+pub struct BufferCounts {
+    /// The count passed to the call.
     pub count: u64,
     /// Elements of the send buffer.
     pub send: u64,
@@ -29,15 +29,15 @@ pub struct Counts {
     pub receive: u64,
 }
 
-impl Counts {
-    /// What the `size` column shows: the larger buffer, in bytes.
+impl BufferCounts {
+    /// The `size` column: the larger buffer, in bytes.
     pub fn size_bytes(self, element_bytes: u64) -> u64 {
         self.send.max(self.receive).saturating_mul(element_bytes)
     }
 }
 
-/// Whether a rank has a part of the whole as its send or receive buffer.
-pub fn is_parted(operation: &Operation) -> bool {
+/// Whether the send or receive buffer of a rank is one chunk per rank of the total.
+pub fn is_chunked(operation: &Operation) -> bool {
     matches!(
         operation,
         Operation::AllGather
@@ -50,7 +50,7 @@ pub fn is_parted(operation: &Operation) -> bool {
     )
 }
 
-/// What the bus carries of each byte of the size. `None` for what is not known, and for no rank.
+/// busbw / algbw. `None` for operations without a bandwidth and for 0 ranks.
 pub fn bus_factor(operation: &Operation, ranks: u32) -> Option<f64> {
     let n = f64::from(ranks);
     if ranks == 0 {
@@ -64,7 +64,7 @@ pub fn bus_factor(operation: &Operation, ranks: u32) -> Option<f64> {
         | Operation::AllToAllV
         | Operation::Gather
         | Operation::Scatter => Some((n - 1.0) / n),
-        // Its algbw leaves the rank's own part out already.
+        // Its algbw already excludes the rank's own chunk.
         Operation::Hypercube => Some(1.0),
         Operation::Broadcast | Operation::Reduce | Operation::SendRecv => Some(1.0),
         Operation::Latency | Operation::Bandwidth | Operation::BiBandwidth => Some(1.0),
@@ -72,7 +72,7 @@ pub fn bus_factor(operation: &Operation, ranks: u32) -> Option<f64> {
     }
 }
 
-/// The bandwidths of a call. `None` where the operation has none or no time passed.
+/// Bandwidths of a call. `None` if the operation has none or the time is not positive.
 pub fn bandwidth(
     operation: &Operation,
     ranks: u32,
@@ -88,27 +88,32 @@ pub fn bandwidth(
         Operation::Hypercube => size_bytes as f64 * (n - 1.0) / n,
         _ => size_bytes as f64,
     };
-    // Bytes in a microsecond are a thousandth of a GB/s.
+    // 1 byte/µs = 0.001 GB/s.
     let algbw = counted / time_us / 1e3;
     Some(Bandwidth { algbw, busbw: algbw * factor })
 }
 
-/// The buffers of a call for which a user asked for `wanted_bytes`: rounded down to what divides.
-pub fn counts(operation: &Operation, ranks: u32, element_bytes: u64, wanted_bytes: u64) -> Counts {
+/// Buffers of a call for a requested size, rounded down to the chunk alignment.
+pub fn buffer_counts(
+    operation: &Operation,
+    ranks: u32,
+    element_bytes: u64,
+    requested_bytes: u64,
+) -> BufferCounts {
     let (ranks, element_bytes) = (u64::from(ranks.max(1)), element_bytes.max(1));
-    let whole = wanted_bytes / element_bytes;
-    if !is_parted(operation) {
-        return Counts { count: whole, send: whole, receive: whole };
+    let elements = requested_bytes / element_bytes;
+    if !is_chunked(operation) {
+        return BufferCounts { count: elements, send: elements, receive: elements };
     }
-    let unit = (PART_ALIGNMENT / element_bytes).max(1);
-    let part = whole / ranks / unit * unit;
-    let all = part * ranks;
+    let unit = (CHUNK_ALIGNMENT / element_bytes).max(1);
+    let chunk = elements / ranks / unit * unit;
+    let total = chunk * ranks;
     let (send, receive) = match operation {
-        Operation::AllGather | Operation::Gather | Operation::Hypercube => (part, all),
-        Operation::ReduceScatter | Operation::Scatter => (all, part),
-        _ => (all, all),
+        Operation::AllGather | Operation::Gather | Operation::Hypercube => (chunk, total),
+        Operation::ReduceScatter | Operation::Scatter => (total, chunk),
+        _ => (total, total),
     };
-    Counts { count: part, send, receive }
+    BufferCounts { count: chunk, send, receive }
 }
 
 #[cfg(test)]
@@ -116,9 +121,9 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Rows of published runs: operation, ranks, bytes, microseconds, algbw, busbw.
+    /// Published rows: operation, ranks, bytes, µs, algbw, busbw.
     #[test]
-    fn agrees_with_published_rows() {
+    fn bandwidth_matches_published_rows() {
         let rows = [
             (Operation::AllReduce, 8, 65536, 37.54, 1.75, 3.06),
             (Operation::AllReduce, 16, 4_294_967_296, 73877.0, 58.14, 109.01),
@@ -132,20 +137,20 @@ mod tests {
     }
 
     #[test]
-    fn a_part_is_a_multiple_of_16_bytes() {
-        let gathered = counts(&Operation::AllGather, 3, 4, 1024);
-        assert_eq!(gathered, Counts { count: 84, send: 84, receive: 252 });
+    fn chunks_are_multiples_of_16_bytes() {
+        let gathered = buffer_counts(&Operation::AllGather, 3, 4, 1024);
+        assert_eq!(gathered, BufferCounts { count: 84, send: 84, receive: 252 });
         assert_eq!(gathered.size_bytes(4), 1008);
-        let scattered = counts(&Operation::ReduceScatter, 2, 4, 8);
-        assert_eq!(scattered, Counts { count: 0, send: 0, receive: 0 });
-        let exchanged = counts(&Operation::AllToAll, 2, 1, 64);
-        assert_eq!(exchanged, Counts { count: 32, send: 64, receive: 64 });
-        let reduced = counts(&Operation::AllReduce, 3, 4, 1030);
-        assert_eq!(reduced, Counts { count: 257, send: 257, receive: 257 });
+        let scattered = buffer_counts(&Operation::ReduceScatter, 2, 4, 8);
+        assert_eq!(scattered, BufferCounts { count: 0, send: 0, receive: 0 });
+        let exchanged = buffer_counts(&Operation::AllToAll, 2, 1, 64);
+        assert_eq!(exchanged, BufferCounts { count: 32, send: 64, receive: 64 });
+        let reduced = buffer_counts(&Operation::AllReduce, 3, 4, 1030);
+        assert_eq!(reduced, BufferCounts { count: 257, send: 257, receive: 257 });
     }
 
     #[test]
-    fn one_rank_carries_nothing_over_links() {
+    fn bus_factor_of_a_single_rank() {
         assert_eq!(bus_factor(&Operation::AllReduce, 1), Some(0.0));
         assert_eq!(bus_factor(&Operation::Broadcast, 1), Some(1.0));
         assert_eq!(bus_factor(&Operation::AllReduce, 0), None);
@@ -154,12 +159,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_call_is_larger_than_wanted(
+        fn buffers_never_exceed_the_requested_size(
             at in 0..Operation::NAMED.len(), ranks in 0u32..100, element in 0u64..9,
-            wanted in 0u64..u64::MAX,
+            requested in 0u64..u64::MAX,
         ) {
-            let found = counts(&Operation::NAMED[at], ranks, element, wanted);
-            prop_assert!(found.size_bytes(element) <= wanted);
+            let found = buffer_counts(&Operation::NAMED[at], ranks, element, requested);
+            prop_assert!(found.size_bytes(element) <= requested);
         }
     }
 }

@@ -1,17 +1,18 @@
-//! Measuring the network as every site does: the figures of nccl-tests, results of other programs
-//! read, results compared, judged by a baseline and drawn.
+//! Benchmarks: collectives measured as nccl-tests does, results of other programs parsed, results
+//! compared, checked against a baseline and plotted, and the roofline of each node.
 
 pub mod baseline;
+pub mod buffer_mode;
 pub mod cases;
-pub mod ceiling;
 pub mod compare;
-pub mod figure;
 pub mod formula;
+pub mod metric;
 pub mod pairs;
-pub mod place;
 pub mod plot;
 pub mod read;
+pub mod roofline;
 pub mod run;
-pub mod scan;
+pub mod scaling;
 pub mod sweep;
+mod text_table;
 pub mod write;

@@ -1,14 +1,14 @@
-//! Results side by side, by a baseline, and drawn.
+//! Comparison of results, baseline checks and plots.
 
 #![allow(clippy::unwrap_used)]
 
 use std::path::Path;
 
 use proptest::prelude::*;
-use regatta_measure::baseline::{Tolerance, judge};
-use regatta_measure::compare::{Choice, Comparison, compare, csv};
-use regatta_measure::figure::Figure;
-use regatta_measure::place::Place;
+use regatta_measure::baseline::{Tolerance, check};
+use regatta_measure::buffer_mode::BufferMode;
+use regatta_measure::compare::{CompareOptions, Comparison, compare, csv};
+use regatta_measure::metric::Metric;
 use regatta_measure::plot::{html, svg};
 use regatta_measure::read::read;
 use regatta_measure::write;
@@ -20,7 +20,7 @@ fn talk() -> Vec<BenchResult> {
     read("frontier-rccl.txt", &std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
-/// The runs on two nodes: no plug-in, plug-in, plug-in with RDMA.
+/// The two-node runs: no plug-in, plug-in, plug-in with RDMA.
 fn on_two_nodes() -> Vec<BenchResult> {
     let two = |run: &BenchResult| run.program == Program::RcclTests && run.shape.nodes == Some(2);
     talk().into_iter().filter(two).collect()
@@ -31,13 +31,13 @@ fn column(comparison: &Comparison, index: usize) -> Vec<f64> {
 }
 
 #[test]
-fn the_talks_own_comparison_comes_out() {
+fn the_comparison_of_a_talk_is_reproduced() {
     let labels = ["No Plugin", "With Plugin", "With Plugin+GDR=3"];
     let chart = talk().into_iter().filter(|result| labels.contains(&result.label.as_str()));
     let all: Vec<BenchResult> = on_two_nodes().into_iter().chain(chart).collect();
     assert_eq!(all.len(), 6);
-    let found = &compare(&all, Choice::default())[0];
-    assert_eq!((found.place, found.figure), (Place::InPlace, Figure::BusBandwidth));
+    let found = &compare(&all, CompareOptions::default())[0];
+    assert_eq!((found.place, found.metric), (BufferMode::InPlace, Metric::BusBandwidth));
     assert_eq!((found.rows.len(), &found.operation), (17, &Operation::AllReduce));
     for index in 0..3 {
         assert_eq!(column(found, index), column(found, index + 3));
@@ -48,14 +48,15 @@ fn the_talks_own_comparison_comes_out() {
 }
 
 #[test]
-fn a_comparison_as_text_and_as_values() {
-    let found = compare(&on_two_nodes(), Choice { place: Some(Place::InPlace), figure: None });
+fn comparisons_as_text_and_csv() {
+    let found =
+        compare(&on_two_nodes(), CompareOptions { place: Some(BufferMode::InPlace), metric: None });
     let text = found[0].text();
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(lines[0], "all-reduce of float, in-place, bus bandwidth in GB/s");
     assert_eq!(
         lines[2], "#2  RCCL Test Data - 2 Nodes with the Plugin",
-        "a name too long for a column"
+        "label too long for a column"
     );
     assert_eq!(lines.len(), 1 + 3 + 1 + 1 + 17);
     let cells: Vec<&str> = lines.last().unwrap().split_whitespace().collect();
@@ -65,7 +66,7 @@ fn a_comparison_as_text_and_as_values() {
     assert!(values.ends_with(&format!(",109.01,{}\n", 109.01 / 8.03)), "{values}");
 }
 
-/// A result of one table with these sizes and figures.
+/// A result with one table.
 fn result(label: &str, rows: &[(u64, Measurement)]) -> BenchResult {
     let row = |(size_bytes, measured): &(u64, Measurement)| BenchRow {
         size_bytes: *size_bytes,
@@ -87,28 +88,28 @@ fn timed(value: f64) -> Measurement {
 }
 
 #[test]
-fn what_one_lacks_stays_empty() {
+fn missing_sizes_stay_empty() {
     let a = result("a", &[(8, busbw(2.0)), (16, busbw(0.0))]);
     let b = result("b", &[(16, busbw(3.0)), (32, busbw(4.0)), (32, busbw(6.0))]);
-    let found = compare(&[a, b], Choice::default());
+    let found = compare(&[a, b], CompareOptions::default());
     let rows: Vec<_> =
         found[0].rows.iter().map(|row| (row.size_bytes, row.values.clone())).collect();
-    let wanted =
+    let expected =
         [(8, vec![Some(2.0), None]), (16, vec![Some(0.0), Some(3.0)]), (32, vec![None, Some(5.0)])];
-    assert_eq!(rows, wanted, "of several measurements the mean");
+    assert_eq!(rows, expected, "repeated sizes are averaged");
     assert!(found[0].rows.iter().all(|row| row.ratios[1].is_none()));
-    assert!(compare(&[], Choice::default()).is_empty());
+    assert!(compare(&[], CompareOptions::default()).is_empty());
 }
 
 #[test]
-fn bandwidth_that_is_not_told_is_worked_out() {
+fn missing_bandwidths_are_derived_from_times() {
     let mut run = result("osu", &[(1000, timed(1.0))]);
     run.shape.ranks = Some(4);
-    let found = compare(std::slice::from_ref(&run), Choice::default());
+    let found = compare(std::slice::from_ref(&run), CompareOptions::default());
     assert_eq!(found[0].rows[0].values, [Some(1.5)]);
-    // Of an all-gather, OSU's size is a part.
+    // OSU's all-gather size is one chunk.
     (run.program, run.tables[0].operation) = (Program::Osu, Operation::AllGather);
-    assert!(compare(&[run], Choice::default()).is_empty());
+    assert!(compare(&[run], CompareOptions::default()).is_empty());
 }
 
 fn tolerance() -> Tolerance {
@@ -116,7 +117,7 @@ fn tolerance() -> Tolerance {
 }
 
 #[test]
-fn tolerances_are_in_percent() {
+fn tolerances_are_percentages() {
     assert_eq!(tolerance().fraction, 0.1);
     assert_eq!(" 2.5 %".parse::<Tolerance>().unwrap().to_string(), "2.5%");
     for bad in ["10", "", "%", "-1%", "101%", "nan%", "inf%", "ten%"] {
@@ -126,61 +127,59 @@ fn tolerances_are_in_percent() {
 }
 
 #[test]
-fn a_baseline_passes_within_and_fails_beyond() {
+fn the_baseline_check_passes_within_and_fails_outside_the_tolerance() {
     let old = result("old", &[(1 << 20, busbw(20.0)), (1 << 21, busbw(40.0))]);
-    assert!(judge(&old, &old, tolerance()).passed());
+    assert!(check(&old, &old, tolerance()).passed());
     let near = result("near", &[(1 << 20, busbw(18.0)), (1 << 21, busbw(50.0))]);
-    assert!(judge(&near, &old, tolerance()).passed());
+    assert!(check(&near, &old, tolerance()).passed());
     let slow = result("slow", &[(1 << 20, busbw(20.0)), (1 << 21, busbw(20.0))]);
-    let judged = judge(&slow, &old, tolerance());
-    assert!(!judged.passed());
+    let report = check(&slow, &old, tolerance());
+    assert!(!report.passed());
     assert_eq!(
-        judged.failures(),
-        [
-            "all-reduce of 2 MiB (2097152 B), out-of-place: 20.00 GB/s, the baseline has 40.00 GB/s, \
-          ×0.500: beyond the tolerance of 10%"
-        ]
+        report.failures(),
+        ["all-reduce of 2 MiB (2097152 B), out-of-place: 20.00 GB/s, baseline 40.00 GB/s, \
+          ×0.500: outside the tolerance of 10%"]
     );
 }
 
 #[test]
-fn small_bandwidths_are_judged_by_time() {
+fn low_bandwidths_are_compared_by_time() {
     let with_time = |busbw: f64, time: f64| Measurement {
         time_us: Some(time),
         ..Measurement { busbw: Some(busbw), ..Measurement::default() }
     };
     let old = result("old", &[(8, with_time(0.01, 10.0))]);
-    let now = |time| judge(&result("new", &[(8, with_time(0.0, time))]), &old, tolerance());
-    assert_eq!(now(10.9).verdicts[0].figure, Figure::Time);
+    let now = |time| check(&result("new", &[(8, with_time(0.0, time))]), &old, tolerance());
+    assert_eq!(now(10.9).checks[0].metric, Metric::Time);
     assert!(now(10.9).passed() && !now(11.1).passed());
 }
 
 #[test]
-fn what_is_missing_or_wrong_does_not_pass() {
+fn missing_and_wrong_rows_fail_the_baseline_check() {
     let old = result("old", &[(8, timed(1.0)), (16, timed(2.0))]);
-    let judged = judge(&result("cut", &[(8, timed(1.0))]), &old, tolerance());
-    assert_eq!((judged.passed(), judged.failures().len()), (false, 1));
-    assert!(judged.failures()[0].contains("16 B), out-of-place: not measured"));
+    let report = check(&result("cut", &[(8, timed(1.0))]), &old, tolerance());
+    assert_eq!((report.passed(), report.failures().len()), (false, 1));
+    assert!(report.failures()[0].contains("16 B), out-of-place: not measured"));
     let wrong = Measurement { wrong: Some(3), ..timed(1.0) };
-    let judged = judge(&result("bad", &[(8, wrong), (16, timed(2.0))]), &old, tolerance());
-    assert_eq!(judged.failures(), ["all-reduce of 8 B (8 B), out-of-place: 3 elements are wrong"]);
+    let report = check(&result("bad", &[(8, wrong), (16, timed(2.0))]), &old, tolerance());
+    assert_eq!(report.failures(), ["all-reduce of 8 B (8 B), out-of-place: 3 wrong elements"]);
     let nothing = BenchResult::default();
-    assert!(!judge(&old, &nothing, tolerance()).passed(), "of nothing, nothing passes");
+    assert!(!check(&old, &nothing, tolerance()).passed(), "an empty baseline never passes");
 }
 
 #[test]
-fn no_bytes_are_not_judged_where_there_are_others() {
+fn rows_of_0_bytes_are_skipped_if_there_are_others() {
     let old = result("old", &[(0, timed(1.0)), (8, timed(1.0))]);
-    let judged = judge(&result("new", &[(0, timed(9.0)), (8, timed(1.0))]), &old, tolerance());
-    assert!(judged.passed() && judged.verdicts.len() == 1, "{judged:?}");
-    assert!(judge(&result("new", &[(8, timed(1.0))]), &old, tolerance()).passed());
-    // A barrier has no size at all.
+    let report = check(&result("new", &[(0, timed(9.0)), (8, timed(1.0))]), &old, tolerance());
+    assert!(report.passed() && report.checks.len() == 1, "{report:?}");
+    assert!(check(&result("new", &[(8, timed(1.0))]), &old, tolerance()).passed());
+    // A barrier has only size 0.
     let old = result("old", &[(0, timed(1.0))]);
-    assert!(!judge(&result("new", &[(0, timed(9.0))]), &old, tolerance()).passed());
+    assert!(!check(&result("new", &[(0, timed(9.0))]), &old, tolerance()).passed());
 }
 
 #[test]
-fn no_bytes_do_not_lower_the_mean() {
+fn rows_of_0_bytes_do_not_count_for_the_mean() {
     let result = result("run", &[(0, busbw(0.0)), (8, busbw(3.0))]);
     let text = write::footer(&result, &Operation::AllReduce);
     assert!(text.contains(": 3 \n"), "{text}");
@@ -190,17 +189,17 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_worse_figure_never_passes_where_a_better_one_fails(
+    fn baseline_checks_are_monotonic(
         old in 1.5f64..200.0, one in 1.5f64..200.0, other in 1.5f64..200.0, percent in 0u32..=100,
     ) {
         let tolerance: Tolerance = format!("{percent}%").parse().unwrap();
         let old = result("old", &[(8, busbw(old))]);
-        let passes = |value| judge(&result("new", &[(8, busbw(value))]), &old, tolerance).passed();
+        let passes = |value| check(&result("new", &[(8, busbw(value))]), &old, tolerance).passed();
         prop_assert!(passes(one.max(other)) || !passes(one.min(other)));
     }
 
     #[test]
-    fn no_text_breaks_out_of_a_drawing(label in "\\PC*|[<>&\"'\0-\u{1f}]*") {
+    fn labels_are_escaped_in_plots(label in "\\PC*|[<>&\"'\0-\u{1f}]*") {
         let runs = [result(&label, &[(8, busbw(1.0)), (0, busbw(2.0))])];
         for text in [svg(&runs, &Operation::AllReduce).unwrap(), html(&label, &runs)] {
             well_formed(&text);
@@ -208,7 +207,7 @@ proptest! {
     }
 }
 
-/// Tags are opened and closed, nothing else is in angle brackets, and every `&` begins an entity.
+/// Checks that tags are balanced and entities valid.
 fn well_formed(text: &str) {
     let mut open: Vec<&str> = Vec::new();
     let mut rest = text;
@@ -233,7 +232,7 @@ fn well_formed(text: &str) {
 }
 
 #[test]
-fn a_drawing_has_both_panels_and_all_runs() {
+fn a_plot_has_both_panels_and_all_runs() {
     let runs = on_two_nodes();
     let text = svg(&runs, &Operation::AllReduce).unwrap();
     well_formed(&text);

@@ -1,12 +1,12 @@
-//! Outputs of real and made-up runs are read without loss.
+//! Parses outputs of real and synthetic runs without loss.
 
 #![allow(clippy::unwrap_used)]
 
 use std::collections::HashSet;
 use std::path::Path;
 
+use regatta_measure::buffer_mode::BufferMode;
 use regatta_measure::formula;
-use regatta_measure::place::Place;
 use regatta_measure::read::{ReadError, read};
 use regatta_model::bench::{Program, SizeStep};
 use regatta_model::{BenchResult, BenchRow, Operation, document};
@@ -26,38 +26,39 @@ fn only(name: &str) -> BenchResult {
     all.remove(0)
 }
 
-/// The figures of a row, in the order of nccl-tests' columns.
-fn figures(row: &BenchRow) -> Vec<f64> {
-    let of = |place: Place| {
-        let m = place.of(row).unwrap();
+/// Values of a row, in the order of nccl-tests' columns.
+fn values(row: &BenchRow) -> Vec<f64> {
+    let of = |place: BufferMode| {
+        let m = place.measurement(row).unwrap();
         [m.time_us.unwrap(), m.algbw.unwrap(), m.busbw.unwrap(), m.wrong.unwrap() as f64]
     };
-    Place::BOTH.into_iter().flat_map(of).collect()
+    BufferMode::BOTH.into_iter().flat_map(of).collect()
 }
 
 #[test]
-fn the_talks_tables_are_read_without_loss() {
+fn tables_of_a_talk_are_parsed_without_loss() {
     let all = results("frontier-rccl.txt");
-    let mut kept: HashSet<String> = HashSet::new();
+    let mut parsed: HashSet<String> = HashSet::new();
     let cells = |line: &str| line.split('\t').map(|c| c.trim().to_owned()).collect::<Vec<_>>();
     for result in &all {
         let rows = result.tables.iter().flat_map(|table| &table.rows);
-        kept.extend(rows.map(|row| cells(row.line.as_deref().unwrap()).join("\t")));
-        kept.extend(result.sheets.iter().flat_map(|s| &s.rows).map(|row| row.join("\t")));
-        kept.extend(result.sheets.iter().map(|sheet| sheet.title.clone()));
+        parsed.extend(rows.map(|row| cells(row.line.as_deref().unwrap()).join("\t")));
+        parsed.extend(result.sheets.iter().flat_map(|s| &s.rows).map(|row| row.join("\t")));
+        parsed.extend(result.sheets.iter().map(|sheet| sheet.title.clone()));
     }
     let text = data("frontier-rccl.txt");
-    let head = |line: &str| line.contains("size (B)") || line.contains("algbw (GB/s)");
-    let chart = |line: &str| line.starts_with("Message Size\t");
-    let tabbed = text.lines().filter(|line| line.contains('\t') && !head(line) && !chart(line));
-    let is_kept =
-        |line: &&str| kept.contains(&cells(line).join("\t")) || kept.contains(line.trim());
-    let lost: Vec<_> = tabbed.filter(|line| !is_kept(line)).collect();
+    let is_header = |line: &str| line.contains("size (B)") || line.contains("algbw (GB/s)");
+    let is_chart = |line: &str| line.starts_with("Message Size\t");
+    let tabbed =
+        text.lines().filter(|line| line.contains('\t') && !is_header(line) && !is_chart(line));
+    let is_parsed =
+        |line: &&str| parsed.contains(&cells(line).join("\t")) || parsed.contains(line.trim());
+    let lost: Vec<_> = tabbed.filter(|line| !is_parsed(line)).collect();
     assert!(lost.is_empty(), "{lost:#?}");
 }
 
 #[test]
-fn the_talks_rows_are_their_figures() {
+fn rows_of_a_talk_have_the_printed_values() {
     let all = results("frontier-rccl.txt");
     let runs: Vec<&BenchResult> =
         all.iter().filter(|result| result.program == Program::RcclTests).collect();
@@ -77,16 +78,15 @@ fn the_talks_rows_are_their_figures() {
                 (words[0].parse().unwrap(), words[1].parse().ok())
             );
             let written: Vec<f64> = words[5..].iter().map(|w| w.parse().unwrap()).collect();
-            assert_eq!(figures(row), written);
+            assert_eq!(values(row), written);
             agrees(run.shape.ranks.unwrap(), row);
         }
     }
 }
 
-/// The printed bandwidths are those of the formulas, as far as two decimals and the printed time
-/// go.
+/// Printed bandwidths match the formulas, within the printed precision.
 fn agrees(ranks: u32, row: &BenchRow) {
-    for measured in Place::BOTH.into_iter().filter_map(|place| place.of(row)) {
+    for measured in BufferMode::BOTH.into_iter().filter_map(|place| place.measurement(row)) {
         let time = measured.time_us.unwrap();
         let found = formula::bandwidth(&Operation::AllReduce, ranks, row.size_bytes, time).unwrap();
         let near = |mine: f64, printed: f64| (mine - printed).abs() <= 0.006 + printed * 0.002;
@@ -96,7 +96,7 @@ fn agrees(ranks: u32, row: &BenchRow) {
 }
 
 #[test]
-fn a_table_with_a_column_a_run_is_those_runs() {
+fn a_table_with_one_column_per_run_becomes_several_results() {
     let all = results("frontier-rccl.txt");
     let find = |label: &str| all.iter().find(|result| result.label == label).unwrap();
     let last = |label: &str| {
@@ -130,7 +130,7 @@ fn other_tables_are_kept_cell_by_cell() {
 }
 
 #[test]
-fn a_whole_run_with_all_around_it() {
+fn a_complete_run_is_parsed_with_its_metadata() {
     let run = results("cray-ex-nccl.txt").remove(0);
     assert_eq!((run.program, run.complete), (Program::NcclTests, true));
     assert_eq!((run.shape.ranks, run.shape.nodes), (Some(8), Some(2)));
@@ -143,13 +143,15 @@ fn a_whole_run_with_all_around_it() {
     let rows = &run.tables[0].rows;
     assert_eq!(rows.len(), 14);
     rows.iter().for_each(|row| agrees(8, row));
-    let all = rows.iter().flat_map(|row| Place::BOTH.map(|p| p.of(row).unwrap().busbw.unwrap()));
+    let all = rows
+        .iter()
+        .flat_map(|row| BufferMode::BOTH.map(|p| p.measurement(row).unwrap().busbw.unwrap()));
     let mean = all.sum::<f64>() / 28.0;
     assert!((mean - 103.965).abs() < 0.01, "{mean}");
 }
 
 #[test]
-fn early_versions_without_root_and_redop() {
+fn versions_without_root_and_redop_are_parsed() {
     let run = only("versions/v2.0-all_reduce.txt");
     let table = &run.tables[0];
     assert_eq!((run.shape.ranks, table.root, table.redop.as_deref()), (Some(2), None, Some("sum")));
@@ -163,7 +165,7 @@ fn early_versions_without_root_and_redop() {
 }
 
 #[test]
-fn labels_logs_and_broken_rows() {
+fn launcher_labels_logs_and_interrupted_rows_are_handled() {
     let run = only("versions/v2.13-reduce_scatter-labelled.log");
     let types: Vec<_> = run.tables.iter().map(|t| (t.dtype.as_deref(), t.rows.len())).collect();
     assert_eq!(types, [(Some("int8"), 2), (Some("float"), 2)]);
@@ -176,7 +178,7 @@ fn labels_logs_and_broken_rows() {
 }
 
 #[test]
-fn several_runs_and_one_that_ends_early() {
+fn several_runs_and_a_truncated_one_are_parsed() {
     let all = results("versions/v2.17-broadcast-twice.txt");
     assert_eq!((all.len(), all[0].complete, all[1].complete), (2, true, false));
     assert_eq!(all[1].label, "v2.17-broadcast-twice #2");
@@ -189,7 +191,7 @@ fn several_runs_and_one_that_ends_early() {
 }
 
 #[test]
-fn single_calls_and_times_of_day() {
+fn per_iteration_columns_and_timestamps_are_parsed() {
     let run = only("versions/v2.19-alltoall-iterations.txt");
     assert_eq!(run.tables[0].operation, Operation::AllToAll);
     assert_eq!(run.versions["nccl-library"], "22907");
@@ -204,21 +206,21 @@ fn single_calls_and_times_of_day() {
 }
 
 #[test]
-fn rccl_tests_and_one_place_alone() {
-    // Whatever a library prints before the table changes nothing of it.
+fn rccl_tests_with_in_place_only_is_parsed() {
+    // Library output before the table is ignored.
     let text = data("versions/rccl-in-place.txt");
-    let noisy = text.replacen("# Using", "a library says hello\n# Using", 1);
+    let noisy = text.replacen("# Using", "library banner\n# Using", 1);
     let run = only("versions/rccl-in-place.txt");
     assert_eq!(read("versions/rccl-in-place.txt", &noisy).unwrap()[0], run);
     assert_eq!(run.program, Program::RcclTests);
     assert_eq!(run.versions["rccl-tests"], "develop:ae3e635");
     let row = &run.tables[0].rows[0];
     assert_eq!((&row.out_of_place, row.in_place.as_ref().unwrap().busbw), (&None, Some(7.23)));
-    assert_eq!(run.tables[0].operation, Operation::AllReduce, "by its counts");
+    assert_eq!(run.tables[0].operation, Operation::AllReduce, "inferred from the counts");
 }
 
 #[test]
-fn the_json_of_nccl_tests() {
+fn nccl_tests_json_is_parsed() {
     let run = only("versions/v2.19-all_gather.json");
     assert_eq!((run.shape.ranks, run.tables[0].root), (Some(2), Some(-1)));
     assert_eq!(run.tables[0].operation, Operation::AllGather);
@@ -230,7 +232,7 @@ fn the_json_of_nccl_tests() {
 }
 
 #[test]
-fn the_osu_micro_benchmarks() {
+fn osu_micro_benchmarks_are_parsed() {
     let latency = only("osu/osu_latency.txt");
     assert_eq!(latency.tables[0].operation, Operation::Latency);
     let last = latency.tables[0].rows[2].out_of_place.as_ref().unwrap();
@@ -258,7 +260,7 @@ fn the_osu_micro_benchmarks() {
 }
 
 #[test]
-fn a_page_that_lost_signs_of_comments() {
+fn pages_without_comment_signs_are_parsed() {
     let text = "> mpirun -np 4 \\\n>   -npernode 2 ./all_reduce_perf -b 8\n\n```\n\
                 nThread 1 nGpus 1 minBytes 8 maxBytes 8 step: 2(factor) warmup iters: 5 iters: 20 \
                 validation: 1\nUsing devices\n\
@@ -276,7 +278,7 @@ fn a_page_that_lost_signs_of_comments() {
 }
 
 #[test]
-fn errors_name_file_line_and_what_was_expected() {
+fn errors_name_file_line_and_expectation() {
     let text = data("cray-ex-nccl.txt").replace("   12174 ", "   12x74 ");
     let error = read("run.txt", &text).unwrap_err();
     let ReadError::Line { line, .. } = &error else { panic!("{error}") };
@@ -289,7 +291,7 @@ fn errors_name_file_line_and_what_was_expected() {
     let error = read("run.txt", &text).unwrap_err().to_string();
     assert!(error.ends_with("expected a count of elements, found \"2.15e+9\""), "{error}");
     let error = read("letter.txt", "dear all,\nit is fast\n").unwrap_err().to_string();
-    assert!(error.starts_with("letter.txt: no table of nccl-tests"), "{error}");
+    assert!(error.starts_with("letter.txt: found no table of nccl-tests"), "{error}");
     let error = read("a.json", "{\"format\": \"regatta-machine/1\"}").unwrap_err().to_string();
     assert!(error.contains("a.json") && error.contains("regatta-bench/1"), "{error}");
     let error = read("a.csv", "size_bytes,time_us\n8,fast\n").unwrap_err().to_string();
@@ -299,7 +301,7 @@ fn errors_name_file_line_and_what_was_expected() {
 }
 
 #[test]
-fn a_list_of_documents_is_read_as_its_results() {
+fn a_list_of_documents_is_parsed() {
     let mut all = results("versions/v2.19-all_reduce.txt");
     all[0].label = "with ], [ and \"},{\"".to_owned();
     all.extend(results("versions/rccl-in-place.txt"));
@@ -307,11 +309,11 @@ fn a_list_of_documents_is_read_as_its_results() {
     for text in [format!("[{}]", texts.join(",")), format!("\n [ {} ]\n", texts.join("\n,\n"))] {
         assert_eq!(read("all.json", &text).unwrap(), all);
     }
-    let said = |text: &str| read("all.json", text).unwrap_err().to_string();
+    let error = |text: &str| read("all.json", text).unwrap_err().to_string();
     let cut = format!("[{}", texts.join(","));
     for wrong in [&cut, "[{}, 3]", "[{}]", &format!("[{}]]", texts[0]), "[{"] {
-        assert!(said(wrong).starts_with("all.json: not a "), "{}", said(wrong));
+        assert!(error(wrong).starts_with("all.json: not a "), "{}", error(wrong));
     }
-    assert!(said("[]").contains("no table"), "{}", said("[]"));
-    assert!(said("[0] rank 0 said").contains("no table"), "a rank's name is no list");
+    assert!(error("[]").contains("no table"), "{}", error("[]"));
+    assert!(error("[0] rank 0 said").contains("no table"), "a launcher label is not a list");
 }

@@ -1,4 +1,4 @@
-//! What is written is read back, and what was read is written as it was.
+//! Written results parse back, and parsed results are written unchanged.
 
 #![allow(clippy::unwrap_used)]
 
@@ -21,7 +21,7 @@ fn data(name: &str) -> String {
 }
 
 #[test]
-fn the_form_of_nccl_tests_to_the_byte() {
+fn nccl_tests_format_is_reproduced_exactly() {
     let text = data("v2.19-all_reduce.txt");
     let mut all = read("x.txt", &text).unwrap();
     assert_eq!(all.len(), 1);
@@ -29,8 +29,8 @@ fn the_form_of_nccl_tests_to_the_byte() {
 }
 
 #[test]
-fn single_calls_have_their_columns() {
-    // But no times of day.
+fn per_iteration_columns_are_written() {
+    // Without timestamps.
     let text = data("v2.19-alltoall-iterations.txt");
     let found = nccl_tests(&read("x.txt", &text).unwrap()[0]);
     let trimmed = |text: &str| {
@@ -44,7 +44,7 @@ fn single_calls_have_their_columns() {
 }
 
 #[test]
-fn a_result_of_several_operations_is_several_runs() {
+fn several_operations_are_written_as_several_runs() {
     let row = || BenchRow {
         size_bytes: 8,
         out_of_place: Some(Measurement {
@@ -65,48 +65,41 @@ fn a_result_of_several_operations_is_several_runs() {
     assert_eq!(csv(&[result]).lines().count(), 3);
 }
 
-/// Figures that nccl-tests' columns hold: two decimals, in so many letters.
-fn short(most: u32) -> BoxedStrategy<Option<f64>> {
-    weighted(0.9, (0..most).prop_map(|n| f64::from(n) / 100.0)).boxed()
+/// Values that fit nccl-tests' columns: two decimals.
+fn short(max: u32) -> BoxedStrategy<Option<f64>> {
+    weighted(0.9, (0..max).prop_map(|n| f64::from(n) / 100.0)).boxed()
 }
 
-/// Any figures.
-fn any_figure(_: u32) -> BoxedStrategy<Option<f64>> {
+/// Any values.
+fn any_value(_: u32) -> BoxedStrategy<Option<f64>> {
     weighted(0.9, prop_oneof![0.0..1e3f64, 0.0..1e18f64, (0.0..1.0f64).prop_map(|x| x * 1e-12)])
         .boxed()
 }
 
-type Figure = fn(u32) -> BoxedStrategy<Option<f64>>;
+type ValueStrategy = fn(u32) -> BoxedStrategy<Option<f64>>;
 
-fn measurement(figure: Figure, whole: bool) -> impl Strategy<Value = Measurement> {
-    let rest = move || if whole { figure(999_999) } else { Just(None).boxed() };
-    let spread = (
-        figure(999_999),
-        figure(999_999),
-        figure(999_999),
-        figure(999_999),
-        rest(),
-        rest(),
-        rest(),
-    );
+fn measurement(value: ValueStrategy, all_columns: bool) -> impl Strategy<Value = Measurement> {
+    let rest = move || if all_columns { value(999_999) } else { Just(None).boxed() };
+    let spread =
+        (value(999_999), value(999_999), value(999_999), value(999_999), rest(), rest(), rest());
     let spread = spread.prop_map(|(min_us, max_us, p99_us, cv_percent, p50_us, p90_us, p95_us)| {
         let spread = Spread { min_us, max_us, p99_us, cv_percent, p50_us, p90_us, p95_us };
         (spread != Spread::default()).then_some(spread)
     });
-    let iterations = if whole { of(any::<u64>()).boxed() } else { Just(None).boxed() };
-    (figure(999_999), figure(99_999), figure(99_999), of(0u64..999_999), spread, rest(), iterations)
+    let iterations = if all_columns { of(any::<u64>()).boxed() } else { Just(None).boxed() };
+    (value(999_999), value(99_999), value(99_999), of(0u64..999_999), spread, rest(), iterations)
         .prop_map(|(time_us, algbw, busbw, wrong, spread, error, iterations)| {
-            let figures =
+            let values =
                 Measurement { time_us, algbw, busbw, wrong, spread, ..Measurement::default() };
-            Measurement { error, iterations, ..figures }
+            Measurement { error, iterations, ..values }
         })
 }
 
-fn row(figure: Figure, whole: bool) -> impl Strategy<Value = BenchRow> {
-    let measured = move || of(measurement(figure, whole));
-    let places =
+fn row(value: ValueStrategy, all_columns: bool) -> impl Strategy<Value = BenchRow> {
+    let measured = move || of(measurement(value, all_columns));
+    let both_modes =
         (measured(), measured()).prop_filter("something", |(a, b)| a.is_some() || b.is_some());
-    (any::<u64>(), of(any::<u64>()), places).prop_map(
+    (any::<u64>(), of(any::<u64>()), both_modes).prop_map(
         |(size_bytes, count, (out_of_place, in_place))| BenchRow {
             size_bytes,
             count,
@@ -117,10 +110,10 @@ fn row(figure: Figure, whole: bool) -> impl Strategy<Value = BenchRow> {
     )
 }
 
-fn tables(figure: Figure, whole: bool) -> impl Strategy<Value = Vec<BenchTable>> {
+fn tables(value: ValueStrategy, all_columns: bool) -> impl Strategy<Value = Vec<BenchTable>> {
     let operation = (0..11usize).prop_map(|at| Operation::NAMED[at].clone());
     let redop = of(prop_oneof![Just("sum".to_owned()), Just("none".to_owned())]);
-    (operation, redop, of(-1i64..9), vec(vec(row(figure, whole), 1..6), 1..4)).prop_map(
+    (operation, redop, of(-1i64..9), vec(vec(row(value, all_columns), 1..6), 1..4)).prop_map(
         |(operation, redop, root, all)| {
             let dtypes = [Some("float".to_owned()), None, Some("int8".to_owned())];
             let one = |(rows, dtype)| {
@@ -175,17 +168,17 @@ fn device() -> impl Strategy<Value = BenchDevice> {
 }
 
 /// A run as nccl-tests could have printed it.
-fn printed(figure: Figure) -> impl Strategy<Value = BenchResult> {
+fn printed(value: ValueStrategy) -> impl Strategy<Value = BenchResult> {
     let summary =
-        (any::<u32>(), figure(99_999), of(any::<bool>())).prop_map(|(wrong, mean, good)| {
-            // Without a mean the run did not end.
+        (any::<u32>(), value(99_999), of(any::<bool>())).prop_map(|(wrong, mean, good)| {
+            // A run without a mean is incomplete.
             let mean = Some(mean.unwrap_or(1.0));
             let out_of_bounds = Some(u64::from(wrong));
             BenchSummary { out_of_bounds, average_busbw: mean, average_good: good }
         });
     let around =
         (of(parameters()), vec(device(), 0..4), vec("# [A-Z][a-z ]{0,20}[a-z]", 0..3), of(summary));
-    (tables(figure, false), around).prop_map(|(tables, (parameters, devices, notes, summary))| {
+    (tables(value, false), around).prop_map(|(tables, (parameters, devices, notes, summary))| {
         let complete = summary.is_some();
         let program = Program::NcclTests;
         let result =
@@ -194,7 +187,7 @@ fn printed(figure: Figure) -> impl Strategy<Value = BenchResult> {
     })
 }
 
-/// Without what a text has and a result has not.
+/// Removes what only the text contains.
 fn plain(mut result: BenchResult, like: &BenchResult) -> BenchResult {
     result.tables.iter_mut().flat_map(|t| &mut t.rows).for_each(|row| row.line = None);
     BenchResult { command: None, shape: like.shape.clone(), ..result }
@@ -208,7 +201,7 @@ proptest! {
     })]
 
     #[test]
-    fn runs_are_read_back(result in printed(short)) {
+    fn nccl_tests_output_round_trips(result in printed(short)) {
         let text = nccl_tests(&result);
         let mut all = read("x.txt", &text).unwrap();
         prop_assert_eq!(all.len(), 1, "{}", text);
@@ -216,15 +209,15 @@ proptest! {
     }
 
     #[test]
-    fn runs_with_any_figures_are_written_the_same_again(result in printed(any_figure)) {
+    fn rewriting_parsed_output_is_idempotent(result in printed(any_value)) {
         let text = nccl_tests(&result);
         let all = read("x.txt", &text).unwrap();
         prop_assert_eq!(nccl_tests(&all[0]), text);
     }
 
     #[test]
-    fn values_between_commas_are_read_back(
-        tables in tables(any_figure, true), label in ".{1,12}", backend in of("[a-z\", ]{1,5}"),
+    fn csv_round_trips(
+        tables in tables(any_value, true), label in ".{1,12}", backend in of("[a-z\", ]{1,5}"),
         ranks in of(1u32..9), nodes in of(1u32..9), text in "\\PC{0,9}",
     ) {
         let mut one = BenchResult { program: Program::Osu, label, tables, ..BenchResult::default() };
@@ -238,7 +231,7 @@ proptest! {
     }
 
     #[test]
-    fn documents_are_read_back(tables in tables(any_figure, true), label in ".*") {
+    fn json_documents_round_trip(tables in tables(any_value, true), label in ".*") {
         let result = BenchResult { label, tables, ..BenchResult::default() };
         let text = to_json(&result).unwrap();
         prop_assert_eq!(from_json::<BenchResult>(&text).unwrap(), result.clone());
@@ -246,15 +239,15 @@ proptest! {
     }
 
     #[test]
-    fn no_text_is_too_strange(text in "[#0-9a-z \t\n.,{}\"`:-]{0,300}", head in 0usize..5) {
-        let heads = [
+    fn parsing_never_panics(text in "[#0-9a-z \t\n.,{}\"`:-]{0,300}", header in 0usize..5) {
+        let headers = [
             "# size count type redop root time algbw busbw #wrong time algbw busbw #wrong\n",
             "# OSU MPI Latency Test v7\n# Size  Latency (us)\n",
             "size_bytes,time_us,place\n",
             "Message Size\tA\tB\n",
             "",
         ];
-        if let Ok(all) = read("x", &format!("{}{text}", heads[head])) {
+        if let Ok(all) = read("x", &format!("{}{text}", headers[header])) {
             for result in &all {
                 let again = to_json(result).unwrap();
                 prop_assert_eq!(&from_json::<BenchResult>(&again).unwrap(), result);
@@ -264,12 +257,12 @@ proptest! {
 }
 
 #[test]
-fn the_columns_are_those_that_are_read() {
+fn all_csv_columns_are_parsed() {
     let text = format!(
         "{}\n{}\n",
         CSV_COLUMNS.join(","),
         "1,osu,2,3,4,5,6,7,8,9,10,in-place,12,13,14,15,16,17,18,19,20,21,22,23,24"
     );
     let all = read("x.csv", &text).unwrap();
-    assert_eq!(csv(&all), text, "none is passed over");
+    assert_eq!(csv(&all), text, "no column is ignored");
 }

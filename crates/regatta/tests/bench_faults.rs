@@ -1,6 +1,6 @@
-//! `regatta bench` when something goes wrong: what is refused, what is kept, what is said.
+//! Error handling of `regatta bench`: invalid options, interruption, failing ranks and disks.
 
-#![allow(clippy::unwrap_used, reason = "a test's own functions may panic as it may")]
+#![allow(clippy::unwrap_used, reason = "test helpers may panic")]
 
 mod support;
 
@@ -10,15 +10,15 @@ use std::process::{Child, Command, Stdio};
 
 use regatta_measure::read::read;
 use regatta_model::{BenchResult, document};
-use support::bench::{bench, kept, rows, run};
+use support::bench::{bench, load_result, rows, run};
 use support::job::{ended, job, lives, signal, until};
 use support::{Folder, Run, command};
 
-/// The first sizes are soon there, and the last take so long that it is not over before it is harmed.
+/// The first sizes finish quickly; the last take long enough to interrupt the run.
 const LONG: &str = "-b 8 -e 64M -f 2 -n 500 -c 0";
 
-/// The result that is in a file by now, once it has some sizes.
-fn begun(folder: &Folder, file: &str) -> BenchResult {
+/// Waits for two rows and loads the partial result.
+fn partial_result(folder: &Folder, file: &str) -> BenchResult {
     let path = folder.path().join(file);
     let result = || -> Option<BenchResult> {
         let result = document::from_json(&std::fs::read_to_string(&path).ok()?).ok()?;
@@ -28,19 +28,19 @@ fn begun(folder: &Folder, file: &str) -> BenchResult {
     result().unwrap()
 }
 
-fn started(command: &mut Command) -> Child {
+fn spawn(command: &mut Command) -> Child {
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-fn over(child: Child) -> Run {
+fn wait(child: Child) -> Run {
     Run::from(child.wait_with_output().unwrap())
 }
 
-/// Asserts that what was measured is kept, and that nobody is left.
-fn assert_kept(folder: &Folder, file: &str, before: &BenchResult) {
-    let result = kept(folder, file);
+/// Asserts that the partial result is saved and all ranks have ended.
+fn assert_saved(folder: &Folder, file: &str, before: &BenchResult) {
+    let result = load_result(folder, file);
     assert!(!result.complete);
-    assert!(rows(&result).starts_with(&rows(before)), "sizes that were there are gone");
+    assert!(rows(&result).starts_with(&rows(before)), "saved rows are lost");
     for device in &result.devices {
         let pid = device.pid.to_string();
         until("the end of all ranks", || !lives(&pid));
@@ -48,79 +48,79 @@ fn assert_kept(folder: &Folder, file: &str, before: &BenchResult) {
 }
 
 #[test]
-fn an_interrupted_run_keeps_what_it_has() {
+fn an_interrupted_run_saves_its_result() {
     let folder = Folder::new();
     let words = format!("all-reduce {LONG} --ranks 2 --run-dir run --backend host");
-    let child = started(&mut bench(&folder, &words));
-    let before = begun(&folder, "run/bench.json");
+    let child = spawn(&mut bench(&folder, &words));
+    let before = partial_result(&folder, "run/bench.json");
     for device in &before.devices {
         let maps = std::fs::read_to_string(format!("/proc/{}/maps", device.pid)).unwrap();
-        assert!(maps.contains("regatta-comm"), "ranks of a node share memory");
+        assert!(maps.contains("regatta-comm"), "ranks of a node use shared memory");
     }
     signal(&child, 2);
-    let run = over(child);
+    let run = wait(child);
     assert_eq!(run.code, Some(128 + 2), "{run:?}");
-    assert!(run.err.contains("stopped early; "), "{}", run.err);
-    assert!(run.err.contains("kept: run/bench.json"), "{}", run.err);
-    assert_kept(&folder, "run/bench.json", &before);
+    assert!(run.err.contains("interrupted; "), "{}", run.err);
+    assert!(run.err.contains("saved: run/bench.json"), "{}", run.err);
+    assert_saved(&folder, "run/bench.json", &before);
 }
 
 #[test]
-fn so_does_one_of_a_job_in_the_run_folder() {
+fn an_interrupted_job_saves_its_result_in_the_run_folder() {
     let folder = Folder::new();
     let mut launch = command();
     launch.env("TMPDIR", folder.path()).current_dir(folder.path());
     launch.args(["launch", "-n", "2", "--oversubscribe", "--run-dir", "run", "--"]);
     launch.arg(env!("CARGO_BIN_EXE_regatta")).args(["bench", "all-reduce"]);
-    let child = started(launch.args(LONG.split(' ')));
-    let before = begun(&folder, "run/bench.json");
+    let child = spawn(launch.args(LONG.split(' ')));
+    let before = partial_result(&folder, "run/bench.json");
     assert!(!before.settings.contains_key("REGATTA_RUN_DIR"), "{:?}", before.settings);
     signal(&child, 2);
-    assert_eq!(over(child).code, Some(128 + 2));
-    assert_kept(&folder, "run/bench.json", &before);
+    assert_eq!(wait(child).code, Some(128 + 2));
+    assert_saved(&folder, "run/bench.json", &before);
 }
 
 #[test]
-fn results_of_one_job_lie_beside_each_other() {
+fn several_results_of_a_job_have_different_files() {
     let folder = Folder::new();
     let bench = format!("{} bench all-reduce -e 64 -n 2", env!("CARGO_BIN_EXE_regatta"));
     let script = format!("{bench} --label a && {bench} --label b");
     let mut launch = job(&folder, &["-n", "2", "--run-dir", "run"], &script);
     ended(launch.env("TMPDIR", folder.path())).ok();
-    let label = |file| kept(&folder, file).label;
+    let label = |file| load_result(&folder, file).label;
     assert_eq!([label("run/bench.json"), label("run/bench-2.json")], ["a", "b"]);
 }
 
 #[test]
-fn so_does_one_of_a_job_and_one_of_a_sweep() {
+fn an_interrupted_job_and_sweep_save_their_results() {
     let folder = Folder::new();
     let words = "launch -n 2 --oversubscribe --run-dir run --";
     let mut launch = command();
     launch.env("TMPDIR", folder.path()).current_dir(folder.path()).args(words.split(' '));
     launch.arg(env!("CARGO_BIN_EXE_regatta")).args(["bench", "all-reduce", "--out", "own.json"]);
-    let child = started(launch.args(LONG.split(' ')));
-    let before = begun(&folder, "own.json");
+    let child = spawn(launch.args(LONG.split(' ')));
+    let before = partial_result(&folder, "own.json");
     signal(&child, 2);
-    assert_eq!(over(child).code, Some(128 + 2));
-    assert_kept(&folder, "own.json", &before);
+    assert_eq!(wait(child).code, Some(128 + 2));
+    assert_saved(&folder, "own.json", &before);
 
     let words = format!(
         "all-reduce {LONG} --ranks 2 --run-dir swept --out all.json --sweep REGATTA_A=1,2,3"
     );
-    let child = started(&mut bench(&folder, &words));
-    let killed = begun(&folder, "swept/0/bench.json");
+    let child = spawn(&mut bench(&folder, &words));
+    let killed = partial_result(&folder, "swept/0/bench.json");
     let pid = killed.devices[1].pid.to_string();
     assert!(Command::new("kill").args(["-9", &pid]).status().unwrap().success());
-    let before = begun(&folder, "swept/1/bench.json");
+    let before = partial_result(&folder, "swept/1/bench.json");
     signal(&child, 2);
-    let run = over(child);
+    let run = wait(child);
     assert_eq!(run.code, Some(128 + 2), "{run:?}");
     assert!(run.err.contains("note: REGATTA_A=1 failed"), "{}", run.err);
-    assert!(run.err.contains("note: REGATTA_A=2 stopped"), "{}", run.err);
-    assert!(!run.out.contains("best setting"), "none is: {}", run.out);
-    assert_kept(&folder, "swept/0/bench.json", &killed);
-    assert_kept(&folder, "swept/1/bench.json", &before);
-    assert!(!folder.path().join("swept/2").exists(), "the next is not begun");
+    assert!(run.err.contains("note: REGATTA_A=2 interrupted"), "{}", run.err);
+    assert!(!run.out.contains("best setting"), "no complete run: {}", run.out);
+    assert_saved(&folder, "swept/0/bench.json", &killed);
+    assert_saved(&folder, "swept/1/bench.json", &before);
+    assert!(!folder.path().join("swept/2").exists(), "the next child is not started");
     let list = std::fs::read_to_string(folder.path().join("all.json")).unwrap();
     let both = read("all.json", &list).unwrap();
     assert_eq!(both.len(), 2);
@@ -128,7 +128,7 @@ fn so_does_one_of_a_job_and_one_of_a_sweep() {
 }
 
 #[test]
-fn one_setting_that_fails_does_not_end_a_sweep() {
+fn a_failing_setting_does_not_end_a_sweep() {
     let folder = Folder::new();
     let words = "all-reduce -b 8 -e 64 -f 8 -n 2 --ranks 2 --backend tcp";
     run(&folder, &format!("{words} --tune table.json")).ok();
@@ -142,41 +142,41 @@ fn one_setting_that_fails_does_not_end_a_sweep() {
     assert_eq!(best.len(), 2, "{table}");
     assert!(best.iter().all(|line| line.ends_with("-  REGATTA_TUNING=table.json")), "{table}");
     let list = std::fs::read_to_string(folder.path().join("all.json")).unwrap();
-    assert_eq!(read("all.json", &list).unwrap(), [kept(&folder, "failed/1/bench.json")]);
+    assert_eq!(read("all.json", &list).unwrap(), [load_result(&folder, "failed/1/bench.json")]);
 
     let again = run(&folder, &format!("{words} {sweep}")).sentence();
-    assert!(again.starts_with("failed/1/bench.json is there already"), "{again}");
+    assert!(again.starts_with("failed/1/bench.json already exists"), "{again}");
 
-    // Who reads it waits for somebody to write.
+    // Reading a FIFO blocks until it is opened for writing.
     let pipe = folder.path().join("pipe");
     assert!(Command::new("mkfifo").arg(pipe).status().unwrap().success());
     let sweep = "--sweep REGATTA_TUNING=table.json,pipe,none.json --run-dir stopped";
-    let child = started(&mut bench(&folder, &format!("{words} {sweep} --launch=--grace=1")));
-    until("the second", || folder.path().join("stopped/1/log/rank-1.err").exists());
+    let child = spawn(&mut bench(&folder, &format!("{words} {sweep} --launch=--grace=1")));
+    until("the second child", || folder.path().join("stopped/1/log/rank-1.err").exists());
     signal(&child, 15);
-    let stopped = over(child);
+    let stopped = wait(child);
     assert_eq!(stopped.code, Some(128 + 15), "{stopped:?}");
-    assert!(stopped.err.contains("note: REGATTA_TUNING=pipe stopped"), "{}", stopped.err);
+    assert!(stopped.err.contains("note: REGATTA_TUNING=pipe interrupted"), "{}", stopped.err);
     let table = stopped.out.split_once("best setting").unwrap().1;
     assert_eq!(table.matches("REGATTA_TUNING=table.json").count(), 2, "{table}");
-    assert!(!folder.path().join("stopped/2").exists(), "the next is not begun");
+    assert!(!folder.path().join("stopped/2").exists(), "the next child is not started");
 }
 
 #[test]
-fn a_killed_rank_is_named_and_what_was_measured_kept() {
+fn a_killed_rank_is_named_and_the_result_saved() {
     for victim in [0, 2] {
         let folder = Folder::new();
         let words = format!("all-reduce {LONG} --ranks 3 --run-dir run");
-        let child = started(&mut bench(&folder, &words));
-        let before = begun(&folder, "run/bench.json");
+        let child = spawn(&mut bench(&folder, &words));
+        let before = partial_result(&folder, "run/bench.json");
         let pid = before.devices[victim].pid.to_string();
         assert!(Command::new("kill").args(["-9", &pid]).status().unwrap().success());
-        let run = over(child);
+        let run = wait(child);
         assert!(run.code.is_some_and(|code| code != 0), "{run:?}");
-        // Whoever is first: itself, or one that misses it.
+        // Reported by the launcher or by a peer, whichever is first.
         assert!(run.err.contains(&format!("rank {victim} on ")), "{}", run.err);
-        assert!(!run.err.contains("regatta-bench-event"), "not for people: {}", run.err);
-        assert_kept(&folder, "run/bench.json", &before);
+        assert!(!run.err.contains("regatta-bench-event"), "internal output: {}", run.err);
+        assert_saved(&folder, "run/bench.json", &before);
     }
 }
 
@@ -185,37 +185,37 @@ fn a_full_disk_does_not_end_a_run() {
     let folder = Folder::new();
     let full = run(&folder, "all-reduce -b 8 -e 64 -f 8 -n 2 --ranks 2 --out /dev/full");
     assert_eq!(full.code, Some(1), "{full:?}");
-    assert!(full.out.contains("Collective test concluded"), "all is measured: {}", full.out);
+    assert!(full.out.contains("Collective test concluded"), "all sizes are measured: {}", full.out);
     let last = full.err.lines().last().unwrap();
-    let said = "error: the result is not saved: /dev/full: No space left on device";
-    assert!(last.starts_with(said), "{}", full.err);
+    let expected = "error: cannot save the result: /dev/full: No space left on device";
+    assert!(last.starts_with(expected), "{}", full.err);
     let nowhere = run(&folder, "all-reduce -b 8 -e 8 -n 2 --ranks 2 --out no/where.json");
-    assert!(nowhere.err.contains("not saved: no/where.json"), "{}", nowhere.err);
+    assert!(nowhere.err.contains("cannot save the result: no/where.json"), "{}", nowhere.err);
 }
 
-/// Options, and what is said of them.
-const WRONG: [(&str, &str); 15] = [
-    ("all-reduce -b 8 -e 4", "the least size, 8 bytes, is above the greatest, 4 bytes"),
-    ("all-reduce -f 2 -i 8", "give -f or -i, not both"),
-    ("all-reduce -d fp8", "no type is called fp8"),
-    ("all-reduce -o mulsum", "no reduction is called mulsum"),
-    ("broadcast -r 2 --ranks 2", "-r 2, but the ranks are 0 to 1"),
-    ("send-recv --pairs --ranks 1", "--pairs needs two ranks"),
-    ("all-reduce --plot x.png", "must end in .svg or .html"),
-    ("all --plot x.svg", "take .html"),
-    ("send-recv --pairs --plot x.html", "pairs are drawn into an .svg"),
-    ("disk --plot x.svg", "--plot draws collectives and --pairs only"),
+/// Invalid options and their errors.
+const INVALID: [(&str, &str); 15] = [
+    ("all-reduce -b 8 -e 4", "minimum size (8 bytes) exceeds maximum size (4 bytes)"),
+    ("all-reduce -f 2 -i 8", "-f and -i are mutually exclusive"),
+    ("all-reduce -d fp8", "unknown data type fp8"),
+    ("all-reduce -o mulsum", "unknown reduction mulsum"),
+    ("broadcast -r 2 --ranks 2", "root rank 2 (-r) is out of range: the ranks are 0 to 1"),
+    ("send-recv --pairs --ranks 1", "--pairs needs at least two ranks"),
+    ("all-reduce --plot x.png", "must be .svg or .html"),
+    ("all --plot x.svg", "use .html"),
+    ("send-recv --pairs --plot x.html", "pairs require .svg"),
+    ("disk --plot x.svg", "--plot supports collectives and --pairs only"),
     ("all-reduce --baseline none.json", "none.json: No such file"),
     ("all-reduce --launch --nonsense", "--launch: unexpected argument '--nonsense'"),
-    ("all-reduce --sweep A", "\"A\" is no setting"),
-    ("all-reduce --scan", "--scan doubles the number of nodes, and there is one"),
-    ("gemm --slower-than 10", "write it in percent"),
+    ("all-reduce --sweep A", "invalid setting \"A\""),
+    ("all-reduce --scan", "--scan needs at least two nodes"),
+    ("gemm --slower-than 10", "expected a percentage"),
 ];
 
 #[test]
-fn wrong_options_are_refused_before_anything_is_started() {
+fn invalid_options_are_rejected_before_the_launch() {
     let folder = Folder::new();
-    for (words, what) in WRONG {
+    for (words, what) in INVALID {
         let sentence = run(&folder, words).sentence();
         assert!(sentence.contains(what), "{words}: {sentence}");
         assert_eq!(folder.names(), [""; 0], "{words}");
@@ -227,44 +227,44 @@ fn wrong_options_are_refused_before_anything_is_started() {
     }
     let baseline = folder.write("other.txt", "nothing of the kind\n");
     let sentence = run(&folder, &format!("all-reduce --baseline {baseline}")).sentence();
-    assert!(sentence.contains("other.txt: no table"), "{sentence}");
+    assert!(sentence.contains("other.txt: found no table"), "{sentence}");
     let sentence = run(&folder, "read none other.txt").sentence();
     assert!(sentence.starts_with("none: No such file"), "{sentence}");
     assert_eq!(folder.names(), ["other.txt"]);
 }
 
 #[test]
-fn a_disk_is_measured_and_left_as_it_was() {
+fn a_disk_benchmark_removes_its_files() {
     let folder = Folder::new();
     std::fs::create_dir(folder.path().join("disk")).unwrap();
-    let words = "disk --ranks 2 --size 1M --folder disk --run-dir run --slower-than 100%";
+    let words = "disk --ranks 2 --size 1M --dir disk --run-dir run --slower-than 100%";
     let shown = run(&folder, words).ok();
     assert!(shown.contains("disk write 1 MiB") && shown.contains("disk create"), "{shown}");
-    let result = kept(&folder, "run/bench.json");
+    let result = load_result(&folder, "run/bench.json");
     for rank in 0..2 {
         assert!(result.ceilings.iter().filter(|one| one.rank == rank).count() >= 5);
     }
     assert!(result.complete);
     assert_eq!(std::fs::read_dir(folder.path().join("disk")).unwrap().count(), 0);
-    let missing = run(&folder, "disk --ranks 1 --size 1M --folder nowhere");
+    let missing = run(&folder, "disk --ranks 1 --size 1M --dir nowhere");
     assert_eq!(missing.code, Some(1), "{missing:?}");
     assert!(missing.err.contains("nowhere"), "{}", missing.err);
 }
 
 #[test]
-fn what_rank_0_tells_may_be_long() {
+fn long_events_of_rank_0_are_received() {
     let folder = Folder::new();
     let long = "x".repeat(70_000);
     let words = "all-reduce -b 8 -e 64 -f 8 -n 2 --ranks 2 --run-dir run";
     let shown = ended(bench(&folder, words).env("NCCL_FOO", &long)).ok();
     assert!(shown.contains("Collective test concluded"), "{shown}");
-    let result = kept(&folder, "run/bench.json");
+    let result = load_result(&folder, "run/bench.json");
     assert!(result.complete && result.settings["NCCL_FOO"] == long);
     assert_eq!(rows(&result).len(), 2);
 }
 
 #[test]
-fn what_is_no_text_is_no_harm() {
+fn invalid_utf8_in_arguments_and_environment_is_accepted() {
     let folder = Folder::new();
     let foreign = OsStr::from_bytes(b"r\xff.json");
     let mut bench = bench(&folder, "all-reduce -b 8 -e 8 -n 2 --ranks 2 --run-dir run");

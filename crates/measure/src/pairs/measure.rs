@@ -1,93 +1,91 @@
-//! Measures every pair over a communicator, by messages alone.
+//! Measures every pair of ranks over a communicator with point-to-point messages.
 //!
-//! What looks slow is measured again after all others: a processor that was busy with something
-//! else for a moment is not a slow link.
+//! Slow pairs are measured again at the end: a CPU that was briefly busy is not a slow link.
 
 use regatta_comm::{Collectives, Comm, CommError};
 use regatta_model::bench::{Matrix, PairEnd, Pairs};
 
-use super::effort::Effort;
-use super::ends;
-use super::judge::{Bounds, suspects};
-use super::rounds::{self, Pair};
-use super::worker::{Measured, Worker};
+use super::burst::BurstOptions;
+use super::diagnose::{Thresholds, suspects};
+use super::ping_pong::{PairMeasurement, PairWorker};
+use super::schedule::{self, Pair};
+use super::select_ranks;
 
-/// How pairs are measured. The same on all ranks.
+/// Options; must be equal on all ranks.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Options {
-    /// All ranks, if there are several nodes, too; else the first of each.
-    pub every_rank: bool,
-    /// One pair after the other, for networks that pairs would share.
-    pub one_at_a_time: bool,
-    /// How much is measured.
-    pub effort: Effort,
-    /// How often pairs are measured again that look slow; the best counts.
-    pub again: u32,
-    /// What looks slow.
-    pub bounds: Bounds,
+pub struct PairsOptions {
+    /// Measure all ranks; otherwise, on several nodes, the first rank of each.
+    pub all_ranks: bool,
+    /// One pair at a time, for shared networks.
+    pub serialized: bool,
+    /// Amount of measurement per pair.
+    pub burst: BurstOptions,
+    /// Retries of slow pairs; the best value counts.
+    pub retries: u32,
+    /// When a pair is retried.
+    pub thresholds: Thresholds,
 }
 
-impl Default for Options {
+impl Default for PairsOptions {
     fn default() -> Self {
-        let (effort, bounds) = (Effort::default(), Bounds::default());
-        Self { every_rank: false, one_at_a_time: false, effort, again: 2, bounds }
+        let (burst, thresholds) = (BurstOptions::default(), Thresholds::default());
+        Self { all_ranks: false, serialized: false, burst, retries: 2, thresholds }
     }
 }
 
-/// Measures every pair; all ranks call it. What was measured is given to rank 0 alone, without
-/// findings. `progress` hears, on every rank, how many rounds of how many are over; there may come
-/// to be more.
+/// Measures every pair. Collective. Rank 0 gets the matrices, without findings. `progress` receives
+/// finished and total rounds on every rank; retries increase the total.
 pub fn measure(
     comm: &dyn Comm,
-    options: &Options,
+    options: &PairsOptions,
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<Option<Pairs>, CommError> {
     let hosts: Vec<String> = (0..comm.size()).map(|rank| comm.peer(rank).host).collect();
-    let ends = ends(&hosts, options.every_rank);
-    let nodes: Vec<&str> = ends.iter().map(|end| end.host.as_str()).collect();
-    let plan = match options.one_at_a_time {
-        true => rounds::one_at_a_time(rounds::on_nodes(&nodes)),
-        false => rounds::on_nodes(&nodes),
+    let endpoints = select_ranks(&hosts, options.all_ranks);
+    let nodes: Vec<&str> = endpoints.iter().map(|end| end.host.as_str()).collect();
+    let rounds = match options.serialized {
+        true => schedule::serialize(schedule::node_aware_rounds(&nodes)),
+        false => schedule::node_aware_rounds(&nodes),
     };
-    let own = ends.iter().position(|end| end.rank == comm.rank());
-    let mut rank = Rank {
+    let own = endpoints.iter().position(|end| end.rank == comm.rank());
+    let mut rank = PairsRank {
         comm,
-        row: Row::new(if own.is_some() { ends.len() } else { 0 }),
-        worker: Worker::new(comm, &options.effort),
+        row: PairRow::new(if own.is_some() { endpoints.len() } else { 0 }),
+        worker: PairWorker::new(comm, &options.burst),
         own,
-        ends: &ends,
+        endpoints: &endpoints,
         done: 0,
     };
-    rank.play(&plan, progress)?;
+    rank.run_rounds(&rounds, progress)?;
     let mut pairs = rank.gather(options)?;
-    for _ in 0..options.again {
-        let slow = pairs.as_ref().map(|pairs| suspects(pairs, &options.bounds));
-        let left = rank.agree(&plan, slow)?;
-        if left.is_empty() {
+    for _ in 0..options.retries {
+        let slow = pairs.as_ref().map(|pairs| suspects(pairs, &options.thresholds));
+        let retry_rounds = rank.agree_on_retries(&rounds, slow)?;
+        if retry_rounds.is_empty() {
             break;
         }
-        rank.play(&left, progress)?;
+        rank.run_rounds(&retry_rounds, progress)?;
         pairs = rank.gather(options)?;
     }
     progress(rank.done, rank.done);
     Ok(pairs)
 }
 
-/// This rank among those that are measured.
-struct Rank<'a> {
+/// This rank's part in the measurement.
+struct PairsRank<'a> {
     comm: &'a dyn Comm,
-    ends: &'a [PairEnd],
-    /// Its place among them, if it is one of them.
+    endpoints: &'a [PairEnd],
+    /// Its index among the endpoints, if it is one.
     own: Option<usize>,
-    worker: Worker<'a>,
-    row: Row,
-    /// Rounds that are over.
+    worker: PairWorker<'a>,
+    row: PairRow,
+    /// Finished rounds.
     done: usize,
 }
 
-impl Rank<'_> {
-    /// Takes part in rounds.
-    fn play(
+impl PairsRank<'_> {
+    /// Takes part in the rounds.
+    fn run_rounds(
         &mut self,
         rounds: &[Vec<Pair>],
         progress: &mut dyn FnMut(usize, usize),
@@ -99,99 +97,99 @@ impl Rank<'_> {
             self.comm.barrier()?;
             let is_own = |end: usize| Some(end) == self.own;
             if let Some(&(a, b)) = round.iter().find(|(a, b)| is_own(*a) || is_own(*b)) {
-                let (other, leads) = if is_own(a) { (b, true) } else { (a, false) };
-                let measured = self.worker.pair(self.ends[other].rank, leads)?;
-                self.row.put(other, measured);
+                let (other, is_initiator) = if is_own(a) { (b, true) } else { (a, false) };
+                let measured =
+                    self.worker.measure_pair(self.endpoints[other].rank, is_initiator)?;
+                self.row.merge(other, measured);
             }
         }
         Ok(())
     }
 
-    /// What all have measured, at rank 0.
-    fn gather(&self, options: &Options) -> Result<Option<Pairs>, CommError> {
-        let length = FIGURES * self.ends.len();
+    /// Gathers the matrices on rank 0.
+    fn gather(&self, options: &PairsOptions) -> Result<Option<Pairs>, CommError> {
+        let length = METRICS * self.endpoints.len();
         let mut counts = vec![0; self.comm.size() as usize];
-        for end in self.ends {
+        for end in self.endpoints {
             counts[end.rank as usize] = length;
         }
         let is_first = self.comm.rank() == 0;
-        let mut all = vec![0.0; if is_first { length * self.ends.len() } else { 0 }];
-        self.comm.gather_v(&self.row.figures, &mut all, &counts, 0)?;
+        let mut all = vec![0.0; if is_first { length * self.endpoints.len() } else { 0 }];
+        self.comm.gather_v(&self.row.values, &mut all, &counts, 0)?;
         let rows: Vec<&[f64]> = all.chunks(length.max(1)).collect();
-        Ok(is_first.then(|| result(self.ends, options, &rows)))
+        Ok(is_first.then(|| result(self.endpoints, options, &rows)))
     }
 
-    /// The rounds of the plan with those pairs only that rank 0 wants to see again.
-    fn agree(
+    /// Broadcasts the pairs that rank 0 wants to retry, as rounds.
+    fn agree_on_retries(
         &self,
-        plan: &[Vec<Pair>],
-        wanted: Option<Vec<Pair>>,
+        rounds: &[Vec<Pair>],
+        retries: Option<Vec<Pair>>,
     ) -> Result<Vec<Vec<Pair>>, CommError> {
-        let n = self.ends.len();
+        let n = self.endpoints.len();
         let mut marks = vec![0u8; n * n];
-        for (a, b) in wanted.unwrap_or_default() {
+        for (a, b) in retries.unwrap_or_default() {
             marks[a * n + b] = 1;
         }
         self.comm.broadcast(&mut marks, 0)?;
         let marked = |(a, b): &Pair| marks[a * n + b] == 1 || marks[b * n + a] == 1;
-        let kept = |round: &Vec<Pair>| round.iter().copied().filter(marked).collect();
-        let rounds: Vec<Vec<Pair>> = plan.iter().map(kept).collect();
+        let retried = |round: &Vec<Pair>| round.iter().copied().filter(marked).collect();
+        let rounds: Vec<Vec<Pair>> = rounds.iter().map(retried).collect();
         Ok(rounds.into_iter().filter(|round| !round.is_empty()).collect())
     }
 }
 
-/// What a rank measured of all: bandwidths to them, least and median latencies; not a number where
-/// nothing was.
-struct Row {
-    ends: usize,
-    figures: Vec<f64>,
+/// Metrics of this rank to all others: bandwidth, minimum and median latency; NaN if not measured.
+struct PairRow {
+    endpoints: usize,
+    values: Vec<f64>,
 }
 
-/// Figures of a pair in a row.
-const FIGURES: usize = 3;
+/// Metrics per pair.
+const METRICS: usize = 3;
 
-impl Row {
-    fn new(ends: usize) -> Self {
-        Self { ends, figures: vec![f64::NAN; FIGURES * ends] }
+impl PairRow {
+    fn new(endpoints: usize) -> Self {
+        Self { endpoints, values: vec![f64::NAN; METRICS * endpoints] }
     }
 
-    /// Keeps what is better than what was measured before.
-    fn put(&mut self, other: usize, mut measured: Measured) {
+    /// Keeps the better of the old and new values.
+    fn merge(&mut self, other: usize, mut measured: PairMeasurement) {
         let latencies = &mut measured.latencies_us;
         latencies.sort_by(f64::total_cmp);
-        let least = latencies.first().copied();
+        let min = latencies.first().copied();
         let median = latencies.get(latencies.len() / 2).copied();
-        let mut keep = |at: usize, figure: Option<f64>, better: fn(f64, f64) -> f64| {
-            let kept = &mut self.figures[at * self.ends + other];
-            // Either gives the figure if the other is not a number.
-            *kept = better(*kept, figure.unwrap_or(f64::NAN));
+        let mut update = |at: usize, metric: Option<f64>, better: fn(f64, f64) -> f64| {
+            let best = &mut self.values[at * self.endpoints + other];
+            // `f64::max` and `min` ignore NaN.
+            *best = better(*best, metric.unwrap_or(f64::NAN));
         };
-        keep(0, measured.bandwidth, f64::max);
-        keep(1, least, f64::min);
-        keep(2, median, f64::min);
+        update(0, measured.bandwidth, f64::max);
+        update(1, min, f64::min);
+        update(2, median, f64::min);
     }
 }
 
-/// The rows as matrices. Latencies are there and back, so that they count for both ways.
-fn result(ends: &[PairEnd], options: &Options, rows: &[&[f64]]) -> Pairs {
-    let n = ends.len();
-    let cell = |figure: usize, i: usize, j: usize| {
-        rows.get(i)?.get(figure * n + j).copied().filter(|figure| figure.is_finite())
+/// Rows as matrices. Latencies are round-trip times, so they hold for both directions.
+fn result(endpoints: &[PairEnd], options: &PairsOptions, rows: &[&[f64]]) -> Pairs {
+    let n = endpoints.len();
+    let cell = |metric: usize, i: usize, j: usize| {
+        rows.get(i)?.get(metric * n + j).copied().filter(|metric| metric.is_finite())
     };
-    let matrix = |figure: usize, both: bool| -> Matrix {
+    let matrix = |metric: usize, both: bool| -> Matrix {
         let either = |i: usize, j: usize| {
-            cell(figure, i, j).or_else(|| if both { cell(figure, j, i) } else { None })
+            cell(metric, i, j).or_else(|| if both { cell(metric, j, i) } else { None })
         };
         (0..n).map(|i| (0..n).map(|j| either(i, j)).collect()).collect()
     };
     Pairs {
-        bytes: options.effort.bytes,
-        one_at_a_time: options.one_at_a_time,
+        bytes: options.burst.bytes,
+        one_at_a_time: options.serialized,
         bandwidth: matrix(0, false),
         latency_us: matrix(1, true),
         latency_median_us: matrix(2, true),
         findings: Vec::new(),
-        ends: ends.to_vec(),
+        ends: endpoints.to_vec(),
     }
 }
 
@@ -200,35 +198,40 @@ mod tests {
     use super::*;
     use regatta_comm::background::Background;
 
-    /// What rank 0 gets of so many ranks that are threads.
-    fn measured(ranks: u32, options: &Options) -> Pairs {
+    /// The matrices measured by `ranks` in-process ranks.
+    fn measured(ranks: u32, options: &PairsOptions) -> Pairs {
         let world = regatta_comm::fake::world(ranks);
         std::thread::scope(|scope| {
             let rank = |comm| {
                 scope.spawn(move || {
-                    let mut heard = Vec::new();
-                    let mut progress = |done, of| heard.push((done, of));
+                    let mut calls = Vec::new();
+                    let mut progress = |done, of| calls.push((done, of));
                     let pairs = measure(&comm, options, &mut progress).unwrap();
-                    let last = heard.last().copied().unwrap();
-                    assert_eq!((last.0, heard.len()), (last.1, last.1 + 1));
+                    let last = calls.last().copied().unwrap();
+                    assert_eq!((last.0, calls.len()), (last.1, last.1 + 1));
                     pairs
                 })
             };
             let threads: Vec<_> = world.into_iter().map(rank).collect();
             let mut all = threads.into_iter().map(|thread| thread.join().unwrap());
             let first = all.next().unwrap();
-            assert!(all.all(|other| other.is_none()), "only rank 0 gets it");
+            assert!(all.all(|other| other.is_none()), "only rank 0 gets the matrices");
             first.unwrap()
         })
     }
 
     #[test]
-    fn every_pair_is_measured_each_way() {
-        let effort = Effort { bytes: 100_000, repetitions: 2, pings: 5, ..Effort::default() };
+    fn every_pair_is_measured_in_both_directions() {
+        let burst = BurstOptions {
+            bytes: 100_000,
+            iterations: 2,
+            ping_pongs: 5,
+            ..BurstOptions::default()
+        };
         for ranks in [1, 2, 3, 5, 6] {
-            for one_at_a_time in [false, true] {
+            for serialized in [false, true] {
                 let options =
-                    Options { one_at_a_time, effort: effort.clone(), ..Options::default() };
+                    PairsOptions { serialized, burst: burst.clone(), ..PairsOptions::default() };
                 let pairs = measured(ranks, &options);
                 assert_eq!((pairs.ends.len(), pairs.fault()), (ranks as usize, None));
                 for i in 0..ranks as usize {
@@ -244,21 +247,21 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_with_other_options_is_told_of() {
+    fn different_options_are_reported() {
         let world = regatta_comm::fake::world(2);
         let errors: Vec<String> = std::thread::scope(|scope| {
             let rank = |(comm, bytes): (Background, u64)| {
                 scope.spawn(move || {
-                    let effort = Effort { bytes, ..Effort::default() };
-                    let options = Options { effort, ..Options::default() };
+                    let burst = BurstOptions { bytes, ..BurstOptions::default() };
+                    let options = PairsOptions { burst, ..PairsOptions::default() };
                     let error = measure(&comm, &options, &mut |_, _| {}).unwrap_err();
-                    comm.abort("it is over");
+                    comm.abort("done");
                     error.to_string()
                 })
             };
             let threads: Vec<_> = world.into_iter().zip([1 << 20, 1 << 10]).map(rank).collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()
         });
-        assert!(errors[1].contains("give all ranks the same options"), "{errors:?}");
+        assert!(errors[1].contains("pass the same options to all ranks"), "{errors:?}");
     }
 }

@@ -1,18 +1,18 @@
-//! Every pair of ranks measured, so that a bad link or node stands out by name.
+//! Pairwise measurement of all ranks, to identify slow links and nodes.
 //!
-//! [`rounds`] says who meets whom and when, [`effort`] how much is sent, [`measure()`] does it, and
-//! [`judge()`] says what stands out; [`text`] and [`svg`] draw the matrices.
+//! [`schedule`] orders the pairs, [`burst`] sizes the messages, [`measure()`] runs them and
+//! [`diagnose()`] finds faults; [`text`] and [`svg`] draw the matrices as heat maps.
 
-pub mod effort;
-mod ends;
-pub mod judge;
+pub mod burst;
+pub mod diagnose;
 mod measure;
-pub mod rounds;
+mod ping_pong;
+pub mod schedule;
+mod select;
 pub mod svg;
 pub mod text;
-mod worker;
 
-pub use effort::Effort;
-pub use ends::ends;
-pub use judge::{Bounds, Finding, judge};
-pub use measure::{Options, measure};
+pub use burst::BurstOptions;
+pub use diagnose::{PairFinding, Thresholds, diagnose};
+pub use measure::{PairsOptions, measure};
+pub use select::select_ranks;

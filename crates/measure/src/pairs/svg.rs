@@ -1,44 +1,45 @@
-//! The matrices as a picture that stands for itself, light, and dark where the viewer prefers that.
+//! The matrices as a self-contained SVG heat map, for light and dark mode.
 
 use regatta_model::bench::{Matrix, Pairs};
 
-use super::judge::words::short;
-use super::text::{Quality, in_unit, names};
+use super::diagnose::messages::short;
+use super::text::{ColorScale, in_unit, names};
+use crate::plot::escape;
 
 const MARGIN: f64 = 24.0;
-/// A cell with a figure in it, and one without.
-const WIDE: f64 = 46.0;
-const NARROW: f64 = 14.0;
-/// More ends than these have cells without figures.
-const MOST_FIGURES: usize = 16;
-/// The mean width of a character of a name, of a finding.
-const LETTER: f64 = 6.4;
-/// A line of text.
-const LINE: f64 = 18.0;
-/// Characters of a line of a finding, in a narrow picture at least.
-const LEAST_LINE: usize = 60;
-/// Steps of colour.
+/// Cell sizes with and without values.
+const LABELLED_CELL: f64 = 46.0;
+const CELL: f64 = 14.0;
+/// Larger matrices have cells without values.
+const MAX_LABELLED: usize = 16;
+/// Mean character width.
+const CHAR_WIDTH: f64 = 6.4;
+/// Line height.
+const LINE_HEIGHT: f64 = 18.0;
+/// Minimum line width of a finding in characters.
+const MIN_LINE_CHARS: usize = 60;
+/// Number of colours.
 const SHADES: usize = 8;
-/// The first of them are so dark that figures on them are light.
+/// The first ones are dark and need light text.
 const DARK_SHADES: usize = 2;
 
-/// Both matrices below each other, with what stands out. Titles appear above a cell that is pointed
-/// at.
+/// Both matrices and the findings. Cells have tooltips.
 pub fn draw(pairs: &Pairs, title: &str) -> String {
     let sound = pairs.fault().is_none();
     let names = if sound { names(&pairs.ends) } else { Vec::new() };
     let (bandwidth, unit) = in_unit(&pairs.bandwidth);
-    let label = names.iter().map(|name| name.chars().count()).max().unwrap_or(0) as f64 * LETTER;
-    let cell = if names.len() <= MOST_FIGURES { WIDE } else { NARROW };
-    let mut page = Page { out: String::new(), names: &names, label, cell };
+    let label =
+        names.iter().map(|name| name.chars().count()).max().unwrap_or(0) as f64 * CHAR_WIDTH;
+    let cell = if names.len() <= MAX_LABELLED { LABELLED_CELL } else { CELL };
+    let mut page = SvgPage { out: String::new(), names: &names, label, cell };
     let width = (2.0 * MARGIN + label + cell * names.len() as f64).max(520.0).ceil();
     let mut y = MARGIN + 18.0;
     page.text(MARGIN, y, "h1", title);
     if sound {
-        let head = format!("Bandwidth from row to column, {unit}");
-        y = page.matrix(y + 30.0, &head, &bandwidth, Quality::high(&bandwidth));
-        let (head, latency) = ("Latency of 8 bytes, µs", &pairs.latency_us);
-        y = page.matrix(y + 30.0, head, latency, Quality::low(latency));
+        let title = format!("Bandwidth from row to column, {unit}");
+        y = page.matrix(y + 30.0, &title, &bandwidth, ColorScale::high(&bandwidth));
+        let (title, latency) = ("Latency of 8 bytes, µs", &pairs.latency_us);
+        y = page.matrix(y + 30.0, title, latency, ColorScale::low(latency));
     }
     y = page.findings(y + 30.0, &pairs.findings, width);
     let height = (y + MARGIN).ceil();
@@ -52,27 +53,27 @@ pub fn draw(pairs: &Pairs, title: &str) -> String {
     )
 }
 
-/// The picture under construction.
-struct Page<'a> {
+/// The SVG under construction.
+struct SvgPage<'a> {
     out: String,
     names: &'a [String],
-    /// The width of the names.
+    /// Width of the row labels.
     label: f64,
     cell: f64,
 }
 
-impl Page<'_> {
+impl SvgPage<'_> {
     fn text(&mut self, x: f64, y: f64, class: &str, text: &str) {
         let text = escape(text);
         self.out.push_str(&format!("<text x=\"{x}\" y=\"{y}\" class=\"{class}\">{text}</text>\n"));
     }
 
-    /// Draws a matrix, and says where it ends.
-    fn matrix(&mut self, top: f64, head: &str, figures: &Matrix, quality: Quality) -> f64 {
-        self.text(MARGIN, top, "h2", head);
+    /// Draws a matrix; returns its bottom edge.
+    fn matrix(&mut self, top: f64, title: &str, values: &Matrix, scale: ColorScale) -> f64 {
+        self.text(MARGIN, top, "h2", title);
         let (names, left, cell) = (self.names, round(MARGIN + self.label + 8.0), self.cell);
-        let above = top + 12.0 + if cell == WIDE { LINE } else { 0.0 };
-        if cell == WIDE {
+        let above = top + 12.0 + if cell == LABELLED_CELL { LINE_HEIGHT } else { 0.0 };
+        if cell == LABELLED_CELL {
             for (at, name) in names.iter().enumerate() {
                 let rank = name.rsplit(' ').next().unwrap_or_default();
                 let x = left + cell * (at as f64 + 0.5);
@@ -80,23 +81,23 @@ impl Page<'_> {
             }
         }
         let height = cell.min(26.0);
-        for (i, row) in figures.iter().enumerate() {
+        for (i, row) in values.iter().enumerate() {
             let y = round(above + height * i as f64);
             let place = round(y + height / 2.0 + 4.0);
             self.text(left - 8.0, place, "end", &names[i]);
-            for (j, figure) in row.iter().enumerate() {
-                let Some(figure) = figure else { continue };
+            for (j, value) in row.iter().enumerate() {
+                let Some(value) = value else { continue };
                 let x = round(left + cell * j as f64);
-                let shade = quality.step(*figure, SHADES);
-                let tip = format!("{} to {}: {}", names[i], names[j], short(*figure));
+                let shade = scale.step(*value, SHADES);
+                let tip = format!("{} to {}: {}", names[i], names[j], short(*value));
                 self.tile(x, y, height, shade, &tip);
-                if cell == WIDE {
+                if cell == LABELLED_CELL {
                     let class = if shade < DARK_SHADES { "mid on-low" } else { "mid on-high" };
-                    self.text(x + cell / 2.0, place, class, &short(*figure));
+                    self.text(x + cell / 2.0, place, class, &short(*value));
                 }
             }
         }
-        above + height * figures.len() as f64
+        above + height * values.len() as f64
     }
 
     fn tile(&mut self, x: f64, y: f64, height: f64, shade: usize, tip: &str) {
@@ -108,25 +109,25 @@ impl Page<'_> {
     }
 
     fn findings(&mut self, top: f64, findings: &[String], width: f64) -> f64 {
-        let room = (((width - 2.0 * MARGIN) / LETTER) as usize).max(LEAST_LINE);
+        let width = (((width - 2.0 * MARGIN) / CHAR_WIDTH) as usize).max(MIN_LINE_CHARS);
         let mut y = top;
         for finding in findings {
-            for line in wrapped(finding, room) {
+            for line in wrap(finding, width) {
                 self.text(MARGIN, y, "", &line);
-                y += LINE;
+                y += LINE_HEIGHT;
             }
-            y += LINE / 2.0;
+            y += LINE_HEIGHT / 2.0;
         }
         y
     }
 }
 
-/// A text in lines of at most `room` characters; a longer word stands alone.
-fn wrapped(text: &str, room: usize) -> Vec<String> {
+/// Wraps text at `width` characters; longer words are not split.
+fn wrap(text: &str, width: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split_whitespace() {
         match lines.last_mut() {
-            Some(line) if line.chars().count() + word.chars().count() < room => {
+            Some(line) if line.chars().count() + word.chars().count() < width => {
                 line.push(' ');
                 line.push_str(word);
             }
@@ -136,29 +137,12 @@ fn wrapped(text: &str, room: usize) -> Vec<String> {
     lines
 }
 
-/// A foreign text as it may stand in an element: what XML does not allow is replaced.
-fn escape(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '"' => out.push_str("&quot;"),
-            '\'' => out.push_str("&#39;"),
-            c if c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}') => out.push('?'),
-            c => out.push(c),
-        }
-    }
-    out
-}
-
-/// To a tenth of a unit, for short files that are the same everywhere.
+/// Rounds to 0.1, for short and reproducible files.
 fn round(value: f64) -> f64 {
     (value * 10.0).round() / 10.0
 }
 
-/// The style sheet. From red to blue: colours that nearly everybody can tell apart.
+/// The style sheet. Red to blue, a colour-blind safe scale.
 fn style() -> String {
     let shades =
         ["#b2182b", "#d6604d", "#ef9a6b", "#f6c79b", "#e3e0d0", "#b9d3e0", "#8ab8d6", "#5a98c6"];
@@ -198,12 +182,14 @@ mod tests {
     }
 
     #[test]
-    fn every_cell_is_there_and_every_text_is_escaped() {
-        for (n, figures) in [(1, true), (5, true), (40, false)] {
+    fn all_cells_are_drawn_and_all_text_is_escaped() {
+        for (n, values) in [(1, true), (5, true), (40, false)] {
             let svg = draw(&pairs(n), "A & B");
             assert_eq!(svg.matches("<rect x=").count(), 2 * n * (n - 1));
-            assert_eq!(svg.contains("on-high\">") || n == 1, figures);
-            assert!(!svg.contains("<n1>") && svg.contains("&lt;n1&gt; &amp; &lt;n2&gt;: slow?"));
+            assert_eq!(svg.contains("on-high\">") || n == 1, values);
+            assert!(
+                !svg.contains("<n1>") && svg.contains("&lt;n1&gt; &amp; &lt;n2&gt;: slow\u{fffd}")
+            );
             assert!(svg.contains("<title>A &amp; B</title>"));
             for element in ["svg", "text", "title", "rect"] {
                 let ends = svg.matches(&format!("</{element}>")).count();
@@ -216,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn what_contradicts_itself_is_not_drawn() {
+    fn malformed_matrices_are_not_drawn() {
         let mut odd = pairs(3);
         odd.bandwidth.pop();
         assert_eq!(draw(&odd, "").matches("<rect x=").count(), 0);

@@ -1,83 +1,83 @@
-//! The matrices for a terminal: figures where there is room for them, else one sign for each.
+//! The matrices as a text heat map: values where they fit, else one glyph per cell.
 
 use regatta_model::bench::{Matrix, PairEnd, Pairs};
 
-use super::judge::words::short;
+use super::diagnose::messages::short;
 
-/// From the worst to as good as the best.
-const SIGNS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+/// From worst to best.
+const GLYPHS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
-/// Columns of a figure with its sign and the space before.
+/// Width of a value with its glyph and a space.
 const CELL: usize = 7;
 
-/// Longer names are cut.
-const LONGEST_NAME: usize = 24;
+/// Longer host names are truncated.
+const MAX_NAME_CHARS: usize = 24;
 
-/// Both matrices in so many columns. The row sends, the column receives.
+/// Both matrices in `columns` columns. Rows send, columns receive.
 pub fn draw(pairs: &Pairs, columns: usize) -> String {
     if pairs.fault().is_some() || pairs.ends.is_empty() {
         return String::new();
     }
     let (bandwidth, unit) = in_unit(&pairs.bandwidth);
-    let title = format!("bandwidth from the row's to the column's rank, {unit}");
-    let first = matrix(&title, &pairs.ends, &bandwidth, columns, Quality::high(&bandwidth));
-    let (title, latency) = ("latency of 8 bytes, half of there and back, us", &pairs.latency_us);
-    let second = matrix(title, &pairs.ends, latency, columns, Quality::low(latency));
+    let title = format!("bandwidth from row to column, {unit}");
+    let first = matrix(&title, &pairs.ends, &bandwidth, columns, ColorScale::high(&bandwidth));
+    let (title, latency) = ("latency of 8 bytes (half round-trip), us", &pairs.latency_us);
+    let second = matrix(title, &pairs.ends, latency, columns, ColorScale::low(latency));
     format!("{first}\n{second}")
 }
 
-/// How good figures are beside the best of a matrix.
+/// Scale of values relative to the best of a matrix.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Quality {
+pub(super) struct ColorScale {
     best: f64,
     high: bool,
 }
 
-impl Quality {
-    /// Of figures of which the highest is the best.
+impl ColorScale {
+    /// Higher is better.
     pub fn high(matrix: &Matrix) -> Self {
-        Self { best: figures(matrix).fold(0.0, f64::max), high: true }
+        Self { best: values(matrix).fold(0.0, f64::max), high: true }
     }
 
-    /// Of those of which the lowest is.
+    /// Lower is better.
     pub fn low(matrix: &Matrix) -> Self {
-        Self { best: figures(matrix).fold(f64::INFINITY, f64::min), high: false }
+        Self { best: values(matrix).fold(f64::INFINITY, f64::min), high: false }
     }
 
-    /// Which of so many steps a figure is on; the last is that of the best.
-    pub fn step(self, figure: f64, steps: usize) -> usize {
-        let part = if self.high { figure / self.best } else { self.best / figure };
-        let part = if part.is_nan() { 0.0 } else { part.clamp(0.0, 1.0) };
-        ((part * steps as f64) as usize).min(steps - 1)
+    /// Step of a value out of `steps`; the last is the best.
+    pub fn step(self, value: f64, steps: usize) -> usize {
+        let ratio = if self.high { value / self.best } else { self.best / value };
+        let ratio = if ratio.is_nan() { 0.0 } else { ratio.clamp(0.0, 1.0) };
+        ((ratio * steps as f64) as usize).min(steps - 1)
     }
 
     fn worse(self, one: f64, other: f64) -> f64 {
         if self.high { one.min(other) } else { one.max(other) }
     }
 
-    fn sign(self, figure: f64) -> char {
-        SIGNS[self.step(figure, SIGNS.len())]
+    fn glyph(self, value: f64) -> char {
+        GLYPHS[self.step(value, GLYPHS.len())]
     }
 }
 
-fn figures(matrix: &Matrix) -> impl Iterator<Item = f64> {
-    matrix.iter().flatten().flatten().copied().filter(|figure| figure.is_finite())
+fn values(matrix: &Matrix) -> impl Iterator<Item = f64> {
+    matrix.iter().flatten().flatten().copied().filter(|value| value.is_finite())
 }
 
-/// Bandwidths in the unit that suits the greatest of them.
+/// Bandwidths in GB/s, or in MB/s if all are below 1 GB/s.
 pub(super) fn in_unit(bandwidth: &Matrix) -> (Matrix, &'static str) {
-    if figures(bandwidth).any(|figure| figure >= 1.0) {
+    if values(bandwidth).any(|value| value >= 1.0) {
         return (bandwidth.clone(), "GB/s");
     }
     let cell = |cell: &Option<f64>| cell.map(|gb| gb * 1e3);
     (bandwidth.iter().map(|row| row.iter().map(cell).collect()).collect(), "MB/s")
 }
 
-/// Names for rows: host and rank, of foreign hosts what a terminal can show.
+/// Row labels: host and rank, with non-printable characters replaced.
 pub(super) fn names(ends: &[PairEnd]) -> Vec<String> {
     let name = |end: &PairEnd| {
         let plain = |c: char| if c == ' ' || c.is_ascii_graphic() { c } else { '?' };
-        let host: String = end.host.chars().take(LONGEST_NAME).map(plain).collect();
+        let host: String = end.host.chars().take(MAX_NAME_CHARS).map(plain).collect();
         format!("{host} {}", end.rank)
     };
     ends.iter().map(name).collect()
@@ -86,32 +86,32 @@ pub(super) fn names(ends: &[PairEnd]) -> Vec<String> {
 fn matrix(
     title: &str,
     ends: &[PairEnd],
-    figures: &Matrix,
+    values: &Matrix,
     columns: usize,
-    quality: Quality,
+    scale: ColorScale,
 ) -> String {
     let names = names(ends);
     let label = names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
-    let room = columns.saturating_sub(label + 1);
-    if ends.len() * CELL <= room {
-        return with_figures(title, &names, label, figures, quality);
+    let width = columns.saturating_sub(label + 1);
+    if ends.len() * CELL <= width {
+        return with_values(title, &names, label, values, scale);
     }
-    with_signs(title, &names, label, figures, room.max(8), quality)
+    with_glyphs(title, &names, label, values, width.max(8), scale)
 }
 
-fn with_figures(
+fn with_values(
     title: &str,
     names: &[String],
     label: usize,
-    figures: &Matrix,
-    quality: Quality,
+    values: &Matrix,
+    scale: ColorScale,
 ) -> String {
     let ranks = names.iter().map(|name| name.rsplit(' ').next().unwrap_or_default());
-    let head: String = ranks.map(|rank| format!("{rank:>CELL$}")).collect();
-    let mut text = format!("{title}\n{:label$} {head}\n", "");
-    for (name, row) in names.iter().zip(figures) {
+    let header: String = ranks.map(|rank| format!("{rank:>CELL$}")).collect();
+    let mut text = format!("{title}\n{:label$} {header}\n", "");
+    for (name, row) in names.iter().zip(values) {
         let cell = |cell: &Option<f64>| match cell {
-            Some(figure) => format!("{:>1$}{2}", short(*figure), CELL - 1, quality.sign(*figure)),
+            Some(value) => format!("{:>1$}{2}", short(*value), CELL - 1, scale.glyph(*value)),
             None => format!("{:>CELL$}", "·"),
         };
         let cells: String = row.iter().map(cell).collect();
@@ -120,27 +120,27 @@ fn with_figures(
     text
 }
 
-/// One sign a figure; if there are more than fit, one for the worst of several.
-fn with_signs(
+/// One glyph per cell, or per block of cells (the worst) if they do not fit.
+fn with_glyphs(
     title: &str,
     names: &[String],
     label: usize,
-    figures: &Matrix,
-    room: usize,
-    quality: Quality,
+    values: &Matrix,
+    width: usize,
+    scale: ColorScale,
 ) -> String {
-    let step = names.len().div_ceil(room).max(1);
+    let step = names.len().div_ceil(width).max(1);
     let of = |rows: &[Vec<Option<f64>>], at: usize| {
         let cells = rows.iter().flat_map(|row| row[at..row.len().min(at + step)].iter().flatten());
-        let worst = cells.copied().reduce(|one, other| quality.worse(one, other));
-        worst.map_or('·', |figure| quality.sign(figure))
+        let worst = cells.copied().reduce(|one, other| scale.worse(one, other));
+        worst.map_or('·', |value| scale.glyph(value))
     };
-    let folded = if step == 1 { String::new() } else { format!(", the worst of {step} by {step}") };
-    let mut text = format!("{title}; █ is {}{folded}\n", short(quality.best));
-    for (name, rows) in names.chunks(step).zip(figures.chunks(step)) {
-        let signs: String = (0..names.len()).step_by(step).map(|at| of(rows, at)).collect();
+    let folded = if step == 1 { String::new() } else { format!(", worst of {step} × {step}") };
+    let mut text = format!("{title}; █ = {}{folded}\n", short(scale.best));
+    for (name, rows) in names.chunks(step).zip(values.chunks(step)) {
+        let glyphs: String = (0..names.len()).step_by(step).map(|at| of(rows, at)).collect();
         let first = name.first().map(String::as_str).unwrap_or_default();
-        text.push_str(&format!("{first:label$} {signs}\n"));
+        text.push_str(&format!("{first:label$} {glyphs}\n"));
     }
     text
 }
@@ -150,9 +150,9 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn pairs(n: usize, figure: impl Fn(usize, usize) -> f64) -> Pairs {
+    fn pairs(n: usize, value: impl Fn(usize, usize) -> f64) -> Pairs {
         let end = |at: usize| PairEnd { rank: at as u32, host: format!("node{at}") };
-        let row = |i: usize| (0..n).map(|j| (i != j).then(|| figure(i, j))).collect();
+        let row = |i: usize| (0..n).map(|j| (i != j).then(|| value(i, j))).collect();
         let square: Matrix = (0..n).map(row).collect();
         Pairs {
             ends: (0..n).map(end).collect(),
@@ -164,31 +164,31 @@ mod tests {
     }
 
     #[test]
-    fn few_are_drawn_with_figures() {
+    fn small_matrices_show_values() {
         let text = draw(&pairs(3, |i, j| if (i, j) == (0, 2) { 0.025 } else { 0.1 }), 80);
-        let wanted = "bandwidth from the row's to the column's rank, MB/s
+        let expected = "bandwidth from row to column, MB/s
               0      1      2
 node0 0       ·   100█  25.0▃
 node1 1    100█      ·   100█
 node2 2    100█   100█      ·
 ";
-        assert!(text.starts_with(wanted), "{text}");
+        assert!(text.starts_with(expected), "{text}");
         assert!(text.contains("node0 0       ·  0.10▃  0.03█\n"), "{text}");
     }
 
     #[test]
-    fn many_are_drawn_with_signs_and_the_worst_is_seen() {
+    fn large_matrices_show_the_worst_of_each_block() {
         let bad = |i, j| if (i, j) == (70, 3) { 1.0 } else { 8.0 };
         let text = draw(&pairs(100, bad), 60);
         let bandwidth: Vec<&str> = text.lines().take_while(|line| !line.is_empty()).collect();
-        assert!(bandwidth[0].ends_with("GB/s; █ is 8.00, the worst of 2 by 2"), "{text}");
+        assert!(bandwidth[0].ends_with("GB/s; █ = 8.00, worst of 2 × 2"), "{text}");
         assert_eq!(bandwidth.len(), 51);
         assert!(bandwidth[36].starts_with("node70 70 █▂█"), "{text}");
         assert!(bandwidth.iter().all(|line| line.chars().count() <= 60 || line.contains("GB/s")));
     }
 
     #[test]
-    fn names_cannot_steer_a_terminal() {
+    fn control_characters_in_host_names_are_replaced() {
         let mut pairs = pairs(2, |_, _| 1.0);
         pairs.ends[0].host = "a\u{1b}[31m\nb".to_owned();
         assert!(draw(&pairs, 80).contains("\na?[31m?b 0"));
@@ -196,7 +196,7 @@ node2 2    100█   100█      ·
 
     proptest! {
         #[test]
-        fn any_width_and_number_can_be_drawn(n in 0usize..70, columns in 0usize..200) {
+        fn any_size_and_width_can_be_drawn(n in 0usize..70, columns in 0usize..200) {
             let text = draw(&pairs(n, |i, j| (i * j) as f64), columns);
             prop_assert_eq!(text.is_empty(), n == 0);
         }

@@ -1,32 +1,32 @@
-//! Results drawn: bandwidth and time over size, as SVG and as an HTML page with the tables.
+//! Plots of bandwidth and time over size, as SVG, or as an HTML page with tables.
 //!
-//! A drawing is all in one file, light or dark as its reader's screen is.
+//! A plot is self-contained and adapts to light and dark mode.
 
 mod axis;
-mod page;
+mod html;
 mod panel;
 
 use regatta_model::{BenchResult, Operation};
 
+use crate::buffer_mode::BufferMode;
 use crate::compare::by_size;
-use crate::figure::Figure;
-use crate::place::Place;
-use panel::{COLOURS, Frame, Series};
+use crate::metric::Metric;
+use panel::{Frame, PALETTE_SIZE, Series};
 
-pub use page::html;
+pub use html::{html, operations};
 
-/// The width of a drawing, and what a panel has of it.
+/// Width of a plot and of its panels.
 const WIDTH: f64 = 900.0;
 const LEFT: f64 = 80.0;
 const PANEL_WIDTH: f64 = 790.0;
 const PANEL_HEIGHT: f64 = 260.0;
-/// Above the first panel without its legend, between panels, and below the last.
+/// Space above the first panel (without the legend) and between panels.
 const TOP: f64 = 84.0;
 const BETWEEN: f64 = 74.0;
 const LEGEND_LINE: f64 = 20.0;
 
-/// Colours of lines that can be told apart, also by those who see few colours: on white, on black.
-const PALETTE: [(&str, &str); COLOURS] = [
+/// Colour-blind safe line colours: light mode, dark mode.
+const PALETTE: [(&str, &str); PALETTE_SIZE] = [
     ("#0068b5", "#5fb0ff"),
     ("#c8500a", "#ff9d5c"),
     ("#00795a", "#3fd1a5"),
@@ -37,39 +37,39 @@ const PALETTE: [(&str, &str); COLOURS] = [
     ("#a11d1d", "#ff8080"),
 ];
 
-/// Draws an operation of several results, each a line: bandwidth in one panel and time in another.
-/// `None` where none of them has a figure of it.
+/// Plots an operation of several results: a bandwidth panel and a time panel, one line per result.
+/// `None` if there are no values.
 pub fn svg(results: &[BenchResult], operation: &Operation) -> Option<String> {
-    let bandwidth = match Figure::usual(operation) {
-        Figure::Time => Figure::BusBandwidth,
-        figure => figure,
+    let bandwidth = match Metric::default_for(operation) {
+        Metric::Time => Metric::BusBandwidth,
+        metric => metric,
     };
-    let place = common_place(results, operation);
-    let figures = [bandwidth, Figure::Time];
-    let panels: Vec<(Figure, Vec<Series>)> = figures
+    let place = common_mode(results, operation);
+    let metrics = [bandwidth, Metric::Time];
+    let panels: Vec<(Metric, Vec<Series>)> = metrics
         .into_iter()
-        .map(|figure| (figure, all_series(results, operation, figure, place)))
+        .map(|metric| (metric, series_of(results, operation, metric, place)))
         .filter(|(_, all)| all.iter().any(|series| !series.values.is_empty()))
         .collect();
     (!panels.is_empty()).then(|| drawing(operation, place, &panels))
 }
 
-/// Out of place, if all have it; else in place.
-fn common_place(results: &[BenchResult], operation: &Operation) -> Place {
+/// Out of place if all rows have it, else in place.
+fn common_mode(results: &[BenchResult], operation: &Operation) -> BufferMode {
     let tables = results.iter().flat_map(|result| &result.tables);
     let mut rows = tables.filter(|table| table.operation == *operation).flat_map(|t| &t.rows);
     match rows.all(|row| row.out_of_place.is_some()) {
-        true => Place::OutOfPlace,
-        false => Place::InPlace,
+        true => BufferMode::OutOfPlace,
+        false => BufferMode::InPlace,
     }
 }
 
-/// A line for each table of the operation; where a result has several, with the type it is of.
-fn all_series(
+/// One series per table of the operation; the label names the type if a result has several.
+fn series_of(
     results: &[BenchResult],
     operation: &Operation,
-    figure: Figure,
-    place: Place,
+    metric: Metric,
+    place: BufferMode,
 ) -> Vec<Series> {
     let mut all = Vec::new();
     for result in results {
@@ -81,20 +81,20 @@ fn all_series(
                 1 => result.label.clone(),
                 _ => format!("{} ({})", result.label, kind.collect::<Vec<_>>().join(" ")),
             };
-            all.push(Series { label, values: by_size(result, table, figure, place) });
+            all.push(Series { label, values: by_size(result, table, metric, place) });
         }
     }
     all
 }
 
-fn drawing(operation: &Operation, place: Place, panels: &[(Figure, Vec<Series>)]) -> String {
+fn drawing(operation: &Operation, place: BufferMode, panels: &[(Metric, Vec<Series>)]) -> String {
     let labels: Vec<&str> =
         panels.first().iter().flat_map(|(_, all)| all.iter().map(|s| s.label.as_str())).collect();
     let legend_height = LEGEND_LINE * labels.len() as f64;
     let each = PANEL_HEIGHT + BETWEEN;
     let height = TOP + legend_height + each * panels.len() as f64;
-    let title = escaped(&format!("{operation}, {place}, by size"));
-    let names: Vec<String> = labels.iter().map(|label| escaped(label)).collect();
+    let title = escape(&format!("{operation}, {place}, by size"));
+    let names: Vec<String> = labels.iter().map(|label| escape(label)).collect();
     let id = identifier(operation);
     let mut text = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" class=\"regatta-plot\" role=\"img\" \
@@ -107,10 +107,10 @@ fn drawing(operation: &Operation, place: Place, panels: &[(Figure, Vec<Series>)]
         style()
     );
     text.push_str(&legend(&names));
-    for (index, (figure, all)) in panels.iter().enumerate() {
+    for (index, (metric, all)) in panels.iter().enumerate() {
         let top = TOP + legend_height + each * index as f64;
         let frame = Frame { left: LEFT, top, width: PANEL_WIDTH, height: PANEL_HEIGHT };
-        text.push_str(&panel::draw(frame, *figure, all));
+        text.push_str(&panel::draw(frame, *metric, all));
     }
     text.push_str("</svg>\n");
     text
@@ -120,7 +120,7 @@ fn legend(names: &[String]) -> String {
     let mut text = String::new();
     for (index, name) in names.iter().enumerate() {
         let y = 58.0 + LEGEND_LINE * index as f64;
-        let (colour, mark) = (index % COLOURS, panel::mark(index, LEFT + 12.0, y - 4.0));
+        let (colour, mark) = (index % PALETTE_SIZE, panel::mark(index, LEFT + 12.0, y - 4.0));
         text.push_str(&format!(
             "<path class=\"line c{colour}\" d=\"M{LEFT} {:.1}h24\"/><path class=\"mark c{colour}\" \
              d=\"{mark}\"/><text class=\"label\" x=\"{:.1}\" y=\"{y:.1}\">{name}</text>\n",
@@ -131,7 +131,7 @@ fn legend(names: &[String]) -> String {
     text
 }
 
-/// The looks, for light and for dark screens. All rules are for our drawings alone.
+/// Style sheet for light and dark mode, scoped to our plots.
 fn style() -> String {
     let colours = |dark: bool| -> String {
         let one = |(index, (light, black)): (usize, &(&str, &str))| {
@@ -155,14 +155,14 @@ fn style() -> String {
     )
 }
 
-/// A name for the drawing's parts that no other operation's drawing has.
+/// An id prefix unique to the operation.
 fn identifier(operation: &Operation) -> String {
     let letter = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
     format!("plot-{}", operation.name().chars().map(letter).collect::<String>())
 }
 
-/// Text as it may stand in SVG and HTML, also between quotes. What XML cannot hold is replaced.
-pub(crate) fn escaped(text: &str) -> String {
+/// Escapes text for SVG and HTML, also in attributes; invalid XML characters are replaced.
+pub(crate) fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for letter in text.chars() {
         match letter {

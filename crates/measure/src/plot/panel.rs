@@ -1,14 +1,14 @@
-//! One panel of a drawing: a frame with its axes and a line for each result.
+//! One panel of a plot: axes and one line per result.
 
 use std::collections::BTreeMap;
 
 use regatta_model::units::bytes;
 
-use super::axis::Axis;
-use super::escaped;
-use crate::figure::Figure;
+use super::axis::PlotAxis;
+use super::escape;
+use crate::metric::Metric;
 
-/// Where a panel is, and how large, in the drawing's units.
+/// Position and size of a panel.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Frame {
     pub left: f64,
@@ -24,66 +24,66 @@ pub(super) struct Series {
     pub values: BTreeMap<u64, f64>,
 }
 
-/// Shapes tell lines apart where colours do not.
+/// Marker shapes, in addition to colours.
 const SHAPES: usize = 4;
-/// How many colours there are.
-pub(super) const COLOURS: usize = 8;
+/// Number of colours.
+pub(super) const PALETTE_SIZE: usize = 8;
 
 /// Draws a panel.
-pub(super) fn draw(frame: Frame, figure: Figure, all: &[Series]) -> String {
+pub(super) fn draw(frame: Frame, metric: Metric, all: &[Series]) -> String {
     let sizes = all.iter().flat_map(|series| series.values.keys().map(|size| *size as f64));
     let values = || all.iter().flat_map(|series| series.values.values().copied());
-    let x = Axis::log(2.0, sizes.map(|size| size.max(1.0)));
-    let y = match figure.is_bandwidth() {
-        true => Axis::from_zero(values()),
-        false => Axis::log(10.0, values()),
+    let x = PlotAxis::log(2.0, sizes.map(|size| size.max(1.0)));
+    let y = match metric.is_bandwidth() {
+        true => PlotAxis::from_zero(values()),
+        false => PlotAxis::log(10.0, values()),
     };
     let mut text = String::from("<g>\n");
-    text.push_str(&grid(frame, x, y, figure));
+    text.push_str(&grid(frame, x, y, metric));
     for (index, series) in all.iter().enumerate().filter(|(_, s)| !s.values.is_empty()) {
-        text.push_str(&line(frame, x, y, figure, index, series));
+        text.push_str(&line(frame, x, y, metric, index, series));
     }
     text.push_str("</g>\n");
     text
 }
 
-fn across(frame: Frame, x: Axis, size: f64) -> f64 {
+fn x_of(frame: Frame, x: PlotAxis, size: f64) -> f64 {
     frame.left + x.position(size) * frame.width
 }
 
-fn up(frame: Frame, y: Axis, value: f64) -> f64 {
+fn y_of(frame: Frame, y: PlotAxis, value: f64) -> f64 {
     frame.top + (1.0 - y.position(value)) * frame.height
 }
 
-fn grid(frame: Frame, x: Axis, y: Axis, figure: Figure) -> String {
+fn grid(frame: Frame, x: PlotAxis, y: PlotAxis, metric: Metric) -> String {
     let Frame { left, top, width, height } = frame;
     let (right, bottom) = (left + width, top + height);
-    let name = if figure.is_bandwidth() { figure.name() } else { "time" };
+    let name = if metric.is_bandwidth() { metric.name() } else { "time" };
     let mut text =
         format!("<text class=\"name\" x=\"{left}\" y=\"{:.1}\">{name}</text>\n", top - 10.0);
     for tick in y.ticks() {
-        let at = up(frame, y, tick);
-        let word = if figure.is_bandwidth() { plain(tick) } else { time(tick) };
+        let at = y_of(frame, y, tick);
+        let label = if metric.is_bandwidth() { plain(tick) } else { time(tick) };
         let end = left - 8.0;
         text.push_str(&format!(
             "<path class=\"grid\" d=\"M{left:.1} {at:.1}H{right:.1}\"/>\
-             <text class=\"tick\" x=\"{end:.1}\" y=\"{:.1}\" text-anchor=\"end\">{word}</text>\n",
+             <text class=\"tick\" x=\"{end:.1}\" y=\"{:.1}\" text-anchor=\"end\">{label}</text>\n",
             at + 4.0
         ));
     }
     for tick in x.ticks() {
-        let at = across(frame, x, tick);
-        let word = bytes(tick as u64);
+        let at = x_of(frame, x, tick);
+        let label = bytes(tick as u64);
         text.push_str(&format!(
             "<path class=\"grid\" d=\"M{at:.1} {top:.1}V{bottom:.1}\"/>\
-             <text class=\"tick\" x=\"{at:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{word}</text>\n",
+             <text class=\"tick\" x=\"{at:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{label}</text>\n",
             bottom + 18.0
         ));
     }
     text
 }
 
-/// A time by the unit that suits it.
+/// A time with a suitable unit.
 fn time(us: f64) -> String {
     match us {
         us if us >= 1e6 => format!("{} s", plain(us / 1e6)),
@@ -92,24 +92,31 @@ fn time(us: f64) -> String {
     }
 }
 
-/// A number without zeros at its end.
+/// A number without trailing zeros.
 fn plain(value: f64) -> String {
     let text = format!("{value:.6}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
-fn line(frame: Frame, x: Axis, y: Axis, figure: Figure, index: usize, series: &Series) -> String {
+fn line(
+    frame: Frame,
+    x: PlotAxis,
+    y: PlotAxis,
+    metric: Metric,
+    index: usize,
+    series: &Series,
+) -> String {
     let place = |(size, value): (&u64, &f64)| {
-        (across(frame, x, (*size as f64).max(1.0)), up(frame, y, *value))
+        (x_of(frame, x, (*size as f64).max(1.0)), y_of(frame, y, *value))
     };
     let points: Vec<String> =
         series.values.iter().map(place).map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
-    let colour = index % COLOURS;
+    let colour = index % PALETTE_SIZE;
     let mut text =
         format!("<polyline class=\"line c{colour}\" points=\"{}\"/>\n", points.join(" "));
     for (size, value) in &series.values {
         let (x, y) = place((size, value));
-        let (label, unit) = (escaped(&series.label), figure.unit());
+        let (label, unit) = (escape(&series.label), metric.unit());
         text.push_str(&format!(
             "<path class=\"mark c{colour}\" d=\"{}\"><title>{label}: {}, {} {unit}</title></path>\n",
             mark(index, x, y),
@@ -120,7 +127,7 @@ fn line(frame: Frame, x: Axis, y: Axis, figure: Figure, index: usize, series: &S
     text
 }
 
-/// The shape of a result's points.
+/// Marker of a result's points.
 pub(super) fn mark(index: usize, x: f64, y: f64) -> String {
     match index % SHAPES {
         0 => format!("M{:.1} {y:.1}a3.5 3.5 0 1 0 7 0a3.5 3.5 0 1 0 -7 0Z", x - 3.5),

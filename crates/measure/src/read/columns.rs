@@ -1,8 +1,8 @@
-//! The columns of nccl-tests and rccl-tests, of all their versions, and their rows.
+//! Columns and rows of nccl-tests and rccl-tests output, in all versions.
 
 use regatta_model::{BenchRow, Measurement};
 
-use crate::place::Place;
+use crate::buffer_mode::BufferMode;
 
 /// One column.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -12,147 +12,149 @@ enum Column {
     Type,
     Redop,
     Root,
-    Figure(Place, Figure),
-    /// A word of the time of day.
-    Stamp,
-    /// One that we do not know, by its name.
-    Other(Place, String),
+    Metric(BufferMode, MetricColumn),
+    /// One word of a timestamp.
+    Timestamp,
+    /// An unknown column, by name.
+    Other(BufferMode, String),
 }
 
-/// A column that comes once out of place and once in place.
+/// A column that occurs out of place and in place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Figure {
+enum MetricColumn {
     Time,
     Algbw,
     Busbw,
     Wrong,
     Error,
-    Least,
-    Most,
+    Min,
+    Max,
     P99,
-    Variation,
+    Cv,
 }
 
-/// What the head of a table says of its columns.
+/// Columns of a table, from its header.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Columns(Vec<Column>);
+pub(super) struct ColumnLayout(Vec<Column>);
 
-/// A row with what its table is known by.
+/// A row with the key of its table.
 #[derive(Debug, Default, PartialEq)]
-pub(super) struct Row {
+pub(super) struct ParsedRow {
     pub dtype: Option<String>,
     pub redop: Option<String>,
     pub root: Option<i64>,
     pub row: BenchRow,
 }
 
-/// A word that is not what its column wants.
+/// A word that does not match its column.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Misfit {
+pub(super) struct ColumnMismatch {
     pub expected: String,
     pub found: String,
 }
 
-/// A figure that was not measured.
-const UNKNOWN: &str = "N/A";
-/// What our own writer has where a result does not say what was measured.
-pub(crate) const NOT_SAID: &str = "-";
+/// An unmeasured value.
+const NOT_AVAILABLE: &str = "N/A";
+/// Written by our own writer for absent values.
+pub(crate) const ABSENT: &str = "-";
 
-/// Heads that are no columns: they group others.
-const GROUPS: [&str; 4] = ["out-of-place", "in-place", "(+", "per-iteration)"];
+/// Header words that group columns.
+const GROUP_HEADERS: [&str; 4] = ["out-of-place", "in-place", "(+", "per-iteration)"];
 
-impl Columns {
-    /// Reads the line with the columns' names, if it is one. `first` is the place of the first
-    /// time, which some versions show alone.
+impl ColumnLayout {
+    /// Parses the header line; `None` if it is none. `first` is the mode of the first time column;
+    /// some versions print only one mode.
     ///
-    /// Where text was copied off slides, heads are spread over several lines: then the columns are
-    /// those that every version has had since 2.13.
-    pub fn of_head(head: &str, first: Place) -> Option<Self> {
-        let names: Vec<&str> = head
+    /// Tables copied from slides split the header over several lines; then the standard columns are
+    /// assumed.
+    pub fn from_header(header: &str, first: BufferMode) -> Option<Self> {
+        let names: Vec<&str> = header
             .split_whitespace()
-            .filter(|name| !GROUPS.contains(name) && !is_unit(name))
+            .filter(|name| !GROUP_HEADERS.contains(name) && !is_unit(name))
             .collect();
         if !names.starts_with(&["size", "count"]) {
             return None;
         }
-        let mut columns: Vec<Column> = names.iter().map_while(|name| lead(name)).collect();
-        let figures = &names[columns.len()..];
-        if is_scattered(figures) {
-            columns.extend(usual_figures());
+        let mut columns: Vec<Column> =
+            names.iter().map_while(|name| leading_column(name)).collect();
+        let metrics = &names[columns.len()..];
+        if is_incomplete(metrics) {
+            columns.extend(standard_metrics());
             return Some(Self(columns));
         }
         let mut place = None;
-        for name in figures {
-            let figure = figure(name);
-            if figure == Some(Figure::Time) {
-                place = Some(if place.is_none() { first } else { Place::InPlace });
+        for name in metrics {
+            let metric = metric_column(name);
+            if metric == Some(MetricColumn::Time) {
+                place = Some(if place.is_none() { first } else { BufferMode::InPlace });
             }
             let place = place.unwrap_or(first);
-            match (figure, *name) {
-                (Some(figure), _) => columns.push(Column::Figure(place, figure)),
-                (None, "timestamp") => columns.extend([Column::Stamp, Column::Stamp]),
+            match (metric, *name) {
+                (Some(metric), _) => columns.push(Column::Metric(place, metric)),
+                (None, "timestamp") => columns.extend([Column::Timestamp, Column::Timestamp]),
                 (None, other) => columns.push(Column::Other(place, other.to_owned())),
             }
         }
         Some(Self(columns))
     }
 
-    /// What every version has had since 2.13.
-    pub fn usual() -> Self {
-        let lead = [Column::Size, Column::Count, Column::Type, Column::Redop, Column::Root];
-        Self(lead.into_iter().chain(usual_figures()).collect())
+    /// The columns of every version since 2.13.
+    pub fn standard() -> Self {
+        let leading = [Column::Size, Column::Count, Column::Type, Column::Redop, Column::Root];
+        Self(leading.into_iter().chain(standard_metrics()).collect())
     }
 
-    /// How many words a whole row has.
+    /// Words of a complete row.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether a line is a row: it begins as one does, or has as many words behind a size.
+    /// Whether a line is a row: it starts like one, or has a size and the right number of words.
     pub fn is_row(&self, words: &[&str]) -> bool {
         let sized = words.first().is_some_and(|word| word.parse::<u64>().is_ok());
-        self.begins_row(words) || (sized && words.len() == self.len())
+        self.starts_row(words) || (sized && words.len() == self.len())
     }
 
-    /// Whether a line begins as a row does.
-    pub fn begins_row(&self, words: &[&str]) -> bool {
-        let lead = |column: &&Column| !matches!(column, Column::Figure(..));
-        let lead: Vec<&Column> = self.0.iter().take_while(lead).collect();
+    /// Whether a line starts like a row.
+    pub fn starts_row(&self, words: &[&str]) -> bool {
+        let is_leading = |column: &&Column| !matches!(column, Column::Metric(..));
+        let leading: Vec<&Column> = self.0.iter().take_while(is_leading).collect();
         let fits = |(column, word): (&&Column, &&str)| match column {
             Column::Size => word.parse::<u64>().is_ok(),
-            Column::Count => *word == NOT_SAID || word.parse::<u64>().is_ok(),
-            Column::Root => *word == NOT_SAID || word.parse::<i64>().is_ok(),
-            _ => *word == NOT_SAID || word.starts_with(|c: char| c.is_ascii_alphabetic()),
+            Column::Count => *word == ABSENT || word.parse::<u64>().is_ok(),
+            Column::Root => *word == ABSENT || word.parse::<i64>().is_ok(),
+            _ => *word == ABSENT || word.starts_with(|c: char| c.is_ascii_alphabetic()),
         };
-        words.len() >= lead.len().min(3) && lead.iter().zip(words).all(fits)
+        words.len() >= leading.len().min(3) && leading.iter().zip(words).all(fits)
     }
 
-    /// Whether the words of a line may be the rest of a row.
+    /// Whether the words may continue an interrupted row.
     pub fn continues_row(words: &[&str]) -> bool {
-        !words.is_empty() && words.iter().all(|word| number(word).is_ok() || *word == UNKNOWN)
+        !words.is_empty()
+            && words.iter().all(|word| parse_metric(word).is_ok() || *word == NOT_AVAILABLE)
     }
 
-    /// Whether so many words are a row of one place alone, behind a gap where the other would be.
-    pub fn is_in_place_alone(&self, line: &str, words: &[&str]) -> bool {
-        let figures = |place| move |c: &&Column| matches!(c, Column::Figure(p, _) if *p == place);
-        let out = self.0.iter().filter(figures(Place::OutOfPlace)).count();
+    /// Whether the row has in-place values only, with a gap instead of the out-of-place columns.
+    pub fn is_in_place_only(&self, line: &str, words: &[&str]) -> bool {
+        let metrics = |place| move |c: &&Column| matches!(c, Column::Metric(p, _) if *p == place);
+        let out = self.0.iter().filter(metrics(BufferMode::OutOfPlace)).count();
         out > 0 && words.len() + out == self.len() && line.contains(&" ".repeat(30))
     }
 
-    /// Reads a row, or as much of it as there is.
-    pub fn row(&self, words: &[&str], in_place_alone: bool) -> Result<Row, Misfit> {
-        let is_out = |c: &Column| matches!(c, Column::Figure(Place::OutOfPlace, _));
-        let columns = self.0.iter().filter(|column| !(in_place_alone && is_out(column)));
-        let mut row = Row::default();
+    /// Parses a row; missing trailing columns stay absent.
+    pub fn row(&self, words: &[&str], in_place_only: bool) -> Result<ParsedRow, ColumnMismatch> {
+        let is_out = |c: &Column| matches!(c, Column::Metric(BufferMode::OutOfPlace, _));
+        let columns = self.0.iter().filter(|column| !(in_place_only && is_out(column)));
+        let mut row = ParsedRow::default();
         for (column, word) in columns.zip(words) {
-            column.fill(word, &mut row)?;
+            column.set(word, &mut row)?;
         }
         Ok(row)
     }
 }
 
-/// Names of what a row is, before its figures.
-fn lead(name: &str) -> Option<Column> {
+/// Columns before the metrics.
+fn leading_column(name: &str) -> Option<Column> {
     Some(match name {
         "size" => Column::Size,
         "count" => Column::Count,
@@ -163,17 +165,17 @@ fn lead(name: &str) -> Option<Column> {
     })
 }
 
-fn figure(name: &str) -> Option<Figure> {
+fn metric_column(name: &str) -> Option<MetricColumn> {
     Some(match name {
-        "time" | "cputime" => Figure::Time,
-        "algbw" => Figure::Algbw,
-        "busbw" => Figure::Busbw,
-        "#wrong" => Figure::Wrong,
-        "error" => Figure::Error,
-        "i_min" => Figure::Least,
-        "i_max" => Figure::Most,
-        "i_p99" => Figure::P99,
-        "i_cv%" | "i_cv" => Figure::Variation,
+        "time" | "cputime" => MetricColumn::Time,
+        "algbw" => MetricColumn::Algbw,
+        "busbw" => MetricColumn::Busbw,
+        "#wrong" => MetricColumn::Wrong,
+        "error" => MetricColumn::Error,
+        "i_min" => MetricColumn::Min,
+        "i_max" => MetricColumn::Max,
+        "i_p99" => MetricColumn::P99,
+        "i_cv%" | "i_cv" => MetricColumn::Cv,
         _ => return None,
     })
 }
@@ -182,60 +184,63 @@ fn is_unit(name: &str) -> bool {
     name.starts_with('(') && name.ends_with(')')
 }
 
-/// Whether a head lacks what every table has.
-fn is_scattered(figures: &[&str]) -> bool {
-    !figures.starts_with(&["time", "algbw", "busbw"])
-        && !figures.starts_with(&["cputime", "algbw", "busbw"])
+/// Whether the header lacks columns that every table has.
+fn is_incomplete(metrics: &[&str]) -> bool {
+    !metrics.starts_with(&["time", "algbw", "busbw"])
+        && !metrics.starts_with(&["cputime", "algbw", "busbw"])
 }
 
-fn usual_figures() -> impl Iterator<Item = Column> {
-    let figures = [Figure::Time, Figure::Algbw, Figure::Busbw, Figure::Wrong];
-    Place::BOTH
+fn standard_metrics() -> impl Iterator<Item = Column> {
+    let metrics =
+        [MetricColumn::Time, MetricColumn::Algbw, MetricColumn::Busbw, MetricColumn::Wrong];
+    BufferMode::BOTH
         .into_iter()
-        .flat_map(move |p| figures.into_iter().map(move |f| Column::Figure(p, f)))
+        .flat_map(move |p| metrics.into_iter().map(move |f| Column::Metric(p, f)))
 }
 
 impl Column {
-    fn fill(&self, word: &str, row: &mut Row) -> Result<(), Misfit> {
-        let misfit =
-            |expected: &str| Misfit { expected: expected.to_owned(), found: word.to_owned() };
+    fn set(&self, word: &str, row: &mut ParsedRow) -> Result<(), ColumnMismatch> {
+        let mismatch = |expected: &str| ColumnMismatch {
+            expected: expected.to_owned(),
+            found: word.to_owned(),
+        };
         match self {
             Self::Size => {
-                row.row.size_bytes = word.parse().map_err(|_| misfit("a size in bytes"))?;
+                row.row.size_bytes = word.parse().map_err(|_| mismatch("a size in bytes"))?;
             }
-            Self::Count | Self::Type | Self::Redop | Self::Root if word == NOT_SAID => {}
+            Self::Count | Self::Type | Self::Redop | Self::Root if word == ABSENT => {}
             Self::Count => {
-                row.row.count = Some(word.parse().map_err(|_| misfit("a count of elements"))?);
+                row.row.count = Some(word.parse().map_err(|_| mismatch("a count of elements"))?);
             }
             Self::Type => row.dtype = Some(word.to_owned()),
             Self::Redop => row.redop = Some(word.to_owned()),
-            Self::Root => {
-                row.root = Some(word.parse().map_err(|_| misfit("the number of a root"))?)
-            }
-            Self::Figure(place, figure) => {
-                let measured = place.of_mut(&mut row.row);
-                figure.fill(word, measured).map_err(misfit)?;
+            Self::Root => row.root = Some(word.parse().map_err(|_| mismatch("a root rank"))?),
+            Self::Metric(place, metric_column) => {
+                let measured = place.measurement_mut(&mut row.row);
+                metric_column.set(word, measured).map_err(mismatch)?;
             }
             Self::Other(place, name) => {
-                let measured = place.of_mut(&mut row.row);
-                let value = number(word).map_err(|()| misfit("a number"))?;
+                let measured = place.measurement_mut(&mut row.row);
+                let value = parse_metric(word).map_err(|()| mismatch("a number"))?;
                 measured.other.extend(value.map(|value| (name.clone(), value)));
             }
-            Self::Stamp => {}
+            Self::Timestamp => {}
         }
         Ok(())
     }
 }
 
-impl Figure {
-    fn fill(self, word: &str, measured: &mut Measurement) -> Result<(), &'static str> {
-        // What is wrong beyond all bounds is marked.
+impl MetricColumn {
+    fn set(self, word: &str, measured: &mut Measurement) -> Result<(), &'static str> {
+        // nccl-tests marks out-of-bounds values with `*`.
         let value = match (self, word) {
-            (_, UNKNOWN) => None,
-            (Self::Wrong, word) => number(word.trim_end_matches('*')).map_err(|()| self.name())?,
-            (_, word) => number(word).map_err(|()| self.name())?,
+            (_, NOT_AVAILABLE) => None,
+            (Self::Wrong, word) => {
+                parse_metric(word.trim_end_matches('*')).map_err(|()| self.name())?
+            }
+            (_, word) => parse_metric(word).map_err(|()| self.name())?,
         };
-        // A spread of nothing is none.
+        // Absent values do not create a spread.
         if value.is_none() {
             return Ok(());
         }
@@ -245,10 +250,10 @@ impl Figure {
             Self::Busbw => measured.busbw = value,
             Self::Wrong => measured.wrong = value.map(|value| value as u64),
             Self::Error => measured.error = value,
-            Self::Least => measured.spread.get_or_insert_default().min_us = value,
-            Self::Most => measured.spread.get_or_insert_default().max_us = value,
+            Self::Min => measured.spread.get_or_insert_default().min_us = value,
+            Self::Max => measured.spread.get_or_insert_default().max_us = value,
             Self::P99 => measured.spread.get_or_insert_default().p99_us = value,
-            Self::Variation => measured.spread.get_or_insert_default().cv_percent = value,
+            Self::Cv => measured.spread.get_or_insert_default().cv_percent = value,
         }
         Ok(())
     }
@@ -256,23 +261,23 @@ impl Figure {
     fn name(self) -> &'static str {
         match self {
             Self::Time => "a time in microseconds",
-            Self::Algbw => "the algorithm's bandwidth in GB/s",
-            Self::Busbw => "the bus bandwidth in GB/s",
+            Self::Algbw => "an algorithm bandwidth in GB/s",
+            Self::Busbw => "a bus bandwidth in GB/s",
             Self::Wrong => "a number of wrong elements or N/A",
             Self::Error => "a deviation or N/A",
-            Self::Least | Self::Most | Self::P99 => "a time in microseconds",
-            Self::Variation => "a variation in percent",
+            Self::Min | Self::Max | Self::P99 => "a time in microseconds",
+            Self::Cv => "a coefficient of variation in percent",
         }
     }
 }
 
-/// A figure. One below zero is none; one that is not finite is `None`.
-pub(super) fn number(word: &str) -> Result<Option<f64>, ()> {
+/// Parses a non-negative value; `None` if it is not finite.
+pub(super) fn parse_metric(word: &str) -> Result<Option<f64>, ()> {
     let plain = word.strip_prefix('-').unwrap_or(word);
     if plain.eq_ignore_ascii_case("nan") || word.eq_ignore_ascii_case("inf") {
         return Ok(None);
     }
-    // Words such as "infinity" are numbers to Rust.
+    // `f64::from_str` also accepts words such as "infinity".
     if !word.starts_with(|c: char| c.is_ascii_digit() || c == '.') {
         return Err(());
     }
@@ -294,9 +299,9 @@ mod tests {
     }
 
     #[test]
-    fn heads_of_many_versions() {
-        let out = |head: &str| Columns::of_head(head, Place::OutOfPlace);
-        assert_eq!(out(NOW), Some(Columns::usual()));
+    fn headers_of_all_versions_are_parsed() {
+        let out = |header: &str| ColumnLayout::from_header(header, BufferMode::OutOfPlace);
+        assert_eq!(out(NOW), Some(ColumnLayout::standard()));
         let old =
             "  size  count  type  redop  time  algbw  busbw  error  time  algbw  busbw  error";
         assert_eq!(out(old).unwrap().len(), 12);
@@ -306,41 +311,42 @@ mod tests {
         assert_eq!(out(bare).unwrap().len(), 11);
         let scattered =
             "\tsize (B)\tcount (elements)\ttype\tredop\troot\ttime (us)\tout-of-place\t";
-        assert_eq!(out(scattered), Some(Columns::usual()));
+        assert_eq!(out(scattered), Some(ColumnLayout::standard()));
         let stamped = format!("{NOW}          timestamp");
         assert_eq!(out(&stamped).unwrap().len(), 15);
         assert_eq!(out("  (B)  (elements)"), None);
     }
 
     #[test]
-    fn rows_are_read_whole_and_in_part() {
+    fn complete_and_partial_rows_are_parsed() {
         let line = "1024 256 float sum -1 10.5 0.10 0.15 0 N/A nan inf N/A";
-        let found = Columns::usual().row(&words(line), false).unwrap();
+        let found = ColumnLayout::standard().row(&words(line), false).unwrap();
         let out = found.row.out_of_place.unwrap();
         assert_eq!((out.time_us, out.busbw, out.wrong), (Some(10.5), Some(0.15), Some(0)));
         assert_eq!(found.root, Some(-1));
-        let part = Columns::usual().row(&words("1024 256 float sum -1 10.5"), false).unwrap();
-        assert_eq!(part.row.in_place, None);
+        let partial =
+            ColumnLayout::standard().row(&words("1024 256 float sum -1 10.5"), false).unwrap();
+        assert_eq!(partial.row.in_place, None);
     }
 
     #[test]
-    fn what_does_not_fit_is_named() {
-        let misfit = |line: &str| Columns::usual().row(&words(line), false).unwrap_err();
-        let found = misfit("1024 256 float sum -1 ten");
+    fn mismatches_are_reported_with_the_expected_column() {
+        let mismatch = |line: &str| ColumnLayout::standard().row(&words(line), false).unwrap_err();
+        let found = mismatch("1024 256 float sum -1 ten");
         assert_eq!(
             (found.expected.as_str(), found.found.as_str()),
             ("a time in microseconds", "ten")
         );
-        assert_eq!(misfit("1024 256 float sum -1 -3").expected, "a time in microseconds");
-        assert_eq!(misfit("1024 256 float sum -1 infinity").found, "infinity");
+        assert_eq!(mismatch("1024 256 float sum -1 -3").expected, "a time in microseconds");
+        assert_eq!(mismatch("1024 256 float sum -1 infinity").found, "infinity");
     }
 
     #[test]
     fn a_place_alone() {
         let line = format!("1024 256 float sum -1{}10.5 0.10 0.15 0", " ".repeat(32));
-        let usual = Columns::usual();
-        assert!(usual.is_in_place_alone(&line, &words(&line)));
-        let found = usual.row(&words(&line), true).unwrap();
+        let standard = ColumnLayout::standard();
+        assert!(standard.is_in_place_only(&line, &words(&line)));
+        let found = standard.row(&words(&line), true).unwrap();
         assert_eq!((found.row.out_of_place, found.row.in_place.unwrap().wrong), (None, Some(0)));
     }
 }

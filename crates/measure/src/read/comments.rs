@@ -1,8 +1,8 @@
-//! What the comments of nccl-tests and rccl-tests tell.
+//! Comments of nccl-tests and rccl-tests.
 
 use regatta_model::bench::{BenchDevice, BenchParameters, BenchSummary, SizeStep};
 
-/// The line of options: `nThread 1 nGpus 1 minBytes 8 maxBytes 128 step: 2(factor) …`.
+/// The options line: `nThread 1 nGpus 1 minBytes 8 maxBytes 128 step: 2(factor) …`.
 pub(super) fn parameters(text: &str) -> Option<BenchParameters> {
     let words: Vec<&str> = text.split_whitespace().collect();
     let after = |names: &[&str]| {
@@ -12,7 +12,7 @@ pub(super) fn parameters(text: &str) -> Option<BenchParameters> {
     let number = |names: &[&str]| after(names)?.parse::<u64>().ok();
     let (amount, kind) = after(&["step:"])?.trim_end_matches(')').split_once('(')?;
     let amount = amount.parse().ok()?;
-    // Both "warmup iters:" and "agg iters:" end like "iters:", which stands between the two.
+    // "iters:" follows "warmup iters: N"; "agg iters:" comes later.
     let warmup = words.iter().position(|word| *word == "warmup")?;
     let iterations = words.get(warmup + 3).filter(|word| **word == "iters:");
     iterations?;
@@ -64,21 +64,21 @@ fn word(text: &str) -> Option<(&str, &str)> {
     (end > 0).then(|| text.split_at(end))
 }
 
-/// Takes a closing line; whether it was one.
+/// Parses a summary line; `false` if it is none.
 pub(super) fn summarize(text: &str, summary: &mut Option<BenchSummary>) -> bool {
     let Some((name, rest)) = text.split_once(':') else { return false };
     let mut words = rest.split_whitespace();
-    let (Some(figure), verdict) = (words.next(), words.next()) else { return false };
+    let (Some(value), status) = (words.next(), words.next()) else { return false };
     match name.trim() {
         "Out of bounds values" => {
-            let Ok(count) = figure.parse() else { return false };
+            let Ok(count) = value.parse() else { return false };
             summary.get_or_insert_default().out_of_bounds = Some(count);
         }
         "Avg bus bandwidth" => {
-            let Ok(mean) = super::columns::number(figure) else { return false };
+            let Ok(mean) = super::columns::parse_metric(value) else { return false };
             let summary = summary.get_or_insert_default();
             summary.average_busbw = mean;
-            summary.average_good = match verdict {
+            summary.average_good = match status {
                 Some("OK") => Some(true),
                 Some("FAILED") => Some(false),
                 _ => None,
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn options_of_old_and_new_versions() {
+    fn options_of_old_and_new_versions_are_parsed() {
         let old = "nThread 1 nGpus 8 minBytes 9 maxBytes 64 step: 1048576(bytes) warmup iters: 5 \
                    iters: 20 validation: 1 ";
         let found = parameters(old).unwrap();
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_of_old_and_new_versions() {
+    fn ranks_of_old_and_new_versions_are_parsed() {
         let new = "  Rank 12 Group  1 Pid 272738 on      node1 device  3 [0000:c1:00] NVIDIA H100";
         let found = device(new).unwrap();
         assert_eq!((found.rank, found.group, found.device), (12, Some(1), 3));

@@ -1,57 +1,57 @@
-//! What stands around a table: its title, the command that made it, and what they tell.
+//! Text around a table: its title and command, and what can be derived from them.
 
 use std::collections::BTreeMap;
 
 use regatta_model::Operation;
 use regatta_model::bench::BenchShape;
 
-use super::lines::Line;
+use super::lines::LogLine;
 
-/// How many paragraphs are remembered.
-const KEPT: usize = 8;
-/// The most words of an operation's name: `all-to-all-v`.
-const PARTS: usize = 4;
-/// A longer line is no title.
-const TITLE: usize = 80;
+/// Paragraphs remembered.
+const MAX_PARAGRAPHS: usize = 8;
+/// Maximum words of an operation's name: `all-to-all-v`.
+const MAX_NAME_PARTS: usize = 4;
+/// Longer lines are not titles.
+const MAX_TITLE_CHARS: usize = 80;
 
 /// The paragraphs since the last table.
 #[derive(Debug, Default)]
-pub(super) struct Context {
+pub(super) struct TableContext {
     paragraphs: Vec<Vec<String>>,
-    open: bool,
+    in_paragraph: bool,
 }
 
-impl Context {
-    /// Takes a line that is of no table.
-    pub fn push(&mut self, line: &Line<'_>) {
+impl TableContext {
+    /// Adds a line outside of tables.
+    pub fn push(&mut self, line: &LogLine<'_>) {
         if line.is_blank() {
-            self.open = false;
+            self.in_paragraph = false;
             return;
         }
-        if !self.open {
+        if !self.in_paragraph {
             self.paragraphs.push(Vec::new());
-            if self.paragraphs.len() > KEPT {
+            if self.paragraphs.len() > MAX_PARAGRAPHS {
                 self.paragraphs.remove(0);
             }
-            self.open = true;
+            self.in_paragraph = true;
         }
         if let Some(paragraph) = self.paragraphs.last_mut() {
             paragraph.push(line.text.trim().to_owned());
         }
     }
 
-    /// Forgets all: a table was read.
+    /// Forgets everything after a table.
     pub fn clear(&mut self) {
         *self = Self::default();
     }
 
-    /// The command of a benchmark and where its paragraph is: the lines up to the program's name.
+    /// The benchmark command and the index of its paragraph: the lines up to the program name.
     fn command(&self) -> Option<(usize, String)> {
         self.paragraphs.iter().enumerate().rev().find_map(|(index, lines)| {
             let last = lines.iter().position(|line| program(line).is_some())?;
-            // Behind a prompt another command begins.
+            // A prompt starts another command.
             let first = lines[..=last].iter().rposition(|line| line.starts_with('$')).unwrap_or(0);
-            // Without prompts, marks of quotation and the ends of lines that go on.
+            // Strips prompts, quote marks and line continuations.
             let words = lines[first..=last]
                 .iter()
                 .map(|line| line.trim_start_matches(['$', '>', ' ']).trim_end_matches([' ', '\\']));
@@ -64,8 +64,8 @@ impl Context {
         self.command().map(|(_, command)| command)
     }
 
-    /// The line that is most like a title: the first of the paragraph before the command, or of
-    /// the last one that is short.
+    /// The most likely title: the first line of the last paragraph before the command that looks
+    /// like one.
     pub fn title(&self) -> Option<String> {
         let before = self.command().map_or(self.paragraphs.len(), |(index, _)| index);
         let last = self.paragraphs[..before].iter().rev().flat_map(|lines| lines.first());
@@ -73,12 +73,12 @@ impl Context {
     }
 }
 
-/// Neither prose, nor an item of a list, nor a command.
+/// Excludes prose, list items and commands.
 fn is_title(line: &str) -> bool {
-    line.len() <= TITLE && line.starts_with(char::is_alphanumeric)
+    line.len() <= MAX_TITLE_CHARS && line.starts_with(char::is_alphanumeric)
 }
 
-/// The word of a command that is the program.
+/// The program name in a command.
 fn program(line: &str) -> Option<&str> {
     line.split_whitespace().find(|word| {
         let name = word.rsplit('/').next().unwrap_or(word);
@@ -86,7 +86,7 @@ fn program(line: &str) -> Option<&str> {
     })
 }
 
-/// Variables that a command sets before the program: `NCCL_ALGO=Tree`.
+/// Environment variables set by a command: `NCCL_ALGO=Tree`.
 pub(super) fn settings(command: &str) -> BTreeMap<String, String> {
     let before = program(command).and_then(|p| command.find(p)).unwrap_or(command.len());
     let is_name = |name: &str| {
@@ -94,39 +94,40 @@ pub(super) fn settings(command: &str) -> BTreeMap<String, String> {
             && name.chars().all(|c| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_')
     };
     let words = command[..before].split_whitespace().filter_map(|word| word.split_once('='));
-    // What the shell would put in is not known.
+    // Shell expansions are unknown.
     let set = words.filter(|(name, value)| is_name(name) && !value.contains(['$', '`']));
     set.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
 }
 
-/// How many ranks a command starts, and where.
+/// Ranks and nodes started by a command.
 pub(super) fn shape_of_command(command: &str) -> BenchShape {
     let Some(at) = program(command).and_then(|p| command.find(p)) else {
         return BenchShape::default();
     };
     let launcher: Vec<&str> = command[..at].split_whitespace().collect();
-    let own: Vec<&str> = command[at..].split_whitespace().collect();
+    let program_args: Vec<&str> = command[at..].split_whitespace().collect();
     let each =
         ["--ntasks-per-node", "--tasks-per-node", "-ppn", "--ppn", "-npernode", "--npernode"];
-    // To Open MPI a number of ranks on a node, to Slurm one of nodes.
+    // `-N` is ranks per node for Open MPI, and nodes for Slurm.
     let mpi = launcher.iter().any(|word| word.contains("mpirun") || word.contains("mpiexec"));
     let nodes = option(&launcher, if mpi { &[] } else { &["-N", "--nodes"] });
     let each =
         option(&launcher, &each).or_else(|| option(&launcher, if mpi { &["-N"] } else { &[] }));
     let tasks = option(&launcher, &["-np", "--np", "-n", "--ntasks"]);
     let tasks = tasks.or_else(|| nodes?.checked_mul(each?));
-    // A task may have several threads, and a thread several devices.
-    let devices = option(&own, &["-g", "--ngpus"]).unwrap_or(1);
-    let threads = option(&own, &["-t", "--nthreads"]).unwrap_or(1);
+    // A task may have several threads, each with several devices.
+    let devices = option(&program_args, &["-g", "--ngpus"]).unwrap_or(1);
+    let threads = option(&program_args, &["-t", "--nthreads"]).unwrap_or(1);
     let times = |n: u32| n.checked_mul(devices)?.checked_mul(threads);
     let ranks = tasks.and_then(times).or_else(|| launcher.is_empty().then(|| times(1)).flatten());
     let ranks_per_node = each.and_then(times);
-    let whole = |(ranks, each): (u32, u32)| ranks.checked_div(each).filter(|n| n * each == ranks);
-    let nodes = nodes.or_else(|| ranks.zip(ranks_per_node).and_then(whole));
+    let exact_division =
+        |(ranks, each): (u32, u32)| ranks.checked_div(each).filter(|n| n * each == ranks);
+    let nodes = nodes.or_else(|| ranks.zip(ranks_per_node).and_then(exact_division));
     BenchShape { ranks, nodes, ranks_per_node, hosts: Vec::new() }
 }
 
-/// The number of an option, in one word or two. Of nothing nothing is started.
+/// The value of an option, in one word or two; 0 is ignored.
 fn option(words: &[&str], names: &[&str]) -> Option<u32> {
     words.iter().enumerate().find_map(|(index, word)| {
         names.iter().find_map(|name| {
@@ -142,7 +143,7 @@ fn option(words: &[&str], names: &[&str]) -> Option<u32> {
     })
 }
 
-/// How many ranks and nodes a title tells of: `2 nodes, 16 ranks`.
+/// Ranks and nodes in a title: `2 nodes, 16 ranks`.
 pub(super) fn shape_of_title(title: &str) -> BenchShape {
     let lower = title.to_lowercase();
     let words: Vec<&str> = lower.split(|c: char| !c.is_alphanumeric()).collect();
@@ -153,14 +154,16 @@ pub(super) fn shape_of_title(title: &str) -> BenchShape {
     BenchShape { ranks: before("rank"), nodes: before("node"), ..BenchShape::default() }
 }
 
-/// The operation that a text names: `all_reduce_perf`, `All_reduce`, `osu_bcast`.
+/// The operation named in a text: `all_reduce_perf`, `All_reduce`, `osu_bcast`.
 pub(super) fn operation_in(text: &str) -> Option<Operation> {
     let words = text.split(|c: char| !(c.is_alphanumeric() || c == '_' || c == '-'));
     words.into_iter().find_map(|word| {
         let lower = word.to_lowercase();
         let parts: Vec<&str> = lower.split(['_', '-']).filter(|part| !part.is_empty()).collect();
-        // The longest first: an all-reduce is no reduce.
-        (1..=PARTS).rev().find_map(|n| parts.windows(n).find_map(|few| by_name(&few.concat())))
+        // Longest match first: all-reduce before reduce.
+        (1..=MAX_NAME_PARTS)
+            .rev()
+            .find_map(|n| parts.windows(n).find_map(|window| by_name(&window.concat())))
     })
 }
 
@@ -182,7 +185,7 @@ fn by_name(plain: &str) -> Option<Operation> {
     })
 }
 
-/// The name of a file without its folder and ending, to call a result by.
+/// The file name without directory and extension, as a label.
 pub(super) fn stem(name: &str) -> &str {
     let file = name.rsplit('/').next().unwrap_or(name);
     match file.rsplit_once('.') {
@@ -195,14 +198,14 @@ pub(super) fn stem(name: &str) -> &str {
 mod tests {
     use super::*;
 
-    fn context(text: &str) -> Context {
-        let mut context = Context::default();
+    fn context(text: &str) -> TableContext {
+        let mut context = TableContext::default();
         super::super::lines::lines(text).for_each(|line| context.push(&line));
         context
     }
 
     #[test]
-    fn a_command_over_several_lines_is_one() {
+    fn multi_line_commands_are_joined() {
         let found =
             context("Two nodes\n\nA=1\nNCCL_ALGO=Ring srun -n16\nx/all_reduce_perf -b 8\n(x)");
         assert_eq!(
@@ -216,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_tell_how_many() {
+    fn ranks_and_nodes_are_derived_from_commands_and_titles() {
         let shape = |command: &str| {
             let found = shape_of_command(command);
             (found.ranks, found.nodes, found.ranks_per_node)
@@ -235,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn operations_are_found_in_names_and_titles() {
+    fn operations_are_found_in_program_names_and_titles() {
         assert_eq!(operation_in("x/all_reduce_perf"), Some(Operation::AllReduce));
         assert_eq!(operation_in("RCCL All_reduce on 2"), Some(Operation::AllReduce));
         assert_eq!(operation_in("osu_bcast.txt"), Some(Operation::Broadcast));

@@ -1,6 +1,6 @@
-//! Our own table of values between commas.
+//! Our own CSV.
 //!
-//! Columns are known by their names, in any order; what a file lacks is absent.
+//! Columns are identified by name, in any order; missing columns are absent.
 
 use std::collections::BTreeMap;
 
@@ -9,45 +9,46 @@ use regatta_model::{BenchResult, BenchRow, BenchTable, Measurement, Operation};
 
 use super::ReadError;
 use super::context::stem;
-use crate::place::Place;
+use crate::buffer_mode::BufferMode;
+use crate::cases::same_key;
 
-/// Whether a line names the columns of such a table.
-pub(super) fn is_head(line: &str) -> bool {
+/// Whether a line is the header of such a file.
+pub(super) fn is_header(line: &str) -> bool {
     cells(line).iter().any(|name| name == "size_bytes") && line.contains(',')
 }
 
-/// Reads the table: one result a label.
+/// Parses the file: one result per label.
 pub(super) fn read(name: &str, text: &str) -> Result<Vec<BenchResult>, ReadError> {
     let mut records = records(text).into_iter();
-    let Some((_, head)) = records.next() else { return Ok(Vec::new()) };
+    let Some((_, header)) = records.next() else { return Ok(Vec::new()) };
     let mut results: Vec<BenchResult> = Vec::new();
     for (line, cells) in records {
-        let record = Record::new(name, line, &head, &cells)?;
-        record.add_to(&mut results)?;
+        let record = CsvRecord::new(name, line, &header, &cells)?;
+        record.append_to(&mut results)?;
     }
     Ok(results)
 }
 
-/// One line by the names of its columns.
-struct Record<'a> {
+/// One record by column name.
+struct CsvRecord<'a> {
     file: &'a str,
     line: usize,
     cells: BTreeMap<&'a str, &'a str>,
 }
 
-impl<'a> Record<'a> {
+impl<'a> CsvRecord<'a> {
     fn new(
         file: &'a str,
         line: usize,
-        head: &'a [String],
+        header: &'a [String],
         cells: &'a [String],
     ) -> Result<Self, ReadError> {
-        if cells.len() != head.len() {
-            let expected = format!("{} values", head.len());
+        if cells.len() != header.len() {
+            let expected = format!("{} values", header.len());
             let found = cells.join(",");
             return Err(ReadError::Line { file: file.to_owned(), line, expected, found });
         }
-        let named = head.iter().map(String::as_str).zip(cells.iter().map(String::as_str));
+        let named = header.iter().map(String::as_str).zip(cells.iter().map(String::as_str));
         Ok(Self { file, line, cells: named.filter(|(_, cell)| !cell.is_empty()).collect() })
     }
 
@@ -57,57 +58,57 @@ impl<'a> Record<'a> {
 
     fn parse<T: std::str::FromStr>(&self, column: &str) -> Result<Option<T>, ReadError> {
         let Some(cell) = self.cells.get(column) else { return Ok(None) };
-        cell.parse().map(Some).map_err(|_| self.misfit(format!("a number for {column}"), cell))
+        cell.parse().map(Some).map_err(|_| self.mismatch(format!("a number for {column}"), cell))
     }
 
-    fn figure(&self, column: &str) -> Result<Option<f64>, ReadError> {
+    fn metric(&self, column: &str) -> Result<Option<f64>, ReadError> {
         let Some(cell) = self.cells.get(column) else { return Ok(None) };
-        let wanted = || self.misfit(format!("a number for {column}"), cell);
-        super::columns::number(cell).map_err(|()| wanted())
+        let expected = || self.mismatch(format!("a number for {column}"), cell);
+        super::columns::parse_metric(cell).map_err(|()| expected())
     }
 
-    fn misfit(&self, expected: String, found: &str) -> ReadError {
+    fn mismatch(&self, expected: String, found: &str) -> ReadError {
         let (file, line) = (self.file.to_owned(), self.line);
         ReadError::Line { file, line, expected, found: found.to_owned() }
     }
 
-    fn place(&self) -> Result<Place, ReadError> {
-        let Some(cell) = self.cells.get("place") else { return Ok(Place::OutOfPlace) };
-        let found = Place::BOTH.into_iter().find(|place| place.name() == *cell);
-        found.ok_or_else(|| self.misfit("out-of-place or in-place".to_owned(), cell))
+    fn place(&self) -> Result<BufferMode, ReadError> {
+        let Some(cell) = self.cells.get("place") else { return Ok(BufferMode::OutOfPlace) };
+        let found = BufferMode::BOTH.into_iter().find(|place| place.name() == *cell);
+        found.ok_or_else(|| self.mismatch("out-of-place or in-place".to_owned(), cell))
     }
 
     fn measurement(&self) -> Result<Measurement, ReadError> {
         let spread = Spread {
-            min_us: self.figure("min_us")?,
-            p50_us: self.figure("p50_us")?,
-            p90_us: self.figure("p90_us")?,
-            p95_us: self.figure("p95_us")?,
-            p99_us: self.figure("p99_us")?,
-            max_us: self.figure("max_us")?,
-            cv_percent: self.figure("cv_percent")?,
+            min_us: self.metric("min_us")?,
+            p50_us: self.metric("p50_us")?,
+            p90_us: self.metric("p90_us")?,
+            p95_us: self.metric("p95_us")?,
+            p99_us: self.metric("p99_us")?,
+            max_us: self.metric("max_us")?,
+            cv_percent: self.metric("cv_percent")?,
         };
         Ok(Measurement {
-            time_us: self.figure("time_us")?,
-            algbw: self.figure("algbw_gb_s")?,
-            busbw: self.figure("busbw_gb_s")?,
+            time_us: self.metric("time_us")?,
+            algbw: self.metric("algbw_gb_s")?,
+            busbw: self.metric("busbw_gb_s")?,
             wrong: self.parse("wrong")?,
-            error: self.figure("error")?,
+            error: self.metric("error")?,
             iterations: self.parse("iterations")?,
             spread: (spread != Spread::default()).then_some(spread),
             ..Measurement::default()
         })
     }
 
-    fn add_to(&self, results: &mut Vec<BenchResult>) -> Result<(), ReadError> {
+    fn append_to(&self, results: &mut Vec<BenchResult>) -> Result<(), ReadError> {
         let size_bytes = self.parse("size_bytes")?;
-        let size_bytes = size_bytes.ok_or_else(|| self.misfit("a size_bytes".to_owned(), ""))?;
+        let size_bytes = size_bytes.ok_or_else(|| self.mismatch("a size_bytes".to_owned(), ""))?;
         let (count, place) = (self.parse("count")?, self.place()?);
         let measured = self.measurement()?;
         let table = table_of(&mut self.result_of(results)?.tables, self)?;
         let row = match table.rows.last_mut() {
-            // The other place of the same size follows at once.
-            Some(row) if row.size_bytes == size_bytes && self.follows(row, count, place) => row,
+            // The in-place record of a size directly follows its out-of-place record.
+            Some(row) if row.size_bytes == size_bytes && self.continues(row, count, place) => row,
             _ => {
                 table.rows.push(BenchRow { size_bytes, count, ..BenchRow::default() });
                 match table.rows.last_mut() {
@@ -116,15 +117,15 @@ impl<'a> Record<'a> {
                 }
             }
         };
-        *place.of_mut(row) = measured;
+        *place.measurement_mut(row) = measured;
         Ok(())
     }
 
-    fn follows(&self, row: &BenchRow, count: Option<u64>, place: Place) -> bool {
-        place == Place::InPlace && row.in_place.is_none() && row.count == count
+    fn continues(&self, row: &BenchRow, count: Option<u64>, place: BufferMode) -> bool {
+        place == BufferMode::InPlace && row.in_place.is_none() && row.count == count
     }
 
-    /// The result of this line's label.
+    /// The result of this record's label.
     fn result_of<'r>(
         &self,
         results: &'r mut Vec<BenchResult>,
@@ -139,7 +140,7 @@ impl<'a> Record<'a> {
             let program = programs.into_iter().find(|p| Some(&p.name()) == program);
             result.program = program.unwrap_or_default();
             result.backend = self.text("backend");
-            // None is as many as nobody knows of.
+            // 0 means unknown.
             result.shape.ranks = self.parse("ranks")?.filter(|ranks| *ranks > 0);
             result.shape.nodes = self.parse("nodes")?.filter(|nodes| *nodes > 0);
             results.push(result);
@@ -148,53 +149,43 @@ impl<'a> Record<'a> {
     }
 }
 
-/// The table of a line: the last one, if it is of the same things.
+/// The table of a record: the last one, if the key matches.
 fn table_of<'t>(
     tables: &'t mut Vec<BenchTable>,
-    record: &Record<'_>,
+    record: &CsvRecord<'_>,
 ) -> Result<&'t mut BenchTable, ReadError> {
-    let wanted = BenchTable {
+    let expected = BenchTable {
         operation: record.text("operation").map(Operation::from).unwrap_or_default(),
         dtype: record.text("type"),
         redop: record.text("redop"),
         root: record.parse("root")?,
         rows: Vec::new(),
     };
-    let same = |table: &BenchTable| {
-        table.operation == wanted.operation
-            && table.dtype == wanted.dtype
-            && table.redop == wanted.redop
-            && table.root == wanted.root
-    };
-    let at = match tables.last().is_some_and(same) {
-        true => tables.len() - 1,
-        false => {
-            tables.push(wanted);
-            tables.len() - 1
-        }
-    };
-    Ok(&mut tables[at])
+    if !tables.last().is_some_and(|table| same_key(table, &expected)) {
+        tables.push(expected);
+    }
+    let last = tables.len() - 1;
+    Ok(&mut tables[last])
 }
 
-/// The lines of a table with the number each begins at. What is in quotes may hold anything, also
-/// line ends.
+/// The records with their line numbers. Quoted cells may contain commas and line ends.
 fn records(text: &str) -> Vec<(usize, Vec<String>)> {
     let (mut all, mut cells, mut cell) = (Vec::new(), Vec::new(), String::new());
     let (mut line, mut begin, mut quoted) = (1, 1, false);
-    let mut letters = text.chars().peekable();
-    while let Some(letter) = letters.next() {
-        line += usize::from(letter == '\n');
-        match letter {
-            '"' if quoted && letters.peek() == Some(&'"') => cell.extend(letters.next()),
+    let mut chars = text.chars().peekable();
+    while let Some(c) = chars.next() {
+        line += usize::from(c == '\n');
+        match c {
+            '"' if quoted && chars.peek() == Some(&'"') => cell.extend(chars.next()),
             '"' => quoted = !quoted,
-            _ if quoted => cell.push(letter),
+            _ if quoted => cell.push(c),
             ',' => cells.push(std::mem::take(&mut cell)),
             '\r' => {}
             '\n' => {
                 cells.push(std::mem::take(&mut cell));
                 all.push((std::mem::replace(&mut begin, line), std::mem::take(&mut cells)));
             }
-            letter => cell.push(letter),
+            c => cell.push(c),
         }
     }
     if !cell.is_empty() || !cells.is_empty() {

@@ -1,4 +1,4 @@
-//! Our own documents, and the JSON that nccl-tests writes with `-J`.
+//! Our own documents, and the JSON of nccl-tests `-J`.
 
 use std::collections::BTreeMap;
 
@@ -9,10 +9,10 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::Value;
 
-use super::nccl_tests::{count_devices, name_operations};
+use super::nccl_tests::{set_operations, set_shape_from_devices};
 use super::{ReadError, context};
 
-/// Reads either.
+/// Parses either format.
 pub(super) fn read(name: &str, text: &str) -> Result<BenchResult, ReadError> {
     #[derive(Deserialize)]
     struct Peek {
@@ -26,23 +26,23 @@ pub(super) fn read(name: &str, text: &str) -> Result<BenchResult, ReadError> {
         return from_json::<BenchResult>(text).map_err(named);
     }
     let named = |source| ReadError::Json { file: name.to_owned(), source };
-    let report: Report = serde_json::from_str(text).map_err(named)?;
+    let report: NcclTestsReport = serde_json::from_str(text).map_err(named)?;
     Ok(report.into_result(name))
 }
 
-/// Whether a text is a list of documents, and no line that begins with the name of a rank.
+/// Whether a text is a list of documents rather than a launcher label.
 pub(super) fn is_list(text: &str) -> bool {
     let inside = text.trim_start().strip_prefix('[').map(str::trim_start);
     inside.is_some_and(|inside| inside.starts_with(['{', ']']))
 }
 
-/// Reads a list of either.
+/// Parses a list of either format.
 pub(super) fn read_list(name: &str, text: &str) -> Result<Vec<BenchResult>, ReadError> {
     let broken = |source| DocumentError::Json { kind: BenchResult::KIND, source };
     let named = |source| ReadError::Document { file: name.to_owned(), source: broken(source) };
     serde_json::from_str::<Vec<BTreeMap<String, IgnoredAny>>>(text).map_err(named)?;
     let mut results = Vec::new();
-    // What lies between documents is white space and one mark, or else it were no list.
+    // The text is valid JSON, so only white space and commas separate the documents.
     let mut rest = text.trim_start().trim_start_matches('[').trim_start();
     while rest.starts_with('{') {
         let mut values = serde_json::Deserializer::from_str(rest).into_iter::<IgnoredAny>();
@@ -54,22 +54,22 @@ pub(super) fn read_list(name: &str, text: &str) -> Result<Vec<BenchResult>, Read
     Ok(results)
 }
 
-/// What nccl-tests writes.
+/// The JSON of nccl-tests.
 #[derive(Deserialize)]
-struct Report {
+struct NcclTestsReport {
     #[serde(default)]
     args: Vec<String>,
     #[serde(default)]
     env: Vec<String>,
     nccl_version: Option<u64>,
-    config: Option<Config>,
-    results: Vec<Line>,
-    out_of_bounds: Option<Bounds>,
-    average_bus_bandwidth: Option<Mean>,
+    config: Option<RunOptions>,
+    results: Vec<ResultRow>,
+    out_of_bounds: Option<OutOfBounds>,
+    average_bus_bandwidth: Option<AverageBusbw>,
 }
 
 #[derive(Deserialize)]
-struct Config {
+struct RunOptions {
     #[serde(default)]
     nthreads: u64,
     #[serde(default)]
@@ -89,11 +89,11 @@ struct Config {
     validation: u64,
     graph: Option<u64>,
     #[serde(default)]
-    devices: Vec<Device>,
+    devices: Vec<DeviceEntry>,
 }
 
 #[derive(Deserialize)]
-struct Device {
+struct DeviceEntry {
     rank: u32,
     group: Option<u32>,
     #[serde(default)]
@@ -108,22 +108,22 @@ struct Device {
 }
 
 #[derive(Deserialize)]
-struct Line {
+struct ResultRow {
     size: u64,
     count: Option<u64>,
     #[serde(rename = "type")]
     dtype: Option<String>,
     redop: Option<String>,
     root: Option<String>,
-    out_of_place: Option<Figures>,
-    in_place: Option<Figures>,
-    out_of_place_per_iter: Option<Single>,
-    in_place_per_iter: Option<Single>,
+    out_of_place: Option<RowMetrics>,
+    in_place: Option<RowMetrics>,
+    out_of_place_per_iter: Option<PerIteration>,
+    in_place_per_iter: Option<PerIteration>,
     actual_iterations: Option<u64>,
 }
 
 #[derive(Deserialize)]
-struct Figures {
+struct RowMetrics {
     #[serde(alias = "cpu_time")]
     time: Value,
     alg_bw: Value,
@@ -133,7 +133,7 @@ struct Figures {
 }
 
 #[derive(Deserialize)]
-struct Single {
+struct PerIteration {
     #[serde(default)]
     min_us: Value,
     #[serde(default)]
@@ -149,23 +149,23 @@ struct Single {
 }
 
 #[derive(Deserialize)]
-struct Bounds {
+struct OutOfBounds {
     count: u64,
 }
 
 #[derive(Deserialize)]
-struct Mean {
+struct AverageBusbw {
     bandwidth: Value,
     #[serde(default)]
     okay: Value,
 }
 
-/// A number. What is none is a word, such as "nan".
+/// A non-negative number; nccl-tests writes other values as strings such as "nan".
 fn number(value: &Value) -> Option<f64> {
     value.as_f64().filter(|value| value.is_finite() && *value >= 0.0)
 }
 
-impl Report {
+impl NcclTestsReport {
     fn into_result(self, name: &str) -> BenchResult {
         let mut result = BenchResult {
             program: Program::NcclTests,
@@ -177,11 +177,11 @@ impl Report {
         let nccl = self.nccl_version.map(|version| ("nccl".to_owned(), version.to_string()));
         result.versions.extend(nccl);
         let set = self.env.iter().filter_map(|line| line.split_once('='));
-        let set = set.filter(|(name, _)| matters(name));
+        let set = set.filter(|(name, _)| is_relevant(name));
         result.settings = set.map(|(n, value)| (n.to_owned(), value.to_owned())).collect();
         if let Some(config) = self.config {
             result.parameters = Some(config.parameters());
-            result.devices = config.devices.into_iter().map(Device::into_device).collect();
+            result.devices = config.devices.into_iter().map(DeviceEntry::into_device).collect();
         }
         for line in self.results {
             line.add_to(&mut result.tables);
@@ -194,20 +194,20 @@ impl Report {
                 average_good: mean.and_then(|mean| mean.okay.as_bool()),
             });
         }
-        count_devices(&mut result);
+        set_shape_from_devices(&mut result);
         let hints = [self.args.first().cloned().unwrap_or_default(), name.to_owned()];
-        name_operations(&mut result, &hints);
+        set_operations(&mut result, &hints);
         result
     }
 }
 
-/// Whether a variable may change what is measured.
-fn matters(name: &str) -> bool {
-    let heads = ["NCCL_", "RCCL_", "FI_", "UCX_", "CUDA_VISIBLE", "HIP_VISIBLE", "ROCR_VISIBLE"];
-    heads.iter().any(|head| name.starts_with(head))
+/// Whether a variable may affect the measurement.
+fn is_relevant(name: &str) -> bool {
+    let prefixes = ["NCCL_", "RCCL_", "FI_", "UCX_", "CUDA_VISIBLE", "HIP_VISIBLE", "ROCR_VISIBLE"];
+    prefixes.iter().any(|prefix| name.starts_with(prefix))
 }
 
-impl Config {
+impl RunOptions {
     fn parameters(&self) -> BenchParameters {
         let bytes = self.step_bytes.map(SizeStep::Bytes);
         BenchParameters {
@@ -226,7 +226,7 @@ impl Config {
     }
 }
 
-impl Device {
+impl DeviceEntry {
     fn into_device(self) -> BenchDevice {
         BenchDevice {
             rank: self.rank,
@@ -240,18 +240,18 @@ impl Device {
     }
 }
 
-impl Line {
+impl ResultRow {
     fn add_to(self, tables: &mut Vec<BenchTable>) {
         let iterations = self.actual_iterations;
-        let measured = |figures: Option<Figures>, single: Option<Single>| {
-            let figures = figures?;
+        let measured = |metrics: Option<RowMetrics>, per_iteration: Option<PerIteration>| {
+            let metrics = metrics?;
             Some(Measurement {
-                time_us: number(&figures.time),
-                algbw: number(&figures.alg_bw),
-                busbw: number(&figures.bus_bw),
-                wrong: number(&figures.nwrong).map(|wrong| wrong as u64),
+                time_us: number(&metrics.time),
+                algbw: number(&metrics.alg_bw),
+                busbw: number(&metrics.bus_bw),
+                wrong: number(&metrics.nwrong).map(|wrong| wrong as u64),
                 iterations,
-                spread: single.map(Single::into_spread),
+                spread: per_iteration.map(PerIteration::into_spread),
                 ..Measurement::default()
             })
         };
@@ -274,7 +274,7 @@ impl Line {
     }
 }
 
-impl Single {
+impl PerIteration {
     fn into_spread(self) -> Spread {
         Spread {
             min_us: number(&self.min_us),

@@ -1,51 +1,56 @@
-//! Lines of an output as the program wrote them: without what launchers and logs add.
+//! Lines of an output without launcher labels and log messages.
 
 /// One line.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Line<'a> {
-    /// Its number in the file, from 1.
+pub(super) struct LogLine<'a> {
+    /// Line number, from 1.
     pub number: usize,
-    /// Its text, without a launcher's label and what a log wrote behind it.
+    /// Text without launcher label and trailing log message.
     pub text: &'a str,
-    /// Whether it is between two lines of three backticks.
-    pub fenced: bool,
-    /// Whether it is such a line.
+    /// Inside a Markdown code fence.
+    pub in_code_fence: bool,
+    /// A code fence itself.
     pub is_fence: bool,
 }
 
-impl<'a> Line<'a> {
-    /// Its words.
+impl<'a> LogLine<'a> {
+    /// White-space separated words.
     pub fn words(&self) -> std::str::SplitWhitespace<'a> {
         self.text.split_whitespace()
     }
 
-    /// Whether there is nothing on it.
+    /// Whether the line is blank.
     pub fn is_blank(&self) -> bool {
         self.text.trim().is_empty()
     }
 
-    /// What follows the sign of a comment, if it is one.
+    /// The text after `#`, if it is a comment.
     pub fn comment(&self) -> Option<&'a str> {
         self.text.trim_start().strip_prefix('#')
     }
 }
 
-/// The lines of a text; those that are nothing but a log are left out.
-pub(super) fn lines(text: &str) -> impl Iterator<Item = Line<'_>> {
-    let mut fenced = false;
+/// The lines of a text without pure log lines.
+pub(super) fn lines(text: &str) -> impl Iterator<Item = LogLine<'_>> {
+    let mut in_code_fence = false;
     text.lines().enumerate().filter_map(move |(index, raw)| {
         if raw.trim_start().starts_with("```") {
-            fenced = !fenced;
-            return Some(Line { number: index + 1, text: "", fenced: false, is_fence: true });
+            in_code_fence = !in_code_fence;
+            return Some(LogLine {
+                number: index + 1,
+                text: "",
+                in_code_fence: false,
+                is_fence: true,
+            });
         }
-        let text = before_log(without_label(raw))?;
-        Some(Line { number: index + 1, text, fenced, is_fence: false })
+        let text = strip_nccl_log(strip_launcher_label(raw))?;
+        Some(LogLine { number: index + 1, text, in_code_fence, is_fence: false })
     })
 }
 
-/// Takes off what launchers put before a rank's lines: `0: ` of `srun -l`, `[1,0]<stdout>:` of
-/// Open MPI, `[0] ` of Hydra, `[node1 0] ` of ours.
-fn without_label(line: &str) -> &str {
+/// Strips the labels of launchers: `0: ` (`srun -l`), `[1,0]<stdout>:` (Open MPI), `[0] ` (Hydra),
+/// `[node1 0] ` (ours).
+fn strip_launcher_label(line: &str) -> &str {
     let start = line.trim_start();
     let digits = start.trim_start_matches(|c: char| c.is_ascii_digit());
     if digits.len() < start.len()
@@ -61,28 +66,28 @@ fn without_label(line: &str) -> &str {
             return rest;
         }
     }
-    // What is in brackets may be a message's own: then neither a comment nor a row follows.
+    // Brackets may belong to a message; then neither a comment nor a row follows.
     let is_ours =
         |rest: &&str| rest.trim_start().starts_with(|c: char| c == '#' || c.is_ascii_digit());
     let ends = start.match_indices("] ").map(|(at, end)| &start[at + end.len()..]);
     ends.take(2).find(is_ours).unwrap_or(line)
 }
 
-/// What stands before a log of NCCL or RCCL on the same line; `None` if the line is all log.
-fn before_log(line: &str) -> Option<&str> {
+/// The text before an NCCL or RCCL log message on the same line; `None` for a pure log line.
+fn strip_nccl_log(line: &str) -> Option<&str> {
     let log = [" NCCL INFO ", " NCCL WARN ", " NCCL TRACE ", " NCCL VERSION "];
     let Some(at) = log.iter().filter_map(|mark| line.find(mark)).min() else { return Some(line) };
-    // The host, process and thread before it: `node1:123:456 [0] NCCL INFO`.
-    let head = line[..at].trim_end();
-    let head = head.strip_suffix(']').and_then(|h| h.rfind('[').map(|open| &head[..open]))?;
-    let start = head.trim_end().rfind([' ', '\t'])? + 1;
-    if head[..start].trim().is_empty() {
+    // Host, process and thread precede it: `node1:123:456 [0] NCCL INFO`.
+    let prefix = line[..at].trim_end();
+    let prefix = prefix.strip_suffix(']').and_then(|h| h.rfind('[').map(|open| &prefix[..open]))?;
+    let start = prefix.trim_end().rfind([' ', '\t'])? + 1;
+    if prefix[..start].trim().is_empty() {
         return None;
     }
-    // A row that the log broke into ends with a number, and the host's name follows at once.
-    let host = &head[start..];
+    // An interrupted row ends with a number directly followed by the host name.
+    let host = &prefix[start..];
     let number = host.len() - host.trim_start_matches(|c| matches!(c, '0'..='9' | '-' | '.')).len();
-    Some(&head[..start + number])
+    Some(&prefix[..start + number])
 }
 
 #[cfg(test)]
@@ -94,17 +99,17 @@ mod tests {
     }
 
     #[test]
-    fn labels_of_launchers_are_taken_off() {
+    fn launcher_labels_are_stripped() {
         assert_eq!(texts("0:   65536 x\n 12: # y\n3:"), ["  65536 x", "# y", ""]);
         assert_eq!(texts("[1,0]<stdout>:# a\n[x@1,0]<stdout>:b"), ["# a", "b"]);
         assert_eq!(texts("[0]   8 b\n[node[1-2] all 4] # c"), ["  8 b", "# c"]);
         assert_eq!(texts("[W socket.cpp] c"), ["[W socket.cpp] c"]);
-        assert_eq!(texts("12:30:01 x"), ["30:01 x"], "a time is no label, and no row either");
+        assert_eq!(texts("12:30:01 x"), ["30:01 x"], "a timestamp is neither a label nor a row");
         assert_eq!(texts("65536 16384"), ["65536 16384"]);
     }
 
     #[test]
-    fn logs_are_left_out_also_behind_a_row() {
+    fn log_messages_are_stripped_also_after_a_row() {
         let log = "node1:11:22 [0] NCCL INFO Channel 00/02 : 0 1";
         assert!(texts(log).is_empty());
         let broken = format!("  1024  256  float  sum  -1 {log}");
@@ -114,8 +119,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_between_backticks_is_known() {
-        let found: Vec<_> = lines("a\n```\nb\n```\nc").map(|l| (l.number, l.fenced)).collect();
+    fn code_fences_are_tracked() {
+        let found: Vec<_> =
+            lines("a\n```\nb\n```\nc").map(|l| (l.number, l.in_code_fence)).collect();
         assert_eq!(found, [(1, false), (2, false), (3, true), (4, false), (5, false)]);
     }
 }

@@ -1,7 +1,7 @@
-//! Results of nccl-tests, rccl-tests, the OSU micro-benchmarks and our own, read from their text.
+//! Parses results of nccl-tests, rccl-tests, the OSU micro-benchmarks and our own formats.
 //!
-//! Nothing of a table is lost: figures are the numbers as they were written, each row keeps its
-//! line, comments are parsed or kept.
+//! Parsing is lossless: values are those printed, each row keeps its line, and comments are parsed
+//! or kept.
 
 use regatta_model::{BenchResult, DocumentError};
 
@@ -9,70 +9,70 @@ pub(crate) mod columns;
 mod comments;
 mod context;
 mod csv;
+mod detect;
 mod json;
 mod lines;
 mod nccl_tests;
 mod osu;
-mod slides;
-mod text;
+mod tabular;
 
-/// Why a file is no result.
+/// A file that cannot be parsed.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
-    /// A line is not what its table wants.
+    /// A line does not match its table.
     #[error("{file}, line {line}: expected {expected}, found {found:?}")]
     Line {
         /// The file.
         file: String,
         /// The line, from 1.
         line: usize,
-        /// What belongs there.
+        /// Expected content.
         expected: String,
-        /// What is there.
+        /// Actual content.
         found: String,
     },
-    /// One of our own documents that cannot be read.
+    /// An invalid document of our own.
     #[error("{file}: {source}")]
     Document {
         /// The file.
         file: String,
-        /// Why.
+        /// The cause.
         source: DocumentError,
     },
-    /// JSON of another program that cannot be read.
-    #[error("{file}: not the JSON of nccl-tests (-J): {source}")]
+    /// Invalid JSON of another program.
+    #[error("{file}: invalid nccl-tests JSON (-J): {source}")]
     Json {
         /// The file.
         file: String,
-        /// What serde says, with line and column.
+        /// The parse error with line and column.
         source: serde_json::Error,
     },
-    /// There is nothing to be read.
+    /// No result in the file.
     #[error(
-        "{file}: no table of nccl-tests, rccl-tests or the OSU micro-benchmarks is in it, and it is \
-         no result of regatta bench as JSON or CSV"
+        "{file}: found no table of nccl-tests, rccl-tests or the OSU micro-benchmarks, and no \
+         JSON or CSV result of regatta bench"
     )]
-    Nothing {
+    NoResults {
         /// The file.
         file: String,
     },
 }
 
-/// Reads all results of a text, whatever of the known forms it has. The name is the file's, for
-/// errors and, where nothing better is known, to call results by.
+/// Parses all results of a text in any known format. `name` is the file name, used in errors and as
+/// the default label.
 pub fn read(name: &str, text: &str) -> Result<Vec<BenchResult>, ReadError> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let results = if text.trim_start().starts_with('{') {
         vec![json::read(name, text)?]
     } else if json::is_list(text) {
         json::read_list(name, text)?
-    } else if csv::is_head(text.lines().next().unwrap_or_default()) {
+    } else if csv::is_header(text.lines().next().unwrap_or_default()) {
         csv::read(name, text)?
     } else {
-        text::read(name, text)?
+        detect::read(name, text)?
     };
     match results.is_empty() {
-        true => Err(ReadError::Nothing { file: name.to_owned() }),
+        true => Err(ReadError::NoResults { file: name.to_owned() }),
         false => Ok(results),
     }
 }

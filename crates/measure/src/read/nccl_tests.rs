@@ -1,42 +1,45 @@
-//! The output of nccl-tests and rccl-tests, of all their versions, also as tables on slides.
+//! Output of nccl-tests and rccl-tests, in all versions, also as tables on slides.
 
 use regatta_model::bench::{BenchShape, Program};
 use regatta_model::{BenchResult, BenchTable, Operation};
 
-use super::columns::{Columns, Misfit, Row};
-use super::context::{self, Context};
-use super::lines::Line;
+use super::columns::{ColumnLayout, ColumnMismatch, ParsedRow};
+use super::context::{self, TableContext};
+use super::lines::LogLine;
 use super::{ReadError, comments};
+use crate::buffer_mode::BufferMode;
 use crate::formula;
-use crate::place::Place;
 
-/// One run, as far as it was read.
+/// Parser of one run.
 #[derive(Debug)]
-pub(super) struct Run {
+pub(super) struct NcclTestsParser {
     result: BenchResult,
-    /// What the run, the command, the title and the file's name say is measured, the surest first.
+    /// Texts that may name the operation, the most reliable first: the run, the command, the title,
+    /// the file name.
     hints: Vec<String>,
-    /// Whether only the place of one buffer is shown.
-    first: Place,
-    columns: Option<Columns>,
-    /// A row that something else broke into, or the end of the file.
-    part: Option<(usize, String)>,
-    /// A blank line came after rows: what follows may be of something else.
-    idle: bool,
+    /// Mode of the first time column.
+    first: BufferMode,
+    columns: Option<ColumnLayout>,
+    /// A row interrupted by other output or by the end of the file.
+    partial_row: Option<(usize, String)>,
+    /// A blank line after rows: what follows may not belong to the run.
+    after_blank: bool,
     rows: usize,
     has_preamble: bool,
 }
 
-/// Whether a run begins with this line.
-pub(super) fn begins(line: &Line<'_>) -> bool {
+/// Whether a run starts with this line.
+pub(super) fn starts_run(line: &LogLine<'_>) -> bool {
     let words: Vec<&str> = line.words().collect();
-    let head = line.comment().and_then(|c| Columns::of_head(c, Place::OutOfPlace));
-    let usual = Columns::usual();
-    is_preamble(line) || head.is_some() || (words.len() == usual.len() && usual.begins_row(&words))
+    let header = line.comment().and_then(|c| ColumnLayout::from_header(c, BufferMode::OutOfPlace));
+    let standard = ColumnLayout::standard();
+    is_preamble(line)
+        || header.is_some()
+        || (words.len() == standard.len() && standard.starts_row(&words))
 }
 
-/// Whether it is one of the lines that a run begins with.
-fn is_preamble(line: &Line<'_>) -> bool {
+/// Whether the line belongs to the start of a run.
+fn is_preamble(line: &LogLine<'_>) -> bool {
     let text = line.text.trim_start().trim_start_matches('#').trim_start();
     text.starts_with("nccl-tests version ")
         || text.starts_with("regatta version ")
@@ -44,11 +47,11 @@ fn is_preamble(line: &Line<'_>) -> bool {
         || (text.starts_with("nThread ") && text.contains(" minBytes "))
 }
 
-impl Run {
-    /// A run of a file, with what stands before it.
-    pub fn new(name: &str, line: &Line<'_>, context: &Context) -> Self {
+impl NcclTestsParser {
+    /// A run with the context before it.
+    pub fn new(name: &str, line: &LogLine<'_>, context: &TableContext) -> Self {
         let command = context.command_line();
-        // Of a log, what stands before a table is no title.
+        // In a log, the text before a table is not a title.
         let title = context.title().filter(|_| line.text.contains('\t'));
         let label = title.clone().unwrap_or_else(|| context::stem(name).to_owned());
         let hints = [command.clone(), title.clone(), Some(context::stem(name).to_owned())];
@@ -70,39 +73,39 @@ impl Run {
         Self {
             result,
             hints: hints.into_iter().flatten().collect(),
-            first: Place::OutOfPlace,
+            first: BufferMode::OutOfPlace,
             columns: None,
-            part: None,
-            idle: false,
+            partial_row: None,
+            after_blank: false,
             rows: 0,
             has_preamble: false,
         }
     }
 
-    /// Takes a line; `false` if it is none of this run.
-    pub fn take(&mut self, name: &str, line: &Line<'_>) -> Result<bool, ReadError> {
+    /// Adds a line; `false` if it does not belong to this run.
+    pub fn push_line(&mut self, name: &str, line: &LogLine<'_>) -> Result<bool, ReadError> {
         if line.is_blank() {
-            self.idle = self.rows > 0;
-            return Ok(!self.idle);
+            self.after_blank = self.rows > 0;
+            return Ok(!self.after_blank);
         }
         let words: Vec<&str> = line.words().collect();
-        if self.part.is_some() && Columns::continues_row(&words) {
-            return self.continued(name, line).map(|()| true);
+        if self.partial_row.is_some() && ColumnLayout::continues_row(&words) {
+            return self.continue_row(name, line).map(|()| true);
         }
-        self.flush(name)?;
+        self.flush_row(name)?;
         if is_preamble(line) {
             return Ok(self.rows == 0 && self.preamble(line));
         }
         match line.comment() {
             Some(comment) => Ok(self.comment(comment)),
             None if self.version(line.text) => Ok(true),
-            // Slides and pages lose the sign of a comment.
-            None if is_units(line.text) || self.device(line.text) => Ok(true),
-            None => self.begin_row(name, line, &words),
+            // Slides and web pages lose the comment sign.
+            None if is_header_rest(line.text) || self.device(line.text) => Ok(true),
+            None => self.start_row(name, line, &words),
         }
     }
 
-    fn preamble(&mut self, line: &Line<'_>) -> bool {
+    fn preamble(&mut self, line: &LogLine<'_>) -> bool {
         let text = line.text.trim_start().trim_start_matches('#').trim();
         self.has_preamble = true;
         if let Some(found) = comments::parameters(text) {
@@ -130,11 +133,12 @@ impl Run {
         }
     }
 
-    /// Lines that the libraries print by themselves.
+    /// Version lines printed by the libraries.
     fn version(&mut self, text: &str) -> bool {
         let text = text.trim();
         let known = [("NCCL version ", "nccl"), ("RCCL version ", "rccl")];
-        let found = known.iter().find_map(|(head, name)| Some((*name, text.strip_prefix(head)?)));
+        let found =
+            known.iter().find_map(|(prefix, name)| Some((*name, text.strip_prefix(prefix)?)));
         let own = text.strip_prefix("rccl-tests: Version ").map(|version| ("rccl-tests", version));
         let Some((name, version)) = found.or(own) else { return false };
         if name.starts_with("rccl") {
@@ -152,7 +156,7 @@ impl Run {
     }
 
     fn comment(&mut self, text: &str) -> bool {
-        if let Some(columns) = Columns::of_head(text, self.first) {
+        if let Some(columns) = ColumnLayout::from_header(text, self.first) {
             let free = self.rows == 0;
             if free {
                 self.columns = Some(columns);
@@ -165,88 +169,93 @@ impl Run {
         if self.device(text) {
             return true;
         }
-        let (whole, text) = (text, text.trim());
+        let (comment, text) = (text, text.trim());
         if text.contains("in-place") && self.columns.is_none() {
             let both = text.contains("out-of-place");
-            self.first = if both { Place::OutOfPlace } else { Place::InPlace };
+            self.first = if both { BufferMode::OutOfPlace } else { BufferMode::InPlace };
             return true;
         }
         let is_frame = text.is_empty()
             || text == "Using devices"
             || text.starts_with("Collective test concluded: ")
-            || is_units(text);
+            || is_header_rest(text);
         if is_frame {
             return true;
         }
-        // A heading or another program's comment, where our table is over.
-        if self.idle || text.starts_with(['#', '!']) {
+        // A heading or foreign comment after the table.
+        if self.after_blank || text.starts_with(['#', '!']) {
             return false;
         }
-        self.result.notes.push(format!("#{whole}"));
+        self.result.notes.push(format!("#{comment}"));
         true
     }
 
-    fn begin_row(
+    fn start_row(
         &mut self,
         name: &str,
-        line: &Line<'_>,
+        line: &LogLine<'_>,
         words: &[&str],
     ) -> Result<bool, ReadError> {
-        let columns = self.columns.clone().unwrap_or_else(Columns::usual);
+        let columns = self.columns.clone().unwrap_or_else(ColumnLayout::standard);
         if !columns.is_row(words) {
             return Ok(false);
         }
         self.columns = Some(columns);
-        self.idle = false;
-        self.part = Some((line.number, line.text.to_owned()));
-        self.complete(name)?;
+        self.after_blank = false;
+        self.partial_row = Some((line.number, line.text.to_owned()));
+        self.finish_row(name)?;
         Ok(true)
     }
 
-    fn continued(&mut self, name: &str, line: &Line<'_>) -> Result<(), ReadError> {
-        if let Some((_, text)) = &mut self.part {
+    fn continue_row(&mut self, name: &str, line: &LogLine<'_>) -> Result<(), ReadError> {
+        if let Some((_, text)) = &mut self.partial_row {
             text.push(' ');
             text.push_str(line.text.trim());
         }
-        self.complete(name)
+        self.finish_row(name)
     }
 
-    /// Reads the row that was begun, if it is all there.
-    fn complete(&mut self, name: &str) -> Result<(), ReadError> {
-        let (Some(columns), Some((number, text))) = (&self.columns, &self.part) else {
+    /// Parses the started row if it is complete.
+    fn finish_row(&mut self, name: &str) -> Result<(), ReadError> {
+        let (Some(columns), Some((number, text))) = (&self.columns, &self.partial_row) else {
             return Ok(());
         };
         let words: Vec<&str> = text.split_whitespace().collect();
-        let alone = columns.is_in_place_alone(text, &words);
+        let in_place_only = columns.is_in_place_only(text, &words);
         if words.len() > columns.len() {
             let expected = format!("a row of {} columns", columns.len());
-            return Err(misfit(name, *number, Misfit { expected, found: text.trim().to_owned() }));
+            return Err(line_error(
+                name,
+                *number,
+                ColumnMismatch { expected, found: text.trim().to_owned() },
+            ));
         }
-        let row = columns.row(&words, alone).map_err(|found| misfit(name, *number, found))?;
-        if words.len() == columns.len() || alone {
+        let row =
+            columns.row(&words, in_place_only).map_err(|found| line_error(name, *number, found))?;
+        if words.len() == columns.len() || in_place_only {
             let text = text.clone();
-            self.part = None;
-            self.keep(row, text);
+            self.partial_row = None;
+            self.push_row(row, text);
         }
         Ok(())
     }
 
-    /// A row that is not whole is kept with what it has of figures; without any it is a note.
-    fn flush(&mut self, name: &str) -> Result<(), ReadError> {
-        let (Some(columns), Some((number, text))) = (&self.columns, self.part.take()) else {
+    /// An incomplete row is kept with its values; without any it becomes a note.
+    fn flush_row(&mut self, name: &str) -> Result<(), ReadError> {
+        let (Some(columns), Some((number, text))) = (&self.columns, self.partial_row.take()) else {
             return Ok(());
         };
         let words: Vec<&str> = text.split_whitespace().collect();
-        let row = columns.row(&words, false).map_err(|found| misfit(name, number, found))?;
+        let row = columns.row(&words, false).map_err(|found| line_error(name, number, found))?;
         match row.row.out_of_place.is_some() || row.row.in_place.is_some() {
-            true => self.keep(row, text),
+            true => self.push_row(row, text),
             false => self.result.notes.push(text),
         }
         Ok(())
     }
 
-    fn keep(&mut self, row: Row, text: String) {
-        let Row { dtype, redop, root, mut row } = row;
+    fn push_row(&mut self, row: ParsedRow, text: String) {
+        let ParsedRow { dtype, redop, root, mut row } = row;
         row.line = Some(text);
         self.rows += 1;
         let tables = &mut self.result.tables;
@@ -259,23 +268,23 @@ impl Run {
         }
     }
 
-    /// All of it; nothing if there was no table.
+    /// The result; `None` without a table.
     pub fn finish(mut self, name: &str) -> Result<Option<BenchResult>, ReadError> {
-        self.flush(name)?;
+        self.flush_row(name)?;
         if self.columns.is_none() && self.result.parameters.is_none() {
             return Ok(None);
         }
         let mean = self.result.summary.as_ref().and_then(|summary| summary.average_busbw);
-        // A table without all that stands around one says nothing of how the run ended.
+        // A bare table does not tell whether the run completed.
         self.result.complete = mean.is_some() || !self.has_preamble;
-        count_devices(&mut self.result);
-        name_operations(&mut self.result, &self.hints);
+        set_shape_from_devices(&mut self.result);
+        set_operations(&mut self.result, &self.hints);
         Ok(Some(self.result))
     }
 }
 
-/// What the lines of ranks tell is surer than a command's options.
-pub(super) fn count_devices(result: &mut BenchResult) {
+/// The lines of ranks are more reliable than the command's options.
+pub(super) fn set_shape_from_devices(result: &mut BenchResult) {
     let mut hosts: Vec<String> = Vec::new();
     for device in &result.devices {
         if !hosts.contains(&device.host) {
@@ -285,7 +294,7 @@ pub(super) fn count_devices(result: &mut BenchResult) {
     let highest = result.devices.iter().map(|device| device.rank).max();
     let Some(ranks) = highest.and_then(|rank| rank.checked_add(1)) else { return };
     let amd = |name: &str| name.contains("AMD") || name.contains("gfx");
-    // Of a program that names itself, the device may be a processor.
+    // Programs that identify themselves may list CPUs as devices.
     let unsure = result.program == Program::NcclTests;
     if unsure && result.devices.iter().any(|device| amd(&device.name)) {
         result.program = Program::RcclTests;
@@ -296,34 +305,39 @@ pub(super) fn count_devices(result: &mut BenchResult) {
     result.shape = BenchShape { ranks, nodes, ranks_per_node, hosts };
 }
 
-/// Says what the tables are of, by what somebody called it, or else by what the rows show.
-pub(super) fn name_operations(result: &mut BenchResult, hints: &[String]) {
+/// Sets the operation from the hints, or else from the rows.
+pub(super) fn set_operations(result: &mut BenchResult, hints: &[String]) {
     let hinted = hints.iter().find_map(|hint| context::operation_in(hint));
     for table in &mut result.tables {
-        table.operation = hinted.clone().unwrap_or_else(|| guess(table));
+        table.operation = hinted.clone().unwrap_or_else(|| guess_operation(table));
     }
-    let guessed = result.tables.iter().find_map(ranks_of);
+    let guessed = result.tables.iter().find_map(ranks_from_counts);
     result.shape.ranks = result.shape.ranks.or(guessed);
 }
 
-fn misfit(name: &str, line: usize, misfit: Misfit) -> ReadError {
-    ReadError::Line { file: name.to_owned(), line, expected: misfit.expected, found: misfit.found }
+fn line_error(name: &str, line: usize, line_error: ColumnMismatch) -> ReadError {
+    ReadError::Line {
+        file: name.to_owned(),
+        line,
+        expected: line_error.expected,
+        found: line_error.found,
+    }
 }
 
-/// The line of units, or what slides make of heads: nothing of it is a value.
-fn is_units(text: &str) -> bool {
+/// The units line, or fragments of a header: no values.
+fn is_header_rest(text: &str) -> bool {
     let known = ["algbw", "busbw", "busrw", "#wrong", "time", "timestamp"];
     let unit =
         |word: &str| known.contains(&word) || word.starts_with(['(', '%']) || word.ends_with(')');
     text.split_whitespace().all(unit)
 }
 
-/// What was measured, by what the rows show: nccl-tests' early versions do not say it.
-fn guess(table: &BenchTable) -> Operation {
-    let parts = ranks_in(table);
+/// Infers the operation from the rows; early nccl-tests versions do not print it.
+fn guess_operation(table: &BenchTable) -> Operation {
+    let chunks = chunks_per_size(table);
     let reduces = table.redop.as_deref().map(|redop| redop != "none");
     let rooted = table.root.is_some_and(|root| root >= 0);
-    match (reduces, rooted, parts) {
+    match (reduces, rooted, chunks) {
         (Some(true), false, Some(1)) => Operation::AllReduce,
         (Some(true), false, Some(_)) => Operation::ReduceScatter,
         (Some(true), true, _) => Operation::Reduce,
@@ -333,20 +347,20 @@ fn guess(table: &BenchTable) -> Operation {
     }
 }
 
-/// How many counts make up the size of a row.
-fn ranks_in(table: &BenchTable) -> Option<u32> {
+/// Chunks per size.
+fn chunks_per_size(table: &BenchTable) -> Option<u32> {
     let element = element_bytes(table.dtype.as_deref()?)?;
     let row = table.rows.iter().rev().find(|row| row.count.is_some_and(|count| count > 0))?;
-    let part = row.count?.checked_mul(element)?;
-    let whole = row.size_bytes.is_multiple_of(part).then(|| row.size_bytes / part)?;
-    u32::try_from(whole).ok()
+    let chunk = row.count?.checked_mul(element)?;
+    let chunks = row.size_bytes.is_multiple_of(chunk).then(|| row.size_bytes / chunk)?;
+    u32::try_from(chunks).ok()
 }
 
-fn ranks_of(table: &BenchTable) -> Option<u32> {
-    if formula::is_parted(&table.operation) { ranks_in(table) } else { None }
+fn ranks_from_counts(table: &BenchTable) -> Option<u32> {
+    if formula::is_chunked(&table.operation) { chunks_per_size(table) } else { None }
 }
 
-/// Bytes of an element, by nccl-tests' names.
+/// Element size by nccl-tests' type name.
 fn element_bytes(dtype: &str) -> Option<u64> {
     Some(match dtype {
         "int8" | "uint8" | "char" | "f8e4m3" | "f8e5m2" | "fp8_e4m3" | "fp8_e5m2" => 1,

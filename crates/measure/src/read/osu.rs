@@ -1,29 +1,29 @@
-//! The output of the OSU micro-benchmarks: point to point, collective and one-sided.
+//! Output of the OSU micro-benchmarks: point-to-point, collective and one-sided.
 
 use regatta_model::bench::{BenchShape, Program};
 use regatta_model::{BenchResult, BenchRow, BenchTable, Measurement, Operation};
 
 use super::ReadError;
-use super::columns::number;
-use super::context::{self, Context};
-use super::lines::Line;
+use super::columns::parse_metric;
+use super::context::{self, TableContext};
+use super::lines::LogLine;
 
-/// One run, as far as it was read.
+/// Parser of one run.
 #[derive(Debug)]
-pub(super) struct Run {
+pub(super) struct OsuParser {
     result: BenchResult,
     table: BenchTable,
     columns: Vec<String>,
 }
 
-/// Whether a run begins with this line.
-pub(super) fn begins(line: &Line<'_>) -> bool {
+/// Whether a run starts with this line.
+pub(super) fn starts_run(line: &LogLine<'_>) -> bool {
     line.text.trim_start().starts_with("# OSU ")
 }
 
-impl Run {
-    /// A run of a file that begins with this line.
-    pub fn new(name: &str, line: &Line<'_>, context: &Context) -> Self {
+impl OsuParser {
+    /// A run that starts with this line.
+    pub fn new(name: &str, line: &LogLine<'_>, context: &TableContext) -> Self {
         let title = line.comment().unwrap_or_default().trim();
         let (title, version) = match title.rsplit_once(" v") {
             Some((title, version)) => (title, Some(version)),
@@ -44,17 +44,17 @@ impl Run {
         };
         let version = version.map(|version| ("osu".to_owned(), version.to_owned()));
         result.versions.extend(version);
-        if is_between_two(&operation) {
+        if is_point_to_point(&operation) {
             result.shape = BenchShape { ranks: Some(2), ..result.shape };
         }
         let table = BenchTable { operation, ..BenchTable::default() };
         Self { result, table, columns: Vec::new() }
     }
 
-    /// Takes a line; `false` if it is none of this run.
-    pub fn take(&mut self, name: &str, line: &Line<'_>) -> Result<bool, ReadError> {
+    /// Adds a line; `false` if it does not belong to this run.
+    pub fn push_line(&mut self, name: &str, line: &LogLine<'_>) -> Result<bool, ReadError> {
         if let Some(comment) = line.comment() {
-            if begins(line) {
+            if starts_run(line) {
                 return Ok(false);
             }
             match columns(comment) {
@@ -64,7 +64,8 @@ impl Run {
             return Ok(true);
         }
         let words: Vec<&str> = line.words().collect();
-        let is_row = words.first().is_some_and(|word| number(word).is_ok_and(|n| n.is_some()));
+        let is_row =
+            words.first().is_some_and(|word| parse_metric(word).is_ok_and(|n| n.is_some()));
         if !is_row || self.columns.is_empty() {
             return Ok(false);
         }
@@ -85,18 +86,18 @@ impl Run {
         }
     }
 
-    fn row(&mut self, words: &[&str], line: &Line<'_>) -> Result<(), (String, String)> {
+    fn row(&mut self, words: &[&str], line: &LogLine<'_>) -> Result<(), (String, String)> {
         if words.len() > self.columns.len() {
             let expected = format!("a row of {} columns", self.columns.len());
             return Err((expected, line.text.trim().to_owned()));
         }
         let (mut row, mut measured) = (BenchRow::default(), Measurement::default());
         for (column, word) in self.columns.iter().zip(words) {
-            let misfit = |expected: &str| (expected.to_owned(), (*word).to_owned());
+            let mismatch = |expected: &str| (expected.to_owned(), (*word).to_owned());
             match column.as_str() {
-                "Size" => row.size_bytes = word.parse().map_err(|_| misfit("a size in bytes"))?,
-                "Validation" => measured.wrong = verdict(word).map_err(misfit)?,
-                name => fill(name, word, &mut measured).map_err(misfit)?,
+                "Size" => row.size_bytes = word.parse().map_err(|_| mismatch("a size in bytes"))?,
+                "Validation" => measured.wrong = validation_errors(word).map_err(mismatch)?,
+                name => set_metric(name, word, &mut measured).map_err(mismatch)?,
             }
         }
         row.out_of_place = Some(measured);
@@ -105,23 +106,23 @@ impl Run {
         Ok(())
     }
 
-    /// All of it.
+    /// The result.
     pub fn finish(mut self) -> BenchResult {
         self.result.tables.push(self.table);
         self.result
     }
 }
 
-/// Measured by two ranks, however many there are.
-fn is_between_two(operation: &Operation) -> bool {
+/// Always between two ranks.
+fn is_point_to_point(operation: &Operation) -> bool {
     matches!(operation, Operation::Latency | Operation::Bandwidth | Operation::BiBandwidth)
 }
 
-/// What a title says is measured.
+/// The operation named in a title.
 fn operation(title: &str) -> Operation {
     let name = title.strip_prefix("OSU ").unwrap_or(title);
     let name = name.strip_suffix(" Test").unwrap_or(name);
-    // The library, perhaps with the device's: `MPI-CUDA`. A function's name stays.
+    // Strips the library, possibly with the device runtime: `MPI-CUDA`. Function names are kept.
     let plain = match name.split_once(' ') {
         Some((first, rest)) if !first.contains('_') => rest,
         _ => name,
@@ -140,8 +141,8 @@ fn operation(title: &str) -> Operation {
     }
 }
 
-/// The columns' names, if a comment is made of such.
-fn columns(head: &str) -> Option<Vec<String>> {
+/// The columns of a header comment; `None` for other comments.
+fn columns(header: &str) -> Option<Vec<String>> {
     const NAMES: [&str; 24] = [
         "Size",
         "Latency (us)",
@@ -168,11 +169,11 @@ fn columns(head: &str) -> Option<Vec<String>> {
         "Max Comm.(us)",
         "Overlap(%)",
     ];
-    let (mut rest, mut found) = (head.trim_start(), Vec::new());
+    let (mut rest, mut found) = (header.trim_start(), Vec::new());
     while !rest.is_empty() {
         let name = NAMES.iter().find(|name| rest.starts_with(*name)).map(|name| name.len());
         let name = name.or_else(|| percentile(rest));
-        // Later versions may have others: two spaces end a name.
+        // Unknown columns end at two spaces.
         let end = name.unwrap_or_else(|| rest.find("  ").unwrap_or(rest.len()));
         if name.is_none() && found.is_empty() {
             return None;
@@ -183,14 +184,14 @@ fn columns(head: &str) -> Option<Vec<String>> {
     (!found.is_empty()).then_some(found)
 }
 
-/// The length of a name such as `P99 Tail Lat(us)`, behind which there may be only one space.
+/// Length of a name such as `P99 Tail Lat(us)`, which may be followed by a single space.
 fn percentile(text: &str) -> Option<usize> {
     let digits = text.strip_prefix('P')?.trim_start_matches(|c: char| c.is_ascii_digit());
     digits.strip_prefix(" Tail ").and_then(|_| text.find(')')).map(|end| end + 1)
 }
 
-/// `Pass` or `Fail`: how many are wrong is not told.
-fn verdict(word: &str) -> Result<Option<u64>, &'static str> {
+/// `Pass` or `Fail`: OSU does not print the number of errors.
+fn validation_errors(word: &str) -> Result<Option<u64>, &'static str> {
     match word {
         "Pass" => Ok(Some(0)),
         "Fail" => Ok(Some(1)),
@@ -199,8 +200,8 @@ fn verdict(word: &str) -> Result<Option<u64>, &'static str> {
     }
 }
 
-fn fill(name: &str, word: &str, measured: &mut Measurement) -> Result<(), &'static str> {
-    let value = number(word).map_err(|()| "a number")?;
+fn set_metric(name: &str, word: &str, measured: &mut Measurement) -> Result<(), &'static str> {
+    let value = parse_metric(word).map_err(|()| "a number")?;
     match name {
         "Latency (us)" | "Latency(us)" | "Avg Latency(us)" | "Avg Lat(us)" | "Overall(us)" => {
             measured.time_us = value;
@@ -216,14 +217,14 @@ fn fill(name: &str, word: &str, measured: &mut Measurement) -> Result<(), &'stat
         "P95 Tail Lat(us)" => measured.spread.get_or_insert_default().p95_us = value,
         "P99 Tail Lat(us)" => measured.spread.get_or_insert_default().p99_us = value,
         "Iterations" => measured.iterations = value.map(|value| value as u64),
-        // By its digits a thousandth, so that it is the nearest number to what was written.
-        "Bandwidth (MB/s)" | "MB/s" => measured.algbw = thousandth(word),
+        // Scaled in decimal, so that the value is the nearest to what was printed.
+        "Bandwidth (MB/s)" | "MB/s" => measured.algbw = mb_to_gb(word),
         _ => measured.other.extend(value.map(|value| (name.to_owned(), value))),
     }
     Ok(())
 }
 
-fn thousandth(word: &str) -> Option<f64> {
+fn mb_to_gb(word: &str) -> Option<f64> {
     let value = format!("{word}e-3").parse::<f64>().or_else(|_| word.parse().map(|v: f64| v / 1e3));
     value.ok().filter(|value| value.is_finite())
 }
@@ -233,7 +234,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn titles_tell_what_was_measured() {
+    fn titles_name_the_operation() {
         let of = |title: &str| operation(title);
         assert_eq!(of("OSU MPI Latency Test"), Operation::Latency);
         assert_eq!(of("OSU MPI-CUDA Bi-Directional Bandwidth Test"), Operation::BiBandwidth);
@@ -251,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn heads_tell_the_columns() {
+    fn headers_are_split_into_columns() {
         let full = " Size       Avg Latency(us)   Min Latency(us)   Max Latency(us)  Iterations";
         assert_eq!(columns(full).unwrap().len(), 5);
         assert_eq!(columns(" Size Bandwidth (MB/s)").unwrap(), ["Size", "Bandwidth (MB/s)"]);

@@ -1,4 +1,4 @@
-//! One call of one size, with its buffers: what goes in, and what must come out.
+//! One call at one size: its buffers, their contents and the expected result.
 
 use std::ops::Range;
 
@@ -7,33 +7,33 @@ use regatta_comm::{
 };
 use regatta_model::Operation;
 
-use super::pattern::{Pattern, Period, Whose};
+use super::pattern::{Owner, Pattern, Period};
 
-/// Where buffers lie.
+/// Memory of the buffers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Memory {
-    /// Anywhere in host memory, as programs have them.
+pub enum MemoryKind {
+    /// Pageable host memory.
     Heap,
-    /// In host memory where the communicator likes them best.
+    /// Host memory registered with the communicator.
     Registered,
-    /// On this rank's device.
+    /// Device memory of this rank.
     Device,
 }
 
-/// What is called.
+/// The call to measure.
 #[derive(Debug, Clone)]
-pub struct Shape {
+pub struct CallSpec {
     pub operation: Operation,
     pub dtype: DType,
     pub op: ReduceOp,
     pub root: u32,
-    /// Elements that a rank gives to the call, as nccl-tests counts them.
+    /// Element count passed to the call, as nccl-tests counts.
     pub count: usize,
-    /// Whether input and output are one buffer.
+    /// Whether input and output share a buffer.
     pub in_place: bool,
 }
 
-/// The collective that an operation is; messages are none.
+/// The collective of an operation; `None` for point-to-point operations.
 pub fn kind(operation: &Operation) -> Option<Kind> {
     Some(match operation {
         Operation::AllReduce => Kind::AllReduce,
@@ -48,40 +48,40 @@ pub fn kind(operation: &Operation) -> Option<Kind> {
     })
 }
 
-/// A call that can be made again and again.
-pub struct Case<'c> {
+/// A call with its buffers, repeatable.
+pub struct CollectiveCase<'c> {
     comm: &'c dyn Comm,
-    shape: Shape,
-    /// One collective, or a message to the next rank and one from the rank before.
+    spec: CallSpec,
+    /// One collective, or a send to the next rank and a receive from the previous one.
     calls: Vec<OwnedCall>,
     sent: Period,
 }
 
-/// Elements of the output, and whose they must be from which place on.
-struct Due {
-    whose: Whose,
+/// An output range and the elements it must contain.
+struct Expected {
+    owner: Owner,
     start: usize,
     at: Range<usize>,
 }
 
-impl<'c> Case<'c> {
-    /// Has buffers made for a call.
-    pub fn new(comm: &'c dyn Comm, shape: Shape, memory: Memory) -> Result<Self, CommError> {
+impl<'c> CollectiveCase<'c> {
+    /// Allocates the buffers of a call.
+    pub fn new(comm: &'c dyn Comm, spec: CallSpec, memory: MemoryKind) -> Result<Self, CommError> {
         let buffer = |bytes: usize| match memory {
-            Memory::Heap => Ok(Buffer::zeroed(bytes)),
-            Memory::Registered => Ok(comm.buffer(bytes)),
-            Memory::Device => comm.device_buffer(bytes),
+            MemoryKind::Heap => Ok(Buffer::zeroed(bytes)),
+            MemoryKind::Registered => Ok(comm.buffer(bytes)),
+            MemoryKind::Device => comm.device_buffer(bytes),
         };
-        let calls = match kind(&shape.operation) {
-            Some(kind) => vec![collective(comm, &shape, kind, &buffer)?],
-            None => messages(comm, &shape, &buffer)?.into(),
+        let calls = match kind(&spec.operation) {
+            Some(kind) => vec![collective(comm, &spec, kind, &buffer)?],
+            None => send_recv(comm, &spec, &buffer)?.into(),
         };
-        let sent = pattern(comm, &shape).period(Whose::Rank(comm.rank()));
-        Ok(Self { comm, shape, calls, sent })
+        let sent = pattern(comm, &spec).period(Owner::Rank(comm.rank()));
+        Ok(Self { comm, spec, calls, sent })
     }
 
-    /// Calls so many times in a row: in host memory as a program calls, so that each costs what it
-    /// does there; on a device all are queued.
+    /// Calls `times` times, back to back. Host calls are issued one by one, as an application does;
+    /// device calls are queued.
     pub fn run(&mut self, times: u32) -> Result<(), CommError> {
         let comm = self.comm;
         match self.calls.as_mut_slice() {
@@ -93,25 +93,25 @@ impl<'c> Case<'c> {
         }
     }
 
-    /// Puts what this rank sends where it belongs, and into the rest what nobody sends.
+    /// Writes this rank's pattern into its send buffer and marks all other bytes as unsent.
     pub fn fill(&mut self) -> Result<(), CommError> {
-        let (place, whole) = (self.given(), self.shape.dtype.size());
+        let (range, size) = (self.send_range(), self.spec.dtype.size());
         let Some((call, more)) = self.calls.split_first_mut() else { return Ok(()) };
-        let (given, rest) = match &mut call.input {
+        let (input, rest) = match &mut call.input {
             Some(input) => (input, Some(&mut call.output)),
             None => (&mut call.output, None),
         };
         let sent = &self.sent;
-        write(given, |bytes| sent.fill(&mut bytes[place.start * whole..place.end * whole], 0))?;
+        rewrite(input, |bytes| sent.fill(&mut bytes[range.start * size..range.end * size], 0))?;
         let mut others = rest.into_iter().chain(more.iter_mut().map(|c| &mut c.output));
-        others.try_for_each(|other| write(other, |_| ()))
+        others.try_for_each(|other| rewrite(other, |_| ()))
     }
 
-    /// How many elements are wrong after a call.
-    pub fn wrong(&self) -> Result<u64, CommError> {
+    /// Counts the wrong elements after a call.
+    pub fn count_wrong(&self) -> Result<u64, CommError> {
         let Some(call) = self.calls.last() else { return Ok(0) };
         let mut fetched = Vec::new();
-        let got = match call.output.space() {
+        let received = match call.output.space() {
             Space::Host => call.output.bytes(),
             Space::Device(_) => {
                 fetched.resize(call.output.len(), 0u8);
@@ -119,18 +119,18 @@ impl<'c> Case<'c> {
                 &fetched
             }
         };
-        let size = self.shape.dtype.size();
-        let pattern = pattern(self.comm, &self.shape);
-        let wrong = |due: Due| {
-            let got = &got[due.at.start * size..due.at.end * size];
-            pattern.period(due.whose).wrong(got, due.start)
+        let size = self.spec.dtype.size();
+        let pattern = pattern(self.comm, &self.spec);
+        let wrong = |expected: Expected| {
+            let received = &received[expected.at.start * size..expected.at.end * size];
+            pattern.period(expected.owner).count_wrong(received, expected.start)
         };
-        Ok(self.due().into_iter().map(wrong).sum())
+        Ok(self.expected().into_iter().map(wrong).sum())
     }
 
-    /// Where in its buffer what this rank sends begins and ends, in elements.
-    fn given(&self) -> Range<usize> {
-        let Shape { operation, count, in_place, root, .. } = &self.shape;
+    /// Range of the send buffer that holds this rank's data, in elements.
+    fn send_range(&self) -> Range<usize> {
+        let CallSpec { operation, count, in_place, root, .. } = &self.spec;
         let (me, ranks) = (self.comm.rank() as usize, self.comm.size() as usize);
         let is_root = *root as usize == me;
         match operation {
@@ -145,40 +145,43 @@ impl<'c> Case<'c> {
         }
     }
 
-    /// What must be in the output.
-    fn due(&self) -> Vec<Due> {
-        let Shape { operation, count, in_place, root, .. } = &self.shape;
+    /// The expected contents of the output.
+    fn expected(&self) -> Vec<Expected> {
+        let CallSpec { operation, count, in_place, root, .. } = &self.spec;
         let (count, me, ranks) = (*count, self.comm.rank(), self.comm.size());
         let is_root = *root == me;
-        let part = |rank: u32| rank as usize * count..(rank as usize + 1) * count;
-        let own = me as usize * count;
-        let due = |whose, start, at| vec![Due { whose, start, at }];
-        let of_each = |start| {
-            let of = |rank| Due { whose: Whose::Rank(rank), start, at: part(rank) };
+        let chunk = |rank: u32| rank as usize * count..(rank as usize + 1) * count;
+        let own_start = me as usize * count;
+        let expected = |owner, start, at| vec![Expected { owner, start, at }];
+        let from_each_rank = |start| {
+            let of = |rank| Expected { owner: Owner::Rank(rank), start, at: chunk(rank) };
             (0..ranks).map(of).collect()
         };
         match operation {
-            Operation::AllReduce => due(Whose::All, 0, 0..count),
-            Operation::Reduce if is_root => due(Whose::All, 0, 0..count),
-            Operation::ReduceScatter if *in_place => due(Whose::All, own, part(me)),
-            Operation::ReduceScatter => due(Whose::All, own, 0..count),
-            Operation::Broadcast => due(Whose::Rank(*root), 0, 0..count),
-            Operation::Scatter if *in_place && is_root => due(Whose::Rank(*root), own, part(me)),
-            Operation::Scatter => due(Whose::Rank(*root), own, 0..count),
-            Operation::AllGather => of_each(0),
-            Operation::Gather if is_root => of_each(0),
-            Operation::AllToAll => of_each(own),
-            Operation::SendRecv => due(Whose::Rank(before(me, ranks)), 0, 0..count),
+            Operation::AllReduce => expected(Owner::All, 0, 0..count),
+            Operation::Reduce if is_root => expected(Owner::All, 0, 0..count),
+            Operation::ReduceScatter if *in_place => expected(Owner::All, own_start, chunk(me)),
+            Operation::ReduceScatter => expected(Owner::All, own_start, 0..count),
+            Operation::Broadcast => expected(Owner::Rank(*root), 0, 0..count),
+            Operation::Scatter if *in_place && is_root => {
+                expected(Owner::Rank(*root), own_start, chunk(me))
+            }
+            Operation::Scatter => expected(Owner::Rank(*root), own_start, 0..count),
+            Operation::AllGather => from_each_rank(0),
+            Operation::Gather if is_root => from_each_rank(0),
+            Operation::AllToAll => from_each_rank(own_start),
+            Operation::SendRecv => expected(Owner::Rank(previous_rank(me, ranks)), 0, 0..count),
             _ => Vec::new(),
         }
     }
 }
 
-/// A byte that no pattern begins with.
+/// Marks unsent bytes; no pattern starts with it.
 const UNSENT: u8 = 0xa5;
 
-/// Writes a buffer anew; in host memory where it lies, for large ones leave no room for a copy.
-fn write(buffer: &mut Buffer, fill: impl FnOnce(&mut [u8])) -> Result<(), CommError> {
+/// Overwrites a buffer. Host buffers are written in place because large ones leave no memory for a
+/// copy.
+fn rewrite(buffer: &mut Buffer, fill: impl FnOnce(&mut [u8])) -> Result<(), CommError> {
     match buffer.space() {
         Space::Host => {
             let bytes = buffer.bytes_mut();
@@ -194,52 +197,55 @@ fn write(buffer: &mut Buffer, fill: impl FnOnce(&mut [u8])) -> Result<(), CommEr
     }
 }
 
-fn before(rank: u32, ranks: u32) -> u32 {
+fn previous_rank(rank: u32, ranks: u32) -> u32 {
     (rank + ranks - 1) % ranks
 }
 
-fn pattern(comm: &dyn Comm, shape: &Shape) -> Pattern {
-    let reduces = kind(&shape.operation).is_some_and(Kind::reduces);
-    Pattern { dtype: shape.dtype, op: reduces.then_some(shape.op), ranks: comm.size() }
+fn pattern(comm: &dyn Comm, spec: &CallSpec) -> Pattern {
+    let reduces = kind(&spec.operation).is_some_and(Kind::reduces);
+    Pattern { dtype: spec.dtype, op: reduces.then_some(spec.op), ranks: comm.size() }
 }
 
 fn collective(
     comm: &dyn Comm,
-    shape: &Shape,
+    spec: &CallSpec,
     kind: Kind,
     buffer: &dyn Fn(usize) -> Result<Buffer, CommError>,
 ) -> Result<OwnedCall, CommError> {
-    let counts = Counts::Equal(shape.count);
-    // What goes in of a broadcast is what comes out of it.
-    let placed = shape.in_place || kind == Kind::Broadcast;
-    let asked = Call {
+    let counts = Counts::Equal(spec.count);
+    // A broadcast has a single buffer in either mode.
+    let one_buffer = spec.in_place || kind == Kind::Broadcast;
+    let call = Call {
         kind,
-        dtype: shape.dtype,
-        op: shape.op,
-        root: shape.root,
+        dtype: spec.dtype,
+        op: spec.op,
+        root: spec.root,
         tag: 0,
         counts: counts.clone(),
-        input: (!placed).then_some(&[]),
+        input: (!one_buffer).then_some(&[]),
         output: &mut [],
     };
-    let (input, output) = asked.lengths(comm.rank() as usize, comm.size() as usize);
-    let size = shape.dtype.size();
-    let call = OwnedCall::new(kind, shape.dtype, counts, buffer(output * size)?);
-    let input = if placed { None } else { Some(buffer(input * size)?) };
-    Ok(OwnedCall { op: shape.op, root: shape.root, input, ..call })
+    let (input, output) = call.lengths(comm.rank() as usize, comm.size() as usize);
+    let size = spec.dtype.size();
+    let call = OwnedCall::new(kind, spec.dtype, counts, buffer(output * size)?);
+    let input = if one_buffer { None } else { Some(buffer(input * size)?) };
+    Ok(OwnedCall { op: spec.op, root: spec.root, input, ..call })
 }
 
-/// A message to the next rank, and one from the rank before.
-fn messages(
+/// A send to the next rank and a receive from the previous one.
+fn send_recv(
     comm: &dyn Comm,
-    shape: &Shape,
+    spec: &CallSpec,
     buffer: &dyn Fn(usize) -> Result<Buffer, CommError>,
 ) -> Result<[OwnedCall; 2], CommError> {
     let (rank, ranks) = (comm.rank(), comm.size());
     let message = |kind, other| -> Result<OwnedCall, CommError> {
-        let buffer = buffer(shape.count * shape.dtype.size())?;
-        let call = OwnedCall::new(kind, shape.dtype, Counts::Equal(shape.count), buffer);
+        let buffer = buffer(spec.count * spec.dtype.size())?;
+        let call = OwnedCall::new(kind, spec.dtype, Counts::Equal(spec.count), buffer);
         Ok(OwnedCall { root: other, ..call })
     };
-    Ok([message(Kind::Send, (rank + 1) % ranks)?, message(Kind::Receive, before(rank, ranks))?])
+    Ok([
+        message(Kind::Send, (rank + 1) % ranks)?,
+        message(Kind::Receive, previous_rank(rank, ranks))?,
+    ])
 }

@@ -1,44 +1,44 @@
-//! What a run tells while it goes on: data, which a screen, a file or another process takes.
+//! Events of a run, consumed by a terminal, a file or the parent process.
 
 use regatta_model::bench::{Ceiling, Pairs};
 use regatta_model::{BenchResult, BenchRow, BenchTable};
 use serde::{Deserialize, Serialize};
 
-/// Something happened.
+/// An event of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Event {
-    /// It begins: all that is known before anything was measured.
-    Begin(Box<BenchResult>),
-    /// The next rows are of this operation; it has none yet.
-    Table(BenchTable),
-    /// A size was measured.
+pub enum BenchEvent {
+    /// The run starts: its metadata, without measurements.
+    Started(Box<BenchResult>),
+    /// The following rows belong to this table, which is still empty.
+    TableStarted(BenchTable),
+    /// A row was measured.
     Row(Box<BenchRow>),
-    /// Every pair of ranks was measured.
+    /// The pairwise matrix was measured.
     Pairs(Box<Pairs>),
-    /// What each rank's devices, memory and file system can do was measured.
-    Ceilings(Vec<Ceiling>),
-    /// A table was made by which ranks choose algorithms: a document.
-    Tuned(String),
-    /// How far it is.
-    Progress(Progress),
-    /// Something the user should know.
+    /// The rooflines of all ranks were measured.
+    Rooflines(Vec<Ceiling>),
+    /// A tuning table for algorithm selection, as a document.
+    TuningTable(String),
+    /// Progress.
+    Progress(BenchProgress),
+    /// A warning for the user.
     Note(String),
-    /// All was measured.
-    End,
+    /// The run is complete.
+    Finished,
 }
 
-/// How far it is.
+/// Progress of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Progress {
-    /// What is measured now.
-    pub doing: String,
-    /// Rows that are done.
+pub struct BenchProgress {
+    /// The current task.
+    pub task: String,
+    /// Finished rows.
     pub done: usize,
-    /// Rows in all.
-    pub of: usize,
-    /// Seconds that it will take on.
-    pub left_s: f64,
+    /// Rows in total.
+    pub total: usize,
+    /// Estimated remaining seconds.
+    pub eta_s: f64,
 }
 
 #[cfg(test)]
@@ -46,14 +46,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_are_carried_as_text() {
-        let event = Event::Progress(Progress {
-            doing: "all-reduce".to_owned(),
+    fn events_round_trip_through_json() {
+        let event = BenchEvent::Progress(BenchProgress {
+            task: "all-reduce".to_owned(),
             done: 1,
-            of: 3,
-            left_s: 0.5,
+            total: 3,
+            eta_s: 0.5,
         });
         let text = serde_json::to_string(&event).unwrap();
-        assert_eq!(serde_json::from_str::<Event>(&text).unwrap(), event);
+        assert_eq!(serde_json::from_str::<BenchEvent>(&text).unwrap(), event);
     }
 }

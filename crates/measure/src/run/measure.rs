@@ -1,118 +1,136 @@
-//! Times one case: warm-up, timed rounds, a check.
+//! Times one case: warm-up, timed iterations, result check.
 
 use std::time::{Duration, Instant};
 
 use regatta_comm::{Collectives, Comm, CommError, ReduceOp};
 use regatta_model::{Measurement, Operation};
 
-use super::case::Case;
+use super::case::CollectiveCase;
 use super::spread::spread;
-use super::suite::Average;
+use super::suite::RankAverage;
 use crate::formula;
 
-/// How often a case is run.
+/// Iterations of a case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Rounds {
-    /// Before it is timed.
+pub struct IterationCounts {
+    /// Warm-up iterations.
     pub warmup: u32,
-    /// Timed.
-    pub iterations: u32,
-    /// Whether more are timed where so few are over too soon to be measured well.
-    pub or_more: bool,
-    /// Whose results are checked.
+    /// Timed iterations.
+    pub timed: u32,
+    /// Increase `timed` for calls too short to be timed accurately.
+    pub adaptive: bool,
+    /// Iterations whose results are checked.
     pub check: u32,
 }
 
-/// What is over sooner than this is measured by more rounds.
-const LONG_ENOUGH: Duration = Duration::from_millis(2);
-const MOST_ROUNDS: u32 = 20_000;
+/// Adaptive iterations take at least this long in total.
+const MIN_TIMED: Duration = Duration::from_millis(2);
+const MAX_ITERATIONS: u32 = 20_000;
 
-/// Calls that take longer are timed one by one: to look at the clock costs less than a hundredth of
-/// them. Shorter ones are timed all together, and one by one in rounds of their own.
-const SLOW: Duration = Duration::from_micros(10);
+/// Calls at least this long are timed individually: the clock costs less than 1 % of them. Shorter
+/// calls are timed back to back, and once more individually for the percentiles.
+const CLOCK_NEGLIGIBLE: Duration = Duration::from_micros(10);
 
-/// Runs a case and times it.
+/// Warms up and times a case.
 pub fn measure(
     comm: &dyn Comm,
-    case: &mut Case<'_>,
-    rounds: &Rounds,
+    case: &mut CollectiveCase<'_>,
+    iterations: &IterationCounts,
     queued: bool,
-) -> Result<Timed, CommError> {
+) -> Result<RankTimes, CommError> {
     case.fill()?;
-    let once = warmed(comm, case, rounds)?;
-    let (rounds, slow) = agreed(comm, rounds, once)?;
-    let (mean, single) = match slow && !queued {
+    let once = warm_up(comm, case, iterations)?;
+    let (iterations, slow) = agree_on_iterations(comm, iterations, once)?;
+    let (mean, per_call) = match slow && !queued {
         true => {
-            let single = one_by_one(comm, case, rounds)?;
-            (single.iter().sum::<f64>() / f64::from(rounds), single)
+            let per_call = time_individually(comm, case, iterations)?;
+            (per_call.iter().sum::<f64>() / f64::from(iterations), per_call)
         }
-        false => (together(comm, case, rounds)?, one_by_one(comm, case, rounds)?),
+        false => {
+            (time_back_to_back(comm, case, iterations)?, time_individually(comm, case, iterations)?)
+        }
     };
-    Ok(Timed { mean, single, rounds })
+    Ok(RankTimes { mean, per_call, iterations })
 }
 
-/// The times of this rank, in microseconds.
-pub struct Timed {
+/// Times on this rank in µs.
+pub struct RankTimes {
     mean: f64,
-    single: Vec<f64>,
-    rounds: u32,
+    per_call: Vec<f64>,
+    iterations: u32,
 }
 
-/// Runs it as often as it is to be warmed up, and tells how long one call took.
-fn warmed(comm: &dyn Comm, case: &mut Case<'_>, rounds: &Rounds) -> Result<Duration, CommError> {
+/// Runs the warm-up iterations and returns the duration of one more call.
+fn warm_up(
+    comm: &dyn Comm,
+    case: &mut CollectiveCase<'_>,
+    iterations: &IterationCounts,
+) -> Result<Duration, CommError> {
     comm.barrier()?;
-    case.run(rounds.warmup)?;
+    case.run(iterations.warmup)?;
     let start = Instant::now();
     case.run(1)?;
     Ok(start.elapsed())
 }
 
-/// How many rounds all ranks do, and whether one by one: as rank 0 says.
-fn agreed(comm: &dyn Comm, rounds: &Rounds, once: Duration) -> Result<(u32, bool), CommError> {
-    let needed = LONG_ENOUGH.as_nanos() / once.as_nanos().max(1);
-    let more = u32::try_from(needed).unwrap_or(u32::MAX).min(MOST_ROUNDS);
-    let asked = rounds.iterations.max(1);
-    let count = if rounds.or_more { asked.max(more) } else { asked };
-    let mut said = [i64::from(count), i64::from(once >= SLOW)];
-    comm.broadcast(&mut said, 0)?;
-    Ok((u32::try_from(said[0]).unwrap_or(asked).max(1), said[1] != 0))
+/// Broadcasts rank 0's iteration count and whether calls are timed individually.
+fn agree_on_iterations(
+    comm: &dyn Comm,
+    iterations: &IterationCounts,
+    once: Duration,
+) -> Result<(u32, bool), CommError> {
+    let needed = MIN_TIMED.as_nanos() / once.as_nanos().max(1);
+    let more = u32::try_from(needed).unwrap_or(u32::MAX).min(MAX_ITERATIONS);
+    let requested = iterations.timed.max(1);
+    let count = if iterations.adaptive { requested.max(more) } else { requested };
+    let mut agreed = [i64::from(count), i64::from(once >= CLOCK_NEGLIGIBLE)];
+    comm.broadcast(&mut agreed, 0)?;
+    Ok((u32::try_from(agreed[0]).unwrap_or(requested).max(1), agreed[1] != 0))
 }
 
-/// The mean of many calls in a row.
-fn together(comm: &dyn Comm, case: &mut Case<'_>, rounds: u32) -> Result<f64, CommError> {
+/// Mean time of back-to-back calls.
+fn time_back_to_back(
+    comm: &dyn Comm,
+    case: &mut CollectiveCase<'_>,
+    iterations: u32,
+) -> Result<f64, CommError> {
     comm.barrier()?;
     let start = Instant::now();
-    case.run(rounds)?;
-    Ok(start.elapsed().as_secs_f64() * 1e6 / f64::from(rounds))
+    case.run(iterations)?;
+    Ok(start.elapsed().as_secs_f64() * 1e6 / f64::from(iterations))
 }
 
-/// The time of each call.
-fn one_by_one(comm: &dyn Comm, case: &mut Case<'_>, rounds: u32) -> Result<Vec<f64>, CommError> {
-    let mut times = Vec::with_capacity(rounds as usize);
+/// Time of each call.
+fn time_individually(
+    comm: &dyn Comm,
+    case: &mut CollectiveCase<'_>,
+    iterations: u32,
+) -> Result<Vec<f64>, CommError> {
+    let mut times = Vec::with_capacity(iterations as usize);
     comm.barrier()?;
-    let mut before = Instant::now();
-    for _ in 0..rounds {
+    let mut previous = Instant::now();
+    for _ in 0..iterations {
         case.run(1)?;
         let now = Instant::now();
-        times.push((now - before).as_secs_f64() * 1e6);
-        before = now;
+        times.push((now - previous).as_secs_f64() * 1e6);
+        previous = now;
     }
     Ok(times)
 }
 
-impl Timed {
-    /// What all ranks measured, as one.
-    pub fn of_all(
+impl RankTimes {
+    /// Combines the times of all ranks into a measurement.
+    pub fn reduce_over_ranks(
         self,
         comm: &dyn Comm,
         operation: &Operation,
         size_bytes: u64,
-        average: Average,
+        average: RankAverage,
     ) -> Result<Measurement, CommError> {
         let mut ranks = vec![0.0; comm.size() as usize];
         comm.all_gather(&[self.mean], &mut ranks)?;
-        // A call has taken as long as it took the slowest rank.
-        let mut slowest = self.single;
+        // A call takes as long as on its slowest rank.
+        let mut slowest = self.per_call;
         comm.all_reduce(&mut slowest, ReduceOp::Max)?;
         let time = average.of(&ranks);
         let bandwidth = formula::bandwidth(operation, comm.size(), size_bytes, time);
@@ -120,7 +138,7 @@ impl Timed {
             time_us: Some(time),
             algbw: bandwidth.map(|b| b.algbw),
             busbw: bandwidth.map(|b| b.busbw),
-            iterations: Some(u64::from(self.rounds)),
+            iterations: Some(u64::from(self.iterations)),
             spread: spread(slowest),
             rank_spread: spread(ranks.clone()),
             rank_times_us: ranks,
@@ -129,20 +147,20 @@ impl Timed {
     }
 }
 
-/// Runs a case as often as it is to be checked, and counts wrong elements of all ranks.
+/// Runs the check iterations and returns the wrong elements of all ranks.
 pub fn check(
     comm: &dyn Comm,
-    case: &mut Case<'_>,
-    rounds: &Rounds,
+    case: &mut CollectiveCase<'_>,
+    iterations: &IterationCounts,
 ) -> Result<Option<u64>, CommError> {
-    if rounds.check == 0 {
+    if iterations.check == 0 {
         return Ok(None);
     }
     let mut wrong = 0;
-    for _ in 0..rounds.check {
+    for _ in 0..iterations.check {
         case.fill()?;
         case.run(1)?;
-        wrong += case.wrong()?;
+        wrong += case.count_wrong()?;
     }
     let mut all = [i64::try_from(wrong).unwrap_or(i64::MAX / i64::from(comm.size()))];
     comm.all_reduce(&mut all, ReduceOp::Sum)?;

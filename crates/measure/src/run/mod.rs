@@ -1,18 +1,18 @@
-//! Measuring collectives over a communicator, as nccl-tests does: sizes, warm-up, timed rounds in
-//! place and out of place, checked results.
+//! Benchmarks collectives over a communicator as nccl-tests does: size range, warm-up, timed
+//! iterations in place and out of place, checked results.
 
 mod case;
+mod eta;
 mod event;
-mod left;
 mod measure;
-pub mod names;
+pub mod nccl_names;
 mod pattern;
 mod sizes;
 mod spread;
 mod suite;
 
-pub use case::Memory;
-pub use event::{Event, Progress};
-pub use measure::Rounds;
-pub use sizes::{Sizes, parse_size};
-pub use suite::{Average, Plan, run};
+pub use case::MemoryKind;
+pub use event::{BenchEvent, BenchProgress};
+pub use measure::IterationCounts;
+pub use sizes::{SizeRange, parse_size};
+pub use suite::{RankAverage, RunConfig, run};

@@ -1,66 +1,66 @@
-//! What is sent, so that what must come is known exactly.
+//! Test data whose reduction is known exactly.
 //!
-//! An element depends on its rank and its place, with a period that no part of a buffer is a multiple
-//! of, and is a small whole number: every sum, product and so on of all ranks is one that the type
-//! holds exactly, in whatever order it is reduced.
+//! An element depends on its rank and index, with a prime period that no chunk is a multiple of.
+//! Values are small integers, so every partial reduction over all ranks is exact in every type and
+//! in any order.
 
 use half::{bf16, f16};
 use regatta_comm::{DType, ReduceOp};
 
-/// Elements after which it begins again: a prime, so that what lies in a wrong place is seen.
+/// Period of the pattern: a prime, so that misplaced data is detected.
 const PERIOD: usize = 4093;
 
-/// Whose elements.
+/// Origin of elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Whose {
-    /// Those of a rank.
+pub enum Owner {
+    /// Data of one rank.
     Rank(u32),
-    /// The reduction of those of all.
+    /// The reduction over all ranks.
     All,
 }
 
-/// What all ranks send.
+/// The data of all ranks.
 #[derive(Debug, Clone, Copy)]
 pub struct Pattern {
     pub dtype: DType,
-    /// How it is reduced, if it is.
+    /// Reduction operator, if the operation reduces.
     pub op: Option<ReduceOp>,
     pub ranks: u32,
 }
 
-/// One period of elements, as bytes.
+/// One period of elements, encoded.
 pub struct Period {
     dtype: DType,
     bytes: Vec<u8>,
-    /// By how much an element may differ, as a part of it.
+    /// Relative tolerance of an element.
     tolerance: f64,
 }
 
 impl Pattern {
-    /// One period of what a rank sends, or of what all get.
-    pub fn period(&self, whose: Whose) -> Period {
+    /// One period of a rank's data, or of the reduction.
+    pub fn period(&self, owner: Owner) -> Period {
         let mut bytes = Vec::with_capacity(PERIOD * self.dtype.size());
-        for place in 0..PERIOD {
-            let value = match whose {
-                Whose::Rank(rank) => self.value(rank, place) as f64,
-                Whose::All => self.reduced(place),
+        for index in 0..PERIOD {
+            let value = match owner {
+                Owner::Rank(rank) => self.value(rank, index) as f64,
+                Owner::All => self.reduced(index),
             };
             encode(self.dtype, value, &mut bytes);
         }
-        // A device may divide before it adds up, and then rounds at each rank.
-        let averages = whose == Whose::All && self.op == Some(ReduceOp::Average);
+        // A device may divide before it sums, and then rounds on every rank.
+        let averages = owner == Owner::All && self.op == Some(ReduceOp::Average);
         let roundings = f64::from(self.ranks) / 2.0 + 2.0;
-        let tolerance = if averages { roundings * precision(self.dtype) } else { 0.0 };
+        let tolerance = if averages { roundings * epsilon(self.dtype) } else { 0.0 };
         Period { dtype: self.dtype, bytes, tolerance }
     }
 
-    /// What a rank sends at a place.
-    fn value(&self, rank: u32, place: usize) -> u64 {
-        let mixed = mix(u64::from(rank) * PERIOD as u64 + place as u64);
-        let turn = (u64::from(rank) + place as u64) % u64::from(self.ranks);
+    /// The element of a rank at an index.
+    fn value(&self, rank: u32, index: usize) -> u64 {
+        let mixed = hash(u64::from(rank) * PERIOD as u64 + index as u64);
+        let turn = (u64::from(rank) + index as u64) % u64::from(self.ranks);
         match self.op {
             None | Some(ReduceOp::Min | ReduceOp::Max) => mixed % 100,
-            // At most six ranks have a two, and 64 is in every type.
+            // At most six ranks contribute a 2: 64 is exact in every type.
             Some(ReduceOp::Product) => {
                 if turn < 6 {
                     1 + mixed % 2
@@ -69,27 +69,27 @@ impl Pattern {
                 }
             }
             Some(ReduceOp::Sum | ReduceOp::Average) => {
-                let (most, ranks) = (greatest(self.dtype), u64::from(self.ranks));
-                match most / ranks {
-                    // So many ranks that not all can have a one.
-                    0 => u64::from(turn < most),
+                let (max, ranks) = (max_exact_integer(self.dtype), u64::from(self.ranks));
+                match max / ranks {
+                    // More ranks than the type can count: some contribute 0.
+                    0 => u64::from(turn < max),
                     each => mixed % (each.min(15) + 1),
                 }
             }
         }
     }
 
-    /// What all ranks together have at a place.
-    fn reduced(&self, place: usize) -> f64 {
-        let all = (0..self.ranks).map(|rank| self.value(rank, place));
+    /// The reduction over all ranks at an index.
+    fn reduced(&self, index: usize) -> f64 {
+        let all = (0..self.ranks).map(|rank| self.value(rank, index));
         let sum = |all: &mut dyn Iterator<Item = u64>| all.sum::<u64>();
-        let whole = |number: f64| match self.dtype {
+        let truncate = |number: f64| match self.dtype {
             DType::F16 | DType::Bf16 | DType::F32 | DType::F64 => number,
             _ => number.trunc(),
         };
         match self.op.unwrap_or(ReduceOp::Sum) {
             ReduceOp::Sum => sum(&mut all.into_iter()) as f64,
-            ReduceOp::Average => whole(sum(&mut all.into_iter()) as f64 / f64::from(self.ranks)),
+            ReduceOp::Average => truncate(sum(&mut all.into_iter()) as f64 / f64::from(self.ranks)),
             ReduceOp::Product => all.product::<u64>() as f64,
             ReduceOp::Min => all.min().unwrap_or(0) as f64,
             ReduceOp::Max => all.max().unwrap_or(0) as f64,
@@ -98,54 +98,56 @@ impl Pattern {
 }
 
 impl Period {
-    /// Writes elements, of which the first is the one at `start`.
+    /// Writes elements, starting with the one at index `start`.
     pub fn fill(&self, to: &mut [u8], start: usize) {
-        self.pieces(to.len(), start, |at, piece| {
-            to[at..at + piece.len()].copy_from_slice(piece);
+        self.for_each_chunk(to.len(), start, |at, chunk| {
+            to[at..at + chunk.len()].copy_from_slice(chunk);
         });
     }
 
-    /// How many elements are not as they should be.
-    pub fn wrong(&self, got: &[u8], start: usize) -> u64 {
+    /// Counts elements that differ from the pattern.
+    pub fn count_wrong(&self, received: &[u8], start: usize) -> u64 {
         let mut wrong = 0;
-        self.pieces(got.len(), start, |at, piece| {
-            let got = &got[at..at + piece.len()];
-            if got != piece {
+        self.for_each_chunk(received.len(), start, |at, chunk| {
+            let received = &received[at..at + chunk.len()];
+            if received != chunk {
                 let size = self.dtype.size();
-                let pairs = got.chunks_exact(size).zip(piece.chunks_exact(size));
-                wrong += pairs.filter(|(got, due)| self.differ(got, due)).count() as u64;
+                let pairs = received.chunks_exact(size).zip(chunk.chunks_exact(size));
+                wrong += pairs
+                    .filter(|(received, expected)| self.differ(received, expected))
+                    .count() as u64;
             }
         });
         wrong
     }
 
-    fn differ(&self, got: &[u8], due: &[u8]) -> bool {
-        let (got, due) = (decode(self.dtype, got), decode(self.dtype, due));
-        let far = (got - due).abs() > self.tolerance * due.abs();
-        far || got.is_nan()
+    fn differ(&self, received: &[u8], expected: &[u8]) -> bool {
+        let (received, expected) = (decode(self.dtype, received), decode(self.dtype, expected));
+        let far = (received - expected).abs() > self.tolerance * expected.abs();
+        far || received.is_nan()
     }
 
-    /// Goes through so many bytes, piece by piece of the period.
-    fn pieces(&self, bytes: usize, start: usize, mut each: impl FnMut(usize, &[u8])) {
+    /// Splits a range of bytes at the period's boundaries.
+    fn for_each_chunk(&self, bytes: usize, start: usize, mut each: impl FnMut(usize, &[u8])) {
         let (mut at, mut from) = (0, start % PERIOD * self.dtype.size());
         while at < bytes {
-            let piece = &self.bytes[from..];
-            let piece = &piece[..piece.len().min(bytes - at)];
-            each(at, piece);
-            at += piece.len();
+            let chunk = &self.bytes[from..];
+            let chunk = &chunk[..chunk.len().min(bytes - at)];
+            each(at, chunk);
+            at += chunk.len();
             from = 0;
         }
     }
 }
 
-/// Spreads numbers that follow each other.
-fn mix(number: u64) -> u64 {
+/// Decorrelates consecutive integers.
+fn hash(number: u64) -> u64 {
     let mixed = (number ^ (number >> 15)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     mixed ^ (mixed >> 29)
 }
 
-/// The greatest whole number up to which a type has all.
-fn greatest(dtype: DType) -> u64 {
+/// All integers up to this are exact in the type.
+fn max_exact_integer(dtype: DType) -> u64 {
     match dtype {
         DType::I8 => 127,
         DType::U8 => 255,
@@ -156,8 +158,8 @@ fn greatest(dtype: DType) -> u64 {
     }
 }
 
-/// By what part of it a number of a type may be off.
-fn precision(dtype: DType) -> f64 {
+/// Relative rounding error of a type.
+fn epsilon(dtype: DType) -> f64 {
     match dtype {
         DType::F16 => 2f64.powi(-10),
         DType::Bf16 => 2f64.powi(-7),
@@ -181,7 +183,7 @@ fn encode(dtype: DType, value: f64, to: &mut Vec<u8>) {
     }
 }
 
-/// The number that these bytes are, which are as many as the type has.
+/// Decodes one element.
 fn decode(dtype: DType, bytes: &[u8]) -> f64 {
     fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
         let mut all = [0; N];
@@ -216,58 +218,58 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is reduced first, no step leaves what the type holds exactly.
+        /// No order of reduction leaves the exact range of the type.
         #[test]
-        fn every_partial_result_is_exact(pattern in any_pattern(), place in 0..PERIOD) {
-            let most = if pattern.op == Some(ReduceOp::Product) { 64 } else { greatest(pattern.dtype) };
-            let all = (0..pattern.ranks).map(|rank| pattern.value(rank, place));
+        fn partial_reductions_are_exact(pattern in any_pattern(), index in 0..PERIOD) {
+            let max = if pattern.op == Some(ReduceOp::Product) { 64 } else { max_exact_integer(pattern.dtype) };
+            let all = (0..pattern.ranks).map(|rank| pattern.value(rank, index));
             let reached = match pattern.op {
                 Some(ReduceOp::Sum | ReduceOp::Average) => all.sum::<u64>(),
                 Some(ReduceOp::Product) => all.product::<u64>(),
                 _ => all.max().unwrap_or(0),
             };
-            prop_assert!(reached <= most, "{reached} of {pattern:?}");
+            prop_assert!(reached <= max, "{reached} of {pattern:?}");
         }
 
         #[test]
-        fn what_is_filled_is_right_and_each_change_is_counted(
+        fn filled_buffers_are_correct_and_a_flipped_bit_is_counted(
             pattern in any_pattern(), count in 1usize..20_000, start in 0usize..10_000,
             at in any::<prop::sample::Index>(),
         ) {
             let size = pattern.dtype.size();
-            let period = pattern.period(Whose::Rank(0));
+            let period = pattern.period(Owner::Rank(0));
             let mut bytes = vec![0; count * size];
             period.fill(&mut bytes, start);
-            prop_assert_eq!(period.wrong(&bytes, start), 0);
+            prop_assert_eq!(period.count_wrong(&bytes, start), 0);
             let at = at.index(count);
-            // The lowest bit of a float's exponent, or of a whole number.
+            // The lowest exponent bit of a float, or a bit of an integer.
             bytes[at * size + size - 1] ^= 1 << 6;
-            prop_assert_eq!(period.wrong(&bytes, start), 1);
+            prop_assert_eq!(period.count_wrong(&bytes, start), 1);
         }
     }
 
     #[test]
-    fn ranks_and_places_differ() {
+    fn pattern_depends_on_rank_and_index() {
         let pattern = Pattern { dtype: DType::F32, op: None, ranks: 4 };
-        let (one, other) = (pattern.period(Whose::Rank(1)), pattern.period(Whose::Rank(2)));
+        let (one, other) = (pattern.period(Owner::Rank(1)), pattern.period(Owner::Rank(2)));
         let mut bytes = vec![0; 4 * 1000];
         one.fill(&mut bytes, 0);
-        assert!(other.wrong(&bytes, 0) > 900 && one.wrong(&bytes, 1) > 900);
-        assert!(one.wrong(&bytes, 256) > 900);
+        assert!(other.count_wrong(&bytes, 0) > 900 && one.count_wrong(&bytes, 1) > 900);
+        assert!(one.count_wrong(&bytes, 256) > 900);
     }
 
     #[test]
-    fn an_average_may_be_off_by_a_rounding() {
+    fn averages_tolerate_one_rounding_error() {
         let pattern = Pattern { dtype: DType::F32, op: Some(ReduceOp::Average), ranks: 3 };
-        let due = pattern.period(Whose::All);
+        let expected = pattern.period(Owner::All);
         let mut bytes = vec![0; 40];
-        due.fill(&mut bytes, 0);
-        let off = |bits: u32, by: u32| (bits + by).to_ne_bytes();
+        expected.fill(&mut bytes, 0);
+        let add_ulps = |bits: u32, by: u32| (bits + by).to_ne_bytes();
         let at = (0..10).find(|at| bytes[at * 4..at * 4 + 4] != [0; 4]).unwrap() * 4;
         let bits = u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-        bytes[at..at + 4].copy_from_slice(&off(bits, 1));
-        assert_eq!(due.wrong(&bytes, 0), 0);
-        bytes[at..at + 4].copy_from_slice(&off(bits, 100));
-        assert_eq!(due.wrong(&bytes, 0), 1);
+        bytes[at..at + 4].copy_from_slice(&add_ulps(bits, 1));
+        assert_eq!(expected.count_wrong(&bytes, 0), 0);
+        bytes[at..at + 4].copy_from_slice(&add_ulps(bits, 100));
+        assert_eq!(expected.count_wrong(&bytes, 0), 1);
     }
 }

@@ -1,44 +1,44 @@
-//! The sizes of a run: `8`, `64K`, `4G`, from one to the next by a factor or by steps.
+//! Message sizes: parsing (`8`, `64K`, `4G`) and ranges by factor or step.
 
 use regatta_model::bench::SizeStep;
 
-/// More rows than anybody reads: a step that was meant in other units.
-const MOST: usize = 100_000;
+/// Upper bound on the number of sizes; more indicates a step in the wrong unit.
+const MAX_SIZES: usize = 100_000;
 
-/// From the least to the greatest size, both in it.
+/// Sizes from `min` to `max`, inclusive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Sizes {
-    /// The first, in bytes.
+pub struct SizeRange {
+    /// First size in bytes.
     pub min: u64,
-    /// None is greater.
+    /// Upper bound.
     pub max: u64,
-    /// From one to the next.
+    /// Step between sizes.
     pub step: SizeStep,
 }
 
-impl Sizes {
-    /// All of them, or what is wrong with them.
+impl SizeRange {
+    /// All sizes of the range.
     pub fn list(&self) -> Result<Vec<u64>, String> {
         if self.min > self.max {
             return Err(format!(
-                "the least size, {} bytes, is above the greatest, {} bytes",
+                "minimum size ({} bytes) exceeds maximum size ({} bytes)",
                 self.min, self.max
             ));
         }
         let mut sizes = vec![self.min];
-        let mut next = self.after(self.min);
+        let mut next = self.next_size(self.min);
         while let Some(size) = next.filter(|size| *size <= self.max) {
-            if sizes.len() == MOST {
-                return Err(format!("these are more than {MOST} sizes: take larger steps"));
+            if sizes.len() == MAX_SIZES {
+                return Err(format!("more than {MAX_SIZES} sizes: use a larger step"));
             }
             sizes.push(size);
-            next = self.after(size);
+            next = self.next_size(size);
         }
         Ok(sizes)
     }
 
-    /// The next size, if it is another one.
-    fn after(&self, size: u64) -> Option<u64> {
+    /// The next size, if it is larger.
+    fn next_size(&self, size: u64) -> Option<u64> {
         let next = match self.step {
             SizeStep::Factor(factor) => size.checked_mul(factor),
             SizeStep::Bytes(bytes) => size.checked_add(bytes),
@@ -47,10 +47,10 @@ impl Sizes {
     }
 }
 
-/// The sizes of a table, of which each is rounded to what can be measured: none twice in a row. What
-/// rounding makes nothing of is left out, unless nothing was asked for or all are such.
-pub fn distinct(wanted: &[u64], rounded: impl Fn(u64) -> u64) -> Vec<u64> {
-    let mut sizes = wanted.to_vec();
+/// The sizes of a table after rounding, without consecutive duplicates. Sizes that round to 0 are
+/// dropped unless 0 was requested or nothing else remains.
+pub fn distinct(requested: &[u64], rounded: impl Fn(u64) -> u64) -> Vec<u64> {
+    let mut sizes = requested.to_vec();
     sizes.dedup_by_key(|size| rounded(*size));
     let vanishes = |size: u64| size > 0 && rounded(size) == 0;
     if sizes.len() > 1 {
@@ -59,9 +59,9 @@ pub fn distinct(wanted: &[u64], rounded: impl Fn(u64) -> u64) -> Vec<u64> {
     sizes
 }
 
-/// Reads a size: a number, with K, M, G or T for powers of 1024, as nccl-tests reads it.
+/// Parses a size with an optional suffix K, M, G or T (powers of 1024), as nccl-tests does.
 pub fn parse_size(text: &str) -> Result<u64, String> {
-    let wrong = || format!("{text} is no size: write bytes, as in 8, 64K, 1.5M or 4G");
+    let invalid = || format!("invalid size {text}: expected bytes, as in 8, 64K, 1.5M or 4G");
     let text = text.trim();
     let end = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = match text[end.len()..].to_ascii_uppercase().as_str() {
@@ -70,15 +70,15 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
         "M" | "MB" | "MIB" => 1 << 20,
         "G" | "GB" | "GIB" => 1 << 30,
         "T" | "TB" | "TIB" => 1u64 << 40,
-        _ => return Err(wrong()),
+        _ => return Err(invalid()),
     };
-    if let Ok(whole) = end.parse::<u64>() {
-        return whole.checked_mul(unit).ok_or_else(wrong);
+    if let Ok(integer) = end.parse::<u64>() {
+        return integer.checked_mul(unit).ok_or_else(invalid);
     }
     let digits = end.chars().all(|c| c.is_ascii_digit() || c == '.');
     match end.parse::<f64>() {
         Ok(number) if digits && number * (unit as f64) < 9e18 => Ok((number * unit as f64) as u64),
-        _ => Err(wrong()),
+        _ => Err(invalid()),
     }
 }
 
@@ -88,7 +88,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn sizes_are_read_as_nccl_tests_reads_them() {
+    fn sizes_are_parsed_like_nccl_tests() {
         for (text, bytes) in [("8", 8), ("64K", 65536), ("1.5m", 1_572_864), ("4G", 1 << 32)] {
             assert_eq!(parse_size(text), Ok(bytes));
         }
@@ -98,8 +98,8 @@ mod tests {
     }
 
     #[test]
-    fn by_factor_and_by_steps() {
-        let list = |min, max, step| Sizes { min, max, step }.list();
+    fn ranges_by_factor_and_by_step() {
+        let list = |min, max, step| SizeRange { min, max, step }.list();
         assert_eq!(list(8, 100, SizeStep::Factor(2)), Ok(vec![8, 16, 32, 64]));
         assert_eq!(list(0, 3, SizeStep::Bytes(1)), Ok(vec![0, 1, 2, 3]));
         assert_eq!(list(7, 9, SizeStep::Factor(1)), Ok(vec![7]));
@@ -108,24 +108,24 @@ mod tests {
     }
 
     #[test]
-    fn no_size_is_measured_twice() {
+    fn rounded_duplicates_are_dropped() {
         let by_32 = |size: u64| size / 32 * 32;
         assert_eq!(distinct(&[8, 16, 32, 64], by_32), [32, 64]);
         assert_eq!(distinct(&[32, 40, 63, 64, 100], by_32), [32, 64, 100]);
-        assert_eq!(distinct(&[0, 8, 16, 32], by_32), [0, 32], "nothing was asked for");
-        assert_eq!(distinct(&[8, 16], by_32), [8], "else there would be no row");
+        assert_eq!(distinct(&[0, 8, 16, 32], by_32), [0, 32], "0 was requested");
+        assert_eq!(distinct(&[8, 16], by_32), [8], "a table has at least one row");
         assert_eq!(distinct(&[], by_32), [0u64; 0]);
     }
 
     proptest! {
         #[test]
-        fn any_text_is_read_or_refused(text in "\\PC{0,12}") {
+        fn parse_size_never_panics(text in "\\PC{0,12}") {
             let _ = parse_size(&text);
         }
 
         #[test]
-        fn sizes_rise_and_stay_within(min in 0u64..u64::MAX, max in 0u64..u64::MAX, by in 2u64..9) {
-            if let Ok(sizes) = (Sizes { min, max, step: SizeStep::Factor(by) }).list() {
+        fn sizes_increase_within_the_range(min in 0u64..u64::MAX, max in 0u64..u64::MAX, by in 2u64..9) {
+            if let Ok(sizes) = (SizeRange { min, max, step: SizeStep::Factor(by) }).list() {
                 prop_assert!(sizes.windows(2).all(|w| w[0] < w[1]));
                 prop_assert!(sizes[0] == min && sizes.iter().all(|s| *s <= max));
             }

@@ -1,27 +1,27 @@
-//! How times spread.
+//! Distribution of times.
 
 use regatta_model::bench::Spread;
 
-/// The spread of times in microseconds; none if there are none.
+/// Percentiles and coefficient of variation of times in µs; `None` without times.
 pub fn spread(mut times: Vec<f64>) -> Option<Spread> {
     times.sort_by(f64::total_cmp);
-    let (least, greatest) = (*times.first()?, *times.last()?);
+    let (min, max) = (*times.first()?, *times.last()?);
     let count = times.len() as f64;
     let mean = times.iter().sum::<f64>() / count;
     let variance = times.iter().map(|time| (time - mean).powi(2)).sum::<f64>() / count;
     let cv = (mean > 0.0).then(|| variance.sqrt() / mean * 100.0);
-    // The least that so many of a hundred are not above.
+    // Nearest-rank percentile.
     let at = |percent: usize| {
         let rank = (times.len() * percent).div_ceil(100).max(1);
         times.get(rank - 1).copied()
     };
     Some(Spread {
-        min_us: Some(least),
+        min_us: Some(min),
         p50_us: at(50),
         p90_us: at(90),
         p95_us: at(95),
         p99_us: at(99),
-        max_us: Some(greatest),
+        max_us: Some(max),
         cv_percent: cv,
     })
 }
@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn percentiles_are_times_that_were_measured() {
+    fn percentiles_are_measured_times() {
         let found = spread((1..=200).rev().map(f64::from).collect()).unwrap();
         let all = [found.min_us, found.p50_us, found.p90_us, found.p95_us, found.p99_us];
         assert_eq!(all, [1.0, 100.0, 180.0, 190.0, 198.0].map(Some));

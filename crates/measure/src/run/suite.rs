@@ -1,162 +1,176 @@
-//! All that a run measures: operations, types, reductions, sizes, in place and out of place.
+//! A benchmark run: operations, data types, reductions and sizes, in place and out of place.
 
 use std::time::Instant;
 
 use regatta_comm::{Comm, CommError, DType, Kind, ReduceOp};
 use regatta_model::{BenchRow, BenchTable, Measurement, Operation};
 
-use super::case::{Case, Memory, Shape, kind};
-use super::event::{Event, Progress};
-use super::left::Left;
-use super::measure::{Rounds, check, measure};
-use super::names;
+use super::case::{CallSpec, CollectiveCase, MemoryKind, kind};
+use super::eta::Eta;
+use super::event::{BenchEvent, BenchProgress};
+use super::measure::{IterationCounts, check, measure};
+use super::nccl_names;
 use super::sizes::distinct;
 use crate::formula;
 
-/// What is to be measured.
+/// What a run measures.
 #[derive(Debug, Clone)]
-pub struct Plan {
-    /// One table each.
+pub struct RunConfig {
+    /// Operations; one or more tables each.
     pub operations: Vec<Operation>,
-    /// Of these types.
+    /// Data types.
     pub dtypes: Vec<DType>,
-    /// By these reductions, where there is one.
+    /// Reductions, for operations that reduce.
     pub ops: Vec<ReduceOp>,
-    /// The root, where there is one.
+    /// Root rank, for rooted operations.
     pub root: u32,
-    /// The sizes, in bytes.
+    /// Message sizes in bytes.
     pub sizes: Vec<u64>,
-    /// How often.
-    pub rounds: Rounds,
-    /// Of which rank the time is; without it the mean, and of operations with a root in host memory
-    /// the greatest, for there some are done as soon as they have given away what they have.
-    pub average: Option<Average>,
-    /// Where buffers lie.
-    pub memory: Memory,
+    /// Iterations per case.
+    pub iterations: IterationCounts,
+    /// Default: the mean, but the maximum for rooted host operations, where some ranks return as
+    /// soon as they have sent their data.
+    pub average: Option<RankAverage>,
+    /// Memory of the buffers.
+    pub memory: MemoryKind,
 }
 
-/// Which rank's time counts.
+/// How the times of all ranks are combined (nccl-tests `-a`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Average {
-    /// Rank 0's.
-    First,
-    /// The mean of all.
-    Mean,
-    /// The least.
-    Least,
-    /// The greatest.
-    Greatest,
+pub enum RankAverage {
+    /// Time of rank 0.
+    Rank0,
+    /// Mean.
+    Avg,
+    /// Minimum.
+    Min,
+    /// Maximum.
+    Max,
 }
 
-impl Average {
-    /// The time that counts of the times of all ranks.
+impl RankAverage {
+    /// Combines the times of all ranks.
     pub fn of(self, ranks: &[f64]) -> f64 {
         let chosen = match self {
-            Self::First => ranks.first().copied(),
-            Self::Mean => Some(ranks.iter().sum::<f64>() / ranks.len().max(1) as f64),
-            Self::Least => ranks.iter().copied().reduce(f64::min),
-            Self::Greatest => ranks.iter().copied().reduce(f64::max),
+            Self::Rank0 => ranks.first().copied(),
+            Self::Avg => Some(ranks.iter().sum::<f64>() / ranks.len().max(1) as f64),
+            Self::Min => ranks.iter().copied().reduce(f64::min),
+            Self::Max => ranks.iter().copied().reduce(f64::max),
         };
         chosen.unwrap_or(0.0)
     }
 }
 
-/// What one table is of.
+/// What one table measures.
 #[derive(Debug, Clone)]
-struct Topic {
+struct TableSpec {
     operation: Operation,
     dtype: DType,
     op: ReduceOp,
 }
 
-impl Topic {
-    /// The sizes that its table has.
-    fn sizes(&self, plan: &Plan, ranks: u32) -> Vec<u64> {
+impl TableSpec {
+    /// The sizes of this table.
+    fn sizes(&self, config: &RunConfig, ranks: u32) -> Vec<u64> {
         let element = self.dtype.size() as u64;
-        let counts = |size| formula::counts(&self.operation, ranks, element, size);
-        distinct(&plan.sizes, |size| counts(size).size_bytes(element))
+        let counts = |size| formula::buffer_counts(&self.operation, ranks, element, size);
+        distinct(&config.sizes, |size| counts(size).size_bytes(element))
     }
 }
 
-impl Plan {
-    /// One for each table.
-    fn topics(&self) -> Vec<Topic> {
-        let mut topics = Vec::new();
+impl RunConfig {
+    /// One spec per table.
+    fn table_specs(&self) -> Vec<TableSpec> {
+        let mut table_specs = Vec::new();
         for operation in &self.operations {
             let reduces = kind(operation).is_some_and(Kind::reduces);
             let ops = if reduces { self.ops.as_slice() } else { &[ReduceOp::Sum] };
             for &dtype in &self.dtypes {
-                let topic = |&op| Topic { operation: operation.clone(), dtype, op };
-                topics.extend(ops.iter().map(topic));
+                let spec = |&op| TableSpec { operation: operation.clone(), dtype, op };
+                table_specs.extend(ops.iter().map(spec));
             }
         }
-        topics
+        table_specs
     }
 }
 
-/// Measures all of it, and tells of it as it goes on. All ranks call it alike; what they are told is
-/// the same for all.
-pub fn run(comm: &dyn Comm, plan: &Plan, tell: &mut dyn FnMut(Event)) -> Result<(), CommError> {
-    let with_sizes = |topic: Topic| (topic.sizes(plan, comm.size()), topic);
-    let tables: Vec<(Vec<u64>, Topic)> = plan.topics().into_iter().map(with_sizes).collect();
-    let of = tables.iter().map(|(sizes, _)| sizes.len()).sum();
-    let mut left = Left::new(tables.iter().flat_map(|(sizes, _)| sizes).copied());
+/// Runs the benchmark and reports events. Collective: all ranks call it and see the same events.
+pub fn run(
+    comm: &dyn Comm,
+    config: &RunConfig,
+    on_event: &mut dyn FnMut(BenchEvent),
+) -> Result<(), CommError> {
+    let with_sizes = |spec: TableSpec| (spec.sizes(config, comm.size()), spec);
+    let tables: Vec<(Vec<u64>, TableSpec)> =
+        config.table_specs().into_iter().map(with_sizes).collect();
+    let total = tables.iter().map(|(sizes, _)| sizes.len()).sum();
+    let mut eta = Eta::new(tables.iter().flat_map(|(sizes, _)| sizes).copied());
     let mut done = 0;
-    for (sizes, topic) in &tables {
-        tell(Event::Table(table(plan, topic)));
+    for (sizes, spec) in &tables {
+        on_event(BenchEvent::TableStarted(table(config, spec)));
         for &size in sizes {
-            let doing = format!("{} of {size} bytes", topic.operation);
-            tell(Event::Progress(Progress { doing, done, of, left_s: left.seconds() }));
+            let task = format!("{} of {size} bytes", spec.operation);
+            on_event(BenchEvent::Progress(BenchProgress {
+                task,
+                done,
+                total,
+                eta_s: eta.seconds(),
+            }));
             let start = Instant::now();
-            let row = row(comm, plan, topic, size)?;
-            left.done(size, start.elapsed().as_secs_f64());
+            let row = row(comm, config, spec, size)?;
+            eta.done(size, start.elapsed().as_secs_f64());
             done += 1;
-            tell(Event::Row(Box::new(row)));
+            on_event(BenchEvent::Row(Box::new(row)));
         }
     }
     Ok(())
 }
 
-/// A table without rows.
-fn table(plan: &Plan, topic: &Topic) -> BenchTable {
-    let kind = kind(&topic.operation);
+/// An empty table.
+fn table(config: &RunConfig, spec: &TableSpec) -> BenchTable {
+    let kind = kind(&spec.operation);
     let reduces = kind.is_some_and(Kind::reduces);
     let rooted = kind.is_some_and(Kind::has_root);
     BenchTable {
-        operation: topic.operation.clone(),
-        dtype: Some(names::of_dtype(topic.dtype).to_owned()),
-        redop: Some(if reduces { names::of_op(topic.op) } else { "none" }.to_owned()),
-        root: Some(if rooted { i64::from(plan.root) } else { -1 }),
+        operation: spec.operation.clone(),
+        dtype: Some(nccl_names::dtype_name(spec.dtype).to_owned()),
+        redop: Some(if reduces { nccl_names::redop_name(spec.op) } else { "none" }.to_owned()),
+        root: Some(if rooted { i64::from(config.root) } else { -1 }),
         rows: Vec::new(),
     }
 }
 
-/// One size, both ways.
-fn row(comm: &dyn Comm, plan: &Plan, topic: &Topic, size: u64) -> Result<BenchRow, CommError> {
-    let element = topic.dtype.size() as u64;
-    let counts = formula::counts(&topic.operation, comm.size(), element, size);
+/// One size, out of place and in place.
+fn row(
+    comm: &dyn Comm,
+    config: &RunConfig,
+    spec: &TableSpec,
+    size: u64,
+) -> Result<BenchRow, CommError> {
+    let element = spec.dtype.size() as u64;
+    let counts = formula::buffer_counts(&spec.operation, comm.size(), element, size);
     let size_bytes = counts.size_bytes(element);
     let one = |in_place: bool| -> Result<Option<Measurement>, CommError> {
-        // A rank has one buffer to send and another one to receive.
-        if in_place && topic.operation == Operation::SendRecv {
+        // Send and receive buffers are always separate.
+        if in_place && spec.operation == Operation::SendRecv {
             return Ok(None);
         }
-        let shape = Shape {
-            operation: topic.operation.clone(),
-            dtype: topic.dtype,
-            op: topic.op,
-            root: plan.root,
+        let call = CallSpec {
+            operation: spec.operation.clone(),
+            dtype: spec.dtype,
+            op: spec.op,
+            root: config.root,
             count: counts.count as usize,
             in_place,
         };
-        let mut case = Case::new(comm, shape, plan.memory)?;
-        let queued = plan.memory == Memory::Device;
-        let timed = measure(comm, &mut case, &plan.rounds, queued)?;
-        let rooted = kind(&topic.operation).is_some_and(Kind::has_root);
-        let usual = if rooted && !queued { Average::Greatest } else { Average::Mean };
-        let average = plan.average.unwrap_or(usual);
-        let measured = timed.of_all(comm, &topic.operation, size_bytes, average)?;
-        let wrong = check(comm, &mut case, &plan.rounds)?;
+        let mut case = CollectiveCase::new(comm, call, config.memory)?;
+        let queued = config.memory == MemoryKind::Device;
+        let timed = measure(comm, &mut case, &config.iterations, queued)?;
+        let rooted = kind(&spec.operation).is_some_and(Kind::has_root);
+        let default = if rooted && !queued { RankAverage::Max } else { RankAverage::Avg };
+        let average = config.average.unwrap_or(default);
+        let measured = timed.reduce_over_ranks(comm, &spec.operation, size_bytes, average)?;
+        let wrong = check(comm, &mut case, &config.iterations)?;
         Ok(Some(Measurement { wrong, ..measured }))
     };
     Ok(BenchRow {
@@ -173,29 +187,29 @@ mod tests {
     use super::*;
     use regatta_comm::fake;
 
-    fn plan(operations: &[Operation]) -> Plan {
-        Plan {
+    fn config(operations: &[Operation]) -> RunConfig {
+        RunConfig {
             operations: operations.to_vec(),
             dtypes: DType::ALL.to_vec(),
             ops: ReduceOp::ALL.to_vec(),
             root: 1,
             sizes: vec![0, 8, 1000, 70_000],
-            rounds: Rounds { warmup: 1, iterations: 2, or_more: false, check: 1 },
+            iterations: IterationCounts { warmup: 1, timed: 2, adaptive: false, check: 1 },
             average: None,
-            memory: Memory::Heap,
+            memory: MemoryKind::Heap,
         }
     }
 
     fn all() -> Vec<Operation> {
-        let names = Operation::NAMED;
-        names.into_iter().filter(|o| kind(o).is_some() || *o == Operation::SendRecv).collect()
+        let nccl_names = Operation::NAMED;
+        nccl_names.into_iter().filter(|o| kind(o).is_some() || *o == Operation::SendRecv).collect()
     }
 
-    /// What rank 0 is told.
-    fn told(ranks: u32, plan: &Plan) -> Vec<Event> {
+    /// Events of rank 0.
+    fn events_of(ranks: u32, config: &RunConfig) -> Vec<BenchEvent> {
         let run = |comm: regatta_comm::background::Background| {
             let mut events = Vec::new();
-            run(&comm, plan, &mut |event| events.push(event)).unwrap();
+            run(&comm, config, &mut |event| events.push(event)).unwrap();
             events
         };
         std::thread::scope(|scope| {
@@ -207,18 +221,18 @@ mod tests {
     }
 
     #[test]
-    fn every_operation_is_right_both_ways() {
+    fn every_operation_is_correct_out_of_place_and_in_place() {
         for ranks in [2, 3] {
-            let plan = plan(&all());
-            let events = told(ranks, &plan);
+            let config = config(&all());
+            let events = events_of(ranks, &config);
             let rows: Vec<_> = events
                 .iter()
-                .filter_map(|e| if let Event::Row(r) = e { Some(r) } else { None })
+                .filter_map(|e| if let BenchEvent::Row(r) = e { Some(r) } else { None })
                 .collect();
-            // Nine types of nine operations, three of which reduce in five ways. Five are of parts,
-            // one of which reduces: 8 bytes are nothing to them, as 0 are.
-            let (parted, whole) = (4 + 5, 2 + 2 * 5);
-            assert_eq!(rows.len(), (parted * 3 + whole * 4) * 9);
+            // 9 types × 9 operations, 3 of which reduce in 5 ways. 5 operations are chunked, 1 of
+            // which reduces; for these, 8 bytes round to 0.
+            let (chunked, unchunked) = (4 + 5, 2 + 2 * 5);
+            assert_eq!(rows.len(), (chunked * 3 + unchunked * 4) * 9);
             for row in rows {
                 let out = row.out_of_place.as_ref().unwrap();
                 assert_eq!(out.wrong, Some(0), "{row:?}");
@@ -229,31 +243,32 @@ mod tests {
     }
 
     #[test]
-    fn sizes_that_are_the_same_are_measured_once() {
-        let mut plan = plan(&[Operation::AllGather, Operation::AllReduce]);
-        (plan.dtypes, plan.sizes) = (vec![DType::F32], vec![8, 16, 32, 40, 64]);
-        let events = told(2, &plan);
-        let row = |e: &Event| if let Event::Row(r) = e { Some(r.size_bytes) } else { None };
+    fn sizes_equal_after_rounding_are_measured_once() {
+        let mut config = config(&[Operation::AllGather, Operation::AllReduce]);
+        (config.dtypes, config.sizes) = (vec![DType::F32], vec![8, 16, 32, 40, 64]);
+        let events = events_of(2, &config);
+        let row =
+            |e: &BenchEvent| if let BenchEvent::Row(r) = e { Some(r.size_bytes) } else { None };
         let sizes: Vec<u64> = events.iter().filter_map(row).collect();
         assert_eq!(sizes[..2], [32, 64]);
-        assert_eq!(sizes[2..7], plan.sizes, "an all-reduce has no parts");
+        assert_eq!(sizes[2..7], config.sizes, "an all-reduce is not chunked");
         let last = events.iter().rev().find_map(|event| match event {
-            Event::Progress(Progress { done, of, .. }) => Some((*done, *of)),
+            BenchEvent::Progress(BenchProgress { done, total, .. }) => Some((*done, *total)),
             _ => None,
         });
         assert_eq!(last, Some((sizes.len() - 1, sizes.len())));
     }
 
     #[test]
-    fn tables_are_named_as_nccl_tests_names_them() {
-        let mut plan = plan(&[Operation::Broadcast, Operation::ReduceScatter]);
-        plan.dtypes = vec![DType::F32];
-        plan.ops = vec![ReduceOp::Average];
-        plan.sizes = vec![64];
-        let events = told(2, &plan);
+    fn tables_use_nccl_tests_names() {
+        let mut config = config(&[Operation::Broadcast, Operation::ReduceScatter]);
+        config.dtypes = vec![DType::F32];
+        config.ops = vec![ReduceOp::Average];
+        config.sizes = vec![64];
+        let events = events_of(2, &config);
         let tables: Vec<_> = events
             .iter()
-            .filter_map(|e| if let Event::Table(t) = e { Some(t) } else { None })
+            .filter_map(|e| if let BenchEvent::TableStarted(t) = e { Some(t) } else { None })
             .map(|t| (t.dtype.as_deref(), t.redop.as_deref(), t.root))
             .collect();
         let named =
@@ -264,7 +279,7 @@ mod tests {
     #[test]
     fn whose_time_counts() {
         let ranks = [3.0, 1.0, 8.0];
-        let all = [Average::First, Average::Mean, Average::Least, Average::Greatest];
+        let all = [RankAverage::Rank0, RankAverage::Avg, RankAverage::Min, RankAverage::Max];
         assert_eq!(all.map(|average| average.of(&ranks)), [3.0, 4.0, 1.0, 8.0]);
     }
 }

@@ -1,12 +1,12 @@
-//! Values between commas: one line for each size and place, so that any tool can group them.
+//! CSV: one record per size and buffer mode.
 
 use std::fmt::Display;
 
 use regatta_model::{BenchResult, BenchRow, BenchTable, Measurement};
 
-use crate::place::Place;
+use crate::buffer_mode::BufferMode;
 
-/// The columns, in their order.
+/// The columns, in order.
 pub const COLUMNS: [&str; 25] = [
     "label",
     "program",
@@ -35,15 +35,15 @@ pub const COLUMNS: [&str; 25] = [
     "cv_percent",
 ];
 
-/// The tables of results.
+/// The tables of all results.
 pub fn csv(results: &[BenchResult]) -> String {
     let mut text = COLUMNS.join(",");
     text.push('\n');
     for result in results {
         for table in &result.tables {
             for row in &table.rows {
-                for place in Place::BOTH {
-                    if let Some(measured) = place.of(row) {
+                for place in BufferMode::BOTH {
+                    if let Some(measured) = place.measurement(row) {
                         let cells = cells(result, table, row, place, measured);
                         let cells: Vec<String> = cells.iter().map(|cell| quoted(cell)).collect();
                         text.push_str(&cells.join(","));
@@ -60,7 +60,7 @@ fn cells(
     result: &BenchResult,
     table: &BenchTable,
     row: &BenchRow,
-    place: Place,
+    place: BufferMode,
     measured: &Measurement,
 ) -> [String; 25] {
     let spread = measured.spread.clone().unwrap_or_default();
@@ -97,7 +97,7 @@ fn known(value: &Option<impl Display>) -> String {
     value.as_ref().map(ToString::to_string).unwrap_or_default()
 }
 
-/// In quotes where it would not stay one cell.
+/// Quotes a cell if necessary.
 pub(crate) fn quoted(cell: &str) -> String {
     match cell.contains([',', '"', '\n', '\r']) {
         true => format!("\"{}\"", cell.replace('"', "\"\"")),

@@ -1,10 +1,10 @@
-//! Results as text: in nccl-tests' form and as values between commas. Our own documents are JSON,
-//! see [`regatta_model::document`].
+//! Results as text: nccl-tests' format and CSV. Our own documents are JSON, see
+//! [`regatta_model::document`].
 
 mod csv;
+mod format;
 mod nccl_tests;
-mod number;
 
 pub(crate) use csv::quoted;
 pub use csv::{COLUMNS as CSV_COLUMNS, csv};
-pub use nccl_tests::{Layout, footer, head, nccl_tests, preamble, program_name, row};
+pub use nccl_tests::{TableLayout, footer, header, nccl_tests, preamble, program_name, row};

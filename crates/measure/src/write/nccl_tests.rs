@@ -1,43 +1,44 @@
-//! The form of nccl-tests 2.19, byte by byte, so that whatever reads that reads this.
+//! The exact output format of nccl-tests 2.19, so that existing parsers work.
 
 use std::fmt::Write as _;
 
 use regatta_model::bench::{BenchDevice, BenchParameters, BenchSummary, SizeStep, Spread};
 use regatta_model::{BenchResult, BenchRow, BenchTable, Measurement, Operation};
 
-use super::number::{fitted, general};
-use crate::place::Place;
-use crate::read::columns::NOT_SAID;
+use super::format::{fixed_width, format_g};
+use crate::buffer_mode::BufferMode;
+use crate::read::columns::ABSENT;
 
-/// Which columns there are.
+/// Columns of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Layout {
+pub enum TableLayout {
     /// Mean times.
     Means,
-    /// Also how single calls spread: `-I`.
+    /// Also the per-iteration statistics of `-I`.
     Iterations,
 }
 
-impl Layout {
-    /// What a result has to show.
-    pub fn of(result: &BenchResult) -> Self {
+impl TableLayout {
+    /// The columns for which a result has values.
+    pub fn for_result(result: &BenchResult) -> Self {
         let rows = result.tables.iter().flat_map(|table| &table.rows);
-        let measured = rows.flat_map(|row| Place::BOTH.map(|place| place.of(row))).flatten();
-        let mut shown = measured.filter(|m| m.spread.as_ref().is_some_and(is_shown));
+        let measured =
+            rows.flat_map(|row| BufferMode::BOTH.map(|place| place.measurement(row))).flatten();
+        let mut shown = measured.filter(|m| m.spread.as_ref().is_some_and(has_columns));
         if shown.next().is_some() { Self::Iterations } else { Self::Means }
     }
 }
 
-fn is_shown(spread: &Spread) -> bool {
+fn has_columns(spread: &Spread) -> bool {
     [spread.min_us, spread.max_us, spread.p99_us, spread.cv_percent].iter().any(Option::is_some)
 }
 
-/// The whole result: a run of nccl-tests for each operation.
+/// A whole result: one nccl-tests run per operation.
 pub fn nccl_tests(result: &BenchResult) -> String {
-    let (layout, mut text) = (Layout::of(result), String::new());
+    let (layout, mut text) = (TableLayout::for_result(result), String::new());
     for operation in result.operations() {
         text.push_str(&preamble(result, operation));
-        text.push_str(&head(layout));
+        text.push_str(&header(layout));
         for table in result.tables.iter().filter(|table| table.operation == *operation) {
             for one in &table.rows {
                 text.push_str(&row(layout, table, one));
@@ -50,7 +51,7 @@ pub fn nccl_tests(result: &BenchResult) -> String {
     text
 }
 
-/// What nccl-tests calls the program of an operation.
+/// nccl-tests' program for an operation.
 pub fn program_name(operation: &Operation) -> String {
     match operation {
         Operation::AllToAll => "alltoall_perf".to_owned(),
@@ -60,7 +61,7 @@ pub fn program_name(operation: &Operation) -> String {
     }
 }
 
-/// What is printed before anything is measured.
+/// The lines before the table.
 pub fn preamble(result: &BenchResult, operation: &Operation) -> String {
     let mut text = String::new();
     let version = |name: &str| result.versions.get(name).map(String::as_str);
@@ -78,7 +79,7 @@ pub fn preamble(result: &BenchResult, operation: &Operation) -> String {
     }
     add(&mut text, format_args!("# Collective test starting: {}\n", program_name(operation)));
     if let Some(parameters) = &result.parameters {
-        text.push_str(&options(parameters));
+        text.push_str(&parameters_line(parameters));
     }
     for note in result.notes.iter().filter(|note| note.starts_with('#')) {
         add(&mut text, format_args!("{note}\n"));
@@ -95,7 +96,7 @@ pub fn preamble(result: &BenchResult, operation: &Operation) -> String {
     text
 }
 
-fn options(parameters: &BenchParameters) -> String {
+fn parameters_line(parameters: &BenchParameters) -> String {
     let BenchParameters {
         threads, devices, min_bytes, max_bytes, warmup, iterations, check, ..
     } = parameters;
@@ -121,28 +122,28 @@ fn options(parameters: &BenchParameters) -> String {
 }
 
 fn device(device: &BenchDevice) -> String {
-    let BenchDevice { rank, pid, host, device: number, bus, name, .. } = device;
-    // Before there were groups, there was a space more.
+    let BenchDevice { rank, pid, host, device: index, bus, name, .. } = device;
+    // Versions without groups have an extra space.
     let group = match device.group {
         Some(group) => format!("#  Rank {rank:2} Group {group:2}"),
         None => format!("#   Rank {rank:2}"),
     };
-    format!("{group} Pid {pid:6} on {host:>10} device {number:2} [{bus}] {name}\n")
+    format!("{group} Pid {pid:6} on {host:>10} device {index:2} [{bus}] {name}\n")
 }
 
-/// The names of the columns.
-pub fn head(layout: Layout) -> String {
+/// The column headers.
+pub fn header(layout: TableLayout) -> String {
     let lead = |names: [&str; 5]| {
         let [size, count, dtype, redop, root] = names;
         format!("# {size:>10}  {count:>12}  {dtype:>8}  {redop:>6}  {root:>6}")
     };
     let (groups, names, units): (&str, &[&str], &[&str]) = match layout {
-        Layout::Means => (
+        TableLayout::Means => (
             "           out-of-place                       in-place          ",
             &["time", "algbw", "busbw", "#wrong"],
             &["(us)", "(GB/s)", "(GB/s)", ""],
         ),
-        Layout::Iterations => (
+        TableLayout::Iterations => (
             "              out-of-place (+ per-iteration)                                \
              in-place (+ per-iteration)",
             &["time", "algbw", "busbw", "#wrong", "i_min", "i_max", "i_p99", "i_cv%"],
@@ -165,9 +166,9 @@ pub fn head(layout: Layout) -> String {
     )
 }
 
-/// One size.
-pub fn row(layout: Layout, table: &BenchTable, row: &BenchRow) -> String {
-    let known = |value: Option<String>| value.unwrap_or_else(|| NOT_SAID.to_owned());
+/// One row.
+pub fn row(layout: TableLayout, table: &BenchTable, row: &BenchRow) -> String {
+    let known = |value: Option<String>| value.unwrap_or_else(|| ABSENT.to_owned());
     let mut text = format!(
         "{:12}  {:>12}  {:>8}  {:>6}  {:>6}",
         row.size_bytes,
@@ -178,8 +179,8 @@ pub fn row(layout: Layout, table: &BenchTable, row: &BenchRow) -> String {
     );
     match (&row.out_of_place, layout) {
         (Some(measured), _) => text.push_str(&body(layout, measured)),
-        (None, Layout::Means) => text.push_str(&" ".repeat(32)),
-        (None, Layout::Iterations) => text.push_str(&" ".repeat(32 + 36)),
+        (None, TableLayout::Means) => text.push_str(&" ".repeat(32)),
+        (None, TableLayout::Iterations) => text.push_str(&" ".repeat(32 + 36)),
     }
     if let Some(measured) = &row.in_place {
         text.push_str(&body(layout, measured));
@@ -188,33 +189,33 @@ pub fn row(layout: Layout, table: &BenchTable, row: &BenchRow) -> String {
     text
 }
 
-fn body(layout: Layout, measured: &Measurement) -> String {
+fn body(layout: TableLayout, measured: &Measurement) -> String {
     let mut text = format!(
         "  {}  {}  {}",
-        fitted(measured.time_us, 7),
-        fitted(measured.algbw, 6),
-        fitted(measured.busbw, 6)
+        fixed_width(measured.time_us, 7),
+        fixed_width(measured.algbw, 6),
+        fixed_width(measured.busbw, 6)
     );
     match measured.wrong {
-        Some(wrong) => add(&mut text, format_args!("  {:>6}", general(wrong as f64))),
+        Some(wrong) => add(&mut text, format_args!("  {:>6}", format_g(wrong as f64))),
         None => text.push_str("    N/A"),
     }
-    if layout == Layout::Iterations {
+    if layout == TableLayout::Iterations {
         let spread = measured.spread.clone().unwrap_or_default();
-        for figure in [spread.min_us, spread.max_us, spread.p99_us, spread.cv_percent] {
-            add(&mut text, format_args!("  {}", fitted(figure, 7)));
+        for value in [spread.min_us, spread.max_us, spread.p99_us, spread.cv_percent] {
+            add(&mut text, format_args!("  {}", fixed_width(value, 7)));
         }
     }
     text
 }
 
-/// What is printed at the end of an operation.
+/// The lines after the table of an operation.
 pub fn footer(result: &BenchResult, operation: &Operation) -> String {
     let own = result.summary.clone().filter(|_| result.operations().len() == 1);
-    let summary = own.unwrap_or_else(|| summarized(result, operation));
+    let summary = own.unwrap_or_else(|| summarize(result, operation));
     let wrong = summary.out_of_bounds.unwrap_or_default();
-    let mean = summary.average_busbw.map_or_else(|| "N/A".to_owned(), general);
-    let verdict = match summary.average_good {
+    let mean = summary.average_busbw.map_or_else(|| "N/A".to_owned(), format_g);
+    let status = match summary.average_good {
         Some(true) => "OK",
         Some(false) => "FAILED",
         None => "",
@@ -222,19 +223,19 @@ pub fn footer(result: &BenchResult, operation: &Operation) -> String {
     let all = if wrong == 0 { "OK" } else { "FAILED" };
     let (bounds, average) = ("Out of bounds values", "Avg bus bandwidth");
     format!(
-        "# {bounds:<20} : {wrong} {all}\n# {average:<20} : {mean} {verdict}\n#\n\
+        "# {bounds:<20} : {wrong} {all}\n# {average:<20} : {mean} {status}\n#\n\
          # Collective test concluded: {}\n#\n\n",
         program_name(operation)
     )
 }
 
-/// The closing figures of an operation, from its rows.
-fn summarized<'a>(result: &'a BenchResult, operation: &Operation) -> BenchSummary {
+/// Summary of an operation, computed from its rows.
+fn summarize<'a>(result: &'a BenchResult, operation: &Operation) -> BenchSummary {
     let tables = result.tables.iter().filter(|table| table.operation == *operation);
     let rows: Vec<&BenchRow> = tables.flat_map(|table| &table.rows).collect();
-    let both = |row: &&'a BenchRow| Place::BOTH.map(|place| place.of(row));
+    let both = |row: &&'a BenchRow| BufferMode::BOTH.map(|place| place.measurement(row));
     let wrong = rows.iter().flat_map(both).flatten().filter_map(|measured| measured.wrong);
-    // Of no bytes there is no bandwidth.
+    // Rows of 0 bytes have no bandwidth.
     let sized = rows.iter().filter(|row| row.size_bytes > 0);
     let busbw: Vec<f64> = sized.flat_map(both).flatten().filter_map(|m| m.busbw).collect();
     BenchSummary {
@@ -244,7 +245,7 @@ fn summarized<'a>(result: &'a BenchResult, operation: &Operation) -> BenchSummar
     }
 }
 
-/// Writing to a string does not fail.
+/// Writing to a string is infallible.
 fn add(text: &mut String, words: std::fmt::Arguments<'_>) {
     let _ = text.write_fmt(words);
 }

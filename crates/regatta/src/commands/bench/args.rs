@@ -1,5 +1,4 @@
-//! The command line of `regatta bench`: what is measured, as nccl-tests asks for it; by whom; and
-//! what becomes of the result.
+//! Command line of `regatta bench`: benchmarks with nccl-tests' options, ranks and output.
 
 use std::path::PathBuf;
 
@@ -7,66 +6,66 @@ use clap::{Args, Subcommand, ValueEnum};
 use regatta_measure::run::parse_size;
 use regatta_model::Operation;
 
+use super::child_run::ChildArgs;
 use super::file_args::{CompareArgs, ReadArgs};
-use super::part::PartArgs;
 
 /// `regatta bench`.
 #[derive(Debug, Args)]
 pub struct BenchArgs {
-    /// What to measure, or what to do with results
+    /// Benchmark to run, or operation on result files
     #[command(subcommand)]
-    pub what: What,
+    pub command: BenchCommand,
 }
 
-/// What to measure, or what to do with results.
+/// Subcommands of `regatta bench`.
 #[derive(Debug, Subcommand)]
-pub enum What {
-    /// The sum of all ranks' data, at every rank
+pub enum BenchCommand {
+    /// All-reduce: the reduction of all ranks' data, on every rank
     #[command(alias = "all_reduce", alias = "allreduce", alias = "all_reduce_perf")]
-    AllReduce(RunArgs),
-    /// All ranks' data, at every rank
+    AllReduce(CollectiveArgs),
+    /// All-gather: all ranks' data, on every rank
     #[command(alias = "all_gather", alias = "allgather", alias = "all_gather_perf")]
-    AllGather(RunArgs),
-    /// The sum of all ranks' data, a part of it at each rank
+    AllGather(CollectiveArgs),
+    /// Reduce-scatter: the reduction of all ranks' data, one chunk on each rank
     #[command(alias = "reduce_scatter", alias = "reducescatter", alias = "reduce_scatter_perf")]
-    ReduceScatter(RunArgs),
-    /// One rank's data, at every rank
+    ReduceScatter(CollectiveArgs),
+    /// Broadcast: the root's data, on every rank
     #[command(alias = "broadcast_perf")]
-    Broadcast(RunArgs),
-    /// The sum of all ranks' data, at one rank
+    Broadcast(CollectiveArgs),
+    /// Reduce: the reduction of all ranks' data, on the root
     #[command(alias = "reduce_perf")]
-    Reduce(RunArgs),
-    /// A part of each rank's data to each rank
+    Reduce(CollectiveArgs),
+    /// All-to-all: one chunk from every rank to every rank
     #[command(alias = "all_to_all", alias = "alltoall", alias = "alltoall_perf")]
-    AllToAll(RunArgs),
-    /// All ranks' data, at one rank
+    AllToAll(CollectiveArgs),
+    /// Gather: all ranks' data, on the root
     #[command(alias = "gather_perf")]
-    Gather(RunArgs),
-    /// One rank's data, a part of it to each
+    Gather(CollectiveArgs),
+    /// Scatter: one chunk of the root's data to each rank
     #[command(alias = "scatter_perf")]
-    Scatter(RunArgs),
-    /// A message to the next rank, and one from the rank before
+    Scatter(CollectiveArgs),
+    /// Send-recv: send to the next rank, receive from the previous one
     #[command(alias = "send_recv", alias = "sendrecv", alias = "sendrecv_perf")]
-    SendRecv(RunArgs),
-    /// All of these, one table each
-    All(RunArgs),
-    /// What matrix products each rank's cores and GPU can do, and which rank is slower than others
-    Gemm(CeilingArgs),
-    /// What each rank's memory and GPU can copy, and which rank is slower than others
-    Copy(CeilingArgs),
-    /// What each rank's file system can do, and which rank is slower than others
+    SendRecv(CollectiveArgs),
+    /// All of the above, one table each
+    All(CollectiveArgs),
+    /// GEMM throughput of each rank's cores and GPU; reports slow ranks
+    Gemm(RooflineArgs),
+    /// Memory and GPU copy bandwidth of each rank; reports slow ranks
+    Copy(RooflineArgs),
+    /// File-system bandwidth and metadata rate of each rank; reports slow ranks
     Disk(DiskArgs),
-    /// Put results side by side, with ratios to the first: files of `regatta bench`, nccl-tests,
-    /// rccl-tests or the OSU micro-benchmarks
+    /// Compare results side by side, with ratios to the first: files of `regatta bench`,
+    /// nccl-tests, rccl-tests or the OSU micro-benchmarks
     Compare(CompareArgs),
     /// Read results of `regatta bench`, nccl-tests, rccl-tests or the OSU micro-benchmarks, and
-    /// print, convert or draw them
+    /// print, convert or plot them
     Read(ReadArgs),
 }
 
-impl What {
-    /// The operations and the options of a run, if it is one.
-    pub fn run(&self) -> Option<(Vec<Operation>, &RunArgs)> {
+impl BenchCommand {
+    /// Operations and arguments of a collective benchmark; `None` for other subcommands.
+    pub fn collective(&self) -> Option<(Vec<Operation>, &CollectiveArgs)> {
         let (operation, args) = match self {
             Self::AllReduce(args) => (Operation::AllReduce, args),
             Self::AllGather(args) => (Operation::AllGather, args),
@@ -85,8 +84,8 @@ impl What {
         Some((vec![operation], args))
     }
 
-    /// The options of a run, if it is one, to be changed.
-    pub fn run_mut(&mut self) -> Option<&mut RunArgs> {
+    /// Mutable arguments of a collective benchmark.
+    pub fn collective_mut(&mut self) -> Option<&mut CollectiveArgs> {
         match self {
             Self::AllReduce(args) | Self::AllGather(args) | Self::ReduceScatter(args) => Some(args),
             Self::Broadcast(args) | Self::Reduce(args) | Self::AllToAll(args) => Some(args),
@@ -99,7 +98,7 @@ impl What {
     }
 }
 
-/// What `all` means.
+/// The operations of `all`.
 const ALL: [Operation; 9] = [
     Operation::AllReduce,
     Operation::AllGather,
@@ -112,81 +111,81 @@ const ALL: [Operation; 9] = [
     Operation::SendRecv,
 ];
 
-/// What moves the bytes.
+/// Transport or library under test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Backend {
-    /// NCCL or RCCL where every rank has a GPU and the library, else host
+    /// NCCL or RCCL if every rank has a GPU and the library, else host
     Auto,
-    /// Host memory: shared memory inside a node, the network across
+    /// Host memory: shared memory within a node, the network between nodes
     Host,
-    /// Host memory, through TCP also inside a node
+    /// Host memory over TCP, also within a node
     Tcp,
-    /// Host memory, through libfabric also inside a node; REGATTA_FABRIC names the provider
+    /// Host memory over libfabric, also within a node; REGATTA_FABRIC selects the provider
     Libfabric,
-    /// NVIDIA's NCCL, on GPUs
+    /// NCCL on NVIDIA GPUs
     Nccl,
-    /// AMD's RCCL, on GPUs
+    /// RCCL on AMD GPUs
     Rccl,
 }
 
-/// The options of a run.
+/// Arguments of a collective benchmark.
 #[derive(Debug, Args)]
-pub struct RunArgs {
+pub struct CollectiveArgs {
     #[command(flatten)]
     pub sizes: SizeArgs,
     #[command(flatten)]
-    pub rounds: RoundArgs,
+    pub iterations: IterationArgs,
     #[command(flatten)]
-    pub more: MoreArgs,
+    pub mode: ModeArgs,
     #[command(flatten)]
-    pub ranks: RankArgs,
+    pub ranks: BenchRankArgs,
     #[command(flatten)]
     pub output: OutputArgs,
     #[command(flatten)]
-    pub part: PartArgs,
+    pub child: ChildArgs,
 }
 
-impl RunArgs {
-    /// Whether it is made of several runs.
-    pub fn is_repeated(&self) -> bool {
-        self.more.scan || !self.more.sweep.is_empty()
+impl CollectiveArgs {
+    /// Whether it launches several child runs.
+    pub fn is_multi_run(&self) -> bool {
+        self.mode.scan || !self.mode.sweep.is_empty()
     }
 }
 
-/// What else can be measured by collectives and messages.
+/// Other kinds of measurement.
 #[derive(Debug, Args)]
-#[command(next_help_heading = "Instead of one table")]
-pub struct MoreArgs {
-    /// Measure once for each of these settings, and show the best for each size, as in
+#[command(next_help_heading = "Modes")]
+pub struct ModeArgs {
+    /// Run once for each combination of environment variables and show the best for each size, e.g.
     /// `--sweep NCCL_ALGO=Ring,Tree NCCL_NET_GDR_LEVEL=0,3`
     #[arg(long, value_name = "NAME=VALUE,VALUE", num_args = 1.., conflicts_with = "baseline")]
     pub sweep: Vec<String>,
-    /// Measure on 1, 2, 4... nodes up to all, and show how it scales
+    /// Run on 1, 2, 4, ... nodes up to all and show the scaling efficiency
     #[arg(long, conflicts_with_all = ["sweep", "baseline"])]
     pub scan: bool,
-    /// Measure messages between every pair of nodes (on one node: of ranks), draw the matrix, and
-    /// name links and nodes that are slow; exit 1 if there are any
+    /// Measure point-to-point latency and bandwidth between all pairs of nodes (on a single node:
+    /// of ranks), print the matrix and report slow links and nodes; exit code 1 if there are any
     #[arg(long, conflicts_with_all = ["sweep", "scan", "baseline"])]
     pub pairs: bool,
-    /// With --pairs: every pair of ranks, on several nodes too
+    /// With --pairs: measure all pairs of ranks, also on several nodes
     #[arg(long, requires = "pairs")]
     pub every_rank: bool,
-    /// With --pairs: one pair after the other, for networks that pairs would share
+    /// With --pairs: measure one pair at a time, for shared networks
     #[arg(long, requires = "pairs")]
     pub one_at_a_time: bool,
-    /// Measure all algorithms of all collectives over the network, and write the table to FILE by
-    /// which ranks with REGATTA_TUNING=FILE choose; -b, -e, -f, -i and -n say how much is measured
+    /// Benchmark all algorithms of all collectives over the network and write a tuning table to
+    /// FILE, used by ranks with REGATTA_TUNING=FILE; -b, -e, -f, -i and -n set sizes and iterations
     #[arg(long, value_name = "FILE", conflicts_with_all = ["sweep", "scan", "pairs", "baseline"])]
     pub tune: Option<PathBuf>,
 }
 
 /// `regatta bench gemm` and `copy`.
 #[derive(Debug, Args)]
-pub struct CeilingArgs {
+pub struct RooflineArgs {
     #[command(flatten)]
-    pub judge: JudgeArgs,
+    pub outliers: OutlierArgs,
     #[command(flatten)]
-    pub ranks: RankArgs,
+    pub ranks: BenchRankArgs,
     #[command(flatten)]
     pub output: OutputArgs,
 }
@@ -194,174 +193,173 @@ pub struct CeilingArgs {
 /// `regatta bench disk`.
 #[derive(Debug, Args)]
 pub struct DiskArgs {
-    /// The folder whose file system is measured
-    #[arg(long, value_name = "FOLDER", default_value = ".")]
-    pub folder: PathBuf,
-    /// The size of the large file of each rank
+    /// Directory on the file system to measure
+    #[arg(long, value_name = "DIR", default_value = ".")]
+    pub dir: PathBuf,
+    /// Size of each rank's large file
     #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = parse_size)]
     pub size: u64,
     #[command(flatten)]
-    pub ceiling: CeilingArgs,
+    pub roofline: RooflineArgs,
 }
 
-/// Who is slow.
+/// Outlier detection.
 #[derive(Debug, Args)]
-pub struct JudgeArgs {
-    /// A rank that is slower than the median of all by more than this is named
+pub struct OutlierArgs {
+    /// Report ranks slower than the median of all ranks by more than this
     #[arg(long, value_name = "PERCENT", default_value = "10%")]
     pub slower_than: String,
 }
 
-/// Which sizes and elements.
+/// Sizes and data types.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Sizes (as nccl-tests)")]
 pub struct SizeArgs {
-    /// The least size, in bytes (K, M, G: powers of 1024). Without any of -b, -e, -f and -i: 8 to
-    /// 32M by 2
+    /// Minimum size in bytes, with suffix K, M or G (powers of 1024). Without any of -b, -e, -f and
+    /// -i: 8 to 32M, factor 2
     #[arg(short = 'b', long = "minbytes", value_name = "SIZE", value_parser = parse_size)]
     pub min: Option<u64>,
-    /// The greatest size; without it 32M
+    /// Maximum size [default: 32M]
     #[arg(short = 'e', long = "maxbytes", value_name = "SIZE", value_parser = parse_size)]
     pub max: Option<u64>,
-    /// From one size to the next: times this
+    /// Multiplication factor between sizes
     #[arg(short = 'f', long = "stepfactor", value_name = "FACTOR", value_parser = clap::value_parser!(u64).range(1..))]
     pub factor: Option<u64>,
-    /// From one size to the next: plus this; without -f and -i 1M
+    /// Increment between sizes [default: 1M, without -f]
     #[arg(short = 'i', long = "stepbytes", value_name = "SIZE", value_parser = parse_size)]
     pub step: Option<u64>,
-    /// The elements: int8, uint8, int16, int32, int64, half, bfloat16, float, double, or all
+    /// Data type: int8, uint8, int16, int32, int64, half, bfloat16, float, double, or all
     #[arg(short = 'd', long = "datatype", value_name = "TYPE", default_value = "float")]
     pub datatype: String,
-    /// How they are reduced: sum, prod, min, max, avg, or all
+    /// Reduction: sum, prod, min, max, avg, or all
     #[arg(short = 'o', long = "op", value_name = "OP", default_value = "sum")]
     pub op: String,
-    /// The root of broadcast, reduce, gather and scatter
+    /// Root rank of broadcast, reduce, gather and scatter
     #[arg(short = 'r', long, value_name = "RANK", default_value_t = 0)]
     pub root: u32,
 }
 
 impl SizeArgs {
-    /// Whether no sizes were asked for.
-    pub fn is_usual(&self) -> bool {
+    /// Whether no size option is given.
+    pub fn is_default(&self) -> bool {
         [self.min, self.max, self.step, self.factor].iter().all(Option::is_none)
     }
 }
 
-/// How it is measured.
+/// Iterations and timing.
 #[derive(Debug, Args)]
-#[command(next_help_heading = "Rounds (as nccl-tests)")]
-pub struct RoundArgs {
-    /// Timed calls; without it 20, and more where those take less than 2 ms together
+#[command(next_help_heading = "Iterations (as nccl-tests)")]
+pub struct IterationArgs {
+    /// Timed iterations [default: 20, or more if they take less than 2 ms in total]
     #[arg(short = 'n', long = "iters", value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
-    pub iterations: Option<u32>,
-    /// Calls before the timed ones
+    pub timed: Option<u32>,
+    /// Warm-up iterations
     #[arg(short = 'w', long = "warmup_iters", value_name = "COUNT", default_value_t = 5, value_parser = clap::value_parser!(u32).range(..=1_000_000))]
     pub warmup: u32,
-    /// Calls whose results are compared with what must come, element by element (0: none)
+    /// Iterations whose results are checked element by element (0: none)
     #[arg(short = 'c', long = "check", value_name = "COUNT", default_value_t = 1)]
     pub check: u32,
-    /// Whose time counts: 0 rank 0's, 1 the mean, 2 the least, 3 the greatest of all ranks; without
-    /// it the mean, and of operations with a root in host memory the greatest
-    #[arg(short = 'a', long = "average", value_name = "WHOSE", value_parser = clap::value_parser!(u8).range(..=3))]
+    /// Time reported across ranks: 0 = rank 0, 1 = average, 2 = minimum, 3 = maximum [default:
+    /// average; maximum for rooted operations in host memory]
+    #[arg(short = 'a', long = "average", value_name = "0-3", value_parser = clap::value_parser!(u8).range(..=3))]
     pub average: Option<u8>,
-    /// 1: use buffers of the communicator, which need a copy less, for host memory
+    /// 1: use registered buffers in host memory, which saves a copy
     #[arg(short = 'R', long = "local_register", value_name = "0|1", default_value_t = 0, value_parser = clap::value_parser!(u8).range(..=2))]
     pub register: u8,
-    /// Seconds after which a call that does not end is an error, which names who did not come (0: as
-    /// without it)
+    /// Timeout of a call in seconds; the error names the missing ranks (0: default)
     #[arg(short = 'T', long = "timeout", value_name = "SECONDS")]
     pub timeout: Option<u64>,
-    /// Has no effect: calls are not put into groups
+    /// No effect: calls are not aggregated
     #[arg(short = 'm', long = "agg_iters", value_name = "COUNT", hide = true)]
     pub aggregated: Option<u32>,
-    /// Has no effect: ranks are processes
+    /// No effect: each rank is a process
     #[arg(short = 'p', long = "parallel_init", value_name = "0|1", hide = true)]
     pub parallel_init: Option<u32>,
-    /// Has no effect: each call is waited for on the host, and queued on a device
+    /// No effect: host calls block, device calls are queued
     #[arg(short = 'z', long = "blocking", value_name = "0|1", hide = true)]
     pub blocking: Option<u32>,
-    /// Has no effect: there is no null stream
+    /// No effect: the null stream is not used
     #[arg(short = 'y', long = "stream_null", value_name = "0|1", hide = true)]
     pub stream_null: Option<u32>,
-    /// Of other options of nccl-tests only what they are without it is taken
+    /// Accepted only with its default value
     #[arg(short = 'G', long = "cudagraph", value_name = "0", hide = true, value_parser = clap::value_parser!(u32).range(..=0))]
     pub graph: Option<u32>,
-    /// See -G
+    /// Accepted only with its default value
     #[arg(short = 'C', long = "report_cputime", value_name = "0", hide = true, value_parser = clap::value_parser!(u32).range(..=0))]
     pub cpu_time: Option<u32>,
-    /// See -G
+    /// Accepted only with its default value
     #[arg(short = 'N', long = "run_cycles", value_name = "1", hide = true, value_parser = clap::value_parser!(u32).range(1..=1))]
     pub cycles: Option<u32>,
-    /// See -G
+    /// Accepted only with its default value
     #[arg(short = 'S', long = "report_timestamps", value_name = "0", hide = true, value_parser = clap::value_parser!(u32).range(..=0))]
     pub timestamps: Option<u32>,
 }
 
-/// Who measures: local ranks, or those of an allocation.
+/// Which ranks to launch.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Ranks (without `regatta launch`)")]
-pub struct RankArgs {
-    /// What moves the bytes
-    #[arg(long, value_enum, value_name = "WHAT", default_value = "auto")]
+pub struct BenchRankArgs {
+    /// Transport or library to benchmark
+    #[arg(long, value_enum, value_name = "BACKEND", default_value = "auto")]
     pub backend: Backend,
-    /// Ranks in all; without it one a GPU, or one a core of this machine (at least 2, at most 8)
+    /// Number of ranks [default: one per GPU, or one per core of this machine (2 to 8)]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
     pub ranks: Option<u32>,
-    /// Ranks on each node
+    /// Ranks per node
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
     pub ranks_per_node: Option<u32>,
-    /// Use this many nodes of the allocation, or of --hostfile
+    /// Use this many nodes of the allocation or of --hostfile
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
     pub nodes: Option<u32>,
-    /// Take the nodes from FILE, not from the scheduler
+    /// Take the nodes from FILE instead of the scheduler
     #[arg(long, value_name = "FILE")]
     pub hostfile: Option<PathBuf>,
-    /// Threads times GPUs: as many ranks
+    /// Number of ranks: threads times GPUs
     #[arg(short = 't', long = "nthreads", value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
     pub threads: Option<u32>,
     /// See -t
     #[arg(short = 'g', long = "ngpus", value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
     pub gpus: Option<u32>,
-    /// More options for `regatta launch`, as in '--starter ssh --start-within 60'
+    /// Additional options for `regatta launch`, e.g. '--starter ssh --start-within 60'
     #[arg(long, value_name = "OPTIONS", allow_hyphen_values = true)]
     pub launch: Option<String>,
-    /// The run's folder; without it a new one below runs/
+    /// Run folder [default: a new one in runs/]
     #[arg(long, value_name = "FOLDER")]
     pub run_dir: Option<PathBuf>,
-    /// A variable that a sweep tries: what the site sets would win over it
+    /// Environment variable of a sweep, not to be set from the site profile
     #[arg(long, value_name = "VARIABLE", hide = true)]
-    pub trying: Vec<String>,
-    /// Tell what happens to the process that started this one, not to a person
+    pub sweep_var: Vec<String>,
+    /// Send events to the parent process instead of printing
     #[arg(long, hide = true)]
     pub events: bool,
 }
 
-/// What becomes of the result.
+/// Output options.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Output")]
 pub struct OutputArgs {
-    /// Write the result to FILE, while it goes on, too; without it to bench.json in the run folder
+    /// Write the result to FILE, updated during the run [default: bench.json in the run folder]
     #[arg(short = 'J', long = "output_file", visible_alias = "out", value_name = "FILE")]
     pub out: Option<PathBuf>,
-    /// Print the result as JSON when it is complete, not the table
+    /// Print the final result as JSON instead of the table
     #[arg(long, conflicts_with = "csv")]
     pub json: bool,
-    /// Print the result as CSV when it is complete, not the table
+    /// Print the final result as CSV instead of the table
     #[arg(long)]
     pub csv: bool,
-    /// Draw bandwidth and latency over size into FILE: .svg, or .html with the tables
+    /// Plot bandwidth and latency over size to FILE: .svg, or .html with tables
     #[arg(long, value_name = "FILE")]
     pub plot: Option<PathBuf>,
-    /// Show how single calls spread, too: least, greatest, 99th percentile, deviation
+    /// Add per-iteration statistics: minimum, maximum, 99th percentile, coefficient of variation
     #[arg(short = 'I', long)]
     pub spread: bool,
-    /// What to call this run beside others
+    /// Label of this run
     #[arg(long, value_name = "TEXT")]
     pub label: Option<String>,
-    /// Compare with the result in FILE, and exit 1 where a size is worse
+    /// Compare with the result in FILE; exit code 1 on a regression
     #[arg(long, value_name = "FILE")]
     pub baseline: Option<PathBuf>,
-    /// By how much a size may be worse than the baseline
+    /// Allowed regression against the baseline
     #[arg(long, value_name = "PERCENT", default_value = "10%", requires = "baseline")]
     pub tolerance: String,
 }

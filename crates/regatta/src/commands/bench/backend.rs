@@ -1,4 +1,4 @@
-//! Connects the ranks by what is to be measured.
+//! Connects the ranks over the backend under test.
 
 use std::time::Duration;
 
@@ -12,20 +12,20 @@ use regatta_model::units;
 
 use super::args::Backend;
 
-/// Ranks that are connected, and what connects them.
-pub struct Connected {
+/// A communicator over a backend.
+pub struct Connection {
     pub comm: Background,
     pub name: &'static str,
-    /// On which device buffers lie; none if in host memory.
+    /// Device of the buffers; `None` for host memory.
     pub device: Option<(Vendor, u32)>,
-    /// The library's version, where there is one.
+    /// Version of the library, if any.
     pub version: Option<String>,
 }
 
-/// Connects this rank with the others.
-pub fn connect(backend: Backend, timeout: Option<u64>) -> Result<Connected> {
+/// Connects this rank.
+pub fn connect(backend: Backend, timeout: Option<u64>) -> Result<Connection> {
     let mut settings = settings(timeout)?;
-    let in_memory = |comm, name| Connected { comm, name, device: None, version: None };
+    let in_memory = |comm, name| Connection { comm, name, device: None, version: None };
     let limits = (settings.local_rank, settings.desync_after);
     Ok(match backend {
         Backend::Host => in_memory(host::join(settings)?, "host"),
@@ -34,19 +34,19 @@ pub fn connect(backend: Backend, timeout: Option<u64>) -> Result<Connected> {
             in_memory(join::join(settings)?, "tcp")
         }
         Backend::Libfabric => libfabric(settings)?,
-        Backend::Nccl => on_devices(join::join(settings)?, Vendor::Nvidia, limits)?,
-        Backend::Rccl => on_devices(join::join(settings)?, Vendor::Amd, limits)?,
+        Backend::Nccl => over_nccl(join::join(settings)?, Vendor::Nvidia, limits)?,
+        Backend::Rccl => over_nccl(join::join(settings)?, Vendor::Amd, limits)?,
         Backend::Auto => {
-            let meeting = host::join(settings)?;
-            match vendor_of_all(&meeting, limits.0)? {
-                Some(vendor) => on_devices(meeting, vendor, limits)?,
-                None => in_memory(meeting, "host"),
+            let bootstrap = host::join(settings)?;
+            match common_vendor(&bootstrap, limits.0)? {
+                Some(vendor) => over_nccl(bootstrap, vendor, limits)?,
+                None => in_memory(bootstrap, "host"),
             }
         }
     })
 }
 
-/// How ranks are connected, by their environment; a call that takes longer is an error.
+/// Communicator settings from the environment; `timeout` overrides the call timeout.
 pub fn settings(timeout: Option<u64>) -> Result<Settings> {
     let mut settings = Settings::from_environment()?;
     if let Some(seconds) = timeout {
@@ -55,85 +55,85 @@ pub fn settings(timeout: Option<u64>) -> Result<Settings> {
     Ok(settings)
 }
 
-fn libfabric(settings: Settings) -> Result<Connected> {
+fn libfabric(settings: Settings) -> Result<Connection> {
     let engine = join::engine(settings)?;
     let carried = engine.carried().to_owned();
     if carried.contains("TCP") {
         bail!(
-            "libfabric is not used: {carried}; name a provider by REGATTA_FABRIC, as in \
-             REGATTA_FABRIC=tcp, and the library by REGATTA_LIBFABRIC"
+            "libfabric is not in use: {carried}; select a provider with REGATTA_FABRIC, e.g. \
+             REGATTA_FABRIC=tcp, and the library with REGATTA_LIBFABRIC"
         );
     }
     let comm = Background::new(Box::new(engine));
-    Ok(Connected { comm, name: "libfabric", device: None, version: Some(carried) })
+    Ok(Connection { comm, name: "libfabric", device: None, version: Some(carried) })
 }
 
-/// Whose devices all ranks have, each its own, if they do.
-fn vendor_of_all(meeting: &Background, local_rank: u32) -> Result<Option<Vendor>> {
+/// The vendor of which every rank has a GPU of its own, if there is one.
+fn common_vendor(bootstrap: &Background, local_rank: u32) -> Result<Option<Vendor>> {
     for vendor in [Vendor::Nvidia, Vendor::Amd] {
-        let buses = buses(meeting, device_of(vendor, local_rank).map(|device| (vendor, device)))?;
-        let places: Vec<(String, &str)> = (0..)
-            .map(|rank| meeting.peer(rank).host)
+        let buses = buses(bootstrap, device_of(vendor, local_rank).map(|device| (vendor, device)))?;
+        let locations: Vec<(String, &str)> = (0..)
+            .map(|rank| bootstrap.peer(rank).host)
             .zip(buses.iter().map(String::as_str))
             .collect();
-        let each_its_own = places.iter().all(|place| {
-            !place.1.is_empty() && places.iter().filter(|other| *other == place).count() == 1
+        let exclusive = locations.iter().all(|location| {
+            !location.1.is_empty()
+                && locations.iter().filter(|other| *other == location).count() == 1
         });
-        if each_its_own {
+        if exclusive {
             return Ok(Some(vendor));
         }
     }
     Ok(None)
 }
 
-/// The device of a rank of a node. One that has its own only sees it as the first.
+/// The device of a local rank, among the visible ones.
 fn device_of(vendor: Vendor, local_rank: u32) -> Option<u32> {
     let count = nccl::devices(vendor).ok().filter(|count| *count > 0)?;
     Some(local_rank % count)
 }
 
-/// Where the devices of all ranks are plugged in; empty of those that have none.
+/// PCI bus ids of all ranks' devices; empty for ranks without one.
 pub fn buses(comm: &dyn Comm, own: Option<(Vendor, u32)>) -> Result<Vec<String>> {
     let own = own.and_then(|(vendor, device)| nccl::bus(vendor, device).ok()).unwrap_or_default();
-    let mut said = [0u8; nccl::BUS_BYTES];
-    let length = own.len().min(said.len());
-    said[..length].copy_from_slice(&own.as_bytes()[..length]);
-    let mut all = vec![0u8; said.len() * comm.size() as usize];
-    comm.all_gather(&said, &mut all)?;
-    let text = |said: &[u8]| String::from_utf8_lossy(said).trim_end_matches('\0').to_owned();
-    Ok(all.chunks_exact(said.len()).map(text).collect())
+    let mut own_bytes = [0u8; nccl::BUS_BYTES];
+    let length = own.len().min(own_bytes.len());
+    own_bytes[..length].copy_from_slice(&own.as_bytes()[..length]);
+    let mut all = vec![0u8; own_bytes.len() * comm.size() as usize];
+    comm.all_gather(&own_bytes, &mut all)?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end_matches('\0').to_owned();
+    Ok(all.chunks_exact(own_bytes.len()).map(text).collect())
 }
 
-fn on_devices(
-    meeting: Background,
+fn over_nccl(
+    bootstrap: Background,
     vendor: Vendor,
     (local_rank, desync_after): (u32, Duration),
-) -> Result<Connected> {
+) -> Result<Connection> {
     let (name, version) = match vendor {
         Vendor::Nvidia => ("nccl", nccl::version(vendor)?),
         Vendor::Amd => ("rccl", nccl::version(vendor)?),
     };
     let count = nccl::devices(vendor)?.max(1);
     let device = local_rank % count;
-    // As nccl-tests: a benchmark is to show what the library can do.
+    // Blocking, as in nccl-tests: measures the library, not our polling.
     let settings = nccl::Settings { vendor, device, desync_after, debug: false, blocking: true };
-    if meeting.rank() == 0 && meeting.size() > count {
-        note_shared(&meeting, count);
+    if bootstrap.rank() == 0 && bootstrap.size() > count {
+        warn_shared_gpus(&bootstrap, count);
     }
-    let comm = nccl::over(Box::new(meeting), settings)?;
-    Ok(Connected { comm, name, device: Some((vendor, device)), version: Some(version) })
+    let comm = nccl::over(Box::new(bootstrap), settings)?;
+    Ok(Connection { comm, name, device: Some((vendor, device)), version: Some(version) })
 }
 
-/// Says what to do where several ranks of a node have one device, which the library refuses unless
-/// they look like nodes of their own.
-fn note_shared(meeting: &Background, devices: u32) {
-    let host = meeting.peer(0).host;
-    let here = (0..meeting.size()).filter(|rank| meeting.peer(*rank).host == host).count();
-    if here > devices as usize && std::env::var_os("NCCL_HOSTID").is_none() {
+/// Warns if ranks of a node share a GPU, which NCCL refuses unless they look like separate hosts.
+fn warn_shared_gpus(bootstrap: &Background, devices: u32) {
+    let host = bootstrap.peer(0).host;
+    let local = (0..bootstrap.size()).filter(|rank| bootstrap.peer(*rank).host == host).count();
+    if local > devices as usize && std::env::var_os("NCCL_HOSTID").is_none() {
         let gpus = units::count(devices as usize, "GPU");
         crate::output::complain(&format!(
-            "note: {here} ranks of {host} share {gpus}, which NCCL refuses: start them by \
-             `regatta launch --wrap 'env NCCL_HOSTID={{rank}}'`, and take no figure for a network's\n"
+            "note: {local} ranks on {host} share {gpus}, which NCCL refuses: launch them with \
+             `regatta launch --wrap 'env NCCL_HOSTID={{rank}}'`; the results then do not reflect the network\n"
         ));
     }
 }

@@ -1,4 +1,4 @@
-//! The command line of `regatta bench` for results in files.
+//! Command line of `regatta bench compare` and `read`.
 
 use std::path::PathBuf;
 
@@ -8,37 +8,37 @@ use regatta_model::CpuSet;
 /// `regatta bench compare`.
 #[derive(Debug, Args)]
 pub struct CompareArgs {
-    /// The results; the first is what the others are compared with
+    /// Result files; the others are compared with the first
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
-    /// What to call them, in their order, with commas
+    /// Labels of the results, separated by commas
     #[arg(long, value_name = "TEXTS", value_delimiter = ',')]
     pub labels: Vec<String>,
-    /// Compare this figure; without it busbw, or the time where there is none
-    #[arg(long, value_enum, value_name = "FIGURE")]
-    pub figure: Option<FigureName>,
-    /// Compare what was measured in place
+    /// Metric to compare [default: busbw, or time if there is none]
+    #[arg(long, value_enum, value_name = "METRIC")]
+    pub metric: Option<MetricName>,
+    /// Compare in-place measurements
     #[arg(long)]
     pub in_place: bool,
     #[command(flatten)]
-    pub form: FormArgs,
+    pub format: FormatArgs,
 }
 
 /// `regatta bench read`.
 #[derive(Debug, Args)]
 pub struct ReadArgs {
-    /// The results (`-`: standard input)
+    /// Result files (`-`: standard input)
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
     #[command(flatten)]
-    pub form: FormArgs,
+    pub format: FormatArgs,
 }
 
-/// Which results, and how they are printed.
+/// Selection and output format.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Output")]
-pub struct FormArgs {
-    /// Of all results of all files only these, as in 1,3-4: the first is number 1
+pub struct FormatArgs {
+    /// Select results by number, e.g. 1,3-4; the first is 1
     #[arg(long, value_name = "NUMBERS")]
     pub only: Option<CpuSet>,
     /// Print as JSON
@@ -47,17 +47,17 @@ pub struct FormArgs {
     /// Print as CSV
     #[arg(long)]
     pub csv: bool,
-    /// Draw bandwidth and latency over size into FILE: .svg, or .html with the tables
+    /// Plot bandwidth and latency over size to FILE: .svg, or .html with tables
     #[arg(long, value_name = "FILE")]
     pub plot: Option<PathBuf>,
 }
 
-/// What is compared.
+/// Metrics to compare.
 #[derive(Debug, Clone, Copy, ValueEnum)]
-pub enum FigureName {
-    /// Bandwidth of the links
+pub enum MetricName {
+    /// Bus bandwidth
     Busbw,
-    /// Size over time
+    /// Algorithm bandwidth: size / time
     Algbw,
     /// Time
     Time,

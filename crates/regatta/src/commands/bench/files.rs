@@ -1,50 +1,49 @@
-//! Results in files: read, printed, compared, drawn.
+//! Result files: read, print, compare and plot.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
-use regatta_measure::compare::{self, Choice};
-use regatta_measure::figure::Figure;
-use regatta_measure::place::Place;
+use regatta_measure::buffer_mode::BufferMode;
+use regatta_measure::compare::{self, CompareOptions};
+use regatta_measure::metric::Metric;
 use regatta_measure::{read as reader, write};
 use regatta_model::{BenchResult, document};
 
-use super::file_args::{CompareArgs, FigureName, FormArgs, ReadArgs};
+use super::file_args::{CompareArgs, FormatArgs, MetricName, ReadArgs};
 use super::plot;
 use crate::output;
 
-/// No output of a benchmark is longer.
-const LONGEST: u64 = 64 << 20;
+/// Upper bound on an input file.
+const MAX_FILE_BYTES: u64 = 64 << 20;
 
-/// The results of a file.
+/// Reads the results of a file.
 pub fn load(path: &Path) -> Result<Vec<BenchResult>> {
     let name = path.display().to_string();
     let mut bytes = Vec::new();
     match path == Path::new("-") {
-        true => std::io::stdin().take(LONGEST + 1).read_to_end(&mut bytes),
-        false => {
-            std::fs::File::open(path).and_then(|f| f.take(LONGEST + 1).read_to_end(&mut bytes))
-        }
+        true => std::io::stdin().take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes),
+        false => std::fs::File::open(path)
+            .and_then(|f| f.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes)),
     }
     .with_context(|| name.clone())?;
-    if bytes.len() as u64 > LONGEST {
-        bail!("{name}: longer than any output of a benchmark; cut out the tables first");
+    if bytes.len() as u64 > MAX_FILE_BYTES {
+        bail!("{name}: file exceeds 64 MiB; extract the tables first");
     }
-    // What a terminal or a driver wrote between the lines need not be text.
+    // Logs may contain invalid UTF-8.
     Ok(reader::read(&name, &String::from_utf8_lossy(&bytes))?)
 }
 
-/// The results of files that are asked for.
-fn load_all(paths: &[PathBuf], form: &FormArgs) -> Result<Vec<BenchResult>> {
+/// Reads and selects the results of several files.
+fn load_all(paths: &[PathBuf], format: &FormatArgs) -> Result<Vec<BenchResult>> {
     let mut all = Vec::new();
     for path in paths {
         all.extend(load(path)?);
     }
-    let Some(only) = &form.only else { return Ok(all) };
+    let Some(only) = &format.only else { return Ok(all) };
     if let Some(number) = only.iter().find(|number| *number == 0 || *number > all.len()) {
-        bail!("--only {number}, but the results are 1 to {}", all.len());
+        bail!("--only {number} is out of range: the results are 1 to {}", all.len());
     }
     let numbered = (1..).zip(all);
     Ok(numbered.filter(|(number, _)| only.contains(*number)).map(|(_, result)| result).collect())
@@ -52,9 +51,9 @@ fn load_all(paths: &[PathBuf], form: &FormArgs) -> Result<Vec<BenchResult>> {
 
 /// `regatta bench read`.
 pub fn read(args: &ReadArgs) -> Result<ExitCode> {
-    let results = load_all(&args.files, &args.form)?;
-    draw(&args.form, &results)?;
-    let text = match (args.form.json, args.form.csv) {
+    let results = load_all(&args.files, &args.format)?;
+    draw(&args.format, &results)?;
+    let text = match (args.format.json, args.format.csv) {
         (true, _) => as_json(&results)?,
         (_, true) => write::csv(&results),
         _ => results.iter().map(shown).collect(),
@@ -63,7 +62,7 @@ pub fn read(args: &ReadArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// One document, or a list of them.
+/// One document, or a list.
 fn as_json(results: &[BenchResult]) -> Result<String> {
     match results {
         [one] => Ok(document::to_json(one)?),
@@ -78,7 +77,7 @@ pub fn as_list(results: &[BenchResult]) -> Result<String> {
     Ok(format!("[{}]\n", all.join(",\n")))
 }
 
-/// A result as people know it, with its name.
+/// A result in nccl-tests' format, with its label.
 fn shown(result: &BenchResult) -> String {
     let mut text = format!("# {}\n{}", result.label, write::nccl_tests(result));
     for sheet in &result.sheets {
@@ -92,24 +91,24 @@ fn shown(result: &BenchResult) -> String {
 
 /// `regatta bench compare`.
 pub fn compare(args: &CompareArgs) -> Result<ExitCode> {
-    let mut results = load_all(&args.files, &args.form)?;
+    let mut results = load_all(&args.files, &args.format)?;
     if !args.labels.is_empty() && args.labels.len() != results.len() {
-        bail!("--labels has {} names, and these are {} results", args.labels.len(), results.len());
+        bail!("--labels has {} labels for {} results", args.labels.len(), results.len());
     }
     for (result, label) in results.iter_mut().zip(&args.labels) {
         result.label.clone_from(label);
     }
-    // Tables of other things have nothing to compare.
+    // Only tables can be compared.
     results.retain(|result| !result.tables.is_empty());
-    draw(&args.form, &results)?;
-    let figure = args.figure.map(|figure| match figure {
-        FigureName::Busbw => Figure::BusBandwidth,
-        FigureName::Algbw => Figure::AlgorithmBandwidth,
-        FigureName::Time => Figure::Time,
+    draw(&args.format, &results)?;
+    let metric = args.metric.map(|metric| match metric {
+        MetricName::Busbw => Metric::BusBandwidth,
+        MetricName::Algbw => Metric::AlgorithmBandwidth,
+        MetricName::Time => Metric::Time,
     });
-    let place = args.in_place.then_some(Place::InPlace);
-    let found = compare::compare(&results, Choice { figure, place });
-    let text = match (args.form.json, args.form.csv) {
+    let place = args.in_place.then_some(BufferMode::InPlace);
+    let found = compare::compare(&results, CompareOptions { metric, place });
+    let text = match (args.format.json, args.format.csv) {
         (true, _) => serde_json::to_string_pretty(&found)? + "\n",
         (_, true) => compare::csv(&found),
         _ => found.iter().map(|one| one.text() + "\n").collect(),
@@ -118,6 +117,6 @@ pub fn compare(args: &CompareArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn draw(form: &FormArgs, results: &[BenchResult]) -> Result<()> {
-    form.plot.as_ref().map_or(Ok(()), |path| plot::draw(path, results))
+fn draw(format: &FormatArgs, results: &[BenchResult]) -> Result<()> {
+    format.plot.as_ref().map_or(Ok(()), |path| plot::draw(path, results))
 }

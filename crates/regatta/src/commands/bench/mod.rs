@@ -1,51 +1,51 @@
-//! `regatta bench`: measures collectives, pairs, devices and disks, and reads, compares and draws
-//! results.
+//! `regatta bench`: measures collectives, pairs of ranks and node rooflines, and reads, compares and
+//! plots results.
 
-mod alone;
 pub mod args;
-mod asked;
 mod backend;
-pub mod bar;
-mod begun;
+mod baseline;
+mod child_run;
+mod chunks;
 mod file_args;
 mod files;
-mod keep;
-mod part;
-mod pieces;
+mod metadata;
+mod multi_run;
+mod options;
+mod parent;
 mod plot;
+pub mod progress_bar;
 mod rank;
-mod repeat;
-mod report;
-mod verdict;
+mod reporter;
+mod result_file;
 
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 
 pub use args::BenchArgs;
-use args::What;
+use args::BenchCommand;
 
 use super::ranks::is_rank;
 
-/// Runs the command: as a rank of a job, or as one that starts the ranks.
+/// Runs the command, either as a rank of a job or as the parent that launches the ranks.
 pub fn run(mut args: BenchArgs) -> Result<ExitCode> {
-    if let Some(args) = args.what.run_mut() {
-        part::settle(args);
+    if let Some(args) = args.command.collective_mut() {
+        child_run::apply(args);
     }
-    match &args.what {
-        What::Compare(args) => return files::compare(args),
-        What::Read(args) => return files::read(args),
+    match &args.command {
+        BenchCommand::Compare(args) => return files::compare(args),
+        BenchCommand::Read(args) => return files::read(args),
         _ => {}
     }
-    let Some(asked) = asked::asked(&args.what)? else { return Ok(ExitCode::SUCCESS) };
+    let Some(options) = options::parse(&args.command)? else { return Ok(ExitCode::SUCCESS) };
     let in_a_job = is_rank("bench")?;
-    let more = args.what.run().map(|(_, args)| args).filter(|args| args.is_repeated());
-    match (in_a_job, more) {
-        (true, None) => rank::run(asked),
+    let collective = args.command.collective().map(|(_, args)| args);
+    match (in_a_job, collective.filter(|args| args.is_multi_run())) {
+        (true, None) => rank::run(options),
         (true, Some(_)) => {
-            bail!("--sweep and --scan start ranks themselves: run them without `regatta launch`")
+            bail!("--sweep and --scan launch the ranks themselves: run them outside of a job")
         }
-        (false, Some(args)) => repeat::run(args),
-        (false, None) => alone::run(&asked),
+        (false, Some(args)) => multi_run::run(args),
+        (false, None) => parent::run(&options),
     }
 }

@@ -1,4 +1,4 @@
-//! A rank of the benchmark: measures with the others; rank 0 tells.
+//! A rank of the benchmark. Rank 0 reports the events.
 
 use std::iter;
 use std::path::PathBuf;
@@ -9,202 +9,213 @@ use anyhow::{Result, bail};
 use regatta_comm::nccl::Gpu;
 use regatta_comm::{Collectives, Comm, ReduceOp, join, tune};
 use regatta_launch::folder;
-use regatta_measure::run::{self, Event, Memory, Plan, Progress};
-use regatta_measure::{ceiling, pairs};
+use regatta_measure::run::{self, BenchEvent, BenchProgress, MemoryKind, RunConfig};
+use regatta_measure::{pairs, roofline};
 use regatta_model::{document, units};
 
-use super::asked::{Asked, Ceiling, Job};
-use super::backend::{self, Connected};
-use super::begun;
-use super::pieces::pieces;
-use super::report::Report;
+use super::backend::{self, Connection};
+use super::chunks;
+use super::metadata;
+use super::options::{BenchOptions, RooflineTest, Workload};
+use super::reporter::Reporter;
 use crate::output;
 
-/// What a line begins with that is for the process that started the ranks.
-pub const EVENT: &str = "regatta-bench-event ";
+/// Prefix of event lines to the parent process.
+pub const EVENT_PREFIX: &str = "regatta-bench-event ";
 
-/// More results than anybody makes in one job.
-const MOST_FILES: u32 = 9999;
+/// Upper bound on result files in a run folder.
+const MAX_RESULT_FILES: u32 = 9999;
 
-/// How many buffers of a size a rank has, with what the communicator needs.
+/// Buffers per rank and size, including those of the communicator.
 const BUFFERS: u64 = 3;
 
-/// Measures.
-pub fn run(asked: Asked<'_>) -> Result<ExitCode> {
-    if let Job::Tune(_, effort) = &asked.job {
-        return tuned(&asked, effort);
+/// Runs the benchmark on this rank.
+pub fn run(options: BenchOptions<'_>) -> Result<ExitCode> {
+    if let Workload::Tune(_, effort) = &options.workload {
+        return run_tuning(&options, effort);
     }
-    let connected = backend::connect(asked.ranks.backend, asked.timeout)?;
-    asked.job.check_ranks(connected.comm.size())?;
-    let mut teller = Teller::new(connected.comm.rank(), &asked)?;
-    let begun = begun::begun(&connected, &asked)?;
-    teller.tell(Event::Begin(Box::new(begun)));
-    let measured = match asked.job {
-        Job::Tables { plan, register, .. } => tables(&connected, *plan, register, &mut teller),
-        Job::Pairs(options) => every_pair(&connected.comm, &options, &mut teller),
-        Job::Ceiling(what, _) => ceilings(&connected, &what, &mut teller),
-        Job::Tune(..) => Ok(()),
+    let connection = backend::connect(options.ranks.backend, options.timeout)?;
+    options.workload.check_ranks(connection.comm.size())?;
+    let mut sink = EventSink::new(connection.comm.rank(), &options)?;
+    let metadata = metadata::collect(&connection, &options)?;
+    sink.emit(BenchEvent::Started(Box::new(metadata)));
+    let measured = match options.workload {
+        Workload::Collectives { config, register, .. } => {
+            measure_collectives(&connection, *config, register, &mut sink)
+        }
+        Workload::Pairs(options) => measure_pairs(&connection.comm, &options, &mut sink),
+        Workload::Roofline(test, _) => measure_roofline(&connection, &test, &mut sink),
+        Workload::Tune(..) => Ok(()),
     };
-    measured.inspect_err(|_| teller.keep())?;
-    teller.tell(Event::End);
-    teller.end()
+    measured.inspect_err(|_| sink.flush())?;
+    sink.emit(BenchEvent::Finished);
+    sink.finish()
 }
 
-/// Collectives over sizes.
-fn tables(
-    connected: &Connected,
-    mut plan: Plan,
+/// Measures collectives over the size range.
+fn measure_collectives(
+    connection: &Connection,
+    mut config: RunConfig,
     register: bool,
-    teller: &mut Teller,
+    sink: &mut EventSink,
 ) -> Result<()> {
-    let comm = &connected.comm;
-    plan.memory = match (connected.device, register) {
-        (Some(_), _) => Memory::Device,
-        (None, false) => Memory::Heap,
-        (None, true) => Memory::Registered,
+    let comm = &connection.comm;
+    config.memory = match (connection.device, register) {
+        (Some(_), _) => MemoryKind::Device,
+        (None, false) => MemoryKind::Heap,
+        (None, true) => MemoryKind::Registered,
     };
-    if let Some(note) = fit(connected, &mut plan)? {
-        teller.tell(Event::Note(note));
+    if let Some(note) = fit_to_memory(connection, &mut config)? {
+        sink.emit(BenchEvent::Note(note));
     }
-    Ok(run::run(comm, &plan, &mut |event| teller.tell(event))?)
+    Ok(run::run(comm, &config, &mut |event| sink.emit(event))?)
 }
 
-/// Leaves out sizes for which there is no room, and says so.
-fn fit(connected: &Connected, plan: &mut Plan) -> Result<Option<String>> {
-    let comm = &connected.comm;
-    let mut most = [i64::try_from(room(connected)?).unwrap_or(i64::MAX)];
-    comm.all_reduce(&mut most, ReduceOp::Min)?;
-    let most = most[0].unsigned_abs();
-    let before = plan.sizes.len();
-    plan.sizes.retain(|size| *size <= most);
-    let left_out = before - plan.sizes.len();
-    let room = units::bytes(most);
-    if plan.sizes.is_empty() {
-        bail!("no size fits: a rank has memory for {room}");
+/// Drops sizes that exceed the memory, and returns a note if there are any.
+fn fit_to_memory(connection: &Connection, config: &mut RunConfig) -> Result<Option<String>> {
+    let comm = &connection.comm;
+    let mut max = [i64::try_from(max_size(connection)?).unwrap_or(i64::MAX)];
+    comm.all_reduce(&mut max, ReduceOp::Min)?;
+    let max = max[0].unsigned_abs();
+    let before = config.sizes.len();
+    config.sizes.retain(|size| *size <= max);
+    let skipped = before - config.sizes.len();
+    let available = units::bytes(max);
+    if config.sizes.is_empty() {
+        bail!("all sizes exceed the available memory of {available} per rank");
     }
-    let left_out = (left_out > 0).then(|| units::count(left_out, "size"));
-    Ok(left_out.map(|sizes| format!("{sizes} left out: a rank has memory for {room}")))
+    let skipped = (skipped > 0).then(|| units::count(skipped, "size"));
+    Ok(skipped
+        .map(|sizes| format!("{sizes} skipped: only {available} of memory available per rank")))
 }
 
-/// The greatest size that this rank has memory for, while all others of its node have as much. What
-/// lies on a device is filled and checked through host memory.
-fn room(connected: &Connected) -> Result<u64> {
-    let comm = &connected.comm;
+/// The largest size that fits in this rank's share of the node's free memory. Device buffers are
+/// filled and checked through host memory.
+fn max_size(connection: &Connection) -> Result<u64> {
+    let comm = &connection.comm;
     let own = comm.peer(comm.rank()).host;
-    let here: Vec<u32> = (0..comm.size()).filter(|rank| comm.peer(*rank).host == own).collect();
+    let local: Vec<u32> = (0..comm.size()).filter(|rank| comm.peer(*rank).host == own).collect();
     let each = |free: u64, ranks: usize| free / ranks.max(1) as u64 / BUFFERS;
-    let host = crate::system::free_memory().map_or(u64::MAX, |free| each(free, here.len()));
-    let buses = backend::buses(comm, connected.device)?;
-    let Some((vendor, device)) = connected.device else { return Ok(host) };
+    let host = crate::system::free_memory().map_or(u64::MAX, |free| each(free, local.len()));
+    let buses = backend::buses(comm, connection.device)?;
+    let Some((vendor, device)) = connection.device else { return Ok(host) };
     let bus = |rank: &u32| &buses[*rank as usize];
-    let sharing = here.iter().filter(|rank| bus(rank) == bus(&comm.rank())).count();
+    let sharing = local.iter().filter(|rank| bus(rank) == bus(&comm.rank())).count();
     let free = Gpu::open(vendor, device)?.free_bytes()?;
     Ok(each(free, sharing).min(host))
 }
 
-/// Messages of every pair.
-fn every_pair(comm: &dyn Comm, options: &pairs::Options, teller: &mut Teller) -> Result<()> {
-    let mut progress = |done, of| {
-        let doing = "messages of pairs".to_owned();
-        teller.tell(Event::Progress(Progress { doing, done, of, left_s: 0.0 }));
+/// Measures all pairs.
+fn measure_pairs(
+    comm: &dyn Comm,
+    options: &pairs::PairsOptions,
+    sink: &mut EventSink,
+) -> Result<()> {
+    let mut progress = |done, total| {
+        let task = "pairs of ranks".to_owned();
+        sink.emit(BenchEvent::Progress(BenchProgress { task, done, total, eta_s: 0.0 }));
     };
-    if let Some(mut found) = pairs::measure(comm, options, &mut progress)? {
-        let judged = pairs::judge(&found, &options.bounds);
-        found.findings = judged.iter().map(ToString::to_string).collect();
-        teller.tell(Event::Pairs(Box::new(found)));
+    if let Some(mut pairs) = pairs::measure(comm, options, &mut progress)? {
+        let findings = pairs::diagnose(&pairs, &options.thresholds);
+        pairs.findings = findings.iter().map(ToString::to_string).collect();
+        sink.emit(BenchEvent::Pairs(Box::new(pairs)));
     }
     Ok(())
 }
 
-/// What each rank can do by itself, while all others do the same.
-fn ceilings(connected: &Connected, what: &Ceiling, teller: &mut Teller) -> Result<()> {
-    let comm = &connected.comm;
+/// Measures the roofline of every rank, all at the same time.
+fn measure_roofline(
+    connection: &Connection,
+    test: &RooflineTest,
+    sink: &mut EventSink,
+) -> Result<()> {
+    let comm = &connection.comm;
     let stop = AtomicBool::new(false);
-    let mut report = |progress: ceiling::Progress<'_>| {
-        let (doing, done, of) = (progress.what.to_owned(), progress.done, progress.total);
-        teller.tell(Event::Progress(Progress { doing, done, of, left_s: 0.0 }));
+    let mut on_progress = |progress: roofline::CaseProgress<'_>| {
+        let (task, done, total) = (progress.name.to_owned(), progress.done, progress.total);
+        sink.emit(BenchEvent::Progress(BenchProgress { task, done, total, eta_s: 0.0 }));
     };
     comm.barrier()?;
-    let rows = match what {
-        Ceiling::Gemm(settings) => ceiling::gemm::measure(settings, &stop, &mut report),
-        Ceiling::Copy(settings) => ceiling::copy::measure(settings, &stop, &mut report),
-        Ceiling::Disk(settings) => ceiling::disk::measure(settings, &stop, &mut report),
+    let rows = match test {
+        RooflineTest::Gemm(settings) => roofline::gemm::measure(settings, &stop, &mut on_progress),
+        RooflineTest::Copy(settings) => roofline::copy::measure(settings, &stop, &mut on_progress),
+        RooflineTest::Disk(settings) => roofline::disk::measure(settings, &stop, &mut on_progress),
     };
-    let gathered = ceiling::gather(comm, &rows?)?;
+    let gathered = roofline::gather(comm, &rows?)?;
     if comm.rank() == 0 {
-        let all = ceiling::ceilings(gathered, |rank| comm.peer(rank).host);
-        teller.tell(Event::Ceilings(all));
+        let all = roofline::to_rooflines(gathered, |rank| comm.peer(rank).host);
+        sink.emit(BenchEvent::Rooflines(all));
     }
     Ok(())
 }
 
-/// All algorithms over the network.
-fn tuned(asked: &Asked<'_>, effort: &tune::Effort) -> Result<ExitCode> {
-    let mut engine = join::engine(backend::settings(asked.timeout)?)?;
+/// Benchmarks all algorithms over the network.
+fn run_tuning(options: &BenchOptions<'_>, effort: &tune::Effort) -> Result<ExitCode> {
+    let mut engine = join::engine(backend::settings(options.timeout)?)?;
     let rank = regatta_comm::background::Engine::rank(&engine);
-    let mut teller = Teller::new(rank, asked)?;
-    let doing = "all algorithms of all collectives".to_owned();
-    teller.tell(Event::Progress(Progress { doing, done: 0, of: 1, left_s: 0.0 }));
+    let mut sink = EventSink::new(rank, options)?;
+    let task = "all algorithms of all collectives".to_owned();
+    sink.emit(BenchEvent::Progress(BenchProgress { task, done: 0, total: 1, eta_s: 0.0 }));
     let table = tune::tune(&mut engine, effort)?;
-    teller.tell(Event::Tuned(document::to_json(&table)?));
-    teller.tell(Event::End);
-    teller.end()
+    sink.emit(BenchEvent::TuningTable(document::to_json(&table)?));
+    sink.emit(BenchEvent::Finished);
+    sink.finish()
 }
 
-/// A new file in the run folder, if the job has one that is seen here. Another `regatta bench` of
-/// the same job may have left its own.
-fn file_of_run() -> Option<PathBuf> {
+/// A new result file in the run folder, if it is visible here. Another `regatta bench` of the job
+/// may have left its own.
+fn new_result_file() -> Option<PathBuf> {
     let folder = PathBuf::from(std::env::var_os(folder::VARIABLE)?);
-    let more = (2..=MOST_FILES).map(|number| format!("bench-{number}.json"));
+    let more = (2..=MAX_RESULT_FILES).map(|number| format!("bench-{number}.json"));
     let mut files = iter::once("bench.json".to_owned()).chain(more).map(|name| folder.join(name));
     files.find(|file| folder.is_dir() && !file.exists())
 }
 
-/// Who takes what happens.
-enum Teller {
-    /// Ranks but the first have nothing to say.
-    Nobody,
-    /// The process that started the ranks.
-    Starter,
-    Here(Box<Report>),
+/// Where events go.
+enum EventSink {
+    /// Ranks other than 0.
+    Discard,
+    /// The parent process.
+    Parent,
+    Local(Box<Reporter>),
 }
 
-impl Teller {
-    fn new(rank: u32, asked: &Asked<'_>) -> Result<Self> {
+impl EventSink {
+    fn new(rank: u32, options: &BenchOptions<'_>) -> Result<Self> {
         Ok(match rank {
-            0 if asked.ranks.events => Self::Starter,
+            0 if options.ranks.events => Self::Parent,
             0 => {
-                let out = asked.output.out.clone().or_else(file_of_run);
-                Self::Here(Box::new(Report::new(asked, out)?))
+                let out = options.output.out.clone().or_else(new_result_file);
+                Self::Local(Box::new(Reporter::new(options, out)?))
             }
-            _ => Self::Nobody,
+            _ => Self::Discard,
         })
     }
 
-    fn tell(&mut self, event: Event) {
+    fn emit(&mut self, event: BenchEvent) {
         match self {
-            Self::Nobody => {}
-            Self::Starter => {
-                // Whoever does not listen is gone, and so is soon this rank.
+            Self::Discard => {}
+            Self::Parent => {
+                // A closed pipe means that the parent is gone; this rank will be ended soon.
                 let text = serde_json::to_string(&event).unwrap_or_default();
-                for piece in pieces(&text) {
-                    let _ = output::print(&format!("{EVENT}{piece}\n"));
+                for chunk in chunks::split(&text) {
+                    let _ = output::print(&format!("{EVENT_PREFIX}{chunk}\n"));
                 }
             }
-            Self::Here(report) => report.hear(event),
+            Self::Local(reporter) => reporter.on_event(event),
         }
     }
 
-    /// It ends before its time.
-    fn keep(&mut self) {
-        if let Self::Here(report) = self {
-            report.keep();
+    /// Saves the partial result after an error.
+    fn flush(&mut self) {
+        if let Self::Local(reporter) = self {
+            reporter.flush();
         }
     }
 
-    fn end(self) -> Result<ExitCode> {
+    fn finish(self) -> Result<ExitCode> {
         match self {
-            Self::Here(mut report) => report.finish(),
+            Self::Local(mut reporter) => reporter.finish(),
             _ => Ok(ExitCode::SUCCESS),
         }
     }

@@ -1,0 +1,107 @@
+//! Groups ranks for the diagnosis: by node, or one by one.
+
+use regatta_model::bench::{Matrix, PairEnd};
+
+use super::faults::upper_median;
+use super::{LinkScope, Location};
+
+/// Locations with their rows and columns of the matrix.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Grouping {
+    pub locations: Vec<Location>,
+    members: Vec<Vec<usize>>,
+}
+
+/// The groupings diagnosed in a scope, one after the other.
+pub(super) fn groupings(ends: &[PairEnd], scope: LinkScope) -> Vec<Grouping> {
+    let nodes = nodes(ends);
+    let single = nodes.locations.len() == ends.len();
+    match scope {
+        LinkScope::InterNode if nodes.locations.len() < 2 => Vec::new(),
+        LinkScope::InterNode if single => vec![nodes],
+        LinkScope::InterNode => vec![nodes, ranks(ends)],
+        LinkScope::IntraNode if single => Vec::new(),
+        LinkScope::IntraNode => vec![ranks(ends)],
+    }
+}
+
+/// The matrix restricted to a scope.
+pub(super) fn within(ends: &[PairEnd], speeds: &Matrix, scope: LinkScope) -> Matrix {
+    let is_in = |i: usize, j: usize| {
+        let inside = ends[i].host == ends[j].host;
+        i != j && inside == (scope == LinkScope::IntraNode)
+    };
+    let cell = |i: usize, j: usize| speeds[i][j].filter(|s| is_in(i, j) && s.is_finite());
+    let n = ends.len();
+    (0..n).map(|i| (0..n).map(|j| cell(i, j)).collect()).collect()
+}
+
+fn nodes(ends: &[PairEnd]) -> Grouping {
+    let mut hosts: Vec<&str> = Vec::new();
+    let mut members: Vec<Vec<usize>> = Vec::new();
+    for (at, end) in ends.iter().enumerate() {
+        match hosts.iter().position(|host| *host == end.host) {
+            Some(node) => members[node].push(at),
+            None => {
+                hosts.push(&end.host);
+                members.push(vec![at]);
+            }
+        }
+    }
+    let location = |(host, own): (&&str, &Vec<usize>)| {
+        let ranks = own.iter().map(|at| ends[*at].rank).collect();
+        Location::Node { host: (*host).to_owned(), ranks }
+    };
+    Grouping { locations: hosts.iter().zip(&members).map(location).collect(), members }
+}
+
+fn ranks(ends: &[PairEnd]) -> Grouping {
+    let location = |end: &PairEnd| Location::Rank { rank: end.rank, host: end.host.clone() };
+    let members = (0..ends.len()).map(|at| vec![at]).collect();
+    Grouping { locations: ends.iter().map(location).collect(), members }
+}
+
+impl Grouping {
+    /// Matrix between locations: the median of their cells, so that one slow rank does not make its
+    /// node slow.
+    pub fn median_matrix(&self, speeds: &Matrix) -> Matrix {
+        let between = |from: &Vec<usize>, to: &Vec<usize>| {
+            let cells = from.iter().flat_map(|i| to.iter().map(move |j| (*i, *j)));
+            upper_median(cells.filter_map(|(i, j)| speeds[i][j]).collect())
+        };
+        let row = |from| self.members.iter().map(|to| between(from, to)).collect();
+        self.members.iter().map(row).collect()
+    }
+
+    /// Number of cells behind each cell of [`Grouping::median_matrix`].
+    pub fn counts(&self, speeds: &Matrix) -> Vec<Vec<usize>> {
+        let between = |from: &Vec<usize>, to: &Vec<usize>| {
+            let row = |i: &usize| to.iter().filter(|j| speeds[*i][**j].is_some()).count();
+            from.iter().map(row).sum()
+        };
+        let row = |from| self.members.iter().map(|to| between(from, to)).collect();
+        self.members.iter().map(row).collect()
+    }
+
+    /// Divides the speeds by what faults explain, so that healthy ranks of a slow node look like
+    /// all others.
+    pub fn divide_out(&self, explained: &[Vec<f64>], speeds: &mut Matrix) {
+        for (from, row) in self.members.iter().zip(explained) {
+            for (to, fraction) in self.members.iter().zip(row) {
+                for (i, j) in from.iter().flat_map(|i| to.iter().map(move |j| (*i, *j))) {
+                    speeds[i][j] = speeds[i][j].map(|speed| speed / fraction);
+                }
+            }
+        }
+    }
+
+    /// Number of links between locations in a scope.
+    pub fn links(&self, scope: LinkScope) -> usize {
+        let inside = |a: &Location, b: &Location| a.host() == b.host();
+        let is_in = |a: &Location, b: &Location| inside(a, b) == (scope == LinkScope::IntraNode);
+        let later = |(at, a): (usize, &Location)| {
+            self.locations[at + 1..].iter().filter(|b| is_in(a, b)).count()
+        };
+        self.locations.iter().enumerate().map(later).sum()
+    }
+}

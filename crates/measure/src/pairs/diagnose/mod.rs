@@ -1,0 +1,198 @@
+//! Diagnoses a network from the pairwise measurements: slow nodes, ranks and links.
+//!
+//! Inter-node and intra-node links are diagnosed separately because their speeds differ. With
+//! several ranks per node, nodes are diagnosed first, then ranks relative to their nodes.
+
+mod faults;
+mod finding;
+mod grouping;
+pub(in crate::pairs) mod messages;
+#[cfg(test)]
+mod tests;
+
+pub use finding::{FaultSubject, LinkDirection, LinkScope, Location, Observed, PairFinding};
+
+use faults::Faults;
+use grouping::Grouping;
+use regatta_model::bench::{Matrix, PairEnd, Pairs};
+
+/// More slow links than this, and than half the endpoints, reflect the topology.
+const MAX_SINGLE_LINKS: usize = 3;
+
+/// When a link counts as slow.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Thresholds {
+    /// Bandwidth below this fraction of the expectation.
+    pub bandwidth: f64,
+    /// Latency above this multiple of the expectation.
+    pub latency: f64,
+}
+
+impl Default for Thresholds {
+    fn default() -> Self {
+        Self { bandwidth: 0.7, latency: 2.0 }
+    }
+}
+
+/// The findings, the worst first and topology effects last. Malformed matrices have none.
+pub fn diagnose(pairs: &Pairs, thresholds: &Thresholds) -> Vec<PairFinding> {
+    if pairs.fault().is_some() {
+        return Vec::new();
+    }
+    let of_latency = speeds(&pairs.latency_us);
+    let mut findings = Vec::new();
+    for scope in [LinkScope::InterNode, LinkScope::IntraNode] {
+        let bandwidth = slow(&pairs.ends, &pairs.bandwidth, scope, thresholds.bandwidth);
+        let latency = slow(&pairs.ends, &of_latency, scope, 1.0 / thresholds.latency);
+        findings.extend(merge_findings(bandwidth, latency.into_iter().map(as_latency).collect()));
+    }
+    let is_network =
+        |finding: &PairFinding| matches!(finding.subject, FaultSubject::Network { .. });
+    findings.sort_by(|a, b| {
+        is_network(a).cmp(&is_network(b)).then_with(|| b.severity().total_cmp(&a.severity()))
+    });
+    findings
+}
+
+/// Pairs to measure again before the diagnosis: those slower than a threshold. The lower endpoint
+/// comes first.
+pub fn suspects(pairs: &Pairs, thresholds: &Thresholds) -> Vec<(usize, usize)> {
+    if pairs.fault().is_some() {
+        return Vec::new();
+    }
+    let mut found = std::collections::BTreeSet::new();
+    for scope in [LinkScope::InterNode, LinkScope::IntraNode] {
+        let kinds = [
+            (pairs.bandwidth.clone(), thresholds.bandwidth),
+            (speeds(&pairs.latency_us), 1.0 / thresholds.latency),
+        ];
+        for (matrix, bound) in kinds {
+            let cells = faults::cells_below(&grouping::within(&pairs.ends, &matrix, scope), bound);
+            found.extend(cells.into_iter().map(|(i, j)| (i.min(j), i.max(j))));
+        }
+    }
+    found.into_iter().collect()
+}
+
+/// Latencies as speeds.
+fn speeds(latency_us: &Matrix) -> Matrix {
+    let speed = |latency: &Option<f64>| latency.filter(|us| *us > 0.0).map(|us| 1.0 / us);
+    latency_us.iter().map(|row| row.iter().map(speed).collect()).collect()
+}
+
+/// Findings of one matrix of speeds in one scope, reported as bandwidths.
+fn slow(ends: &[PairEnd], matrix: &Matrix, scope: LinkScope, bound: f64) -> Vec<PairFinding> {
+    let measured = grouping::within(ends, matrix, scope);
+    let mut left = measured.clone();
+    let mut findings = Vec::new();
+    for grouping in grouping::groupings(ends, scope) {
+        let faults = faults::find(&grouping.median_matrix(&left), bound);
+        let speeds = LevelSpeeds {
+            measured: grouping.median_matrix(&measured),
+            left: grouping.median_matrix(&left),
+            counts: grouping.counts(&measured),
+        };
+        grouping.divide_out(&faults.explained, &mut left);
+        findings.extend(to_findings(&grouping, &faults, &speeds, scope));
+    }
+    findings
+}
+
+/// Row and column of a matrix.
+type Cell = (usize, usize);
+
+/// Speeds at one grouping level.
+struct LevelSpeeds {
+    measured: Matrix,
+    left: Matrix,
+    /// Number of cells behind each cell.
+    counts: Vec<Vec<usize>>,
+}
+
+impl LevelSpeeds {
+    /// Speed left by the faults of earlier levels, as a fraction.
+    fn remaining(&self, cells: &[Cell]) -> f64 {
+        let fraction = |(i, j): &Cell| Some(self.measured[*i][*j]? / self.left[*i][*j]?);
+        faults::upper_median(cells.iter().filter_map(fraction).collect()).unwrap_or(1.0)
+    }
+
+    /// Number of directed links behind the cells.
+    fn directed_links(&self, cells: &[Cell]) -> usize {
+        cells.iter().map(|(i, j)| self.counts[*i][*j]).sum()
+    }
+}
+
+/// Converts faults to findings.
+fn to_findings(
+    grouping: &Grouping,
+    faults: &Faults,
+    speeds: &LevelSpeeds,
+    scope: LinkScope,
+) -> Vec<PairFinding> {
+    let n = grouping.locations.len();
+    let location = |index: usize| grouping.locations[index].clone();
+    let finding = |subject, direction, observed, cells: &[Cell], conclusive| PairFinding {
+        subject,
+        direction,
+        scope,
+        bandwidth: Some(observed),
+        latency_us: None,
+        directed_links: speeds.directed_links(cells),
+        conclusive,
+    };
+    let observed = |level: f64, expected: f64| Observed { value: level * expected, expected };
+    let end = |slow: &faults::SlowEndpoint| {
+        let (subject, cells) = (FaultSubject::Endpoint(location(slow.end)), slow.cells(n));
+        let observed = observed(slow.level, faults.reference * speeds.remaining(&cells));
+        finding(subject, slow.direction, observed, &cells, n > 3)
+    };
+    let link = |slow: &faults::SlowLink| {
+        let (from, to) = (location(slow.from), location(slow.to));
+        let cells = slow.cells();
+        let expected = faults.reference * slow.allowed * speeds.remaining(&cells);
+        let observed = observed(slow.level, expected);
+        finding(FaultSubject::Link { from, to }, slow.direction, observed, &cells, n > 2)
+    };
+    let ends = faults.ends.iter().map(end);
+    let worst = faults.links.iter().min_by(|a, b| a.level.total_cmp(&b.level));
+    let (slow, of) = (faults.links.len(), grouping.links(scope));
+    let Some(worst) = worst.filter(|_| slow > MAX_SINGLE_LINKS.max(n / 2)) else {
+        return ends.chain(faults.links.iter().map(link)).collect();
+    };
+    let levels = faults.links.iter().map(|link| link.level).collect();
+    let typical = observed(faults::upper_median(levels).unwrap_or(1.0), faults.reference);
+    let (from, to) = (location(worst.from), location(worst.to));
+    let cells: Vec<Cell> = faults.links.iter().flat_map(|link| link.cells()).collect();
+    let network = FaultSubject::Network { slow, of, from, to };
+    ends.chain([finding(network, LinkDirection::Both, typical, &cells, true)]).collect()
+}
+
+/// Converts speeds back to latencies.
+fn as_latency(mut finding: PairFinding) -> PairFinding {
+    let inverted = |f: Observed| Observed { value: 1.0 / f.value, expected: 1.0 / f.expected };
+    finding.latency_us = finding.bandwidth.take().map(inverted);
+    finding
+}
+
+/// Merges findings on the same subject. Latency is a round-trip time, so the bandwidth determines
+/// the direction.
+fn merge_findings(mut findings: Vec<PairFinding>, latencies: Vec<PairFinding>) -> Vec<PairFinding> {
+    for latency in latencies {
+        match findings.iter_mut().find(|finding| same(&finding.subject, &latency.subject)) {
+            Some(finding) => finding.latency_us = latency.latency_us,
+            None => findings.push(latency),
+        }
+    }
+    findings
+}
+
+/// Whether two subjects are the same, in either direction of a link.
+fn same(one: &FaultSubject, other: &FaultSubject) -> bool {
+    match (one, other) {
+        (FaultSubject::Link { from: a, to: b }, FaultSubject::Link { from: c, to: d }) => {
+            (a, b) == (c, d) || (a, b) == (d, c)
+        }
+        (FaultSubject::Network { .. }, FaultSubject::Network { .. }) => true,
+        _ => one == other,
+    }
+}

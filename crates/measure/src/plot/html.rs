@@ -1,0 +1,110 @@
+//! An HTML page with the plots and their values as tables.
+
+use regatta_model::units::bytes;
+use regatta_model::{BenchResult, Operation};
+
+use super::{escape, svg};
+use crate::compare::{CompareOptions, Comparison, compare};
+
+/// Style sheet for light and dark mode.
+const STYLE: &str = "\
+:root{color-scheme:light dark}\
+body{font:15px/1.5 system-ui,sans-serif;max-width:62rem;margin:2rem auto;padding:0 1rem;\
+background:#fff;color:#222}\
+svg{width:100%;height:auto}\
+table{border-collapse:collapse;font-variant-numeric:tabular-nums}\
+th,td{text-align:right;padding:.15rem .7rem;border-bottom:1px solid #ddd}\
+.ratio{color:#666}\
+@media (prefers-color-scheme:dark){body{background:#161616;color:#e6e6e6}\
+th,td{border-color:#3a3a3a}.ratio{color:#a0a0a0}}";
+
+/// A self-contained page: for each operation its plot and its table.
+pub fn html(title: &str, results: &[BenchResult]) -> String {
+    let title = escape(title);
+    let mut text = format!(
+        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n\
+         <title>{title}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<h1>{title}</h1>\n"
+    );
+    text.push_str(&run_list(results));
+    for operation in operations(results) {
+        text.push_str(&format!("<h2>{}</h2>\n", escape(operation.name())));
+        text.push_str(&svg(results, operation).unwrap_or_default());
+        for comparison in comparisons_of(results, operation) {
+            text.push_str(&table(&comparison));
+        }
+    }
+    text.push_str("</body>\n</html>\n");
+    text
+}
+
+/// Every operation of any result, once.
+pub fn operations(results: &[BenchResult]) -> Vec<&Operation> {
+    let mut found: Vec<&Operation> = Vec::new();
+    for operation in results.iter().flat_map(BenchResult::operations) {
+        if !found.contains(&operation) {
+            found.push(operation);
+        }
+    }
+    found
+}
+
+/// Comparisons of the results that have an operation.
+fn comparisons_of(results: &[BenchResult], operation: &Operation) -> Vec<Comparison> {
+    let mut having: Vec<BenchResult> = Vec::new();
+    for result in results {
+        let tables = result.tables.iter().filter(|t| t.operation == *operation).cloned();
+        let tables: Vec<_> = tables.collect();
+        if !tables.is_empty() {
+            having.push(BenchResult { tables, ..result.clone() });
+        }
+    }
+    compare(&having, CompareOptions::default())
+}
+
+/// List of the results with their metadata.
+fn run_list(results: &[BenchResult]) -> String {
+    let mut text = String::from("<ul>\n");
+    for result in results {
+        let count =
+            |n: Option<u32>, noun: &str| n.map(|n| regatta_model::units::count(n as usize, noun));
+        let backend = result.backend.clone();
+        let shape = [count(result.shape.ranks, "rank"), count(result.shape.nodes, "node"), backend];
+        let mut details = vec![result.program.name().to_owned()];
+        details.extend(shape.into_iter().flatten());
+        details.extend(result.settings.iter().map(|(name, value)| format!("{name}={value}")));
+        details.extend(result.versions.iter().map(|(name, value)| format!("{name} {value}")));
+        let (label, details) = (escape(&result.label), escape(&details.join(", ")));
+        text.push_str(&format!("<li><b>{label}</b>: {details}</li>\n"));
+    }
+    text.push_str("</ul>\n");
+    text
+}
+
+fn table(comparison: &Comparison) -> String {
+    let mut text = format!(
+        "<table>\n<caption>{}</caption>\n<thead><tr><th scope=\"col\">size</th>",
+        escape(&comparison.title())
+    );
+    for (index, label) in comparison.labels.iter().enumerate() {
+        text.push_str(&format!("<th scope=\"col\">{}</th>", escape(label)));
+        if index > 0 {
+            text.push_str("<th scope=\"col\" class=\"ratio\">ratio</th>");
+        }
+    }
+    text.push_str("</tr></thead>\n<tbody>\n");
+    for row in &comparison.rows {
+        text.push_str(&format!("<tr><th scope=\"row\">{}</th>", bytes(row.size_bytes)));
+        for (index, (value, ratio)) in row.values.iter().zip(&row.ratios).enumerate() {
+            let value = value.map(|value| format!("{value:.2}")).unwrap_or_default();
+            text.push_str(&format!("<td>{value}</td>"));
+            if index > 0 {
+                let ratio = ratio.map(|ratio| format!("×{ratio:.2}")).unwrap_or_default();
+                text.push_str(&format!("<td class=\"ratio\">{ratio}</td>"));
+            }
+        }
+        text.push_str("</tr>\n");
+    }
+    text.push_str("</tbody>\n</table>\n");
+    text
+}

@@ -1,0 +1,130 @@
+//! Tables copied from slides and web pages: tab-separated, or aligned in a code fence.
+//!
+//! A table with sizes and one column per run becomes those runs; any other table is kept cell by
+//! cell.
+
+use regatta_model::bench::{BenchShape, Sheet};
+use regatta_model::{BenchResult, BenchRow, BenchTable, Measurement, Operation};
+
+use super::columns::parse_metric;
+use super::context::{self, TableContext};
+use super::lines::LogLine;
+
+/// What such a table does not state.
+const ASSUMPTION_NOTE: &str =
+    "assumed to be in-place bus bandwidths in GB/s: the table does not say";
+
+/// Lines that may be a table.
+#[derive(Debug)]
+pub(super) struct TabularBlock<'a> {
+    by_tabs: bool,
+    lines: Vec<LogLine<'a>>,
+}
+
+/// Whether a table may start with this line.
+pub(super) fn starts_table(line: &LogLine<'_>) -> bool {
+    match line.text.contains('\t') {
+        true => full_cells(line.text, true) >= 2,
+        false => line.in_code_fence && full_cells(line.text, false) >= 3,
+    }
+}
+
+fn full_cells(line: &str, by_tabs: bool) -> usize {
+    cells(line, by_tabs).into_iter().filter(|cell| !cell.is_empty()).count()
+}
+
+impl<'a> TabularBlock<'a> {
+    /// A table that starts with this line.
+    pub fn new(line: &LogLine<'a>) -> Self {
+        Self { by_tabs: line.text.contains('\t'), lines: vec![*line] }
+    }
+
+    /// Adds a line; `false` if it does not belong to this table.
+    pub fn push_line(&mut self, line: &LogLine<'a>) -> bool {
+        let fits = match self.by_tabs {
+            true => line.text.contains('\t'),
+            false => line.in_code_fence && full_cells(line.text, false) >= 2,
+        };
+        if fits {
+            self.lines.push(*line);
+        }
+        fits
+    }
+
+    /// The results. A single line is not a table and goes to the context.
+    pub fn finish(self, name: &str, context: &mut TableContext) -> Vec<BenchResult> {
+        if self.lines.len() < 2 {
+            self.lines.iter().for_each(|line| context.push(line));
+            return Vec::new();
+        }
+        let title = context.title().unwrap_or_else(|| context::stem(name).to_owned());
+        context.clear();
+        if let Some(runs) = self.column_per_run(&title) {
+            return runs;
+        }
+        let owned = |cells: Vec<&str>| cells.into_iter().map(str::to_owned).collect();
+        let rows = self.lines.iter().map(|line| owned(cells(line.text, self.by_tabs))).collect();
+        let sheet = Sheet { title: title.clone(), rows };
+        let result = BenchResult { label: title, sheets: vec![sheet], ..BenchResult::default() };
+        vec![BenchResult { complete: true, ..result }]
+    }
+
+    /// One run per column, if the table has bus bandwidths by size.
+    fn column_per_run(&self, title: &str) -> Option<Vec<BenchResult>> {
+        let (header, rows) = self.lines.split_first().filter(|_| self.by_tabs)?;
+        let names = cells(header.text, true);
+        if !names.first()?.to_lowercase().contains("size") || names.len() < 2 {
+            return None;
+        }
+        let mut read: Vec<(u64, Vec<f64>, &str)> = Vec::new();
+        for line in rows {
+            let cells = cells(line.text, true);
+            let (size, values) = cells.split_first().filter(|_| cells.len() == names.len())?;
+            let values = values.iter().map(|cell| parse_metric(cell).ok().flatten());
+            read.push((size.parse().ok()?, values.collect::<Option<_>>()?, line.text));
+        }
+        let operation = context::operation_in(title).unwrap_or_default();
+        let shape = context::shape_of_title(title);
+        let run = |(index, label): (usize, &&str)| BenchResult {
+            notes: vec![title.to_owned(), ASSUMPTION_NOTE.to_owned()],
+            ..run_of_column(index, label, &read, &operation, &shape)
+        };
+        Some(names[1..].iter().enumerate().map(run).collect())
+    }
+}
+
+/// The run of one column.
+fn run_of_column(
+    index: usize,
+    label: &str,
+    read: &[(u64, Vec<f64>, &str)],
+    operation: &Operation,
+    shape: &BenchShape,
+) -> BenchResult {
+    let row = |(size, values, line): &(u64, Vec<f64>, &str)| {
+        let busbw = values.get(index).copied();
+        BenchRow {
+            size_bytes: *size,
+            in_place: Some(Measurement { busbw, ..Measurement::default() }),
+            line: Some((*line).to_owned()),
+            ..BenchRow::default()
+        }
+    };
+    let rows = read.iter().map(row).collect();
+    let table = BenchTable { operation: operation.clone(), rows, ..BenchTable::default() };
+    BenchResult {
+        label: label.to_owned(),
+        shape: shape.clone(),
+        tables: vec![table],
+        complete: true,
+        ..BenchResult::default()
+    }
+}
+
+/// The cells of a line.
+fn cells(line: &str, by_tabs: bool) -> Vec<&str> {
+    match by_tabs {
+        true => line.split('\t').map(str::trim).collect(),
+        false => line.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect(),
+    }
+}

@@ -1,0 +1,100 @@
+//! Copies between host and GPU, and on the GPU.
+
+use super::super::gpu::{GpuBuffer, GpuDevice, GpuError};
+use super::super::timing::time;
+use super::super::{Cases, CeilingRow};
+use super::{COUNTED_ONCE, CopySettings, case_name, row};
+
+/// Host to device, device to host, device to device.
+pub(super) const CASES: usize = 3;
+
+/// Measures copies of all sizes.
+pub(super) fn measure(
+    device: &GpuDevice,
+    cases: &mut Cases<'_>,
+    settings: &CopySettings,
+) -> Result<(), GpuError> {
+    let pinned = |bytes| device.alloc_pinned(bytes);
+    let on_device = |bytes| device.alloc(bytes);
+    type Alloc<'a> = &'a dyn Fn(usize) -> Result<GpuBuffer, GpuError>;
+    let directions: [(&str, Alloc<'_>, Alloc<'_>); CASES] = [
+        ("host to device", &pinned, &on_device),
+        ("device to host", &on_device, &pinned),
+        ("device to device", &on_device, &on_device),
+    ];
+    for &bytes in &settings.gpu_sizes {
+        for (direction, from, to) in &directions {
+            let what = case_name(direction, bytes);
+            cases.case(&what, |stop| {
+                let (from, to) = (from(bytes)?, to(bytes)?);
+                device.copy_from_host(&from, &vec![1; bytes])?;
+                let timed = time(&settings.timing, stop, |calls| {
+                    device.time(calls, || device.copy(&to, &from))
+                })?;
+                Ok::<_, GpuError>(timed.map(|timed| CeilingRow {
+                    device: device.name().to_owned(),
+                    device_number: Some(device.index()),
+                    notes: vec![COUNTED_ONCE.to_owned(), "host memory is pinned".to_owned()],
+                    ..row(&timed, what.clone(), bytes)
+                }))
+            })?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+    use std::time::Duration;
+
+    use super::super::super::gpu::{self, fake};
+    use super::super::super::{GpuChoice, TimingOptions};
+    use super::*;
+
+    #[test]
+    fn copies_cover_all_directions() {
+        let (device, _blas) = fake::device(0);
+        let stop = AtomicBool::new(false);
+        let mut report = |_: super::super::CaseProgress<'_>| ();
+        let mut cases = Cases::new(&stop, &mut report);
+        let timing = TimingOptions {
+            max_repetitions: 2,
+            repetition_time: Duration::ZERO,
+            case_time: Duration::ZERO,
+        };
+        let settings = CopySettings { gpu_sizes: vec![4096], timing, ..CopySettings::default() };
+        measure(&device, &mut cases, &settings).unwrap();
+        let rows = cases.into_rows();
+        let names: Vec<&str> = rows.iter().map(|row| row.what.as_str()).collect();
+        let directions = ["host to device 4 KiB", "device to host 4 KiB", "device to device 4 KiB"];
+        assert_eq!(names, directions);
+        assert!(rows.iter().all(|row| row.device == "Fake 3000" && row.median > 0.0));
+        assert_eq!(fake::allocated(), 0);
+    }
+
+    /// Needs a GPU.
+    #[test]
+    fn copied_bytes_arrive_unchanged() {
+        let device = match gpu::open(GpuChoice::First) {
+            Ok(Some(device)) => device,
+            found => {
+                eprintln!("no GPU: {:?}", found.err());
+                return;
+            }
+        };
+        let bytes: Vec<u8> = (0..100_000u32).map(|at| (at % 251) as u8).collect();
+        let [pinned, first, second, back] = [true, false, false, true].map(|host| {
+            let place =
+                if host { device.alloc_pinned(bytes.len()) } else { device.alloc(bytes.len()) };
+            place.unwrap()
+        });
+        device.copy_from_host(&pinned, &bytes).unwrap();
+        device.copy(&first, &pinned).unwrap();
+        device.copy(&second, &first).unwrap();
+        device.copy(&back, &second).unwrap();
+        let mut found = vec![0; bytes.len()];
+        device.copy_to_host(&mut found, &back).unwrap();
+        assert_eq!(found, bytes);
+    }
+}

@@ -1,0 +1,113 @@
+//! Metadata operations on small files: create, stat, unlink.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use super::super::{Cases, CeilingRow, RooflineError};
+use super::scratch::{ScratchDir, io_error};
+use super::{DiskSettings, Samples};
+
+/// Create, stat, unlink.
+pub(super) const CASES: usize = 3;
+
+/// A metadata operation: its name and its call on one path.
+type MetadataOp = (&'static str, fn(&Path) -> io::Result<()>);
+
+const OPS: [MetadataOp; CASES] = [
+    ("create", |path| create(path).map(drop)),
+    ("stat", |path| std::fs::symlink_metadata(path).map(drop)),
+    ("unlink", |path| std::fs::remove_file(path)),
+];
+
+fn create(path: &Path) -> io::Result<File> {
+    OpenOptions::new().write(true).create_new(true).open(path)
+}
+
+/// Measures all three operations.
+pub(super) fn measure(cases: &mut Cases<'_>, settings: &DiskSettings) -> Result<(), RooflineError> {
+    let mut measured = None;
+    for (at, (what, _)) in OPS.into_iter().enumerate() {
+        cases.case(what, |stop| {
+            // The first case runs all rounds of all operations.
+            if measured.is_none() {
+                measured = Some(rounds(settings, stop)?);
+            }
+            let Some((files, times)) = &measured else { return Ok(None) };
+            let timed = Samples::new(1, times.iter().map(|round| round[at]).collect());
+            let notes = vec![format!("{files} empty files in one directory")];
+            Ok::<_, RooflineError>(
+                timed.map(|timed| CeilingRow { notes, ..settings.files_row(&timed, what, *files) }),
+            )
+        })?;
+    }
+    Ok(())
+}
+
+/// Number of files, and the times of each round.
+type Rounds = (u32, Vec<[Duration; CASES]>);
+
+fn rounds(settings: &DiskSettings, stop: &AtomicBool) -> Result<Rounds, RooflineError> {
+    let mut dir = ScratchDir::create(&settings.dir)?;
+    let mut files = settings.files;
+    let mut times: Vec<[Duration; CASES]> = Vec::new();
+    for _ in 0..settings.repetitions.max(1) {
+        if times.iter().flatten().sum::<Duration>() > settings.time_limit {
+            break;
+        }
+        let mut round = [Duration::ZERO; CASES];
+        for (time, (what, op)) in round.iter_mut().zip(OPS) {
+            // Only the first round may reduce the number of files, which all rounds share.
+            let limit = if times.is_empty() { settings.time_limit } else { Duration::MAX };
+            let begin = Instant::now();
+            let enough = |_| begin.elapsed() > limit;
+            let done = for_each_file(&mut dir, files, (what, op), stop, enough)?;
+            *time = begin.elapsed();
+            files = if what == "create" { done } else { files };
+        }
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
+        times.push(round);
+    }
+    Ok((files, times))
+}
+
+/// Applies an operation to each file until `enough`; returns the number of files, at least one.
+pub(super) fn for_each_file(
+    dir: &mut ScratchDir,
+    files: u32,
+    (name, op): MetadataOp,
+    stop: &AtomicBool,
+    enough: impl Fn(u32) -> bool,
+) -> Result<u32, RooflineError> {
+    for number in 0..files {
+        if number > 0 && (stop.load(Ordering::Relaxed) || enough(number)) {
+            return Ok(number);
+        }
+        let path = dir.file(number);
+        dir.files = dir.files.max(number + 1);
+        op(&path).map_err(|error| io_error(name, &path, &dir.inside, error))?;
+    }
+    Ok(files)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_operation_stops_at_the_time_limit() {
+        let mut dir = ScratchDir::create(&std::env::temp_dir()).unwrap();
+        let stop = AtomicBool::new(false);
+        let done = for_each_file(&mut dir, 10, OPS[0], &stop, |number| number >= 4).unwrap();
+        assert_eq!((done, std::fs::read_dir(&dir.path).unwrap().count()), (4, 4));
+        let stopped = AtomicBool::new(true);
+        assert_eq!(for_each_file(&mut dir, 4, OPS[2], &stopped, |_| false).unwrap(), 1);
+        let path = dir.path.clone();
+        drop(dir);
+        assert!(!path.exists());
+    }
+}

@@ -1,0 +1,108 @@
+//! File-system performance of this rank: bandwidth of one large file, and metadata operations per
+//! second on small files.
+//!
+//! All files have new names and are removed at the end. The large file is unlinked right after it
+//! is created, so that even SIGKILL leaves nothing behind. SIGKILL may leave the directory of the
+//! small files, `.regatta-bench-…`.
+
+mod metadata;
+mod page_cache;
+mod scratch;
+mod sequential;
+
+use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use regatta_model::{CeilingKind, RateUnit, units};
+
+use super::timing::Samples;
+use super::{CaseProgress, Cases, CeilingRow, RooflineError};
+
+/// What to measure.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DiskSettings {
+    /// The directory.
+    pub dir: PathBuf,
+    /// Size of the large file in bytes.
+    pub bytes: u64,
+    /// Number of small files.
+    pub files: u32,
+    /// Maximum number of repetitions.
+    pub repetitions: u32,
+    /// No repetition starts after this time, and the first one stops creating files.
+    pub time_limit: Duration,
+}
+
+impl Default for DiskSettings {
+    fn default() -> Self {
+        Self {
+            dir: PathBuf::from("."),
+            bytes: 256 << 20,
+            files: 1000,
+            repetitions: 3,
+            time_limit: Duration::from_secs(10),
+        }
+    }
+}
+
+impl DiskSettings {
+    /// Validates the settings and canonicalises the directory.
+    fn checked(&self) -> Result<Self, RooflineError> {
+        let invalid =
+            |message: &str| Err(RooflineError::InvalidSetting { message: message.to_owned() });
+        if self.bytes == 0 {
+            return invalid("invalid file size 0: at least 1 byte is required");
+        }
+        if self.files == 0 {
+            return invalid("invalid number of files 0: at least 1 is required");
+        }
+        let full = self.dir.canonicalize().map_err(|source| {
+            let path = self.dir.clone();
+            RooflineError::File { doing: "use directory", path, source }
+        });
+        Ok(Self { dir: full?, ..self.clone() })
+    }
+}
+
+/// Measures the file system of a directory. Once `stop` is set, returns the rows measured so far.
+pub fn measure(
+    settings: &DiskSettings,
+    stop: &AtomicBool,
+    report: &mut dyn FnMut(CaseProgress<'_>),
+) -> Result<Vec<CeilingRow>, RooflineError> {
+    let settings = &settings.checked()?;
+    let mut cases = Cases::new(stop, report);
+    cases.total = sequential::CASES + metadata::CASES;
+    sequential::measure(&mut cases, settings)?;
+    metadata::measure(&mut cases, settings)?;
+    Ok(cases.into_rows())
+}
+
+impl DiskSettings {
+    /// The row of one pass over the large file.
+    fn bandwidth_row(&self, timed: &Samples, what: &str) -> CeilingRow {
+        let gigabytes = self.bytes as f64 / 1e9;
+        let unit = RateUnit::GigabytesPerSecond;
+        self.with_device(timed.row(CeilingKind::Disk, what.to_owned(), gigabytes, unit))
+    }
+
+    /// The row of an operation on `files` files.
+    fn files_row(&self, timed: &Samples, what: &str, files: u32) -> CeilingRow {
+        let unit = RateUnit::FilesPerSecond;
+        self.with_device(timed.row(CeilingKind::Disk, what.to_owned(), f64::from(files), unit))
+    }
+
+    fn with_device(&self, row: CeilingRow) -> CeilingRow {
+        CeilingRow { device: self.dir.display().to_string(), ..row }
+    }
+
+    /// `write 256 MiB`.
+    fn case_name(&self, what: &str) -> String {
+        format!("{what} {}", units::bytes(self.bytes))
+    }
+}
+
+#[cfg(test)]
+#[path = "tests.rs"]
+mod tests;

@@ -1,0 +1,153 @@
+//! Sequential write and read of a large file.
+
+use std::fs::File;
+use std::io::{Read, Seek, Write};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use regatta_model::units;
+
+use super::super::{Cases, CeilingRow, RooflineError};
+use super::page_cache;
+use super::scratch::{ScratchFile, io_error};
+use super::{DiskSettings, Samples};
+
+/// Write and read.
+pub(super) const CASES: usize = 2;
+
+/// Bytes per write or read call.
+const BLOCK_BYTES: usize = 4 << 20;
+
+/// Measures write and read bandwidth.
+pub(super) fn measure(cases: &mut Cases<'_>, settings: &DiskSettings) -> Result<(), RooflineError> {
+    let mut scratch = ScratchFile::create(&settings.dir)?;
+    check_free_space(&scratch.file, settings)?;
+    let mut block =
+        incompressible(BLOCK_BYTES.min(usize::try_from(settings.bytes).unwrap_or(BLOCK_BYTES)));
+    let what = settings.case_name("write");
+    cases.case(&what, |stop| {
+        let timed = repeat(settings, stop, || write(&mut scratch, settings, &block, stop))?;
+        let notes = vec!["with fsync".to_owned()];
+        Ok::<_, RooflineError>(
+            timed.map(|timed| CeilingRow { notes, ..settings.bandwidth_row(&timed, &what) }),
+        )
+    })?;
+    let what = settings.case_name("read");
+    cases.case(&what, |stop| {
+        let mut resident: f64 = 0.0;
+        let timed = repeat(settings, stop, || {
+            resident = resident.max(page_cache::drop_pages(&scratch.file, settings.bytes));
+            read(&mut scratch, settings, &mut block, stop)
+        })?;
+        let notes = page_cache::note(resident).into_iter().collect();
+        Ok::<_, RooflineError>(
+            timed.map(|timed| CeilingRow { notes, ..settings.bandwidth_row(&timed, &what) }),
+        )
+    })
+}
+
+/// Repeats a timed pass; `None` from `once` means interrupted.
+fn repeat(
+    settings: &DiskSettings,
+    stop: &AtomicBool,
+    mut once: impl FnMut() -> Result<Option<Duration>, RooflineError>,
+) -> Result<Option<Samples>, RooflineError> {
+    let mut times: Vec<Duration> = Vec::new();
+    while times.len() < settings.repetitions.max(1) as usize && !stop.load(Ordering::Relaxed) {
+        if times.iter().sum::<Duration>() > settings.time_limit {
+            break;
+        }
+        let Some(time) = once()? else { break };
+        times.push(time);
+    }
+    Ok(Samples::new(1, times))
+}
+
+/// Refuses to fill the disk.
+fn check_free_space(file: &File, settings: &DiskSettings) -> Result<(), RooflineError> {
+    // If the file system does not report its free space, the write will.
+    let Ok(found) = rustix::fs::fstatvfs(file) else { return Ok(()) };
+    let left = found.f_bavail.saturating_mul(found.f_frsize);
+    if found.f_blocks == 0 || settings.bytes <= left {
+        return Ok(());
+    }
+    let (left, wanted) = (units::bytes(left), units::bytes(settings.bytes));
+    let why = format!("{left} available, {wanted} required");
+    Err(RooflineError::DiskFull { dir: settings.dir.clone(), why })
+}
+
+/// Rewrites the file and syncs it to disk.
+fn write(
+    scratch: &mut ScratchFile,
+    settings: &DiskSettings,
+    block: &[u8],
+    stop: &AtomicBool,
+) -> Result<Option<Duration>, RooflineError> {
+    let ScratchFile { file, path, .. } = scratch;
+    let emptied = file.set_len(0).and_then(|()| file.rewind());
+    emptied.map_err(|error| io_error("empty", path, &settings.dir, error))?;
+    let begin = Instant::now();
+    if !fill(file, path, settings, block, stop)? {
+        return Ok(None);
+    }
+    file.sync_all().map_err(|error| io_error("write", path, &settings.dir, error))?;
+    Ok(Some(begin.elapsed()))
+}
+
+/// Writes the file; `false` if interrupted.
+pub(super) fn fill(
+    file: &mut File,
+    path: &Path,
+    settings: &DiskSettings,
+    block: &[u8],
+    stop: &AtomicBool,
+) -> Result<bool, RooflineError> {
+    let mut left = settings.bytes;
+    while left > 0 {
+        if stop.load(Ordering::Relaxed) {
+            return Ok(false);
+        }
+        let part = &block[..usize::try_from(left).unwrap_or(block.len()).min(block.len())];
+        file.write_all(part).map_err(|error| io_error("write", path, &settings.dir, error))?;
+        left -= part.len() as u64;
+    }
+    Ok(true)
+}
+
+/// Reads the whole file.
+fn read(
+    scratch: &mut ScratchFile,
+    settings: &DiskSettings,
+    block: &mut [u8],
+    stop: &AtomicBool,
+) -> Result<Option<Duration>, RooflineError> {
+    let ScratchFile { file, path, .. } = scratch;
+    file.rewind().map_err(|error| io_error("read", path, &settings.dir, error))?;
+    let begin = Instant::now();
+    let mut left = settings.bytes;
+    while left > 0 {
+        if stop.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        let part = usize::try_from(left).unwrap_or(block.len()).min(block.len());
+        file.read_exact(&mut block[..part])
+            .map_err(|error| io_error("read", path, &settings.dir, error))?;
+        left -= part as u64;
+    }
+    Ok(Some(begin.elapsed()))
+}
+
+/// Incompressible bytes, because some file systems compress.
+fn incompressible(bytes: usize) -> Vec<u8> {
+    let mut state = 0x853c_49e6_748f_ea9b_u64;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_le_bytes()
+    };
+    let mut all: Vec<u8> = (0..bytes.div_ceil(8)).flat_map(|_| next()).collect();
+    all.truncate(bytes);
+    all
+}

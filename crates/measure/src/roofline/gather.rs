@@ -1,0 +1,82 @@
+//! Gathers the rows of all ranks on rank 0.
+
+use regatta_comm::{Collectives, Comm, CommError};
+use regatta_model::Ceiling;
+
+use super::CeilingRow;
+
+/// Gathers the rows of all ranks on rank 0; the other ranks get an empty list. Collective: a rank
+/// whose measurement failed takes part without rows.
+pub fn gather(
+    comm: &dyn Comm,
+    rows: &[CeilingRow],
+) -> Result<Vec<(u32, Vec<CeilingRow>)>, CommError> {
+    let failed = |rank: u32, error: serde_json::Error| CommError::System {
+        what: format!("roofline rows of {}", comm.peer(rank)),
+        why: error.to_string(),
+    };
+    let own = serde_json::to_vec(rows).map_err(|error| failed(comm.rank(), error))?;
+    let mut lengths = vec![0i64; comm.size() as usize];
+    comm.all_gather(&[own.len() as i64], &mut lengths)?;
+    let lengths: Vec<usize> = lengths.into_iter().map(|bytes| bytes.max(0) as usize).collect();
+    let mut all = match comm.rank() {
+        0 => vec![0u8; lengths.iter().sum()],
+        _ => Vec::new(),
+    };
+    comm.gather_v(&own, &mut all, &lengths, 0)?;
+    if comm.rank() != 0 {
+        return Ok(Vec::new());
+    }
+    let mut rest = all.as_slice();
+    let mut found = Vec::with_capacity(lengths.len());
+    for (rank, bytes) in (0..).zip(lengths) {
+        let (own, others) = rest.split_at(bytes.min(rest.len()));
+        rest = others;
+        found.push((rank, serde_json::from_slice(own).map_err(|error| failed(rank, error))?));
+    }
+    Ok(found)
+}
+
+/// Adds rank and host to gathered rows, as stored in a result.
+pub fn to_rooflines(
+    gathered: Vec<(u32, Vec<CeilingRow>)>,
+    host: impl Fn(u32) -> String,
+) -> Vec<Ceiling> {
+    let of_rank = |(rank, rows): (u32, Vec<CeilingRow>)| {
+        let host = host(rank);
+        rows.into_iter().map(move |row| Ceiling { rank, host: host.clone(), row })
+    };
+    gathered.into_iter().flat_map(of_rank).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use regatta_comm::fake;
+
+    fn rows(rank: u32) -> Vec<CeilingRow> {
+        let row = |at: u32| CeilingRow {
+            what: format!("row {at} of “{rank}”\n"),
+            median: f64::from(rank) * 1.75,
+            notes: vec!["odd".to_owned(); at as usize],
+            ..CeilingRow::default()
+        };
+        // One rank has no rows.
+        (0..(rank + 2) % 3).map(row).collect()
+    }
+
+    #[test]
+    fn rank_0_receives_all_rows_unchanged() {
+        let ranks: Vec<_> = fake::world(4)
+            .into_iter()
+            .map(|comm| std::thread::spawn(move || gather(&comm, &rows(comm.rank())).unwrap()))
+            .collect();
+        let mut found: Vec<_> = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
+        assert!(found[1..].iter().all(Vec::is_empty));
+        let first = found.remove(0);
+        assert_eq!(first, (0..4).map(|rank| (rank, rows(rank))).collect::<Vec<_>>());
+        let to_rooflines = to_rooflines(first, |rank| format!("n{rank}"));
+        assert_eq!(to_rooflines.len(), 5);
+        assert_eq!((to_rooflines[2].rank, to_rooflines[2].host.as_str()), (2, "n2"));
+    }
+}

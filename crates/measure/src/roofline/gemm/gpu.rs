@@ -1,0 +1,90 @@
+//! GEMM on a GPU with cuBLAS or rocBLAS.
+
+use regatta_comm::dtype::bytes_of;
+
+use super::super::gpu::{Blas, GemmType, GpuDevice, GpuError};
+use super::super::timing::time;
+use super::super::{Cases, CeilingRow};
+use super::cpu::pseudo_random;
+use super::{GemmSettings, row};
+
+/// Distinct elements of a matrix: a prime, so that no two rows are equal.
+const PATTERN_ELEMENTS: usize = 65_521;
+
+/// GEMM on one GPU.
+pub(super) struct GpuGemm {
+    /// Dropped before the device, whose stream it uses.
+    blas: Blas,
+    device: GpuDevice,
+}
+
+impl GpuGemm {
+    /// Opens the BLAS library for a device.
+    pub(super) fn open(device: GpuDevice) -> Result<Self, GpuError> {
+        let blas = Blas::open(&device)?;
+        Ok(Self { blas, device })
+    }
+
+    fn dtypes(&self) -> impl Iterator<Item = GemmType> {
+        GemmType::ALL.into_iter().filter(|dtype| self.blas.supports(*dtype))
+    }
+
+    /// Number of cases.
+    pub(super) fn cases(&self, settings: &GemmSettings) -> usize {
+        self.dtypes().count() * settings.gpu_sizes.len()
+    }
+
+    /// Measures all types and sizes.
+    pub(super) fn measure(
+        &self,
+        cases: &mut Cases<'_>,
+        settings: &GemmSettings,
+    ) -> Result<(), GpuError> {
+        for dtype in self.dtypes() {
+            for &size in &settings.gpu_sizes {
+                let what = format!("{} {size}", dtype.name());
+                cases.case(&what, |stop| {
+                    let bytes = size * size * dtype.bytes();
+                    let left = self.device.alloc(bytes)?;
+                    let right = self.device.alloc(bytes)?;
+                    let result = self.device.alloc(bytes)?;
+                    self.device.copy_from_host(&left, &matrix(dtype, size, 0))?;
+                    self.device.copy_from_host(&right, &matrix(dtype, size, PATTERN_ELEMENTS))?;
+                    let timed = time(&settings.timing, stop, |calls| {
+                        self.device.time(calls, || {
+                            self.blas.gemm(&self.device, dtype, size, [&left, &right, &result])
+                        })
+                    })?;
+                    Ok::<_, GpuError>(timed.map(|timed| CeilingRow {
+                        device: self.device.name().to_owned(),
+                        device_number: Some(self.device.index()),
+                        ..row(&timed, what.clone(), size)
+                    }))
+                })?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A pseudo-random matrix, encoded.
+fn matrix(dtype: GemmType, size: usize, seed: usize) -> Vec<u8> {
+    let some = (size * size).min(PATTERN_ELEMENTS);
+    let values = (0..some).map(|at| pseudo_random(seed + at));
+    let piece = match dtype {
+        GemmType::F64 => bytes_of(&values.collect::<Vec<_>>()).to_vec(),
+        GemmType::F32 | GemmType::Tf32 => {
+            bytes_of(&values.map(|v| v as f32).collect::<Vec<_>>()).to_vec()
+        }
+        GemmType::F16 => bytes_of(&values.map(half::f16::from_f64).collect::<Vec<_>>()).to_vec(),
+        GemmType::Bf16 => bytes_of(&values.map(half::bf16::from_f64).collect::<Vec<_>>()).to_vec(),
+    };
+    let bytes = size * size * dtype.bytes();
+    let mut all = piece.repeat(bytes.div_ceil(piece.len().max(1)));
+    all.truncate(bytes);
+    all
+}
+
+#[cfg(test)]
+#[path = "gpu_tests.rs"]
+mod tests;

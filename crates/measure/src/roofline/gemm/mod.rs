@@ -1,0 +1,150 @@
+//! GEMM throughput in FLOP/s on this rank's cores and GPU.
+//!
+//! A product of two n × n matrices counts as 2n³ operations. On the CPU each thread computes one
+//! tile.
+
+mod cpu;
+mod gpu;
+
+use std::sync::atomic::AtomicBool;
+
+use regatta_model::{CeilingKind, RateUnit};
+
+use super::timing::Samples;
+use super::{
+    CaseProgress, Cases, CeilingRow, GpuChoice, RooflineError, TimingOptions, rank_threads,
+    thread_counts,
+};
+
+/// Maximum matrix rows: larger ones take many GB, and BLAS dimensions are 31-bit.
+const MAX_ROWS: usize = 1 << 16;
+
+/// What to measure.
+#[derive(Debug, Clone, PartialEq)]
+pub struct GemmSettings {
+    /// Matrix rows on the CPU.
+    pub sizes: Vec<usize>,
+    /// Matrix rows on a GPU.
+    pub gpu_sizes: Vec<usize>,
+    /// Threads of the rank; a single thread is measured as well.
+    pub threads: usize,
+    /// Which GPU.
+    pub gpu: GpuChoice,
+    /// Repetitions.
+    pub timing: TimingOptions,
+}
+
+impl Default for GemmSettings {
+    fn default() -> Self {
+        Self {
+            sizes: vec![512, 1024, 2048],
+            gpu_sizes: vec![2048, 4096, 8192],
+            threads: rank_threads(),
+            gpu: GpuChoice::default(),
+            timing: TimingOptions::default(),
+        }
+    }
+}
+
+impl GemmSettings {
+    fn check(&self) -> Result<(), RooflineError> {
+        let odd = |size: &&usize| !(1..=MAX_ROWS).contains(*size);
+        match self.sizes.iter().chain(&self.gpu_sizes).find(odd) {
+            Some(size) => Err(RooflineError::InvalidSetting {
+                message: format!("invalid matrix size {size}: expected 1 to {MAX_ROWS} rows"),
+            }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Measures GEMM on this rank's cores and GPU. A missing or failing GPU is noted in the first row.
+/// Once `stop` is set, returns the rows measured so far.
+pub fn measure(
+    settings: &GemmSettings,
+    stop: &AtomicBool,
+    report: &mut dyn FnMut(CaseProgress<'_>),
+) -> Result<Vec<CeilingRow>, RooflineError> {
+    settings.check()?;
+    let mut cases = Cases::new(stop, report);
+    let device = cases.device(super::gpu::open(settings.gpu));
+    let device = device.and_then(|device| cases.device(gpu::GpuGemm::open(device).map(Some)));
+    let counts = thread_counts(settings.threads);
+    let of_gpu = device.as_ref().map_or(0, |device| device.cases(settings));
+    cases.total = 2 * counts.len() * settings.sizes.len() + of_gpu;
+    cpu::measure::<f32>(&mut cases, settings, &counts)?;
+    cpu::measure::<f64>(&mut cases, settings, &counts)?;
+    if let Some(device) = device {
+        let done = device.measure(&mut cases, settings);
+        cases.device(done.map(Some));
+    }
+    Ok(cases.into_rows())
+}
+
+/// The row of products of `size` × `size` matrices.
+fn row(timed: &Samples, what: String, size: usize) -> CeilingRow {
+    let gflop = 2.0 * (size as f64).powi(3) / 1e9;
+    timed.row(CeilingKind::Gemm, what, gflop, RateUnit::Gflops)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    /// Minimal repetitions.
+    fn quick() -> TimingOptions {
+        TimingOptions {
+            max_repetitions: 2,
+            repetition_time: Duration::ZERO,
+            case_time: Duration::ZERO,
+        }
+    }
+
+    #[test]
+    fn rows_are_named_by_type_size_and_threads() {
+        let settings = GemmSettings {
+            sizes: vec![5, 16],
+            threads: 3,
+            gpu: GpuChoice::None,
+            timing: quick(),
+            ..GemmSettings::default()
+        };
+        let mut totals = Vec::new();
+        let mut report = |progress: CaseProgress<'_>| totals.push((progress.done, progress.total));
+        let rows = measure(&settings, &AtomicBool::new(false), &mut report).unwrap();
+        let names: Vec<&str> = rows.iter().map(|row| row.what.as_str()).collect();
+        let expected = [
+            "f32 5, 1 thread",
+            "f32 5, 3 threads",
+            "f32 16, 1 thread",
+            "f32 16, 3 threads",
+            "f64 5, 1 thread",
+            "f64 5, 3 threads",
+            "f64 16, 1 thread",
+            "f64 16, 3 threads",
+        ];
+        assert_eq!(names, expected);
+        assert_eq!((totals.first(), totals.last()), (Some(&(0, 8)), Some(&(8, 8))));
+        for row in &rows {
+            assert!(row.median > 0.0 && row.best >= row.median && row.repetitions == 2, "{row:?}");
+            assert_eq!((row.device.as_str(), row.unit), ("cpu", RateUnit::Gflops));
+        }
+        assert!(rows[0].notes.is_empty(), "no GPU was requested");
+    }
+
+    #[test]
+    fn gemm_counts_two_operations_per_multiply_add() {
+        let timed = Samples::new(4, vec![Duration::from_secs(2)]).unwrap();
+        assert!((row(&timed, String::new(), 1000).best - 4.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn matrix_sizes_out_of_range_are_rejected() {
+        for size in [0, MAX_ROWS + 1] {
+            let settings = GemmSettings { sizes: vec![512, size], ..GemmSettings::default() };
+            let found = measure(&settings, &AtomicBool::new(false), &mut |_| ());
+            assert!(found.unwrap_err().to_string().contains(&size.to_string()));
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! A fake runtime and BLAS library backed by host memory.
+
+use std::cell::Cell;
+use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::ptr::null_mut;
+
+use regatta_comm::nccl::Vendor;
+
+use super::sys::{BlasFunctions, BlasHandle, GemmFn, Runtime, StreamHandle};
+use super::{Blas, GpuDevice};
+
+thread_local! {
+    /// Live allocations.
+    static ALLOCATED: Cell<i64> = const { Cell::new(0) };
+    /// GEMM calls until one fails.
+    static GEMM_CALLS_LEFT: Cell<i64> = const { Cell::new(i64::MAX) };
+}
+
+/// Live allocations of this thread.
+pub(in super::super) fn allocated() -> i64 {
+    ALLOCATED.get()
+}
+
+/// A fake device, and a BLAS library that fails after `gemm_calls` calls.
+pub(in super::super) fn device(gemm_calls: i64) -> (GpuDevice, Blas) {
+    GEMM_CALLS_LEFT.set(gemm_calls);
+    let runtime = Runtime {
+        vendor: Vendor::Nvidia,
+        device_count,
+        set_device,
+        properties,
+        malloc,
+        free,
+        host_malloc,
+        host_free: free,
+        copy,
+        stream_create,
+        stream_destroy: stream_synchronize,
+        stream_synchronize,
+        error_string,
+        _library: None,
+    };
+    let device = GpuDevice::with(runtime, 1).unwrap();
+    let gemm = GemmFn::Cublas(gemm_ex);
+    let functions =
+        BlasFunctions { create: create_handle, destroy, set_stream, gemm, _library: None };
+    let blas = Blas::with(functions, &device).unwrap();
+    (device, blas)
+}
+
+unsafe extern "C" fn device_count(count: *mut c_int) -> c_int {
+    // SAFETY: the caller passes a valid pointer.
+    unsafe { *count = 2 };
+    0
+}
+
+unsafe extern "C" fn set_device(index: c_int) -> c_int {
+    c_int::from(index != 1)
+}
+
+unsafe extern "C" fn properties(to: *mut c_void, _number: c_int) -> c_int {
+    let name = c"Fake 3000".to_bytes_with_nul();
+    // SAFETY: the caller's buffer is larger.
+    unsafe { std::ptr::copy_nonoverlapping(name.as_ptr(), to.cast(), name.len()) };
+    0
+}
+
+unsafe extern "C" fn malloc(start: *mut *mut c_void, bytes: usize) -> c_int {
+    ALLOCATED.set(ALLOCATED.get() + 1);
+    // SAFETY: the caller passes a valid pointer.
+    unsafe { *start = libc::malloc(bytes) };
+    0
+}
+
+unsafe extern "C" fn host_malloc(start: *mut *mut c_void, bytes: usize, _flags: c_uint) -> c_int {
+    // SAFETY: guaranteed by the caller.
+    unsafe { malloc(start, bytes) }
+}
+
+unsafe extern "C" fn free(start: *mut c_void) -> c_int {
+    ALLOCATED.set(ALLOCATED.get() - 1);
+    // SAFETY: allocated by `malloc` above.
+    unsafe { libc::free(start) };
+    0
+}
+
+unsafe extern "C" fn copy(
+    to: *mut c_void,
+    from: *const c_void,
+    bytes: usize,
+    _direction: c_int,
+    _stream: StreamHandle,
+) -> c_int {
+    // SAFETY: both buffers hold `bytes` bytes.
+    unsafe { std::ptr::copy(from.cast::<u8>(), to.cast::<u8>(), bytes) };
+    0
+}
+
+unsafe extern "C" fn stream_create(stream: *mut StreamHandle, _flags: c_uint) -> c_int {
+    // SAFETY: the caller passes a valid pointer.
+    unsafe { *stream = null_mut() };
+    0
+}
+
+unsafe extern "C" fn stream_synchronize(_stream: StreamHandle) -> c_int {
+    0
+}
+
+unsafe extern "C" fn error_string(_code: c_int) -> *const c_char {
+    c"fake error".as_ptr()
+}
+
+unsafe extern "C" fn create_handle(handle: *mut BlasHandle) -> c_int {
+    // SAFETY: the caller passes a valid pointer.
+    unsafe { *handle = null_mut() };
+    0
+}
+
+unsafe extern "C" fn destroy(_handle: BlasHandle) -> c_int {
+    0
+}
+
+unsafe extern "C" fn set_stream(_handle: BlasHandle, _stream: StreamHandle) -> c_int {
+    0
+}
+
+/// Only counts calls; the product is tested on a real GPU.
+unsafe extern "C" fn gemm_ex(
+    _handle: BlasHandle,
+    _transpose_left: c_int,
+    _transpose_right: c_int,
+    _m: c_int,
+    _n: c_int,
+    _k: c_int,
+    _alpha: *const c_void,
+    _left: *const c_void,
+    _left_type: c_int,
+    _left_stride: c_int,
+    _right: *const c_void,
+    _right_type: c_int,
+    _right_stride: c_int,
+    _beta: *const c_void,
+    _result: *mut c_void,
+    _result_type: c_int,
+    _result_stride: c_int,
+    _compute: c_int,
+    _algorithm: c_int,
+) -> c_int {
+    GEMM_CALLS_LEFT.set(GEMM_CALLS_LEFT.get() - 1);
+    if GEMM_CALLS_LEFT.get() < 0 { 13 } else { 0 }
+}

@@ -1,0 +1,194 @@
+//! Node roofline: what the cores, GPU, memory and file system of each rank can reach.
+//!
+//! [`gemm::measure`], [`copy::measure`] and [`disk::measure`] return the rows of this rank.
+//! [`gather()`] collects them on rank 0, [`outliers::find`] identifies slow ranks, and [`text`]
+//! prints them. All ranks should measure at the same time, after a barrier: contention between
+//! ranks of a node is part of what each can reach.
+
+pub mod copy;
+pub mod disk;
+pub mod gather;
+pub mod gemm;
+mod gpu;
+pub mod outliers;
+pub mod text;
+mod threads;
+mod timing;
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+pub use gather::{gather, to_rooflines};
+pub use regatta_model::CeilingRow;
+pub use timing::TimingOptions;
+
+/// Progress of a measurement, reported when a case starts and, with its row, when it ends.
+///
+/// Ranks with the same settings and GPUs have the same cases in the same order, so the callback may
+/// synchronise them before each case.
+#[derive(Debug, Clone, Copy)]
+pub struct CaseProgress<'a> {
+    /// Finished cases.
+    pub done: usize,
+    /// Total cases. A failing GPU skips some.
+    pub total: usize,
+    /// The case that starts or ended.
+    pub name: &'a str,
+    /// Its row, if it ended.
+    pub row: Option<&'a CeilingRow>,
+}
+
+/// Which GPU to measure.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum GpuChoice {
+    /// None.
+    None,
+    /// The first visible one, if any.
+    #[default]
+    First,
+    /// A visible device by index.
+    Index(u32),
+}
+
+/// A failed measurement.
+#[derive(Debug, thiserror::Error)]
+pub enum RooflineError {
+    /// Not enough disk space or quota.
+    #[error(
+        "not enough space in {}: {why}; free some, or choose another directory or a smaller size",
+        dir.display()
+    )]
+    DiskFull {
+        /// The directory.
+        dir: PathBuf,
+        /// The system error, or the missing space.
+        why: String,
+    },
+    /// A failed file or directory operation.
+    #[error("cannot {doing} {}: {source}", path.display())]
+    File {
+        /// The operation.
+        doing: &'static str,
+        /// The path.
+        path: PathBuf,
+        /// The system error.
+        source: std::io::Error,
+    },
+    /// Threads cannot be started.
+    #[error(
+        "cannot start {threads} threads: {source}; raise the limit (ulimit -u), or bind the rank \
+         to fewer CPUs"
+    )]
+    Threads {
+        /// Requested threads.
+        threads: usize,
+        /// The system error.
+        source: std::io::Error,
+    },
+    /// An invalid setting.
+    #[error("{message}")]
+    InvalidSetting {
+        /// What is wrong with it.
+        message: String,
+    },
+}
+
+/// CPUs available to this rank, by affinity and cgroup quota.
+pub fn rank_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// A single thread, and one per CPU.
+fn thread_counts(threads: usize) -> Vec<usize> {
+    if threads > 1 { vec![1, threads] } else { vec![1] }
+}
+
+/// `1 thread`, `2 threads`.
+fn threads_text(threads: usize) -> String {
+    regatta_model::units::count(threads, "thread")
+}
+
+/// Runs the cases of a measurement, reports progress and collects the rows.
+struct Cases<'a> {
+    total: usize,
+    done: usize,
+    stop: &'a AtomicBool,
+    on_progress: &'a mut dyn FnMut(CaseProgress<'_>),
+    rows: Vec<CeilingRow>,
+    notes: Vec<String>,
+}
+
+impl<'a> Cases<'a> {
+    fn new(stop: &'a AtomicBool, on_progress: &'a mut dyn FnMut(CaseProgress<'_>)) -> Self {
+        Self { total: 0, done: 0, stop, on_progress, rows: Vec::new(), notes: Vec::new() }
+    }
+
+    /// Measures one case unless stopped; `None` from `measure` means it was interrupted.
+    fn case<E>(
+        &mut self,
+        name: &str,
+        measure: impl FnOnce(&AtomicBool) -> Result<Option<CeilingRow>, E>,
+    ) -> Result<(), E> {
+        if self.stop.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        (self.on_progress)(CaseProgress { done: self.done, total: self.total, name, row: None });
+        let Some(row) = measure(self.stop)? else { return Ok(()) };
+        self.done += 1;
+        (self.on_progress)(CaseProgress {
+            done: self.done,
+            total: self.total,
+            name,
+            row: Some(&row),
+        });
+        self.rows.push(row);
+        Ok(())
+    }
+
+    /// The rows. Notes on the whole measurement go to the first.
+    fn into_rows(mut self) -> Vec<CeilingRow> {
+        if let Some(first) = self.rows.first_mut() {
+            first.notes.append(&mut self.notes);
+        }
+        self.rows
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn progress_is_reported_at_the_start_and_end_of_each_case() {
+        let stop = AtomicBool::new(false);
+        let mut reported = Vec::new();
+        let mut on_progress = |p: CaseProgress<'_>| {
+            reported.push((p.done, p.total, p.name.to_owned(), p.row.is_some()));
+        };
+        let mut cases = Cases::new(&stop, &mut on_progress);
+        cases.total = 3;
+        for name in ["a", "b", "c"] {
+            let measured = cases.case(name, |stop| {
+                stop.store(name == "b", Ordering::Relaxed);
+                Ok::<_, RooflineError>(Some(CeilingRow {
+                    what: name.to_owned(),
+                    ..CeilingRow::default()
+                }))
+            });
+            measured.unwrap();
+        }
+        cases.notes.push("no GPU".to_owned());
+        let rows = cases.into_rows();
+        assert_eq!(rows.len(), 2, "measuring continued after stop");
+        assert_eq!((rows[0].notes.len(), rows[0].notes[0].as_str()), (1, "no GPU"));
+        let word = |name: &str| name.to_owned();
+        let all = [(0, "a", false), (1, "a", true), (1, "b", false), (2, "b", true)];
+        assert_eq!(reported, all.map(|(done, name, row)| (done, 3, word(name), row)));
+    }
+
+    #[test]
+    fn a_single_thread_is_measured_once() {
+        assert_eq!((thread_counts(1), thread_counts(0)), (vec![1], vec![1]));
+        assert_eq!(thread_counts(8), [1, 8]);
+    }
+}

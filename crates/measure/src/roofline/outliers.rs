@@ -1,0 +1,216 @@
+//! Outlier detection: ranks that are slower than the others at the same metric, or lack it. No I/O.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use regatta_model::{Ceiling, CeilingKind, RateUnit};
+
+use super::CeilingRow;
+
+/// Default fraction below the median at which a rank is slow.
+pub const DEFAULT_TOLERANCE: f64 = 0.1;
+
+/// Threshold in median absolute deviations: three standard deviations of 1.4826 MAD each, assuming
+/// a normal distribution.
+const OUTLIER_DEVIATIONS: f64 = 3.0 * 1.4826;
+
+/// Identifies comparable rows.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct MetricKey {
+    /// The benchmark.
+    pub kind: CeilingKind,
+    /// The case.
+    pub what: String,
+    /// The device; empty for disks, whose directories may differ between ranks.
+    pub device: String,
+    /// The unit.
+    pub unit: RateUnit,
+}
+
+impl MetricKey {
+    /// The key of a row.
+    pub fn of(row: &CeilingRow) -> Self {
+        let device = match row.kind {
+            CeilingKind::Disk => String::new(),
+            CeilingKind::Gemm | CeilingKind::Copy => row.device.clone(),
+        };
+        Self { kind: row.kind, what: row.what.clone(), device, unit: row.unit }
+    }
+}
+
+impl std::fmt::Display for MetricKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.kind.label(&self.what))?;
+        match self.device.as_str() {
+            "" | "cpu" => Ok(()),
+            device => write!(f, " on {device}"),
+        }
+    }
+}
+
+/// Distribution of a metric over all ranks.
+#[derive(Debug, Clone, PartialEq)]
+pub struct GroupStats {
+    /// The metric.
+    pub key: MetricKey,
+    /// Number of ranks that have it.
+    pub ranks: usize,
+    /// Minimum rate.
+    pub min: f64,
+    /// Upper median of the rates.
+    pub median: f64,
+    /// Maximum rate.
+    pub max: f64,
+    /// Rates below this are slow.
+    pub threshold: f64,
+}
+
+/// A rank that is slow at a metric.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SlowRank {
+    /// The rank.
+    pub rank: u32,
+    /// Its host.
+    pub host: String,
+    /// The metric.
+    pub key: MetricKey,
+    /// Its rate.
+    pub rate: f64,
+    /// Rate relative to the median.
+    pub ratio: f64,
+}
+
+impl std::fmt::Display for SlowRank {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { rank, host, key, rate, ratio } = self;
+        let (percent, unit) = (ratio * 100.0, key.unit.name());
+        write!(f, "rank {rank} on {host}: {key}: {rate:.1} {unit}, {percent:.0} % of the median")
+    }
+}
+
+/// A rank without metrics that most others have.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MissingMetrics {
+    /// The rank.
+    pub rank: u32,
+    /// Its host.
+    pub host: String,
+    /// The missing metrics.
+    pub keys: Vec<MetricKey>,
+}
+
+impl std::fmt::Display for MissingMetrics {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { rank, host, keys } = self;
+        let first = keys.first().map(MetricKey::to_string).unwrap_or_default();
+        write!(f, "rank {rank} on {host}: no result for {first}")?;
+        match keys.len() {
+            0 | 1 => f.write_str(", which most ranks have"),
+            more => write!(f, " and {} more, which most ranks have", more - 1),
+        }
+    }
+}
+
+/// The outliers among all ranks.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Outliers {
+    /// All compared metrics.
+    pub groups: Vec<GroupStats>,
+    /// Slow ranks, the slowest first.
+    pub slow: Vec<SlowRank>,
+    /// Ranks with missing metrics.
+    pub missing: Vec<MissingMetrics>,
+}
+
+impl Outliers {
+    /// Whether there are no outliers.
+    pub fn is_empty(&self) -> bool {
+        self.slow.is_empty() && self.missing.is_empty()
+    }
+
+    /// The statistics of a row's metric.
+    pub fn group(&self, row: &CeilingRow) -> Option<&GroupStats> {
+        let key = MetricKey::of(row);
+        self.groups.iter().find(|group_stats| group_stats.key == key)
+    }
+}
+
+/// Finds the outliers among the rows of all ranks; `ranks` also lists those without rows.
+///
+/// A rank is slow at a metric if its rate is below the median by more than the tolerance and by
+/// more than the usual variation between ranks. Noisy metrics, such as those of a shared file
+/// system, therefore need a larger deviation.
+pub fn find(ranks: &[(u32, String)], ceilings: &[Ceiling], tolerance: f64) -> Outliers {
+    let by_key = by_key(ceilings);
+    let mut outliers = Outliers { missing: find_missing(ranks, &by_key), ..Outliers::default() };
+    for (key, members) in by_key {
+        let rates: Vec<f64> = members.iter().map(|ceiling| ceiling.row.median).collect();
+        let Some(group_stats) = group_stats(key, rates, tolerance) else { continue };
+        for ceiling in members.iter().filter(|ceiling| ceiling.row.median < group_stats.threshold) {
+            let (host, rate) = (ceiling.host.clone(), ceiling.row.median);
+            let (key, ratio) = (group_stats.key.clone(), rate / group_stats.median);
+            outliers.slow.push(SlowRank { rank: ceiling.rank, host, key, rate, ratio });
+        }
+        outliers.groups.push(group_stats);
+    }
+    outliers.slow.sort_by(|a, b| a.ratio.total_cmp(&b.ratio).then(a.rank.cmp(&b.rank)));
+    outliers
+}
+
+/// Groups rows by metric, in measurement order.
+fn by_key(ceilings: &[Ceiling]) -> Vec<(MetricKey, Vec<&Ceiling>)> {
+    let mut indices: BTreeMap<MetricKey, usize> = BTreeMap::new();
+    let mut found: Vec<(MetricKey, Vec<&Ceiling>)> = Vec::new();
+    for ceiling in ceilings.iter().filter(|ceiling| ceiling.row.median.is_finite()) {
+        let key = MetricKey::of(&ceiling.row);
+        let index = *indices.entry(key.clone()).or_insert(found.len());
+        if index == found.len() {
+            found.push((key, Vec::new()));
+        }
+        found[index].1.push(ceiling);
+    }
+    found
+}
+
+/// Statistics of the rates; `None` without rates or if the median is 0.
+fn group_stats(key: MetricKey, mut rates: Vec<f64>, tolerance: f64) -> Option<GroupStats> {
+    rates.sort_by(f64::total_cmp);
+    let (min, max) = (*rates.first()?, *rates.last()?);
+    // The upper median, so that a slow node with half of the ranks does not define the median.
+    let median = rates[rates.len() / 2];
+    if median <= 0.0 {
+        return None;
+    }
+    let mut deviations: Vec<f64> = rates.iter().map(|rate| (rate - median).abs()).collect();
+    deviations.sort_by(f64::total_cmp);
+    // The lower median of the deviations.
+    let median_deviation = deviations[(deviations.len() - 1) / 2];
+    let threshold =
+        median - (tolerance.max(0.0) * median).max(OUTLIER_DEVIATIONS * median_deviation);
+    Some(GroupStats { key, ranks: rates.len(), min, median, max, threshold })
+}
+
+/// Ranks without a metric that more than half of the ranks have.
+fn find_missing(
+    ranks: &[(u32, String)],
+    by_key: &[(MetricKey, Vec<&Ceiling>)],
+) -> Vec<MissingMetrics> {
+    let mut found: Vec<MissingMetrics> = ranks
+        .iter()
+        .map(|(rank, host)| MissingMetrics { rank: *rank, host: host.clone(), keys: Vec::new() })
+        .collect();
+    for (key, members) in by_key {
+        let have: BTreeSet<u32> = members.iter().map(|ceiling| ceiling.rank).collect();
+        if have.len() * 2 <= ranks.len() {
+            continue;
+        }
+        for rank in found.iter_mut().filter(|rank| !have.contains(&rank.rank)) {
+            rank.keys.push(key.clone());
+        }
+    }
+    found.retain(|rank| !rank.keys.is_empty());
+    found
+}
+
+#[cfg(test)]
+#[path = "outliers_tests.rs"]
+mod tests;

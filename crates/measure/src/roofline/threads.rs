@@ -1,0 +1,125 @@
+//! Runs a kernel on several threads at once and times them together.
+
+use std::sync::atomic::AtomicBool;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::RooflineError;
+use super::timing::{Samples, TimingOptions, time};
+
+/// Work of one thread.
+pub(super) trait ThreadKernel: Send {
+    /// Allocates and touches its memory on the thread that uses it (NUMA first touch).
+    fn init(&mut self);
+
+    /// Runs the kernel.
+    fn run(&mut self);
+}
+
+enum Command {
+    Init,
+    Run(u64),
+}
+
+impl Command {
+    fn execute(&self, kernel: &mut impl ThreadKernel) {
+        match self {
+            Self::Init => kernel.init(),
+            Self::Run(calls) => (0..*calls).for_each(|_| kernel.run()),
+        }
+    }
+}
+
+/// A thread that executes commands.
+struct WorkerThread {
+    commands: Sender<Command>,
+    done: Receiver<()>,
+}
+
+/// Times all kernels running concurrently, one per thread; the first runs on the calling thread.
+pub(super) fn time_threads<W: ThreadKernel>(
+    all: &mut [W],
+    timing: &TimingOptions,
+    stop: &AtomicBool,
+) -> Result<Option<Samples>, RooflineError> {
+    let threads = all.len();
+    let Some((own, others)) = all.split_first_mut() else { return Ok(None) };
+    thread::scope(|scope| {
+        let mut workers = Vec::new();
+        for kernel in others {
+            let (commands, received) = channel::<Command>();
+            let (finished, done) = channel();
+            let serve = move || {
+                // Ends when the sender or receiver is dropped.
+                while let Ok(command) = received.recv() {
+                    command.execute(kernel);
+                    if finished.send(()).is_err() {
+                        return;
+                    }
+                }
+            };
+            let started = thread::Builder::new().spawn_scoped(scope, serve);
+            started.map_err(|source| RooflineError::Threads { threads, source })?;
+            workers.push(WorkerThread { commands, done });
+        }
+        round(own, &workers, || Command::Init);
+        time(timing, stop, |calls| Ok(round(own, &workers, || Command::Run(calls))))
+    })
+}
+
+/// Executes a command on all threads; returns the time until the last is done.
+fn round(
+    own: &mut impl ThreadKernel,
+    workers: &[WorkerThread],
+    command: impl Fn() -> Command,
+) -> Duration {
+    let begin = Instant::now();
+    // A missing worker has panicked; the scope propagates the panic.
+    for worker in workers {
+        let _ = worker.commands.send(command());
+    }
+    command().execute(own);
+    for worker in workers {
+        let _ = worker.done.recv();
+    }
+    begin.elapsed()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Default)]
+    struct Counter {
+        prepared: u32,
+        calls: u64,
+    }
+
+    impl ThreadKernel for Counter {
+        fn init(&mut self) {
+            self.prepared += 1;
+        }
+
+        fn run(&mut self) {
+            assert_eq!(self.prepared, 1);
+            self.calls += 1;
+        }
+    }
+
+    #[test]
+    fn all_threads_run_the_same_number_of_calls() {
+        let mut all: Vec<Counter> = (0..3).map(|_| Counter::default()).collect();
+        let timing = TimingOptions {
+            max_repetitions: 4,
+            repetition_time: Duration::from_micros(100),
+            case_time: Duration::from_millis(1),
+        };
+        let timed = time_threads(&mut all, &timing, &AtomicBool::new(false)).unwrap().unwrap();
+        assert!(all[0].calls > timed.calls);
+        assert!(all.iter().all(|counter| counter.calls == all[0].calls));
+        assert!(
+            time_threads::<Counter>(&mut [], &timing, &AtomicBool::new(false)).unwrap().is_none()
+        );
+    }
+}

@@ -1,0 +1,186 @@
+//! Chooses repetitions and computes rates from their times.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use regatta_model::{CeilingKind, CeilingRow, RateUnit};
+
+/// Minimum repetitions of long calls: a median of fewer is meaningless.
+const MIN_REPETITIONS: u32 = 3;
+
+/// Repetition limits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TimingOptions {
+    /// Maximum repetitions of a case.
+    pub max_repetitions: u32,
+    /// Target time of a repetition: enough calls that clock and thread start-up are negligible.
+    pub repetition_time: Duration,
+    /// Target time of all repetitions of a case; at least three are made.
+    pub case_time: Duration,
+}
+
+impl Default for TimingOptions {
+    fn default() -> Self {
+        let millis = Duration::from_millis;
+        Self { max_repetitions: 20, repetition_time: millis(20), case_time: millis(500) }
+    }
+}
+
+impl TimingOptions {
+    /// Calls to try next, given the time of `calls`; `None` if that is long enough.
+    fn next_calls(&self, calls: u64, elapsed: Duration) -> Option<u64> {
+        // Slightly short repetitions are accepted.
+        if elapsed >= self.repetition_time / 2 || calls >= 1 << 40 {
+            return None;
+        }
+        let factor = self.repetition_time.as_secs_f64() / elapsed.as_secs_f64().max(1e-9);
+        // The first calls are slow and overestimate the time.
+        Some((calls as f64 * factor.clamp(2.0, 50.0)).ceil() as u64)
+    }
+
+    /// Number of repetitions, given the time of one.
+    fn repetitions(&self, elapsed: Duration) -> u32 {
+        let fitting = self.case_time.as_secs_f64() / elapsed.as_secs_f64().max(1e-9);
+        let max = self.max_repetitions.max(1);
+        (fitting as u32).clamp(MIN_REPETITIONS.min(max), max)
+    }
+}
+
+/// Times of the repetitions.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Samples {
+    /// Calls per repetition.
+    pub calls: u64,
+    /// Sorted, non-empty.
+    times: Vec<Duration>,
+}
+
+/// Times calls: `round` runs the given number and returns their time. `None` if stopped before the
+/// first repetition.
+pub(super) fn time<E>(
+    timing: &TimingOptions,
+    stop: &AtomicBool,
+    mut round: impl FnMut(u64) -> Result<Duration, E>,
+) -> Result<Option<Samples>, E> {
+    // Warm-up: touches memory and loads code.
+    round(1)?;
+    let mut calls = 1;
+    let mut elapsed = round(calls)?;
+    while let Some(more) =
+        timing.next_calls(calls, elapsed).filter(|_| !stop.load(Ordering::Relaxed))
+    {
+        calls = more;
+        elapsed = round(calls)?;
+    }
+    let mut times = Vec::new();
+    for _ in 0..timing.repetitions(elapsed) {
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
+        times.push(round(calls)?);
+    }
+    Ok(Samples::new(calls, times))
+}
+
+impl Samples {
+    /// `None` without times.
+    pub(super) fn new(calls: u64, mut times: Vec<Duration>) -> Option<Self> {
+        times.sort_unstable();
+        (!times.is_empty() && calls > 0).then_some(Self { calls, times })
+    }
+
+    /// The row of calls that each process `amount` units.
+    pub(super) fn row(
+        &self,
+        kind: CeilingKind,
+        name: String,
+        amount: f64,
+        unit: RateUnit,
+    ) -> CeilingRow {
+        let seconds = |at: usize| {
+            let time = self.times.get(at).map_or(0.0, Duration::as_secs_f64);
+            // The clock has a resolution of nanoseconds.
+            time.max(1e-9) / self.calls as f64
+        };
+        let median = seconds(self.times.len() / 2);
+        CeilingRow {
+            kind,
+            what: name,
+            device: "cpu".to_owned(),
+            device_number: None,
+            unit,
+            best: amount / seconds(0),
+            median: amount / median,
+            time_us: median * 1e6,
+            repetitions: self.times.len() as u32,
+            notes: Vec::new(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn not_stopped() -> AtomicBool {
+        AtomicBool::new(false)
+    }
+
+    /// Simulates a call of `one_ns` nanoseconds.
+    fn timed(one_ns: u64, overhead_ns: u64) -> Samples {
+        let timing = TimingOptions::default();
+        let round = |calls: u64| {
+            Ok::<_, ()>(Duration::from_nanos(overhead_ns + calls.saturating_mul(one_ns)))
+        };
+        time(&timing, &not_stopped(), round).unwrap().unwrap()
+    }
+
+    #[test]
+    fn short_calls_are_batched_and_long_calls_repeated_three_times() {
+        let short = timed(100, 50_000);
+        assert!(short.calls >= 100_000, "{}", short.calls);
+        assert_eq!(short.times.len(), 20);
+        let long = timed(3_000_000_000, 0);
+        assert_eq!((long.calls, long.times.len()), (1, 3));
+    }
+
+    #[test]
+    fn an_interrupted_timing_returns_its_samples() {
+        let stop = not_stopped();
+        let mut rounds = 0;
+        let round = |_| {
+            rounds += 1;
+            stop.store(rounds == 4, Ordering::Relaxed);
+            Ok::<_, ()>(Duration::from_millis(20))
+        };
+        let found = time(&TimingOptions::default(), &stop, round).unwrap().unwrap();
+        assert_eq!(found.times.len(), 2, "two rounds warm up, two are timed");
+        let stopped = AtomicBool::new(true);
+        let found =
+            time(&TimingOptions::default(), &stopped, |_| Ok::<_, ()>(Duration::from_millis(20)));
+        assert_eq!(found.unwrap(), None);
+    }
+
+    #[test]
+    fn rates_are_those_of_the_minimum_and_median_times() {
+        let millis = Duration::from_millis;
+        let found = Samples::new(2, vec![millis(40), millis(20), millis(30)]).unwrap();
+        let row = found.row(CeilingKind::Copy, "x".into(), 1.0, RateUnit::GigabytesPerSecond);
+        assert!((row.best - 100.0).abs() < 1e-9 && (row.median - 1e3 / 15.0).abs() < 1e-9);
+        assert!((row.time_us - 15_000.0).abs() < 1e-6);
+        assert_eq!(row.repetitions, 3);
+    }
+
+    proptest! {
+        #[test]
+        fn timing_terminates_for_any_call_duration(
+            one_ns in 0u64..10_000_000_000, overhead in 0u64..1_000_000,
+        ) {
+            let found = timed(one_ns, overhead);
+            prop_assert!(found.calls >= 1);
+            let row = found.row(CeilingKind::Gemm, String::new(), 1.0, RateUnit::Gflops);
+            prop_assert!(row.best.is_finite() && row.median.is_finite() && row.best >= row.median);
+        }
+    }
+}

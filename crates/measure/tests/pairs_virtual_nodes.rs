@@ -1,0 +1,69 @@
+//! Pairwise measurement between in-process ranks on virtual nodes, over shared memory and TCP.
+
+#![allow(clippy::unwrap_used, reason = "test helpers may panic")]
+
+use std::time::Duration;
+
+use regatta_comm::background::Background;
+use regatta_comm::join::{Settings, listen};
+use regatta_comm::{Comm, host};
+use regatta_measure::pairs::{BurstOptions, PairsOptions, measure};
+use regatta_model::bench::Pairs;
+use regatta_wire::secret::Secret;
+
+/// One rank per entry, on the given virtual node.
+fn world(nodes: &[&str]) -> Vec<Background> {
+    let secret = Secret::generate().unwrap();
+    let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
+    let (port, size) = (listener.local_addr().unwrap().port(), nodes.len() as u32);
+    let rank = |(rank, node): (u32, &&str)| Settings {
+        node: (*node).to_owned(),
+        host: (*node).to_owned(),
+        join_within: Duration::from_secs(60),
+        ..Settings::new(rank, size, "127.0.0.1", port, secret.clone())
+    };
+    let mut all: Vec<Settings> = (0..).zip(nodes).map(rank).collect();
+    all[0].listener = Some(listener);
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = all.into_iter().map(|s| scope.spawn(|| host::join(s))).collect();
+        threads.into_iter().map(|t| t.join().unwrap().unwrap()).collect()
+    })
+}
+
+fn measured(nodes: &[&str], all_ranks: bool) -> Pairs {
+    // More in flight than any transport buffer holds.
+    let burst =
+        BurstOptions { bytes: 3 << 20, window: 3, iterations: 2, ..BurstOptions::default() };
+    let options = &PairsOptions { all_ranks, burst, ..PairsOptions::default() };
+    let world = world(nodes);
+    let all: Vec<Option<Pairs>> = std::thread::scope(|scope| {
+        let rank = |comm| scope.spawn(move || measure(comm, options, &mut |_, _| {}).unwrap());
+        let threads: Vec<_> = world.iter().map(|comm| comm as &dyn Comm).map(rank).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    all.into_iter().next().flatten().unwrap()
+}
+
+fn assert_all_pairs(pairs: &Pairs, ranks: &[u32]) {
+    let ends: Vec<u32> = pairs.ends.iter().map(|end| end.rank).collect();
+    assert_eq!((ends.as_slice(), pairs.fault()), (ranks, None));
+    for matrix in [&pairs.bandwidth, &pairs.latency_us, &pairs.latency_median_us] {
+        for (i, row) in matrix.iter().enumerate() {
+            for (j, cell) in row.iter().enumerate() {
+                assert_eq!(cell.is_some_and(|value| value > 0.0), i != j, "{i} to {j}: {cell:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn all_ranks_of_a_single_node_are_measured() {
+    assert_all_pairs(&measured(&["a", "a", "a"], false), &[0, 1, 2]);
+}
+
+#[test]
+fn one_rank_per_node_or_all_ranks_are_measured() {
+    let nodes = ["a", "a", "b", "b", "c"];
+    assert_all_pairs(&measured(&nodes, false), &[0, 2, 4]);
+    assert_all_pairs(&measured(&nodes, true), &[0, 1, 2, 3, 4]);
+}

@@ -1,0 +1,169 @@
+//! Metadata of a run, collected before anything is measured.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::Result;
+use regatta_comm::{Collectives, Comm};
+use regatta_launch::folder;
+use regatta_model::bench::{BenchDevice, BenchMachine, BenchParameters, BenchShape, Program};
+use regatta_model::{BenchResult, Machine, units};
+
+use super::backend::{self, Connection};
+use super::child_run;
+use super::options::{BenchOptions, Workload};
+use crate::options::SourceArgs;
+use crate::plan::Survey;
+
+/// Collects the metadata of a run.
+pub fn collect(connection: &Connection, options: &BenchOptions<'_>) -> Result<BenchResult> {
+    let comm = &connection.comm;
+    let mut hosts: Vec<String> = Vec::new();
+    let mut counts: BTreeMap<String, u32> = BTreeMap::new();
+    for rank in 0..comm.size() {
+        let host = comm.peer(rank).host;
+        if !counts.contains_key(&host) {
+            hosts.push(host.clone());
+        }
+        *counts.entry(host).or_default() += 1;
+    }
+    let each = counts.values().next().copied();
+    let is_hidden = |word: &str| word == "--events" || child_run::is_hidden_option(word);
+    let words = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
+    let command: Vec<String> = words.filter(|word| !is_hidden(word)).collect();
+    let mut versions =
+        BTreeMap::from([("regatta".to_owned(), env!("CARGO_PKG_VERSION").to_owned())]);
+    if let Some(version) = &connection.version {
+        versions.insert(connection.name.to_owned(), version.clone());
+    }
+    let shape = BenchShape {
+        ranks: Some(comm.size()),
+        nodes: Some(hosts.len() as u32),
+        ranks_per_node: each.filter(|each| counts.values().all(|count| count == each)),
+        hosts,
+    };
+    let label = options.output.label.clone().unwrap_or_else(|| {
+        let ranks = units::count(comm.size() as usize, "rank");
+        let nodes = units::count(shape.hosts.len(), "node");
+        format!("{}, {ranks} on {nodes}", connection.name)
+    });
+    let machine = machine();
+    Ok(BenchResult {
+        program: Program::Regatta,
+        label,
+        command: Some(command.join(" ")),
+        started_unix_s: SystemTime::now().duration_since(UNIX_EPOCH).ok().map(|t| t.as_secs()),
+        devices: devices(connection, machine.as_ref())?,
+        machine: machine.as_ref().map(summarize),
+        shape,
+        backend: Some(connection.name.to_owned()),
+        settings: settings(std::env::vars_os()),
+        versions,
+        parameters: parameters(&options.workload),
+        ..BenchResult::default()
+    })
+}
+
+/// The parameters of a collective benchmark, as nccl-tests prints them.
+fn parameters(workload: &Workload) -> Option<BenchParameters> {
+    let Workload::Collectives { config, sizes, .. } = workload else { return None };
+    Some(BenchParameters {
+        threads: 1,
+        devices: 1,
+        min_bytes: sizes.min,
+        max_bytes: sizes.max,
+        step: sizes.step,
+        warmup: u64::from(config.iterations.warmup),
+        iterations: u64::from(config.iterations.timed),
+        check: u64::from(config.iterations.check),
+        ..BenchParameters::default()
+    })
+}
+
+/// Process and device of each rank. Nodes are assumed to be identical.
+fn devices(connection: &Connection, machine: Option<&Machine>) -> Result<Vec<BenchDevice>> {
+    let comm = &connection.comm;
+    let number = connection.device.map_or(-1, |(_, number)| i64::from(number));
+    let own = [i64::from(std::process::id()), number];
+    let mut all = vec![0i64; 2 * comm.size() as usize];
+    comm.all_gather(&own, &mut all)?;
+    let buses = backend::buses(comm, connection.device)?;
+    // Device indices depend on what a process sees, so GPUs are matched by bus id.
+    let gpu = |bus: &str| machine?.gpus.iter().find(|gpu| gpu.pci.as_deref() == Some(bus));
+    let processor = machine.and_then(|machine| machine.cpu_model.as_deref());
+    let one = |(rank, (process, bus)): (u32, (&[i64], &String))| BenchDevice {
+        rank,
+        group: Some(0),
+        pid: process[0].unsigned_abs(),
+        host: comm.peer(rank).host,
+        device: u32::try_from(process[1]).unwrap_or(0),
+        bus: if bus.is_empty() { "host".to_owned() } else { bus.clone() },
+        name: gpu(bus).map_or(processor.unwrap_or("memory"), |gpu| &gpu.name).to_owned(),
+    };
+    Ok((0..).zip(all.chunks_exact(2).zip(&buses)).map(one).collect())
+}
+
+/// This machine; `None` if it cannot be inspected, which must not fail the benchmark.
+fn machine() -> Option<Machine> {
+    let survey = Survey::take(&SourceArgs::default(), 0).ok()?;
+    survey.machines.into_iter().next()
+}
+
+fn summarize(machine: &Machine) -> BenchMachine {
+    BenchMachine {
+        processor: machine.cpu_model.clone().unwrap_or_default(),
+        cores: machine.cores.len() as u32,
+        memory_bytes: machine.numa.iter().map(|node| node.memory_bytes).sum(),
+        gpus: machine.gpus.iter().map(|gpu| gpu.name.clone()).collect(),
+        nics: machine.nics.iter().map(|nic| nic.name.clone()).collect(),
+        name: machine.host.clone(),
+    }
+}
+
+/// Environment variables that affect the measurement, without possible secrets: results are shared.
+fn settings(all: impl Iterator<Item = (OsString, OsString)>) -> BTreeMap<String, String> {
+    const FAMILIES: [&str; 8] =
+        ["NCCL_", "RCCL_", "FI_", "REGATTA_", "HSA_", "CUDA_", "HIP_", "ROCR_"];
+    const SECRET: [&str; 6] = ["TOKEN", "PASS", "KEY", "CRED", "AUTH", "SECRET"];
+    let is_relevant = |name: &str| {
+        let upper = name.to_ascii_uppercase();
+        FAMILIES.iter().any(|family| name.starts_with(family))
+            && !SECRET.iter().any(|word| upper.contains(word))
+            && name != folder::VARIABLE
+    };
+    let text = |(name, value): (OsString, OsString)| {
+        let name = name.into_string().ok().filter(|name| is_relevant(name))?;
+        Some((name, value.to_string_lossy().into_owned()))
+    };
+    all.filter_map(text).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::ffi::OsStringExt;
+
+    #[test]
+    fn settings_are_the_relevant_variables_without_secrets() {
+        let all = [
+            ("NCCL_ALGO", "Ring"),
+            ("NCCL_API_TOKEN", "x"),
+            ("FI_USER_password", "x"),
+            ("REGATTA_SECRET_FILE", "x"),
+            ("REGATTA_RUN_DIR", "x"),
+            ("NCCL_AUTHORITY", "x"),
+            ("CUDA_KEY", "x"),
+            ("HSA_CREDENTIALS", "x"),
+            ("HOME", "x"),
+        ];
+        let mut all: Vec<(OsString, OsString)> =
+            all.iter().map(|(name, value)| (name.into(), value.into())).collect();
+        let foreign = || OsString::from_vec(b"NCCL_\xff".to_vec());
+        all.push((foreign(), "x".into()));
+        all.push(("FI_PROVIDER".into(), foreign()));
+        let found: Vec<_> = settings(all.into_iter()).into_iter().collect();
+        let expected = [("FI_PROVIDER", "NCCL_\u{fffd}"), ("NCCL_ALGO", "Ring")];
+        assert_eq!(found, expected.map(|(name, value)| (name.to_owned(), value.to_owned())));
+    }
+}

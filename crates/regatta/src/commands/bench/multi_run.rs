@@ -1,0 +1,229 @@
+//! Sweeps and scans: one child run per setting or node count. Each is this program again with its
+//! own result file. A failed child does not end the others.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, ExitStatus, Stdio};
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Context, Result, bail};
+use regatta_launch::folder::run_id;
+use regatta_launch::signals::Caught;
+use regatta_measure::sweep::Sweep;
+use regatta_measure::{scaling, sweep, write};
+use regatta_model::BenchResult;
+
+use super::args::CollectiveArgs;
+use super::child_run::ChildRun;
+use super::{files, plot};
+use crate::cli::{HEADING, WARNING};
+use crate::options::SourceArgs;
+use crate::output;
+use crate::plan::Survey;
+
+/// Polling interval for the end of a child.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+
+/// Runs all children and prints the summary.
+pub fn run(args: &CollectiveArgs) -> Result<ExitCode> {
+    let id = run_id(SystemTime::now(), std::process::id());
+    let folder = args.ranks.run_dir.clone().unwrap_or_else(|| PathBuf::from("runs").join(id));
+    match args.mode.scan {
+        true => scan(args, &folder),
+        false => sweep(args, &folder),
+    }
+}
+
+fn sweep(args: &CollectiveArgs, folder: &Path) -> Result<ExitCode> {
+    let settings = Sweep::parse(&args.mode.sweep)?.settings();
+    let child = |(number, setting): (usize, &sweep::SweepSetting)| ChildRun {
+        folder: folder.join(number.to_string()),
+        label: setting.to_string(),
+        environment: setting.variables.clone(),
+        nodes: None,
+    };
+    let children: Vec<ChildRun> = settings.iter().enumerate().map(child).collect();
+    let outcomes = run_children(args, &children)?;
+    // Settings are matched by index, so a failed run keeps its place.
+    let good = outcomes.children.iter().map(|child| child.good().cloned().unwrap_or_default());
+    let best = sweep::best(&good.collect::<Vec<_>>());
+    let table = sweep::table(&best, &settings);
+    print_summary(args, &outcomes, &table, serde_json::to_string_pretty(&best)?)
+}
+
+fn scan(args: &CollectiveArgs, folder: &Path) -> Result<ExitCode> {
+    let source = SourceArgs {
+        hostfile: args.ranks.hostfile.clone(),
+        nodes: args.ranks.nodes,
+        ..SourceArgs::default()
+    };
+    let nodes = Survey::take(&source, 0)?.allocation.nodes.len() as u32;
+    if nodes < 2 {
+        bail!(
+            "--scan needs at least two nodes: run it in an allocation of several nodes, or list them \
+             in --hostfile"
+        );
+    }
+    let counts = scaling::node_counts(nodes);
+    let child = |count: &u32| ChildRun {
+        folder: folder.join(format!("{count}-nodes")),
+        label: regatta_model::units::count(*count as usize, "node"),
+        environment: Vec::new(),
+        nodes: Some(*count),
+    };
+    let children: Vec<ChildRun> = counts.iter().map(child).collect();
+    let outcomes = run_children(args, &children)?;
+    let good = |(count, child): (u32, &ChildOutcome)| Some((count, child.good()?.clone()));
+    let runs: Vec<(u32, BenchResult)> =
+        counts.into_iter().zip(&outcomes.children).filter_map(good).collect();
+    let scaling = scaling::scaling(&runs);
+    print_summary(
+        args,
+        &outcomes,
+        &scaling::table(&scaling),
+        serde_json::to_string_pretty(&scaling)?,
+    )
+}
+
+/// Outcomes of all child runs.
+#[derive(Default)]
+struct ChildOutcomes {
+    /// One per started child.
+    children: Vec<ChildOutcome>,
+    /// The signal that interrupted the runs.
+    signal: Option<i32>,
+    /// Error of the last write of the combined file.
+    save_error: Option<anyhow::Error>,
+}
+
+/// Outcome of a child run.
+struct ChildOutcome {
+    /// The saved result, even if the child failed later.
+    result: Option<BenchResult>,
+    failed: bool,
+}
+
+impl ChildOutcome {
+    /// The result, unless the child failed: a failing setting is never the best.
+    fn good(&self) -> Option<&BenchResult> {
+        self.result.as_ref().filter(|_| !self.failed)
+    }
+}
+
+impl ChildOutcomes {
+    /// All saved results.
+    fn results(&self) -> Vec<BenchResult> {
+        self.children.iter().filter_map(|child| child.result.clone()).collect()
+    }
+
+    /// Writes all results to one file. A full disk must not end the runs.
+    fn save(&mut self, out: &Path) {
+        let text = files::as_list(&self.results());
+        self.save_error = text.and_then(|text| output::write_file(out, &text)).err();
+    }
+
+    fn code(&self) -> ExitCode {
+        match self.signal {
+            Some(signal) => ExitCode::from(128u8.saturating_add(signal as u8)),
+            None if self.children.iter().any(|child| child.failed) => ExitCode::FAILURE,
+            None => ExitCode::SUCCESS,
+        }
+    }
+}
+
+/// Runs the children one after the other until the last, or until a signal.
+fn run_children(args: &CollectiveArgs, children: &[ChildRun]) -> Result<ChildOutcomes> {
+    if let Some(existing) = children.iter().map(ChildRun::out).find(|out| out.exists()) {
+        bail!("{} already exists: choose another folder with --run-dir", existing.display());
+    }
+    let mut signals = Caught::new()?;
+    let mut outcomes = ChildOutcomes::default();
+    for (number, child) in (1..).zip(children) {
+        let heading = format!("{number} of {}: {}", children.len(), child.label);
+        output::complain(&format!("{HEADING}{heading}{HEADING:#}\n"));
+        let status = wait_for(&mut command(args, child)?, &mut signals)?;
+        outcomes.signal = signals.end();
+        outcomes.children.push(outcome(child, status, outcomes.signal.is_some()));
+        // Standard output gets the results once, at the end.
+        if let Some(out) = args.output.out.as_deref().filter(|out| *out != Path::new("-")) {
+            outcomes.save(out);
+        }
+        if outcomes.signal.is_some() {
+            break;
+        }
+    }
+    Ok(outcomes)
+}
+
+/// The command of a child run.
+fn command(args: &CollectiveArgs, child: &ChildRun) -> Result<Command> {
+    let mut command =
+        Command::new(std::env::current_exe().context("cannot locate the regatta executable")?);
+    command.args(std::env::args_os().skip(1)).args(child.hidden_options());
+    command.envs(child.environment.iter().cloned());
+    if args.output.json || args.output.csv {
+        command.stdout(Stdio::null());
+    }
+    Ok(command)
+}
+
+/// Waits for a child and forwards signals, so that it can save its result.
+fn wait_for(command: &mut Command, signals: &mut Caught) -> Result<ExitStatus> {
+    let mut child = command.spawn().context("cannot start a child run")?;
+    loop {
+        if let Some(status) = child.try_wait().context("cannot wait for a child run")? {
+            return Ok(status);
+        }
+        for signal in signals.pending() {
+            let signal = rustix::process::Signal::from_named_raw(signal);
+            if let (Some(signal), Ok(child)) = (signal, i32::try_from(child.id())) {
+                let _ = rustix::process::Pid::from_raw(child)
+                    .map(|child| rustix::process::kill_process(child, signal));
+            }
+        }
+        std::thread::sleep(POLL_INTERVAL);
+    }
+}
+
+/// The outcome of a finished child; warns if it failed.
+fn outcome(child: &ChildRun, status: ExitStatus, interrupted: bool) -> ChildOutcome {
+    let mut result = files::load(&child.out()).ok().and_then(|mut all| all.pop());
+    let failed = !status.success() || result.is_none();
+    if failed {
+        let what = if interrupted { "interrupted" } else { "failed" };
+        let left = match &result {
+            Some(_) => format!("partial results are in {}", child.folder.display()),
+            None => "nothing was measured".to_owned(),
+        };
+        let note = format!("{} {what} ({status}); {left}", child.label);
+        output::complain(&format!("{WARNING}note:{WARNING:#} {note}\n"));
+        result.iter_mut().for_each(|result| result.notes.push(note.clone()));
+    }
+    ChildOutcome { result, failed }
+}
+
+/// Prints the summary and the results in the requested format.
+fn print_summary(
+    args: &CollectiveArgs,
+    outcomes: &ChildOutcomes,
+    table: &str,
+    json: String,
+) -> Result<ExitCode> {
+    let results = outcomes.results();
+    let text = match (args.output.json, args.output.csv) {
+        (true, _) => json + "\n",
+        (_, true) => write::csv(&results),
+        _ if table.is_empty() => String::new(),
+        _ => format!("\n{table}"),
+    };
+    output::print(&text)?;
+    if args.output.out.as_deref() == Some(Path::new("-")) {
+        output::print(&files::as_list(&results)?)?;
+    }
+    if let Some(path) = args.output.plot.as_ref().filter(|_| !results.is_empty()) {
+        plot::draw(path, &results)?;
+    }
+    if let Some(error) = &outcomes.save_error {
+        bail!("cannot save the results: {error:#}");
+    }
+    Ok(outcomes.code())
+}

@@ -1,0 +1,68 @@
+//! A progress bar on the terminal.
+
+use std::io::IsTerminal;
+
+use regatta_measure::run::BenchProgress;
+
+use crate::output;
+
+/// Width of the bar in characters.
+const WIDTH: usize = 24;
+
+/// A progress bar; invisible unless standard error is a terminal.
+pub struct ProgressBar {
+    shown: bool,
+    terminal: bool,
+}
+
+impl ProgressBar {
+    /// A hidden bar.
+    pub fn new() -> Self {
+        Self { shown: false, terminal: std::io::stderr().is_terminal() }
+    }
+
+    /// Draws the bar.
+    pub fn show(&mut self, progress: &BenchProgress) {
+        if self.terminal {
+            output::complain(&format!("\r\x1b[2K{}", line(progress)));
+            self.shown = true;
+        }
+    }
+
+    /// Erases the bar before other output.
+    pub fn hide(&mut self) {
+        if self.shown {
+            output::complain("\r\x1b[2K");
+            self.shown = false;
+        }
+    }
+}
+
+fn line(progress: &BenchProgress) -> String {
+    let BenchProgress { task, done, total, eta_s } = progress;
+    let full = done * WIDTH / (*total).max(1);
+    let bar: String = (0..WIDTH).map(|at| if at < full { '█' } else { '░' }).collect();
+    format!("{bar} {done}/{total}  {task}  {}", eta(*eta_s))
+}
+
+fn eta(seconds: f64) -> String {
+    match seconds.ceil() as u64 {
+        0 => String::new(),
+        s @ ..60 => format!("ETA {s} s"),
+        s @ ..3600 => format!("ETA {} min {} s", s / 60, s % 60),
+        s => format!("ETA {} h {} min", s / 3600, s % 3600 / 60),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bar_shows_progress_task_and_eta() {
+        let task = "all-reduce of 8 bytes".to_owned();
+        let text = line(&BenchProgress { task, done: 1, total: 2, eta_s: 61.2 });
+        assert_eq!(text, "████████████░░░░░░░░░░░░ 1/2  all-reduce of 8 bytes  ETA 1 min 2 s");
+        assert_eq!([eta(0.0), eta(59.0), eta(7300.0)], ["", "ETA 59 s", "ETA 2 h 1 min"]);
+    }
+}

@@ -1,0 +1,331 @@
+//! Consumes the events of a run: prints the table, saves the result, checks the baseline.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::{Result, bail};
+use regatta_measure::run::BenchEvent;
+use regatta_measure::write::{self, TableLayout};
+use regatta_measure::{pairs, roofline};
+use regatta_model::bench::{BenchDevice, BenchSummary, Ceiling, Pairs};
+use regatta_model::{BenchResult, BenchRow, BenchTable, document, units};
+
+use super::baseline::BaselineGate;
+use super::chunks::ChunkAssembler;
+use super::options::{BenchOptions, Workload};
+use super::plot;
+use super::progress_bar::ProgressBar;
+use super::result_file::ResultFile;
+use crate::cli::{ERROR, FAINT, WARNING};
+use crate::output;
+
+/// The result so far, and its outputs.
+pub struct Reporter {
+    result: BenchResult,
+    format: OutputFormat,
+    layout: TableLayout,
+    file: ResultFile,
+    /// Reassembles events of rank 0.
+    assembler: ChunkAssembler,
+    /// The first event that could not be read.
+    event_error: Option<String>,
+    plot: Option<PathBuf>,
+    baseline: Option<BaselineGate>,
+    /// File of the tuning table.
+    tuning: Option<PathBuf>,
+    /// Error of writing it.
+    tuning_error: Option<anyhow::Error>,
+    /// Tolerance of slow ranks.
+    outlier_tolerance: f64,
+    /// Whether no fault was found.
+    healthy: bool,
+    bar: ProgressBar,
+}
+
+/// Width of text heat maps.
+const COLUMNS: usize = 100;
+
+/// Output format.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum OutputFormat {
+    /// Printed row by row.
+    Table,
+    /// Printed at the end.
+    Json,
+    Csv,
+}
+
+impl Reporter {
+    /// An empty result. Fails on options that would only be used at the end.
+    pub fn new(options: &BenchOptions<'_>, out: Option<PathBuf>) -> Result<Self> {
+        let args = options.output;
+        let format = match (args.json, args.csv) {
+            (true, _) => OutputFormat::Json,
+            (_, true) => OutputFormat::Csv,
+            _ => OutputFormat::Table,
+        };
+        Ok(Self {
+            result: BenchResult::default(),
+            format,
+            layout: if args.spread { TableLayout::Iterations } else { TableLayout::Means },
+            file: ResultFile::new(out),
+            assembler: ChunkAssembler::default(),
+            event_error: None,
+            plot: args.plot.clone(),
+            baseline: BaselineGate::new(args)?,
+            tuning: match &options.workload {
+                Workload::Tune(file, _) => Some(file.clone()),
+                _ => None,
+            },
+            tuning_error: None,
+            outlier_tolerance: match &options.workload {
+                Workload::Roofline(_, fraction) => *fraction,
+                _ => 0.0,
+            },
+            healthy: true,
+            bar: ProgressBar::new(),
+        })
+    }
+
+    /// Adds a chunk of an event from rank 0.
+    pub fn on_chunk(&mut self, chunk: &str) {
+        let event = match self.assembler.push(chunk) {
+            Ok(None) => return,
+            Ok(Some(text)) => serde_json::from_str(&text).map_err(|error| error.to_string()),
+            Err(error) => Err(error.to_string()),
+        };
+        match event {
+            Ok(event) => self.on_event(event),
+            // Later errors may be consequences of the first.
+            Err(error) => drop(self.event_error.get_or_insert(error)),
+        }
+    }
+
+    /// Erases the progress bar before other output.
+    pub fn hide_progress(&mut self) {
+        self.bar.hide();
+    }
+
+    /// Handles an event.
+    pub fn on_event(&mut self, event: BenchEvent) {
+        match event {
+            BenchEvent::Started(result) => self.result = *result,
+            BenchEvent::TableStarted(table) => self.start_table(table),
+            BenchEvent::Row(row) => self.add_row(*row),
+            BenchEvent::Pairs(pairs) => self.set_pairs(*pairs),
+            BenchEvent::Rooflines(rooflines) => self.set_rooflines(rooflines),
+            BenchEvent::TuningTable(table) => self.write_tuning_table(&table),
+            BenchEvent::Progress(progress) => self.bar.show(&progress),
+            BenchEvent::Note(note) => {
+                self.bar.hide();
+                output::complain(&format!("{WARNING}note:{WARNING:#} {note}\n"));
+                self.result.notes.push(note);
+            }
+            BenchEvent::Finished => {
+                self.result.complete = true;
+                self.print_footer();
+                if !self.result.tables.is_empty() {
+                    self.result.summary = Some(summary(&self.result));
+                }
+                self.update_file();
+                self.flush();
+            }
+        }
+    }
+
+    /// Starts a table.
+    fn start_table(&mut self, table: BenchTable) {
+        let previous = self.result.tables.last().map(|table| &table.operation);
+        if previous != Some(&table.operation) {
+            self.print_footer();
+            let text =
+                write::preamble(&self.result, &table.operation) + &write::header(self.layout);
+            self.print_table(&text);
+        }
+        self.result.tables.push(table);
+    }
+
+    fn add_row(&mut self, row: BenchRow) {
+        let Some(table) = self.result.tables.last_mut() else { return };
+        let text = write::row(self.layout, table, &row);
+        table.rows.push(row);
+        self.print_table(&text);
+        self.update_file();
+    }
+
+    fn set_pairs(&mut self, pairs: Pairs) {
+        let mut text = pairs::text::draw(&pairs, COLUMNS);
+        pairs.findings.iter().for_each(|finding| text.push_str(&format!("{finding}\n")));
+        if pairs.findings.is_empty() {
+            text.push_str("no slow links or nodes found\n");
+        }
+        self.healthy = pairs.findings.is_empty();
+        self.result.pairs = Some(pairs);
+        self.print_table(&text);
+    }
+
+    fn set_rooflines(&mut self, rooflines: Vec<Ceiling>) {
+        let of = |device: &BenchDevice| (device.rank, device.host.clone());
+        let ranks: Vec<(u32, String)> = self.result.devices.iter().map(of).collect();
+        let outliers = roofline::outliers::find(&ranks, &rooflines, self.outlier_tolerance);
+        let mut lines = roofline::text::table(&rooflines, &outliers);
+        lines.extend(roofline::text::findings(&outliers));
+        lines.extend(roofline::text::notes(&rooflines));
+        self.result.ceilings = rooflines;
+        self.print_table(&(lines.join("\n") + "\n"));
+    }
+
+    fn write_tuning_table(&mut self, table: &str) {
+        let Some(file) = &self.tuning else { return };
+        self.bar.hide();
+        match output::write_file(file, table) {
+            Ok(()) => output::complain(&format!(
+                "tuning table: {0}; use it with REGATTA_TUNING={0}\n",
+                file.display()
+            )),
+            Err(error) => self.tuning_error = Some(error),
+        }
+    }
+
+    /// Prints the summary of the last operation.
+    fn print_footer(&mut self) {
+        let Some(table) = self.result.tables.last() else { return };
+        let text = write::footer(&self.result, &table.operation.clone());
+        self.print_table(&text);
+    }
+
+    fn print_table(&mut self, text: &str) {
+        if self.format == OutputFormat::Table {
+            self.bar.hide();
+            // A closed pipe is ignored: the result is in the file.
+            let _ = output::print(text);
+        }
+    }
+
+    /// Updates the result file.
+    fn update_file(&mut self) {
+        if self.tuning.is_none() {
+            self.file.update(&self.result, Instant::now());
+        }
+    }
+
+    /// Writes the result file, also of an incomplete run.
+    pub fn flush(&mut self) {
+        self.bar.hide();
+        self.file.flush(&self.result);
+    }
+
+    /// Prints and plots the result, and returns the exit code.
+    pub fn finish(&mut self) -> Result<ExitCode> {
+        self.flush();
+        let code = self.exit_code()?;
+        match self.event_error.take() {
+            Some(why) => bail!("the result is incomplete: cannot read an event of rank 0: {why}"),
+            None => Ok(code),
+        }
+    }
+
+    fn exit_code(&mut self) -> Result<ExitCode> {
+        if self.tuning.is_some() {
+            return self.tuning_error.take().map_or(Ok(ExitCode::SUCCESS), Err);
+        }
+        let rows = self.result.tables.iter().map(|table| table.rows.len()).sum();
+        if rows == 0 && self.result.ceilings.is_empty() && self.result.pairs.is_none() {
+            return Ok(ExitCode::FAILURE);
+        }
+        match self.format {
+            OutputFormat::Table => {}
+            OutputFormat::Json if self.file.is_stdout() => {}
+            OutputFormat::Json => output::print(&document::to_json(&self.result)?)?,
+            OutputFormat::Csv => output::print(&write::csv(std::slice::from_ref(&self.result)))?,
+        }
+        match (&self.plot, &self.result.pairs) {
+            (Some(plot), Some(pairs)) => plot::draw_pairs(plot, pairs)?,
+            (Some(plot), None) => plot::draw(plot, std::slice::from_ref(&self.result))?,
+            _ => {}
+        }
+        if let Some(error) = self.file.take_error() {
+            bail!("cannot save the result: {error:#}");
+        }
+        self.print_location(rows);
+        let wrong = wrong(&self.result);
+        if wrong > 0 {
+            let wrong = units::count(usize::try_from(wrong).unwrap_or(usize::MAX), "element");
+            output::complain(&format!("{ERROR}{wrong} wrong{ERROR:#}: see column #wrong\n"));
+            return Ok(ExitCode::FAILURE);
+        }
+        match &self.baseline {
+            Some(baseline) => baseline.check(&self.result),
+            None if self.healthy => Ok(ExitCode::SUCCESS),
+            None => Ok(ExitCode::FAILURE),
+        }
+    }
+
+    fn print_location(&self, rows: usize) {
+        let Some(out) = self.file.file() else { return };
+        let what = match self.result.complete {
+            true => "result".to_owned(),
+            false => format!("interrupted; {} saved", units::count(rows, "size")),
+        };
+        output::complain(&format!("{FAINT}{what}: {}{FAINT:#}\n", out.display()));
+    }
+}
+
+/// Wrong elements of all sizes.
+fn wrong(result: &BenchResult) -> u64 {
+    let rows = result.tables.iter().flat_map(|table| &table.rows);
+    rows.flat_map(|row| [&row.out_of_place, &row.in_place])
+        .flatten()
+        .filter_map(|measured| measured.wrong)
+        .sum()
+}
+
+/// Summary over all operations.
+fn summary(result: &BenchResult) -> BenchSummary {
+    // Rows of 0 bytes have no bandwidth.
+    let rows = result.tables.iter().flat_map(|table| &table.rows).filter(|row| row.size_bytes > 0);
+    let all = rows.flat_map(|row| [&row.out_of_place, &row.in_place]).flatten();
+    let bandwidths: Vec<f64> = all.filter_map(|measured| measured.busbw).collect();
+    let mean = bandwidths.iter().sum::<f64>() / bandwidths.len().max(1) as f64;
+    BenchSummary {
+        out_of_bounds: Some(wrong(result)),
+        average_busbw: (!bandwidths.is_empty()).then_some(mean),
+        average_good: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::super::chunks::split;
+    use super::super::options;
+    use super::*;
+    use crate::cli::{Cli, Command};
+
+    /// Finishes a run with one row after these chunks from rank 0.
+    fn finish(chunks: &[String]) -> Result<ExitCode> {
+        let words = ["regatta", "bench", "all-reduce", "--csv"];
+        let Command::Bench(args) = Cli::try_parse_from(words)?.command else {
+            bail!("not a benchmark")
+        };
+        let options = options::parse(&args.command)?.unwrap();
+        let mut reporter = Reporter::new(&options, None)?;
+        reporter.on_event(BenchEvent::TableStarted(BenchTable::default()));
+        reporter.on_event(BenchEvent::Row(Box::default()));
+        chunks.iter().for_each(|chunk| reporter.on_chunk(chunk));
+        reporter.finish()
+    }
+
+    #[test]
+    fn an_unreadable_event_fails_the_run() {
+        let event = serde_json::to_string(&BenchEvent::Note("x".repeat(70_000))).unwrap();
+        let all = split(&event);
+        assert!(all.len() > 1 && finish(&all).is_ok());
+        for chunks in [&all[1..], &split("{")[..], &split("{\"other\": 1}"), &["x".to_owned()]] {
+            let error = finish(chunks).unwrap_err().to_string();
+            assert!(error.contains("event of rank 0") && error.contains("incomplete"), "{error}");
+        }
+    }
+}
