@@ -10,8 +10,8 @@ use std::path::Path;
 use regatta_measure::read::read;
 use regatta_model::{BenchResult, Measurement, document};
 use support::bench::{assert_complete_and_correct, bench, load_result, rows, run};
-use support::job::{ended, log};
-use support::{Folder, command};
+use support::job::{run_command, rank_log};
+use support::{TempDir, command};
 
 /// The rows of a result with two decimals, as a table prints them.
 fn printed_rows(result: &BenchResult) -> Vec<(String, u64, Vec<Option<String>>)> {
@@ -34,7 +34,7 @@ fn printed_rows(result: &BenchResult) -> Vec<(String, u64, Vec<Option<String>>)>
 
 #[test]
 fn all_operations_are_correct_and_results_round_trip() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     let table = run(&folder, "all -b 8 -e 4K -f 8 --ranks 3 -n 3 --run-dir run").ok();
     let result = load_result(&folder, "run/bench.json");
     assert_complete_and_correct(&result, 9, 3);
@@ -59,7 +59,7 @@ fn all_operations_are_correct_and_results_round_trip() {
 
 #[test]
 fn results_are_printed_in_the_requested_format() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     let json = run(&folder, "all-reduce -b 8 -e 64 -f 8 --ranks 2 -n 3 --json --out own.json").ok();
     let result: BenchResult = document::from_json(&json).unwrap();
     assert_complete_and_correct(&result, 1, 2);
@@ -81,24 +81,24 @@ fn results_are_printed_in_the_requested_format() {
 
 #[test]
 fn only_rank_0_of_a_launched_job_prints() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     let mut launch = command();
     launch.env("TMPDIR", folder.path()).current_dir(folder.path());
     launch.args(["launch", "-n", "2", "--oversubscribe", "--run-dir", "run", "--"]);
     launch.arg(env!("CARGO_BIN_EXE_regatta")).args(["bench", "all-reduce", "-J", "own.json"]);
-    let launch_output = ended(launch.args(["-b", "8", "-e", "64", "-f", "8", "-n", "3"])).ok();
+    let launch_output = run_command(launch.args(["-b", "8", "-e", "64", "-f", "8", "-n", "3"])).ok();
     let result = load_result(&folder, "own.json");
     assert_complete_and_correct(&result, 1, 2);
-    for text in [log(&folder, "run", 0, "out"), launch_output] {
+    for text in [rank_log(&folder, "run", 0, "out"), launch_output] {
         let found = read("table", &text).unwrap();
         assert_eq!(printed_rows(&found[0]), printed_rows(&result), "also with rank labels");
     }
-    assert_eq!(log(&folder, "run", 1, "out"), "", "only rank 0 prints");
+    assert_eq!(rank_log(&folder, "run", 1, "out"), "", "only rank 0 prints");
 }
 
 #[test]
 fn all_host_backends_are_correct() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     let backends =
         ["--backend host", "--backend host -R 1", "--backend tcp", "--backend auto -c 2"];
     for (number, options) in backends.iter().enumerate() {
@@ -119,9 +119,9 @@ fn all_host_backends_are_correct() {
 
 #[test]
 fn libfabric_backend_is_correct_if_available() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     let words = "all-reduce -b 8 -e 4K -f 8 -n 2 --ranks 2 --backend libfabric --run-dir run";
-    let found = ended(bench(&folder, words).env("REGATTA_FABRIC", "tcp"));
+    let found = run_command(bench(&folder, words).env("REGATTA_FABRIC", "tcp"));
     let unavailable = ["libfabric.so.1 cannot be opened", "there is no tcp;"];
     if unavailable.iter().any(|what| found.err.contains(what)) {
         println!("skipped: {}", found.err);
@@ -136,7 +136,7 @@ fn libfabric_backend_is_correct_if_available() {
 
 #[test]
 fn a_tuning_table_is_written_and_used() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     let words = "all-reduce --tune table.json -b 8 -e 64K -f 64 -n 2 --ranks 2";
     let tuned = run(&folder, words);
     assert_eq!(tuned.code, Some(0), "{tuned:?}");
@@ -145,17 +145,17 @@ fn a_tuning_table_is_written_and_used() {
         serde_json::from_str(&std::fs::read_to_string(folder.file("table.json")).unwrap()).unwrap();
     assert!(table.to_string().contains("all-reduce"), "{table}");
     let words = "all-reduce -b 8 -e 64K -f 64 -n 2 --ranks 2 --backend tcp --run-dir run";
-    ended(bench(&folder, words).env("REGATTA_TUNING", "table.json")).ok();
+    run_command(bench(&folder, words).env("REGATTA_TUNING", "table.json")).ok();
     assert_complete_and_correct(&load_result(&folder, "run/bench.json"), 1, 2);
     let words = words.replace("run-dir run", "run-dir none");
-    let missing = ended(bench(&folder, &words).env("REGATTA_TUNING", "none.json"));
+    let missing = run_command(bench(&folder, &words).env("REGATTA_TUNING", "none.json"));
     assert_eq!(missing.code, Some(1));
     assert!(missing.err.contains("REGATTA_TUNING none.json: No such file"), "{}", missing.err);
 }
 
 #[test]
 fn a_sweep_measures_every_setting() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     let sweep = "all-reduce -b 8 -e 64 -f 8 -n 2 --ranks 2 --run-dir run --plot all.html \
                  --sweep REGATTA_CONNECTIONS=1,2 REGATTA_OTHER=a,b";
     let shown = run(&folder, sweep).ok();
@@ -181,7 +181,7 @@ fn a_sweep_measures_every_setting() {
 
 #[test]
 fn a_sweep_uses_the_default_number_of_ranks() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     run(&folder, "all-reduce -b 8 -e 8 -n 2 --run-dir plain").ok();
     let swept = run(&folder, "all-reduce -b 8 -e 8 -n 2 --run-dir swept --sweep REGATTA_OTHER=a");
     assert!(!swept.err.contains("note:"), "{}", swept.err);
@@ -197,14 +197,14 @@ fn a_sweep_uses_the_default_number_of_ranks() {
 
 #[test]
 fn a_scan_doubles_the_nodes_and_saves_all_results() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     folder.write("hosts", "one\ntwo\n");
     // A fake ssh: runs the command locally for every host.
     let ssh =
         folder.write("ssh", "while [ \"$1\" != -- ]; do shift; done\nshift 2\nexec sh -c \"$*\"\n");
     let words = "all-reduce -b 8 -e 8 -n 2 --ranks-per-node 1 --hostfile hosts --nodes 2 --scan \
                  --run-dir run -J=all.json --launch";
-    let shown = ended(bench(&folder, words).arg(format!("--ssh 'sh {ssh}'"))).ok();
+    let shown = run_command(bench(&folder, words).arg(format!("--ssh 'sh {ssh}'"))).ok();
     assert!(shown.contains("nodes  time (us)"), "{shown}");
     let results =
         ["run/1-nodes/bench.json", "run/2-nodes/bench.json"].map(|file| load_result(&folder, file));
@@ -215,7 +215,7 @@ fn a_scan_doubles_the_nodes_and_saves_all_results() {
 
 #[test]
 fn sweep_results_are_written_to_stdout_and_file() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     let words = "all-reduce -b 8 -e 8 -n 2 --ranks 2 --run-dir run --csv -Jall.json \
                  --sweep REGATTA_OTHER=a,b";
     let csv = run(&folder, words).ok();
@@ -230,7 +230,7 @@ fn sweep_results_are_written_to_stdout_and_file() {
 
 #[test]
 fn plots_are_well_formed() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     run(&folder, "all-reduce -b 8 -e 64 -f 8 -n 2 --ranks 2 --plot one.svg --run-dir run").ok();
     run(&folder, "all -b 8 -e 64 -f 8 -n 2 --ranks 2 --plot all.html").ok();
     run(&folder, "send-recv --ranks 3 --pairs --plot pairs.svg --run-dir pairs");
@@ -254,10 +254,10 @@ fn recorded(name: &str) -> String {
 
 #[test]
 fn results_of_other_programs_are_read_and_compared() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     let read = |words: &str, files: &[&str]| {
         let files: Vec<String> = files.iter().map(|name| recorded(name)).collect();
-        ended(bench(&folder, words).args(files)).ok()
+        run_command(bench(&folder, words).args(files)).ok()
     };
     let shown = read("read", &["frontier-rccl.txt"]);
     assert!(shown.contains("65536") && shown.contains("37.54"), "{shown:.400}");
@@ -292,7 +292,7 @@ fn faster(result: &BenchResult, times: f64) -> BenchResult {
 
 #[test]
 fn a_baseline_check_reports_every_regression() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     let words = "all-reduce -b 8 -e 4K -f 8 -n 5 --ranks 2";
     run(&folder, &format!("{words} --out before.json")).ok();
     let before = load_result(&folder, "before.json");

@@ -11,20 +11,20 @@ use std::process::{Child, Command, Stdio};
 use regatta_measure::read::read;
 use regatta_model::{BenchResult, document};
 use support::bench::{bench, load_result, rows, run};
-use support::job::{ended, job, lives, signal, until};
-use support::{Folder, Run, command};
+use support::job::{run_command, shell_job, is_alive, send_signal, wait_until};
+use support::{TempDir, CommandOutput, command};
 
 /// The first sizes finish quickly; the last take long enough to interrupt the run.
 const LONG: &str = "-b 8 -e 64M -f 2 -n 500 -c 0";
 
 /// Waits for two rows and loads the partial result.
-fn partial_result(folder: &Folder, file: &str) -> BenchResult {
+fn partial_result(folder: &TempDir, file: &str) -> BenchResult {
     let path = folder.path().join(file);
     let result = || -> Option<BenchResult> {
         let result = document::from_json(&std::fs::read_to_string(&path).ok()?).ok()?;
         (rows(&result).len() >= 2).then_some(result)
     };
-    until("two sizes", || result().is_some());
+    wait_until("two sizes", || result().is_some());
     result().unwrap()
 }
 
@@ -32,24 +32,24 @@ fn spawn(command: &mut Command) -> Child {
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-fn wait(child: Child) -> Run {
-    Run::from(child.wait_with_output().unwrap())
+fn wait(child: Child) -> CommandOutput {
+    CommandOutput::from(child.wait_with_output().unwrap())
 }
 
 /// Asserts that the partial result is saved and all ranks have ended.
-fn assert_saved(folder: &Folder, file: &str, before: &BenchResult) {
+fn assert_saved(folder: &TempDir, file: &str, before: &BenchResult) {
     let result = load_result(folder, file);
     assert!(!result.complete);
     assert!(rows(&result).starts_with(&rows(before)), "saved rows are lost");
     for device in &result.devices {
         let pid = device.pid.to_string();
-        until("the end of all ranks", || !lives(&pid));
+        wait_until("the end of all ranks", || !is_alive(&pid));
     }
 }
 
 #[test]
 fn an_interrupted_run_saves_its_result() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     let words = format!("all-reduce {LONG} --ranks 2 --run-dir run --backend host");
     let child = spawn(&mut bench(&folder, &words));
     let before = partial_result(&folder, "run/bench.json");
@@ -57,7 +57,7 @@ fn an_interrupted_run_saves_its_result() {
         let maps = std::fs::read_to_string(format!("/proc/{}/maps", device.pid)).unwrap();
         assert!(maps.contains("regatta-comm"), "ranks of a node use shared memory");
     }
-    signal(&child, 2);
+    send_signal(&child, 2);
     let run = wait(child);
     assert_eq!(run.code, Some(128 + 2), "{run:?}");
     assert!(run.err.contains("interrupted; "), "{}", run.err);
@@ -67,7 +67,7 @@ fn an_interrupted_run_saves_its_result() {
 
 #[test]
 fn an_interrupted_job_saves_its_result_in_the_run_folder() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     let mut launch = command();
     launch.env("TMPDIR", folder.path()).current_dir(folder.path());
     launch.args(["launch", "-n", "2", "--oversubscribe", "--run-dir", "run", "--"]);
@@ -75,32 +75,32 @@ fn an_interrupted_job_saves_its_result_in_the_run_folder() {
     let child = spawn(launch.args(LONG.split(' ')));
     let before = partial_result(&folder, "run/bench.json");
     assert!(!before.settings.contains_key("REGATTA_RUN_DIR"), "{:?}", before.settings);
-    signal(&child, 2);
+    send_signal(&child, 2);
     assert_eq!(wait(child).code, Some(128 + 2));
     assert_saved(&folder, "run/bench.json", &before);
 }
 
 #[test]
 fn several_results_of_a_job_have_different_files() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     let bench = format!("{} bench all-reduce -e 64 -n 2", env!("CARGO_BIN_EXE_regatta"));
     let script = format!("{bench} --label a && {bench} --label b");
-    let mut launch = job(&folder, &["-n", "2", "--run-dir", "run"], &script);
-    ended(launch.env("TMPDIR", folder.path())).ok();
+    let mut launch = shell_job(&folder, &["-n", "2", "--run-dir", "run"], &script);
+    run_command(launch.env("TMPDIR", folder.path())).ok();
     let label = |file| load_result(&folder, file).label;
     assert_eq!([label("run/bench.json"), label("run/bench-2.json")], ["a", "b"]);
 }
 
 #[test]
 fn an_interrupted_job_and_sweep_save_their_results() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     let words = "launch -n 2 --oversubscribe --run-dir run --";
     let mut launch = command();
     launch.env("TMPDIR", folder.path()).current_dir(folder.path()).args(words.split(' '));
     launch.arg(env!("CARGO_BIN_EXE_regatta")).args(["bench", "all-reduce", "--out", "own.json"]);
     let child = spawn(launch.args(LONG.split(' ')));
     let before = partial_result(&folder, "own.json");
-    signal(&child, 2);
+    send_signal(&child, 2);
     assert_eq!(wait(child).code, Some(128 + 2));
     assert_saved(&folder, "own.json", &before);
 
@@ -112,7 +112,7 @@ fn an_interrupted_job_and_sweep_save_their_results() {
     let pid = killed.devices[1].pid.to_string();
     assert!(Command::new("kill").args(["-9", &pid]).status().unwrap().success());
     let before = partial_result(&folder, "swept/1/bench.json");
-    signal(&child, 2);
+    send_signal(&child, 2);
     let run = wait(child);
     assert_eq!(run.code, Some(128 + 2), "{run:?}");
     assert!(run.err.contains("note: REGATTA_A=1 failed"), "{}", run.err);
@@ -129,7 +129,7 @@ fn an_interrupted_job_and_sweep_save_their_results() {
 
 #[test]
 fn a_failing_setting_does_not_end_a_sweep() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     let words = "all-reduce -b 8 -e 64 -f 8 -n 2 --ranks 2 --backend tcp";
     run(&folder, &format!("{words} --tune table.json")).ok();
     let sweep = "--sweep REGATTA_TUNING=none.json,table.json --run-dir failed -J all.json";
@@ -144,7 +144,7 @@ fn a_failing_setting_does_not_end_a_sweep() {
     let list = std::fs::read_to_string(folder.path().join("all.json")).unwrap();
     assert_eq!(read("all.json", &list).unwrap(), [load_result(&folder, "failed/1/bench.json")]);
 
-    let again = run(&folder, &format!("{words} {sweep}")).sentence();
+    let again = run(&folder, &format!("{words} {sweep}")).error_line();
     assert!(again.starts_with("failed/1/bench.json already exists"), "{again}");
 
     // Reading a FIFO blocks until it is opened for writing.
@@ -152,8 +152,8 @@ fn a_failing_setting_does_not_end_a_sweep() {
     assert!(Command::new("mkfifo").arg(pipe).status().unwrap().success());
     let sweep = "--sweep REGATTA_TUNING=table.json,pipe,none.json --run-dir stopped";
     let child = spawn(&mut bench(&folder, &format!("{words} {sweep} --launch=--grace=1")));
-    until("the second child", || folder.path().join("stopped/1/log/rank-1.err").exists());
-    signal(&child, 15);
+    wait_until("the second child", || folder.path().join("stopped/1/log/rank-1.err").exists());
+    send_signal(&child, 15);
     let stopped = wait(child);
     assert_eq!(stopped.code, Some(128 + 15), "{stopped:?}");
     assert!(stopped.err.contains("note: REGATTA_TUNING=pipe interrupted"), "{}", stopped.err);
@@ -165,7 +165,7 @@ fn a_failing_setting_does_not_end_a_sweep() {
 #[test]
 fn a_killed_rank_is_named_and_the_result_saved() {
     for victim in [0, 2] {
-        let folder = Folder::new();
+        let folder = TempDir::new();
         let words = format!("all-reduce {LONG} --ranks 3 --run-dir run");
         let child = spawn(&mut bench(&folder, &words));
         let before = partial_result(&folder, "run/bench.json");
@@ -182,7 +182,7 @@ fn a_killed_rank_is_named_and_the_result_saved() {
 
 #[test]
 fn a_full_disk_does_not_end_a_run() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     let full = run(&folder, "all-reduce -b 8 -e 64 -f 8 -n 2 --ranks 2 --out /dev/full");
     assert_eq!(full.code, Some(1), "{full:?}");
     assert!(full.out.contains("Collective test concluded"), "all sizes are measured: {}", full.out);
@@ -214,9 +214,9 @@ const INVALID: [(&str, &str); 15] = [
 
 #[test]
 fn invalid_options_are_rejected_before_the_launch() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     for (words, what) in INVALID {
-        let sentence = run(&folder, words).sentence();
+        let sentence = run(&folder, words).error_line();
         assert!(sentence.contains(what), "{words}: {sentence}");
         assert_eq!(folder.names(), [""; 0], "{words}");
     }
@@ -226,16 +226,16 @@ fn invalid_options_are_rejected_before_the_launch() {
         assert_eq!(run(&folder, &format!("all-reduce {words}")).code, Some(2), "{words}");
     }
     let baseline = folder.write("other.txt", "nothing of the kind\n");
-    let sentence = run(&folder, &format!("all-reduce --baseline {baseline}")).sentence();
+    let sentence = run(&folder, &format!("all-reduce --baseline {baseline}")).error_line();
     assert!(sentence.contains("other.txt: found no table"), "{sentence}");
-    let sentence = run(&folder, "read none other.txt").sentence();
+    let sentence = run(&folder, "read none other.txt").error_line();
     assert!(sentence.starts_with("none: No such file"), "{sentence}");
     assert_eq!(folder.names(), ["other.txt"]);
 }
 
 #[test]
 fn a_disk_benchmark_removes_its_files() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     std::fs::create_dir(folder.path().join("disk")).unwrap();
     let words = "disk --ranks 2 --size 1M --dir disk --run-dir run --slower-than 100%";
     let shown = run(&folder, words).ok();
@@ -253,10 +253,10 @@ fn a_disk_benchmark_removes_its_files() {
 
 #[test]
 fn long_events_of_rank_0_are_received() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     let long = "x".repeat(70_000);
     let words = "all-reduce -b 8 -e 64 -f 8 -n 2 --ranks 2 --run-dir run";
-    let shown = ended(bench(&folder, words).env("NCCL_FOO", &long)).ok();
+    let shown = run_command(bench(&folder, words).env("NCCL_FOO", &long)).ok();
     assert!(shown.contains("Collective test concluded"), "{shown}");
     let result = load_result(&folder, "run/bench.json");
     assert!(result.complete && result.settings["NCCL_FOO"] == long);
@@ -265,10 +265,10 @@ fn long_events_of_rank_0_are_received() {
 
 #[test]
 fn invalid_utf8_in_arguments_and_environment_is_accepted() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     let foreign = OsStr::from_bytes(b"r\xff.json");
     let mut bench = bench(&folder, "all-reduce -b 8 -e 8 -n 2 --ranks 2 --run-dir run");
-    let found = ended(bench.env("NCCL_FOO", foreign).env(foreign, "x").arg("--out").arg(foreign));
+    let found = run_command(bench.env("NCCL_FOO", foreign).env(foreign, "x").arg("--out").arg(foreign));
     found.ok();
     let text = std::fs::read_to_string(folder.path().join(foreign)).unwrap();
     let result: BenchResult = document::from_json(&text).unwrap();

@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use regatta_launch::signals::Caught;
-use regatta_measure::run::Progress as BarProgress;
+use regatta_measure::run::BenchProgress as BarProgress;
 use regatta_model::document;
 use regatta_train::data::prepare::{self, About, Plan, Progress};
 use regatta_train::data::{DataError, Places, source};
 
-use super::bench::bar::Bar;
+use super::bench::progress_bar::ProgressBar;
 use crate::cli::{GOOD, HEADING, WARNING};
 use crate::output;
 pub use args::{DataArgs, EXAMPLES};
@@ -46,7 +46,7 @@ fn prepare(args: &PrepareArgs) -> Result<ExitCode> {
     };
     // Signals are handled between chunks of text, so that partial output is removed.
     let mut caught = Caught::new()?;
-    let mut progress_bar = ProgressBar::new();
+    let mut progress_bar = ThrottledBar::new();
     let prepared = prepare::prepare(&plan, &mut |progress| {
         progress_bar.update(progress, Instant::now());
         caught.end().map_or(Ok(()), |_| Err(DataError::Interrupted))
@@ -74,16 +74,16 @@ fn summary(about: &About, folder: &Path) -> String {
 }
 
 /// Throttles the progress bar.
-struct ProgressBar {
-    bar: Bar,
+struct ThrottledBar {
+    bar: ProgressBar,
     start: Instant,
     drawn: Instant,
 }
 
-impl ProgressBar {
+impl ThrottledBar {
     fn new() -> Self {
         let now = Instant::now();
-        Self { bar: Bar::new(), start: now, drawn: now }
+        Self { bar: ProgressBar::new(), start: now, drawn: now }
     }
 
     fn update(&mut self, progress: Progress, now: Instant) {
@@ -99,8 +99,8 @@ impl ProgressBar {
 fn bar_progress(Progress { doing, done, of }: Progress, elapsed: Duration) -> BarProgress {
     let seconds_per_byte = elapsed.as_secs_f64() / done.max(1) as f64;
     let mib = |bytes: u64| (bytes >> 20) as usize;
-    let left_s = seconds_per_byte * of.saturating_sub(done) as f64;
-    BarProgress { doing: format!("MiB, {doing}"), done: mib(done), of: mib(of), left_s }
+    let eta_s = seconds_per_byte * of.saturating_sub(done) as f64;
+    BarProgress { task: format!("MiB, {doing}"), done: mib(done), total: mib(of), eta_s }
 }
 
 #[cfg(test)]
@@ -111,7 +111,7 @@ mod tests {
     fn time_left_follows_from_the_rate() {
         let progress = Progress { doing: "writing tokens", done: 10 << 20, of: 40 << 20 };
         let line = bar_progress(progress, Duration::from_secs(2));
-        assert_eq!((line.done, line.of, line.doing.as_str()), (10, 40, "MiB, writing tokens"));
-        assert!((line.left_s - 6.0).abs() < 1e-9);
+        assert_eq!((line.done, line.total, line.task.as_str()), (10, 40, "MiB, writing tokens"));
+        assert!((line.eta_s - 6.0).abs() < 1e-9);
     }
 }

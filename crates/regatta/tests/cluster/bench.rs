@@ -8,7 +8,7 @@ use std::time::Duration;
 use regatta_model::{BenchResult, document};
 use regatta_testbed::{Cluster, Output, cluster_or_skip, run_within};
 
-use crate::support::{Bed, REGATTA};
+use crate::support::{TestCluster, REGATTA};
 
 /// Bandwidth of healthy, slow and very slow links.
 const FULL: &str = "80mbit";
@@ -26,8 +26,8 @@ fn slow_nodes_and_links_are_found_on_a_cluster() {
     let Some(cluster) = cluster_or_skip(&Cluster::builder().nodes(6).cpus(2).ssh(true)) else {
         return;
     };
-    let bed = Bed::new(cluster);
-    bed.cluster.nodes().iter().for_each(|node| bed.cluster.slow(node, FULL).unwrap());
+    let bed = TestCluster::new(cluster);
+    bed.hosts.nodes().iter().for_each(|node| bed.hosts.slow(node, FULL).unwrap());
     in_slurm_allocation(&bed);
     started_by_srun_per_rank(&bed);
     scan(&bed);
@@ -36,20 +36,20 @@ fn slow_nodes_and_links_are_found_on_a_cluster() {
 }
 
 /// `regatta bench` over ssh on the first `nodes` nodes, one rank each.
-fn bench(bed: &Bed, nodes: usize, words: &str) -> Output {
-    let hosts = bed.file("hosts", &(bed.cluster.nodes()[..nodes].join("\n") + "\n"));
-    let ssh = format!("--ssh '{}'", bed.cluster.ssh_command().join(" "));
-    let mut command = bed.cluster.login(REGATTA, ["bench"]);
+fn bench(bed: &TestCluster, nodes: usize, words: &str) -> Output {
+    let hosts = bed.file("hosts", &(bed.hosts.nodes()[..nodes].join("\n") + "\n"));
+    let ssh = format!("--ssh '{}'", bed.hosts.ssh_command().join(" "));
+    let mut command = bed.hosts.login(REGATTA, ["bench"]);
     command.args(words.split_whitespace()).args(["--hostfile", &hosts, "--launch", &ssh]);
     ended(bed, command.args(["--ranks-per-node", "1"]))
 }
 
-fn ended(bed: &Bed, command: &mut Command) -> Output {
-    run_within(command.current_dir(bed.cluster.shared()), TIMEOUT).unwrap()
+fn ended(bed: &TestCluster, command: &mut Command) -> Output {
+    run_within(command.current_dir(bed.hosts.shared()), TIMEOUT).unwrap()
 }
 
-fn load_result(bed: &Bed, file: &str) -> BenchResult {
-    let text = std::fs::read_to_string(bed.cluster.shared().join(file)).unwrap();
+fn load_result(bed: &TestCluster, file: &str) -> BenchResult {
+    let text = std::fs::read_to_string(bed.hosts.shared().join(file)).unwrap();
     document::from_json(&text).unwrap()
 }
 
@@ -69,8 +69,8 @@ const TWO_SIZES: [&str; 9] =
     ["bench", "all-reduce", "-b1K", "-e64K", "-f64", "-n2", "-w1", "--output_file", "two.json"];
 
 /// In an allocation, agents are started by `srun`.
-fn in_slurm_allocation(bed: &Bed) {
-    let mut salloc = bed.cluster.login("salloc", ["-wnode1,node2", "--quiet", REGATTA]);
+fn in_slurm_allocation(bed: &TestCluster) {
+    let mut salloc = bed.hosts.login("salloc", ["-wnode1,node2", "--quiet", REGATTA]);
     let out = ended(bed, salloc.args(TWO_SIZES).args(["--ranks-per-node", "1"]));
     assert!(out.status.success(), "{out:?}");
     assert!(out.stdout.contains("Collective test concluded: all_reduce_perf"), "{out:?}");
@@ -78,9 +78,9 @@ fn in_slurm_allocation(bed: &Bed) {
 }
 
 /// Started by `srun` once per rank, with and without `regatta launch`, ranks need a secret file.
-fn started_by_srun_per_rank(bed: &Bed) {
+fn started_by_srun_per_rank(bed: &TestCluster) {
     let srun = |words: &[&str]| {
-        let mut srun = bed.cluster.login("srun", ["-wnode1,node2", "-n2", "-N2", REGATTA]);
+        let mut srun = bed.hosts.login("srun", ["-wnode1,node2", "-n2", "-N2", REGATTA]);
         srun.args(words).args(TWO_SIZES);
         srun
     };
@@ -92,7 +92,7 @@ fn started_by_srun_per_rank(bed: &Bed) {
     let secret = bed.file("secret", &"a7".repeat(32));
     std::fs::set_permissions(&secret, std::fs::Permissions::from_mode(0o600)).unwrap();
     for words in [&as_ranks[..], &[]] {
-        std::fs::remove_file(bed.cluster.shared().join("two.json")).unwrap_or_default();
+        std::fs::remove_file(bed.hosts.shared().join("two.json")).unwrap_or_default();
         let out = ended(bed, srun(words).env("REGATTA_SECRET_FILE", &secret));
         assert!(out.status.success(), "{out:?}");
         let tables = out.stdout.matches("Collective test concluded: all_reduce_perf").count();
@@ -102,7 +102,7 @@ fn started_by_srun_per_rank(bed: &Bed) {
 }
 
 /// Scan over 1, 2 and 4 nodes.
-fn scan(bed: &Bed) {
+fn scan(bed: &TestCluster) {
     let out = bench(bed, 4, "all-reduce -b 64K -e 64K -n 2 -w 1 --scan --run-dir scan");
     assert!(out.status.success(), "{out:?}");
     let table = out.stdout.rsplit_once("efficiency").unwrap().1;
@@ -115,7 +115,7 @@ fn scan(bed: &Bed) {
 }
 
 /// The baseline check passes, and fails if a link is slowed down by half.
-fn baseline(bed: &Bed) {
+fn baseline(bed: &TestCluster) {
     let times = std::env::var("REGATTA_TEST_CASES").ok().and_then(|text| text.parse().ok());
     // On two nodes, because with three the slow link may be hidden by another.
     let words = "all-reduce -b 1M -e 1M -n 4 -w 1 -c 0";
@@ -130,7 +130,7 @@ fn baseline(bed: &Bed) {
             "{out:?}"
         );
 
-        bed.cluster.slow_between("node1", "node2", HALF).unwrap();
+        bed.hosts.slow_between("node1", "node2", HALF).unwrap();
         let out = bench(bed, 2, &checked);
         assert_eq!(out.status.code(), Some(1), "repetition {repetition}: {out:?}");
         assert!(
@@ -141,12 +141,12 @@ fn baseline(bed: &Bed) {
             out.stderr.contains("all-reduce of 1 MiB (1048576 B)"),
             "repetition {repetition}: {out:?}"
         );
-        ["node1", "node2"].iter().for_each(|node| bed.cluster.slow(node, FULL).unwrap());
+        ["node1", "node2"].iter().for_each(|node| bed.hosts.slow(node, FULL).unwrap());
     }
 }
 
 /// Exactly the throttled node and the slow link are found.
-fn pairs(bed: &Bed) {
+fn pairs(bed: &TestCluster) {
     // Bandwidth findings only: latencies are noisy on shared cores.
     let slow = |name: &str| -> Vec<String> {
         let words = format!("send-recv --pairs --plot {name}.svg -J {name}.json");
@@ -162,8 +162,8 @@ fn pairs(bed: &Bed) {
             .collect()
     };
     assert_eq!(slow("healthy"), [""; 0]);
-    bed.cluster.slow("node5", QUARTER).unwrap();
-    bed.cluster.slow_between("node2", "node3", QUARTER).unwrap();
+    bed.hosts.slow("node5", QUARTER).unwrap();
+    bed.hosts.slow_between("node2", "node3", QUARTER).unwrap();
     let found = slow("faulty");
     assert!(found.iter().all(|finding| !finding.contains("the cause may")), "{found:?}");
     let [node, link] = found.as_slice() else { panic!("{found:?}") };

@@ -4,11 +4,11 @@ use std::process::Command;
 
 use regatta_model::{BenchResult, BenchRow, Measurement, document};
 
-use super::job::ended;
-use super::{Folder, Run, command};
+use super::job::run_command;
+use super::{TempDir, CommandOutput, command};
 
 /// `regatta bench` with the given arguments in a folder.
-pub fn bench(folder: &Folder, words: &str) -> Command {
+pub fn bench(folder: &TempDir, words: &str) -> Command {
     let mut bench = command();
     // Temporary files stay in the folder. GPUs are hidden: only host backends are tested here.
     bench.env("TMPDIR", folder.path()).current_dir(folder.path());
@@ -18,12 +18,12 @@ pub fn bench(folder: &Folder, words: &str) -> Command {
 }
 
 /// Runs `regatta bench` to completion.
-pub fn run(folder: &Folder, words: &str) -> Run {
-    ended(&mut bench(folder, words))
+pub fn run(folder: &TempDir, words: &str) -> CommandOutput {
+    run_command(&mut bench(folder, words))
 }
 
 /// Loads a result file.
-pub fn load_result(folder: &Folder, file: &str) -> BenchResult {
+pub fn load_result(folder: &TempDir, file: &str) -> BenchResult {
     let text = std::fs::read_to_string(folder.path().join(file)).unwrap();
     document::from_json(&text).unwrap()
 }

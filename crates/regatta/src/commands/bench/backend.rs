@@ -131,7 +131,7 @@ fn warn_shared_gpus(bootstrap: &Background, devices: u32) {
     let local = (0..bootstrap.size()).filter(|rank| bootstrap.peer(*rank).host == host).count();
     if local > devices as usize && std::env::var_os("NCCL_HOSTID").is_none() {
         let gpus = units::count(devices as usize, "GPU");
-        crate::output::complain(&format!(
+        crate::output::eprint(&format!(
             "note: {local} ranks on {host} share {gpus}, which NCCL refuses: launch them with \
              `regatta launch --wrap 'env NCCL_HOSTID={{rank}}'`; the results then do not reflect the network\n"
         ));

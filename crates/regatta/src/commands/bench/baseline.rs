@@ -33,7 +33,7 @@ impl BaselineGate {
         let report = baseline::check(result, &self.baseline, self.tolerance);
         let (count, file) = (units::count(report.checks.len(), "value"), self.file.display());
         if report.passed() {
-            output::complain(&format!(
+            output::eprint(&format!(
                 "{GOOD}no regression against {file}{GOOD:#}: {count} within {}\n",
                 self.tolerance
             ));
@@ -45,7 +45,7 @@ impl BaselineGate {
             worse => format!("{ERROR}regression against {file}{ERROR:#}: {worse} of {count}\n"),
         };
         failures.iter().for_each(|failure| text.push_str(&format!("  {failure}\n")));
-        output::complain(&text);
+        output::eprint(&text);
         Ok(ExitCode::FAILURE)
     }
 }

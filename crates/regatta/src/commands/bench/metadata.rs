@@ -14,7 +14,7 @@ use super::backend::{self, Connection};
 use super::child_run;
 use super::options::{BenchOptions, Workload};
 use crate::options::SourceArgs;
-use crate::plan::Survey;
+use crate::plan::Discovery;
 
 /// Collects the metadata of a run.
 pub fn collect(connection: &Connection, options: &BenchOptions<'_>) -> Result<BenchResult> {
@@ -106,7 +106,7 @@ fn devices(connection: &Connection, machine: Option<&Machine>) -> Result<Vec<Ben
 
 /// This machine; `None` if it cannot be inspected, which must not fail the benchmark.
 fn machine() -> Option<Machine> {
-    let survey = Survey::take(&SourceArgs::default(), 0).ok()?;
+    let survey = Discovery::run(&SourceArgs::default(), 0).ok()?;
     survey.machines.into_iter().next()
 }
 

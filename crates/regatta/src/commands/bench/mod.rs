@@ -25,7 +25,7 @@ use anyhow::{Result, bail};
 pub use args::BenchArgs;
 use args::BenchCommand;
 
-use super::ranks::is_rank;
+use super::self_launch::is_rank;
 
 /// Runs the command, either as a rank of a job or as the parent that launches the ranks.
 pub fn run(mut args: BenchArgs) -> Result<ExitCode> {

@@ -18,7 +18,7 @@ use super::{files, plot};
 use crate::cli::{HEADING, WARNING};
 use crate::options::SourceArgs;
 use crate::output;
-use crate::plan::Survey;
+use crate::plan::Discovery;
 
 /// Polling interval for the end of a child.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -56,7 +56,7 @@ fn scan(args: &CollectiveArgs, folder: &Path) -> Result<ExitCode> {
         nodes: args.ranks.nodes,
         ..SourceArgs::default()
     };
-    let nodes = Survey::take(&source, 0)?.allocation.nodes.len() as u32;
+    let nodes = Discovery::run(&source, 0)?.allocation.nodes.len() as u32;
     if nodes < 2 {
         bail!(
             "--scan needs at least two nodes: run it in an allocation of several nodes, or list them \
@@ -139,7 +139,7 @@ fn run_children(args: &CollectiveArgs, children: &[ChildRun]) -> Result<ChildOut
     let mut outcomes = ChildOutcomes::default();
     for (number, child) in (1..).zip(children) {
         let heading = format!("{number} of {}: {}", children.len(), child.label);
-        output::complain(&format!("{HEADING}{heading}{HEADING:#}\n"));
+        output::eprint(&format!("{HEADING}{heading}{HEADING:#}\n"));
         let status = wait_for(&mut command(args, child)?, &mut signals)?;
         outcomes.signal = signals.end();
         outcomes.children.push(outcome(child, status, outcomes.signal.is_some()));
@@ -195,7 +195,7 @@ fn outcome(child: &ChildRun, status: ExitStatus, interrupted: bool) -> ChildOutc
             None => "nothing was measured".to_owned(),
         };
         let note = format!("{} {what} ({status}); {left}", child.label);
-        output::complain(&format!("{WARNING}note:{WARNING:#} {note}\n"));
+        output::eprint(&format!("{WARNING}note:{WARNING:#} {note}\n"));
         result.iter_mut().for_each(|result| result.notes.push(note.clone()));
     }
     ChildOutcome { result, failed }

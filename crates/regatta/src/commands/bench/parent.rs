@@ -18,9 +18,9 @@ use super::rank::EVENT_PREFIX;
 use super::reporter::Reporter;
 use crate::cli::LaunchArgs;
 use crate::commands::launch;
-use crate::commands::ranks::{Wanted, says_how_many};
+use crate::commands::self_launch::{LaunchRequest, sets_rank_count};
 use crate::options::SourceArgs;
-use crate::plan::Survey;
+use crate::plan::Discovery;
 
 /// Default number of ranks on a single machine without GPUs.
 const LOCAL_RANKS: std::ops::RangeInclusive<usize> = 2..=8;
@@ -39,12 +39,12 @@ pub fn run(options: &BenchOptions<'_>) -> Result<ExitCode> {
         Some(chunk) => listener.borrow_mut().on_chunk(chunk),
         None => listener.borrow_mut().hide_progress(),
     });
-    let listener = launch::Listener {
-        takes: |line| line.starts_with(EVENT_PREFIX),
-        hear,
-        names_folder: false,
+    let listener = launch::LineObserver {
+        is_event: |line| line.starts_with(EVENT_PREFIX),
+        on_line: hear,
+        prints_run_dir: false,
     };
-    let code = launch::run_heard(&launch, Some(listener))?;
+    let code = launch::run_with_observer(&launch, Some(listener))?;
     let exit_code = reporter.borrow_mut().finish()?;
     Ok(if code == ExitCode::SUCCESS { exit_code } else { code })
 }
@@ -55,15 +55,15 @@ fn launch_args(
     count: Option<u32>,
     folder: PathBuf,
 ) -> Result<Box<LaunchArgs>> {
-    let wanted = Wanted {
+    let wanted = LaunchRequest {
         ranks: count,
         ranks_per_node: ranks.ranks_per_node,
         nodes: ranks.nodes,
         hostfile: ranks.hostfile.as_deref(),
-        folder,
+        run_dir: folder,
         gpus: matches!(ranks.backend, Backend::Auto | Backend::Nccl | Backend::Rccl),
-        launch: ranks.launch.as_deref(),
-        more: ranks.sweep_var.iter().map(|name| format!("--trying={name}")).collect(),
+        user_options: ranks.launch.as_deref(),
+        options: ranks.sweep_var.iter().map(|name| format!("--inherit={name}")).collect(),
     };
     wanted.launch_args()
 }
@@ -77,13 +77,13 @@ fn rank_count(ranks: &BenchRankArgs) -> Result<Option<u32>> {
         return Ok(Some(ranks.threads.unwrap_or(1).saturating_mul(ranks.gpus.unwrap_or(1))));
     }
     let on_other_nodes = ranks.nodes.is_some() || ranks.hostfile.is_some();
-    if ranks.ranks_per_node.is_some() || on_other_nodes || says_how_many(ranks.launch.as_deref())? {
+    if ranks.ranks_per_node.is_some() || on_other_nodes || sets_rank_count(ranks.launch.as_deref())? {
         return Ok(None);
     }
-    let survey = Survey::take(&SourceArgs::default(), 0)?;
+    let survey = Discovery::run(&SourceArgs::default(), 0)?;
     let machine = &survey.machines[0];
     let devices = matches!(ranks.backend, Backend::Auto | Backend::Nccl | Backend::Rccl);
-    let by_launcher = survey.is_elsewhere()
+    let by_launcher = survey.needs_agents()
         || survey.allocation.me.is_some()
         || (devices && uses_gpus(machine, ranks.backend));
     let cores = machine.cores.len().clamp(*LOCAL_RANKS.start(), *LOCAL_RANKS.end());

@@ -24,7 +24,7 @@ impl ProgressBar {
     /// Draws the bar.
     pub fn show(&mut self, progress: &BenchProgress) {
         if self.terminal {
-            output::complain(&format!("\r\x1b[2K{}", line(progress)));
+            output::eprint(&format!("\r\x1b[2K{}", line(progress)));
             self.shown = true;
         }
     }
@@ -32,7 +32,7 @@ impl ProgressBar {
     /// Erases the bar before other output.
     pub fn hide(&mut self) {
         if self.shown {
-            output::complain("\r\x1b[2K");
+            output::eprint("\r\x1b[2K");
             self.shown = false;
         }
     }

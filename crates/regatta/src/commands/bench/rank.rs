@@ -96,7 +96,7 @@ fn max_size(connection: &Connection) -> Result<u64> {
     let own = comm.peer(comm.rank()).host;
     let local: Vec<u32> = (0..comm.size()).filter(|rank| comm.peer(*rank).host == own).collect();
     let each = |free: u64, ranks: usize| free / ranks.max(1) as u64 / BUFFERS;
-    let host = crate::system::free_memory().map_or(u64::MAX, |free| each(free, local.len()));
+    let host = crate::system::available_memory().map_or(u64::MAX, |free| each(free, local.len()));
     let buses = backend::buses(comm, connection.device)?;
     let Some((vendor, device)) = connection.device else { return Ok(host) };
     let bus = |rank: &u32| &buses[*rank as usize];

@@ -119,7 +119,7 @@ impl Reporter {
             BenchEvent::Progress(progress) => self.bar.show(&progress),
             BenchEvent::Note(note) => {
                 self.bar.hide();
-                output::complain(&format!("{WARNING}note:{WARNING:#} {note}\n"));
+                output::eprint(&format!("{WARNING}note:{WARNING:#} {note}\n"));
                 self.result.notes.push(note);
             }
             BenchEvent::Finished => {
@@ -180,7 +180,7 @@ impl Reporter {
         let Some(file) = &self.tuning else { return };
         self.bar.hide();
         match output::write_file(file, table) {
-            Ok(()) => output::complain(&format!(
+            Ok(()) => output::eprint(&format!(
                 "tuning table: {0}; use it with REGATTA_TUNING={0}\n",
                 file.display()
             )),
@@ -252,7 +252,7 @@ impl Reporter {
         let wrong = wrong(&self.result);
         if wrong > 0 {
             let wrong = units::count(usize::try_from(wrong).unwrap_or(usize::MAX), "element");
-            output::complain(&format!("{ERROR}{wrong} wrong{ERROR:#}: see column #wrong\n"));
+            output::eprint(&format!("{ERROR}{wrong} wrong{ERROR:#}: see column #wrong\n"));
             return Ok(ExitCode::FAILURE);
         }
         match &self.baseline {
@@ -268,7 +268,7 @@ impl Reporter {
             true => "result".to_owned(),
             false => format!("interrupted; {} saved", units::count(rows, "size")),
         };
-        output::complain(&format!("{FAINT}{what}: {}{FAINT:#}\n", out.display()));
+        output::eprint(&format!("{FAINT}{what}: {}{FAINT:#}\n", out.display()));
     }
 }
 
