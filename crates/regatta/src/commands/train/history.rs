@@ -1,40 +1,40 @@
-//! What is known of a run so far, from what rank 0 told. No I/O; times are given, in seconds since
-//! the watch began.
+//! The state of a run, accumulated from its events. No I/O; times are arguments, in seconds since
+//! the start.
 
 use std::collections::VecDeque;
 
 use regatta_train::metrics::{About, Event, StepMetrics, StepSeconds, Summary};
 
-/// Steps that figures of speed are taken over.
-const RECENT: usize = 50;
-/// Parts of a step.
-pub const PARTS: usize = 7;
-/// The least share of a step that is worth a word.
-const NOTABLE: f64 = 0.005;
-/// Points of a curve that are kept: more than a screen has dots.
-const MOST_POINTS: usize = 4096;
+/// Steps over which throughput and times are averaged.
+const WINDOW: usize = 50;
+/// Phases of a step.
+pub const PHASES: usize = 7;
+/// Fraction of a step from which a phase is in the legend.
+const VISIBLE_FRACTION: f64 = 0.005;
+/// Upper bound on points of a loss history; no terminal has as many dots.
+const MAX_POINTS: usize = 4096;
 
-/// Losses over steps. When there are too many, neighbours become one: no run fills the memory.
+/// Losses over steps, downsampled so that memory is bounded.
 #[derive(Debug, Clone, Default)]
-pub struct History {
+pub struct LossHistory {
     points: Vec<(f64, f64)>,
-    /// How many losses a point is the mean of.
-    each: usize,
-    /// The next point's steps, losses, and how many.
-    next: (f64, f64, usize),
+    /// Number of losses averaged per point.
+    bucket_size: usize,
+    /// Sum of steps, sum of losses and count of the incomplete last point.
+    bucket: (f64, f64, usize),
 }
 
-impl History {
+impl LossHistory {
     /// Adds the loss of a step.
     pub fn add(&mut self, step: u64, loss: f64) {
-        self.each = self.each.max(1);
-        let (steps, losses, count) = self.next;
-        self.next = (steps + step as f64, losses + loss, count + 1);
-        if self.next.2 >= self.each {
-            let (steps, losses, count) = std::mem::take(&mut self.next);
+        self.bucket_size = self.bucket_size.max(1);
+        let (steps, losses, count) = self.bucket;
+        self.bucket = (steps + step as f64, losses + loss, count + 1);
+        if self.bucket.2 >= self.bucket_size {
+            let (steps, losses, count) = std::mem::take(&mut self.bucket);
             self.points.push((steps / count as f64, losses / count as f64));
         }
-        if self.points.len() >= MOST_POINTS {
+        if self.points.len() >= MAX_POINTS {
             let mean = |pair: &[(f64, f64)]| {
                 let n = pair.len() as f64;
                 (
@@ -43,7 +43,7 @@ impl History {
                 )
             };
             self.points = self.points.chunks(2).map(mean).collect();
-            self.each *= 2;
+            self.bucket_size *= 2;
         }
     }
 
@@ -53,106 +53,107 @@ impl History {
     }
 }
 
-/// What is known of a run so far.
+/// The state of a run.
 #[derive(Debug, Clone, Default)]
-pub struct Watch {
-    /// What is trained.
+pub struct RunHistory {
+    /// Description of the run.
     pub about: About,
-    /// The last step.
-    pub latest: Option<StepMetrics>,
-    /// The last loss on what is not trained on.
-    pub validation: Option<f64>,
-    /// Losses over steps.
-    pub training: History,
-    /// Validation losses over steps.
-    pub validations: History,
-    /// The step of the last checkpoint.
+    /// Metrics of the last step.
+    pub last_step: Option<StepMetrics>,
+    /// The last validation loss.
+    pub val_loss: Option<f64>,
+    /// Training losses.
+    pub train_losses: LossHistory,
+    /// Validation losses.
+    pub val_losses: LossHistory,
+    /// Step of the last checkpoint.
     pub checkpoint: Option<u64>,
-    /// How it ended.
-    pub ended: Option<Summary>,
-    /// Which parts of a step have taken time that is worth a word, in the order of
-    /// [`StepSeconds::parts`]. One that has stays, so that nothing comes and goes.
-    pub notable: [bool; PARTS],
+    /// Summary at the end.
+    pub summary: Option<Summary>,
+    /// Phases of a step shown in the legend, in the order of [`StepSeconds::parts`]. A phase that
+    /// was visible once stays, so that the layout is stable.
+    pub visible_phases: [bool; PHASES],
+    /// Recent steps with their times.
     recent: VecDeque<(f64, StepMetrics)>,
 }
 
-impl Watch {
-    /// Takes what happened.
-    pub fn hear(&mut self, event: &Event, now: f64) {
+impl RunHistory {
+    /// Applies an event.
+    pub fn on_event(&mut self, event: &Event, now: f64) {
         match event {
             Event::Begin(about) => self.about = (**about).clone(),
-            Event::Step(step) => self.step(step, now),
-            Event::Validation { step, loss } => self.validated(*step, *loss),
+            Event::Step(step) => self.add_step(step, now),
+            Event::Validation { step, loss } => self.add_validation(*step, *loss),
             Event::Checkpoint { step, .. } => self.checkpoint = Some(*step),
-            Event::End(summary) => self.ended = Some((**summary).clone()),
+            Event::End(summary) => self.summary = Some((**summary).clone()),
             Event::Note(_) | Event::Sample(_) => {}
         }
     }
 
-    /// Takes what happened before a restart: it belongs to the curve, not to the pace. Of steps that
-    /// are done again, what was seen of them does not count.
-    pub fn recall(&mut self, before: &[Event]) {
-        (self.training, self.validations) = Default::default();
-        for event in before {
+    /// Replaces the losses by those recorded before a resume. Steps after the checkpoint are repeated,
+    /// so their losses are dropped; throughput does not include earlier steps.
+    pub fn restore(&mut self, recorded: &[Event]) {
+        (self.train_losses, self.val_losses) = Default::default();
+        for event in recorded {
             match event {
-                Event::Step(step) => self.training.add(step.step, step.loss),
-                Event::Validation { step, loss } => self.validated(*step, *loss),
+                Event::Step(step) => self.train_losses.add(step.step, step.loss),
+                Event::Validation { step, loss } => self.add_validation(*step, *loss),
                 _ => {}
             }
         }
     }
 
-    fn step(&mut self, step: &StepMetrics, now: f64) {
-        self.training.add(step.step, step.loss);
+    fn add_step(&mut self, step: &StepMetrics, now: f64) {
+        self.train_losses.add(step.step, step.loss);
         if let Some(loss) = step.validation_loss {
-            self.validated(step.step, loss);
+            self.add_validation(step.step, loss);
         }
-        if self.recent.len() >= RECENT {
+        if self.recent.len() >= WINDOW {
             self.recent.pop_front();
         }
         self.recent.push_back((now, step.clone()));
-        self.latest = Some(step.clone());
-        let parts = self.seconds().parts();
-        let sum: f64 = parts.iter().map(|(_, seconds)| seconds).sum();
-        for (notable, (_, seconds)) in self.notable.iter_mut().zip(parts) {
-            *notable |= seconds > NOTABLE * sum;
+        self.last_step = Some(step.clone());
+        let phases = self.step_times().parts();
+        let sum: f64 = phases.iter().map(|(_, seconds)| seconds).sum();
+        for (visible, (_, seconds)) in self.visible_phases.iter_mut().zip(phases) {
+            *visible |= seconds > VISIBLE_FRACTION * sum;
         }
     }
 
-    fn validated(&mut self, step: u64, loss: f64) {
-        self.validations.add(step, loss);
-        self.validation = Some(loss);
+    fn add_validation(&mut self, step: u64, loss: f64) {
+        self.val_losses.add(step, loss);
+        self.val_loss = Some(loss);
     }
 
-    /// Steps that are done.
+    /// Completed steps.
     pub fn done(&self) -> u64 {
-        self.latest.as_ref().map_or(self.about.done, |step| step.step)
+        self.last_step.as_ref().map_or(self.about.done, |step| step.step)
     }
 
-    /// The steps of the run.
+    /// Total steps of the run.
     pub fn steps(&self) -> u64 {
-        self.latest.as_ref().map_or(self.about.steps, |step| step.steps).max(1)
+        self.last_step.as_ref().map_or(self.about.steps, |step| step.steps).max(1)
     }
 
-    /// Seconds until the last step, if the pace stays that of the last ones.
-    pub fn left(&self, now: f64) -> Option<f64> {
+    /// Estimated seconds to the last step, from the recent steps.
+    pub fn eta(&self, now: f64) -> Option<f64> {
         let ((first, from), (last, to)) = (self.recent.front()?, self.recent.back()?);
         let steps = to.step.saturating_sub(from.step) as f64;
-        // What happens between steps, such as a validation, takes its time too.
-        let each = if steps > 0.0 { (last - first) / steps } else { to.seconds.step };
-        let behind = to.steps.saturating_sub(to.step) as f64;
-        Some((behind * each - (now - last)).max(0.0))
+        // The interval between steps includes validations and checkpoints.
+        let interval = if steps > 0.0 { (last - first) / steps } else { to.seconds.step };
+        let remaining = to.steps.saturating_sub(to.step) as f64;
+        Some((remaining * interval - (now - last)).max(0.0))
     }
 
-    /// The mean of a figure a second, over the last steps: each has as many tokens.
-    pub fn speed(&self, of: fn(&StepMetrics) -> f64) -> Option<f64> {
+    /// The harmonic mean of a throughput over the recent steps, which have the same number of tokens.
+    pub fn throughput(&self, of: fn(&StepMetrics) -> f64) -> Option<f64> {
         let times = self.recent.iter().map(|(_, step)| 1.0 / of(step));
         let mean = times.sum::<f64>() / self.recent.len() as f64;
         (mean.is_finite() && mean > 0.0).then(|| 1.0 / mean)
     }
 
-    /// Where the time of the last steps went, on the mean.
-    pub fn seconds(&self) -> StepSeconds {
+    /// Mean times of the recent steps by phase.
+    pub fn step_times(&self) -> StepSeconds {
         let n = self.recent.len().max(1) as f64;
         let mean = |of: fn(&StepSeconds) -> f64| {
             self.recent.iter().map(|(_, step)| of(&step.seconds)).sum::<f64>() / n
@@ -175,31 +176,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_long_run_is_kept_in_little_memory_with_its_means() {
-        let mut history = History::default();
+    fn loss_history_of_a_long_run_is_downsampled_to_means() {
+        let mut history = LossHistory::default();
         (1..=1_000_000).for_each(|step| history.add(step, step as f64));
         let points = history.points();
-        assert!((1000..MOST_POINTS).contains(&points.len()), "{}", points.len());
+        assert!((1000..MAX_POINTS).contains(&points.len()), "{}", points.len());
         assert!(points.iter().all(|(step, loss)| step == loss));
         assert!(points.windows(2).all(|pair| pair[0].0 < pair[1].0));
     }
 
     #[test]
-    fn what_was_before_a_restart_is_in_the_curve_only() {
-        let mut watch = Watch::default();
+    fn restored_steps_are_in_the_losses_but_not_in_the_throughput() {
+        let mut history = RunHistory::default();
         let step = StepMetrics { step: 1, loss: 4.0, ..Default::default() };
-        watch.recall(&[Event::Step(Box::new(step)), Event::Validation { step: 1, loss: 3.0 }]);
-        assert_eq!((watch.training.points(), watch.validation), (&[(1.0, 4.0)][..], Some(3.0)));
-        assert_eq!((watch.done(), watch.left(0.0)), (0, None));
+        history.restore(&[Event::Step(Box::new(step)), Event::Validation { step: 1, loss: 3.0 }]);
+        assert_eq!(history.train_losses.points(), [(1.0, 4.0)]);
+        assert_eq!((history.val_loss, history.done(), history.eta(0.0)), (Some(3.0), 0, None));
     }
 
     #[test]
-    fn the_time_left_follows_the_pace_of_the_last_steps() {
-        let mut watch = Watch::default();
-        assert_eq!((watch.left(0.0), watch.speed(|s| s.tokens_per_second)), (None, None));
+    fn eta_and_throughput_follow_the_recent_steps() {
+        let mut history = RunHistory::default();
+        assert_eq!((history.eta(0.0), history.throughput(|s| s.tokens_per_second)), (None, None));
         for step in 1..=100u64 {
             let seconds = StepSeconds { step: 0.1, ..Default::default() };
-            let pace = if step <= 40 { 1.0 } else { 0.5 };
+            let interval = if step <= 40 { 1.0 } else { 0.5 };
             let metrics = StepMetrics {
                 step,
                 steps: 200,
@@ -207,11 +208,12 @@ mod tests {
                 tokens_per_second: 10.0,
                 ..Default::default()
             };
-            watch.hear(&Event::Step(Box::new(metrics)), 1000.0 + step as f64 * pace);
+            history.on_event(&Event::Step(Box::new(metrics)), 1000.0 + step as f64 * interval);
         }
-        assert_eq!(watch.left(1050.0), Some(50.0));
-        assert_eq!(watch.left(1051.0), Some(49.0));
-        assert_eq!(watch.left(9999.0), Some(0.0));
-        assert!(watch.speed(|s| s.tokens_per_second).is_some_and(|s| (s - 10.0).abs() < 1e-9));
+        assert_eq!(history.eta(1050.0), Some(50.0));
+        assert_eq!(history.eta(1051.0), Some(49.0));
+        assert_eq!(history.eta(9999.0), Some(0.0));
+        let rate = history.throughput(|s| s.tokens_per_second).unwrap();
+        assert!((rate - 10.0).abs() < 1e-9, "{rate}");
     }
 }

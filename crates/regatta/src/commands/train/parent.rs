@@ -1,4 +1,5 @@
-//! Started by a person: starts the ranks, each this program again, and shows what rank 0 tells.
+//! The parent process: launches the ranks, each this program again, and reports the events of rank
+//! 0.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -10,46 +11,48 @@ use regatta_train::config::Resolved;
 use regatta_train::run::CONFIG as CONFIG_FILE;
 
 use super::args::TrainArgs;
-use super::place;
-use super::rank::EVENT;
-use super::report::Report;
+use super::rank::EVENT_PREFIX;
+use super::reporter::ProgressReporter;
+use super::run_dir;
 use crate::cli::LaunchArgs;
 use crate::commands::launch;
 use crate::commands::self_launch::LaunchRequest;
 use crate::output;
 
-/// Starts the ranks.
+/// Launches the ranks.
 pub fn run(resolved: &Resolved, args: &TrainArgs) -> Result<ExitCode> {
-    let (launch, folder) = launch_args(resolved, args, args.ranks.ranks)?;
-    let named = args.resume.as_ref().or(args.run_dir.as_ref());
-    let mut report = Report::new(args, named.unwrap_or(&folder));
-    let hear = Box::new(move |line: &str| match line.strip_prefix(EVENT) {
-        Some(event) => report.hear_text(event),
-        None => report.make_way(),
+    let (launch, launch_folder) = launch_args(resolved, args, args.ranks.ranks)?;
+    let run_dir = args.resume.as_ref().or(args.run_dir.as_ref());
+    let mut reporter = ProgressReporter::new(args, run_dir.unwrap_or(&launch_folder));
+    let on_line = Box::new(move |line: &str| match line.strip_prefix(EVENT_PREFIX) {
+        Some(event) => reporter.on_event_json(event),
+        None => reporter.hide_dashboard(),
     });
-    let listener = launch::LineObserver {
-        is_event: |line| line.starts_with(EVENT),
-        on_line: hear,
+    let observer = launch::LineObserver {
+        is_event: |line| line.starts_with(EVENT_PREFIX),
+        on_line,
         prints_run_dir: true,
     };
-    launch::run_with_observer(&launch, Some(listener))
+    launch::run_with_observer(&launch, Some(observer))
 }
 
-/// How so many ranks are started, or as many as the launcher plans, and where what they write is kept.
+/// Options of `regatta launch` for `count` ranks (`None`: as planned by the launcher), and the
+/// launch folder.
 pub fn launch_args(
     resolved: &Resolved,
     args: &TrainArgs,
     count: Option<u32>,
 ) -> Result<(Box<LaunchArgs>, PathBuf)> {
     let id = run_id(SystemTime::now(), std::process::id());
-    // What goes on has its ranks' logs beside those of the ranks before.
     let folder = match (&args.resume, &args.run_dir) {
-        (Some(before), _) => place::again(before, &id),
-        (None, Some(own)) => place::launch_folder(own, &placed(resolved)?.config, &id)?,
+        (Some(run_dir), _) => run_dir::relaunch_folder(run_dir, &id),
+        (None, Some(run_dir)) => {
+            run_dir::launch_folder(run_dir, &with_absolute_paths(resolved)?.config, &id)?
+        }
         (None, None) => PathBuf::from("runs").join(&id),
     };
     let ranks = &args.ranks;
-    let wanted = LaunchRequest {
+    let request = LaunchRequest {
         ranks: count,
         ranks_per_node: ranks.ranks_per_node,
         nodes: ranks.nodes,
@@ -59,8 +62,8 @@ pub fn launch_args(
         user_options: ranks.launch.as_deref(),
         options: Vec::new(),
     };
-    let launch = wanted.launch_args()?;
-    // Whatever the data's vocabulary will be.
+    let launch = request.launch_args()?;
+    // Validates the model with any vocabulary size, because the data is not read yet.
     resolved.config.shape(1)?;
     if let Some(count) = count {
         resolved.config.validate(count as usize)?;
@@ -68,21 +71,21 @@ pub fn launch_args(
     Ok((launch, folder))
 }
 
-/// Leaves the configuration in the run's folder, so that the run can go on and what it has kept is
-/// found, from wherever that is asked for.
-pub fn keep_config(resolved: &Resolved, folder: &Path) -> Result<()> {
-    std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
-    output::write_file(&folder.join(CONFIG_FILE), &placed(resolved)?.to_toml())
+/// Saves the configuration in the run folder, for `--resume` and for commands that look up the
+/// run's checkpoints.
+pub fn save_config(resolved: &Resolved, run_dir: &Path) -> Result<()> {
+    std::fs::create_dir_all(run_dir).with_context(|| run_dir.display().to_string())?;
+    output::write_file(&run_dir.join(CONFIG_FILE), &with_absolute_paths(resolved)?.to_toml())
 }
 
-/// The same with the folder of checkpoints as it is called from anywhere.
-fn placed(resolved: &Resolved) -> Result<Resolved> {
-    let mut placed = resolved.clone();
-    let checkpoints = &mut placed.config.checkpoint.folder;
+/// The configuration with an absolute checkpoint folder, valid in any working directory.
+fn with_absolute_paths(resolved: &Resolved) -> Result<Resolved> {
+    let mut resolved = resolved.clone();
+    let checkpoints = &mut resolved.config.checkpoint.folder;
     if !checkpoints.is_empty() {
         let absolute = std::path::absolute(&checkpoints);
         let absolute = absolute.with_context(|| format!("checkpoint.folder {checkpoints}"))?;
         *checkpoints = absolute.to_string_lossy().into_owned();
     }
-    Ok(placed)
+    Ok(resolved)
 }

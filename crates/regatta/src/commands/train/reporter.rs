@@ -1,7 +1,7 @@
-//! What becomes of events: shown to whoever watches, and kept in the run's folder.
+//! Consumes the events of a run: shows the progress, and records metrics in the run folder.
 //!
-//! They are kept by rank 0 itself, so that the figures of a step are there before a checkpoint of it
-//! is: whatever is killed, a run that goes on misses none.
+//! Rank 0 itself records the metrics, so that those of a step are written before its checkpoint. A
+//! resumed run then has the metrics of every step, whichever process was killed.
 
 use std::io::Stdout;
 use std::path::{Path, PathBuf};
@@ -13,88 +13,92 @@ use std::time::{Duration, Instant, SystemTime};
 use regatta_train::metrics::{Event, JsonLines, METRICS_FILE, Recorder};
 
 use super::args::TrainArgs;
-use super::screen::{Form, Screen, terminal_size};
+use super::terminal::{OutputMode, TerminalOutput, terminal_size};
 
-/// How often the display shows that time passes, where steps are slow.
-const TICK: Duration = Duration::from_millis(500);
+/// Interval of dashboard updates between events.
+const REFRESH_INTERVAL: Duration = Duration::from_millis(500);
 
-type Shown = Arc<Mutex<Screen<Stdout>>>;
+type SharedOutput = Arc<Mutex<TerminalOutput<Stdout>>>;
 
-/// Shows what happens.
-pub struct Report {
-    screen: Shown,
-    began: Instant,
-    folder: PathBuf,
-    /// Started when the first event is heard, and where it is: before that the launcher becomes two
-    /// processes, and a thread stays in the other.
-    clock: Option<Clock>,
-    live: bool,
+/// Shows the progress of a run on standard output.
+pub struct ProgressReporter {
+    output: SharedOutput,
+    start: Instant,
+    run_dir: PathBuf,
+    /// Started by the first event: the launcher forks before it, and a thread does not survive a
+    /// fork.
+    refresh: Option<RefreshThread>,
+    has_dashboard: bool,
 }
 
-impl Report {
-    /// In the form that is asked for; the training keeps its metrics in this folder.
-    pub fn new(args: &TrainArgs, folder: &Path) -> Self {
-        let form = Form::of_stdout(args.json);
-        let screen = Screen::new(form, std::io::stdout(), Box::new(terminal_size));
-        let (screen, began) = (Arc::new(Mutex::new(screen)), Instant::now());
-        let live = matches!(form, Form::Live { .. });
-        Self { screen, began, folder: folder.to_owned(), clock: None, live }
+impl ProgressReporter {
+    /// A reporter of the run in `run_dir`.
+    pub fn new(args: &TrainArgs, run_dir: &Path) -> Self {
+        let mode = OutputMode::of_stdout(args.json);
+        let output = TerminalOutput::new(mode, std::io::stdout(), Box::new(terminal_size));
+        Self {
+            output: Arc::new(Mutex::new(output)),
+            start: Instant::now(),
+            run_dir: run_dir.to_owned(),
+            refresh: None,
+            has_dashboard: matches!(mode, OutputMode::Dashboard { .. }),
+        }
     }
 
-    /// Hears an event as it came from rank 0.
-    pub fn hear_text(&mut self, text: &str) {
+    /// Handles an event of rank 0 in JSON.
+    pub fn on_event_json(&mut self, text: &str) {
         match serde_json::from_str(text) {
-            Ok(event) => self.hear(&event),
+            Ok(event) => self.on_event(&event),
             Err(error) => {
-                let note = format!("rank 0 told something that cannot be read: {error}");
-                self.hear(&Event::Note(note));
+                let note = format!("cannot parse an event of rank 0: {error}");
+                self.on_event(&Event::Note(note));
             }
         }
     }
 
-    /// Hears an event.
-    pub fn hear(&mut self, event: &Event) {
-        if self.live && self.clock.is_none() {
-            self.clock = Clock::start(self.screen.clone(), self.began);
+    /// Handles an event.
+    pub fn on_event(&mut self, event: &Event) {
+        if self.has_dashboard && self.refresh.is_none() {
+            self.refresh = RefreshThread::start(self.output.clone(), self.start);
         }
-        let mut screen = lock(&self.screen);
-        // The curve begins with what was done before.
+        let mut output = lock(&self.output);
+        // The loss plot of a resumed run includes the earlier steps.
         if let Event::Begin(about) = event
             && about.done > 0
         {
-            let file = self.folder.join(METRICS_FILE);
-            screen.recall(&JsonLines::read(&file, about.done).unwrap_or_default());
+            let file = self.run_dir.join(METRICS_FILE);
+            output.restore(&JsonLines::read(&file, about.done).unwrap_or_default());
         }
-        screen.hear(event, self.began.elapsed().as_secs_f64());
+        output.on_event(event, self.start.elapsed().as_secs_f64());
     }
 
-    /// Something else is about to be shown.
-    pub fn make_way(&mut self) {
-        lock(&self.screen).make_way();
+    /// Erases the dashboard before other output.
+    pub fn hide_dashboard(&mut self) {
+        lock(&self.output).hide_dashboard();
     }
 }
 
-/// Keeps what happens in a run's folder.
-pub struct Record {
-    folder: PathBuf,
+/// Records events in the run folder.
+pub struct EventRecorder {
+    run_dir: PathBuf,
     tensorboard: bool,
-    /// Known when the training says how many steps were done before.
+    /// Opened by the first event, which has the number of steps done before.
     recorder: Option<Recorder>,
 }
 
-impl Record {
-    /// In this folder, for TensorBoard too or not.
-    pub fn new(folder: &Path, tensorboard: bool) -> Self {
-        Self { folder: folder.to_owned(), tensorboard, recorder: None }
+impl EventRecorder {
+    /// Records in `run_dir`, also for TensorBoard if enabled.
+    pub fn new(run_dir: &Path, tensorboard: bool) -> Self {
+        Self { run_dir: run_dir.to_owned(), tensorboard, recorder: None }
     }
 
-    /// Keeps an event. Returns what is to be said of that.
-    pub fn keep(&mut self, event: &Event) -> Option<String> {
-        let now = since_1970();
+    /// Records an event. Returns a warning if that fails.
+    pub fn record(&mut self, event: &Event) -> Option<String> {
+        let now = unix_time();
         if let Event::Begin(about) = event {
             let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
             let (recorder, warning) =
-                Recorder::open(&self.folder, self.tensorboard, about.done, &host, now);
+                Recorder::open(&self.run_dir, self.tensorboard, about.done, &host, now);
             self.recorder = Some(recorder);
             return warning;
         }
@@ -102,27 +106,27 @@ impl Record {
     }
 }
 
-/// Makes the display show that time passes, until it is dropped.
-struct Clock {
-    /// Dropped first: that ends the thread.
+/// Redraws the dashboard periodically until it is dropped.
+struct RefreshThread {
+    /// Dropping the sender ends the thread.
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Clock {
-    fn start(screen: Shown, began: Instant) -> Option<Self> {
+impl RefreshThread {
+    fn start(output: SharedOutput, start: Instant) -> Option<Self> {
         let (stop, stopped) = channel();
-        let tick = move || {
-            while stopped.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
-                lock(&screen).tick(began.elapsed().as_secs_f64());
+        let refresh = move || {
+            while stopped.recv_timeout(REFRESH_INTERVAL) == Err(RecvTimeoutError::Timeout) {
+                lock(&output).refresh(start.elapsed().as_secs_f64());
             }
         };
-        let thread = std::thread::Builder::new().name("clock".to_owned()).spawn(tick).ok()?;
+        let thread = std::thread::Builder::new().name("refresh".to_owned()).spawn(refresh).ok()?;
         Some(Self { stop: Some(stop), thread: Some(thread) })
     }
 }
 
-impl Drop for Clock {
+impl Drop for RefreshThread {
     fn drop(&mut self) {
         self.stop = None;
         if let Some(thread) = self.thread.take() {
@@ -131,12 +135,12 @@ impl Drop for Clock {
     }
 }
 
-fn lock(screen: &Shown) -> MutexGuard<'_, Screen<Stdout>> {
-    screen.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(output: &SharedOutput) -> MutexGuard<'_, TerminalOutput<Stdout>> {
+    output.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Now, in seconds since 1970.
-fn since_1970() -> f64 {
+/// Seconds since the Unix epoch.
+fn unix_time() -> f64 {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     now.map_or(0.0, |now| now.as_secs_f64())
 }

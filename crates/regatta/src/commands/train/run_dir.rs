@@ -1,4 +1,4 @@
-//! Which folder a run may have: a new one, one in which nothing was trained yet, or its own.
+//! Checks and locks the run folder. It must be new, without training progress, or hold the same run.
 
 use std::fs::{File, TryLockError};
 use std::io::Write;
@@ -10,91 +10,94 @@ use regatta_train::config::{Config, KEYS, Resume};
 use regatta_train::metrics::{JsonLines, METRICS_FILE};
 use regatta_train::run;
 
-/// Locked by rank 0 of whoever trains in a run's folder.
-const LOCK: &str = "train.lock";
+/// Lock file of the run folder, locked by rank 0 during the run.
+const LOCK_FILE: &str = "train.lock";
 
-/// What is in a folder that a run is to have.
+/// Subfolder of the run folder with the launch folders of later launches.
+const RELAUNCH_FOLDER: &str = "relaunch";
+
+/// Contents of a run folder.
 #[derive(Debug, Default, PartialEq)]
-struct There {
-    /// Something was started there before.
-    started: bool,
-    /// Steps were done.
-    trained: bool,
-    /// There are checkpoints.
-    kept: bool,
-    /// The configuration of what is there, if it can be understood.
+struct RunDirContents {
+    /// A launch used the folder before.
+    launched: bool,
+    /// There are metrics of steps.
+    has_steps: bool,
+    has_checkpoints: bool,
+    /// The configuration of the run, if it can be parsed.
     config: Option<Config>,
 }
 
-/// How a folder may be used.
+/// How a launch uses the run folder.
 #[derive(Debug, PartialEq)]
-enum Use {
-    /// It is new.
+enum RunDirUse {
     New,
-    /// Beside what was started there before: that has trained nothing, or goes on now.
-    Again,
+    /// An earlier launch used it: it trained no step, or its run is resumed.
+    Relaunch,
 }
 
-/// Where a launch in a run's folder is kept, whose name is `id`. A run that is there already goes on
-/// if it is the same, and what has trained nothing is in nobody's way.
+/// The launch folder of launch `id` in a run folder. Fails if the folder holds another run, or one
+/// that cannot be resumed.
 pub fn launch_folder(folder: &Path, config: &Config, id: &str) -> Result<PathBuf> {
-    match decide(&look(folder, config), config) {
-        Ok(Use::New) => Ok(folder.to_owned()),
-        Ok(Use::Again) => Ok(again(folder, id)),
+    match check(&read_contents(folder, config), config) {
+        Ok(RunDirUse::New) => Ok(folder.to_owned()),
+        Ok(RunDirUse::Relaunch) => Ok(relaunch_folder(folder, id)),
         Err(why) => {
             let folder = folder.display();
             bail!(
-                "{folder} {why}: --resume {folder} goes on with it, --run-dir takes another folder"
+                "{folder} already contains a run{why}: resume it with --resume {folder}, or choose \
+                 another --run-dir"
             )
         }
     }
 }
 
-/// Where ranks' logs are if those of others are there already.
-pub fn again(folder: &Path, id: &str) -> PathBuf {
-    folder.join("again").join(id)
+/// The launch folder of a later launch, next to the logs of earlier ones.
+pub fn relaunch_folder(folder: &Path, id: &str) -> PathBuf {
+    folder.join(RELAUNCH_FOLDER).join(id)
 }
 
-fn decide(there: &There, config: &Config) -> Result<Use, String> {
-    let resume = &config.checkpoint.resume;
-    match (there.trained || there.kept, there.kept && *resume == Resume::Auto) {
-        (false, _) if there.started => Ok(Use::Again),
-        (false, _) => Ok(Use::New),
-        (true, false) => Err("has a run already".to_owned()),
-        (true, true) => match there.config.as_ref().map(|then| difference(then, config)) {
-            None => Err("has a run already, whose configuration cannot be read".to_owned()),
-            Some(None) => Ok(Use::Again),
-            Some(Some(difference)) => Err(format!("has a run already, and {difference}")),
+/// The error is the reason why an existing run is not resumed, possibly empty.
+fn check(contents: &RunDirContents, config: &Config) -> Result<RunDirUse, String> {
+    let resumes = contents.has_checkpoints && config.checkpoint.resume == Resume::Auto;
+    match (contents.has_steps || contents.has_checkpoints, resumes) {
+        (false, _) if contents.launched => Ok(RunDirUse::Relaunch),
+        (false, _) => Ok(RunDirUse::New),
+        (true, false) => Err(String::new()),
+        (true, true) => match contents.config.as_ref().map(|saved| difference(saved, config)) {
+            None => Err(" whose configuration cannot be read".to_owned()),
+            Some(None) => Ok(RunDirUse::Relaunch),
+            Some(Some(difference)) => Err(format!(" with {difference}")),
         },
     }
 }
 
-/// The first key that tells two runs apart. What a run first began from does not.
-fn difference(then: &Config, now: &Config) -> Option<String> {
+/// The first key in which two runs differ, except where they start from.
+fn difference(saved: &Config, new: &Config) -> Option<String> {
     let keys = KEYS.iter().filter(|key| key.full() != "checkpoint.resume");
-    let mut all = keys.map(|key| (key.full(), key.get(then), key.get(now)));
-    let (key, then, now) = all.find(|(_, then, now)| then != now)?;
-    Some(format!("{key} is {then} there, {now} here"))
+    let mut values = keys.map(|key| (key.full(), key.get(saved), key.get(new)));
+    let (key, saved, new) = values.find(|(_, saved, new)| saved != new)?;
+    Some(format!("{key}={saved}, not {new}"))
 }
 
-fn look(folder: &Path, config: &Config) -> There {
+fn read_contents(folder: &Path, config: &Config) -> RunDirContents {
     let path = folder.join(run::CONFIG);
     let text = std::fs::read_to_string(&path).ok();
-    let then = text.as_ref().and_then(|text| Config::from_toml(&path, text).ok());
-    let told = run::checkpoints(then.as_ref().unwrap_or(config), folder);
+    let saved = text.as_ref().and_then(|text| Config::from_toml(&path, text).ok());
+    let checkpoints = run::checkpoints(saved.as_ref().unwrap_or(config), folder);
     let steps = JsonLines::read(&folder.join(METRICS_FILE), u64::MAX).unwrap_or_default();
-    There {
-        started: text.is_some() || folder.join("events.jsonl").exists(),
-        trained: !steps.is_empty(),
-        kept: checkpoint::any(&told).unwrap_or(false),
-        config: then,
+    RunDirContents {
+        launched: text.is_some() || folder.join("events.jsonl").exists(),
+        has_steps: !steps.is_empty(),
+        has_checkpoints: checkpoint::any(&checkpoints).unwrap_or(false),
+        config: saved,
     }
 }
 
-/// Takes a run's folder for as long as the result lives, if nobody else has it. Where the file
-/// system cannot lock, all may have it.
-pub fn hold(folder: &Path) -> Result<Option<File>> {
-    let path = folder.join(LOCK);
+/// Locks a run folder until the result is dropped. Returns `None` if the file system does not
+/// support locks.
+pub fn lock(folder: &Path) -> Result<Option<File>> {
+    let path = folder.join(LOCK_FILE);
     let shown = || path.display().to_string();
     std::fs::create_dir_all(folder).with_context(shown)?;
     let options = File::options().read(true).write(true).create(true).truncate(false).open(&path);
@@ -104,13 +107,15 @@ pub fn hold(folder: &Path) -> Result<Option<File>> {
         Err(TryLockError::WouldBlock) => {
             let owner = std::fs::read_to_string(&path).unwrap_or_default();
             let (owner, folder) = (owner.trim(), folder.display());
-            bail!("another job ({owner}) trains in {folder}: end it, or choose another --run-dir");
+            bail!(
+                "{folder} is in use by another job ({owner}): stop it, or choose another --run-dir"
+            );
         }
         Err(TryLockError::Error(_)) => return Ok(None),
     }
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let text = format!("process {} on {host}\n", std::process::id());
-    // Only for people to read: no reason to fail.
+    // The owner is only informative, so a failure to write it is ignored.
     let _ = file.set_len(0).and_then(|()| file.write_all(text.as_bytes()));
     Ok(Some(file))
 }
@@ -126,23 +131,29 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_is_used_again_by_its_own_run_or_if_nothing_was_trained() {
+    fn a_run_folder_is_reused_by_the_same_run_or_without_progress() {
         let auto = config(&["steps=7"]);
         let same = || Some(config(&["steps=7", "resume=never"]));
-        let new = There::default();
-        assert_eq!(decide(&new, &auto), Ok(Use::New));
-        let failed = There { started: true, config: same(), ..There::default() };
-        assert_eq!(decide(&failed, &auto), Ok(Use::Again));
-        let run = There { started: true, trained: true, kept: true, config: same() };
-        assert_eq!(decide(&run, &auto), Ok(Use::Again));
-        let told = |there: &There, words: &[&str]| decide(there, &config(words)).unwrap_err();
-        assert!(told(&run, &["steps=8"]).ends_with("and train.steps is 7 there, 8 here"));
+        assert_eq!(check(&RunDirContents::default(), &auto), Ok(RunDirUse::New));
+        let failed = RunDirContents { launched: true, config: same(), ..Default::default() };
+        assert_eq!(check(&failed, &auto), Ok(RunDirUse::Relaunch));
+        let run = RunDirContents {
+            launched: true,
+            has_steps: true,
+            has_checkpoints: true,
+            config: same(),
+        };
+        assert_eq!(check(&run, &auto), Ok(RunDirUse::Relaunch));
+        let error = |contents: &RunDirContents, words: &[&str]| {
+            check(contents, &config(words)).unwrap_err()
+        };
+        assert_eq!(error(&run, &["steps=8"]), " with train.steps=7, not 8");
         for resume in ["resume=never", "resume=elsewhere"] {
-            assert_eq!(told(&run, &["steps=7", resume]), "has a run already");
+            assert_eq!(error(&run, &["steps=7", resume]), "");
         }
-        let lost = There { kept: false, config: same(), ..run };
-        assert_eq!(told(&lost, &["steps=7"]), "has a run already", "nothing to go on from");
-        let foreign = There { kept: true, config: None, ..lost };
-        assert!(told(&foreign, &["steps=7"]).contains("cannot be read"));
+        let no_checkpoints = RunDirContents { has_checkpoints: false, config: same(), ..run };
+        assert_eq!(error(&no_checkpoints, &["steps=7"]), "");
+        let unreadable = RunDirContents { has_checkpoints: true, config: None, ..no_checkpoints };
+        assert!(error(&unreadable, &["steps=7"]).contains("cannot be read"));
     }
 }

@@ -1,20 +1,24 @@
-//! What ranks held, sent, read and wrote, beside what was expected of them. No I/O.
+//! Memory, traffic and disk I/O of ranks, expected and measured. No I/O.
 
 use regatta_model::CpuSet;
 use regatta_train::metrics::{RankBytes, Summary};
 
-use super::figures::with_unit;
+use super::format::format_si_unit;
 use crate::cli::FAINT;
 use crate::table;
 
-/// Kinds of ranks that are told of, at most.
-const MOST: usize = 8;
+/// Upper bound on printed groups of ranks.
+const MAX_GROUPS: usize = 8;
 
-/// Ranks that have the same figures, and these.
-type Alike<'a> = (Vec<usize>, &'a RankBytes);
+/// Ranks with identical usage.
+struct RankGroup<'a> {
+    ranks: Vec<usize>,
+    usage: &'a RankBytes,
+}
 
-/// What is said at the end of a training where ranks share the work or state is on disk.
-pub fn told(summary: &Summary) -> String {
+/// Tables of expected and measured usage, one per group of ranks with identical usage. Empty if
+/// ranks neither communicate nor offload state to disk.
+pub fn tables(summary: &Summary) -> String {
     let first = RankBytes {
         rank: 0,
         held: summary.held.clone(),
@@ -26,43 +30,43 @@ pub fn told(summary: &Summary) -> String {
     if ranks.iter().all(|rank| rank.sent.is_empty() && rank.moved.is_empty()) {
         return String::new();
     }
-    let kinds = alike(ranks);
-    let mut lines: Vec<String> = kinds.iter().take(MOST).flat_map(of_kind).collect();
-    if let Some(more) = kinds.len().checked_sub(MOST).filter(|more| *more > 0) {
-        lines.push(format!("and {more} more kinds of ranks: --json has all"));
+    let groups = group_by_usage(ranks);
+    let mut lines: Vec<String> = groups.iter().take(MAX_GROUPS).flat_map(group_table).collect();
+    if let Some(more) = groups.len().checked_sub(MAX_GROUPS).filter(|more| *more > 0) {
+        lines.push(format!("... and {more} more groups of ranks; --json prints all"));
     }
     format!("{FAINT}{}{FAINT:#}\n", lines.join("\n"))
 }
 
-fn alike(ranks: &[RankBytes]) -> Vec<Alike<'_>> {
-    let mut kinds: Vec<Alike<'_>> = Vec::new();
+fn group_by_usage(ranks: &[RankBytes]) -> Vec<RankGroup<'_>> {
+    let mut groups: Vec<RankGroup<'_>> = Vec::new();
     let same =
         |a: &RankBytes, b: &RankBytes| (&a.held, &a.sent, &a.moved) == (&b.held, &b.sent, &b.moved);
     for rank in ranks {
-        match kinds.iter_mut().find(|(_, kind)| same(kind, rank)) {
-            Some((numbers, _)) => numbers.push(rank.rank),
-            None => kinds.push((vec![rank.rank], rank)),
+        match groups.iter_mut().find(|group| same(group.usage, rank)) {
+            Some(group) => group.ranks.push(rank.rank),
+            None => groups.push(RankGroup { ranks: vec![rank.rank], usage: rank }),
         }
     }
-    kinds
+    groups
 }
 
-fn of_kind((numbers, kind): &Alike<'_>) -> Vec<String> {
-    let row = |what: String, expected: u64, measured: Option<u64>| {
-        let measured = measured.map_or("-".to_owned(), |bytes| with_unit(bytes as f64, "B"));
-        vec![what, with_unit(expected as f64, "B"), measured]
+fn group_table(group: &RankGroup<'_>) -> Vec<String> {
+    let RankGroup { ranks, usage } = group;
+    let row = |label: String, expected: u64, measured: Option<u64>| {
+        let measured = measured.map_or("-".to_owned(), |bytes| format_si_unit(bytes as f64, "B"));
+        vec![label, format_si_unit(expected as f64, "B"), measured]
     };
-    let held = kind.held.iter().map(|of| row(of.what.clone(), of.expected, of.measured));
-    let sent = kind.sent.iter();
-    let sent = sent.map(|on| row(format!("sent a step, {}", on.axis), on.expected, on.measured));
-    let moved = kind.moved.iter();
-    let moved = moved.map(|of| row(format!("{} a step", of.what), of.expected, of.measured));
-    let who = if numbers.len() == 1 { "rank" } else { "ranks" };
-    let who = format!("{who} {} held", numbers.iter().copied().collect::<CpuSet>());
-    table::table(
-        &[&who, "expected", "measured"],
-        &held.chain(sent).chain(moved).collect::<Vec<_>>(),
-    )
+    let memory = usage.held.iter();
+    let memory = memory.map(|m| row(format!("memory: {}", m.what), m.expected, m.measured));
+    let sent = usage.sent.iter();
+    let sent = sent.map(|s| row(format!("sent per step: {}", s.axis), s.expected, s.measured));
+    let disk = usage.moved.iter();
+    let disk = disk.map(|d| row(format!("disk per step: {}", d.what), d.expected, d.measured));
+    let noun = if ranks.len() == 1 { "rank" } else { "ranks" };
+    let title = format!("{noun} {}", ranks.iter().copied().collect::<CpuSet>());
+    let rows: Vec<_> = memory.chain(sent).chain(disk).collect();
+    table::table(&[&title, "expected", "measured"], &rows)
 }
 
 #[cfg(test)]
@@ -80,23 +84,26 @@ mod tests {
     }
 
     fn text(ranks: Vec<RankBytes>) -> String {
-        let text = told(&Summary { ranks, ..Default::default() });
+        let text = tables(&Summary { ranks, ..Default::default() });
         strip_str(&text).to_string()
     }
 
     #[test]
-    fn ranks_that_are_alike_are_told_of_once() {
-        let said = text(vec![rank(0, 1000), rank(1, 1000), rank(2, 2000), rank(3, 1000)]);
-        let found: Vec<&str> = said.lines().filter(|line| line.contains("held")).collect();
-        assert!(found[0].starts_with("ranks 0-1,3 held"), "{said}");
-        assert!(found[1].starts_with("rank 2 held") && found.len() == 2, "{said}");
-        assert!(said.contains("sent a step, data"), "{said}");
+    fn ranks_with_identical_usage_share_a_table() {
+        let text = text(vec![rank(0, 1000), rank(1, 1000), rank(2, 2000), rank(3, 1000)]);
+        let titles: Vec<&str> = text.lines().filter(|line| line.contains("expected")).collect();
+        assert!(titles[0].starts_with("ranks 0-1,3  "), "{text}");
+        assert!(titles[1].starts_with("rank 2  ") && titles.len() == 2, "{text}");
+        assert!(
+            text.contains("memory: gradients") && text.contains("sent per step: data"),
+            "{text}"
+        );
     }
 
     #[test]
-    fn many_kinds_are_cut_and_nothing_shared_is_nothing_said() {
-        let said = text((0..20).map(|number| rank(number, number as u64)).collect());
-        assert!(said.ends_with("and 12 more kinds of ranks: --json has all\n"), "{said}");
+    fn many_groups_are_truncated_and_no_traffic_prints_nothing() {
+        let all = text((0..20).map(|number| rank(number, number as u64)).collect());
+        assert!(all.ends_with("... and 12 more groups of ranks; --json prints all\n"), "{all}");
         assert_eq!(text(Vec::new()), "");
     }
 }

@@ -1,4 +1,5 @@
-//! Started by a person: starts the ranks, each this program again, and shows what rank 0 tells.
+//! The parent process: launches the ranks, each this program again, and reports the events of rank
+//! 0.
 
 use std::cell::RefCell;
 use std::process::ExitCode;
@@ -7,48 +8,48 @@ use std::rc::Rc;
 use anyhow::Result;
 use regatta_train::config::Resolved;
 
-use super::rank::TOLD;
-use super::show::Show;
-use crate::cli::WARNING;
+use super::rank::EVENT_PREFIX;
+use super::report::ReportingProcess;
+use super::reporter::SmokeReporter;
 use crate::commands::launch;
 use crate::commands::self_launch::sets_rank_count;
-use crate::commands::train::args::RankArgs;
-use crate::commands::train::{TrainArgs, alone};
+use crate::commands::train::args::TrainRankArgs;
+use crate::commands::train::{TrainArgs, parent};
 use crate::options::SourceArgs;
 use crate::output;
 use crate::plan::Discovery;
 
-/// On one machine: a rank alone has nobody to meet, and many only take longer to say the same.
+/// Default number of ranks on a single machine: communication needs two, and more than eight test
+/// nothing new.
 const LOCAL_RANKS: std::ops::RangeInclusive<usize> = 2..=8;
 
-/// Starts the ranks.
+/// Launches the ranks.
 pub fn run(resolved: &Resolved, args: &TrainArgs) -> Result<ExitCode> {
-    let (launch, _) = alone::launch_args(resolved, args, wanted_ranks(&args.ranks)?)?;
-    let show = Rc::new(RefCell::new(Show::new(true, args.json)));
-    let heard = show.clone();
-    let hear = Box::new(move |line: &str| {
-        let Some(told) = line.strip_prefix(TOLD) else { return };
-        let shown = serde_json::from_str(told).map_err(Into::into);
-        if let Err(error) = shown.and_then(|told| heard.borrow_mut().hear(told)) {
-            output::eprint(&format!("{WARNING}note:{WARNING:#} what rank 0 told: {error}\n"));
+    let (launch, _) = parent::launch_args(resolved, args, rank_count(&args.ranks)?)?;
+    let reporter = Rc::new(RefCell::new(SmokeReporter::new(ReportingProcess::Parent, args.json)));
+    let events = reporter.clone();
+    let on_line = Box::new(move |line: &str| {
+        let Some(event) = line.strip_prefix(EVENT_PREFIX) else { return };
+        let event = serde_json::from_str(event).map_err(Into::into);
+        if let Err(error) = event.and_then(|event| events.borrow_mut().on_event(event)) {
+            output::note(&format!("cannot report an event of rank 0: {error}"));
         }
     });
-    let listener = launch::LineObserver {
-        is_event: |line| line.starts_with(TOLD),
-        on_line: hear,
+    let observer = launch::LineObserver {
+        is_event: |line| line.starts_with(EVENT_PREFIX),
+        on_line,
         prints_run_dir: false,
     };
-    let code = launch::run_with_observer(&launch, Some(listener))?;
-    show.borrow_mut().ranks_ended()?;
+    let code = launch::run_with_observer(&launch, Some(observer))?;
+    reporter.borrow_mut().on_ranks_exited()?;
     Ok(code)
 }
 
-/// How many ranks there are to be, if that is not for the launcher to say: on one machine a rank for
-/// each core.
-fn wanted_ranks(ranks: &RankArgs) -> Result<Option<u32>> {
-    let elsewhere = ranks.nodes.is_some() || ranks.hostfile.is_some();
-    let said = ranks.ranks.is_some() || ranks.ranks_per_node.is_some() || elsewhere;
-    if said || sets_rank_count(ranks.launch.as_deref())? {
+/// The number of ranks, unless the launcher determines it.
+fn rank_count(ranks: &TrainRankArgs) -> Result<Option<u32>> {
+    let on_other_nodes = ranks.nodes.is_some() || ranks.hostfile.is_some();
+    let is_set = ranks.ranks.is_some() || ranks.ranks_per_node.is_some() || on_other_nodes;
+    if is_set || sets_rank_count(ranks.launch.as_deref())? {
         return Ok(ranks.ranks);
     }
     let survey = Discovery::run(&SourceArgs::default(), 0)?;

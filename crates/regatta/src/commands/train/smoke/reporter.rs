@@ -1,63 +1,63 @@
-//! Shows a check of all ranks: each part when it is over, or all of it as JSON.
+//! Prints a smoke test: each part when it completes, or the whole report as JSON.
 
 use std::time::Instant;
 
 use anyhow::Result;
 use regatta_train::job::smoke::Told;
 
-use super::face;
-use super::report::Report;
+use super::report::{ReportingProcess, SmokeReport};
+use super::text;
 use crate::output;
 
-/// Where a check is shown.
-pub struct Show {
-    report: Report,
-    began: Instant,
+/// Consumes the events of a smoke test.
+pub struct SmokeReporter {
+    report: SmokeReport,
+    start: Instant,
     json: bool,
-    /// Parts that are shown already.
-    shown: usize,
+    /// Number of parts already printed.
+    printed: usize,
 }
 
-impl Show {
-    /// Shows nothing yet.
-    pub fn new(is_starter: bool, json: bool) -> Self {
-        Self { report: Report::new(is_starter), began: Instant::now(), json, shown: 0 }
+impl SmokeReporter {
+    /// A reporter that has printed nothing yet.
+    pub fn new(process: ReportingProcess, json: bool) -> Self {
+        Self { report: SmokeReport::new(process), start: Instant::now(), json, printed: 0 }
     }
 
-    /// Takes what rank 0 told.
-    pub fn hear(&mut self, told: Told) -> Result<()> {
-        self.report.hear(told, self.began.elapsed().as_secs_f64());
-        self.show()
+    /// Handles an event of rank 0.
+    pub fn on_event(&mut self, event: Told) -> Result<()> {
+        self.report.on_event(event, self.start.elapsed().as_secs_f64());
+        self.print()
     }
 
-    /// All ranks have ended.
-    pub fn ranks_ended(&mut self) -> Result<()> {
-        if self.report.is_over() {
+    /// Completes the report after all ranks have exited.
+    pub fn on_ranks_exited(&mut self) -> Result<()> {
+        if self.report.is_complete() {
             return Ok(());
         }
-        self.report.ranks_ended(self.began.elapsed().as_secs_f64());
-        self.show()
+        self.report.on_ranks_exited(self.start.elapsed().as_secs_f64());
+        self.print()
     }
 
-    fn show(&mut self) -> Result<()> {
+    fn print(&mut self) -> Result<()> {
         if self.json {
-            return match self.report.is_over() {
+            return match self.report.is_complete() {
                 true => {
                     output::print(&format!("{}\n", serde_json::to_string_pretty(&self.report)?))
                 }
                 false => Ok(()),
             };
         }
-        let new = &self.report.parts[self.shown..];
-        let mut text = String::new();
-        if self.shown == 0 && !new.is_empty() {
-            text.push_str(&face::header());
+        let new = &self.report.parts[self.printed..];
+        let mut lines = String::new();
+        if self.printed == 0 && !new.is_empty() {
+            lines.push_str(&text::header());
         }
-        new.iter().for_each(|part| text.push_str(&face::part(part)));
-        self.shown = self.report.parts.len();
-        if self.report.is_over() {
-            text.push_str(&face::end(&self.report));
+        new.iter().for_each(|part| lines.push_str(&text::part(part)));
+        self.printed = self.report.parts.len();
+        if self.report.is_complete() {
+            lines.push_str(&text::result(&self.report));
         }
-        output::print(&text)
+        output::print(&lines)
     }
 }
