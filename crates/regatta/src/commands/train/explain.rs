@@ -55,7 +55,7 @@ fn text(all: &Explanation, width: usize) -> String {
     }
     if let Some(timeline) = &all.timeline {
         let bubble = 100.0 * timeline.bubble();
-        let _ = writeln!(text, "\n{HEADING}pipeline schedule, bubble {bubble:.0} %{HEADING:#}");
+        let _ = writeln!(text, "\n{HEADING}pipeline schedule, bubble {bubble:.0}%{HEADING:#}");
         text.push_str(&schedule(timeline, width));
     }
     all.notes.iter().for_each(|note| {
@@ -358,10 +358,10 @@ mod tests {
         let lines = text.lines().count();
         assert!(lines < 100 && widest <= 120, "{lines} lines, {widest} wide:\n{text}");
         for part in [
-            "\ntensor    weights      8  0-7\n",
-            "\ndata      batch       64  0,8,16,…\n",
-            "\npipeline  layers      16  0,512,1024,…\n",
-            "\nhost      node 0       8  0-7\n",
+            "\ntensor    weights     8  0-7\n",
+            "\ndata      batch      64  0,8,16,…\n",
+            "\npipeline  layers     16  0,512,1024,…\n",
+            "\nhost      node 0      8  0-7\n",
             "\n   15  7680-8191  ",
         ] {
             assert!(text.contains(part), "{part}:\n{text}");

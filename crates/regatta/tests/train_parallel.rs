@@ -1,43 +1,45 @@
-//! `regatta train` with ranks that share a model, over shared memory: whatever the split, the losses
-//! are those of one rank.
+//! `regatta train` with parallel layouts over shared memory: all have the losses of a single rank.
 
-#![allow(clippy::unwrap_used, reason = "a test's own functions may panic as it may")]
+#![allow(clippy::unwrap_used, reason = "test helpers may panic")]
 
 mod support;
 
 use serde_json::Value;
 use support::TempDir;
-use support::metrics::assert_near;
-use support::splits::{DROPOUT, GPT2, LLAMA, MODEL, Split, name};
+use support::metrics::assert_close;
+use support::splits::{DROPOUT, GPT2, LLAMA, MODEL, ParallelCase, run_name};
 use support::train::{metrics, run};
 
-/// Trains a model on one rank, then as each of the splits, and compares.
-fn assert_all_train_as_one(splits: &[Split]) {
+/// Asserts that the losses of each case are those of a single rank.
+fn assert_losses_match_single_rank(cases: &[ParallelCase]) {
     let folder = TempDir::new();
-    let train = |split: Split| {
-        let (ranks, model, how) = split;
-        let words = format!("{MODEL} train.steps=20 {model} {how} -n {ranks}");
-        run(&folder, &format!("{words} --run-dir {}", name(split))).ok();
-        metrics(&folder, &name(split))
+    let train = |case: ParallelCase| {
+        let (ranks, model, layout) = case;
+        let words = format!("{MODEL} train.steps=20 {model} {layout} -n {ranks}");
+        run(&folder, &format!("{words} --run-dir {}", run_name(case))).ok();
+        metrics(&folder, &run_name(case))
     };
     for model in [GPT2, LLAMA, DROPOUT] {
-        let mut splits = splits.iter().filter(|split| split.1 == model).peekable();
-        if splits.peek().is_none() {
+        let mut cases = cases.iter().filter(|case| case.1 == model).peekable();
+        if cases.peek().is_none() {
             continue;
         }
         let one = train((1, model, ""));
-        assert_eq!((one.steps.len(), one.validations.len()), (20, 2));
-        assert!(one.steps[&20].loss < one.steps[&1].loss - 0.1, "nothing was learnt: {one:?}");
-        for split in splits {
-            println!("{split:?}");
-            assert_near(&train(*split), &one);
+        assert_eq!((one.steps.len(), one.val_losses.len()), (20, 2));
+        assert!(
+            one.steps[&20].loss < one.steps[&1].loss - 0.1,
+            "the loss does not decrease: {one:?}"
+        );
+        for case in cases {
+            println!("{case:?}");
+            assert_close(&train(*case), &one);
         }
     }
 }
 
 #[test]
-fn two_ranks_that_share_anything_train_as_one() {
-    assert_all_train_as_one(&[
+fn layouts_of_2_ranks_match_a_single_rank() {
+    assert_losses_match_single_rank(&[
         (2, GPT2, "tp=2"),
         (2, GPT2, "cp=2 recompute=true micro_batch=4"),
         (2, GPT2, "pp=2"),
@@ -58,8 +60,8 @@ fn two_ranks_that_share_anything_train_as_one() {
 }
 
 #[test]
-fn four_ranks_that_share_anything_train_as_one() {
-    assert_all_train_as_one(&[
+fn layouts_of_4_ranks_match_a_single_rank() {
+    assert_losses_match_single_rank(&[
         (4, GPT2, "tp=4"),
         (4, GPT2, "cp=4 micro_batch=8"),
         (4, GPT2, "pp=4 parallel.schedule=zero-bubble"),
@@ -77,8 +79,8 @@ fn four_ranks_that_share_anything_train_as_one() {
 }
 
 #[test]
-fn eight_ranks_that_share_anything_train_as_one() {
-    assert_all_train_as_one(&[
+fn layouts_of_8_ranks_match_a_single_rank() {
+    assert_losses_match_single_rank(&[
         (8, GPT2, "dp=2 tp=2 pp=2 zero=1"),
         (8, GPT2, "dp=2 cp=2 tp=2 zero=3 recompute=true"),
         (8, GPT2, "dp=4 pp=2 zero=2 shard=2"),
@@ -91,7 +93,7 @@ fn eight_ranks_that_share_anything_train_as_one() {
 }
 
 #[test]
-fn what_cannot_be_split_is_refused_with_what_can() {
+fn invalid_layouts_are_rejected_with_the_nearest_valid_ones() {
     let folder = TempDir::new();
     let cases = [
         ("-n 4 tp=3", "parallel.tp 3 does not divide 4 ranks: tp 2 dp 2 or tp 4 dp 1 would"),
@@ -115,14 +117,14 @@ fn what_cannot_be_split_is_refused_with_what_can() {
         ("-n 2 offload.parameters=moon", "is moon, and must be device, host or disk"),
     ];
     for (words, expected) in cases {
-        let sentence = run(&folder, &format!("{MODEL} {words} --run-dir run")).error_line();
-        assert!(sentence.contains(expected), "{words}: {sentence}");
+        let error = run(&folder, &format!("{MODEL} {words} --run-dir run")).error_line();
+        assert!(error.contains(expected), "{words}: {error}");
         assert!(folder.names().is_empty(), "{words}");
     }
 }
 
 #[test]
-fn what_is_explained_is_measured_on_every_rank() {
+fn measured_memory_and_traffic_match_the_estimate_on_every_rank() {
     let folder = TempDir::new();
     let words = "-n 4 tp=2 zero=3 --explain --measure --run-dir run --json";
     let output = run(&folder, &format!("{MODEL} {GPT2} {words}")).ok();
@@ -143,6 +145,5 @@ fn what_is_explained_is_measured_on_every_rank() {
             assert!((measured - expected).abs() <= 0.1 * expected, "rank {number}: {held}");
         }
     }
-    // Nothing is kept of the training.
     assert!(!folder.path().join("run/checkpoints").exists());
 }
