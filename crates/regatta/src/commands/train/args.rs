@@ -45,8 +45,8 @@ pub struct TrainArgs {
     /// With --explain: also train three steps, and print the measured memory and traffic of each
     /// rank next to the estimates
     ///
-    /// Runs on the same ranks as a training. Writes no checkpoints; only the run folder with its
-    /// logs remains.
+    /// Uses the ranks that the training would use. Writes no checkpoints; only the run folder with
+    /// its logs remains.
     #[arg(long, requires = "explain", conflicts_with = "resume", help_heading = "Modes")]
     pub measure: bool,
 

@@ -1,4 +1,4 @@
-//! Numbers as text.
+//! Formatting of counts, rates, times and losses.
 
 /// Three significant digits and an SI prefix: `121034.0` is `121 k`.
 pub fn format_si(value: f64) -> String {

@@ -148,7 +148,7 @@ mod tests {
             check(contents, &config(words)).unwrap_err()
         };
         assert_eq!(error(&run, &["steps=8"]), " with train.steps=7, not 8");
-        for resume in ["resume=never", "resume=elsewhere"] {
+        for resume in ["resume=never", "resume=other"] {
             assert_eq!(error(&run, &["steps=7", resume]), "");
         }
         let no_checkpoints = RunDirContents { has_checkpoints: false, config: same(), ..run };

@@ -1,4 +1,4 @@
-//! Prints a smoke test: each part when it completes, or the whole report as JSON.
+//! Prints a smoke test: each part when it completes, or the complete report as JSON.
 
 use std::time::Instant;
 
