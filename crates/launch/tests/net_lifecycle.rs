@@ -157,15 +157,15 @@ fn failed_connect_is_reported() {
     // The kernel refuses the second at once.
     for address in [free, "255.255.255.255:9".parse().unwrap()] {
         let mut client = Peer::new(secret('a'), NO_TIMEOUT);
-        let (conn, dropped) = (client.net.connect(address), client.net.connect(address));
-        client.net.abort(dropped);
+        let (failed, aborted) = (client.net.connect(address), client.net.connect(address));
+        client.net.abort(aborted);
         wait_until("the failure is reported", || {
             client.poll();
             !client.closed.is_empty()
         });
         client.poll();
         assert!(
-            matches!(&client.closed[..], [(conn, CloseReason::Unreachable(_))] if *conn == conn)
+            matches!(&client.closed[..], [(conn, CloseReason::Unreachable(_))] if *conn == failed)
         );
     }
 }

@@ -1,6 +1,6 @@
 use super::*;
 
-fn agents<'a>(hosts: &'a [String], bootstrap_file: Option<&'a Path>) -> LaunchSpec<'a> {
+fn spec<'a>(hosts: &'a [String], bootstrap_file: Option<&'a Path>) -> LaunchSpec<'a> {
     LaunchSpec {
         hosts,
         program: Path::new("/opt/my tools/regatta"),

@@ -1,11 +1,11 @@
-//! The same for every host, at once.
+//! Runs the same work for all hosts in parallel.
 
 use crate::error::TestbedError;
 use std::thread::{Builder, scope};
 
-/// Does `work` for all items, each in a thread of its own, and gives the results in their order,
-/// or the first error when all have ended.
-pub(crate) fn together<T: Sync, R: Send>(
+/// Applies `work` to all items, one thread each. Returns the results in order, or the first error
+/// after all have finished.
+pub(crate) fn parallel_map<T: Sync, R: Send>(
     items: &[T],
     work: impl Fn(&T) -> Result<R, TestbedError> + Sync,
 ) -> Result<Vec<R>, TestbedError> {
@@ -19,7 +19,7 @@ pub(crate) fn together<T: Sync, R: Send>(
             .into_iter()
             .map(|thread| {
                 let thread = thread.map_err(|source| TestbedError::Start {
-                    command: "a thread for a host".to_owned(),
+                    command: "thread of a host".to_owned(),
                     source,
                 })?;
                 thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
@@ -34,13 +34,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn results_keep_their_order_and_an_error_is_the_first_one() {
-        assert_eq!(together(&[3, 1, 2], |n| Ok(n * 2)).unwrap(), [6, 2, 4]);
+    fn results_keep_their_order_and_the_first_error_is_returned() {
+        assert_eq!(parallel_map(&[3, 1, 2], |n| Ok(n * 2)).unwrap(), [6, 2, 4]);
         let fails = |n: &u32| match n {
             1 => Ok(*n),
-            n => Err(TestbedError::Settings(n.to_string())),
+            n => Err(TestbedError::InvalidConfig(n.to_string())),
         };
-        let error = together(&[1, 7, 8], fails).unwrap_err();
+        let error = parallel_map(&[1, 7, 8], fails).unwrap_err();
         assert!(error.to_string().ends_with('7'), "{error}");
     }
 }

@@ -1,29 +1,29 @@
-//! A stand-in for ssh, for launchers that reach the nodes by it.
+//! A substitute for ssh, for launchers that start processes on nodes through it.
 //!
-//! It enters a node from outside of all hosts, for a process can go only into PID namespaces below
-//! its own: from one host to the next there is no way.
+//! It enters a node from outside of all hosts: a process can enter only descendant PID namespaces, so
+//! one host cannot enter another.
 
-use crate::base::Base;
+use crate::cluster_dir::ClusterDir;
 use crate::error::{TestbedError, io};
 use crate::host::Host;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-/// Its name in the cluster's folder.
+/// File name in the cluster's directory.
 pub(crate) const NAME: &str = "ssh";
 
-/// Writes the stand-in. As a login by ssh does, it hands nothing of the caller's environment on;
-/// what it starts has `variables`, and hwloc sees `topology`.
+/// Writes the script. Like an ssh login it does not pass on the caller's environment; its commands
+/// have `variables`, and hwloc reads `topology`.
 pub(crate) fn write(
-    base: &Base,
+    dir: &ClusterDir,
     hosts: &[Host],
     variables: &[String],
     topology: Option<&Path>,
 ) -> Result<(), TestbedError> {
     let cases: String =
-        hosts.iter().map(|h| format!("{}) holder={};;\n", h.name, h.holder())).collect();
-    // hwloc binds only where it believes to describe the machine it runs on.
+        hosts.iter().map(|h| format!("{}) holder={};;\n", h.name, h.host_pid())).collect();
+    // hwloc binds only if it believes that the file describes this machine.
     let hwloc = topology.map_or_else(String::new, |xml| {
         format!("HWLOC_XMLFILE={} HWLOC_THISSYSTEM=1", xml.display())
     });
@@ -35,12 +35,12 @@ case $1 in
 esac
 shift
 exec nsenter --target $holder --net --uts --mount --ipc --pid=/proc/$holder/ns/pid_for_children -- \
-env -i -C {folder} PATH=\"$PATH\" {hwloc} {variables} sh -c \"$*\"
+env -i -C {cwd} PATH=\"$PATH\" {hwloc} {variables} sh -c \"$*\"
 ",
-        folder = base.path.display(),
+        cwd = dir.path.display(),
         variables = variables.join(" "),
     );
-    base.write(NAME, script)?;
-    let path = base.file(NAME);
+    dir.write(NAME, script)?;
+    let path = dir.file(NAME);
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).map_err(io("allow", &path))
 }
