@@ -262,7 +262,7 @@ mod tests {
         assert!(error(2, 2, None).contains("--spares 2 leaves no node to run on"));
         assert!(error(0, 0, None).contains("--spares 0"));
         assert!(error(4, 1, Some(4)).contains("--min-nodes 4"));
-        assert!(error(4, 1, Some(0)).contains("at least 1"));
+        assert!(error(4, 1, Some(0)).contains("use 1 to 3"));
     }
 
     fn cause() -> impl Strategy<Value = FailureCause> {

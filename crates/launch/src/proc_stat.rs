@@ -118,7 +118,7 @@ mod tests {
         let mut shell = Command::new("sh").args(["-c", "sleep 600; true"]).spawn().unwrap();
         let start = std::time::Instant::now();
         let mut state = String::new();
-        while !state.contains("sleep") && start.elapsed().as_secs() < 20 {
+        while !state.contains("child sleep") && start.elapsed().as_secs() < 20 {
             state = describe_state(shell.id());
         }
         let child = only_child(shell.id());
