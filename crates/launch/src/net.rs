@@ -242,12 +242,12 @@ impl Reactor {
 
     fn remove(&mut self, id: ConnId) -> Option<Connection> {
         let conn = self.conns.remove(&id)?;
-        self.mark_authenticated(id, conn.listener);
+        self.forget_unauthenticated(id, conn.listener);
         Some(conn)
     }
 
     /// Removes a connection from its listener's unauthenticated ones.
-    fn mark_authenticated(&mut self, id: ConnId, listener: Option<ListenerId>) {
+    fn forget_unauthenticated(&mut self, id: ConnId, listener: Option<ListenerId>) {
         if let Some(listener) = listener.and_then(|l| self.listeners.get_mut(&l)) {
             listener.unauthenticated.remove(&id);
         }

@@ -1,6 +1,6 @@
 //! Command lines that start one agent per node. No I/O.
 //!
-//! An agent owns its nodes node and binds its ranks itself, so all binding and resource limits of
+//! An agent owns its whole node and binds its ranks itself, so all binding and resource limits of
 //! the launcher are turned off. The death of one agent must not end the others: the coordinator
 //! decides how to react. The job's secret is in the bootstrap document, which is passed on standard
 //! input or in a file, never in arguments or the environment.
@@ -317,7 +317,7 @@ fn mpiexec(
     }
 }
 
-/// `--exclusive`: nodes nodes. `exit-timeout=none`: otherwise Flux ends the job 30 s after the first
+/// `--exclusive`: whole nodes. `exit-timeout=none`: otherwise Flux ends the job 30 s after the first
 /// exit.
 fn flux(spec: &LaunchSpec<'_>, command: Vec<OsString>) -> LaunchCommand {
     let count = spec.hosts.len();

@@ -217,7 +217,7 @@ impl LauncherHandle {
         lock(&self.state).signal(signal);
     }
 
-    /// Waits until all launchers have exited. The agents were told to exit, and a launcher exits
+    /// Waits until all launchers have exited. The agents have been sent a shutdown, and a launcher exits
     /// after its agents: an `ssh` killed earlier would leave its agent running. Launchers still
     /// running after `timeout` are sent SIGTERM, and SIGKILL after `grace`; those of `lost` hosts
     /// are not waited for. Returns the hosts whose launchers had to be terminated.

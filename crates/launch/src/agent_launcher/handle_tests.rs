@@ -23,7 +23,7 @@ fn hosts(count: usize) -> Vec<String> {
 }
 
 /// Polls until a value is available, with a timeout for slow machines.
-fn until<T>(mut poll: impl FnMut() -> Option<T>) -> T {
+fn wait_for<T>(mut poll: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
     loop {
         if let Some(found) = poll() {
@@ -37,7 +37,7 @@ fn until<T>(mut poll: impl FnMut() -> Option<T>) -> T {
 /// Exit codes of `count` launchers, ordered by host.
 fn exit_codes(launchers: &mut LauncherHandle, count: usize) -> Vec<Option<i32>> {
     let mut all = Vec::new();
-    until(|| {
+    wait_for(|| {
         all.extend(launchers.take_exited());
         (all.len() == count).then_some(())
     });
@@ -82,7 +82,7 @@ fn launcher_that_ignores_sigterm_is_killed_with_its_children() {
     let ignores_term = "trap '' TERM; sleep 600 & echo $$ $!; wait; sleep 600";
     let handles_term = "trap 'echo bye; exit 7' TERM; echo $$; while :; do sleep 0.01; done";
     let launchers = spawn(&[ignores_term, handles_term], "unread");
-    let pids: Vec<String> = until(|| {
+    let pids: Vec<String> = wait_for(|| {
         let words = |host| {
             launchers.output_tail(host).first().map(|l| l.split(' ').map(str::to_owned).collect())
         };
@@ -103,7 +103,7 @@ fn shutdown_waits_for_launchers_that_exit_in_time() {
     let mut command = shell(0, slow);
     command.args.push(file.clone().into());
     let launchers = LauncherHandle::spawn(vec![command], "go\n", &hosts(1)).unwrap();
-    until(|| launchers.output_tail(0).pop());
+    wait_for(|| launchers.output_tail(0).pop());
     let forever = Duration::from_secs(86_400);
     assert!(launchers.shutdown(&[], forever, Duration::ZERO).is_empty());
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "done\n");
@@ -113,7 +113,7 @@ fn shutdown_waits_for_launchers_that_exit_in_time() {
 #[test]
 fn drop_kills_launchers() {
     let launchers = spawn(&["echo $$; exec sleep 600"], "");
-    let pid = until(|| launchers.output_tail(0).pop());
+    let pid = wait_for(|| launchers.output_tail(0).pop());
     drop(launchers);
     assert!(!is_alive(&pid));
 }
@@ -122,7 +122,7 @@ fn drop_kills_launchers() {
 fn signals_are_forwarded_to_launchers() {
     let script = "trap 'echo received; exit 5' USR1; echo ready; while :; do sleep 0.01; done";
     let mut launchers = spawn(&[script], "");
-    until(|| launchers.output_tail(0).pop());
+    wait_for(|| launchers.output_tail(0).pop());
     launchers.signal(libc::SIGUSR1);
     assert_eq!(exit_codes(&mut launchers, 1), [Some(5)]);
     assert_eq!(launchers.output_tail(0).pop().as_deref(), Some("received"));
@@ -133,7 +133,7 @@ fn orphans_of_a_launcher_are_killed() {
     let mut launchers = spawn(&["sleep 600 & echo $!"], "");
     assert_eq!(exit_codes(&mut launchers, 1), [Some(0)]);
     let orphan = launchers.output_tail(0).remove(0);
-    until(|| (!is_alive(&orphan)).then_some(()));
+    wait_for(|| (!is_alive(&orphan)).then_some(()));
 }
 
 #[test]
@@ -163,7 +163,7 @@ fn concurrent_logins_are_limited() {
     let connected = |launchers: &LauncherHandle| {
         (0..100).filter(|&h| !launchers.output_tail(h).is_empty()).count()
     };
-    until(|| (connected(&launchers) == 64).then_some(()));
+    wait_for(|| (connected(&launchers) == 64).then_some(()));
     assert_eq!(lock(&launchers.state).running.iter().flatten().count(), 64);
     std::fs::write(&gate, "").unwrap();
     assert_eq!(exit_codes(&mut launchers, 100), vec![Some(0); 100]);

@@ -170,7 +170,7 @@ impl Reactor {
         for event in std::mem::take(&mut self.link_events) {
             match event {
                 LinkEvent::Ready => {
-                    self.mark_authenticated(id, listener);
+                    self.forget_unauthenticated(id, listener);
                     events.push(NetEvent::Ready { conn: id, listener, peer });
                 }
                 LinkEvent::Frame(payload) => events.push(NetEvent::Frame { conn: id, payload }),
