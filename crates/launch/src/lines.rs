@@ -12,7 +12,7 @@ const MAX_LINE: usize = 64 * 1024;
 const REDRAW_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Splits a byte stream into lines. Text that a carriage return overwrites becomes a line of its
-/// own at most once per [`REDRAW_INTERVAL`]; a terminated line shows what a terminal would leave.
+/// own at most once per second; a terminated line shows what a terminal would leave.
 #[derive(Debug, Default)]
 pub struct LineSplitter {
     partial: Vec<u8>,

@@ -66,11 +66,8 @@ fn launches(attempt: u32) -> Vec<(u32, NodeLaunch)> {
         attempt,
         command: vec!["true".into()],
         cwd: "/".into(),
-        base_env: Vec::new(),
-        env_remove_prefixes: Vec::new(),
-        common_env: Vec::new(),
-        report_progress: false,
         ranks: vec![RankLaunch { rank, command: None, env: Vec::new(), binding: binding.clone() }],
+        ..NodeLaunch::default()
     };
     (0..AGENTS).map(|node| (node, launch(node))).collect()
 }

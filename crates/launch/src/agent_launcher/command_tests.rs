@@ -1,3 +1,4 @@
+use super::AgentLauncher::{Flux, Hydra, OpenMpi, Pals, Srun, Ssh};
 use super::*;
 
 fn spec<'a>(hosts: &'a [String], bootstrap_file: Option<&'a Path>) -> LaunchSpec<'a> {
@@ -32,7 +33,7 @@ fn single_command(launcher: AgentLauncher, hosts: &[String]) -> LaunchCommand {
 
 #[test]
 fn srun_command_line() {
-    let step = single_command(AgentLauncher::Srun, &hosts("nid[001000-001002]"));
+    let step = single_command(Srun, &hosts("nid[001000-001002]"));
     let wanted = "srun --nodes=3 --ntasks=3 --nodelist=nid[001000-001002] --ntasks-per-node=1 \
                   --distribution=block --overlap --mem=0 --cpu-bind=none --mem-bind=none \
                   --gpu-bind=none --mpi=none --export=ALL --input=all --kill-on-bad-exit=0 --wait=0 \
@@ -51,7 +52,7 @@ fn srun_command_line() {
 fn heterogeneous_nodes_get_one_step_each() {
     let hosts = hosts("n[1-3]");
     let gres_options = |gres: &Gres| -> Vec<(Range<usize>, Vec<String>)> {
-        let all = AgentLauncher::Srun.commands(&LaunchSpec { gres, ..spec(&hosts, None) }).unwrap();
+        let all = Srun.commands(&LaunchSpec { gres, ..spec(&hosts, None) }).unwrap();
         let is_gres = |w: &String| w.starts_with("--gres") || w.starts_with("--gpus");
         all.iter()
             .map(|i| (i.hosts.clone(), words(i).into_iter().filter(is_gres).collect()))
@@ -66,8 +67,7 @@ fn heterogeneous_nodes_get_one_step_each() {
         (2..3, vec!["--gpus=a100:1".to_owned()]),
     ];
     assert_eq!(gres_options(&each), wanted);
-    let all =
-        AgentLauncher::Srun.commands(&LaunchSpec { gres: &each, ..spec(&hosts, None) }).unwrap();
+    let all = Srun.commands(&LaunchSpec { gres: &each, ..spec(&hosts, None) }).unwrap();
     assert!(words(&all[2]).contains(&"--nodelist=n3".to_owned()));
 }
 
@@ -76,18 +76,18 @@ fn mpiexec_command_lines() {
     let agent = ["/opt/my tools/regatta", "agent", "--boot", "/run/1/boot"];
     let cases = [
         (
-            AgentLauncher::Pals,
+            Pals,
             "mpiexec -n 2 --ppn 1 --hostfile /run/1/boot.hosts --cpu-bind none --pmi none \
              --envall --no-abort-on-failure",
             "x3b\nx1a\n",
         ),
         (
-            AgentLauncher::Hydra,
+            Hydra,
             "mpiexec -n 2 -ppn 1 -f /run/1/boot.hosts -bind-to none -disable-auto-cleanup",
             "x3b:1\nx1a:1\n",
         ),
         (
-            AgentLauncher::OpenMpi,
+            OpenMpi,
             "mpiexec -n 2 --map-by ppr:1:node --hostfile /run/1/boot.hosts --bind-to none --stdin \
              none --enable-recovery",
             "x3b slots=1\nx1a slots=1\n",
@@ -107,13 +107,13 @@ fn flux_command_line() {
                   -o cpu-affinity=off -o gpu-affinity=off -o pmi=off -o exit-timeout=none";
     let agent = ["/opt/my tools/regatta", "agent", "--boot", "/run/1/boot"];
     let wanted: Vec<&str> = wanted.split_whitespace().chain(agent).collect();
-    assert_eq!(words(&single_command(AgentLauncher::Flux, &hosts("el[3-4]"))), wanted);
+    assert_eq!(words(&single_command(Flux, &hosts("el[3-4]"))), wanted);
 }
 
 #[test]
 fn ssh_command_per_host() {
     let hosts = hosts("a,-oProxyCommand=evil");
-    let all = AgentLauncher::Ssh.commands(&spec(&hosts, None)).unwrap();
+    let all = Ssh.commands(&spec(&hosts, None)).unwrap();
     assert_eq!(all.len(), 2);
     let options = "ssh -T -x -oBatchMode=yes -oConnectTimeout=15 -oLogLevel=ERROR -- a";
     let remote = "exec '/opt/my tools/regatta' agent --boot - --node 0";
@@ -128,7 +128,7 @@ fn ssh_command_per_host() {
     assert!(second[8].ends_with("--node 1"));
     assert_eq!((all[1].hosts.clone(), all[1].bootstrap_on_stdin), (1..2, true));
     let ssh = ["/usr/bin/myssh", "-p", "2222"].map(str::to_owned);
-    let own = AgentLauncher::Ssh.commands(&LaunchSpec { ssh: &ssh, ..spec(&hosts, None) }).unwrap();
+    let own = Ssh.commands(&LaunchSpec { ssh: &ssh, ..spec(&hosts, None) }).unwrap();
     assert_eq!(words(&own[0])[..4], ["/usr/bin/myssh", "-p", "2222", "-T"]);
 }
 
@@ -136,7 +136,7 @@ fn ssh_command_per_host() {
 fn remote_command_is_quoted_for_the_shell() {
     let hosts = hosts("a");
     let program = Path::new("/opt/it's \"$HOME\" `x`/re gatta\\");
-    let all = AgentLauncher::Ssh.commands(&LaunchSpec { program, ..spec(&hosts, None) }).unwrap();
+    let all = Ssh.commands(&LaunchSpec { program, ..spec(&hosts, None) }).unwrap();
     let back = shlex::split(words(&all[0]).last().unwrap()).unwrap();
     assert_eq!(back[1], program.to_str().unwrap());
     assert_eq!(back[2..], ["agent", "--boot", "-", "--node", "0"]);
@@ -147,11 +147,11 @@ fn mpiexec_is_identified_by_its_version() {
     let hydra = "HYDRA build details:\n    Version:                                 4.0.2\n";
     let intel = "Intel(R) MPI Library for Linux* OS, Version 2021.9 Build 20230307\n";
     let known = [
-        (hydra, AgentLauncher::Hydra),
-        (intel, AgentLauncher::Hydra),
-        ("mpiexec (OpenRTE) 4.1.4\n\nReport bugs to ...", AgentLauncher::OpenMpi),
-        ("mpirun (Open MPI) 5.0.3\n", AgentLauncher::OpenMpi),
-        ("mpiexec version 1.2.12 revision 4f1b2\n", AgentLauncher::Pals),
+        (hydra, Hydra),
+        (intel, Hydra),
+        ("mpiexec (OpenRTE) 4.1.4\n\nReport bugs to ...", OpenMpi),
+        ("mpirun (Open MPI) 5.0.3\n", OpenMpi),
+        ("mpiexec version 1.2.12 revision 4f1b2\n", Pals),
     ];
     for (text, launcher) in known {
         assert_eq!(AgentLauncher::detect_mpiexec(text), Some(launcher), "{text}");
@@ -165,12 +165,9 @@ fn mpiexec_is_identified_by_its_version() {
 #[test]
 fn launcher_follows_the_scheduler() {
     let not_called = || -> Option<String> { panic!("mpiexec must not be queried") };
-    assert_eq!(AgentLauncher::for_scheduler(Scheduler::Slurm, not_called), Ok(AgentLauncher::Srun));
-    assert_eq!(AgentLauncher::for_scheduler(Scheduler::Flux, not_called), Ok(AgentLauncher::Flux));
-    assert_eq!(
-        AgentLauncher::for_scheduler(Scheduler::Hostfile, not_called),
-        Ok(AgentLauncher::Ssh)
-    );
+    assert_eq!(AgentLauncher::for_scheduler(Scheduler::Slurm, not_called), Ok(Srun));
+    assert_eq!(AgentLauncher::for_scheduler(Scheduler::Flux, not_called), Ok(Flux));
+    assert_eq!(AgentLauncher::for_scheduler(Scheduler::Hostfile, not_called), Ok(Ssh));
     assert_eq!(
         AgentLauncher::for_scheduler(Scheduler::None, not_called),
         Err(LauncherError::NoNodes)
@@ -186,11 +183,9 @@ fn launcher_follows_the_scheduler() {
 #[test]
 fn missing_bootstrap_file_is_an_error() {
     let hosts = hosts("a,b");
-    for launcher in
-        [AgentLauncher::Pals, AgentLauncher::Hydra, AgentLauncher::OpenMpi, AgentLauncher::Flux]
-    {
+    for launcher in [Pals, Hydra, OpenMpi, Flux] {
         let error = launcher.commands(&spec(&hosts, None)).unwrap_err();
         assert_eq!(error, LauncherError::NoBootstrapFile(launcher));
     }
-    assert_eq!(AgentLauncher::Srun.commands(&spec(&[], None)), Ok(Vec::new()));
+    assert_eq!(Srun.commands(&spec(&[], None)), Ok(Vec::new()));
 }

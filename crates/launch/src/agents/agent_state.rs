@@ -64,6 +64,8 @@ pub enum AgentOutput<C> {
     Exit,
 }
 
+type Outputs<C> = Vec<AgentOutput<C>>;
+
 /// Connection to the parent.
 #[derive(Debug)]
 enum ParentLink<C> {
@@ -182,7 +184,7 @@ impl<C: Copy + Eq + Hash> AgentState<C> {
         }
     }
 
-    fn on_connected(&mut self, conn: C, out: &mut Vec<AgentOutput<C>>) {
+    fn on_connected(&mut self, conn: C, out: &mut Outputs<C>) {
         self.parent = ParentLink::Connected(conn);
         self.in_flight = 0;
         match self.disconnected.take() {
@@ -228,13 +230,7 @@ impl<C: Copy + Eq + Hash> AgentState<C> {
         if self.disconnected.is_some() { self.timeouts.rejoin / 4 } else { PARENT_TIMEOUT / 2 }
     }
 
-    fn on_upstream(
-        &mut self,
-        conn: C,
-        message: Upstream,
-        now: Instant,
-        out: &mut Vec<AgentOutput<C>>,
-    ) {
+    fn on_upstream(&mut self, conn: C, message: Upstream, now: Instant, out: &mut Outputs<C>) {
         *self.credits.entry(conn).or_default() += message.cost();
         match &message {
             Upstream::Register(Registration { node, .. }) | Upstream::Reconnected { node, .. } => {
@@ -253,7 +249,7 @@ impl<C: Copy + Eq + Hash> AgentState<C> {
         self.flush_credits(out);
     }
 
-    fn on_downstream(&mut self, message: Downstream, now: Instant, out: &mut Vec<AgentOutput<C>>) {
+    fn on_downstream(&mut self, message: Downstream, now: Instant, out: &mut Outputs<C>) {
         match message {
             Downstream::Start { node, launch } if node == self.registration.node => {
                 let attempt = Some(launch.attempt);
@@ -282,7 +278,7 @@ impl<C: Copy + Eq + Hash> AgentState<C> {
 
     /// Applies a command to this node's ranks and forwards it to the children. A termination signal
     /// starts the grace period, which ends in a kill even without a parent.
-    fn broadcast(&mut self, control: RankControl, now: Instant, out: &mut Vec<AgentOutput<C>>) {
+    fn broadcast(&mut self, control: RankControl, now: Instant, out: &mut Outputs<C>) {
         let forward = |conn| AgentOutput::Downstream(conn, Downstream::Broadcast(control));
         out.extend(self.routes.children().map(forward));
         if !self.ranks.running {
@@ -294,7 +290,7 @@ impl<C: Copy + Eq + Hash> AgentState<C> {
         out.push(AgentOutput::Control(control));
     }
 
-    fn resend(&mut self, register: bool, attempt: u32, out: &mut Vec<AgentOutput<C>>) {
+    fn resend(&mut self, register: bool, attempt: u32, out: &mut Outputs<C>) {
         if register {
             self.send(Upstream::Register(self.registration.clone()), out);
         }
@@ -309,7 +305,7 @@ impl<C: Copy + Eq + Hash> AgentState<C> {
         }
     }
 
-    fn on_closed(&mut self, conn: C, why: String, now: Instant, out: &mut Vec<AgentOutput<C>>) {
+    fn on_closed(&mut self, conn: C, why: String, now: Instant, out: &mut Outputs<C>) {
         if self.parent_conn() == Some(conn) {
             self.disconnected = Some((self.target, why));
             self.parent = ParentLink::Connecting { since: now, retry_at: Some(now), failures: 0 };
@@ -323,7 +319,7 @@ impl<C: Copy + Eq + Hash> AgentState<C> {
         }
     }
 
-    fn on_rank_event(&mut self, event: JobEvent, now: Instant, out: &mut Vec<AgentOutput<C>>) {
+    fn on_rank_event(&mut self, event: JobEvent, now: Instant, out: &mut Outputs<C>) {
         let event = match event {
             JobEvent::Line(line) => {
                 self.on_progress(now, out);
@@ -359,7 +355,7 @@ impl<C: Copy + Eq + Hash> AgentState<C> {
         self.send_rank_event(event, out);
     }
 
-    fn on_signal(&mut self, signal: i32, now: Instant, out: &mut Vec<AgentOutput<C>>) {
+    fn on_signal(&mut self, signal: i32, now: Instant, out: &mut Outputs<C>) {
         match self.parent {
             ParentLink::Connected(_) => self.send(Upstream::Signal(signal), out),
             // Without a coordinator the agent decides.
@@ -372,7 +368,7 @@ impl<C: Copy + Eq + Hash> AgentState<C> {
         }
     }
 
-    fn on_tick(&mut self, now: Instant, out: &mut Vec<AgentOutput<C>>) {
+    fn on_tick(&mut self, now: Instant, out: &mut Outputs<C>) {
         self.send_lines(false, now, out);
         if self.ranks.running && self.ranks.kill_at.is_some_and(|at| now >= at) {
             out.push(AgentOutput::Control(RankControl::Kill));
@@ -390,7 +386,7 @@ impl<C: Copy + Eq + Hash> AgentState<C> {
     }
 
     /// Sends merged lines, unless the window is full; `all` flushes regardless.
-    fn send_lines(&mut self, all: bool, now: Instant, out: &mut Vec<AgentOutput<C>>) {
+    fn send_lines(&mut self, all: bool, now: Instant, out: &mut Outputs<C>) {
         if self.is_window_full() && !all {
             return;
         }
@@ -400,7 +396,7 @@ impl<C: Copy + Eq + Hash> AgentState<C> {
         }
     }
 
-    fn on_progress(&mut self, now: Instant, out: &mut Vec<AgentOutput<C>>) {
+    fn on_progress(&mut self, now: Instant, out: &mut Outputs<C>) {
         let recent = |last: Instant| now.saturating_duration_since(last) < PROGRESS_INTERVAL;
         if !self.last_progress.is_some_and(recent) {
             self.last_progress = Some(now);
@@ -408,14 +404,14 @@ impl<C: Copy + Eq + Hash> AgentState<C> {
         }
     }
 
-    fn send_rank_event(&mut self, event: RankEvent, out: &mut Vec<AgentOutput<C>>) {
+    fn send_rank_event(&mut self, event: RankEvent, out: &mut Outputs<C>) {
         let attempt = self.ranks.attempt.unwrap_or_default();
         self.send(Upstream::RankEvent { node: self.registration.node, attempt, event }, out);
     }
 
     /// Sends a message to the parent, or queues it until there is one. Output and progress are
     /// dropped without a parent.
-    fn send(&mut self, message: Upstream, out: &mut Vec<AgentOutput<C>>) {
+    fn send(&mut self, message: Upstream, out: &mut Outputs<C>) {
         match self.parent {
             ParentLink::Connected(conn) => {
                 self.in_flight += message.cost();
@@ -428,7 +424,7 @@ impl<C: Copy + Eq + Hash> AgentState<C> {
     }
 
     /// Grants the children their credits, unless this agent's own window is full.
-    fn flush_credits(&mut self, out: &mut Vec<AgentOutput<C>>) {
+    fn flush_credits(&mut self, out: &mut Outputs<C>) {
         if self.is_window_full() {
             return;
         }

@@ -130,7 +130,7 @@ pub enum Downstream {
 }
 
 /// The ranks to launch on a node.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct NodeLaunch {
     /// Number of restarts so far.
     pub attempt: u32,
@@ -232,14 +232,9 @@ mod tests {
     fn paths_may_be_any_byte_string() {
         use std::os::unix::ffi::OsStringExt;
         let launch = NodeLaunch {
-            attempt: 0,
             command: vec![OsString::from_vec(vec![0xff])],
             cwd: OsString::from_vec(b"/a\xffb".to_vec()),
-            base_env: Vec::new(),
-            env_remove_prefixes: Vec::new(),
-            common_env: Vec::new(),
-            report_progress: false,
-            ranks: Vec::new(),
+            ..NodeLaunch::default()
         };
         let message = Downstream::Start { node: 0, launch };
         assert_eq!(decode::<Downstream>(&encode(&message).unwrap()).unwrap(), message);

@@ -28,6 +28,8 @@ pub enum TableOutput<C> {
     Event(JobEvent),
 }
 
+type Outputs<C> = Vec<TableOutput<C>>;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum NodeState {
     Unregistered,
@@ -86,9 +88,7 @@ impl<C: Copy + Eq + Hash> NodeTable<C> {
 
     /// Nodes that are not registered or not connected.
     pub fn missing(&self) -> Vec<u32> {
-        let is_missing =
-            |n: &NodeEntry| n.state != NodeState::Connected || n.registration.is_none();
-        self.indices(is_missing)
+        self.indices(|n| n.state != NodeState::Connected || n.registration.is_none())
     }
 
     fn indices(&self, matches: impl Fn(&NodeEntry) -> bool) -> Vec<u32> {
@@ -172,13 +172,7 @@ impl<C: Copy + Eq + Hash> NodeTable<C> {
         out
     }
 
-    fn on_upstream(
-        &mut self,
-        conn: C,
-        message: Upstream,
-        now: Instant,
-        out: &mut Vec<TableOutput<C>>,
-    ) {
+    fn on_upstream(&mut self, conn: C, message: Upstream, now: Instant, out: &mut Outputs<C>) {
         let cost = message.cost();
         if cost > 0 {
             out.push(TableOutput::Downstream(conn, Downstream::Credit(cost)));
@@ -236,7 +230,7 @@ impl<C: Copy + Eq + Hash> NodeTable<C> {
         node: u32,
         lost_parent: Option<u32>,
         why: &str,
-        out: &mut Vec<TableOutput<C>>,
+        out: &mut Outputs<C>,
     ) {
         let Some(entry) = self.nodes.get(node as usize) else { return };
         let (register, finished) = (entry.registration.is_none(), entry.finished);
@@ -249,17 +243,11 @@ impl<C: Copy + Eq + Hash> NodeTable<C> {
         let name = |n: u32| self.nodes.get(n as usize).map_or("?", |n| n.host.as_str());
         let parent = lost_parent.map_or("the coordinator", name);
         let why = format!("{} lost its connection to {parent}: {why}", name(node));
-        self.report_connection_lost(lost_parent.unwrap_or(node), node, why, out);
+        self.report_lost(lost_parent.unwrap_or(node), node, why, out);
     }
 
     /// Reports a failure of the first rank on `node`, or on `fallback` if it has none.
-    fn report_connection_lost(
-        &self,
-        node: u32,
-        fallback: u32,
-        why: String,
-        out: &mut Vec<TableOutput<C>>,
-    ) {
+    fn report_lost(&self, node: u32, fallback: u32, why: String, out: &mut Outputs<C>) {
         let first = |n: u32| self.nodes.get(n as usize).and_then(|n| n.ranks.first());
         if let Some(&rank) = first(node).or_else(|| first(fallback)) {
             out.push(TableOutput::Event(JobEvent::ConnectionLost { rank, why }));
@@ -272,7 +260,7 @@ impl<C: Copy + Eq + Hash> NodeTable<C> {
         descendants: &[u32],
         why: &str,
         now: Instant,
-        out: &mut Vec<TableOutput<C>>,
+        out: &mut Outputs<C>,
     ) {
         for &disconnected in node.iter().chain(descendants) {
             if let Some(entry) = self.nodes.get_mut(disconnected as usize)
@@ -289,7 +277,7 @@ impl<C: Copy + Eq + Hash> NodeTable<C> {
                     entry.ranks.iter().map(|&r| r as usize).collect();
                 let noun = if entry.ranks.len() == 1 { "rank" } else { "ranks" };
                 let why = format!("lost {} with {noun} {ranks}: {why}", entry.host);
-                self.report_connection_lost(node.unwrap_or_default(), 0, why, out);
+                self.report_lost(node.unwrap_or_default(), 0, why, out);
             }
             true if self.running => {
                 let text = format!("lost {}, which runs no rank: {why}", entry.host);
@@ -299,7 +287,7 @@ impl<C: Copy + Eq + Hash> NodeTable<C> {
         }
     }
 
-    fn on_rank_event(&mut self, node: u32, event: RankEvent, out: &mut Vec<TableOutput<C>>) {
+    fn on_rank_event(&mut self, node: u32, event: RankEvent, out: &mut Outputs<C>) {
         let Some(entry) = self.nodes.get_mut(node as usize) else { return };
         let event = match event {
             RankEvent::Started { rank, pid } => JobEvent::Started { rank, pid },
@@ -329,7 +317,7 @@ impl<C: Copy + Eq + Hash> NodeTable<C> {
         out.push(TableOutput::Event(event));
     }
 
-    fn on_tick(&mut self, now: Instant, out: &mut Vec<TableOutput<C>>) {
+    fn on_tick(&mut self, now: Instant, out: &mut Outputs<C>) {
         let lost = self.indices(|n| match n.state {
             NodeState::Disconnected(since) => {
                 now.saturating_duration_since(since) >= self.rejoin_timeout
@@ -342,7 +330,7 @@ impl<C: Copy + Eq + Hash> NodeTable<C> {
     }
 
     /// Declares a node lost.
-    fn give_up(&mut self, node: u32, out: &mut Vec<TableOutput<C>>) {
+    fn give_up(&mut self, node: u32, out: &mut Outputs<C>) {
         let Some(entry) = self.nodes.get_mut(node as usize) else { return };
         entry.state = NodeState::Lost;
         let ranks = if entry.finished { Vec::new() } else { entry.ranks.clone() };
@@ -364,7 +352,7 @@ impl<C: Copy + Eq + Hash> NodeTable<C> {
     }
 
     /// Reports the end of the attempt once.
-    fn check_finished(&mut self, out: &mut Vec<TableOutput<C>>) {
+    fn check_finished(&mut self, out: &mut Outputs<C>) {
         if self.running && self.pending.is_empty() {
             self.running = false;
             out.push(TableOutput::Event(JobEvent::Finished));

@@ -16,7 +16,7 @@ use super::message::{Downstream, NodeLaunch, RankLaunch, Registration, Upstream,
 use super::node_table::{NodeTable, TableInput, TableOutput};
 use super::tree::{Parent, Tree};
 use crate::bind::Binding;
-use crate::supervisor::{JobLimits, Supervisor, SupervisorAction, SupervisorInput};
+use crate::supervisor::{JobLimits, Supervisor, SupervisorAction as Action, SupervisorInput};
 use crate::worker_group::{JobEvent, RankControl};
 
 type ConnId = u32;
@@ -95,7 +95,7 @@ impl Simulation {
         let tree = Tree { nodes, fan_out };
         let timeouts =
             AgentTimeouts { grace: GRACE, join: Duration::from_secs(60), rejoin: REJOIN_TIMEOUT };
-        let node_state = |node| {
+        let sim_node = |node| {
             let registration = Registration { node, machine: String::new(), port: None };
             let agent = Some(AgentState::new(registration, tree, timeouts, now));
             SimNode { agent, ranks: Ranks::default(), partitioned: false, exited: false }
@@ -106,7 +106,7 @@ impl Simulation {
         Self {
             rng: Rng(seed | 1),
             now,
-            nodes: (0..nodes).map(node_state).collect(),
+            nodes: (0..nodes).map(sim_node).collect(),
             conns: HashMap::new(),
             next: 0,
             root: Some((NodeTable::new(&hosts, REJOIN_TIMEOUT), supervisor)),
@@ -133,9 +133,9 @@ impl Simulation {
             return self.advance_time(time);
         }
         let (conn, up) = busy[self.rng.below(busy.len())];
-        let Some(sim_conn) = self.conns.get_mut(&conn) else { return };
-        let packet = if up { sim_conn.up.pop_front() } else { sim_conn.down.pop_front() };
-        let (lower, upper) = (sim_conn.lower, sim_conn.upper);
+        let Some(link) = self.conns.get_mut(&conn) else { return };
+        let packet = if up { link.up.pop_front() } else { link.down.pop_front() };
+        let (lower, upper) = (link.lower, link.upper);
         match (packet, up) {
             (None, _) => {}
             (Some(Packet::Bytes(bytes)), true) => self.deliver_upstream(upper, conn, &bytes),
@@ -144,7 +144,7 @@ impl Simulation {
                 if self.nodes[lower as usize].agent.as_ref().and_then(|a| a.parent_conn())
                     == Some(conn)
                 {
-                    self.deliver_to_agent(lower, AgentInput::Downstream(down));
+                    self.to_agent(lower, AgentInput::Downstream(down));
                 }
             }
             (Some(Packet::Closed), true) => self.deliver_close(upper, conn),
@@ -155,33 +155,33 @@ impl Simulation {
     fn deliver_upstream(&mut self, at: Endpoint, conn: ConnId, bytes: &[u8]) {
         let up = decode::<Upstream>(bytes).unwrap();
         match at {
-            Endpoint::Node(node) => self.deliver_to_agent(node, AgentInput::Upstream(conn, up)),
-            Endpoint::Root => self.deliver_to_root(TableInput::Upstream(conn, up)),
+            Endpoint::Node(node) => self.to_agent(node, AgentInput::Upstream(conn, up)),
+            Endpoint::Root => self.to_root(TableInput::Upstream(conn, up)),
         }
     }
 
     fn deliver_close(&mut self, at: Endpoint, conn: ConnId) {
         match at {
             Endpoint::Node(node) => {
-                self.deliver_to_agent(node, AgentInput::Closed(conn, "broke".to_owned()))
+                self.to_agent(node, AgentInput::Closed(conn, "broke".to_owned()))
             }
-            Endpoint::Root => self.deliver_to_root(TableInput::Closed(conn, "broke".to_owned())),
+            Endpoint::Root => self.to_root(TableInput::Closed(conn, "broke".to_owned())),
         }
     }
 
     fn advance_time(&mut self, time: Duration) {
         self.now += time;
         for node in 0..self.nodes.len() as u32 {
-            self.deliver_to_agent(node, AgentInput::Tick);
+            self.to_agent(node, AgentInput::Tick);
         }
-        self.deliver_to_root(TableInput::Tick);
+        self.to_root(TableInput::Tick);
         if let Some((_, supervisor)) = &mut self.root {
             let actions = supervisor.handle(SupervisorInput::Tick, self.now);
             self.apply_actions(actions);
         }
     }
 
-    fn deliver_to_agent(&mut self, node: u32, input: AgentInput<ConnId>) {
+    fn to_agent(&mut self, node: u32, input: AgentInput<ConnId>) {
         let Some(agent) = &mut self.nodes[node as usize].agent else { return };
         for output in agent.handle(input, self.now) {
             self.apply_agent_output(node, output);
@@ -207,13 +207,13 @@ impl Simulation {
     }
 
     fn control(&mut self, node: u32, control: RankControl) {
-        let node_state = &self.nodes[node as usize];
+        let sim_node = &self.nodes[node as usize];
         let ending = match control {
-            RankControl::Signal(signal) if !node_state.ranks.ignores_term => Ending::Signal(signal),
+            RankControl::Signal(signal) if !sim_node.ranks.ignores_term => Ending::Signal(signal),
             RankControl::Kill => Ending::Signal(9),
             _ => return,
         };
-        for rank in node_state.ranks.running.clone() {
+        for rank in sim_node.ranks.running.clone() {
             self.exit_rank(node, rank, ending);
         }
     }
@@ -225,9 +225,9 @@ impl Simulation {
         }
         let finished = ranks.running.is_empty();
         self.actual_exits.insert(rank, ending);
-        self.deliver_to_agent(node, AgentInput::Ranks(JobEvent::Exited(rank, ending)));
+        self.to_agent(node, AgentInput::Ranks(JobEvent::Exited(rank, ending)));
         if finished {
-            self.deliver_to_agent(node, AgentInput::Ranks(JobEvent::Finished));
+            self.to_agent(node, AgentInput::Ranks(JobEvent::Finished));
         }
     }
 
@@ -236,8 +236,8 @@ impl Simulation {
         match end {
             Endpoint::Root => self.root.is_some(),
             Endpoint::Node(node) => {
-                let node_state = &self.nodes[node as usize];
-                node_state.agent.is_some() && !node_state.partitioned
+                let sim_node = &self.nodes[node as usize];
+                sim_node.agent.is_some() && !sim_node.partitioned
             }
         }
     }
@@ -248,25 +248,25 @@ impl Simulation {
             Parent::Node(node) => Endpoint::Node(node),
         };
         if !self.is_reachable(upper) || !self.is_reachable(Endpoint::Node(node)) {
-            return self.deliver_to_agent(node, AgentInput::ConnectFailed);
+            return self.to_agent(node, AgentInput::ConnectFailed);
         }
         self.next += 1;
-        let sim_conn = SimConn {
+        let link = SimConn {
             lower: node,
             upper,
             up: VecDeque::new(),
             down: VecDeque::new(),
             broken: false,
         };
-        self.conns.insert(self.next, sim_conn);
-        self.deliver_to_agent(node, AgentInput::Connected(self.next));
+        self.conns.insert(self.next, link);
+        self.to_agent(node, AgentInput::Connected(self.next));
     }
 
     fn send(&mut self, conn: ConnId, up: bool, bytes: Vec<u8>) {
-        let Some(sim_conn) = self.conns.get_mut(&conn) else { return };
-        let queue = if up { &mut sim_conn.up } else { &mut sim_conn.down };
+        let Some(link) = self.conns.get_mut(&conn) else { return };
+        let queue = if up { &mut link.up } else { &mut link.down };
         // Messages to a broken connection are lost.
-        if !sim_conn.broken {
+        if !link.broken {
             queue.push_back(Packet::Bytes(bytes));
         }
     }
@@ -275,11 +275,11 @@ impl Simulation {
     fn break_conn(&mut self, conn: ConnId, graceful: bool) {
         let kept = (self.rng.below(3), self.rng.below(3));
         let kept = if graceful { (usize::MAX, usize::MAX) } else { kept };
-        let Some(sim_conn) = self.conns.get_mut(&conn) else { return };
-        if std::mem::replace(&mut sim_conn.broken, true) {
+        let Some(link) = self.conns.get_mut(&conn) else { return };
+        if std::mem::replace(&mut link.broken, true) {
             return;
         }
-        for (queue, kept) in [(&mut sim_conn.up, kept.0), (&mut sim_conn.down, kept.1)] {
+        for (queue, kept) in [(&mut link.up, kept.0), (&mut link.down, kept.1)] {
             queue.truncate(kept);
             queue.push_back(Packet::Closed);
         }
@@ -295,9 +295,9 @@ impl Simulation {
 
     /// Stops an agent and kills its ranks.
     fn stop_agent(&mut self, node: u32, graceful: bool) {
-        let node_state = &mut self.nodes[node as usize];
-        node_state.agent = None;
-        for rank in std::mem::take(&mut node_state.ranks.running) {
+        let sim_node = &mut self.nodes[node as usize];
+        sim_node.agent = None;
+        for rank in std::mem::take(&mut sim_node.ranks.running) {
             self.actual_exits.insert(rank, Ending::Signal(9));
         }
         for conn in self.conns_of(Endpoint::Node(node)) {
@@ -305,13 +305,13 @@ impl Simulation {
         }
     }
 
-    fn deliver_to_root(&mut self, input: TableInput<ConnId>) {
+    fn to_root(&mut self, input: TableInput<ConnId>) {
         let Some((table, _)) = &mut self.root else { return };
         let outputs = table.handle(input, self.now);
-        self.apply_table_outputs(outputs);
+        self.apply_outputs(outputs);
     }
 
-    fn apply_table_outputs(&mut self, outputs: Vec<TableOutput<ConnId>>) {
+    fn apply_outputs(&mut self, outputs: Vec<TableOutput<ConnId>>) {
         for output in outputs {
             match output {
                 TableOutput::Downstream(conn, down) => {
@@ -345,17 +345,17 @@ impl Simulation {
         }
     }
 
-    fn apply_actions(&mut self, actions: Vec<SupervisorAction>) {
+    fn apply_actions(&mut self, actions: Vec<Action>) {
         for action in actions {
             let control = match action {
-                SupervisorAction::SignalRanks(signal) => RankControl::Signal(signal),
-                SupervisorAction::Kill => RankControl::Kill,
-                SupervisorAction::QueryState => RankControl::QueryState,
-                SupervisorAction::Finish => continue,
+                Action::SignalRanks(signal) => RankControl::Signal(signal),
+                Action::Kill => RankControl::Kill,
+                Action::QueryState => RankControl::QueryState,
+                Action::Finish => continue,
             };
             let Some((table, _)) = &self.root else { return };
             let outputs = table.control(control);
-            self.apply_table_outputs(outputs);
+            self.apply_outputs(outputs);
         }
     }
 
@@ -368,19 +368,13 @@ impl Simulation {
             binding: Binding::new(&Default::default(), &MemoryPolicy::System),
         };
         let launch = |node: u32| NodeLaunch {
-            attempt: 0,
-            command: Vec::new(),
-            cwd: Default::default(),
-            base_env: Vec::new(),
-            env_remove_prefixes: Vec::new(),
-            common_env: Vec::new(),
-            report_progress: false,
             ranks: (node * ranks_per_node..(node + 1) * ranks_per_node).map(rank).collect(),
+            ..NodeLaunch::default()
         };
         let all = (0..self.nodes.len() as u32).map(|n| (n, launch(n))).collect();
         if let Some((table, _)) = &mut self.root {
             let outputs = table.start(0, all);
-            self.apply_table_outputs(outputs);
+            self.apply_outputs(outputs);
         }
     }
 

@@ -1,11 +1,6 @@
 use super::*;
 
-fn simulation_with_started_ranks(
-    nodes: u32,
-    fan_out: u32,
-    ranks_per_node: u32,
-    seed: u64,
-) -> Simulation {
+fn running_job(nodes: u32, fan_out: u32, ranks_per_node: u32, seed: u64) -> Simulation {
     let mut sim = Simulation::new(nodes, fan_out, ranks_per_node, seed);
     assert!(
         sim.run_until(Duration::from_secs(60), Simulation::all_registered),
@@ -22,7 +17,7 @@ proptest! {
     fn every_job_finishes_once_under_faults(
         nodes in 1u32..14, fan_out in 1u32..4, ranks_per_node in 1u32..3, seed: u64, faults in 0usize..5,
     ) {
-        let mut sim = simulation_with_started_ranks(nodes, fan_out, ranks_per_node, seed);
+        let mut sim = running_job(nodes, fan_out, ranks_per_node, seed);
         for _ in 0..faults {
             for _ in 0..sim.rng.below(40) {
                 sim.step();
@@ -48,7 +43,7 @@ proptest! {
         let any_failed = sim.actual_exits.values().any(|e| !e.is_good());
         prop_assert!(!any_failed || supervisor.code() != 0);
         let outputs = table.shutdown();
-        sim.apply_table_outputs(outputs);
+        sim.apply_outputs(outputs);
         // The coordinator exits afterwards.
         sim.run_until(Duration::from_millis(500), Simulation::is_quiescent);
         sim.root = None;
@@ -62,7 +57,7 @@ proptest! {
     fn all_agents_exit_when_the_coordinator_dies(
         nodes in 1u32..14, fan_out in 1u32..4, seed: u64, steps in 0usize..200,
     ) {
-        let mut sim = simulation_with_started_ranks(nodes, fan_out, 2, seed);
+        let mut sim = running_job(nodes, fan_out, 2, seed);
         for _ in 0..steps {
             sim.step();
         }
