@@ -1,4 +1,4 @@
-//! A real multi-node cluster on one machine, for tests.
+//! A multi-node cluster of Linux namespaces on one machine, for tests.
 //!
 //! A host is a set of Linux namespaces (network, UTS, mount, IPC, PID) with its own name, address,
 //! `/tmp`, `/dev/shm`, `/sys` and control groups; veth pairs connect the hosts to a bridge in a
