@@ -1,5 +1,5 @@
-//! Binds the calling process: CPUs, memory policy, process group. Prepared before a fork, applied
-//! after it, where only system calls are allowed.
+//! CPU affinity, memory policy and session of a rank. Prepared before fork and applied after it,
+//! where only async-signal-safe calls are allowed.
 
 use std::io;
 
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::signals;
 
-/// What a rank is bound to, in the kernel's form.
+/// CPU affinity mask and memory policy, in the kernel's representation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Binding {
     cpus: Vec<u64>,
@@ -20,7 +20,7 @@ pub struct Binding {
 const PREFERRED_MANY: libc::c_int = 5;
 
 impl Binding {
-    /// Prepares a binding. No CPUs: the affinity stays as it is.
+    /// Prepares a binding. An empty CPU set leaves the affinity unchanged.
     pub fn new(cpus: &CpuSet, memory: &MemoryPolicy) -> Self {
         let (mode, nodes) = match memory {
             MemoryPolicy::System => (libc::MPOL_DEFAULT, &[][..]),
@@ -28,10 +28,11 @@ impl Binding {
             MemoryPolicy::Prefer(nodes) if nodes.len() > 1 => (PREFERRED_MANY, &nodes[..]),
             MemoryPolicy::Prefer(nodes) => (libc::MPOL_PREFERRED, &nodes[..]),
         };
-        Self { cpus: words(cpus.iter()), mode, nodes: words(nodes.iter().map(|&n| n as usize)) }
+        let nodes = bit_mask(nodes.iter().map(|&n| n as usize));
+        Self { cpus: bit_mask(cpus.iter()), mode, nodes }
     }
 
-    /// Binds the calling process. Safe between fork and exec: it allocates nothing.
+    /// Binds the calling process. Safe between fork and exec: it does not allocate.
     pub fn apply(&self) -> io::Result<()> {
         if !self.cpus.is_empty() {
             let bytes = std::mem::size_of_val(self.cpus.as_slice());
@@ -45,13 +46,13 @@ impl Binding {
             return Ok(());
         }
         match self.set_memory_policy(self.mode) {
-            // An older kernel knows one preferred node only: local memory is as near.
+            // Kernels before 5.15 support one preferred node only; local memory is as close.
             Err(error)
                 if self.mode == PREFERRED_MANY && error.raw_os_error() == Some(libc::EINVAL) =>
             {
                 Ok(())
             }
-            // A container may forbid the call. A preference is not worth ending the job.
+            // A container may forbid the call. A preference is not worth failing the job.
             Err(error)
                 if self.mode != libc::MPOL_BIND && error.raw_os_error() == Some(libc::EPERM) =>
             {
@@ -62,7 +63,7 @@ impl Binding {
     }
 
     fn set_memory_policy(&self, mode: libc::c_int) -> io::Result<()> {
-        // SAFETY: the kernel reads at most `bits` bits of `nodes`, which it has.
+        // SAFETY: the kernel reads at most `bits` bits, which `nodes` holds.
         let result = unsafe {
             let bits = self.nodes.len() * 64;
             libc::syscall(libc::SYS_set_mempolicy, mode, self.nodes.as_ptr(), bits + 1)
@@ -74,7 +75,7 @@ impl Binding {
     }
 }
 
-fn words(bits: impl Iterator<Item = usize>) -> Vec<u64> {
+fn bit_mask(bits: impl Iterator<Item = usize>) -> Vec<u64> {
     let mut words: Vec<u64> = Vec::new();
     for bit in bits {
         if words.len() <= bit / 64 {
@@ -85,17 +86,16 @@ fn words(bits: impl Iterator<Item = usize>) -> Vec<u64> {
     words
 }
 
-/// Makes the calling process the head of a session of its own, to be signalled with all it starts
-/// and without a terminal it could wait for, and has it killed if its parent dies. Safe between
-/// fork and exec.
-pub fn lead_session(parent: u32) -> io::Result<()> {
-    signals::may_stop();
+/// Makes the calling process a session leader, without a controlling terminal and in its own
+/// process group, and has the kernel kill it when its parent dies. Safe between fork and exec.
+pub fn start_session(parent: u32) -> io::Result<()> {
+    signals::unblock_stop_signals();
     // SAFETY: plain system calls on the calling process.
     unsafe {
         if libc::setsid() < 0 || libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
             return Err(io::Error::last_os_error());
         }
-        // The parent may have died before the request.
+        // The parent may have died before the prctl call.
         if libc::getppid() as u32 != parent {
             libc::_exit(127);
         }

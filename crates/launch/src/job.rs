@@ -1,5 +1,5 @@
-//! Runs a job's ranks to their end: hears what happens to them, does what the supervisor says, and
-//! tells how it ended.
+//! Runs one attempt of a job: handles the events of its ranks, carries out the supervisor's
+//! actions, and reports the outcome.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -7,252 +7,257 @@ use std::time::{Duration, Instant};
 use regatta_model::result::{Ending, Failure, RunResult};
 use serde::Serialize;
 
-use crate::chorus::Chorus;
-use crate::crew::{Crew, Event, Order};
-use crate::folder::RunFolder;
-use crate::lines::{Folded, Folder};
-use crate::signals::Caught;
-use crate::supervise::{Action, Input, Limits, Supervisor};
+use crate::lines::{LineMerger, MergedLine};
+use crate::run_folder::RunFolder;
+use crate::signal_dedup::{NodeSignalDedup, SignalSource};
+use crate::signals::SignalCatcher;
+use crate::supervisor::{JobLimits, Supervisor, SupervisorAction, SupervisorInput};
+use crate::worker_group::{JobEvent, RankControl, WorkerGroup};
 
-/// One start of a job.
+/// One attempt of a job.
 #[derive(Debug)]
-pub struct Job {
-    /// What the ranks run.
+pub struct JobAttempt {
+    /// Command of the ranks.
     pub command: Vec<String>,
-    /// The node of each rank.
+    /// Host of each rank.
     pub hosts: Vec<String>,
-    /// How long things may take.
-    pub limits: Limits,
-    /// How often the job was started before.
+    /// Timeouts.
+    pub limits: JobLimits,
+    /// Number of restarts so far.
     pub attempt: u32,
 }
 
-/// How a start ended.
+/// Outcome of an attempt.
 #[derive(Debug)]
-pub struct Outcome {
+pub struct AttemptOutcome {
     /// For the run folder.
     pub result: RunResult,
-    /// Nodes that are gone, by position.
-    pub lost: Vec<u32>,
-    /// Whether a signal asked for the end, of the user or of the scheduler.
-    pub asked_to_end: bool,
+    /// Indices of lost nodes.
+    pub lost_nodes: Vec<u32>,
+    /// Whether the user or the scheduler sent a termination signal.
+    pub terminated: bool,
 }
 
-/// How long a line waits for the same line of other ranks.
-const FOLD: Duration = Duration::from_millis(100);
-/// How often time and signals are looked at.
+/// Time that a line waits for identical lines of other ranks.
+const MERGE_WINDOW: Duration = Duration::from_millis(100);
+/// Interval of timeout and signal checks when idle.
 const TICK: Duration = Duration::from_millis(50);
-/// How many lines are shown at a time: a flood of them must not keep us from hearing what happens,
-/// nor the nodes from hearing that we live.
-const SHOWN: usize = 256;
-/// How long a terminal that is slow is left alone.
-const PAUSE: Duration = Duration::from_millis(2);
-/// How often signals are looked at where much happens: each look asks the kernel.
-const LOOK: Duration = Duration::from_millis(5);
+/// Maximum number of lines shown at a time: a flood must delay neither events nor heartbeats.
+const MAX_LINES_SHOWN: usize = 256;
+/// Pause before a slow terminal is tried again.
+const TERMINAL_BACKOFF: Duration = Duration::from_millis(2);
+/// Interval of signal checks under load: each check is a system call.
+const SIGNAL_INTERVAL: Duration = Duration::from_millis(5);
+/// Exit of a rank that could not be started, as of a shell.
+const START_FAILED: Ending = Ending::Exit(127);
 
-/// What is written to the run's events.
+/// A record of `events.jsonl`.
 #[derive(Serialize)]
 #[serde(rename_all = "kebab-case", tag = "event")]
-enum Note<'a> {
+enum EventRecord<'a> {
     Started { rank: u32, pid: u32 },
-    Ended { rank: u32, ending: Ending },
-    Signal { signal: i32 },
-    Told { signal: i32 },
+    Exited { rank: u32, ending: Ending },
+    SignalReceived { signal: i32 },
+    SignalSent { signal: i32 },
     Killed,
-    Broken { why: &'a str },
-    Lost { ranks: &'a [u32] },
-    Remark { what: &'a str },
+    ConnectionLost { why: &'a str },
+    NodeLost { ranks: &'a [u32] },
+    Warning { text: &'a str },
 }
 
-/// A note with the seconds since the start.
+/// A record with the seconds since the start.
 #[derive(Serialize)]
-struct Stamped<'a> {
+struct TimedRecord<'a> {
     seconds: f64,
     #[serde(flatten)]
-    note: Note<'a>,
+    record: EventRecord<'a>,
 }
 
-struct Driver<'a> {
-    job: &'a Job,
-    crew: &'a mut dyn Crew,
+struct JobDriver<'a> {
+    job: &'a JobAttempt,
+    workers: &'a mut dyn WorkerGroup,
     folder: &'a mut RunFolder,
     supervisor: Supervisor,
-    lines: Folder,
+    lines: LineMerger,
     tails: BTreeMap<u32, Vec<String>>,
-    others: BTreeMap<u32, String>,
-    lost: Vec<u32>,
-    /// What is known of the first failure beyond the rank's end.
-    why: Option<String>,
-    notes: Vec<String>,
-    signals: Chorus,
+    rank_states: BTreeMap<u32, String>,
+    lost_nodes: Vec<u32>,
+    /// Cause of the first failure, where more is known than the rank's exit.
+    cause: Option<String>,
+    warnings: Vec<String>,
+    signals: NodeSignalDedup,
     killing: bool,
     start: Instant,
 }
 
-/// Takes a line for the terminal, if it can take one now; it never waits.
-pub type Show<'a> = &'a mut dyn FnMut(&Folded) -> bool;
+/// Shows a line on the terminal if it accepts one now; never blocks.
+pub type ShowLine<'a> = &'a mut dyn FnMut(&MergedLine) -> bool;
 
-/// Runs one start of a job to its end. `signals` may hold some from before; `show` gets the lines
-/// for the terminal.
+/// Runs one attempt of a job until it is finished. `signals` may hold earlier ones; `show` gets the
+/// lines for the terminal.
 pub fn run(
-    job: &Job,
-    crew: &mut dyn Crew,
+    job: &JobAttempt,
+    workers: &mut dyn WorkerGroup,
     folder: &mut RunFolder,
-    signals: &mut Caught,
-    show: Show,
-) -> Outcome {
-    let mut driver = Driver {
+    signals: &mut SignalCatcher,
+    show: ShowLine,
+) -> AttemptOutcome {
+    let mut driver = JobDriver {
         supervisor: Supervisor::new(job.hosts.len() as u32, job.limits, Instant::now()),
-        lines: Folder::new(FOLD),
+        lines: LineMerger::new(MERGE_WINDOW),
         tails: BTreeMap::new(),
-        others: BTreeMap::new(),
-        lost: Vec::new(),
-        why: None,
-        notes: Vec::new(),
-        signals: Chorus::default(),
+        rank_states: BTreeMap::new(),
+        lost_nodes: Vec::new(),
+        cause: None,
+        warnings: Vec::new(),
+        signals: NodeSignalDedup::default(),
         killing: false,
         start: Instant::now(),
         job,
-        crew,
+        workers,
         folder,
     };
-    driver.watch(signals, show);
+    driver.run(signals, show);
     driver.outcome()
 }
 
-impl Driver<'_> {
-    fn watch(&mut self, signals: &mut Caught, show: Show) {
-        let mut looked: Option<Instant> = None;
-        let mut unshown: VecDeque<Folded> = VecDeque::new();
+impl JobDriver<'_> {
+    fn run(&mut self, signals: &mut SignalCatcher, show: ShowLine) {
+        let mut last_check: Option<Instant> = None;
+        let mut unshown: VecDeque<MergedLine> = VecDeque::new();
         loop {
-            // A slow terminal holds back what ranks write, and nothing else.
-            let held = !unshown.is_empty();
-            let event = self.crew.next(if held { PAUSE } else { TICK }, held);
-            let over = event == Some(Event::Over);
-            // Before the rest: a rank may have died of the same signal, which is no failure of it.
-            let ends = over || matches!(event, Some(Event::Ended(..)));
-            if ends || looked.is_none_or(|at| at.elapsed() >= LOOK) {
-                signals.pending().into_iter().for_each(|signal| self.signalled(signal, false));
-                looked = Some(Instant::now());
+            // A slow terminal pauses the ranks' output and nothing else.
+            let paused = !unshown.is_empty();
+            let event = self.workers.next(if paused { TERMINAL_BACKOFF } else { TICK }, paused);
+            let finished = event == Some(JobEvent::Finished);
+            // Before an exit is handled: a rank killed by the same signal did not fail.
+            let exits = finished || matches!(event, Some(JobEvent::Exited(..)));
+            if exits || last_check.is_none_or(|at| at.elapsed() >= SIGNAL_INTERVAL) {
+                for signal in signals.pending() {
+                    self.on_signal(signal, SignalSource::Launcher);
+                }
+                last_check = Some(Instant::now());
             }
             if let Some(event) = event {
-                self.hear(event);
+                self.on_event(event);
             }
-            self.handle(Input::Tick);
-            if over {
+            self.supervise(SupervisorInput::Tick);
+            if finished {
                 break;
             }
-            unshown.extend(self.lines.some_ready(Instant::now(), SHOWN - SHOWN.min(unshown.len())));
+            let space = MAX_LINES_SHOWN.saturating_sub(unshown.len());
+            unshown.extend(self.lines.ready_up_to(Instant::now(), space));
             while unshown.pop_front_if(|line| show(line)).is_some() {}
         }
         unshown.extend(self.lines.finish());
         while !unshown.is_empty() {
             if unshown.pop_front_if(|line| show(line)).is_none() {
-                std::thread::sleep(PAUSE);
+                std::thread::sleep(TERMINAL_BACKOFF);
             }
         }
     }
 
-    fn hear(&mut self, event: Event) {
+    fn on_event(&mut self, event: JobEvent) {
         match event {
-            Event::Started { rank, pid } => self.note(Note::Started { rank, pid }),
-            Event::Line(line) => {
-                self.handle(Input::Progress);
+            JobEvent::Started { rank, pid } => self.record(EventRecord::Started { rank, pid }),
+            JobEvent::Line(line) => {
+                self.supervise(SupervisorInput::Progress);
                 self.lines.push(line, Instant::now());
             }
-            Event::Wrote { rank, error, bytes } => self.keep(rank, error, &bytes),
-            Event::Progress => self.handle(Input::Progress),
-            Event::Ended(rank, ending) => {
-                self.note(Note::Ended { rank, ending });
-                self.handle(Input::Ended(rank, ending));
+            JobEvent::Output { rank, stderr, bytes } => self.append_log(rank, stderr, &bytes),
+            JobEvent::Progress => self.supervise(SupervisorInput::Progress),
+            JobEvent::Exited(rank, ending) => {
+                self.record(EventRecord::Exited { rank, ending });
+                self.supervise(SupervisorInput::Exited(rank, ending));
             }
-            Event::Tail(rank, lines) => drop(self.tails.insert(rank, lines)),
-            Event::Doing(what) => self.others.extend(what),
-            Event::Signal(signal) => self.signalled(signal, true),
-            Event::Broken { rank, why } => self.broken(rank, why),
-            Event::Lost { node, ranks } => self.lose(node, &ranks),
-            Event::Unstarted { rank, why } => {
-                self.explain(why);
-                self.handle(Input::Ended(rank, UNSTARTED));
+            JobEvent::OutputTail(rank, lines) => drop(self.tails.insert(rank, lines)),
+            JobEvent::RankStates(states) => self.rank_states.extend(states),
+            JobEvent::Signal(signal) => self.on_signal(signal, SignalSource::Agent),
+            JobEvent::ConnectionLost { rank, why } => {
+                self.record(EventRecord::ConnectionLost { why: &why });
+                self.set_cause(why);
+                self.supervise(SupervisorInput::ConnectionLost(rank));
             }
-            Event::Note(what) => self.remark(what),
-            Event::Over => {}
+            JobEvent::NodeLost { node, ranks } => self.on_node_lost(node, &ranks),
+            JobEvent::StartFailed { rank, why } => {
+                self.set_cause(why);
+                self.supervise(SupervisorInput::Exited(rank, START_FAILED));
+            }
+            JobEvent::Warning(text) => self.warn(text),
+            JobEvent::Finished => {}
         }
     }
 
-    fn signalled(&mut self, signal: i32, by_node: bool) {
-        if self.signals.is_new(signal, by_node, Instant::now()) {
-            self.note(Note::Signal { signal });
-            let input = if by_node { Input::NodeSignal } else { Input::Signal };
-            self.handle(input(signal));
+    fn on_signal(&mut self, signal: i32, source: SignalSource) {
+        if self.signals.is_new(signal, source, Instant::now()) {
+            self.record(EventRecord::SignalReceived { signal });
+            self.supervise(match source {
+                SignalSource::Launcher => SupervisorInput::Signal(signal),
+                SignalSource::Agent => SupervisorInput::NodeSignal(signal),
+            });
         }
     }
 
-    fn broken(&mut self, rank: u32, why: String) {
-        self.note(Note::Broken { why: &why });
-        self.explain(why);
-        self.handle(Input::Broken(rank));
-    }
-
-    /// Keeps what is known of a failure if it is the first.
-    fn explain(&mut self, why: String) {
+    /// Stores the cause of the first failure.
+    fn set_cause(&mut self, why: String) {
         if self.supervisor.first_failure().is_none() {
-            self.why = Some(why);
+            self.cause = Some(why);
         }
     }
 
-    fn lose(&mut self, node: u32, ranks: &[u32]) {
-        self.lost.push(node);
-        self.note(Note::Lost { ranks });
+    fn on_node_lost(&mut self, node: u32, ranks: &[u32]) {
+        self.lost_nodes.push(node);
+        self.record(EventRecord::NodeLost { ranks });
         for &rank in ranks {
-            self.handle(Input::Ended(rank, Ending::Lost));
+            self.supervise(SupervisorInput::Exited(rank, Ending::Lost));
         }
     }
 
-    /// Writes what a node keeps no log of.
-    fn keep(&mut self, rank: u32, error: bool, bytes: &[u8]) {
-        if let Some(why) = self.folder.append_log(self.job.attempt, rank, error, bytes) {
-            self.remark(why);
+    /// Writes the output of a rank whose node does not see the run folder.
+    fn append_log(&mut self, rank: u32, stderr: bool, bytes: &[u8]) {
+        if let Some(warning) = self.folder.append_log(self.job.attempt, rank, stderr, bytes) {
+            self.warn(warning);
         }
     }
 
-    fn remark(&mut self, what: String) {
-        self.note(Note::Remark { what: &what });
-        self.notes.push(what);
+    fn warn(&mut self, text: String) {
+        self.record(EventRecord::Warning { text: &text });
+        self.warnings.push(text);
     }
 
-    fn handle(&mut self, input: Input) {
+    fn supervise(&mut self, input: SupervisorInput) {
         for action in self.supervisor.handle(input, Instant::now()) {
             match action {
-                Action::SignalRanks(signal) => {
-                    self.note(Note::Told { signal });
-                    self.crew.order(Order::Signal(signal));
+                SupervisorAction::SignalRanks(signal) => {
+                    self.record(EventRecord::SignalSent { signal });
+                    self.workers.control(RankControl::Signal(signal));
                 }
-                Action::Kill => {
+                SupervisorAction::Kill => {
                     if !std::mem::replace(&mut self.killing, true) {
-                        self.note(Note::Killed);
+                        self.record(EventRecord::Killed);
                     }
-                    self.crew.order(Order::Kill);
+                    self.workers.control(RankControl::Kill);
                 }
-                Action::Look => self.crew.order(Order::Look),
-                Action::Finish => {}
+                SupervisorAction::QueryState => self.workers.control(RankControl::QueryState),
+                SupervisorAction::Finish => {}
             }
         }
     }
 
-    fn note(&mut self, note: Note) {
-        self.folder.event(&Stamped { seconds: self.start.elapsed().as_secs_f64(), note });
+    fn record(&mut self, record: EventRecord) {
+        self.folder
+            .append_event(&TimedRecord { seconds: self.start.elapsed().as_secs_f64(), record });
     }
 
-    fn outcome(self) -> Outcome {
+    fn outcome(self) -> AttemptOutcome {
         let host = |rank: u32| self.job.hosts.get(rank as usize).cloned().unwrap_or_default();
-        let failed = self.supervisor.first_failure();
-        let failure = failed.map(|(rank, ending)| Failure {
+        let first_failure = self.supervisor.first_failure();
+        let failure = first_failure.map(|(rank, ending)| Failure {
             rank,
             host: host(rank),
             ending,
             last_lines: self.tails.get(&rank).cloned().unwrap_or_default(),
-            others: self.others.clone(),
+            others: self.rank_states.clone(),
         });
         let result = RunResult {
             command: self.job.command.clone(),
@@ -261,28 +266,25 @@ impl Driver<'_> {
             restarts: self.job.attempt,
             reason: self.reason(failure.as_ref()),
             failure,
-            hang: self.supervisor.hung().then(|| self.others.clone()),
-            notes: self.notes,
+            hang: self.supervisor.hung().then(|| self.rank_states.clone()),
+            notes: self.warnings,
             endings: self.supervisor.endings().clone(),
             seconds: self.start.elapsed().as_secs_f64(),
         };
-        let asked_to_end = self.supervisor.ended_by().is_some();
-        Outcome { result, lost: self.lost, asked_to_end }
+        let terminated = self.supervisor.termination_signal().is_some();
+        AttemptOutcome { result, lost_nodes: self.lost_nodes, terminated }
     }
 
     fn reason(&self, failure: Option<&Failure>) -> String {
-        let quiet = self.job.limits.hang_after.unwrap_or_default().as_secs();
-        match (failure, self.supervisor.ended_by(), &self.why) {
+        let limit = self.job.limits.hang_after.unwrap_or_default().as_secs();
+        match (failure, self.supervisor.termination_signal(), &self.cause) {
             _ if self.supervisor.hung() => {
-                format!("no rank wrote anything or used a processor for {quiet} s")
+                format!("hang detected: no rank wrote output or used CPU time for {limit} s")
             }
-            (Some(_), _, Some(why)) => why.clone(),
+            (Some(_), _, Some(cause)) => cause.clone(),
             (Some(f), ..) => format!("rank {} on {} failed first: {}", f.rank, f.host, f.ending),
-            (None, Some(signal), _) => format!("ended by {}", Ending::Signal(signal)),
-            (None, None, _) => "all ranks ended well".to_owned(),
+            (None, Some(signal), _) => format!("terminated by {}", Ending::Signal(signal)),
+            (None, None, _) => "all ranks exited successfully".to_owned(),
         }
     }
 }
-
-/// What a shell says of a command it cannot run.
-const UNSTARTED: Ending = Ending::Exit(127);

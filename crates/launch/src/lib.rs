@@ -1,29 +1,27 @@
-//! Starts, watches and ends the ranks of a job.
+//! Launches, supervises and terminates the ranks of a job.
 //!
-//! Decisions are in [`supervise`] and [`lines`], without I/O; [`job`] carries them out, with a
-//! [`crew`] that runs the ranks: [`local`], on this node, or [`fleet`], on many.
+//! Decisions are made without I/O in [`supervisor`], [`node_pool`] and [`lines`]. [`job`] runs one
+//! attempt with a [`worker_group`]: [`local`] runs ranks on this node, [`agents`] on many nodes.
 
+pub mod agent_launcher;
+pub mod agents;
 pub mod bind;
-mod caretaker;
-mod carry;
-mod chorus;
-pub mod crew;
-pub mod fleet;
-pub mod folder;
+pub mod event_queue;
 pub mod job;
 pub mod lines;
 pub mod local;
 pub mod net;
+pub mod node_pool;
 pub mod port;
+mod proc_stat;
 pub mod process;
-pub mod queue;
-pub mod roster;
+pub mod reaper;
+pub mod run_folder;
 pub mod secret_file;
+mod signal_dedup;
 pub mod signals;
 pub mod slurm;
-pub mod started;
-pub mod starter;
-pub mod supervise;
-pub mod warden;
-mod watch;
+mod stdio;
+pub mod supervisor;
+pub mod worker_group;
 pub mod wrap;

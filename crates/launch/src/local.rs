@@ -1,4 +1,4 @@
-//! The ranks of this node: started, listened to, ended with all they started.
+//! The ranks of this node: launched, monitored and terminated with all their descendants.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::process::Child;
@@ -7,297 +7,306 @@ use std::time::{Duration, Instant};
 
 use regatta_model::result::Ending;
 
-use crate::carry::{self, Log, News, Output};
-use crate::crew::{Crew, Event, Order};
-use crate::folder::{FolderError, LogFolder};
-use crate::lines::Folded;
+use crate::event_queue::{EventQueue, Notify};
+use crate::lines::MergedLine;
+use crate::proc_stat::{OomCounter, cpu_ticks, describe_state};
 use crate::process::{self, RankSpec, StartError};
-use crate::queue::{Notify, Queue};
-use crate::signals::asks_to_end;
-use crate::watch::{OomWatch, doing, ticks};
+use crate::run_folder::{LogFolder, RunFolderError};
+use crate::signals::is_termination_signal;
+use crate::stdio::{self, ControlEvent, Log, Output, StreamId};
+use crate::worker_group::{JobEvent, RankControl, WorkerGroup};
 
 /// Why ranks could not be started on this node.
 #[derive(Debug, thiserror::Error)]
-pub enum CrewError {
-    /// One of them could not.
+pub enum LocalStartError {
+    /// A rank could not be started.
     #[error(transparent)]
     Start(#[from] StartError),
-    /// Its log could not be written.
+    /// A log file could not be created.
     #[error(transparent)]
-    Folder(#[from] FolderError),
-    /// There is no thread left to carry a rank's output.
+    RunFolder(#[from] RunFolderError),
+    /// A thread for a rank's output could not be created.
     #[error(
-        "no thread for a rank's output: {0}; raise the limit on processes (ulimit -u), or start fewer ranks"
+        "cannot create a thread for a rank's output: {0}; raise the process limit (ulimit -u), or \
+         start fewer ranks"
     )]
     Thread(std::io::Error),
 }
 
-/// How many last lines of a failed rank are kept.
-const TAIL: usize = 10;
-/// How often the ranks' progress is looked at.
-const LOOK: Duration = Duration::from_secs(1);
-/// How often leave is taken of orphans that are over.
-const BURY: Duration = Duration::from_millis(20);
-/// How long, after the last rank is over, what it started may go on writing: `tee` of a shell's
-/// `exec > >(tee log)` has the last lines.
-const LINGER: Duration = Duration::from_secs(1);
-/// How long a rank may take to die of a kill.
-const UNDYING: Duration = Duration::from_secs(30);
-/// How long, after the last rank is over, its output may take to arrive, and the rest to die.
-const DRAIN: Duration = Duration::from_secs(5);
+/// Number of last lines kept per rank, for the failure report.
+const TAIL_LINES: usize = 10;
+/// Interval between progress checks.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
+/// Interval between reaps of orphaned processes.
+const REAP_INTERVAL: Duration = Duration::from_millis(20);
+/// Time for descendants to finish writing after the last rank exited: the `tee` of a shell's
+/// `exec > >(tee log)` holds the last lines.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
+/// Time for a killed rank to die.
+const KILL_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time for output to arrive and descendants to die after the last rank exited.
+const OUTPUT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How ranks are started and watched.
-pub struct Watch {
-    /// Where their logs go; `None`: to whoever takes the events.
+/// How ranks are launched and monitored.
+pub struct LocalOptions {
+    /// Log folder; `None` delivers raw output as events.
     pub logs: Option<LogFolder>,
-    /// How often the job was started before.
+    /// Number of restarts so far.
     pub attempt: u32,
-    /// Whether their progress is looked at: it takes a walk through /proc.
-    pub progress: bool,
-    /// Called by other threads when there is something to take.
+    /// Whether to report progress, which scans /proc.
+    pub report_progress: bool,
+    /// Called by other threads when an event is available.
     pub notify: Option<Notify>,
 }
 
 /// The ranks of this node.
-pub struct LocalCrew {
+pub struct LocalWorkers {
     running: BTreeMap<u32, Child>,
-    queue: Arc<Queue<News, Output>>,
-    ready: VecDeque<Event>,
+    queue: Arc<EventQueue<ControlEvent, Output>>,
+    events: VecDeque<JobEvent>,
     tails: BTreeMap<u32, VecDeque<String>>,
-    /// Ranks that failed and whose last lines are still to come.
+    /// Failed ranks whose last lines are not yet reported.
     failed: BTreeSet<u32>,
-    /// Open streams of each rank.
-    open: BTreeMap<u32, u32>,
-    oom: OomWatch,
-    progress: bool,
-    /// The ranks' time on processors when it was last looked at, and when that was.
-    computed: (u64, Instant),
-    /// When ranks were first killed.
-    killed: Option<Instant>,
-    /// When the last rank was over, and when that was last acted upon.
-    over: Option<Instant>,
-    swept: Option<Instant>,
-    /// When leave was last taken of orphans.
-    buried: Instant,
-    done: bool,
+    /// Number of open streams per rank.
+    open_streams: BTreeMap<u32, u32>,
+    oom: OomCounter,
+    report_progress: bool,
+    /// CPU time of all descendants at the last progress check, and the time of the check.
+    last_cpu: (u64, Instant),
+    /// When the ranks were first killed.
+    killed_at: Option<Instant>,
+    /// When the last rank exited.
+    all_exited_at: Option<Instant>,
+    /// When descendants were last killed after that.
+    last_sweep: Option<Instant>,
+    last_reap: Instant,
+    finished: bool,
 }
 
-impl LocalCrew {
-    /// Starts ranks, from this thread: they are to die when it does. If one cannot be started, none
-    /// is left.
-    pub fn start(specs: &[RankSpec], watch: &Watch) -> Result<Self, CrewError> {
-        process::adopt_orphans();
-        let mut crew = Self {
+impl LocalWorkers {
+    /// Starts the ranks from this thread, whose death kills them (`PR_SET_PDEATHSIG`). If one
+    /// cannot be started, none is left running.
+    pub fn start(specs: &[RankSpec], options: &LocalOptions) -> Result<Self, LocalStartError> {
+        process::become_subreaper();
+        let mut workers = Self {
             running: BTreeMap::new(),
-            queue: Queue::new(watch.notify.clone()),
-            ready: VecDeque::new(),
+            queue: EventQueue::new(options.notify.clone()),
+            events: VecDeque::new(),
             tails: BTreeMap::new(),
             failed: BTreeSet::new(),
-            open: BTreeMap::new(),
-            oom: OomWatch::start(),
-            progress: watch.progress,
-            computed: (0, Instant::now()),
-            killed: None,
-            over: specs.is_empty().then(Instant::now),
-            swept: None,
-            buried: Instant::now(),
-            done: false,
+            open_streams: BTreeMap::new(),
+            oom: OomCounter::start(),
+            report_progress: options.report_progress,
+            last_cpu: (0, Instant::now()),
+            killed_at: None,
+            all_exited_at: specs.is_empty().then(Instant::now),
+            last_sweep: None,
+            last_reap: Instant::now(),
+            finished: false,
         };
         for spec in specs {
-            if let Err(error) = crew.start_rank(spec, watch) {
-                process::end_descendants(DRAIN);
+            if let Err(error) = workers.start_rank(spec, options) {
+                process::kill_and_reap_descendants(OUTPUT_TIMEOUT);
                 return Err(error);
             }
         }
-        Ok(crew)
+        Ok(workers)
     }
 
-    fn start_rank(&mut self, spec: &RankSpec, watch: &Watch) -> Result<(), CrewError> {
+    fn start_rank(
+        &mut self,
+        spec: &RankSpec,
+        options: &LocalOptions,
+    ) -> Result<(), LocalStartError> {
         let rank = spec.rank;
-        let log = |error| match &watch.logs {
-            Some(logs) => logs.file(watch.attempt, rank, error).map(Log::Kept),
-            None => Ok(Log::Sent),
+        let log = |stderr| match &options.logs {
+            Some(logs) => logs.create(options.attempt, rank, stderr).map(Log::File),
+            None => Ok(Log::Forward),
         };
-        let logs = (log(false)?, log(true)?);
-        let mut child = spec.start()?;
+        let (stdout_log, stderr_log) = (log(false)?, log(true)?);
+        let mut child = spec.spawn()?;
         let pid = child.id();
         let streams = (child.stdout.take(), child.stderr.take());
         self.running.insert(rank, child);
         if let (Some(out), Some(err)) = streams {
-            self.open.insert(rank, 2);
-            carry::stream(out, logs.0, self.queue.clone(), rank, false)
-                .and_then(|()| carry::stream(err, logs.1, self.queue.clone(), rank, true))
-                .and_then(|()| carry::end(pid, self.queue.clone(), rank))
-                .map_err(CrewError::Thread)?;
+            self.open_streams.insert(rank, 2);
+            let queue = || self.queue.clone();
+            let id = |stderr| StreamId { rank, stderr };
+            stdio::forward_stream(out, stdout_log, queue(), id(false))
+                .and_then(|()| stdio::forward_stream(err, stderr_log, queue(), id(true)))
+                .and_then(|()| stdio::watch_exit(pid, queue(), rank))
+                .map_err(LocalStartError::Thread)?;
         }
-        self.ready.push_back(Event::Started { rank, pid });
+        self.events.push_back(JobEvent::Started { rank, pid });
         Ok(())
     }
 
-    /// What happened, without waiting for it. While `held`, what ranks write is left with them.
-    pub fn poll(&mut self, held: bool) -> Option<Event> {
+    /// The next event, without blocking. While `output_paused`, output stays queued.
+    pub fn poll(&mut self, output_paused: bool) -> Option<JobEvent> {
         self.tick();
-        while self.ready.is_empty() {
-            if let Some(news) = self.queue.news() {
-                self.hear(news);
-            } else if let Some(output) = (!held).then(|| self.queue.output()).flatten() {
-                self.take(output);
+        while self.events.is_empty() {
+            if let Some(event) = self.queue.pop_control() {
+                self.handle_control(event);
+            } else if let Some(output) = (!output_paused).then(|| self.queue.pop_output()).flatten()
+            {
+                self.handle_output(output);
             } else {
-                self.settle(held);
+                self.check_finished(output_paused);
                 break;
             }
         }
-        self.ready.pop_front()
+        self.events.pop_front()
     }
 
-    fn hear(&mut self, news: News) {
-        match news {
-            News::Ended(rank) => self.ended(rank),
-            News::Closed(rank) => {
-                self.open.entry(rank).and_modify(|n| *n = n.saturating_sub(1));
+    fn handle_control(&mut self, event: ControlEvent) {
+        match event {
+            ControlEvent::Exited(rank) => self.reap_rank(rank),
+            ControlEvent::StreamClosed(rank) => {
+                self.open_streams.entry(rank).and_modify(|n| *n = n.saturating_sub(1));
             }
-            News::LogCut(what) => self.ready.push_back(Event::Note(what)),
+            ControlEvent::LogTruncated(warning) => {
+                self.events.push_back(JobEvent::Warning(warning));
+            }
         }
     }
 
-    fn take(&mut self, output: Output) {
+    fn handle_output(&mut self, output: Output) {
         match output {
-            Output::Line { rank, error, text } => {
+            Output::Line { rank, stderr, text } => {
                 let tail = self.tails.entry(rank).or_default();
-                if tail.len() == TAIL {
+                if tail.len() == TAIL_LINES {
                     tail.pop_front();
                 }
                 tail.push_back(text.clone());
-                self.ready.push_back(Event::Line(Folded::of(rank, error, text)));
+                self.events.push_back(JobEvent::Line(MergedLine::of(rank, stderr, text)));
             }
-            Output::Bytes { rank, error, bytes } => {
-                self.ready.push_back(Event::Wrote { rank, error, bytes });
+            Output::Bytes { rank, stderr, bytes } => {
+                self.events.push_back(JobEvent::Output { rank, stderr, bytes });
             }
         }
     }
 
-    /// A rank is over; its number stays taken until it is asked for its status here.
-    fn ended(&mut self, rank: u32) {
+    /// Reaps an exited rank. Its process ID stays reserved until then.
+    fn reap_rank(&mut self, rank: u32) {
         let Some(mut child) = self.running.remove(&rank) else { return };
         let mut ending = child.wait().map_or(Ending::Exit(1), process::ending);
-        if ending == Ending::Signal(libc::SIGKILL) && self.oom.has_killed() {
+        if ending == Ending::Signal(libc::SIGKILL) && self.oom.has_increased() {
             ending = Ending::OutOfMemory;
         }
         if !ending.is_good() {
             self.failed.insert(rank);
         }
         if self.running.is_empty() {
-            self.over = Some(Instant::now());
+            self.all_exited_at = Some(Instant::now());
         }
-        self.ready.push_back(Event::Ended(rank, ending));
+        self.events.push_back(JobEvent::Exited(rank, ending));
     }
 
-    /// Nothing waits to be taken: what has come to its end?
-    fn settle(&mut self, held: bool) {
-        let open = |rank: &u32| self.open.get(rank).is_some_and(|&n| n > 0);
-        // While output is held, what looks like silence is not.
-        let late = !held && self.over.is_some_and(|since| since.elapsed() > DRAIN);
-        let whole: Vec<u32> =
-            self.failed.iter().copied().filter(|r| late || (!held && !open(r))).collect();
-        for rank in whole {
+    /// With nothing queued, reports the tails of failed ranks and the end of the attempt.
+    fn check_finished(&mut self, output_paused: bool) {
+        let is_open = |rank: &u32| self.open_streams.get(rank).is_some_and(|&n| n > 0);
+        // While output is paused, an empty queue does not mean that the streams are drained.
+        let expired =
+            !output_paused && self.all_exited_at.is_some_and(|at| at.elapsed() > OUTPUT_TIMEOUT);
+        let complete = |rank: &u32| expired || (!output_paused && !is_open(rank));
+        let ranks: Vec<u32> = self.failed.iter().copied().filter(complete).collect();
+        for rank in ranks {
             self.failed.remove(&rank);
             let lines = self.tails.remove(&rank).unwrap_or_default();
-            self.ready.push_back(Event::Tail(rank, lines.into()));
+            self.events.push_back(JobEvent::OutputTail(rank, lines.into()));
         }
-        let closed = !held && self.open.values().all(|&n| n == 0);
-        if self.over.is_some() && (closed || late) && !self.done {
-            self.done = true;
-            process::end_descendants(DRAIN);
-            self.ready.push_back(Event::Over);
+        let drained = !output_paused && self.open_streams.values().all(|&n| n == 0);
+        if self.all_exited_at.is_some() && (drained || expired) && !self.finished {
+            self.finished = true;
+            process::kill_and_reap_descendants(OUTPUT_TIMEOUT);
+            self.events.push_back(JobEvent::Finished);
         }
     }
 
     fn tick(&mut self) {
-        if self.done {
+        if self.finished {
             return;
         }
-        if self.buried.elapsed() >= BURY {
-            process::bury_orphans(|pid| self.running.values().any(|c| c.id() == pid));
-            self.buried = Instant::now();
+        if self.last_reap.elapsed() >= REAP_INTERVAL {
+            process::reap_orphans(|pid| self.running.values().any(|c| c.id() == pid));
+            self.last_reap = Instant::now();
         }
-        self.look_for_progress();
-        if self.killed.is_some_and(|at| at.elapsed() >= UNDYING) {
-            self.give_up();
+        self.check_progress();
+        if self.killed_at.is_some_and(|at| at.elapsed() >= KILL_TIMEOUT) {
+            self.abandon_unkillable();
         }
-        // Now and then: it takes a walk through /proc, and many lines may still come.
-        let since = self.swept.or(self.over);
-        if since.is_some_and(|since| since.elapsed() >= LINGER) {
+        // Not on every tick: it scans /proc, and many lines may still be queued.
+        let since = self.last_sweep.or(self.all_exited_at);
+        if since.is_some_and(|since| since.elapsed() >= DRAIN_TIMEOUT) {
             process::kill_descendants();
-            self.swept = Some(Instant::now());
+            self.last_sweep = Some(Instant::now());
         }
     }
 
-    /// Does not wait any longer for ranks that a kill does not end: they wait in the kernel for a
-    /// device or a file system that does not answer.
-    fn give_up(&mut self) {
+    /// Stops waiting for ranks that SIGKILL does not end: they are blocked in the kernel on a device
+    /// or file system that does not respond.
+    fn abandon_unkillable(&mut self) {
         for (rank, child) in std::mem::take(&mut self.running) {
-            let (pid, what) = (child.id(), doing(child.id()));
-            let note = format!("rank {rank}, process {pid}, cannot be killed: it is {what}");
-            self.ready.push_back(Event::Note(note));
-            self.ready.push_back(Event::Ended(rank, Ending::Signal(libc::SIGKILL)));
-            self.over = Some(Instant::now());
+            let (pid, state) = (child.id(), describe_state(child.id()));
+            let seconds = KILL_TIMEOUT.as_secs();
+            let warning = format!(
+                "rank {rank} (pid {pid}) is still alive {seconds} s after SIGKILL: it is {state}"
+            );
+            self.events.push_back(JobEvent::Warning(warning));
+            self.events.push_back(JobEvent::Exited(rank, Ending::Signal(libc::SIGKILL)));
+            self.all_exited_at = Some(Instant::now());
         }
     }
 
-    /// Whether anything below us used a processor since the last look.
-    fn look_for_progress(&mut self) {
-        let (before, when) = self.computed;
-        if !self.progress || when.elapsed() < LOOK {
+    /// Reports progress if any descendant used CPU time since the last check.
+    fn check_progress(&mut self) {
+        let (before, checked_at) = self.last_cpu;
+        if !self.report_progress || checked_at.elapsed() < PROGRESS_INTERVAL {
             return;
         }
-        let now = ticks(&process::descendants());
-        self.computed = (now, Instant::now());
+        let now = cpu_ticks(&process::descendants());
+        self.last_cpu = (now, Instant::now());
         if now != before {
-            self.ready.push_back(Event::Progress);
+            self.events.push_back(JobEvent::Progress);
         }
-    }
-
-    /// Whether nothing more is to come.
-    pub fn is_done(&self) -> bool {
-        self.done && self.ready.is_empty()
     }
 }
 
-impl Crew for LocalCrew {
-    fn next(&mut self, timeout: Duration, held: bool) -> Option<Event> {
-        self.poll(held).or_else(|| {
-            self.queue.wait(timeout, held);
-            self.poll(held)
+impl WorkerGroup for LocalWorkers {
+    fn next(&mut self, timeout: Duration, output_paused: bool) -> Option<JobEvent> {
+        self.poll(output_paused).or_else(|| {
+            self.queue.wait(timeout, output_paused);
+            self.poll(output_paused)
         })
     }
 
-    fn order(&mut self, order: Order) {
-        match order {
-            Order::Signal(signal) => {
+    fn control(&mut self, control: RankControl) {
+        match control {
+            RankControl::Signal(signal) => {
                 let pids = self.running.values().map(Child::id);
                 pids.clone().for_each(|pid| process::signal_group(pid, signal));
-                // A rank that is stopped, for asking the terminal, hears of its end only so.
-                if asks_to_end(signal) {
+                // A stopped process handles the signal only once it is continued.
+                if is_termination_signal(signal) {
                     pids.for_each(|pid| process::signal_group(pid, libc::SIGCONT));
                 }
             }
-            Order::Kill => {
-                self.killed.get_or_insert_with(Instant::now);
+            RankControl::Kill => {
+                self.killed_at.get_or_insert_with(Instant::now);
                 process::kill_descendants();
             }
-            Order::Look => {
-                let what = self.running.iter().map(|(rank, c)| (*rank, doing(c.id())));
-                self.ready.push_back(Event::Doing(what.collect()));
+            RankControl::QueryState => {
+                let states = self.running.iter().map(|(rank, c)| (*rank, describe_state(c.id())));
+                self.events.push_back(JobEvent::RankStates(states.collect()));
             }
         }
     }
 }
 
-/// Nothing outlives the one who started it.
-impl Drop for LocalCrew {
+/// No rank outlives its `LocalWorkers`.
+impl Drop for LocalWorkers {
     fn drop(&mut self) {
-        if !self.done {
-            process::end_descendants(DRAIN);
+        if !self.finished {
+            process::kill_and_reap_descendants(OUTPUT_TIMEOUT);
         }
     }
 }

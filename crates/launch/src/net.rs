@@ -1,11 +1,11 @@
-//! Many links in one thread: opens and accepts connections, and carries the frames of those whose
-//! other side proved that it is of this job. What a link makes of its bytes is in [`regatta_wire::link`].
+//! A reactor for many links in one thread: opens and accepts connections and transfers the frames
+//! of authenticated ones. The protocol is in [`regatta_wire::link`].
 //!
-//! Strangers may do to a listener what they like. Each holds a file and a handshake's buffer for a
-//! limited time, and the oldest of too many has to go.
+//! Unauthenticated peers can do no harm to a listener: each occupies a file descriptor and a
+//! handshake buffer for a limited time, and beyond a limit the oldest one is evicted.
 
-mod conn;
-mod drive;
+mod connection;
+mod event_loop;
 mod listener;
 mod refusals;
 mod waker;
@@ -18,198 +18,198 @@ use std::time::{Duration, Instant};
 use mio::net::TcpStream;
 use mio::{Events, Interest, Poll, Token};
 
-use conn::{Conn, Phase};
-use listener::Listener;
+use connection::{ConnPhase, Connection};
+use listener::LinkListener;
 use refusals::Refusals;
-use regatta_wire::link::{Link, LinkError, Role, Step, Timing};
+use regatta_wire::link::{Link, LinkError, LinkEvent, Role, Timing};
 use regatta_wire::secret::{self, Secret};
 
 pub use refusals::Refusal;
 pub use waker::Waker;
 
-/// A connection; no two of a [`Net`] ever have the same.
+/// ID of a connection, unique within a [`Reactor`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ConnId(pub u64);
 
-/// A listener; no two of a [`Net`] ever have the same.
+/// ID of a listener, unique within a [`Reactor`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ListenerId(pub u64);
 
-/// What happened.
+/// An event of the reactor.
 #[derive(Debug)]
 pub enum NetEvent {
-    /// Both sides proved themselves.
+    /// The handshake is complete.
     Ready {
-        /// Which connection.
+        /// The connection.
         conn: ConnId,
-        /// Where it came in; `None`: we called.
+        /// The listener that accepted it; `None` if this side connected.
         listener: Option<ListenerId>,
-        /// The other side.
+        /// Address of the peer.
         peer: SocketAddr,
     },
-    /// A payload came.
+    /// A payload arrived.
     Frame {
-        /// On which connection.
+        /// The connection.
         conn: ConnId,
-        /// What came.
+        /// The payload.
         payload: Vec<u8>,
     },
-    /// A connection is over; all that came before has been told. Not told of one that we closed,
-    /// and not of one that was accepted and never became ready: that is a [`Refusal`].
+    /// A connection ended, after all its frames were reported. Not reported for connections that
+    /// this side closed, nor for accepted ones that never authenticated, which are a [`Refusal`].
     Closed {
-        /// Which one.
+        /// The connection.
         conn: ConnId,
-        /// Why.
-        why: Why,
+        /// Cause.
+        why: CloseReason,
     },
 }
 
-/// Why a connection is over.
+/// Why a connection ended.
 #[derive(Debug, thiserror::Error)]
-pub enum Why {
-    /// It never came about: nobody listens there, or nothing leads there.
-    #[error("it cannot be reached: {0}")]
+pub enum CloseReason {
+    /// The connection could not be established.
+    #[error("cannot connect: {0}")]
     Unreachable(io::Error),
-    /// The other side closed it, or its process ended.
-    #[error("the other side closed the connection")]
-    Ended,
-    /// The protocol was broken, or the other side is silent.
+    /// The peer closed the connection or exited.
+    #[error("the peer closed the connection")]
+    PeerClosed,
+    /// Protocol error or timeout.
     #[error(transparent)]
     Link(#[from] LinkError),
 }
 
-/// How long a connection that we close has to take what is queued.
-const FLUSH: Duration = Duration::from_secs(1);
+/// Time to send queued data on a connection that this side closes.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The events that are fetched from the kernel at once.
-const BATCH: usize = 1024;
+/// Maximum number of events per system call.
+const EVENT_BATCH: usize = 1024;
 
-/// The waker's place among the connections and listeners, which count from zero.
-const WAKE: Token = Token(usize::MAX);
+/// Token of the waker; connections and listeners count from zero.
+const WAKE_TOKEN: Token = Token(usize::MAX);
 
-/// All connections of a process. Dropping it closes them, and its listeners.
+/// All connections and listeners of a process. Dropping it closes them.
 #[derive(Debug)]
-pub struct Net {
+pub struct Reactor {
     secret: Secret,
     timing: Timing,
     poll: Poll,
-    fetched: Events,
+    mio_events: Events,
     waker: Waker,
     next_id: u64,
-    conns: HashMap<ConnId, Conn>,
-    listeners: HashMap<ListenerId, Listener>,
+    conns: HashMap<ConnId, Connection>,
+    listeners: HashMap<ListenerId, LinkListener>,
     refusals: Refusals,
-    /// Connections that could not even be begun.
-    stillborn: Vec<(ConnId, io::Error)>,
-    /// Connections with something to write.
+    /// Connections that failed before they were registered.
+    failed_connects: Vec<(ConnId, io::Error)>,
+    /// Connections with pending data.
     to_flush: Vec<ConnId>,
-    /// Connections that had more to read than their share.
+    /// Connections with unread data left by the last poll.
     to_read: Vec<ConnId>,
-    /// Listeners that may have more to accept.
+    /// Listeners that may have pending connections.
     to_accept: BTreeSet<ListenerId>,
-    /// No files were left: nothing is accepted before this time.
+    /// No connection is accepted before this time, after file descriptors were exhausted.
     accept_after: Option<Instant>,
     next_tick: Instant,
-    next_beat: Instant,
+    next_heartbeat: Instant,
     buffer: Box<[u8]>,
-    steps: Vec<Step>,
+    link_events: Vec<LinkEvent>,
 }
 
-impl Net {
-    /// One without connections.
+impl Reactor {
+    /// Creates a reactor without connections.
     pub fn new(secret: Secret, timing: Timing) -> io::Result<Self> {
         let poll = Poll::new()?;
-        let waker = Waker::new(poll.registry(), WAKE)?;
+        let waker = Waker::new(poll.registry(), WAKE_TOKEN)?;
         Ok(Self {
             secret,
             timing,
             poll,
-            fetched: Events::with_capacity(BATCH),
+            mio_events: Events::with_capacity(EVENT_BATCH),
             waker,
             next_id: 0,
             conns: HashMap::new(),
             listeners: HashMap::new(),
             refusals: Refusals::default(),
-            stillborn: Vec::new(),
+            failed_connects: Vec::new(),
             to_flush: Vec::new(),
             to_read: Vec::new(),
             to_accept: BTreeSet::new(),
             accept_after: None,
             next_tick: Instant::now(),
-            next_beat: Instant::now(),
+            next_heartbeat: Instant::now(),
             buffer: vec![0; 64 << 10].into(),
-            steps: Vec::new(),
+            link_events: Vec::new(),
         })
     }
 
-    /// Listens at an address. Port 0 is any that is free; the address that it became is returned.
+    /// Listens on an address; port 0 selects a free port. Returns the bound address.
     pub fn listen(&mut self, address: SocketAddr) -> io::Result<(ListenerId, SocketAddr)> {
-        let id = ListenerId(self.take_id());
-        let mut listener = Listener::bind(address)?;
+        let id = ListenerId(self.allocate_id());
+        let mut listener = LinkListener::bind(address)?;
         let address = listener.socket.local_addr()?;
         self.poll.registry().register(&mut listener.socket, token(id.0), Interest::READABLE)?;
         self.listeners.insert(id, listener);
         Ok((id, address))
     }
 
-    /// Begins to connect. Ready or Closed tells what came of it, the latter also when it takes
-    /// longer than a handshake may.
+    /// Starts to connect. Reports [`NetEvent::Ready`], or [`NetEvent::Closed`] on failure or when
+    /// the handshake timeout expires.
     pub fn connect(&mut self, address: SocketAddr) -> ConnId {
-        let id = ConnId(self.take_id());
+        let id = ConnId(self.allocate_id());
         if let Err(error) = self.try_connect(id, address) {
-            self.stillborn.push((id, error));
+            self.failed_connects.push((id, error));
         }
         id
     }
 
     /// Queues a payload, also before the connection is ready; the next [`Self::poll`] sends it.
-    /// False: the connection is gone, or the payload longer than [`regatta_wire::link::LONGEST`].
+    /// False if the connection is gone or the payload exceeds
+    /// [`regatta_wire::link::MAX_FRAME_LEN`].
     pub fn send(&mut self, id: ConnId, payload: &[u8]) -> bool {
         let Some(conn) = self.conns.get_mut(&id) else { return false };
-        if matches!(conn.phase, Phase::Closing(_)) || !conn.link.send(payload) {
+        if matches!(conn.phase, ConnPhase::Closing(_)) || !conn.link.send(payload) {
             return false;
         }
-        self.flush_later(id);
+        self.queue_flush(id);
         true
     }
 
-    /// The bytes queued on a connection: they pile up if the other side does not read.
+    /// Bytes queued on a connection. They accumulate if the peer does not read.
     pub fn backlog(&self, id: ConnId) -> usize {
         self.conns.get(&id).map_or(0, |conn| conn.link.backlog())
     }
 
-    /// Closes a connection once what is queued is sent, or after a moment; one that is not yet ready
-    /// at once. No event tells of it.
+    /// Closes a connection after sending its queued data, or after one second; one that is
+    /// not ready is closed at once. No event is reported.
     pub fn close(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(&id) else { return self.abort(id) };
         if conn.link.is_ready() {
-            conn.phase = Phase::Closing(Instant::now() + FLUSH);
-            self.flush_later(id);
+            conn.phase = ConnPhase::Closing(Instant::now() + CLOSE_TIMEOUT);
+            self.queue_flush(id);
         } else {
             self.abort(id);
         }
     }
 
-    /// Closes a connection at once. No event tells of it.
+    /// Closes a connection at once. No event is reported.
     pub fn abort(&mut self, id: ConnId) {
-        self.stillborn.retain(|(conn, _)| *conn != id);
+        self.failed_connects.retain(|(conn, _)| *conn != id);
         self.remove(id);
     }
 
-    /// How many connections that we closed still send what is queued. Before the end of the process
-    /// poll until there are none.
+    /// Number of closed connections with unsent data. Poll until it is zero before exiting.
     pub fn closing(&self) -> usize {
-        self.conns.values().filter(|conn| matches!(conn.phase, Phase::Closing(_))).count()
+        self.conns.values().filter(|conn| matches!(conn.phase, ConnPhase::Closing(_))).count()
     }
 
-    /// A handle that ends [`Self::poll`] from another thread.
+    /// A handle that wakes [`Self::poll`] from another thread.
     pub fn waker(&self) -> Waker {
         self.waker.clone()
     }
 
-    /// The refusals that were not yet told. Each stranger and reason is told once.
+    /// New refusals. Each combination of peer and reason is returned once.
     pub fn refusals(&mut self) -> Vec<Refusal> {
-        self.refusals.news()
+        self.refusals.take_new()
     }
 
     /// All refusals so far, with their counts.
@@ -220,7 +220,7 @@ impl Net {
     fn try_connect(&mut self, id: ConnId, address: SocketAddr) -> io::Result<()> {
         let now = Instant::now();
         let stream = TcpStream::connect(address)?;
-        self.add(id, stream, address, None, Phase::Connecting(now), now)
+        self.add(id, stream, address, None, ConnPhase::Connecting(now), now)
     }
 
     fn add(
@@ -229,40 +229,40 @@ impl Net {
         mut stream: TcpStream,
         peer: SocketAddr,
         listener: Option<ListenerId>,
-        phase: Phase,
+        phase: ConnPhase,
         now: Instant,
     ) -> io::Result<()> {
-        let role = if listener.is_some() { Role::Listener } else { Role::Caller };
-        let link = Link::new(role, &self.secret, secret::random()?, self.timing, now);
+        let role = if listener.is_some() { Role::Responder } else { Role::Initiator };
+        let link = Link::new(role, &self.secret, secret::random_bytes()?, self.timing, now);
         let interest = Interest::READABLE | Interest::WRITABLE;
         self.poll.registry().register(&mut stream, token(id.0), interest)?;
-        self.conns.insert(id, Conn::new(stream, link, peer, listener, phase));
+        self.conns.insert(id, Connection::new(stream, link, peer, listener, phase));
         Ok(())
     }
 
-    fn remove(&mut self, id: ConnId) -> Option<Conn> {
+    fn remove(&mut self, id: ConnId) -> Option<Connection> {
         let conn = self.conns.remove(&id)?;
-        self.no_stranger(id, conn.listener);
+        self.forget_unauthenticated(id, conn.listener);
         Some(conn)
     }
 
-    /// It is gone, or has proved itself.
-    fn no_stranger(&mut self, id: ConnId, listener: Option<ListenerId>) {
+    /// Removes a connection from its listener's unauthenticated ones.
+    fn forget_unauthenticated(&mut self, id: ConnId, listener: Option<ListenerId>) {
         if let Some(listener) = listener.and_then(|l| self.listeners.get_mut(&l)) {
-            listener.strangers.remove(&id);
+            listener.unauthenticated.remove(&id);
         }
     }
 
-    fn flush_later(&mut self, id: ConnId) {
+    fn queue_flush(&mut self, id: ConnId) {
         if let Some(conn) = self.conns.get_mut(&id)
-            && !conn.listed
+            && !conn.flush_queued
         {
-            conn.listed = true;
+            conn.flush_queued = true;
             self.to_flush.push(id);
         }
     }
 
-    fn take_id(&mut self) -> u64 {
+    fn allocate_id(&mut self) -> u64 {
         self.next_id += 1;
         self.next_id - 1
     }

@@ -1,48 +1,48 @@
-//! The port where a job's ranks meet, kept for it: rank 0 listens there only seconds later, and
-//! another job of this node must not take it meanwhile.
+//! Reservation of the rendezvous port (`MASTER_PORT`): rank 0 listens on it only seconds later, and
+//! no other job on this node may take it in between.
 
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, Ipv6Addr, TcpListener};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
-/// A port that no other job of this node gets while this lives. What this process starts does not
-/// inherit it.
+/// A port that no other Regatta job on this node gets while this value exists. Child processes do
+/// not inherit the reservation.
 #[derive(Debug)]
-pub struct Reserved {
+pub struct ReservedPort {
     port: u16,
     _lock: Lock,
 }
 
-impl Reserved {
-    /// Its number.
+impl ReservedPort {
+    /// The port number.
     pub fn port(&self) -> u16 {
         self.port
     }
 }
 
-/// Keeps the first port that is free and kept for nobody else.
-pub fn reserve(preferred: impl IntoIterator<Item = u16>) -> Option<Reserved> {
+/// Reserves the first port that is neither in use nor reserved.
+pub fn reserve(preferred: impl IntoIterator<Item = u16>) -> Option<ReservedPort> {
     preferred.into_iter().find_map(|port| {
         // The lock comes first, or two jobs would find the same port free.
         let lock = lock(port)?;
-        is_free(port).then_some(Reserved { port, _lock: lock })
+        is_free(port).then_some(ReservedPort { port, _lock: lock })
     })
 }
 
-/// Whether a server could listen on the port on every interface.
+/// Whether a server can listen on the port on all interfaces.
 pub fn is_free(port: u16) -> bool {
     let six = TcpListener::bind((Ipv6Addr::UNSPECIFIED, port));
-    // A host without IPv6 has nobody who listens there.
+    // Other errors mean that the host has no IPv6.
     let taken = six.is_err_and(|e| e.kind() == ErrorKind::AddrInUse);
     !taken && TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).is_ok()
 }
 
-/// What keeps a port; nothing where there are no such locks.
+/// The socket that holds a reservation; `None` where abstract sockets are not available.
 type Lock = Option<UnixDatagram>;
 
-/// The lock of a port, unless somebody holds it. An abstract name is gone with its holder, however
-/// that ends, and belongs to one network namespace, as the port does.
+/// Locks a port by binding an abstract Unix socket. The kernel releases the name when its owner
+/// exits for any reason, and scopes it to the network namespace, like the port.
 fn lock(port: u16) -> Option<Lock> {
     let name = SocketAddr::from_abstract_name(format!("regatta-port-{port}"));
     match name.and_then(|name| UnixDatagram::bind_addr(&name)) {
@@ -57,10 +57,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_port_is_kept_for_one() {
+    fn reserved_port_is_not_reserved_twice() {
         let first = reserve(23_100..23_200).unwrap();
         let second = reserve(23_100..23_200).unwrap();
-        assert_ne!(first.port(), second.port(), "nobody listens, and yet it is kept");
+        assert_ne!(first.port(), second.port(), "reserved although nothing listens on it");
         assert!(reserve([first.port(), second.port()]).is_none());
         let port = first.port();
         drop(first);
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_where_somebody_listens_is_passed_over() {
+    fn port_in_use_is_skipped() {
         let four = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let taken = four.local_addr().unwrap().port();
         assert!(!is_free(taken) && reserve([taken]).is_none());

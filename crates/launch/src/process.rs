@@ -1,4 +1,4 @@
-//! The processes of ranks: started bound, ended with everything they started.
+//! Rank processes: spawned with binding and environment, killed with all their descendants.
 
 use std::ffi::OsString;
 use std::io;
@@ -9,64 +9,66 @@ use std::time::{Duration, Instant};
 
 use regatta_model::result::Ending;
 
-use crate::bind::{Binding, lead_session};
-use crate::warden;
+use crate::bind::{Binding, start_session};
+use crate::reaper;
 
-/// A variable and its value; `None`: it is taken away.
-pub type Setting = (String, Option<String>);
+/// An environment variable and its value; `None` unsets it.
+pub type EnvSetting = (String, Option<String>);
 
-/// What a rank runs, and with what.
+/// What a rank executes, and with which environment and binding.
 #[derive(Debug, Clone)]
 pub struct RankSpec {
-    /// Its number in the job.
+    /// The rank.
     pub rank: u32,
-    /// The program and its arguments, as the user gave them: no shell reads them.
+    /// Program and arguments, executed without a shell.
     pub command: Vec<OsString>,
-    /// Where it runs; `None`: where we do.
-    pub folder: Option<PathBuf>,
-    /// The environment of whoever launched, if that is not ours.
-    pub base: Vec<(OsString, OsString)>,
-    /// What of our environment it does not get: variables that begin so.
-    pub without: Vec<String>,
-    /// Its environment, on top of that.
-    pub env: Vec<Setting>,
-    /// What it is bound to.
+    /// Working directory; `None` inherits ours.
+    pub cwd: Option<PathBuf>,
+    /// The launcher's environment, if this process does not have it.
+    pub base_env: Vec<(OsString, OsString)>,
+    /// Variables of our environment with these prefixes are removed.
+    pub env_remove_prefixes: Vec<String>,
+    /// Settings applied last.
+    pub env: Vec<EnvSetting>,
+    /// CPU and memory binding.
     pub binding: Binding,
 }
 
 /// Why a rank could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// There is nothing to run.
-    #[error("nothing to run: write the command after --")]
+    /// The command is empty.
+    #[error("no command given: write it after --")]
     NoCommand,
-    /// It cannot be run.
-    #[error("rank {rank}: {program}: {source}; {hint}")]
+    /// The program cannot be executed.
+    #[error("rank {rank}: cannot execute {program}: {source}; {hint}")]
     Spawn {
         /// The rank.
         rank: u32,
         /// The program.
         program: String,
-        /// Why.
+        /// Cause.
         source: io::Error,
-        /// What to do.
+        /// How to fix it.
         hint: &'static str,
     },
 }
 
 impl RankSpec {
-    /// The command, with environment and binding.
+    /// The command with its environment and working directory.
     fn prepare(&self) -> Result<Command, StartError> {
         let (program, args) = self.command.split_first().ok_or(StartError::NoCommand)?;
         let mut command = Command::new(program);
-        command.args(args).envs(self.base.iter().map(|(name, value)| (name, value)));
-        let begins = |name: &str| self.without.iter().any(|prefix| name.starts_with(prefix));
-        let unwanted = std::env::vars_os().map(|(name, _)| name);
-        for name in unwanted.filter(|name| begins(&name.to_string_lossy())) {
-            command.env_remove(name);
+        command.args(args).envs(self.base_env.iter().map(|(name, value)| (name, value)));
+        let is_removed =
+            |name: &str| self.env_remove_prefixes.iter().any(|prefix| name.starts_with(prefix));
+        for (name, _) in std::env::vars_os() {
+            if is_removed(&name.to_string_lossy()) {
+                command.env_remove(name);
+            }
         }
-        if let Some(folder) = &self.folder {
-            command.current_dir(folder);
+        if let Some(cwd) = &self.cwd {
+            command.current_dir(cwd);
         }
         for (variable, value) in &self.env {
             match value {
@@ -80,56 +82,55 @@ impl RankSpec {
     fn error(&self, source: io::Error) -> StartError {
         let program = self.command.first().map(|p| p.to_string_lossy().into_owned());
         let hint = match source.kind() {
-            // A file that may not be executed is EACCES.
+            // A file without execute permission is EACCES.
             _ if source.raw_os_error() == Some(libc::EPERM) => {
-                "binding to CPUs or memory is forbidden here, as in some containers"
+                "binding to CPUs or memory is not permitted here, as in some containers"
             }
             io::ErrorKind::WouldBlock => {
-                "raise the limit on processes (ulimit -u), or start fewer ranks"
+                "raise the process limit (ulimit -u), or start fewer ranks"
             }
             _ if source.raw_os_error() == Some(libc::EMFILE) => {
                 "raise the limit on open files (ulimit -n), or start fewer ranks"
             }
-            io::ErrorKind::NotFound if self.lacks_folder() => {
-                "the folder it was launched in does not exist on this node"
+            io::ErrorKind::NotFound if self.is_cwd_missing() => {
+                "the working directory of the launch does not exist on this node"
             }
             io::ErrorKind::NotFound if program.as_ref().is_some_and(|p| p.contains('/')) => {
-                "there is no such file on this node, or not the program that its first line names"
+                "there is no such file on this node, or the interpreter in its #! line is missing"
             }
             io::ErrorKind::NotFound => "it is not in PATH on this node",
-            io::ErrorKind::PermissionDenied => "it may not be executed: chmod +x",
+            io::ErrorKind::PermissionDenied => "it is not executable: chmod +x",
             io::ErrorKind::InvalidInput => {
-                "the CPUs or memory of the plan are not allowed here: see regatta map --check"
+                "the placement's CPUs or memory nodes are not available here: run regatta map \
+                 --check"
             }
-            _ => "see the reason before",
+            _ => "fix the cause reported by the system",
         };
         StartError::Spawn { rank: self.rank, program: program.unwrap_or_default(), source, hint }
     }
 
-    fn lacks_folder(&self) -> bool {
-        self.folder.as_ref().is_some_and(|folder| !folder.is_dir())
+    fn is_cwd_missing(&self) -> bool {
+        self.cwd.as_ref().is_some_and(|cwd| !cwd.is_dir())
     }
 
-    /// Starts the rank in a process group of its own, its output piped to us.
-    pub fn start(&self) -> Result<Child, StartError> {
+    /// Spawns the rank in its own session, with its output piped to this process.
+    pub fn spawn(&self) -> Result<Child, StartError> {
         let mut command = self.prepare()?;
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let binding = self.binding.clone();
         let parent = std::process::id();
-        // SAFETY: between fork and exec only system calls are made; what they read was allocated
-        // before.
+        // SAFETY: only system calls are made between fork and exec, on memory allocated before.
         unsafe {
             command.pre_exec(move || {
-                lead_session(parent)?;
+                start_session(parent)?;
                 binding.apply()
             });
         }
         command.spawn().map_err(|source| self.error(source))
     }
 
-    /// Becomes the rank: binds this process and replaces it by the command. Returns only if that
-    /// fails.
-    pub fn become_it(&self) -> StartError {
+    /// Binds this process and replaces it with the rank's command. Returns only on failure.
+    pub fn exec(&self) -> StartError {
         match (self.prepare(), self.binding.apply()) {
             (Ok(mut command), Ok(())) => self.error(command.exec()),
             (Err(error), _) => error,
@@ -138,86 +139,86 @@ impl RankSpec {
     }
 }
 
-/// Sends a signal to a rank's process group. Ctrl-Z becomes a stop that nobody can refuse: the
-/// kernel does not stop a group for a terminal that has no shell to continue it.
+/// Sends a signal to a rank's process group. SIGTSTP is sent as SIGSTOP, because the kernel discards
+/// SIGTSTP for an orphaned process group.
 pub fn signal_group(pid: u32, signal: i32) {
     let signal = if signal == libc::SIGTSTP { libc::SIGSTOP } else { signal };
-    // SAFETY: a plain system call; a group that is gone is an error we do not care about.
+    // SAFETY: a plain system call; it fails harmlessly if the group is gone.
     unsafe { libc::kill(-(pid as libc::pid_t), signal) };
 }
 
-/// Adopts what ranks leave behind, so that it can be found and ended.
-pub fn adopt_orphans() {
+/// Makes this process a child subreaper: orphans of its ranks are reparented to it.
+pub fn become_subreaper() {
     // SAFETY: a plain system call on this process.
     unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) };
 }
 
-/// Every process below this one: what ranks started, also what left their process group.
+/// All descendants of this process, also those that left their rank's process group.
 pub fn descendants() -> Vec<u32> {
     let mut parents: Vec<(u32, u32)> = Vec::new();
     for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|n| n.parse().ok()) else { continue };
         let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { continue };
-        parents.extend(parent_of(&stat).map(|parent| (pid, parent)));
+        parents.extend(parent_pid(&stat).map(|parent| (pid, parent)));
     }
     let mut found = vec![std::process::id()];
-    let mut at = 0;
-    while at < found.len() {
-        let here = found[at];
-        found.extend(parents.iter().filter(|(_, parent)| *parent == here).map(|(pid, _)| *pid));
-        at += 1;
+    let mut next = 0;
+    while next < found.len() {
+        let current = found[next];
+        found.extend(parents.iter().filter(|(_, parent)| *parent == current).map(|(pid, _)| *pid));
+        next += 1;
     }
     found.remove(0);
     found
 }
 
-/// The parent in a stat line; the name before it may hold anything, so count from its end.
-fn parent_of(stat: &str) -> Option<u32> {
+/// The parent's process ID in /proc/PID/stat. The command name may contain any character, so
+/// fields are counted from its closing parenthesis.
+fn parent_pid(stat: &str) -> Option<u32> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
 }
 
-/// Kills every process below this one.
+/// Sends SIGKILL to all descendants.
 pub fn kill_descendants() {
     for pid in descendants() {
-        // SAFETY: a plain system call; a process that is gone is an error we do not care about.
+        // SAFETY: a plain system call; it fails harmlessly if the process is gone.
         unsafe { libc::kill(pid as libc::pid_t, libc::SIGKILL) };
     }
 }
 
-/// Kills every process below this one until none is left, also those that were just being started
-/// and those that take their time to die; gives up after `limit`. Where nothing is left it costs
-/// nothing.
-pub fn end_descendants(limit: Duration) {
+/// Kills and reaps all descendants until none is left, including processes forked meanwhile; gives
+/// up after `timeout`. Free of cost when there are none.
+pub fn kill_and_reap_descendants(timeout: Duration) {
     let start = Instant::now();
     let mut pause = Duration::from_millis(1);
-    bury_orphans(|_| false);
-    while has_children() && start.elapsed() < limit {
+    reap_orphans(|_| false);
+    while has_children() && start.elapsed() < timeout {
         kill_descendants();
         std::thread::sleep(pause);
         pause = (pause * 2).min(Duration::from_millis(50));
-        bury_orphans(|_| false);
+        reap_orphans(|_| false);
     }
 }
 
-/// Whether anything is below this process: what has lost its parent was adopted.
+/// Whether this process has children, including adopted orphans.
 fn has_children() -> bool {
-    // SAFETY: an all-zero siginfo_t is a valid value, and waitid writes to no other place.
+    // SAFETY: an all-zero siginfo_t is valid, and waitid writes to it alone.
     unsafe {
         let mut info: libc::siginfo_t = std::mem::zeroed();
         libc::waitid(libc::P_ALL, 0, &mut info, libc::WEXITED | libc::WNOHANG | libc::WNOWAIT) == 0
     }
 }
 
-/// Takes leave of adopted processes that are over: nobody else asks for them, and each would keep
-/// its number until we end. Ranks are left alone. Only for the thread that starts ranks: another
-/// might take a rank just started for an orphan.
-pub fn bury_orphans(is_rank: impl Fn(u32) -> bool) {
-    // SAFETY: an all-zero siginfo_t is a valid value, and waitid writes to no other place.
+/// Reaps exited orphans, which would otherwise stay zombies until this process exits. Ranks are not
+/// reaped. Call it only from the thread that spawns ranks: another thread could take a newly
+/// spawned rank for an orphan.
+pub fn reap_orphans(is_rank: impl Fn(u32) -> bool) {
+    // SAFETY: an all-zero siginfo_t is valid, and waitid writes to it alone.
     unsafe {
         let mut info: libc::siginfo_t = std::mem::zeroed();
-        let look = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
-        // A rank that is over hides what is behind it, until it is asked for its status.
-        while libc::waitid(libc::P_ALL, 0, &mut info, look) == 0
+        let options = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+        // waitid keeps returning an exited rank until it is reaped, which hides the others.
+        while libc::waitid(libc::P_ALL, 0, &mut info, options) == 0
             && info.si_pid() > 0
             && !is_rank(info.si_pid() as u32)
         {
@@ -227,11 +228,11 @@ pub fn bury_orphans(is_rank: impl Fn(u32) -> bool) {
     }
 }
 
-/// Waits until a child is over, but leaves its status to be asked for: until then nobody else gets
-/// its number. Does not return for a child that we kill because our warden is gone: nobody is to
-/// take that for the child's failure.
-pub fn await_end(pid: u32) {
-    // SAFETY: an all-zero siginfo_t is a valid value, and waitid writes to no other place.
+/// Waits for a child to exit without reaping it, so that its process ID is not reused. Never
+/// returns if the reaper has died: the child was then killed by this process, which must not count
+/// as its failure.
+pub fn wait_for_exit(pid: u32) {
+    // SAFETY: an all-zero siginfo_t is valid, and waitid writes to it alone.
     unsafe {
         let mut info: libc::siginfo_t = std::mem::zeroed();
         let options = libc::WEXITED | libc::WNOWAIT;
@@ -239,12 +240,12 @@ pub fn await_end(pid: u32) {
             && io::Error::last_os_error().kind() == io::ErrorKind::Interrupted
         {}
     }
-    while warden::is_gone() {
+    while reaper::has_died() {
         std::thread::park();
     }
 }
 
-/// How a process ended, from its status.
+/// Converts an exit status.
 pub fn ending(status: ExitStatus) -> Ending {
     match (status.code(), status.signal()) {
         (Some(code), _) => Ending::Exit(code),
@@ -258,27 +259,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_reason_has_its_own_hint() {
+    fn start_errors_have_specific_hints() {
         let binding = Binding::new(&Default::default(), &regatta_model::MemoryPolicy::System);
         let spec = RankSpec {
             rank: 0,
             command: vec!["x".into()],
-            folder: None,
-            base: Vec::new(),
-            without: Vec::new(),
+            cwd: None,
+            base_env: Vec::new(),
+            env_remove_prefixes: Vec::new(),
             env: Vec::new(),
             binding,
         };
-        let says = |code| spec.error(io::Error::from_raw_os_error(code)).to_string();
-        assert!(says(libc::EPERM).contains("binding") && says(libc::EACCES).contains("chmod"));
+        let message = |code| spec.error(io::Error::from_raw_os_error(code)).to_string();
         assert!(
-            says(libc::EAGAIN).contains("ulimit -u") && says(libc::EMFILE).contains("ulimit -n")
+            message(libc::EPERM).contains("binding") && message(libc::EACCES).contains("chmod")
+        );
+        assert!(
+            message(libc::EAGAIN).contains("ulimit -u")
+                && message(libc::EMFILE).contains("ulimit -n")
         );
     }
 
     #[test]
-    fn names_with_parentheses_do_not_confuse() {
-        assert_eq!(parent_of("12 (a) b (c)) S 7 12 12 0"), Some(7));
-        assert_eq!(parent_of("nonsense"), None);
+    fn parent_pid_skips_parentheses_in_the_command_name() {
+        assert_eq!(parent_pid("12 (a) b (c)) S 7 12 12 0"), Some(7));
+        assert_eq!(parent_pid("nonsense"), None);
     }
 }

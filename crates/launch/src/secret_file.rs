@@ -1,5 +1,5 @@
-//! The secret by which the ranks of a job know each other, where each of a node's ranks can read it
-//! and nobody else can.
+//! File with the secret by which the ranks of a job authenticate to each other, readable by its
+//! owner only.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
@@ -8,25 +8,25 @@ use std::path::{Path, PathBuf};
 
 use regatta_wire::secret::Secret;
 
-/// The variable that tells ranks where it is.
+/// Environment variable with the path of the file.
 pub const VARIABLE: &str = "REGATTA_SECRET_FILE";
 
-/// A file with the secret, as long as this lives.
+/// The secret file. Dropping it removes the file.
 #[derive(Debug)]
 pub struct SecretFile(PathBuf);
 
 impl SecretFile {
-    /// Writes the ranks' secret, which is made of the job's: who knows it cannot pass for an agent.
+    /// Writes the ranks' secret, derived from the job's: a rank cannot impersonate an agent.
     pub fn write(folder: &Path, run: &str, job: &Secret) -> io::Result<Self> {
         let path = folder.join(format!("regatta-{run}-{}.secret", std::process::id()));
-        // Never one that somebody else has put there.
+        // Fails on an existing file, which another user may have created.
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
         let written = Self(path);
         file.write_all(job.derive("ranks").to_hex().as_bytes())?;
         Ok(written)
     }
 
-    /// Where it is.
+    /// Path of the file.
     pub fn path(&self) -> &Path {
         &self.0
     }
@@ -44,7 +44,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn it_is_the_owners_alone_and_goes() {
+    fn file_is_private_exclusive_and_removed_on_drop() {
         let job = Secret::generate().unwrap();
         let folder = std::env::temp_dir();
         let file = SecretFile::write(&folder, "a-test", &job).unwrap();
@@ -52,7 +52,10 @@ mod tests {
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         let text = std::fs::read_to_string(&path).unwrap();
         assert!(Secret::from_hex(&text).is_ok() && text != job.to_hex());
-        assert!(SecretFile::write(&folder, "a-test", &job).is_err(), "never over another");
+        assert!(
+            SecretFile::write(&folder, "a-test", &job).is_err(),
+            "an existing file is not overwritten"
+        );
         drop(file);
         assert!(!path.exists());
     }

@@ -1,150 +1,109 @@
-//! The signals of the user and the scheduler.
+//! Signals from the user and the scheduler.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use signal_hook::consts::{
     SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGTTIN, SIGTTOU, SIGUSR1, SIGUSR2,
 };
 use signal_hook::iterator::Signals;
 
-use crate::warden;
+use crate::reaper;
+use crate::signal_dedup::ProcessSignalDedup;
 
-/// What is caught. The rest does what it does to any process.
-const CAUGHT: [i32; 6] = [SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2];
-/// What stops and continues a job at a terminal; it comes through the warden alone.
+/// Signals handled by the job. All others keep their default action.
+const HANDLED: [i32; 6] = [SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2];
+/// Job-control signals of a terminal, delivered through the reaper only.
 const JOB_CONTROL: [i32; 2] = [SIGTSTP, SIGCONT];
-/// What a terminal stops processes with that are not in its foreground.
-const STOPS: [i32; 3] = [SIGTSTP, SIGTTIN, SIGTTOU];
+/// Signals by which a terminal stops background processes.
+const STOP_SIGNALS: [i32; 3] = [SIGTSTP, SIGTTIN, SIGTTOU];
 
-/// Why signals cannot be caught.
+/// Signal handlers could not be installed.
 #[derive(Debug, thiserror::Error)]
-#[error("signals cannot be caught: {0}")]
+#[error("cannot install signal handlers: {0}")]
 pub struct SignalError(#[from] std::io::Error);
 
-/// Catches every signal that concerns a job, from when it is made to when it is dropped: also
-/// between two starts of the job, when no rank runs.
+/// Catches the signals of a job during its lifetime, including the time between two attempts.
 #[derive(Debug)]
-pub struct Caught {
+pub struct SignalCatcher {
     signals: Signals,
-    echoes: Echoes,
-    /// The first that asked for an end.
-    end: Option<i32>,
+    dedup: ProcessSignalDedup,
+    /// First termination signal.
+    termination: Option<i32>,
 }
 
-/// Whether a signal asks the job to end; the others are for the ranks alone.
-pub fn asks_to_end(signal: i32) -> bool {
+/// Whether a signal terminates the job. All others are only forwarded to the ranks.
+pub fn is_termination_signal(signal: i32) -> bool {
     [SIGINT, SIGTERM, SIGHUP, SIGQUIT].contains(&signal)
 }
 
-impl Caught {
-    /// Starts catching. A signal that we were started to ignore, as `nohup` does, stays ignored.
+impl SignalCatcher {
+    /// Installs the handlers. A signal that was ignored at start-up, as under `nohup`, stays
+    /// ignored.
     pub fn new() -> Result<Self, SignalError> {
-        let signals = Signals::new(CAUGHT.into_iter().filter(|&s| !is_ignored(s)))?;
-        warden::attend();
-        Ok(Self { signals, echoes: Echoes::default(), end: None })
+        let signals = Signals::new(HANDLED.into_iter().filter(|&s| !is_ignored(s)))?;
+        reaper::queue_signals();
+        Ok(Self { signals, dedup: ProcessSignalDedup::default(), termination: None })
     }
 
-    /// What came since the last question: to us, or to the warden.
+    /// Signals since the last call, to this process or to the reaper.
     pub fn pending(&mut self) -> Vec<i32> {
-        let straight: Vec<i32> = self.signals.pending().collect();
-        let came = self.echoes.left_out(&warden::passed_on(), &straight, Instant::now());
-        self.end = self.end.or(came.iter().copied().find(|&s| asks_to_end(s)));
-        came
+        let direct: Vec<i32> = self.signals.pending().collect();
+        let signals = self.dedup.merge(&reaper::take_signals(), &direct, Instant::now());
+        self.termination =
+            self.termination.or(signals.iter().copied().find(|&s| is_termination_signal(s)));
+        signals
     }
 
-    /// The first one that asks for an end, if one has come so far.
-    pub fn end(&mut self) -> Option<i32> {
+    /// The first termination signal so far.
+    pub fn termination(&mut self) -> Option<i32> {
         self.pending();
-        self.end
+        self.termination
     }
 }
 
-/// The way a signal came.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
-    Warden,
-    Straight,
-}
-
-/// Some schedulers signal every process of a job. One signal then comes twice, to the warden and to
-/// us, and must not count as the second one, which kills.
-#[derive(Debug, Default)]
-struct Echoes {
-    /// What came lately and had no echo yet.
-    lately: Vec<(i32, Way, Instant)>,
-}
-
-/// How long after a signal its echo may come.
-const ECHO: Duration = Duration::from_secs(1);
-
-impl Echoes {
-    /// The signals of both ways, without echoes.
-    fn left_out(&mut self, passed_on: &[i32], straight: &[i32], now: Instant) -> Vec<i32> {
-        self.lately.retain(|(_, _, when)| now.saturating_duration_since(*when) < ECHO);
-        let passed_on = passed_on.iter().map(|s| (*s, Way::Warden));
-        let straight = straight.iter().map(|s| (*s, Way::Straight));
-        passed_on
-            .chain(straight)
-            .filter(|&(s, way)| !self.is_echo(s, way, now))
-            .map(|s| s.0)
-            .collect()
-    }
-
-    fn is_echo(&mut self, signal: i32, way: Way, now: Instant) -> bool {
-        let of = self.lately.iter().position(|(s, w, _)| *s == signal && *w != way);
-        match of {
-            Some(at) => {
-                self.lately.remove(at);
-            }
-            None => self.lately.push((signal, way, now)),
-        }
-        of.is_some()
-    }
-}
-
-/// What a warden passes on, of this process: not what it was started to ignore.
-pub(crate) fn passed_on() -> impl Iterator<Item = i32> {
-    CAUGHT.into_iter().chain(JOB_CONTROL).filter(|&s| !is_ignored(s))
+/// Signals that the reaper forwards; those ignored at start-up are excluded.
+pub(crate) fn forwarded() -> impl Iterator<Item = i32> {
+    HANDLED.into_iter().chain(JOB_CONTROL).filter(|&s| !is_ignored(s))
 }
 
 fn is_ignored(signal: i32) -> bool {
-    // SAFETY: an all-zero sigaction is a valid value, and the call writes to no other place.
+    // SAFETY: an all-zero sigaction is valid, and the call writes to it alone.
     unsafe {
-        let mut now: libc::sigaction = std::mem::zeroed();
-        libc::sigaction(signal, std::ptr::null(), &mut now) == 0
-            && now.sa_sigaction == libc::SIG_IGN
+        let mut action: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(signal, std::ptr::null(), &mut action) == 0
+            && action.sa_sigaction == libc::SIG_IGN
     }
 }
 
-/// Has a signal do what it does by default.
+/// Restores the default action of a signal.
 pub(crate) fn reset(signal: i32) {
-    // SAFETY: a plain system call; the default action is no function of ours.
+    // SAFETY: a plain system call; SIG_DFL is not a function of ours.
     unsafe { libc::signal(signal, libc::SIG_DFL) };
 }
 
-/// Stops this process until somebody continues it.
+/// Stops this process until it receives SIGCONT.
 pub(crate) fn stop() {
     // SAFETY: a plain system call on this process.
     unsafe { libc::raise(libc::SIGSTOP) };
 }
 
-/// Keeps the terminal from stopping this process; also for writing to it from the background, where
-/// `stty tostop` is set. What it starts is kept from it too, until [`may_stop`].
-pub(crate) fn never_stop() {
-    Set::of(STOPS).block();
+/// Keeps the terminal from stopping this process, also when it writes from the background under
+/// `stty tostop`. Children inherit this until [`unblock_stop_signals`].
+pub(crate) fn block_stop_signals() {
+    SignalSet::of(STOP_SIGNALS).block();
 }
 
-/// Takes [`never_stop`] back. Safe between fork and exec.
-pub(crate) fn may_stop() {
-    Set::of(STOPS).unblock();
+/// Undoes [`block_stop_signals`]. Safe between fork and exec.
+pub(crate) fn unblock_stop_signals() {
+    SignalSet::of(STOP_SIGNALS).unblock();
 }
 
-/// A set of signals, in the kernel's form.
-pub(crate) struct Set(libc::sigset_t);
+/// A `sigset_t`.
+pub(crate) struct SignalSet(libc::sigset_t);
 
-impl Set {
+impl SignalSet {
     pub(crate) fn of(signals: impl IntoIterator<Item = i32>) -> Self {
-        // SAFETY: an all-zero sigset_t is a valid value, and the calls write to it alone.
+        // SAFETY: an all-zero sigset_t is valid, and the calls write to it alone.
         unsafe {
             let mut set: libc::sigset_t = std::mem::zeroed();
             libc::sigemptyset(&mut set);
@@ -155,31 +114,30 @@ impl Set {
         }
     }
 
-    /// Blocks these, and returns what was blocked before.
+    /// Blocks these signals and returns the previous mask.
     pub(crate) fn block(&self) -> Self {
         self.mask(libc::SIG_BLOCK)
     }
 
-    /// Unblocks these.
     fn unblock(&self) {
         self.mask(libc::SIG_UNBLOCK);
     }
 
-    /// Blocks these and no other.
+    /// Makes this set the signal mask.
     pub(crate) fn set(&self) {
         self.mask(libc::SIG_SETMASK);
     }
 
     fn mask(&self, how: libc::c_int) -> Self {
-        let mut before = Self::of([]);
+        let mut previous = Self::of([]);
         // SAFETY: it reads one set and writes the other.
-        unsafe { libc::pthread_sigmask(how, &self.0, &mut before.0) };
-        before
+        unsafe { libc::pthread_sigmask(how, &self.0, &mut previous.0) };
+        previous
     }
 
-    /// Waits for one of these, which must be blocked. `None`: something else came between.
+    /// Waits for one of these signals, which must be blocked. `None` if interrupted.
     pub(crate) fn wait(&self) -> Option<i32> {
-        // SAFETY: it reads the set; nobody wants to know more of the signal.
+        // SAFETY: it reads the set; a null siginfo is allowed.
         let signal = unsafe { libc::sigwaitinfo(&self.0, std::ptr::null_mut()) };
         (signal > 0).then_some(signal)
     }
@@ -190,33 +148,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_signal_to_every_process_counts_once() {
-        let start = Instant::now();
-        let at = |millis| start + Duration::from_millis(millis);
-        let mut echoes = Echoes::default();
-        assert_eq!(echoes.left_out(&[SIGTERM], &[SIGTERM], at(0)), [SIGTERM]);
-        assert_eq!(echoes.left_out(&[], &[SIGINT], at(10)), [SIGINT]);
-        assert!(echoes.left_out(&[SIGINT], &[], at(60)).is_empty(), "also a moment later");
-        assert_eq!(echoes.left_out(&[SIGINT], &[], at(70)), [SIGINT], "but not twice");
-        assert_eq!(echoes.left_out(&[], &[SIGINT], at(5000)), [SIGINT], "nor for ever");
-    }
-
-    #[test]
-    fn signals_of_one_way_all_count() {
-        let now = Instant::now();
-        let mut echoes = Echoes::default();
-        let passed_on = [SIGINT, SIGINT, SIGTSTP, SIGCONT];
-        assert_eq!(echoes.left_out(&passed_on, &[SIGUSR1], now), [2, 2, SIGTSTP, SIGCONT, SIGUSR1]);
-        assert_eq!(echoes.left_out(&[SIGINT], &[], now), [SIGINT]);
-    }
-
-    #[test]
-    fn a_blocked_signal_is_waited_for() {
-        let set = Set::of([SIGUSR2]);
-        let before = set.block();
+    fn wait_returns_a_pending_blocked_signal() {
+        let set = SignalSet::of([SIGUSR2]);
+        let previous = set.block();
         // SAFETY: a plain system call on this thread.
         unsafe { libc::pthread_kill(libc::pthread_self(), SIGUSR2) };
         assert_eq!(set.wait(), Some(SIGUSR2));
-        before.set();
+        previous.set();
     }
 }

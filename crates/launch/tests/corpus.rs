@@ -1,5 +1,4 @@
-//! Replays the fuzz targets' corpora, so that an input that once mattered is tried on every run,
-//! without a fuzzer and its toolchain.
+//! Replays the corpora of all fuzz targets without a fuzzer, as a regression test.
 
 #[path = "../../../fuzz/bodies.rs"]
 mod bodies;
@@ -17,18 +16,18 @@ fn inputs(target: &str) -> Vec<PathBuf> {
 }
 
 #[test]
-fn every_input_of_every_corpus_is_answered() {
+fn no_corpus_input_panics() {
     for (target, _) in bodies::TARGETS {
         for file in inputs(target) {
             let data = std::fs::read(&file).unwrap();
-            let answer = std::panic::catch_unwind(|| bodies::run(target, &data));
-            assert!(answer.is_ok(), "{target} failed on {}", file.display());
+            let result = std::panic::catch_unwind(|| bodies::run(target, &data));
+            assert!(result.is_ok(), "{target} failed on {}", file.display());
         }
     }
 }
 
 #[test]
-fn every_corpus_has_a_target() {
+fn every_corpus_has_a_fuzz_target() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus");
     for entry in std::fs::read_dir(folder).unwrap().flatten() {
         let name = entry.file_name().into_string().unwrap();

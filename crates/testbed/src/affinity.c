@@ -1,15 +1,15 @@
-// Preloaded into programs of a host that claims more CPUs than the machine has. The kernel would
-// refuse to bind to a CPU that does not exist; here masks are kept in files instead, and told as
-// the kernel would tell them.
+// Preloaded into programs of a host that claims more CPUs than the machine has. The kernel rejects
+// affinity to CPUs that do not exist; this library stores masks in files and returns them as the
+// kernel would.
 //
-// One file per thread, named by its number and start time (numbers are reused), in a folder that
-// every host has for itself. A thread without a file has the mask of its process, a process that of
-// its parent, and the first process all CPUs.
+// One file per thread, named by thread ID and start time (IDs are reused), in a directory private to
+// each host. A thread without a file inherits the mask of its process, a process that of its parent,
+// and the first process has all CPUs.
 //
-// Memory policies are kept likewise, for nodes that do not exist: libnuma and others ask for them
+// Memory policies for nodes that do not exist are stored likewise: libnuma and others set them
 // through libc's syscall().
 //
-// Programs that make the system call without libc, and /proc/<pid>/status, show the real mask.
+// Direct system calls and /proc/<pid>/status show the real mask.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -24,10 +24,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define FOLDER "/dev/shm/.regatta-affinity"
+#define DIRECTORY "/dev/shm/.regatta-affinity"
 #define GENERATIONS 64
 
-// What a thread has, each in a file of its own.
+// File name suffix of each kind of setting.
 #define CPUS ""
 #define MEMORY "-memory"
 
@@ -82,18 +82,18 @@ static int claimed_cpus(void) {
     return claimed("REGATTA_TESTBED_CPUS");
 }
 
-// Fills `what` with the thread's own, or what it inherited; 0 if there is none, -1 if there is no
-// such thread.
-static ssize_t load(int id, const char *kind, void *what, size_t size) {
+// Reads a thread's own or inherited setting into `data`; 0 if there is none, -1 if there is no such
+// thread.
+static ssize_t load(int id, const char *kind, void *data, size_t size) {
     for (int i = 0; i < GENERATIONS && id > 0; i++) {
         struct task task;
         char path[128];
         if (look_up(id, &task))
             return i == 0 ? -1 : 0;
-        snprintf(path, sizeof path, FOLDER "/%d-%llu%s", id, task.start, kind);
+        snprintf(path, sizeof path, DIRECTORY "/%d-%llu%s", id, task.start, kind);
         int file = open(path, O_RDONLY | O_CLOEXEC);
         if (file >= 0) {
-            ssize_t length = read(file, what, size);
+            ssize_t length = read(file, data, size);
             close(file);
             if (length > 0)
                 return length;
@@ -103,17 +103,17 @@ static ssize_t load(int id, const char *kind, void *what, size_t size) {
     return 0;
 }
 
-static int store(int id, const char *kind, const void *what, size_t size) {
+static int store(int id, const char *kind, const void *data, size_t size) {
     struct task task;
     char path[128];
     if (look_up(id, &task))
         return ESRCH;
-    mkdir(FOLDER, 01777);
-    snprintf(path, sizeof path, FOLDER "/%d-%llu%s", id, task.start, kind);
+    mkdir(DIRECTORY, 01777);
+    snprintf(path, sizeof path, DIRECTORY "/%d-%llu%s", id, task.start, kind);
     int file = open(path, O_CREAT | O_WRONLY | O_TRUNC | O_CLOEXEC, 0666);
     if (file < 0)
         return EPERM;
-    ssize_t written = write(file, what, size);
+    ssize_t written = write(file, data, size);
     close(file);
     return written == (ssize_t)size ? 0 : EPERM;
 }
@@ -133,7 +133,7 @@ static int get_mask(int id, size_t size, cpu_set_t *mask) {
 static int set_mask(int id, size_t size, const cpu_set_t *wanted) {
     cpu_set_t mask;
     CPU_ZERO(&mask);
-    // As the kernel does: CPUs that do not exist are left out, and one at least must remain.
+    // As in the kernel, CPUs that do not exist are ignored, and at least one must remain.
     for (int cpu = 0; cpu < claimed_cpus() && cpu < CPU_SETSIZE; cpu++)
         if (CPU_ISSET_S(cpu, size, wanted))
             CPU_SET(cpu, &mask);
@@ -178,7 +178,7 @@ int sched_setaffinity(pid_t id, size_t size, const cpu_set_t *mask) {
     return answer(set_mask(id ? id : gettid(), size, mask));
 }
 
-// libc tells nobody the number of another thread, so only the calling one is served.
+// libc does not expose the ID of another thread, so only the calling one is supported.
 int pthread_getaffinity_np(pthread_t thread, size_t size, cpu_set_t *mask) {
     return pthread_equal(thread, pthread_self()) ? get_mask(gettid(), size, mask) : ENOSYS;
 }
@@ -187,7 +187,7 @@ int pthread_setaffinity_np(pthread_t thread, size_t size, const cpu_set_t *mask)
     return pthread_equal(thread, pthread_self()) ? set_mask(gettid(), size, mask) : ENOSYS;
 }
 
-// libnuma counts the nodes in /sys.
+// libnuma would count the real nodes in /sys.
 int numa_max_node(void) {
     return claimed_nodes() - 1;
 }
@@ -201,7 +201,7 @@ long syscall(long number, ...) {
     va_end(more);
     if (number == SYS_set_mempolicy)
         return answer(set_memory((int)a[0], (const unsigned long *)a[1], a[2]));
-    // The other questions that this call answers are of addresses, not of threads.
+    // With flags, the call queries addresses or the allowed nodes, not the thread's policy.
     if (number == SYS_get_mempolicy && a[4] == 0)
         return answer(get_memory((int *)a[0], (unsigned long *)a[1], a[2]));
     static long (*real)(long, ...);

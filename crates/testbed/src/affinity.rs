@@ -1,31 +1,31 @@
-//! The library that lets a host claim more CPUs and NUMA nodes than the machine has; see
+//! The preloaded library by which a host claims more CPUs and NUMA nodes than the machine has; see
 //! `affinity.c`.
 
-use crate::base::Base;
+use crate::cluster_dir::ClusterDir;
+use crate::command::succeed;
 use crate::error::{TestbedError, io};
-use crate::run::succeed;
 use std::path::Path;
 use std::process::Command;
 
-/// Tells the library how many CPUs to claim.
+/// Number of CPUs that the library claims.
 const CPUS: &str = "REGATTA_TESTBED_CPUS";
-/// Tells the library how many NUMA nodes to claim.
+/// Number of NUMA nodes that the library claims.
 const NUMA: &str = "REGATTA_TESTBED_NUMA";
-/// How a hwloc file spells a NUMA node.
+/// A NUMA node in a hwloc XML file.
 const NUMA_NODE: &str = "type=\"NUMANode\"";
 
-/// Compiles the library into a cluster's folder, which all hosts see, and gives the variables that
-/// make a program use it.
+/// Compiles the library into the cluster's directory and returns the environment variables that
+/// preload it.
 pub(crate) fn build(
-    base: &Base,
+    dir: &ClusterDir,
     cpus: u32,
     topology: Option<&Path>,
 ) -> Result<Vec<String>, TestbedError> {
-    let library = base.file("libaffinity.so");
-    base.write("affinity.c", include_str!("affinity.c"))?;
+    let library = dir.file("libaffinity.so");
+    dir.write("affinity.c", include_str!("affinity.c"))?;
     let mut compile = Command::new("cc");
     compile.args(["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o"]);
-    succeed(compile.arg(&library).arg(base.file("affinity.c")))?;
+    succeed(compile.arg(&library).arg(dir.file("affinity.c")))?;
     let numa = match topology {
         Some(xml) => {
             let text = std::fs::read_to_string(xml).map_err(io("read", xml))?;

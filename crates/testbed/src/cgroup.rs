@@ -1,5 +1,5 @@
-//! Control groups of version 1: each host gets a folder of its own in every hierarchy that Slurm
-//! uses, and sees it as the hierarchy's root. So clusters do not meet, and one sweep removes all.
+//! Version 1 control groups: each host gets its own group in every hierarchy that Slurm uses and
+//! sees it as the root, so that clusters are isolated and removed as a unit.
 
 use crate::error::{TestbedError, io};
 use std::fs;
@@ -7,31 +7,31 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 const MOUNT: &str = "/sys/fs/cgroup";
-/// What Slurm's version 1 plug-in uses.
+/// Controllers used by Slurm's cgroup/v1 plugin.
 const CONTROLLERS: [&str; 4] = ["freezer", "cpuset", "devices", "memory"];
-/// A group stays busy for a moment after its last process ended.
-const BUSY: Duration = Duration::from_secs(3);
+/// Time for a group to become removable after its last process exited.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// The hierarchies that this machine lacks.
+/// Controllers that this machine lacks.
 pub(crate) fn missing() -> Vec<&'static str> {
     let has = |c: &&str| !Path::new(MOUNT).join(c).join("tasks").exists();
     CONTROLLERS.into_iter().filter(has).collect()
 }
 
-/// The hierarchies that are here, all of them or none.
+/// All controllers if all are mounted, otherwise none.
 pub(crate) fn controllers() -> &'static [&'static str] {
     if missing().is_empty() { &CONTROLLERS } else { &[] }
 }
 
-/// Makes the groups of one host, `<cluster>/<host>` in each hierarchy.
+/// Creates the groups of one host, `<cluster>/<host>` in each hierarchy.
 pub(crate) fn create(cluster: &str, host: &str) -> Result<(), TestbedError> {
     for controller in controllers() {
         let root = Path::new(MOUNT).join(controller);
         let outer = root.join(cluster);
         let inner = outer.join(host);
-        fs::create_dir_all(&inner).map_err(io("make", &inner))?;
+        fs::create_dir_all(&inner).map_err(io("create", &inner))?;
         if *controller == "cpuset" {
-            // A new cpuset is empty, and no process may enter an empty one.
+            // A new cpuset is empty, and no process can join an empty one.
             copy_cpuset(&root, &outer)?;
             copy_cpuset(&outer, &inner)?;
         }
@@ -47,17 +47,17 @@ fn copy_cpuset(from: &Path, to: &Path) -> Result<(), TestbedError> {
     Ok(())
 }
 
-/// Removes all groups of a cluster whose processes have ended.
+/// Removes all groups of a cluster whose processes have exited.
 pub(crate) fn remove(cluster: &str) {
-    let deadline = Instant::now() + BUSY;
+    let deadline = Instant::now() + BUSY_TIMEOUT;
     for controller in CONTROLLERS {
         let top = Path::new(MOUNT).join(controller).join(cluster);
         while top.exists() {
-            let mut folders = Vec::new();
-            collect(&top, &mut folders);
-            // Children come last, so they are removed first.
-            let removed = folders.iter().rev().filter(|f| fs::remove_dir(f).is_ok()).count();
-            if removed < folders.len() {
+            let mut dirs = Vec::new();
+            collect(&top, &mut dirs);
+            // Remove children before their parents.
+            let removed = dirs.iter().rev().filter(|f| fs::remove_dir(f).is_ok()).count();
+            if removed < dirs.len() {
                 if Instant::now() >= deadline {
                     return;
                 }
@@ -67,12 +67,12 @@ pub(crate) fn remove(cluster: &str) {
     }
 }
 
-fn collect(folder: &Path, folders: &mut Vec<PathBuf>) {
-    folders.push(folder.to_owned());
-    let Ok(entries) = fs::read_dir(folder) else { return };
+fn collect(dir: &Path, dirs: &mut Vec<PathBuf>) {
+    dirs.push(dir.to_owned());
+    let Ok(entries) = fs::read_dir(dir) else { return };
     for entry in entries.flatten() {
         if entry.file_type().is_ok_and(|t| t.is_dir()) {
-            collect(&entry.path(), folders);
+            collect(&entry.path(), dirs);
         }
     }
 }

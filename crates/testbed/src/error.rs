@@ -1,33 +1,33 @@
-//! What can go wrong while a cluster is made or used.
+//! Errors of the testbed.
 
 use std::path::PathBuf;
 use std::process::ExitStatus;
 
-/// Why there is no cluster, or why a command in it gave no answer.
+/// Why a cluster could not be started, or a command in it failed.
 #[derive(Debug, thiserror::Error)]
 pub enum TestbedError {
-    /// This machine cannot hold such a cluster.
-    #[error("this machine cannot hold a test cluster: {0}")]
+    /// This machine cannot run such a cluster.
+    #[error("this machine cannot run a test cluster: {0}")]
     Missing(String),
-    /// The builder was asked for what cannot be.
-    #[error("no such cluster can be made: {0}")]
-    Settings(String),
-    /// A host of another name was asked for.
+    /// The configuration is invalid.
+    #[error("invalid cluster configuration: {0}")]
+    InvalidConfig(String),
+    /// There is no host of this name.
     #[error("the cluster has no host {name:?}, only {known}")]
     NoHost {
-        /// The name asked for.
+        /// The requested name.
         name: String,
-        /// The names there are.
+        /// The existing names.
         known: String,
     },
-    /// A file or folder could not be used.
+    /// A file operation failed.
     #[error("cannot {action} {path}: {source}")]
     Io {
-        /// What was tried.
+        /// The operation.
         action: &'static str,
-        /// With which file.
+        /// The file.
         path: PathBuf,
-        /// What the system answered.
+        /// Cause.
         source: std::io::Error,
     },
     /// A command could not be started.
@@ -35,70 +35,70 @@ pub enum TestbedError {
     Start {
         /// The command line.
         command: String,
-        /// What the system answered.
+        /// Cause.
         source: std::io::Error,
     },
-    /// A command failed that the cluster needs.
+    /// A command required by the cluster failed.
     #[error("`{command}` failed with {status}: {stderr}")]
     Failed {
         /// The command line.
         command: String,
-        /// How it ended.
+        /// Exit status.
         status: ExitStatus,
-        /// What it said.
+        /// Standard error.
         stderr: String,
     },
-    /// A command was killed because its time was over.
+    /// A command timed out.
     #[error(
-        "`{command}` was killed after {seconds} s; it had written {stdout:?} and, as errors, {stderr:?}"
+        "`{command}` timed out after {seconds} s and was killed: stdout {stdout:?}, stderr {stderr:?}"
     )]
     TimedOut {
         /// The command line.
         command: String,
-        /// The time it had.
+        /// The timeout.
         seconds: f64,
         /// Its standard output so far.
         stdout: String,
         /// Its standard error so far.
         stderr: String,
     },
-    /// A host's first process ended while it set the host up.
-    #[error("host {name} did not come up: {stderr}")]
+    /// A host's first process exited during set-up.
+    #[error("host {name} failed to start: {stderr}")]
     HostFailed {
         /// The host.
         name: String,
-        /// What its first process said.
+        /// Standard error of its first process.
         stderr: String,
     },
-    /// Slurm's nodes did not become idle.
-    #[error("Slurm's nodes were not idle after {seconds} s; the ends of the logs:\n{logs}")]
+    /// Slurm's nodes did not become idle in time.
+    #[error("Slurm nodes are not idle after {seconds} s; ends of the logs:\n{logs}")]
     SlurmNotReady {
-        /// The time it had.
+        /// The timeout.
         seconds: u64,
         /// The last lines of each log.
         logs: String,
     },
-    /// A node's sshd does not listen.
-    #[error("sshd of {name} did not listen after {seconds} s; its log:\n{log}")]
+    /// A node's sshd did not listen in time.
+    #[error("sshd on {name} does not listen after {seconds} s; its log:\n{log}")]
     SshNotReady {
         /// The node.
         name: String,
-        /// The time it had.
+        /// The timeout.
         seconds: u64,
-        /// What it logged.
+        /// Its log.
         log: String,
     },
-    /// A host's processes outlive it.
-    #[error("host {name} was crashed, and has processes even {seconds} s later")]
+    /// Processes of a crashed host survived.
+    #[error("host {name} still has processes {seconds} s after its crash")]
     StillAlive {
         /// The host.
         name: String,
-        /// The time they had.
+        /// The timeout.
         seconds: u64,
     },
 }
 
-/// Turns an I/O error into ours, which names the file.
+/// Wraps an I/O error with the operation and the file.
 pub(crate) fn io(
     action: &'static str,
     path: impl Into<PathBuf>,

@@ -1,9 +1,9 @@
-//! One host: the namespaces, and the process that holds them.
+//! A host: its namespaces and the process that holds them.
 
-use crate::base::Base;
 use crate::cgroup;
+use crate::cluster_dir::ClusterDir;
+use crate::command::{succeed, wait_until};
 use crate::error::{TestbedError, io};
-use crate::run::{succeed, wait_until};
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
@@ -11,66 +11,72 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// The time a host's processes have to end.
-const END: Duration = Duration::from_secs(10);
-/// Every host's own `/tmp` covers what the machine has there.
-const COVERED: &str = "/tmp";
+/// Time for a host's processes to exit.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Each host mounts its own directory here, which hides the machine's.
+const PRIVATE_DIR: &str = "/tmp";
 
-/// A process that holds namespaces open. It ends when `stdin` closes.
+/// A process that holds namespaces. It exits when `stdin` closes.
 #[derive(Debug)]
 pub(crate) struct Host {
     pub(crate) name: String,
     holder: Child,
     stdin: Option<ChildStdin>,
-    /// What `/proc` calls the PID namespace; the switch has none. It is held open, so that a crash
-    /// does not make the name another host's.
-    processes: Option<(PathBuf, File)>,
+    /// Name of the PID namespace in `/proc`, and an open file that keeps the kernel from reusing the
+    /// name after a crash. The switch has none.
+    pid_namespace: Option<(PathBuf, File)>,
 }
 
 impl Host {
-    /// A network namespace with two bridges in it, to which the hosts are joined.
+    /// A network namespace with two bridges.
     pub(crate) fn switch() -> Result<Self, TestbedError> {
         let script = "set -e; ip link set lo up; \
                       for n in 0 1; do ip link add br$n type bridge; ip link set br$n up; done; \
                       echo up; read -r _ || :";
         let mut command = Command::new("unshare");
         command.args(["--net", "--fork", "--kill-child", "bash", "-c", script]);
-        hold("switch", &mut command)
+        start_holder("switch", &mut command)
     }
 
-    /// A whole host, not yet joined to a switch. It shows `shared` folders where the machine does.
-    pub(crate) fn start(name: &str, base: &Base, shared: &[PathBuf]) -> Result<Self, TestbedError> {
-        cgroup::create(&base.name, name)?;
+    /// A host, not yet attached to a switch. It sees `shared` directories at the machine's paths.
+    pub(crate) fn start(
+        name: &str,
+        dir: &ClusterDir,
+        shared: &[PathBuf],
+    ) -> Result<Self, TestbedError> {
+        cgroup::create(&dir.name, name)?;
         let mut command = Command::new("unshare");
         command.args(["--net", "--uts", "--mount", "--ipc", "--pid", "--fork", "--kill-child"]);
         command.args(["--mount-proc", "--propagation", "private"]);
-        command.args(["bash", "-c", include_str!("host.sh"), "host", name]).arg(&base.path);
-        command.arg(format!("{}/{name}", base.name)).arg(cgroup::controllers().join(" "));
-        command.args(shared.iter().filter(|p| p.starts_with(COVERED) && *p != Path::new(COVERED)));
-        let mut host = hold(name, &mut command)?;
-        let namespace = host.process_namespace();
-        let called = fs::read_link(&namespace).map_err(io("read", &namespace))?;
+        command.args(["bash", "-c", include_str!("host.sh"), "host", name]).arg(&dir.path);
+        command.arg(format!("{}/{name}", dir.name)).arg(cgroup::controllers().join(" "));
+        command.args(
+            shared.iter().filter(|p| p.starts_with(PRIVATE_DIR) && *p != Path::new(PRIVATE_DIR)),
+        );
+        let mut host = start_holder(name, &mut command)?;
+        let namespace = host.pid_namespace_path();
+        let name_in_proc = fs::read_link(&namespace).map_err(io("read", &namespace))?;
         let open = File::open(&namespace).map_err(io("open", &namespace))?;
-        host.processes = Some((called, open));
+        host.pid_namespace = Some((name_in_proc, open));
         Ok(host)
     }
 
-    /// The holder is the parent of the host's first process, so not in its PID namespace.
-    fn process_namespace(&self) -> String {
+    /// The holder is the parent of the host's first process, so it is not in the PID namespace.
+    fn pid_namespace_path(&self) -> String {
         format!("/proc/{}/ns/pid_for_children", self.holder.id())
     }
 
-    /// Joins the host to a switch, under an address of a /24 network.
-    pub(crate) fn join(&self, switch: &Host, address: &str) -> Result<(), TestbedError> {
-        self.plug(switch, [&self.port(), "br0", "eth0"], address)
+    /// Attaches the host to a switch, with an address of a /24 network.
+    pub(crate) fn attach(&self, switch: &Host, address: &str) -> Result<(), TestbedError> {
+        self.attach_to(switch, [&self.port(), "br0", "eth0"], address)
     }
 
-    /// Joins it to a second network, which has nothing to do with the first.
-    pub(crate) fn join_second(&self, switch: &Host, address: &str) -> Result<(), TestbedError> {
-        self.plug(switch, [&format!("sx-{}", self.name), "br1", "eth1"], address)
+    /// Attaches the host to the second network.
+    pub(crate) fn attach_second(&self, switch: &Host, address: &str) -> Result<(), TestbedError> {
+        self.attach_to(switch, [&format!("sx-{}", self.name), "br1", "eth1"], address)
     }
 
-    fn plug(
+    fn attach_to(
         &self,
         switch: &Host,
         [port, bridge, device]: [&str; 3],
@@ -79,73 +85,73 @@ impl Host {
         let holder = self.holder.id().to_string();
         let port = ["link", "add", port, "up", "master", bridge, "type", "veth"];
         let peer = ["peer", "name", device, "netns", &holder];
-        switch.on_network(&[&port[..], &peer].concat())?;
-        self.on_network(&["address", "add", address, "dev", device])?;
-        self.on_network(&["link", "set", device, "up"])
+        switch.ip(&[&port[..], &peer].concat())?;
+        self.ip(&["address", "add", address, "dev", device])?;
+        self.ip(&["link", "set", device, "up"])
     }
 
-    /// The name of its port on the switch.
+    /// Name of its port on the switch.
     pub(crate) fn port(&self) -> String {
         format!("sw-{}", self.name)
     }
 
-    /// Runs `ip` on the network of a host or switch.
-    pub(crate) fn on_network(&self, args: &[&str]) -> Result<(), TestbedError> {
+    /// Runs `ip` in the network namespace.
+    pub(crate) fn ip(&self, args: &[&str]) -> Result<(), TestbedError> {
         let mut command = Command::new("nsenter");
         command.args(["--net", "--target", &self.holder.id().to_string(), "ip"]);
         succeed(command.args(args)).map(drop)
     }
 
-    /// Has a device send so much at most.
+    /// Limits the transmit rate of a device.
     pub(crate) fn limit(&self, device: &str, rate: &str) -> Result<(), TestbedError> {
-        let words = ["qdisc", "replace", "dev", device, "root", "tbf", "rate", rate];
-        self.traffic(&[&words[..], &["burst", "3kb", "latency", "400ms"]].concat())
+        let args = ["qdisc", "replace", "dev", device, "root", "tbf", "rate", rate];
+        self.tc(&[&args[..], &["burst", "3kb", "latency", "400ms"]].concat())
     }
 
-    /// Has a device send so much to one address at most.
+    /// Limits the transmit rate of a device to one address.
     pub(crate) fn limit_to(
         &self,
         device: &str,
         address: &str,
         rate: &str,
     ) -> Result<(), TestbedError> {
-        // What is in no class is sent as it comes.
+        // Traffic outside of any class is not limited.
         let root = ["qdisc", "replace", "dev", device, "root", "handle", "1:", "htb"];
-        self.traffic(&root)?;
+        self.tc(&root)?;
         let class = ["class", "replace", "dev", device, "parent", "1:", "classid", "1:1", "htb"];
-        self.traffic(&[&class[..], &["rate", rate, "burst", "3kb", "cburst", "3kb"]].concat())?;
+        self.tc(&[&class[..], &["rate", rate, "burst", "3kb", "cburst", "3kb"]].concat())?;
         let filter = ["filter", "add", "dev", device, "parent", "1:", "protocol", "ip", "u32"];
-        self.traffic(&[&filter[..], &["match", "ip", "dst", address, "flowid", "1:1"]].concat())
+        self.tc(&[&filter[..], &["match", "ip", "dst", address, "flowid", "1:1"]].concat())
     }
 
-    /// Has it send as much as it can.
+    /// Removes the limits of a device.
     pub(crate) fn unlimit(&self, device: &str) -> Result<(), TestbedError> {
-        self.traffic(&["qdisc", "delete", "dev", device, "root"])
+        self.tc(&["qdisc", "delete", "dev", device, "root"])
     }
 
-    /// Runs `tc` on the network of a host or switch.
-    fn traffic(&self, args: &[&str]) -> Result<(), TestbedError> {
+    /// Runs `tc` in the network namespace.
+    fn tc(&self, args: &[&str]) -> Result<(), TestbedError> {
         let mut command = Command::new("nsenter");
         command.args(["--net", "--target", &self.holder.id().to_string(), "tc"]);
         succeed(command.args(args)).map(drop)
     }
 
-    /// Whether this is, as `/proc` calls it, the host's PID namespace.
-    pub(crate) fn holds(&self, namespace: &Path) -> bool {
-        self.processes.as_ref().is_some_and(|(name, _)| name == namespace)
+    /// Whether this is the name of the host's PID namespace.
+    pub(crate) fn is_pid_namespace(&self, namespace: &Path) -> bool {
+        self.pid_namespace.as_ref().is_some_and(|(name, _)| name == namespace)
     }
 
-    /// A command whose further arguments run in the host.
+    /// A command prefix that runs its further arguments in the host.
     pub(crate) fn enter(&self) -> Command {
         let holder = self.holder.id();
         let mut command = Command::new("nsenter");
         command.args(["--target", &holder.to_string(), "--net", "--uts", "--mount", "--ipc"]);
-        command.arg(format!("--pid={}", self.process_namespace())).arg("--");
+        command.arg(format!("--pid={}", self.pid_namespace_path())).arg("--");
         command.stdin(Stdio::null());
         command
     }
 
-    /// A command whose further arguments run with the host's network and name, and else outside.
+    /// A command prefix that runs its further arguments in the host's network and UTS namespaces only.
     pub(crate) fn enter_network(&self) -> Command {
         let mut command = Command::new("nsenter");
         command.args(["--target", &self.holder.id().to_string(), "--net", "--uts", "--"]);
@@ -153,12 +159,12 @@ impl Host {
         command
     }
 
-    /// The machine's number for the process whose death ends the host.
-    pub(crate) fn holder(&self) -> u32 {
+    /// Process ID of the holder, whose death ends the host.
+    pub(crate) fn host_pid(&self) -> u32 {
         self.holder.id()
     }
 
-    /// Lets the host end; [`Host::drop`] waits until it has.
+    /// Makes the host exit; [`Host::drop`] waits for it.
     pub(crate) fn release(&mut self) {
         self.stdin = None;
     }
@@ -167,17 +173,17 @@ impl Host {
 impl Drop for Host {
     fn drop(&mut self) {
         self.release();
-        if wait_until(&mut self.holder, Instant::now() + END).is_none() {
-            // The holder's death kills the host's first process.
+        if wait_until(&mut self.holder, Instant::now() + EXIT_TIMEOUT).is_none() {
+            // Killing the holder kills the host's first process.
             let _ = self.holder.kill();
             let _ = self.holder.wait();
         }
     }
 }
 
-/// Starts a holder and waits until it says that its namespaces are set up.
-fn hold(name: &str, command: &mut Command) -> Result<Host, TestbedError> {
-    // A group of its own: an interrupt from the keyboard must not end hosts before their cluster.
+/// Starts a holder and waits until its namespaces are set up.
+fn start_holder(name: &str, command: &mut Command) -> Result<Host, TestbedError> {
+    // In its own process group: Ctrl-C must not end hosts before their cluster.
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
     let mut holder = command.spawn().map_err(|source| TestbedError::Start {
         command: format!("unshare for host {name}"),
@@ -185,17 +191,17 @@ fn hold(name: &str, command: &mut Command) -> Result<Host, TestbedError> {
     })?;
     let stdin = holder.stdin.take();
     let (stdout, stderr) = (holder.stdout.take(), holder.stderr.take());
-    let host = Host { name: name.to_owned(), holder, stdin, processes: None };
-    let mut said = String::new();
+    let host = Host { name: name.to_owned(), holder, stdin, pid_namespace: None };
+    let mut line = String::new();
     if let Some(stdout) = stdout {
-        BufReader::new(stdout).read_line(&mut said).map_err(io("read the answer of host", name))?;
+        BufReader::new(stdout).read_line(&mut line).map_err(io("read the answer of host", name))?;
     }
-    if said.trim() == "up" {
+    if line.trim() == "up" {
         return Ok(host);
     }
-    let mut complaint = String::new();
+    let mut message = String::new();
     if let Some(mut stderr) = stderr {
-        stderr.read_to_string(&mut complaint).map_err(io("read the answer of host", name))?;
+        stderr.read_to_string(&mut message).map_err(io("read the answer of host", name))?;
     }
-    Err(TestbedError::HostFailed { name: name.to_owned(), stderr: complaint.trim().to_owned() })
+    Err(TestbedError::HostFailed { name: name.to_owned(), stderr: message.trim().to_owned() })
 }

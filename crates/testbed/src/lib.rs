@@ -1,9 +1,9 @@
-//! A real multi-node cluster on one machine, for tests.
+//! A multi-node cluster of Linux namespaces on one machine, for tests.
 //!
 //! A host is a set of Linux namespaces (network, UTS, mount, IPC, PID) with its own name, address,
-//! `/tmp`, `/dev/shm`, `/sys` and control groups; veth pairs join the hosts to a bridge that has a
-//! network namespace to itself. Each cluster is therefore out of every other one's sight, and many
-//! may be up at once with the same names and addresses.
+//! `/tmp`, `/dev/shm`, `/sys` and control groups; veth pairs connect the hosts to a bridge in a
+//! network namespace of its own. Clusters are isolated from each other, so several with the same
+//! names and addresses can run at once.
 //!
 //! ```no_run
 //! use regatta_testbed::{Cluster, cluster_or_skip, run_within};
@@ -14,33 +14,33 @@
 //! assert!(run_within(&mut srun, Duration::from_secs(20)).unwrap().status.success());
 //! ```
 //!
-//! A cluster can be harmed as real ones are: [`Cluster::cut`], [`Cluster::crash`] and
-//! [`Cluster::small_disk`]; [`Cluster::processes`] and [`Cluster::listening`] tell what a job left.
+//! Faults are injected by [`Cluster::disconnect`], [`Cluster::crash`] and [`Cluster::limit_disk`];
+//! [`Cluster::processes`] and [`Cluster::listening_ports`] show what a job left behind.
 //!
-//! Nothing outlives the process that made a cluster: the first process of each host ends when its
-//! standard input closes, and the kernel then ends all the others. What a killed test leaves of
-//! files, the next cluster removes.
+//! No process outlives the one that created its cluster: the first process of each host exits when
+//! its standard input closes, and the kernel then kills all others. Files left by a killed test are
+//! removed by the next cluster.
 
 mod affinity;
-mod base;
 mod builder;
 mod cgroup;
 mod cluster;
+mod cluster_dir;
+mod command;
 mod error;
-mod fault;
+mod fault_injection;
 mod host;
-mod inside;
+mod host_processes;
 pub mod lumi;
-mod remote;
-mod require;
-mod run;
+mod parallel;
+mod requirements;
 mod slurm;
+mod ssh_shim;
 mod sshd;
-mod together;
 
 pub use builder::ClusterBuilder;
 pub use cluster::Cluster;
+pub use command::{CommandOutput, run, run_within};
 pub use error::TestbedError;
-pub use inside::Process;
-pub use require::{REQUIRE, cluster_or_skip, or_skip};
-pub use run::{Output, run, run_within};
+pub use host_processes::HostProcess;
+pub use requirements::{REQUIRE, cluster_or_skip, or_skip};

@@ -1,67 +1,67 @@
-//! Real logins by ssh: a daemon in every node, and keys that only this cluster has.
+//! An OpenSSH daemon on every node, with keys of this cluster only.
 
-use crate::base::Base;
+use crate::cluster_dir::ClusterDir;
+use crate::command::succeed;
 use crate::error::{TestbedError, io};
 use crate::host::Host;
-use crate::inside;
-use crate::run::succeed;
+use crate::host_processes;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// Where its files are in the cluster's folder.
-const FOLDER: &str = "sshd";
+/// Its directory within the cluster's directory.
+const SSH_DIR: &str = "sshd";
 const PORT: u16 = 22;
-/// The time the daemons have to listen.
-const READY: Duration = Duration::from_secs(20);
-/// How often to look whether they do.
-const ASK: Duration = Duration::from_millis(5);
+/// Time for the daemons to listen.
+const READY_TIMEOUT: Duration = Duration::from_secs(20);
+/// Interval between checks.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// The client's configuration in a cluster's folder.
-pub(crate) fn client_config(base: &Base) -> PathBuf {
-    base.file(FOLDER).join("config")
+/// Path of the client configuration.
+pub(crate) fn client_config(dir: &ClusterDir) -> PathBuf {
+    dir.file(SSH_DIR).join("config")
 }
 
-/// Makes the keys and writes both sides' configuration. A login's environment has `variables`,
-/// and hwloc in it sees `topology`.
+/// Creates the keys and writes the client and server configuration. The environment of a login has
+/// `variables`, and hwloc reads `topology`.
 pub(crate) fn configure(
-    base: &Base,
+    dir: &ClusterDir,
     network: &str,
     variables: &[String],
     topology: Option<&Path>,
 ) -> Result<(), TestbedError> {
-    let folder = base.file(FOLDER);
-    fs::create_dir_all(&folder).map_err(io("make", &folder))?;
+    let ssh_dir = dir.file(SSH_DIR);
+    fs::create_dir_all(&ssh_dir).map_err(io("create", &ssh_dir))?;
     for key in ["host", "user"] {
         let mut keygen = Command::new("ssh-keygen");
-        succeed(keygen.args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(folder.join(key)))?;
+        succeed(keygen.args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(ssh_dir.join(key)))?;
     }
-    let public = folder.join("host.pub");
+    let public = ssh_dir.join("host.pub");
     let key = fs::read_to_string(&public).map_err(io("read", &public))?;
     let mut variables = variables.to_vec();
     if let Some(xml) = topology {
-        // hwloc binds only where it believes to describe the machine it runs on.
+        // hwloc binds only if it believes that the file describes this machine.
         variables.push(format!("HWLOC_XMLFILE={}", xml.display()));
         variables.push("HWLOC_THISSYSTEM=1".to_owned());
     }
-    let write = |name: &str, text: String| base.write(&format!("{FOLDER}/{name}"), text);
+    let write = |name: &str, text: String| dir.write(&format!("{SSH_DIR}/{name}"), text);
     write("known_hosts", format!("node*,{network}.* {key}"))?;
-    write("config", client(&folder))?;
-    write("sshd_config", server(&folder, &variables))?;
-    // Without PAM, a root that is locked, as Ubuntu's is, may not even log in by key.
+    write("config", client(&ssh_dir))?;
+    write("sshd_config", server(&ssh_dir, &variables))?;
+    // Without PAM, a locked root account, as on Ubuntu, cannot log in even by key.
     write("shadow", "root:*:19000:0:99999:7:::\n".to_owned())
 }
 
-fn client(folder: &Path) -> String {
-    let folder = folder.display();
-    // The default way to agree on a key takes a third of a login's time.
+fn client(ssh_dir: &Path) -> String {
+    let ssh_dir = ssh_dir.display();
+    // The default key exchange takes a third of the login time.
     format!(
         "Host *
 User root
-IdentityFile {folder}/user
+IdentityFile {ssh_dir}/user
 IdentitiesOnly yes
-UserKnownHostsFile {folder}/known_hosts
+UserKnownHostsFile {ssh_dir}/known_hosts
 GlobalKnownHostsFile /dev/null
 StrictHostKeyChecking yes
 BatchMode yes
@@ -71,19 +71,19 @@ LogLevel ERROR
     )
 }
 
-fn server(folder: &Path, variables: &[String]) -> String {
-    let folder = folder.display();
-    // Only the first of several such lines would count.
+fn server(ssh_dir: &Path, variables: &[String]) -> String {
+    let ssh_dir = ssh_dir.display();
+    // Only the first SetEnv line takes effect.
     let quoted: Vec<String> = variables.iter().map(|v| format!("\"{v}\"")).collect();
     let environment = match quoted.as_slice() {
         [] => String::new(),
         some => format!("SetEnv {}\n", some.join(" ")),
     };
-    // The daemon refuses some of many logins at once unless told otherwise.
+    // By default the daemon drops some of many concurrent logins.
     format!(
         "Port {PORT}
-HostKey {folder}/host
-AuthorizedKeysFile {folder}/user.pub
+HostKey {ssh_dir}/host
+AuthorizedKeysFile {ssh_dir}/user.pub
 AuthenticationMethods publickey
 PermitRootLogin prohibit-password
 StrictModes no
@@ -96,31 +96,31 @@ MaxStartups 1000
     )
 }
 
-/// Starts the daemon in a host. It does not listen yet; see [`wait`].
-pub(crate) fn start(base: &Base, host: &Host) -> Result<(), TestbedError> {
-    // The daemon insists on an empty folder of this name, which its service makes at start, and on
-    // its whole path for its own name.
+/// Starts the daemon on a host. Use [`wait`] until it listens.
+pub(crate) fn start(dir: &ClusterDir, host: &Host) -> Result<(), TestbedError> {
+    // The daemon requires this empty directory, which its service creates, and its absolute path
+    // as its own name.
     let script = "set -e; mkdir -p /run/sshd; mount --bind \"$1/shadow\" /etc/shadow; \
                   exec \"$(PATH=$PATH:/usr/sbin:/sbin command -v sshd)\" -f \"$1/sshd_config\" \
                   -E \"$2\"";
-    let log = base.file("log").join(format!("sshd-{}.log", host.name));
+    let log = dir.file("log").join(format!("sshd-{}.log", host.name));
     let mut command = host.enter();
-    command.args(["sh", "-c", script, "sshd"]).arg(base.file(FOLDER)).arg(log);
+    command.args(["sh", "-c", script, "sshd"]).arg(dir.file(SSH_DIR)).arg(log);
     succeed(&mut command).map(drop)
 }
 
 /// Waits until the daemons listen.
-pub(crate) fn wait(base: &Base, hosts: &[Host]) -> Result<(), TestbedError> {
-    let deadline = Instant::now() + READY;
+pub(crate) fn wait(dir: &ClusterDir, hosts: &[Host]) -> Result<(), TestbedError> {
+    let deadline = Instant::now() + READY_TIMEOUT;
     for host in hosts {
-        while !inside::sockets(host)?.iter().any(|s| s.port == PORT) {
+        while !host_processes::sockets(host)?.iter().any(|s| s.port == PORT) {
             if Instant::now() >= deadline {
-                let log = base.file("log").join(format!("sshd-{}.log", host.name));
+                let log = dir.file("log").join(format!("sshd-{}.log", host.name));
                 let log = fs::read_to_string(log).unwrap_or_default();
-                let (name, seconds) = (host.name.clone(), READY.as_secs());
+                let (name, seconds) = (host.name.clone(), READY_TIMEOUT.as_secs());
                 return Err(TestbedError::SshNotReady { name, seconds, log });
             }
-            std::thread::sleep(ASK);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
     Ok(())
@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_line_sets_all_variables() {
+    fn one_setenv_line_sets_all_variables() {
         let text = server(Path::new("/x"), &["A=1".to_owned(), "B=2 3".to_owned()]);
         assert!(text.ends_with("\nSetEnv \"A=1\" \"B=2 3\"\n"), "{text}");
         assert!(!server(Path::new("/x"), &[]).contains("SetEnv"));

@@ -1,12 +1,12 @@
-//! A node that claims 128 CPUs binds tasks as a real one would.
+//! On a node that claims 128 CPUs, tasks are bound as on a real one.
 
-#![allow(clippy::unwrap_used, reason = "a test's own functions may panic as it may")]
+#![allow(clippy::unwrap_used, reason = "helpers of tests may panic")]
 
 use regatta_testbed::lumi::{HWLOC, MASKS};
 use regatta_testbed::{Cluster, cluster_or_skip, run};
 use std::process::Command;
 
-/// A hwloc file of a LUMI node, or `None` where hwloc is not installed.
+/// Writes the hwloc XML file of a LUMI node; `None` where hwloc is not installed.
 fn lumi_xml(file: &std::path::Path) -> Option<()> {
     let mut lstopo = Command::new("lstopo-no-graphics");
     let made = run(lstopo.args(["-i", HWLOC, "--of", "xml", "--force"]).arg(file));
@@ -28,10 +28,10 @@ fn lumi_node(test: &str) -> Option<Cluster> {
 }
 
 #[test]
-fn srun_binds_eight_tasks_as_on_lumi() {
+fn srun_binds_tasks_to_the_masks_of_lumi() {
     let Some(cluster) = lumi_node("srun-binds") else { return };
     let bind = format!("--cpu-bind=mask_cpu:{}", MASKS.join(","));
-    // One mask is read of the task itself, one of a child, which inherits it.
+    // The mask of the task itself, and of a child that inherits it.
     let script = "echo $SLURM_LOCALID $(taskset -p $$) $(sh -c 'taskset -p $$')";
     let args = ["-N1", "-n8", "-c16", &bind, "sh", "-c", script];
     let output = run(&mut cluster.login("srun", args)).unwrap();
@@ -49,7 +49,7 @@ fn srun_binds_eight_tasks_as_on_lumi() {
 }
 
 #[test]
-fn libc_shows_the_claimed_cpus_and_the_kernel_the_real_ones() {
+fn libc_reports_claimed_cpus_and_the_kernel_real_ones() {
     let Some(cluster) = lumi_node("libc-shows") else { return };
     let shown = |script: &str| {
         let output = run(&mut cluster.on("node1", "bash", ["-c", script]).unwrap()).unwrap();
@@ -59,7 +59,7 @@ fn libc_shows_the_claimed_cpus_and_the_kernel_the_real_ones() {
     assert_eq!(shown("taskset -cp $$ | sed 's/.*: //'"), "0-127");
     assert_eq!(shown("taskset -c 100-103,200 taskset -cp 1 | sed 's/.*: //'"), "0-127");
     assert_eq!(shown("taskset -c 100-103 bash -c 'taskset -cp $$' | sed 's/.*: //'"), "100-103");
-    // As the kernel does, CPUs beyond the last are left out, but one must remain.
+    // As in the kernel, CPUs beyond the last are ignored, but one must remain.
     assert_eq!(shown("taskset -c 127-200 bash -c 'taskset -cp $$' | sed 's/.*: //'"), "127");
     assert_eq!(shown("taskset -c 128 true 2>/dev/null || echo refused"), "refused");
     let real = "taskset -c 100-103 grep Cpus_allowed_list /proc/self/status | cut -f2";

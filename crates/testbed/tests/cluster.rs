@@ -1,6 +1,6 @@
-//! A whole cluster comes up, works, and leaves nothing behind.
+//! A cluster starts, runs jobs, and leaves nothing behind.
 
-#![allow(clippy::unwrap_used, reason = "a test's own functions may panic as it may")]
+#![allow(clippy::unwrap_used, reason = "helpers of tests may panic")]
 
 use regatta_testbed::{Cluster, TestbedError, cluster_or_skip, run, run_within};
 use std::path::Path;
@@ -12,18 +12,18 @@ fn sorted(text: &str) -> Vec<&str> {
     lines
 }
 
-/// Command lines of processes, and control groups, that mention `what`.
-fn traces(what: &str) -> Vec<String> {
+/// Command lines of processes, and control groups, that contain `text`.
+fn traces(text: &str) -> Vec<String> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc").unwrap().flatten() {
         let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
         let line = String::from_utf8_lossy(&line).replace('\0', " ");
-        if line.contains(what) {
+        if line.contains(text) {
             found.push(line);
         }
     }
     for entry in std::fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten() {
-        let group = entry.path().join(what);
+        let group = entry.path().join(text);
         if group.exists() {
             found.push(group.display().to_string());
         }
@@ -32,7 +32,7 @@ fn traces(what: &str) -> Vec<String> {
 }
 
 #[test]
-fn four_nodes_work_and_leave_nothing_behind() {
+fn cluster_of_four_nodes_runs_a_job_and_leaves_nothing_behind() {
     let builder = Cluster::builder().nodes(4).gpus(4);
     let Some(cluster) = cluster_or_skip(&builder) else { return };
     let output = run(&mut cluster.login("srun", ["-N4", "hostname"])).unwrap();
@@ -40,8 +40,8 @@ fn four_nodes_work_and_leave_nothing_behind() {
     assert_eq!(sorted(&output.stdout), ["node1", "node2", "node3", "node4"]);
     let folder = cluster.shared().to_owned();
     let name = folder.file_name().unwrap().to_str().unwrap().to_owned();
-    assert!(!traces(&name).is_empty(), "the search for traces finds nothing even in life");
-    let holders: Vec<u32> = cluster.nodes().iter().map(|n| cluster.holder(n).unwrap()).collect();
+    assert!(!traces(&name).is_empty(), "traces must be found while the cluster runs");
+    let holders: Vec<u32> = cluster.nodes().iter().map(|n| cluster.host_pid(n).unwrap()).collect();
     drop(cluster);
     assert_eq!(traces(&name), [""; 0]);
     assert!(!folder.exists());
@@ -49,13 +49,13 @@ fn four_nodes_work_and_leave_nothing_behind() {
 }
 
 #[test]
-fn a_panic_leaves_nothing_behind() {
+fn panic_leaves_nothing_behind() {
     let builder = Cluster::builder().nodes(1).slurm(false);
     let Some(cluster) = cluster_or_skip(&builder) else { return };
     let folder = cluster.shared().to_owned();
     let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {
         let _cluster = cluster;
-        panic!("as planned");
+        panic!("intended");
     }));
     assert!(outcome.is_err());
     assert!(!folder.exists());
@@ -63,7 +63,7 @@ fn a_panic_leaves_nothing_behind() {
 }
 
 #[test]
-fn hosts_reach_each_other_and_share_only_what_they_should() {
+fn hosts_are_connected_and_share_only_the_cluster_directory() {
     let builder = Cluster::builder().nodes(2).slurm(false);
     let (Some(one), Some(two)) = (cluster_or_skip(&builder), cluster_or_skip(&builder)) else {
         return;
@@ -81,20 +81,20 @@ fn hosts_reach_each_other_and_share_only_what_they_should() {
     }
     let test = std::env::current_exe().unwrap();
     let output = run(&mut one.on("node1", test, ["--list"]).unwrap()).unwrap();
-    assert!(output.stdout.contains("hosts_reach_each_other"), "{}", output.stderr);
+    assert!(output.stdout.contains("hosts_are_connected"), "{}", output.stderr);
     let error = one.on("node9", "true", [""; 0]).unwrap_err();
     assert_eq!(error.to_string(), "the cluster has no host \"node9\", only login, node1, node2");
 }
 
 #[test]
-fn ssh_starts_commands_on_nodes_in_a_new_environment() {
+fn ssh_shim_runs_commands_in_a_new_environment() {
     let builder = Cluster::builder().nodes(2).slurm(false);
     let Some(cluster) = cluster_or_skip(&builder) else { return };
     let ssh = |words: &[&str]| {
-        let mut command = cluster.launcher(cluster.ssh(), words);
-        run(command.env("LEFT_BEHIND", "1")).unwrap()
+        let mut command = cluster.launcher(cluster.ssh_shim(), words);
+        run(command.env("OUTER_VARIABLE", "1")).unwrap()
     };
-    let output = ssh(&["-x", "node2", "hostname; pwd;", "echo ${LEFT_BEHIND-none}"]);
+    let output = ssh(&["-x", "node2", "hostname; pwd;", "echo ${OUTER_VARIABLE-none}"]);
     let wanted = format!("node2\n{}\nnone\n", cluster.shared().display());
     assert_eq!(output.stdout, wanted, "{}", output.stderr);
     let output = ssh(&["node9", "hostname"]);
@@ -102,7 +102,7 @@ fn ssh_starts_commands_on_nodes_in_a_new_environment() {
 }
 
 #[test]
-fn a_command_that_hangs_is_killed_in_its_host() {
+fn timed_out_command_is_killed_on_its_host() {
     let builder = Cluster::builder().nodes(1).slurm(false);
     let Some(cluster) = cluster_or_skip(&builder) else { return };
     let mut sleep = cluster.on("node1", "sleep", ["4242"]).unwrap();
@@ -111,7 +111,7 @@ fn a_command_that_hangs_is_killed_in_its_host() {
     let left = "cd /proc; for p in [0-9]*; do [ -e $p ] && echo $p; done; true";
     let mut look = cluster.on("node1", "bash", ["-c", left]).unwrap();
     let deadline = Instant::now() + Duration::from_secs(5);
-    // Only the first process and the one that looks: nothing hangs on, not even a zombie.
+    // Only the first process and the inspecting one are left, not even a zombie.
     while run(&mut look).unwrap().stdout.lines().count() != 2 {
         assert!(Instant::now() < deadline, "{}", run(&mut look).unwrap().stdout);
         std::thread::sleep(Duration::from_millis(10));
@@ -119,7 +119,7 @@ fn a_command_that_hangs_is_killed_in_its_host() {
 }
 
 #[test]
-fn gpus_are_counted_from_zero_when_they_are_constrained() {
+fn gpus_are_numbered_from_zero_when_constrained() {
     for (constrain, wanted) in [(true, ["0", "0"]), (false, ["0", "1"])] {
         let builder = Cluster::builder().nodes(1).gpus(2).cpus(2).constrain_devices(constrain);
         let Some(cluster) = cluster_or_skip(&builder) else { return };
@@ -129,21 +129,21 @@ fn gpus_are_counted_from_zero_when_they_are_constrained() {
     }
 }
 
-/// Not a test by itself: the one below runs it as a process of its own, to kill it.
+/// Not a test: the one below runs it as a child process in order to kill it.
 #[test]
-#[ignore = "run by a_killed_test_leaves_no_process"]
-fn brings_up_a_cluster_and_waits() {
+#[ignore = "run by killed_test_leaves_no_process"]
+fn starts_a_cluster_and_waits() {
     let Some(cluster) = cluster_or_skip(&Cluster::builder().nodes(1)) else { return };
     println!("folder {}", cluster.shared().display());
     std::thread::sleep(Duration::from_secs(60));
 }
 
 #[test]
-fn a_killed_test_leaves_no_process() {
+fn killed_test_leaves_no_process() {
     use std::io::BufRead;
     let Some(()) = regatta_testbed::or_skip(&Cluster::missing()) else { return };
     let mut child = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--ignored", "--exact", "brings_up_a_cluster_and_waits", "--nocapture"])
+        .args(["--ignored", "--exact", "starts_a_cluster_and_waits", "--nocapture"])
         .stdout(std::process::Stdio::piped())
         .spawn()
         .unwrap();
@@ -163,8 +163,8 @@ fn a_killed_test_leaves_no_process() {
         std::thread::sleep(Duration::from_millis(20));
     }
     assert_eq!(processes(), 0);
-    // The next start removes the rest, whether it is this one or another test's.
-    drop(Cluster::builder().nodes(1).slurm(false).up().unwrap());
+    // The next cluster, of this or another test, removes the rest.
+    drop(Cluster::builder().nodes(1).slurm(false).build().unwrap());
     assert!(!folder.exists());
     assert_eq!(traces(name), [""; 0]);
 }

@@ -1,11 +1,11 @@
-//! The model's host lists against Slurm's own, for thousands of random expressions.
+//! Compares the model's host lists with Slurm's on thousands of random expressions.
 //!
-//! Left out is what Debian's Slurm 22.05 does differently from newer ones, which we follow: text
-//! after a bracket group (refused) and newlines (no separators). Left out too is what Slurm takes
-//! and we refuse, for no scheduler writes it: brackets that do not pair, signs and spaces before a
-//! number, a range without an end such as `1-`, and numbers beyond 64 bits.
+//! Excluded is where Debian's Slurm 22.05 differs from newer versions, which we follow: text after a
+//! bracket group (rejected) and newlines (not separators). Also excluded is what Slurm accepts and we
+//! reject, because no scheduler writes it: unbalanced brackets, signs and spaces before a number,
+//! open ranges such as `1-`, and integers beyond 64 bits.
 
-#![allow(clippy::unwrap_used, reason = "a test's own functions may panic as it may")]
+#![allow(clippy::unwrap_used, reason = "helpers of tests may panic")]
 
 use regatta_model::hostlist::{compress, expand};
 use regatta_testbed::{or_skip, run};
@@ -14,7 +14,7 @@ use std::process::Command;
 
 const EXPRESSIONS: u32 = 3000;
 const LISTS: u32 = 300;
-/// Longer lists only cost time.
+/// Longer lists only take more time.
 const MAX_HOSTS: usize = 3000;
 const SEED: u64 = 0x5eed_2205;
 
@@ -77,7 +77,7 @@ impl Random {
             let name = format!("{}{}", self.pick(&["n", "login", "a-b", "x.y"]), self.number());
             return if self.below(3) == 0 { format!("{name}s") } else { name };
         }
-        // A fault in a group before the last two makes Slurm drop the name without a word.
+        // Slurm silently drops a name with an error in a group before the last two.
         let faulty = groups <= 2;
         (0..groups).map(|_| format!("{}{}", self.pick(&text), self.group(faulty))).collect()
     }
@@ -94,7 +94,7 @@ impl Random {
     }
 }
 
-/// Slurm, with the little configuration that `scontrol` wants; no daemon is asked.
+/// `scontrol` with a minimal configuration; it contacts no daemon.
 struct Scontrol {
     conf: PathBuf,
 }
@@ -114,7 +114,7 @@ impl Scontrol {
         Some(scontrol)
     }
 
-    /// What Slurm makes of an expression; `None` if it refuses.
+    /// Slurm's expansion of an expression; `None` if it is rejected.
     fn hostnames(&self, text: &str) -> Option<Vec<String>> {
         let mut command = Command::new("scontrol");
         command.args(["show", "hostnames", text]).env("SLURM_CONF", &self.conf);
@@ -149,11 +149,11 @@ fn expand_agrees_with_scontrol() {
     }
     let some = differ.iter().take(5).cloned().collect::<Vec<_>>().join("\n");
     assert!(differ.is_empty(), "{} of {EXPRESSIONS} differ, such as\n{some}", differ.len());
-    assert!((30..EXPRESSIONS / 2).contains(&refused), "{refused} refused: a lopsided sample");
+    assert!((30..EXPRESSIONS / 2).contains(&refused), "{refused} rejected: unbalanced sample");
 }
 
 #[test]
-fn scontrol_expands_what_compress_wrote() {
+fn scontrol_expands_compressed_lists() {
     let Some(scontrol) = Scontrol::new("scontrol-expands") else { return };
     let mut random = Random(SEED + 1);
     let mut shortened = 0;

@@ -1,22 +1,22 @@
-//! Real logins by ssh, from the login host to the nodes.
+//! OpenSSH logins from the login host to the nodes.
 
-#![allow(clippy::unwrap_used, reason = "a test's own functions may panic as it may")]
+#![allow(clippy::unwrap_used, reason = "helpers of tests may panic")]
 
-use regatta_testbed::{Cluster, Output, cluster_or_skip, run};
+use regatta_testbed::{Cluster, CommandOutput, cluster_or_skip, run};
 use std::time::{Duration, Instant};
 
-fn ssh(cluster: &Cluster, words: &[&str]) -> Output {
+fn ssh(cluster: &Cluster, words: &[&str]) -> CommandOutput {
     let mut all = cluster.ssh_command();
     all.extend(words.iter().map(|&w| w.to_owned()));
     let program = all.remove(0);
-    run(cluster.login(program, all).env("LEFT_BEHIND", "1")).unwrap()
+    run(cluster.login(program, all).env("OUTER_VARIABLE", "1")).unwrap()
 }
 
 #[test]
-fn a_login_runs_a_command_in_an_environment_of_its_own() {
+fn login_runs_a_command_in_a_new_environment() {
     let builder = Cluster::builder().nodes(2).slurm(false).ssh(true);
     let Some(cluster) = cluster_or_skip(&builder) else { return };
-    let output = ssh(&cluster, &["node2", "hostname; echo ${LEFT_BEHIND-none}; exit 3"]);
+    let output = ssh(&cluster, &["node2", "hostname; echo ${OUTER_VARIABLE-none}; exit 3"]);
     assert_eq!((output.stdout.as_str(), output.stderr.as_str()), ("node2\nnone\n", ""));
     assert_eq!(output.status.code(), Some(3));
     let output = ssh(&cluster, &["10.77.0.1", "hostname"]);
@@ -26,7 +26,7 @@ fn a_login_runs_a_command_in_an_environment_of_its_own() {
 }
 
 #[test]
-fn a_login_without_the_key_is_refused() {
+fn login_without_the_key_is_rejected() {
     let builder = Cluster::builder().nodes(1).slurm(false).ssh(true);
     let Some(cluster) = cluster_or_skip(&builder) else { return };
     let options = ["-F", "none", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no"];
@@ -37,24 +37,24 @@ fn a_login_without_the_key_is_refused() {
 }
 
 #[test]
-fn a_login_sees_what_the_cluster_makes_up() {
+fn login_sees_emulated_cpus_and_slurm() {
     let builder = Cluster::builder().nodes(1).cpus(77).fake_affinity(true).ssh(true);
     let Some(cluster) = cluster_or_skip(&builder) else { return };
     let output = ssh(&cluster, &["node1", "nproc; sinfo -h -o %D"]);
     assert_eq!(output.stdout, "77\n1\n", "{}", output.stderr);
 }
 
-/// Command lines of this machine's processes that mention `what`.
-fn mentioning(what: &str) -> Vec<String> {
+/// Command lines of this machine's processes that contain `text`.
+fn processes_mentioning(text: &str) -> Vec<String> {
     let lines = std::fs::read_dir("/proc").unwrap().flatten().map(|entry| {
         let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
         String::from_utf8_lossy(&line).replace('\0', " ")
     });
-    lines.filter(|line| line.contains(what)).collect()
+    lines.filter(|line| line.contains(text)).collect()
 }
 
 #[test]
-fn sixteen_nodes_are_reached_and_no_daemon_is_left() {
+fn sixteen_nodes_are_reachable_and_no_daemon_is_left() {
     let builder = Cluster::builder().nodes(16).ssh(true);
     let Some(cluster) = cluster_or_skip(&builder) else { return };
     let output = run(&mut cluster.login("srun", ["-N16", "hostname"])).unwrap();
@@ -69,7 +69,7 @@ fn sixteen_nodes_are_reached_and_no_daemon_is_left() {
         }
     });
     let config = cluster.shared().join("sshd").display().to_string();
-    assert_eq!(mentioning(&config).len(), 16, "one daemon a node");
+    assert_eq!(processes_mentioning(&config).len(), 16, "one daemon per node");
     let mut words = cluster.ssh_command();
     words.extend(["node1", "sleep 4242"].map(str::to_owned));
     let program = words.remove(0);
@@ -81,5 +81,5 @@ fn sixteen_nodes_are_reached_and_no_daemon_is_left() {
     }
     drop(cluster);
     login.wait().unwrap();
-    assert_eq!(mentioning(&config), [""; 0]);
+    assert_eq!(processes_mentioning(&config), [""; 0]);
 }

@@ -1,5 +1,5 @@
-//! Connections of one job: they prove its secret, carry frames and show signs of life. No I/O but
-//! that a secret is made of the kernel's random numbers.
+//! Authenticated, framed links between the processes of a job, with heartbeats. No I/O, except that
+//! secrets and nonces come from the kernel's random number generator.
 
 pub mod link;
 pub mod secret;

@@ -1,222 +1,229 @@
-//! One connection between two processes of a job: a handshake in which each proves to the other
-//! that it knows the job's secret, then frames. No I/O; time is an argument.
+//! One connection between two processes of a job: a mutual authentication handshake based on the
+//! job's secret, then length-prefixed frames. No I/O; the caller passes the time.
 //!
-//! What is sent is neither hidden nor sealed: the secret keeps strangers from speaking, not a man
-//! who can alter what is on the cluster's network.
+//! Traffic is neither encrypted nor integrity-protected after the handshake. The secret keeps
+//! unauthenticated peers out; it does not protect against an active attacker on the cluster network.
 
-mod frames;
+mod framing;
 mod handshake;
-mod outgoing;
+mod send_buffer;
 #[cfg(test)]
 mod tests;
 
 use std::time::{Duration, Instant};
 
 use crate::secret::Secret;
-use frames::Frames;
+use framing::FrameDecoder;
 use handshake::Handshake;
-use outgoing::Outgoing;
+use send_buffer::SendBuffer;
 
-/// The version of the protocol, of this layer and of what it carries.
-pub const VERSION: u16 = 1;
+/// Version of this protocol and of the messages it carries.
+pub const PROTOCOL_VERSION: u16 = 1;
 
-/// The longest payload, in bytes.
-pub const LONGEST: usize = 64 << 20;
+/// Maximum payload length in bytes.
+pub const MAX_FRAME_LEN: usize = 64 << 20;
 
-/// Who opened the connection.
+/// Which side opened the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
-    /// This side did.
-    Caller,
-    /// The other side did.
-    Listener,
+    /// This side opened it.
+    Initiator,
+    /// The peer opened it.
+    Responder,
 }
 
-/// How long things may take.
+/// Timeouts and heartbeat interval of a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timing {
-    /// From the start to the end of the handshake.
+    /// Handshake timeout.
     pub handshake: Duration,
-    /// Between two signs of life that are sent.
-    pub beat: Duration,
-    /// How long nothing may be heard.
+    /// Interval between heartbeats.
+    pub heartbeat: Duration,
+    /// The peer counts as lost when nothing arrives for this long.
     pub lost_after: Duration,
 }
 
-/// What came in.
+/// What the received bytes amount to.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Step {
-    /// The handshake is through: the other side is of this job.
+pub enum LinkEvent {
+    /// The handshake is complete: the peer belongs to this job.
     Ready,
     /// A payload.
     Frame(Vec<u8>),
 }
 
-/// Why a link is over.
+/// Why a link failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LinkError {
-    /// Its proof is wrong, or it says that ours is.
-    #[error("the other side has not the secret of this job: is it of another job?")]
-    WrongSecret,
-    /// It speaks another version.
+    /// The peer's proof is wrong, or the peer rejected ours.
     #[error(
-        "the other side speaks version {theirs} of the protocol, this one {ours}: \
-         use the same regatta on every node"
+        "authentication failed: the peer does not have this job's secret; it may belong to another job"
     )]
-    Version {
-        /// What it speaks.
+    AuthenticationFailed,
+    /// The peer uses another protocol version.
+    #[error(
+        "protocol version mismatch: the peer uses version {theirs}, this process version {ours}; \
+         run the same regatta version on every node"
+    )]
+    VersionMismatch {
+        /// The peer's version.
         theirs: u16,
-        /// What we speak.
+        /// Our version.
         ours: u16,
     },
-    /// It does not speak the protocol.
-    #[error("the other side is no regatta: another program uses this port")]
-    Garbage,
-    /// It announced a frame that is too long.
-    #[error("the other side announced a message of {bytes} bytes; the longest is {LONGEST}")]
-    TooLong {
-        /// How long it would be.
+    /// The peer does not speak this protocol.
+    #[error("the peer is not a regatta process: another program uses this port")]
+    BadMagic,
+    /// The peer announced a frame over the limit.
+    #[error("the peer announced a frame of {bytes} bytes; the maximum is {MAX_FRAME_LEN}")]
+    FrameTooLong {
+        /// Announced length.
         bytes: usize,
     },
-    /// It is gone, or the network between.
-    #[error("nothing was heard for {seconds} s: the node or the network to it is gone")]
-    Silent {
-        /// How long nothing was heard.
+    /// Nothing arrived within [`Timing::lost_after`].
+    #[error("no heartbeat for {seconds} s: the node or the network to it is down")]
+    HeartbeatTimeout {
+        /// Time since the last byte arrived.
         seconds: u64,
     },
-    /// It did not end the handshake in time.
-    #[error("the other side did not prove in time that it is of this job")]
-    Slow,
+    /// The handshake did not complete within [`Timing::handshake`].
+    #[error("handshake timed out: the peer did not authenticate in time")]
+    HandshakeTimeout,
 }
 
-/// The state of one connection. Whoever owns the socket feeds [`Self::receive`] with what comes
-/// and [`Self::tick`] with the time, and writes what is [`Self::pending`].
+/// State machine of one connection. The owner of the socket passes received bytes to
+/// [`Self::receive`] and the time to [`Self::tick`], and writes [`Self::pending`] to the socket.
 #[derive(Debug)]
 pub struct Link {
     timing: Timing,
     stage: Stage,
-    out: Outgoing,
-    /// Frames that wait for the handshake.
-    waiting: Outgoing,
-    last_heard: Instant,
-    last_beat: Instant,
-    failed: Option<LinkError>,
+    send_buffer: SendBuffer,
+    /// Frames queued until the handshake completes.
+    queued: SendBuffer,
+    last_received: Instant,
+    last_heartbeat: Instant,
+    error: Option<LinkError>,
 }
 
 #[derive(Debug)]
 enum Stage {
-    /// Since this time.
-    Handshake(Handshake, Instant),
-    Ready(Frames),
+    Handshake { handshake: Handshake, since: Instant },
+    Ready(FrameDecoder),
 }
 
 impl Link {
-    /// A link whose handshake begins now. The nonce must be random and used for no other link.
+    /// Starts the handshake. The nonce must be random and unique to this link.
     pub fn new(role: Role, secret: &Secret, nonce: [u8; 32], timing: Timing, now: Instant) -> Self {
-        let mut out = Outgoing::default();
-        let handshake = Handshake::start(role, secret, nonce, &mut out);
+        let mut send_buffer = SendBuffer::default();
+        let handshake = Handshake::start(role, secret, nonce, &mut send_buffer);
         Self {
             timing,
-            stage: Stage::Handshake(handshake, now),
-            out,
-            waiting: Outgoing::default(),
-            last_heard: now,
-            last_beat: now,
-            failed: None,
+            stage: Stage::Handshake { handshake, since: now },
+            send_buffer,
+            queued: SendBuffer::default(),
+            last_received: now,
+            last_heartbeat: now,
+            error: None,
         }
     }
 
-    /// Takes bytes that came, and adds what they mean to `steps`. After an error the link is over;
-    /// what is still [`Self::pending`] then tells the other side why.
+    /// Processes received bytes and appends the resulting events. An error is final; what is still
+    /// [`Self::pending`] then tells the peer the reason.
     pub fn receive(
         &mut self,
         bytes: &[u8],
         now: Instant,
-        steps: &mut Vec<Step>,
+        events: &mut Vec<LinkEvent>,
     ) -> Result<(), LinkError> {
-        self.unless_failed(|link| link.take(bytes, now, steps))
+        self.unless_failed(|link| link.process(bytes, now, events))
     }
 
-    /// Queues a payload, which is sent once the handshake is through. False: it is too long.
+    /// Queues a payload, sent once the handshake is complete. False if it exceeds
+    /// [`MAX_FRAME_LEN`].
     pub fn send(&mut self, payload: &[u8]) -> bool {
         match self.stage {
-            Stage::Ready(_) => frames::write(payload, &mut self.out),
-            Stage::Handshake(..) => frames::write(payload, &mut self.waiting),
+            Stage::Ready(_) => framing::write_frame(payload, &mut self.send_buffer),
+            Stage::Handshake { .. } => framing::write_frame(payload, &mut self.queued),
         }
     }
 
-    /// What is to be written to the connection now.
+    /// Bytes to write to the socket now.
     pub fn pending(&self) -> &[u8] {
-        self.out.bytes()
+        self.send_buffer.bytes()
     }
 
-    /// So many of the pending bytes were written.
-    pub fn sent(&mut self, bytes: usize) {
-        self.out.remove(bytes);
+    /// Removes the first `bytes` pending bytes after the socket accepted them.
+    pub fn advance(&mut self, bytes: usize) {
+        self.send_buffer.consume(bytes);
     }
 
-    /// Time passed: a sign of life may be due, or the other side be lost.
+    /// Checks the timeouts and queues a heartbeat if one is due.
     pub fn tick(&mut self, now: Instant) -> Result<(), LinkError> {
-        self.unless_failed(|link| link.look_at_clock(now))
+        self.unless_failed(|link| link.check_timeouts(now))
     }
 
-    /// Queues a sign of life if one is due. What waits to be sent is one already.
-    pub fn beat(&mut self, now: Instant) {
-        let due = now.saturating_duration_since(self.last_beat) >= self.timing.beat;
-        if due && self.is_ready() && self.failed.is_none() && self.out.bytes().is_empty() {
-            frames::write_beat(&mut self.out);
-            self.last_beat = now;
+    /// Queues a heartbeat if one is due. Pending data serves as one already.
+    pub fn heartbeat(&mut self, now: Instant) {
+        let due = now.saturating_duration_since(self.last_heartbeat) >= self.timing.heartbeat;
+        if due && self.is_ready() && self.error.is_none() && self.send_buffer.bytes().is_empty() {
+            framing::write_heartbeat(&mut self.send_buffer);
+            self.last_heartbeat = now;
         }
     }
 
-    /// Whether the handshake is through.
+    /// Whether the handshake is complete.
     pub fn is_ready(&self) -> bool {
         matches!(self.stage, Stage::Ready(_))
     }
 
-    /// The bytes queued, also those that wait for the handshake.
+    /// Queued bytes, including frames that wait for the handshake.
     pub fn backlog(&self) -> usize {
-        self.out.bytes().len() + self.waiting.bytes().len()
+        self.send_buffer.bytes().len() + self.queued.bytes().len()
     }
 
     fn unless_failed(
         &mut self,
         work: impl FnOnce(&mut Self) -> Result<(), LinkError>,
     ) -> Result<(), LinkError> {
-        let result = self.failed.clone().map_or_else(|| work(self), Err);
-        self.failed = result.clone().err();
+        let result = self.error.clone().map_or_else(|| work(self), Err);
+        self.error = result.clone().err();
         result
     }
 
-    fn take(&mut self, bytes: &[u8], now: Instant, steps: &mut Vec<Step>) -> Result<(), LinkError> {
+    fn process(
+        &mut self,
+        bytes: &[u8],
+        now: Instant,
+        events: &mut Vec<LinkEvent>,
+    ) -> Result<(), LinkError> {
         let mut rest = bytes;
-        if let Stage::Handshake(handshake, _) = &mut self.stage {
-            rest = handshake.receive(bytes, &mut self.out)?;
-            if !handshake.is_through() {
+        if let Stage::Handshake { handshake, .. } = &mut self.stage {
+            rest = handshake.receive(bytes, &mut self.send_buffer)?;
+            if !handshake.is_complete() {
                 return Ok(());
             }
-            self.stage = Stage::Ready(Frames::default());
-            self.out.append(std::mem::take(&mut self.waiting));
-            self.last_beat = now;
-            steps.push(Step::Ready);
+            self.stage = Stage::Ready(FrameDecoder::default());
+            self.send_buffer.append(std::mem::take(&mut self.queued));
+            self.last_heartbeat = now;
+            events.push(LinkEvent::Ready);
         }
-        self.last_heard = now;
+        self.last_received = now;
         match &mut self.stage {
-            Stage::Ready(frames) => frames.receive(rest, steps),
-            Stage::Handshake(..) => Ok(()),
+            Stage::Ready(decoder) => decoder.receive(rest, events),
+            Stage::Handshake { .. } => Ok(()),
         }
     }
 
-    fn look_at_clock(&mut self, now: Instant) -> Result<(), LinkError> {
-        if let Stage::Handshake(_, since) = self.stage {
-            let slow = now.duration_since(since) >= self.timing.handshake;
-            return if slow { Err(LinkError::Slow) } else { Ok(()) };
+    fn check_timeouts(&mut self, now: Instant) -> Result<(), LinkError> {
+        if let Stage::Handshake { since, .. } = self.stage {
+            let expired = now.duration_since(since) >= self.timing.handshake;
+            return if expired { Err(LinkError::HandshakeTimeout) } else { Ok(()) };
         }
-        let silence = now.duration_since(self.last_heard);
+        let silence = now.duration_since(self.last_received);
         if silence >= self.timing.lost_after {
-            return Err(LinkError::Silent { seconds: silence.as_secs() });
+            return Err(LinkError::HeartbeatTimeout { seconds: silence.as_secs() });
         }
-        self.beat(now);
+        self.heartbeat(now);
         Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! What the processes of one job know and nobody else does.
+//! The job's secret, shared by all its processes and no other.
 
 use std::fmt;
 use std::io;
@@ -6,27 +6,27 @@ use std::io;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
-/// A job's secret. It is never sent, shown or logged: a link proves that it knows it.
+/// A job's secret. It is never sent, displayed or logged; links prove knowledge of it.
 #[derive(Clone)]
 pub struct Secret([u8; 32]);
 
-/// Why a text is no secret. It does not quote the text, which may be one with a slip in it.
+/// The text is not a valid secret. The message does not quote it: it may be a mistyped secret.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the job's secret must be 64 hexadecimal digits, as `regatta launch` hands it on")]
+#[error("invalid job secret: expected 64 hexadecimal digits, as written by `regatta launch`")]
 pub struct SecretError;
 
 impl Secret {
-    /// A new one from the kernel.
+    /// Generates a secret with the kernel's random number generator.
     pub fn generate() -> io::Result<Self> {
-        random().map(Self)
+        random_bytes().map(Self)
     }
 
-    /// As 64 digits, to be handed on through a pipe or a file that only the user can read.
+    /// 64 hexadecimal digits, for a pipe or a file that only the user can read.
     pub fn to_hex(&self) -> String {
         self.0.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// Reads what [`Self::to_hex`] wrote.
+    /// Parses the output of [`Self::to_hex`].
     pub fn from_hex(text: &str) -> Result<Self, SecretError> {
         let digits = text.as_bytes();
         let mut secret = Self([0; 32]);
@@ -40,7 +40,7 @@ impl Secret {
         Ok(secret)
     }
 
-    /// Another one that is made of this one, for another purpose: who knows it does not know this.
+    /// Derives a secret for another purpose. It does not reveal this one.
     pub fn derive(&self, purpose: &str) -> Self {
         let mut mac = self.mac();
         mac.update(b"regatta purpose ");
@@ -48,15 +48,15 @@ impl Secret {
         Self(mac.finalize().into_bytes().into())
     }
 
-    /// The bytes, to look for them where they must not be.
+    /// The raw bytes, for tests that search for leaks.
     #[cfg(test)]
     pub(crate) fn bytes(&self) -> &[u8; 32] {
         &self.0
     }
 
-    /// A proof to be made with it, for this crate alone.
+    /// An HMAC keyed with the secret.
     pub(crate) fn mac(&self) -> Hmac<Sha256> {
-        // A key shorter than the hash's block is filled up with zeros by definition.
+        // HMAC pads a key shorter than the hash's block with zeros.
         let mut key = [0; 64];
         key[..32].copy_from_slice(&self.0);
         Hmac::<Sha256>::new(&key.into())
@@ -72,21 +72,22 @@ impl fmt::Debug for Secret {
 impl Drop for Secret {
     fn drop(&mut self) {
         self.0.fill(0);
-        // Or the compiler would see that nobody reads the zeros, and leave them out.
+        // Keeps the compiler from eliminating the stores as dead.
         std::hint::black_box(&self.0);
     }
 }
 
-/// Bytes that nobody can guess.
-pub fn random() -> io::Result<[u8; 32]> {
+/// 32 cryptographically secure random bytes.
+pub fn random_bytes() -> io::Result<[u8; 32]> {
     let mut bytes = [0; 32];
     loop {
-        // SAFETY: the kernel writes at most `len` bytes to the array, which lives on.
+        // SAFETY: the kernel writes at most `len` bytes to the array, which outlives the call.
         let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
         if got == bytes.len() as isize {
             return Ok(bytes);
         }
-        // So few bytes come whole or not at all; a signal may end the wait for them after a boot.
+        // Requests of up to 256 bytes are never short; a signal may interrupt the wait for entropy
+        // after boot.
         let error = io::Error::last_os_error();
         if got >= 0 || error.kind() != io::ErrorKind::Interrupted {
             return Err(error);
@@ -99,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn survives_being_written_and_read() {
+    fn hex_round_trip() {
         let secret = Secret::generate().unwrap();
         let text = secret.to_hex();
         assert_eq!(text.len(), 64);
@@ -108,19 +109,19 @@ mod tests {
     }
 
     #[test]
-    fn no_two_are_alike() {
+    fn generated_secrets_differ() {
         assert_ne!(Secret::generate().unwrap().to_hex(), Secret::generate().unwrap().to_hex());
     }
 
     #[test]
-    fn shows_nothing() {
+    fn debug_output_does_not_reveal_the_secret() {
         let secret = Secret::from_hex(&"a7".repeat(32)).unwrap();
         let shown = format!("{secret:?} {secret:#?}");
         assert!(!shown.contains("a7") && !shown.contains("167"), "{shown}");
     }
 
     #[test]
-    fn other_texts_are_refused_without_being_quoted() {
+    fn invalid_text_is_rejected_without_being_quoted() {
         for text in
             ["", "a7", &"g7".repeat(32), &"a7".repeat(33), &"+7".repeat(32), &"é".repeat(32)]
         {

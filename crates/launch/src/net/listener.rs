@@ -1,4 +1,4 @@
-//! A listening socket and those who came in by it and have not yet proved themselves.
+//! A listening socket and its unauthenticated connections.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -10,45 +10,46 @@ use mio::net::TcpListener;
 
 use super::ConnId;
 
-/// Connections that the kernel holds until we accept them; it may allow fewer. Where there are
-/// more, the kernel ignores a caller, which tries again only after a second.
+/// Kernel backlog of connections not yet accepted; the kernel may cap it. Beyond it, the kernel
+/// drops a SYN, which is retried only after a second.
 const BACKLOG: i32 = 4096;
 
-/// How many of one listener may be without proof: in any case more than the 64 that a wide tree
-/// brings at once, but strangers must not use up the files of this process.
-static MOST_STRANGERS: LazyLock<usize> = LazyLock::new(|| (files() / 4).clamp(128, 1024));
+/// Maximum number of unauthenticated connections per listener: more than the 64 that a wide tree
+/// opens at once, but few enough to leave file descriptors for authenticated ones.
+static MAX_UNAUTHENTICATED: LazyLock<usize> =
+    LazyLock::new(|| (max_open_files() / 4).clamp(128, 1024));
 
-/// A listener.
+/// A listening socket.
 #[derive(Debug)]
-pub(super) struct Listener {
+pub(super) struct LinkListener {
     pub(super) socket: TcpListener,
-    /// The first is the oldest, because the numbers of connections count upwards.
-    pub(super) strangers: BTreeSet<ConnId>,
+    /// The first is the oldest, because connection IDs increase.
+    pub(super) unauthenticated: BTreeSet<ConnId>,
 }
 
-impl Listener {
-    /// Listens. A port that a job has just left can be used at once (mio sets `SO_REUSEADDR`).
+impl LinkListener {
+    /// Listens. A port left in TIME_WAIT can be reused at once (mio sets `SO_REUSEADDR`).
     pub(super) fn bind(address: SocketAddr) -> io::Result<Self> {
         let socket = TcpListener::bind(address)?;
-        // SAFETY: the file descriptor is that of an open socket, and no memory is passed.
+        // SAFETY: the descriptor is an open socket, and no memory is passed.
         if unsafe { libc::listen(socket.as_raw_fd(), BACKLOG) } != 0 {
             return Err(io::Error::last_os_error());
         }
-        Ok(Self { socket, strangers: BTreeSet::new() })
+        Ok(Self { socket, unauthenticated: BTreeSet::new() })
     }
 
-    /// Whether one has to go for the next to come in.
-    pub(super) fn is_crowded(&self) -> bool {
-        self.strangers.len() >= *MOST_STRANGERS
+    /// Whether the oldest connection must be evicted before another is accepted.
+    pub(super) fn is_full(&self) -> bool {
+        self.unauthenticated.len() >= *MAX_UNAUTHENTICATED
     }
 
     pub(super) fn oldest(&self) -> Option<ConnId> {
-        self.strangers.first().copied()
+        self.unauthenticated.first().copied()
     }
 }
 
-/// How many files this process may have open.
-fn files() -> usize {
+/// The limit on open files (RLIMIT_NOFILE).
+fn max_open_files() -> usize {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the call writes to `limit` alone.
     let known = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } == 0;

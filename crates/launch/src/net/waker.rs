@@ -1,36 +1,36 @@
-//! Ends a wait from another thread.
+//! Wakes the reactor from another thread.
 
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A handle whose [`Self::wake`] ends the current or the next wait of its [`super::Net`].
+/// Wakes the current or the next [`super::Reactor::poll`].
 #[derive(Debug, Clone)]
-pub struct Waker(Arc<Shared>);
+pub struct Waker(Arc<WakerInner>);
 
 #[derive(Debug)]
-struct Shared {
+struct WakerInner {
     waker: mio::Waker,
-    /// Asked for, and not yet seen: to ask again is then free.
-    asked: AtomicBool,
+    /// Requested and not yet consumed; further requests are then free.
+    pending: AtomicBool,
 }
 
 impl Waker {
     pub(super) fn new(registry: &mio::Registry, token: mio::Token) -> io::Result<Self> {
         let waker = mio::Waker::new(registry, token)?;
-        Ok(Self(Arc::new(Shared { waker, asked: AtomicBool::new(false) })))
+        Ok(Self(Arc::new(WakerInner { waker, pending: AtomicBool::new(false) })))
     }
 
-    /// Ends a wait. What was written before this call is seen after the wait.
+    /// Ends a poll. Writes before this call are visible after it.
     pub fn wake(&self) {
-        if !self.0.asked.swap(true, Ordering::AcqRel) && self.0.waker.wake().is_err() {
+        if !self.0.pending.swap(true, Ordering::AcqRel) && self.0.waker.wake().is_err() {
             // The next call tries again.
-            self.0.asked.store(false, Ordering::Release);
+            self.0.pending.store(false, Ordering::Release);
         }
     }
 
-    /// The wait has ended: the next call of `wake` must end another.
-    pub(super) fn seen(&self) {
-        self.0.asked.swap(false, Ordering::AcqRel);
+    /// Consumes a wake-up, so that the next `wake` ends another poll.
+    pub(super) fn clear(&self) {
+        self.0.pending.swap(false, Ordering::AcqRel);
     }
 }

@@ -1,145 +1,155 @@
-//! Two strangers prove to each other that they know the same secret, without telling it.
+//! Mutual challenge-response authentication: both sides prove that they know the secret without
+//! revealing it.
 //!
 //! ```text
-//! caller                              listener
+//! initiator                           responder
 //! magic, version, nonce        ->
 //!                              <-     magic, version, nonce, proof
 //! proof                        ->
 //! ```
 //!
-//! So each side reads a hello and then a proof. The listener proves itself first: whoever connects
-//! to a port learns nothing from it but the version. A proof covers who makes it and both nonces,
-//! so neither one's own nor that of another connection can be used.
+//! Each side receives a hello followed by a proof. The initiator sends its proof only after it has
+//! verified the responder's, so a fake server learns nothing but the version. A proof is an HMAC
+//! over the sender's role and both nonces, which rules out reflection and replay.
 
 use std::fmt;
 
 use hmac::{Hmac, Mac};
 use sha2::Sha256;
 
-use super::outgoing::Outgoing;
-use super::{LinkError, Role, VERSION};
+use super::send_buffer::SendBuffer;
+use super::{LinkError, PROTOCOL_VERSION, Role};
 use crate::secret::Secret;
 
-/// Magic and version stay where they are in every version, so that any two can tell each other.
+/// Magic and version keep their position in every protocol version, so that any two versions can
+/// report a mismatch.
 const MAGIC: [u8; 8] = *b"REGATTA\n";
-pub(super) const PREFIX: usize = MAGIC.len() + 2;
-pub(super) const HELLO: usize = PREFIX + 32;
-const PROOF: usize = 32;
-pub(super) const WHOLE: usize = HELLO + PROOF;
+pub(super) const PREFIX_LEN: usize = MAGIC.len() + 2;
+pub(super) const HELLO_LEN: usize = PREFIX_LEN + 32;
+const PROOF_LEN: usize = 32;
+pub(super) const HANDSHAKE_LEN: usize = HELLO_LEN + PROOF_LEN;
 
-/// Instead of a proof: says that the other side's was wrong, so that it too can report it.
-const NO_PROOF: [u8; PROOF] = [0; PROOF];
+/// Sent in place of a proof to report that the responder's proof was wrong.
+const REJECTION: [u8; PROOF_LEN] = [0; PROOF_LEN];
 
-/// A handshake that is not through.
+/// A handshake in progress.
 pub(super) struct Handshake {
     role: Role,
     secret: Secret,
     nonce: [u8; 32],
-    /// The other side's hello and proof, as far as they came.
-    heard: [u8; WHOLE],
-    length: usize,
+    /// The peer's hello and proof, as far as received.
+    received: [u8; HANDSHAKE_LEN],
+    received_len: usize,
 }
 
 impl Handshake {
-    /// The caller speaks first.
-    pub(super) fn start(role: Role, secret: &Secret, nonce: [u8; 32], out: &mut Outgoing) -> Self {
-        let new = Self { role, secret: secret.clone(), nonce, heard: [0; WHOLE], length: 0 };
-        if role == Role::Caller {
-            new.say_hello(out);
+    /// The initiator sends the first hello.
+    pub(super) fn start(
+        role: Role,
+        secret: &Secret,
+        nonce: [u8; 32],
+        out: &mut SendBuffer,
+    ) -> Self {
+        let secret = secret.clone();
+        let new = Self { role, secret, nonce, received: [0; HANDSHAKE_LEN], received_len: 0 };
+        if role == Role::Initiator {
+            new.write_hello(out);
         }
         new
     }
 
-    /// Takes what belongs to the handshake and returns the rest.
+    /// Consumes the bytes that belong to the handshake and returns the rest.
     pub(super) fn receive<'a>(
         &mut self,
         bytes: &'a [u8],
-        out: &mut Outgoing,
+        out: &mut SendBuffer,
     ) -> Result<&'a [u8], LinkError> {
-        let before = self.length;
-        let (mine, rest) = bytes.split_at(bytes.len().min(WHOLE - before));
-        self.length += mine.len();
-        self.heard[before..self.length].copy_from_slice(mine);
-        let now_has = |end: usize| before < end && end <= self.length;
+        let before = self.received_len;
+        let (consumed, rest) = bytes.split_at(bytes.len().min(HANDSHAKE_LEN - before));
+        self.received_len += consumed.len();
+        self.received[before..self.received_len].copy_from_slice(consumed);
+        let just_reached = |end: usize| before < end && end <= self.received_len;
 
         self.check_magic()?;
-        if now_has(PREFIX) {
+        if just_reached(PREFIX_LEN) {
             self.check_version(out)?;
         }
-        if now_has(HELLO) && self.role == Role::Listener {
-            self.say_hello(out);
-            out.push(&self.proof_of(Role::Listener).finalize().into_bytes());
+        if just_reached(HELLO_LEN) && self.role == Role::Responder {
+            self.write_hello(out);
+            out.push(&self.proof_mac(Role::Responder).finalize().into_bytes());
         }
-        if now_has(WHOLE) {
+        if just_reached(HANDSHAKE_LEN) {
             self.check_proof(out)?;
         }
         Ok(rest)
     }
 
-    /// Whether the other side has proved itself.
-    pub(super) fn is_through(&self) -> bool {
-        self.length == WHOLE
+    /// Whether the peer has authenticated.
+    pub(super) fn is_complete(&self) -> bool {
+        self.received_len == HANDSHAKE_LEN
     }
 
-    /// Also of a part of it, so that what is no regatta need not be waited for.
+    /// Checks a partial magic, too: a foreign program is rejected at its first wrong byte.
     fn check_magic(&self) -> Result<(), LinkError> {
-        let length = self.length.min(MAGIC.len());
-        if self.heard[..length] == MAGIC[..length] { Ok(()) } else { Err(LinkError::Garbage) }
+        let len = self.received_len.min(MAGIC.len());
+        if self.received[..len] == MAGIC[..len] { Ok(()) } else { Err(LinkError::BadMagic) }
     }
 
-    fn check_version(&self, out: &mut Outgoing) -> Result<(), LinkError> {
-        let theirs = u16::from_be_bytes([self.heard[MAGIC.len()], self.heard[MAGIC.len() + 1]]);
-        if theirs == VERSION {
+    fn check_version(&self, out: &mut SendBuffer) -> Result<(), LinkError> {
+        let version = [self.received[MAGIC.len()], self.received[MAGIC.len() + 1]];
+        let theirs = u16::from_be_bytes(version);
+        if theirs == PROTOCOL_VERSION {
             return Ok(());
         }
-        // The caller has told its version already.
-        if self.role == Role::Listener {
-            self.say_version(out);
+        // The initiator has sent its version already.
+        if self.role == Role::Responder {
+            self.write_version(out);
         }
-        Err(LinkError::Version { theirs, ours: VERSION })
+        Err(LinkError::VersionMismatch { theirs, ours: PROTOCOL_VERSION })
     }
 
-    fn check_proof(&self, out: &mut Outgoing) -> Result<(), LinkError> {
-        let other = match self.role {
-            Role::Caller => Role::Listener,
-            Role::Listener => Role::Caller,
+    fn check_proof(&self, out: &mut SendBuffer) -> Result<(), LinkError> {
+        let peer = match self.role {
+            Role::Initiator => Role::Responder,
+            Role::Responder => Role::Initiator,
         };
-        // Compares in constant time.
-        let right = self.proof_of(other).verify_slice(&self.heard[HELLO..]).is_ok();
-        if self.role == Role::Caller {
-            if right {
-                out.push(&self.proof_of(Role::Caller).finalize().into_bytes());
+        // Constant-time comparison.
+        let valid = self.proof_mac(peer).verify_slice(&self.received[HELLO_LEN..]).is_ok();
+        if self.role == Role::Initiator {
+            if valid {
+                out.push(&self.proof_mac(Role::Initiator).finalize().into_bytes());
             } else {
-                out.push(&NO_PROOF);
+                out.push(&REJECTION);
             }
         }
-        if right { Ok(()) } else { Err(LinkError::WrongSecret) }
+        if valid { Ok(()) } else { Err(LinkError::AuthenticationFailed) }
     }
 
-    fn proof_of(&self, role: Role) -> Hmac<Sha256> {
-        let theirs = &self.heard[PREFIX..HELLO];
-        let (caller, listener) = match self.role {
-            Role::Caller => (&self.nonce[..], theirs),
-            Role::Listener => (theirs, &self.nonce[..]),
+    fn proof_mac(&self, role: Role) -> Hmac<Sha256> {
+        let theirs = &self.received[PREFIX_LEN..HELLO_LEN];
+        let (initiator, responder) = match self.role {
+            Role::Initiator => (&self.nonce[..], theirs),
+            Role::Responder => (theirs, &self.nonce[..]),
         };
+        // The labels are part of protocol version 1.
         let label: &[u8] = match role {
-            Role::Caller => b"regatta caller",
-            Role::Listener => b"regatta listener",
+            Role::Initiator => b"regatta caller",
+            Role::Responder => b"regatta listener",
         };
         let mut mac = self.secret.mac();
-        for part in [label, &VERSION.to_be_bytes(), caller, listener] {
+        for part in [label, &PROTOCOL_VERSION.to_be_bytes(), initiator, responder] {
             mac.update(part);
         }
         mac
     }
 
-    fn say_version(&self, out: &mut Outgoing) {
+    fn write_version(&self, out: &mut SendBuffer) {
         out.push(&MAGIC);
-        out.push(&VERSION.to_be_bytes());
+        out.push(&PROTOCOL_VERSION.to_be_bytes());
     }
 
-    fn say_hello(&self, out: &mut Outgoing) {
-        self.say_version(out);
+    fn write_hello(&self, out: &mut SendBuffer) {
+        self.write_version(out);
         out.push(&self.nonce);
     }
 }
@@ -148,7 +158,7 @@ impl fmt::Debug for Handshake {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Handshake")
             .field("role", &self.role)
-            .field("length", &self.length)
+            .field("received_len", &self.received_len)
             .finish_non_exhaustive()
     }
 }

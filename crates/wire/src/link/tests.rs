@@ -1,15 +1,15 @@
-//! Two links in one thread, with the bytes between them and the time in the test's hands.
+//! Two links in one thread; the test carries the bytes between them and sets the time.
 
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 
-use super::handshake::{HELLO, PREFIX, WHOLE};
+use super::handshake::{HANDSHAKE_LEN, HELLO_LEN, PREFIX_LEN};
 use super::*;
 
 const TIMING: Timing = Timing {
     handshake: Duration::from_secs(5),
-    beat: Duration::from_secs(2),
+    heartbeat: Duration::from_secs(2),
     lost_after: Duration::from_secs(10),
 };
 
@@ -23,339 +23,355 @@ fn link(role: Role, secret: &Secret, nonce: u8, now: Instant) -> Link {
 
 fn pair(now: Instant) -> (Link, Link) {
     let secret = secret('a');
-    (link(Role::Caller, &secret, 1, now), link(Role::Listener, &secret, 2, now))
+    (link(Role::Initiator, &secret, 1, now), link(Role::Responder, &secret, 2, now))
 }
 
-/// What is pending, taken out.
-fn take(link: &mut Link) -> Vec<u8> {
+/// Removes and returns the pending bytes.
+fn drain(link: &mut Link) -> Vec<u8> {
     let bytes = link.pending().to_vec();
-    link.sent(bytes.len());
+    link.advance(bytes.len());
     bytes
 }
 
-/// What bytes mean to a link.
-fn give(link: &mut Link, bytes: &[u8], now: Instant) -> Result<Vec<Step>, LinkError> {
-    let mut steps = Vec::new();
-    link.receive(bytes, now, &mut steps).map(|()| steps)
+/// Passes bytes to a link and returns its events.
+fn receive(link: &mut Link, bytes: &[u8], now: Instant) -> Result<Vec<LinkEvent>, LinkError> {
+    let mut events = Vec::new();
+    link.receive(bytes, now, &mut events).map(|()| events)
 }
 
-/// Lets two links talk until neither has more to say; what each heard.
-fn talk(caller: &mut Link, listener: &mut Link, now: Instant) -> (Vec<Step>, Vec<Step>) {
-    let (mut heard_by_caller, mut heard_by_listener) = (Vec::new(), Vec::new());
-    while caller.backlog() + listener.backlog() > 0 {
-        heard_by_listener.extend(give(listener, &take(caller), now).unwrap());
-        heard_by_caller.extend(give(caller, &take(listener), now).unwrap());
+/// Exchanges bytes until neither link has any pending; returns the events of each.
+fn exchange(
+    initiator: &mut Link,
+    responder: &mut Link,
+    now: Instant,
+) -> (Vec<LinkEvent>, Vec<LinkEvent>) {
+    let (mut initiator_events, mut responder_events) = (Vec::new(), Vec::new());
+    while initiator.backlog() + responder.backlog() > 0 {
+        responder_events.extend(receive(responder, &drain(initiator), now).unwrap());
+        initiator_events.extend(receive(initiator, &drain(responder), now).unwrap());
     }
-    (heard_by_caller, heard_by_listener)
+    (initiator_events, responder_events)
 }
 
 fn ready_pair(now: Instant) -> (Link, Link) {
-    let (mut caller, mut listener) = pair(now);
-    talk(&mut caller, &mut listener, now);
-    assert!(caller.is_ready() && listener.is_ready());
-    (caller, listener)
+    let (mut initiator, mut responder) = pair(now);
+    exchange(&mut initiator, &mut responder, now);
+    assert!(initiator.is_ready() && responder.is_ready());
+    (initiator, responder)
 }
 
-fn frame(payload: &[u8]) -> Step {
-    Step::Frame(payload.to_vec())
-}
-
-#[test]
-fn what_is_sent_before_the_handshake_comes_after_it() {
-    let now = Instant::now();
-    let (mut caller, mut listener) = pair(now);
-    assert!(caller.send(b"one") && caller.send(b"") && listener.send(b"two"));
-    assert_eq!(caller.pending().len(), HELLO, "only the hello goes out");
-    assert_eq!(caller.backlog(), HELLO + 7 + 4);
-    let (by_caller, by_listener) = talk(&mut caller, &mut listener, now);
-    assert_eq!(by_caller, [Step::Ready, frame(b"two")]);
-    assert_eq!(by_listener, [Step::Ready, frame(b"one"), frame(b"")]);
+fn frame(payload: &[u8]) -> LinkEvent {
+    LinkEvent::Frame(payload.to_vec())
 }
 
 #[test]
-fn another_secret_is_reported_by_both() {
+fn frames_sent_before_the_handshake_are_delivered_after_it() {
     let now = Instant::now();
-    let mut caller = link(Role::Caller, &secret('a'), 1, now);
-    let mut listener = link(Role::Listener, &secret('b'), 2, now);
-    give(&mut listener, &take(&mut caller), now).unwrap();
-    assert_eq!(give(&mut caller, &take(&mut listener), now), Err(LinkError::WrongSecret));
-    assert_eq!(give(&mut listener, &take(&mut caller), now), Err(LinkError::WrongSecret));
-    assert!(!caller.is_ready() && !listener.is_ready());
+    let (mut initiator, mut responder) = pair(now);
+    assert!(initiator.send(b"one") && initiator.send(b"") && responder.send(b"two"));
+    assert_eq!(initiator.pending().len(), HELLO_LEN, "only the hello goes out");
+    assert_eq!(initiator.backlog(), HELLO_LEN + 7 + 4);
+    let (by_initiator, by_responder) = exchange(&mut initiator, &mut responder, now);
+    assert_eq!(by_initiator, [LinkEvent::Ready, frame(b"two")]);
+    assert_eq!(by_responder, [LinkEvent::Ready, frame(b"one"), frame(b"")]);
 }
 
 #[test]
-fn the_secret_is_not_on_the_wire() {
+fn both_sides_report_a_wrong_secret() {
     let now = Instant::now();
-    let (mut caller, mut listener) = pair(now);
-    let mut wire = take(&mut caller);
-    give(&mut listener, &wire, now).unwrap();
-    wire.extend(take(&mut listener));
-    give(&mut caller, &wire[HELLO..], now).unwrap();
-    wire.extend(take(&mut caller));
+    let mut initiator = link(Role::Initiator, &secret('a'), 1, now);
+    let mut responder = link(Role::Responder, &secret('b'), 2, now);
+    receive(&mut responder, &drain(&mut initiator), now).unwrap();
+    assert_eq!(
+        receive(&mut initiator, &drain(&mut responder), now),
+        Err(LinkError::AuthenticationFailed)
+    );
+    assert_eq!(
+        receive(&mut responder, &drain(&mut initiator), now),
+        Err(LinkError::AuthenticationFailed)
+    );
+    assert!(!initiator.is_ready() && !responder.is_ready());
+}
+
+#[test]
+fn the_secret_is_never_transmitted() {
+    let now = Instant::now();
+    let (mut initiator, mut responder) = pair(now);
+    let mut wire = drain(&mut initiator);
+    receive(&mut responder, &wire, now).unwrap();
+    wire.extend(drain(&mut responder));
+    receive(&mut initiator, &wire[HELLO_LEN..], now).unwrap();
+    wire.extend(drain(&mut initiator));
     let bytes = secret('a');
     assert!(!wire.windows(8).any(|window| window == &bytes.bytes()[..8]));
 }
 
 #[test]
-fn another_version_is_told_and_reported_by_both() {
+fn both_sides_report_a_version_mismatch() {
     let now = Instant::now();
-    let (mut caller, mut listener) = pair(now);
-    let mut hello = take(&mut caller);
-    hello[PREFIX - 1] = 9;
-    let theirs_is_9 = LinkError::Version { theirs: 9, ours: VERSION };
-    assert_eq!(give(&mut listener, &hello, now), Err(theirs_is_9.clone()));
-    assert!(theirs_is_9.to_string().contains("same regatta on every node"));
+    let (mut initiator, mut responder) = pair(now);
+    let mut hello = drain(&mut initiator);
+    hello[PREFIX_LEN - 1] = 9;
+    let mismatch = LinkError::VersionMismatch { theirs: 9, ours: PROTOCOL_VERSION };
+    assert_eq!(receive(&mut responder, &hello, now), Err(mismatch.clone()));
+    assert!(mismatch.to_string().contains("same regatta version on every node"));
 
-    // The other one, which speaks version 9, reads ours from the answer.
-    let mut answer = take(&mut listener);
-    assert_eq!(answer.len(), PREFIX);
-    assert_eq!(answer[PREFIX - 2..], VERSION.to_be_bytes());
-    answer[PREFIX - 1] = 9;
-    assert_eq!(give(&mut caller, &answer, now), Err(theirs_is_9));
+    // The peer, of version 9, reads our version from the reply.
+    let mut reply = drain(&mut responder);
+    assert_eq!(reply.len(), PREFIX_LEN);
+    assert_eq!(reply[PREFIX_LEN - 2..], PROTOCOL_VERSION.to_be_bytes());
+    reply[PREFIX_LEN - 1] = 9;
+    assert_eq!(receive(&mut initiator, &reply, now), Err(mismatch));
 }
 
 #[test]
-fn a_link_that_failed_stays_failed() {
+fn errors_are_final() {
     let now = Instant::now();
-    let (mut caller, mut listener) = pair(now);
-    assert_eq!(give(&mut listener, b"GET / HTTP/1.1", now), Err(LinkError::Garbage));
-    assert_eq!(give(&mut listener, &take(&mut caller), now), Err(LinkError::Garbage));
-    assert_eq!(listener.tick(now + TIMING.handshake), Err(LinkError::Garbage));
+    let (mut initiator, mut responder) = pair(now);
+    assert_eq!(receive(&mut responder, b"GET / HTTP/1.1", now), Err(LinkError::BadMagic));
+    assert_eq!(receive(&mut responder, &drain(&mut initiator), now), Err(LinkError::BadMagic));
+    assert_eq!(responder.tick(now + TIMING.handshake), Err(LinkError::BadMagic));
 }
 
 #[test]
-fn what_is_no_hello_is_refused_at_the_first_wrong_byte() {
+fn bad_magic_is_rejected_at_the_first_wrong_byte() {
     let now = Instant::now();
-    let (_, mut listener) = pair(now);
-    assert_eq!(give(&mut listener, b"REG", now), Ok(vec![]));
-    assert_eq!(give(&mut listener, b"X", now), Err(LinkError::Garbage));
+    let (_, mut responder) = pair(now);
+    assert_eq!(receive(&mut responder, b"REG", now), Ok(vec![]));
+    assert_eq!(receive(&mut responder, b"X", now), Err(LinkError::BadMagic));
 }
 
 #[test]
-fn a_reflected_proof_is_refused() {
+fn a_reflected_proof_is_rejected() {
     let now = Instant::now();
-    // To a listener that is sent its own hello and proof.
-    let (mut caller, mut listener) = pair(now);
-    give(&mut listener, &take(&mut caller), now).unwrap();
-    let answer = take(&mut listener);
-    assert_eq!(give(&mut listener, &answer[HELLO..], now), Err(LinkError::WrongSecret));
+    // A responder that receives its own proof.
+    let (mut initiator, mut responder) = pair(now);
+    receive(&mut responder, &drain(&mut initiator), now).unwrap();
+    let reply = drain(&mut responder);
+    assert_eq!(
+        receive(&mut responder, &reply[HELLO_LEN..], now),
+        Err(LinkError::AuthenticationFailed)
+    );
 
-    // To a caller that gets its own hello back, and the proof of a listener that was asked with it.
-    let (mut caller, mut listener) = pair(now);
-    let hello = take(&mut caller);
-    give(&mut listener, &hello, now).unwrap();
-    let proof = take(&mut listener).split_off(HELLO);
+    // An initiator that gets its own hello back, with the proof of a responder that replied to it.
+    let (mut initiator, mut responder) = pair(now);
+    let hello = drain(&mut initiator);
+    receive(&mut responder, &hello, now).unwrap();
+    let proof = drain(&mut responder).split_off(HELLO_LEN);
     let reflected = [hello, proof].concat();
-    assert_eq!(give(&mut caller, &reflected, now), Err(LinkError::WrongSecret));
+    assert_eq!(receive(&mut initiator, &reflected, now), Err(LinkError::AuthenticationFailed));
 }
 
 #[test]
-fn a_proof_of_the_same_nonces_from_the_wrong_side_is_refused() {
-    // Both sides with one nonce: only the label tells the proofs apart.
+fn a_proof_with_the_wrong_role_is_rejected() {
+    // With equal nonces, only the role label distinguishes the proofs.
     let now = Instant::now();
     let secret = secret('a');
-    let mut listener = link(Role::Listener, &secret, 7, now);
-    let mut caller = link(Role::Caller, &secret, 7, now);
-    give(&mut listener, &take(&mut caller), now).unwrap();
-    let proof = take(&mut listener).split_off(HELLO);
-    assert_eq!(give(&mut listener, &proof, now), Err(LinkError::WrongSecret));
+    let mut responder = link(Role::Responder, &secret, 7, now);
+    let mut initiator = link(Role::Initiator, &secret, 7, now);
+    receive(&mut responder, &drain(&mut initiator), now).unwrap();
+    let proof = drain(&mut responder).split_off(HELLO_LEN);
+    assert_eq!(receive(&mut responder, &proof, now), Err(LinkError::AuthenticationFailed));
 }
 
 #[test]
-fn a_replay_is_refused() {
+fn a_replayed_handshake_is_rejected() {
     let now = Instant::now();
-    let (mut caller, mut listener) = pair(now);
-    let mut callers = take(&mut caller);
-    give(&mut listener, &callers, now).unwrap();
-    let listeners = take(&mut listener);
-    give(&mut caller, &listeners, now).unwrap();
-    callers.extend(take(&mut caller));
-    assert_eq!(give(&mut listener, &callers[HELLO..], now), Ok(vec![Step::Ready]));
+    let (mut initiator, mut responder) = pair(now);
+    let mut initiator_bytes = drain(&mut initiator);
+    receive(&mut responder, &initiator_bytes, now).unwrap();
+    let responder_bytes = drain(&mut responder);
+    receive(&mut initiator, &responder_bytes, now).unwrap();
+    initiator_bytes.extend(drain(&mut initiator));
+    assert_eq!(
+        receive(&mut responder, &initiator_bytes[HELLO_LEN..], now),
+        Ok(vec![LinkEvent::Ready])
+    );
 
     let secret = secret('a');
-    let mut again = link(Role::Listener, &secret, 3, now);
-    assert_eq!(give(&mut again, &callers, now), Err(LinkError::WrongSecret));
-    let mut again = link(Role::Caller, &secret, 3, now);
-    assert_eq!(give(&mut again, &listeners, now), Err(LinkError::WrongSecret));
+    let mut other = link(Role::Responder, &secret, 3, now);
+    assert_eq!(receive(&mut other, &initiator_bytes, now), Err(LinkError::AuthenticationFailed));
+    let mut other = link(Role::Initiator, &secret, 3, now);
+    assert_eq!(receive(&mut other, &responder_bytes, now), Err(LinkError::AuthenticationFailed));
 }
 
 #[test]
-fn any_changed_bit_of_the_handshake_is_refused() {
+fn any_flipped_bit_of_the_handshake_is_rejected() {
     let now = Instant::now();
-    for bit in 0..WHOLE * 8 {
-        let (mut caller, mut listener) = pair(now);
-        give(&mut listener, &take(&mut caller), now).unwrap();
-        let mut answer = take(&mut listener);
-        answer[bit / 8] ^= 1 << (bit % 8);
-        assert!(give(&mut caller, &answer, now).is_err(), "bit {bit}");
-        assert!(!caller.is_ready());
+    for bit in 0..HANDSHAKE_LEN * 8 {
+        let (mut initiator, mut responder) = pair(now);
+        receive(&mut responder, &drain(&mut initiator), now).unwrap();
+        let mut reply = drain(&mut responder);
+        reply[bit / 8] ^= 1 << (bit % 8);
+        assert!(receive(&mut initiator, &reply, now).is_err(), "bit {bit}");
+        assert!(!initiator.is_ready());
     }
 }
 
 #[test]
-fn beats_keep_a_quiet_link_alive_and_silence_ends_it() {
+fn heartbeats_keep_an_idle_link_alive_and_silence_ends_it() {
     let start = Instant::now();
-    let (mut caller, mut listener) = ready_pair(start);
-    let mut beats = 0;
+    let (mut initiator, mut responder) = ready_pair(start);
+    let mut heartbeats = 0;
     for second in 1..=60 {
         let now = start + Duration::from_secs(second);
-        caller.tick(now).unwrap();
-        listener.tick(now).unwrap();
-        beats += usize::from(!caller.pending().is_empty());
-        assert_eq!(talk(&mut caller, &mut listener, now), (vec![], vec![]));
+        initiator.tick(now).unwrap();
+        responder.tick(now).unwrap();
+        heartbeats += usize::from(!initiator.pending().is_empty());
+        assert_eq!(exchange(&mut initiator, &mut responder, now), (vec![], vec![]));
     }
-    assert_eq!(beats, 30, "one each two seconds");
+    assert_eq!(heartbeats, 30, "one every two seconds");
 
     let cut = start + Duration::from_secs(60);
-    assert_eq!(listener.tick(cut + Duration::from_millis(9_999)), Ok(()));
-    let lost = listener.tick(cut + TIMING.lost_after);
-    assert_eq!(lost, Err(LinkError::Silent { seconds: 10 }));
+    assert_eq!(responder.tick(cut + Duration::from_millis(9_999)), Ok(()));
+    let lost = responder.tick(cut + TIMING.lost_after);
+    assert_eq!(lost, Err(LinkError::HeartbeatTimeout { seconds: 10 }));
 }
 
 #[test]
-fn a_side_that_only_sends_is_heard() {
+fn received_data_resets_the_heartbeat_timeout() {
     let start = Instant::now();
-    let (mut caller, mut listener) = ready_pair(start);
-    caller.send(&[1; 1000]);
-    for (second, byte) in (1..).zip(take(&mut caller)) {
+    let (mut initiator, mut responder) = ready_pair(start);
+    initiator.send(&[1; 1000]);
+    for (second, byte) in (1..).zip(drain(&mut initiator)) {
         let now = start + Duration::from_secs(second);
-        give(&mut listener, &[byte], now).unwrap();
-        assert_eq!(listener.tick(now), Ok(()));
+        receive(&mut responder, &[byte], now).unwrap();
+        assert_eq!(responder.tick(now), Ok(()));
     }
 }
 
 #[test]
-fn one_that_hears_nothing_for_long_can_still_show_that_it_lives() {
+fn heartbeat_is_sent_without_receiving_and_only_after_the_handshake() {
     let start = Instant::now();
-    let (mut busy, mut listener) = ready_pair(start);
+    let (mut busy, mut responder) = ready_pair(start);
     for second in 0..60 {
         let now = start + Duration::from_secs(second);
-        busy.beat(now);
-        give(&mut listener, &take(&mut busy), now).unwrap();
-        listener.tick(now).unwrap();
+        busy.heartbeat(now);
+        receive(&mut responder, &drain(&mut busy), now).unwrap();
+        responder.tick(now).unwrap();
     }
     let (mut early, _) = pair(start);
-    take(&mut early);
-    early.beat(start + TIMING.beat);
-    assert!(early.pending().is_empty(), "no beat before the handshake is through");
+    drain(&mut early);
+    early.heartbeat(start + TIMING.heartbeat);
+    assert!(early.pending().is_empty(), "no heartbeat before the handshake is complete");
 }
 
 #[test]
-fn beats_do_not_pile_up_when_nothing_is_taken() {
+fn heartbeats_do_not_accumulate_on_a_blocked_socket() {
     let start = Instant::now();
-    let (mut caller, _) = ready_pair(start);
+    let (mut initiator, _) = ready_pair(start);
     for second in 1..9 {
-        caller.tick(start + Duration::from_secs(second)).unwrap();
+        initiator.tick(start + Duration::from_secs(second)).unwrap();
     }
-    assert_eq!(caller.backlog(), 4);
+    assert_eq!(initiator.backlog(), 4);
 }
 
 #[test]
-fn a_handshake_by_the_byte_is_given_up() {
+fn a_slow_handshake_times_out() {
     let start = Instant::now();
-    let (mut caller, mut listener) = pair(start);
-    for (second, byte) in (1..5).zip(take(&mut caller)) {
+    let (mut initiator, mut responder) = pair(start);
+    for (second, byte) in (1..5).zip(drain(&mut initiator)) {
         let now = start + Duration::from_secs(second);
-        give(&mut listener, &[byte], now).unwrap();
-        assert_eq!(listener.tick(now), Ok(()));
+        receive(&mut responder, &[byte], now).unwrap();
+        assert_eq!(responder.tick(now), Ok(()));
     }
-    assert_eq!(listener.tick(start + TIMING.handshake), Err(LinkError::Slow));
-    assert_eq!(caller.tick(start + TIMING.handshake), Err(LinkError::Slow));
+    assert_eq!(responder.tick(start + TIMING.handshake), Err(LinkError::HandshakeTimeout));
+    assert_eq!(initiator.tick(start + TIMING.handshake), Err(LinkError::HandshakeTimeout));
 }
 
 #[test]
-fn what_is_too_long_is_neither_sent_nor_believed() {
+fn oversized_frames_are_rejected_by_sender_and_receiver() {
     let now = Instant::now();
-    let (mut caller, mut listener) = ready_pair(now);
-    assert!(!caller.send(&vec![0; LONGEST + 1]));
-    assert_eq!(caller.backlog(), 0);
+    let (mut initiator, mut responder) = ready_pair(now);
+    assert!(!initiator.send(&vec![0; MAX_FRAME_LEN + 1]));
+    assert_eq!(initiator.backlog(), 0);
 
-    let mut steps = Vec::new();
-    let too_long = (LONGEST as u32 + 1).to_be_bytes();
+    let mut events = Vec::new();
+    let too_long = (MAX_FRAME_LEN as u32 + 1).to_be_bytes();
     let bytes = [&[0, 0, 0, 1, 7][..], &too_long].concat();
-    let result = listener.receive(&bytes, now, &mut steps);
-    assert_eq!(result, Err(LinkError::TooLong { bytes: LONGEST + 1 }));
-    assert_eq!(steps, [frame(&[7])], "what came before it counts");
+    let result = responder.receive(&bytes, now, &mut events);
+    assert_eq!(result, Err(LinkError::FrameTooLong { bytes: MAX_FRAME_LEN + 1 }));
+    assert_eq!(events, [frame(&[7])], "earlier frames are delivered");
 }
 
 #[test]
-fn the_longest_goes_through() {
+fn a_frame_of_maximum_length_is_delivered() {
     let now = Instant::now();
-    let (mut caller, mut listener) = ready_pair(now);
-    assert!(caller.send(&vec![5; LONGEST]));
-    let (_, heard) = talk(&mut caller, &mut listener, now);
-    assert!(matches!(&heard[..], [Step::Frame(payload)] if payload.len() == LONGEST));
+    let (mut initiator, mut responder) = ready_pair(now);
+    assert!(initiator.send(&vec![5; MAX_FRAME_LEN]));
+    let (_, received) = exchange(&mut initiator, &mut responder, now);
+    assert!(matches!(&received[..], [LinkEvent::Frame(payload)] if payload.len() == MAX_FRAME_LEN));
 }
 
-/// The bytes of a whole conversation from caller to listener, and what they mean.
-fn conversation(payloads: &[Vec<u8>], now: Instant) -> (Link, Vec<u8>, Vec<Step>) {
-    let (mut caller, mut listener) = pair(now);
-    let mut bytes = take(&mut caller);
-    give(&mut listener, &bytes, now).unwrap();
-    give(&mut caller, &take(&mut listener), now).unwrap();
-    let mut steps = vec![Step::Ready];
+/// All bytes from initiator to responder, and the events they produce.
+fn recorded_stream(payloads: &[Vec<u8>], now: Instant) -> (Link, Vec<u8>, Vec<LinkEvent>) {
+    let (mut initiator, mut responder) = pair(now);
+    let mut bytes = drain(&mut initiator);
+    receive(&mut responder, &bytes, now).unwrap();
+    receive(&mut initiator, &drain(&mut responder), now).unwrap();
+    let mut events = vec![LinkEvent::Ready];
     for (at, payload) in (1..).zip(payloads) {
-        caller.send(payload);
-        steps.push(Step::Frame(payload.clone()));
-        bytes.extend(take(&mut caller));
-        caller.tick(now + TIMING.beat * at).unwrap();
+        initiator.send(payload);
+        events.push(LinkEvent::Frame(payload.clone()));
+        bytes.extend(drain(&mut initiator));
+        initiator.tick(now + TIMING.heartbeat * at).unwrap();
     }
-    bytes.extend(take(&mut caller));
-    // A fresh listener of the same nonce gives the same answers.
-    (pair(now).1, bytes, steps)
+    bytes.extend(drain(&mut initiator));
+    // A new responder with the same nonce gives the same replies.
+    (pair(now).1, bytes, events)
 }
 
 proptest! {
     #[test]
-    fn any_cutting_gives_the_same_frames(
+    fn frames_do_not_depend_on_segmentation(
         payloads in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..300), 0..5),
-        cuts in prop::collection::vec(1usize..100, 1..50),
+        chunk_lens in prop::collection::vec(1usize..100, 1..50),
     ) {
         let now = Instant::now();
-        let (mut listener, bytes, steps) = conversation(&payloads, now);
-        let (mut heard, mut rest, mut cuts) = (Vec::new(), &bytes[..], cuts.iter().cycle());
+        let (mut responder, bytes, events) = recorded_stream(&payloads, now);
+        let (mut received, mut rest, mut chunk_lens) = (Vec::new(), &bytes[..], chunk_lens.iter().cycle());
         while !rest.is_empty() {
-            let (chunk, later) = rest.split_at((*cuts.next().unwrap()).min(rest.len()));
-            heard.extend(give(&mut listener, chunk, now).unwrap());
-            rest = later;
+            let (chunk, remaining) = rest.split_at((*chunk_lens.next().unwrap()).min(rest.len()));
+            received.extend(receive(&mut responder, chunk, now).unwrap());
+            rest = remaining;
         }
-        prop_assert_eq!(heard, steps);
+        prop_assert_eq!(received, events);
     }
 
     #[test]
-    fn noise_never_makes_a_link_ready(
+    fn random_bytes_never_authenticate(
         hello in any::<bool>(),
         chunks in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..100), 0..10),
-        role in prop_oneof![Just(Role::Caller), Just(Role::Listener)],
+        role in prop_oneof![Just(Role::Initiator), Just(Role::Responder)],
     ) {
         let now = Instant::now();
         let mut link = link(role, &secret('a'), 1, now);
-        let mut steps = Vec::new();
+        let mut events = Vec::new();
         if hello {
-            let mut other = self::link(Role::Caller, &secret('b'), 2, now);
-            link.receive(&take(&mut other), now, &mut steps).unwrap();
+            let mut other = self::link(Role::Initiator, &secret('b'), 2, now);
+            link.receive(&drain(&mut other), now, &mut events).unwrap();
         }
         for chunk in &chunks {
-            let _ = link.receive(chunk, now, &mut steps);
-            prop_assert!(link.backlog() <= 2 * WHOLE);
+            let _ = link.receive(chunk, now, &mut events);
+            prop_assert!(link.backlog() <= 2 * HANDSHAKE_LEN);
         }
-        prop_assert!(!link.is_ready() && steps.is_empty());
+        prop_assert!(!link.is_ready() && events.is_empty());
     }
 
     #[test]
-    fn noise_after_the_handshake_never_panics(
+    fn random_bytes_after_the_handshake_never_panic(
         chunks in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..100), 0..10),
     ) {
         let now = Instant::now();
-        let (_, mut listener) = ready_pair(now);
-        let mut steps = Vec::new();
+        let (_, mut responder) = ready_pair(now);
+        let mut events = Vec::new();
         for chunk in &chunks {
-            let _ = listener.receive(chunk, now, &mut steps);
+            let _ = responder.receive(chunk, now, &mut events);
         }
         let received: usize = chunks.iter().map(Vec::len).sum();
-        let delivered: usize = steps.iter().map(|s| match s {
-            Step::Frame(payload) => payload.len() + 4,
-            Step::Ready => 0,
+        let delivered: usize = events.iter().map(|s| match s {
+            LinkEvent::Frame(payload) => payload.len() + 4,
+            LinkEvent::Ready => 0,
         }).sum();
         prop_assert!(delivered <= received);
     }

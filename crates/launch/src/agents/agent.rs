@@ -1,0 +1,280 @@
+//! The agent process: drives the [`AgentState`].
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::agent_state::{AgentInput, AgentOutput, AgentState};
+use super::bootstrap::{Bootstrap, BootstrapError};
+use super::message::{NodeLaunch, Registration, decode, encode};
+use super::tree::Parent;
+use crate::event_queue::Notify;
+use crate::local::{LocalOptions, LocalWorkers};
+use crate::net::{ConnId, NetEvent, Reactor};
+use crate::run_folder::LogFolder;
+use crate::secret_file::{self, SecretFile};
+use crate::signals::SignalCatcher;
+use crate::worker_group::{JobEvent, WorkerGroup};
+
+/// Why an agent failed.
+#[derive(Debug, thiserror::Error)]
+pub enum AgentError {
+    /// The bootstrap document is unusable.
+    #[error(transparent)]
+    Bootstrap(#[from] BootstrapError),
+    /// The coordinator could not be reached.
+    #[error(
+        "timed out after {seconds} s connecting to the coordinator at {addresses}: check that this \
+         node can reach it by TCP"
+    )]
+    Unreachable {
+        /// Addresses of the coordinator.
+        addresses: String,
+        /// The timeout.
+        seconds: u64,
+    },
+    /// A socket operation failed.
+    #[error("network error: {0}")]
+    Net(#[from] io::Error),
+}
+
+/// Interval of timeout and signal checks.
+const TICK: Duration = Duration::from_millis(50);
+/// Maximum number of rank events handled before the network is polled again.
+const MAX_RANK_EVENTS: usize = 1024;
+
+/// Resolves a host name.
+pub type Resolve<'a> = &'a dyn Fn(&str) -> Vec<IpAddr>;
+
+struct Agent<'a> {
+    bootstrap: &'a Bootstrap,
+    hosts: Vec<String>,
+    resolve: Resolve<'a>,
+    net: Reactor,
+    state: AgentState<ConnId>,
+    workers: Option<LocalWorkers>,
+    /// The ranks' secret; `None` if the file cannot be written.
+    secret: Option<SecretFile>,
+    notify: Notify,
+    /// The connection attempt in progress, and the addresses to try after it.
+    attempt: Option<ConnectAttempt>,
+    untried: VecDeque<SocketAddr>,
+    exiting: bool,
+}
+
+struct ConnectAttempt {
+    conn: ConnId,
+    address: SocketAddr,
+    since: Instant,
+}
+
+/// Runs the agent of a node until the job is finished or all ancestors are lost.
+pub fn run(
+    bootstrap: &Bootstrap,
+    registration: Registration,
+    resolve: Resolve,
+    signals: &mut SignalCatcher,
+) -> Result<(), AgentError> {
+    let hosts = bootstrap.hosts()?;
+    let mut net = Reactor::new(bootstrap.secret()?, bootstrap.timeouts().timing())?;
+    let tree = bootstrap.tree(hosts.len());
+    if tree.has_children(registration.node) {
+        listen(&mut net, &bootstrap.ports);
+    }
+    let waker = net.waker();
+    let notify: Notify = Arc::new(move || waker.wake());
+    let timeouts = bootstrap.agent_timeouts();
+    let state = AgentState::new(registration, tree, timeouts, Instant::now());
+    let secret = SecretFile::write(&std::env::temp_dir(), &bootstrap.run, &bootstrap.secret()?);
+    let mut agent = Agent {
+        bootstrap,
+        hosts,
+        resolve,
+        net,
+        state,
+        workers: None,
+        secret: secret.ok(),
+        notify,
+        attempt: None,
+        untried: VecDeque::new(),
+        exiting: false,
+    };
+    let result = agent.run(signals);
+    agent.workers = None;
+    result
+}
+
+/// Listens on the first free port. Without one, the children connect to another ancestor.
+fn listen(net: &mut Reactor, ports: &[u16]) {
+    let address = |port: &u16| SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), *port);
+    let _ = ports.iter().map(address).find_map(|address| net.listen(address).ok());
+}
+
+impl Agent<'_> {
+    fn run(&mut self, signals: &mut SignalCatcher) -> Result<(), AgentError> {
+        let mut events = Vec::new();
+        let mut more = false;
+        while !self.exiting {
+            self.net.poll(if more { Duration::ZERO } else { TICK }, &mut events)?;
+            for event in events.drain(..) {
+                self.on_net_event(event);
+            }
+            self.check_connect_timeout();
+            // Before the ranks' events: they may have been killed by the same signal.
+            for signal in signals.pending() {
+                self.handle(AgentInput::Signal(signal));
+            }
+            more = self.poll_ranks();
+            self.handle(AgentInput::Tick);
+        }
+        let timeouts = self.bootstrap.timeouts();
+        self.net.shutdown(timeouts.timing().heartbeat)?;
+        if self.state.has_joined() {
+            return Ok(());
+        }
+        let addresses: Vec<String> = self.bootstrap.root.iter().map(ToString::to_string).collect();
+        let (addresses, seconds) = (addresses.join(", "), timeouts.join.as_secs());
+        Err(AgentError::Unreachable { addresses, seconds })
+    }
+
+    /// Handles events of the ranks; returns whether more may be pending.
+    fn poll_ranks(&mut self) -> bool {
+        for _ in 0..MAX_RANK_EVENTS {
+            let paused = self.state.is_window_full();
+            let event = self.workers.as_mut().and_then(|workers| workers.poll(paused));
+            let Some(event) = event else { return false };
+            self.handle(AgentInput::Ranks(event));
+        }
+        true
+    }
+
+    fn on_net_event(&mut self, event: NetEvent) {
+        match event {
+            NetEvent::Ready { conn, listener: None, .. } => {
+                self.attempt = None;
+                self.handle(AgentInput::Connected(conn));
+            }
+            NetEvent::Ready { .. } => {}
+            NetEvent::Frame { conn, payload } => self.on_frame(conn, &payload),
+            NetEvent::Closed { conn, .. } if self.is_connecting(conn) => self.connect_next(),
+            NetEvent::Closed { conn, why } => {
+                self.handle(AgentInput::Closed(conn, why.to_string()))
+            }
+        }
+    }
+
+    fn on_frame(&mut self, conn: ConnId, payload: &[u8]) {
+        let input = match self.state.parent_conn() == Some(conn) {
+            true => decode(payload).map(AgentInput::Downstream),
+            false => decode(payload).map(|message| AgentInput::Upstream(conn, message)),
+        };
+        match input {
+            Ok(input) => self.handle(input),
+            Err(error) => {
+                self.net.abort(conn);
+                self.handle(AgentInput::Closed(conn, error.to_string()));
+            }
+        }
+    }
+
+    fn handle(&mut self, input: AgentInput<ConnId>) {
+        for output in self.state.handle(input, Instant::now()) {
+            self.apply(output);
+        }
+    }
+
+    fn apply(&mut self, output: AgentOutput<ConnId>) {
+        match output {
+            AgentOutput::Connect(parent) => {
+                self.untried = self.addresses(parent);
+                self.connect_next();
+            }
+            AgentOutput::Upstream(conn, message) => {
+                self.send(conn, encode(&message).unwrap_or_default());
+            }
+            AgentOutput::Downstream(conn, message) => {
+                self.send(conn, encode(&message).unwrap_or_default());
+            }
+            AgentOutput::Start(launch) => self.start(&launch),
+            AgentOutput::Control(control) => {
+                if let Some(workers) = &mut self.workers {
+                    workers.control(control);
+                }
+            }
+            AgentOutput::Exit => self.exiting = true,
+        }
+    }
+
+    /// A closed connection is reported as an event.
+    fn send(&mut self, conn: ConnId, payload: Vec<u8>) {
+        self.net.send(conn, &payload);
+    }
+
+    fn addresses(&self, parent: Parent) -> VecDeque<SocketAddr> {
+        let Parent::Node(node) = parent else {
+            return self.bootstrap.root.iter().copied().collect();
+        };
+        let addresses = self.hosts.get(node as usize).map(|host| (self.resolve)(host));
+        let with_port = |port: &u16| {
+            let addresses = addresses.iter().flatten();
+            addresses.map(|a| SocketAddr::new(*a, *port)).collect::<Vec<_>>()
+        };
+        self.bootstrap.ports.iter().flat_map(with_port).collect()
+    }
+
+    fn is_connecting(&self, conn: ConnId) -> bool {
+        self.attempt.as_ref().is_some_and(|attempt| attempt.conn == conn)
+    }
+
+    fn connect_next(&mut self) {
+        self.attempt = self.untried.pop_front().map(|address| ConnectAttempt {
+            conn: self.net.connect(address),
+            address,
+            since: Instant::now(),
+        });
+        if self.attempt.is_none() {
+            self.handle(AgentInput::ConnectFailed);
+        }
+    }
+
+    /// A host that does not respond on one port is down, so its other ports are skipped.
+    fn check_connect_timeout(&mut self) {
+        let limit = self.state.connect_timeout();
+        let expired = |attempt: &mut ConnectAttempt| attempt.since.elapsed() >= limit;
+        let Some(attempt) = self.attempt.take_if(expired) else { return };
+        self.net.abort(attempt.conn);
+        self.untried.retain(|address| address.ip() != attempt.address.ip());
+        self.connect_next();
+    }
+
+    fn start(&mut self, launch: &NodeLaunch) {
+        // Drops the ranks of the previous attempt before the next are started.
+        self.workers = None;
+        let marker = self.bootstrap.marker();
+        let folder = marker.parent().filter(|_| marker.exists());
+        let options = LocalOptions {
+            logs: folder.map(|folder| LogFolder::at(folder.to_owned())),
+            attempt: launch.attempt,
+            report_progress: launch.report_progress,
+            notify: Some(self.notify.clone()),
+        };
+        let mut specs = launch.specs();
+        if let Some(secret) = &self.secret {
+            let path = secret.path().to_string_lossy().into_owned();
+            let setting = (secret_file::VARIABLE.to_owned(), Some(path));
+            specs.iter_mut().for_each(|spec| spec.env.push(setting.clone()));
+        }
+        match LocalWorkers::start(&specs, &options) {
+            Ok(workers) => self.workers = Some(workers),
+            Err(error) => {
+                for rank in &launch.ranks {
+                    let why = error.to_string();
+                    self.handle(AgentInput::Ranks(JobEvent::StartFailed { rank: rank.rank, why }));
+                }
+                self.handle(AgentInput::Ranks(JobEvent::Finished));
+            }
+        }
+    }
+}

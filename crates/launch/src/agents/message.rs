@@ -1,0 +1,250 @@
+//! Messages between agents and the coordinator.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+
+use regatta_model::result::Ending;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::bind::Binding;
+use crate::lines::MergedLine;
+use crate::process::{EnvSetting, RankSpec};
+use crate::worker_group::RankControl;
+
+/// From agents towards the coordinator.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Upstream {
+    /// Registers a node. The first message of an agent on a new connection.
+    Register(Registration),
+    /// A node has reconnected after it lost its parent; it is terminating its ranks.
+    Reconnected {
+        /// The node.
+        node: u32,
+        /// The lost parent, if it was not the coordinator.
+        lost_parent: Option<u32>,
+        /// Cause.
+        why: String,
+    },
+    /// A node, and those below it, are disconnected.
+    Disconnected {
+        /// The node, unless it has another route.
+        node: Option<u32>,
+        /// Cause.
+        why: String,
+        /// Nodes below it.
+        descendants: Vec<u32>,
+    },
+    /// Lines of output.
+    Lines(Vec<MergedLine>),
+    /// Raw output of a rank whose node does not see the run folder.
+    Output {
+        /// The rank.
+        rank: u32,
+        /// Whether it came from standard error.
+        stderr: bool,
+        /// The bytes.
+        bytes: Vec<u8>,
+    },
+    /// An event of a node's ranks.
+    RankEvent {
+        /// The node.
+        node: u32,
+        /// The attempt that it belongs to.
+        attempt: u32,
+        /// The event.
+        event: RankEvent,
+    },
+    /// A rank wrote output or used CPU time.
+    Progress,
+    /// An agent received a signal.
+    Signal(i32),
+    /// A warning for the user.
+    Warning(String),
+}
+
+/// A node's description.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Registration {
+    /// Index of the node.
+    pub node: u32,
+    /// The discovered machine, as JSON.
+    pub machine: String,
+    /// A port reserved for the job.
+    pub port: Option<u16>,
+}
+
+/// An event of ranks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RankEvent {
+    /// A rank's process was started.
+    Started {
+        /// The rank.
+        rank: u32,
+        /// Process ID.
+        pid: u32,
+    },
+    /// A rank could not be started.
+    StartFailed {
+        /// The rank.
+        rank: u32,
+        /// Cause.
+        why: String,
+    },
+    /// A rank exited.
+    Exited(u32, Ending),
+    /// Last lines of a failed rank.
+    OutputTail(u32, Vec<String>),
+    /// What each rank is doing.
+    States(BTreeMap<u32, String>),
+    /// All ranks of the node have exited and all their output is sent. Repeats the exit of each
+    /// rank, because earlier messages may be lost.
+    Finished(BTreeMap<u32, Ending>),
+}
+
+/// From the coordinator towards agents.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Downstream {
+    /// Start ranks.
+    Start {
+        /// The node.
+        node: u32,
+        /// What to start.
+        launch: NodeLaunch,
+    },
+    /// A command to all ranks of all nodes.
+    Broadcast(RankControl),
+    /// Resend earlier messages, which may be lost.
+    Resend {
+        /// The node.
+        node: u32,
+        /// Whether to register again.
+        register: bool,
+        /// The attempt whose events are needed.
+        attempt: u32,
+    },
+    /// Flow-control credit: this many bytes of output have been consumed. Not forwarded.
+    Credit(u64),
+    /// The job is finished: exit.
+    Shutdown,
+}
+
+/// The ranks to launch on a node.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct NodeLaunch {
+    /// Number of restarts so far.
+    pub attempt: u32,
+    /// Command of the ranks.
+    pub command: Vec<OsString>,
+    /// Working directory. Not a `PathBuf`: serde requires UTF-8 for those.
+    pub cwd: OsString,
+    /// The launcher's environment, where the agent does not have it.
+    pub base_env: Vec<(OsString, OsString)>,
+    /// Variables of the agent's environment with these prefixes are removed.
+    pub env_remove_prefixes: Vec<String>,
+    /// Environment of all ranks of the job.
+    pub common_env: Vec<EnvSetting>,
+    /// Whether to report progress.
+    pub report_progress: bool,
+    /// The ranks.
+    pub ranks: Vec<RankLaunch>,
+}
+
+/// What is specific to one rank.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RankLaunch {
+    /// The rank.
+    pub rank: u32,
+    /// Its command, if different from the common one.
+    pub command: Option<Vec<OsString>>,
+    /// Its own environment.
+    pub env: Vec<EnvSetting>,
+    /// CPU and memory binding.
+    pub binding: Binding,
+}
+
+impl NodeLaunch {
+    /// The complete specification of each rank.
+    pub fn specs(&self) -> Vec<RankSpec> {
+        let spec = |rank: &RankLaunch| RankSpec {
+            rank: rank.rank,
+            command: rank.command.clone().unwrap_or_else(|| self.command.clone()),
+            cwd: Some(self.cwd.clone().into()),
+            base_env: self.base_env.clone(),
+            env_remove_prefixes: self.env_remove_prefixes.clone(),
+            env: self.common_env.iter().chain(&rank.env).cloned().collect(),
+            binding: rank.binding.clone(),
+        };
+        self.ranks.iter().map(spec).collect()
+    }
+}
+
+impl Upstream {
+    /// Flow-control cost in bytes: non-zero for output, zero for control messages.
+    pub fn cost(&self) -> u64 {
+        let line = |l: &MergedLine| l.text.len() + 4 * l.ranks.len() + 16;
+        match self {
+            Upstream::Lines(lines) => lines.iter().map(line).sum::<usize>() as u64,
+            Upstream::Output { bytes, .. } => bytes.len() as u64 + 16,
+            _ => 0,
+        }
+    }
+}
+
+/// A message could not be encoded or decoded.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("invalid message: {0}; run the same regatta version on every node")]
+pub struct MessageError(String);
+
+/// Encodes a message.
+pub fn encode(message: &impl Serialize) -> Result<Vec<u8>, MessageError> {
+    postcard::to_stdvec(message).map_err(|e| MessageError(e.to_string()))
+}
+
+/// Decodes a message, which must use all bytes.
+pub fn decode<M: DeserializeOwned>(bytes: &[u8]) -> Result<M, MessageError> {
+    match postcard::take_from_bytes(bytes) {
+        Ok((message, [])) => Ok(message),
+        Ok((_, rest)) => Err(MessageError(format!("{} trailing bytes", rest.len()))),
+        Err(error) => Err(MessageError(error.to_string())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn messages_round_trip_and_trailing_bytes_are_rejected() {
+        let event = RankEvent::States(BTreeMap::from([(3, "waiting".to_owned())]));
+        let upstream = Upstream::RankEvent { node: 1, attempt: 2, event };
+        assert_eq!(decode::<Upstream>(&encode(&upstream).unwrap()).unwrap(), upstream);
+        let downstream = Downstream::Broadcast(RankControl::Signal(15));
+        let mut bytes = encode(&downstream).unwrap();
+        assert_eq!(decode::<Downstream>(&bytes).unwrap(), downstream);
+        bytes.push(0);
+        let error = decode::<Downstream>(&bytes).unwrap_err().to_string();
+        assert!(error.contains("1 trailing bytes"), "{error}");
+    }
+
+    #[test]
+    fn paths_may_be_any_byte_string() {
+        use std::os::unix::ffi::OsStringExt;
+        let launch = NodeLaunch {
+            command: vec![OsString::from_vec(vec![0xff])],
+            cwd: OsString::from_vec(b"/a\xffb".to_vec()),
+            ..NodeLaunch::default()
+        };
+        let message = Downstream::Start { node: 0, launch };
+        assert_eq!(decode::<Downstream>(&encode(&message).unwrap()).unwrap(), message);
+    }
+
+    proptest! {
+        #[test]
+        fn decoding_random_bytes_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = decode::<Upstream>(&bytes);
+            let _ = decode::<Downstream>(&bytes);
+        }
+    }
+}

@@ -1,0 +1,69 @@
+use super::*;
+
+fn running_job(nodes: u32, fan_out: u32, ranks_per_node: u32, seed: u64) -> Simulation {
+    let mut sim = Simulation::new(nodes, fan_out, ranks_per_node, seed);
+    assert!(
+        sim.run_until(Duration::from_secs(60), Simulation::all_registered),
+        "not all agents joined"
+    );
+    sim.start_ranks();
+    sim
+}
+
+proptest! {
+    /// Under any faults, the coordinator learns the exit of every rank or declares it lost, and the
+    /// job finishes exactly once; then all agents exit and no rank is left.
+    #[test]
+    fn every_job_finishes_once_under_faults(
+        nodes in 1u32..14, fan_out in 1u32..4, ranks_per_node in 1u32..3, seed: u64, faults in 0usize..5,
+    ) {
+        let mut sim = running_job(nodes, fan_out, ranks_per_node, seed);
+        for _ in 0..faults {
+            for _ in 0..sim.rng.below(40) {
+                sim.step();
+            }
+            sim.inject_fault();
+        }
+        let mut rounds = 0;
+        while sim.finished_count == 0 {
+            sim.let_ranks_exit();
+            sim.run_until(Duration::from_secs(2), |w| w.finished_count > 0);
+            rounds += 1;
+            prop_assert!(rounds < 200, "the job does not finish");
+        }
+        let (table, supervisor) = sim.root.as_ref().unwrap();
+        prop_assert_eq!(supervisor.endings().len() as u32, nodes * ranks_per_node);
+        for (rank, reported) in supervisor.endings() {
+            let actual = sim.actual_exits.get(rank).copied().unwrap_or(NEVER_STARTED);
+            prop_assert!(*reported == Ending::Lost || actual == *reported);
+        }
+        if !sim.faults_injected {
+            prop_assert_eq!(supervisor.code(), 0);
+        }
+        let any_failed = sim.actual_exits.values().any(|e| !e.is_good());
+        prop_assert!(!any_failed || supervisor.code() != 0);
+        let outputs = table.shutdown();
+        sim.apply_outputs(outputs);
+        // The coordinator exits afterwards.
+        sim.run_until(Duration::from_millis(500), Simulation::is_quiescent);
+        sim.root = None;
+        sim.conns_of(Endpoint::Root).into_iter().for_each(|c| sim.break_conn(c, false));
+        prop_assert!(sim.run_until(EXIT_TIMEOUT, Simulation::is_quiescent), "an agent is still running");
+        prop_assert_eq!(sim.finished_count, 1);
+    }
+
+    /// If the coordinator dies, all agents terminate their ranks and exit.
+    #[test]
+    fn all_agents_exit_when_the_coordinator_dies(
+        nodes in 1u32..14, fan_out in 1u32..4, seed: u64, steps in 0usize..200,
+    ) {
+        let mut sim = running_job(nodes, fan_out, 2, seed);
+        for _ in 0..steps {
+            sim.step();
+        }
+        sim.root = None;
+        sim.conns_of(Endpoint::Root).into_iter().for_each(|c| sim.break_conn(c, false));
+        prop_assert!(sim.run_until(EXIT_TIMEOUT, Simulation::is_quiescent), "an agent is still running");
+        prop_assert!(sim.nodes.iter().all(|s| s.exited));
+    }
+}

@@ -1,0 +1,108 @@
+//! Standard output and error of ranks: one thread per stream, and one that waits for the exit.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::event_queue::EventQueue;
+use crate::lines::LineSplitter;
+use crate::process;
+use crate::run_folder::log_truncated;
+
+/// Events that must not wait behind output.
+pub enum ControlEvent {
+    /// A rank exited and is still to be reaped.
+    Exited(u32),
+    /// A stream of a rank reached end of file.
+    StreamClosed(u32),
+    /// A log is incomplete; the text is a warning for the user.
+    LogTruncated(String),
+}
+
+/// Output of a rank.
+pub enum Output {
+    /// A line for the terminal.
+    Line { rank: u32, stderr: bool, text: String },
+    /// Raw bytes for the log.
+    Bytes { rank: u32, stderr: bool, bytes: Vec<u8> },
+}
+
+/// Where the complete output of a stream goes.
+pub enum Log {
+    /// A file.
+    File(File),
+    /// The queue, as [`Output::Bytes`].
+    Forward,
+}
+
+/// One stream of a rank.
+#[derive(Clone, Copy)]
+pub struct StreamId {
+    pub rank: u32,
+    pub stderr: bool,
+}
+
+type Events = Arc<EventQueue<ControlEvent, Output>>;
+
+/// Spawns a thread; fails where the process limit is reached.
+fn spawn_thread(work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    std::thread::Builder::new().stack_size(128 * 1024).spawn(work).map(drop)
+}
+
+/// Reports the exit of a rank's process.
+pub fn watch_exit(pid: u32, events: Events, rank: u32) -> io::Result<()> {
+    spawn_thread(move || {
+        process::wait_for_exit(pid);
+        events.push_control(ControlEvent::Exited(rank));
+    })
+}
+
+/// Forwards one stream of a rank: unbuffered to its log, so that a crash of this process loses
+/// nothing, and line by line to the queue.
+pub fn forward_stream(
+    mut stream: impl Read + Send + 'static,
+    mut log: Log,
+    events: Events,
+    id: StreamId,
+) -> io::Result<()> {
+    let StreamId { rank, stderr } = id;
+    spawn_thread(move || {
+        let mut splitter = LineSplitter::default();
+        let mut buffer = vec![0; 64 * 1024];
+        let mut truncated = false;
+        loop {
+            let bytes = match stream.read(&mut buffer) {
+                Ok(0) => break,
+                Ok(n) => &buffer[..n],
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+                Err(_) => break,
+            };
+            // A full disk must not stop the rank, but the user must learn of it.
+            if let Err(error) = write_log(&mut log, bytes, &events, id)
+                && !std::mem::replace(&mut truncated, true)
+            {
+                let name = crate::run_folder::log_name(0, rank, stderr);
+                events.push_control(ControlEvent::LogTruncated(log_truncated(&name, &error)));
+            }
+            for text in splitter.push(bytes, Instant::now()) {
+                events.push_output(Output::Line { rank, stderr, text });
+            }
+        }
+        if let Some(text) = splitter.finish() {
+            events.push_output(Output::Line { rank, stderr, text });
+        }
+        events.push_control(ControlEvent::StreamClosed(rank));
+    })
+}
+
+fn write_log(log: &mut Log, bytes: &[u8], events: &Events, id: StreamId) -> io::Result<()> {
+    match log {
+        Log::File(file) => file.write_all(bytes),
+        Log::Forward => {
+            let StreamId { rank, stderr } = id;
+            events.push_output(Output::Bytes { rank, stderr, bytes: bytes.to_vec() });
+            Ok(())
+        }
+    }
+}

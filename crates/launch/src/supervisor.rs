@@ -1,0 +1,432 @@
+//! Supervision of a job: determines the first failure, and when the other ranks are signalled and
+//! killed. No I/O; the caller passes the time.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use regatta_model::result::Ending;
+
+use crate::signals::is_termination_signal;
+
+/// An event for the supervisor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SupervisorInput {
+    /// A rank exited.
+    Exited(u32, Ending),
+    /// The connection to a node failed. This is its first rank; the exits of its ranks are reported
+    /// later.
+    ConnectionLost(u32),
+    /// A signal to the launcher, from the user or the scheduler.
+    Signal(i32),
+    /// A signal to a node, from the scheduler.
+    NodeSignal(i32),
+    /// A rank wrote output or used CPU time.
+    Progress,
+    /// Time passed.
+    Tick,
+}
+
+/// An action to carry out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SupervisorAction {
+    /// Send this signal to all running ranks.
+    SignalRanks(i32),
+    /// Kill all running ranks and their descendants.
+    Kill,
+    /// Query what each rank is doing, after a failure or a hang.
+    QueryState,
+    /// All ranks have exited. Their descendants may still run.
+    Finish,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum JobPhase {
+    Running,
+    /// Ranks were sent a termination signal at this time.
+    Terminating(Instant),
+    Killing,
+    Finished,
+}
+
+/// Timeouts of a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct JobLimits {
+    /// Time between the termination signal and SIGKILL.
+    pub grace: Duration,
+    /// A job without progress for this long counts as hung; `None` disables the check.
+    pub hang_after: Option<Duration>,
+}
+
+/// Exit code of a hung job, as of `timeout`.
+const HANG_CODE: u8 = 124;
+
+/// How late the exit of a rank may be reported compared to the exits it caused.
+const LATE_REPORT_WINDOW: Duration = Duration::from_secs(1);
+
+/// State of a job.
+#[derive(Debug)]
+pub struct Supervisor {
+    limits: JobLimits,
+    phase: JobPhase,
+    last_progress: Instant,
+    /// Whether the user stopped the ranks (SIGTSTP).
+    stopped: bool,
+    hung: bool,
+    running: u32,
+    endings: BTreeMap<u32, Ending>,
+    first_failure: Option<(u32, Ending)>,
+    signal: Option<i32>,
+}
+
+impl Supervisor {
+    /// A job of `ranks` running ranks.
+    pub fn new(ranks: u32, limits: JobLimits, now: Instant) -> Self {
+        Self {
+            limits,
+            phase: JobPhase::Running,
+            last_progress: now,
+            stopped: false,
+            hung: false,
+            running: ranks,
+            endings: BTreeMap::new(),
+            first_failure: None,
+            signal: None,
+        }
+    }
+
+    /// Handles an event and returns the actions to carry out.
+    pub fn handle(&mut self, input: SupervisorInput, now: Instant) -> Vec<SupervisorAction> {
+        match input {
+            SupervisorInput::Exited(rank, ending) => self.on_exit(rank, ending, now),
+            SupervisorInput::ConnectionLost(rank) => self.on_connection_lost(rank, now),
+            SupervisorInput::Signal(signal) => self.on_signal(signal, now),
+            SupervisorInput::NodeSignal(signal) => self.on_node_signal(signal, now),
+            SupervisorInput::Progress => {
+                self.last_progress = now;
+                Vec::new()
+            }
+            SupervisorInput::Tick => self.on_tick(now),
+        }
+    }
+
+    fn on_exit(&mut self, rank: u32, ending: Ending, now: Instant) -> Vec<SupervisorAction> {
+        if self.endings.insert(rank, ending).is_some() || self.running == 0 {
+            return Vec::new();
+        }
+        self.running -= 1;
+        // A rank that exits after the termination signal is a consequence, not the cause.
+        let failed = self.phase == JobPhase::Running && !ending.is_good();
+        if failed || self.is_root_cause(ending, now) {
+            self.first_failure = Some((rank, ending));
+        }
+        if self.running == 0 {
+            self.phase = JobPhase::Finished;
+            return vec![SupervisorAction::Finish];
+        }
+        match (self.phase, self.first_failure) {
+            (JobPhase::Running, Some(_)) => self.terminate_others(now),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Whether this exit by SIGKILL, not sent by us, is the cause of an earlier reported failure: a
+    /// peer may notice the death and exit before the death itself is reported.
+    fn is_root_cause(&self, ending: Ending, now: Instant) -> bool {
+        let JobPhase::Terminating(since) = self.phase else { return false };
+        let peer_exited = matches!(self.first_failure, Some((_, Ending::Exit(_))));
+        let delay = now.saturating_duration_since(since);
+        peer_exited && ending == Ending::Signal(libc::SIGKILL) && delay < LATE_REPORT_WINDOW
+    }
+
+    fn on_connection_lost(&mut self, rank: u32, now: Instant) -> Vec<SupervisorAction> {
+        if self.phase != JobPhase::Running {
+            return Vec::new();
+        }
+        self.first_failure = Some((rank, Ending::Lost));
+        self.terminate_others(now)
+    }
+
+    /// Queries the state of all ranks, then terminates them.
+    fn terminate_others(&mut self, now: Instant) -> Vec<SupervisorAction> {
+        let mut actions = vec![SupervisorAction::QueryState];
+        actions.extend(self.terminate(libc::SIGTERM, now));
+        actions
+    }
+
+    /// Forwards the first termination signal, after which the ranks may exit by themselves; a second
+    /// one kills. Other signals are only forwarded.
+    fn on_signal(&mut self, signal: i32, now: Instant) -> Vec<SupervisorAction> {
+        match self.phase {
+            JobPhase::Finished => Vec::new(),
+            _ if !is_termination_signal(signal) => {
+                match signal {
+                    libc::SIGTSTP => self.stopped = true,
+                    libc::SIGCONT => (self.stopped, self.last_progress) = (false, now),
+                    _ => {}
+                }
+                vec![SupervisorAction::SignalRanks(signal)]
+            }
+            JobPhase::Running => {
+                self.signal = Some(signal);
+                self.terminate(signal, now)
+            }
+            JobPhase::Terminating(_) | JobPhase::Killing => {
+                // Recorded also after a failure: a signalled job must not be restarted.
+                self.signal.get_or_insert(signal);
+                self.phase = JobPhase::Killing;
+                vec![SupervisorAction::Kill]
+            }
+        }
+    }
+
+    /// The scheduler signals many nodes, some of them late: this never counts as a second signal.
+    fn on_node_signal(&mut self, signal: i32, now: Instant) -> Vec<SupervisorAction> {
+        let terminating = matches!(self.phase, JobPhase::Terminating(_) | JobPhase::Killing);
+        if is_termination_signal(signal) && terminating {
+            self.signal.get_or_insert(signal);
+            return Vec::new();
+        }
+        self.on_signal(signal, now)
+    }
+
+    fn terminate(&mut self, signal: i32, now: Instant) -> Vec<SupervisorAction> {
+        self.phase = JobPhase::Terminating(now);
+        vec![SupervisorAction::SignalRanks(signal)]
+    }
+
+    fn on_tick(&mut self, now: Instant) -> Vec<SupervisorAction> {
+        match self.phase {
+            JobPhase::Running if self.is_hanging(now) => {
+                self.hung = true;
+                self.terminate_others(now)
+            }
+            JobPhase::Terminating(since)
+                if now.saturating_duration_since(since) >= self.limits.grace =>
+            {
+                self.phase = JobPhase::Killing;
+                vec![SupervisorAction::Kill]
+            }
+            // Repeated: a rank that was being started may have missed it.
+            JobPhase::Killing => vec![SupervisorAction::Kill],
+            _ => Vec::new(),
+        }
+    }
+
+    fn is_hanging(&self, now: Instant) -> bool {
+        let idle = now.saturating_duration_since(self.last_progress);
+        !self.stopped && self.limits.hang_after.is_some_and(|limit| idle >= limit)
+    }
+
+    /// Whether the job was terminated because it hung.
+    pub fn hung(&self) -> bool {
+        self.hung
+    }
+
+    /// The rank that failed first, before any termination signal.
+    pub fn first_failure(&self) -> Option<(u32, Ending)> {
+        self.first_failure
+    }
+
+    /// The signal that terminated the job.
+    pub fn termination_signal(&self) -> Option<i32> {
+        self.signal
+    }
+
+    /// The exit of each rank so far.
+    pub fn endings(&self) -> &BTreeMap<u32, Ending> {
+        &self.endings
+    }
+
+    /// The job's exit code: that of the first failed rank; 124 for a hang; that of the termination
+    /// signal, unless all ranks succeeded.
+    pub fn code(&self) -> u8 {
+        let all_good = self.running == 0 && self.endings.values().all(|e| e.is_good());
+        match (self.first_failure, self.signal) {
+            (Some((_, ending)), _) => ending.code(),
+            _ if self.hung => HANG_CODE,
+            (None, Some(signal)) if !all_good => Ending::Signal(signal).code(),
+            _ => 0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use super::{SupervisorAction as Action, SupervisorInput as Input};
+    use proptest::prelude::*;
+
+    const GRACE: Duration = Duration::from_secs(10);
+
+    fn job(ranks: u32) -> (Supervisor, Instant) {
+        let now = Instant::now();
+        (Supervisor::new(ranks, JobLimits { grace: GRACE, hang_after: None }, now), now)
+    }
+
+    #[test]
+    fn code_is_zero_when_all_ranks_succeed() {
+        let (mut job, now) = job(2);
+        assert!(job.handle(Input::Exited(1, Ending::Exit(0)), now).is_empty());
+        let last = job.handle(Input::Exited(0, Ending::Exit(0)), now);
+        assert_eq!(last, [Action::Finish]);
+        assert_eq!((job.code(), job.first_failure()), (0, None));
+    }
+
+    #[test]
+    fn first_failure_sets_the_code_and_terminates_the_others() {
+        let (mut job, now) = job(3);
+        let actions = job.handle(Input::Exited(2, Ending::Exit(7)), now);
+        assert_eq!(actions, [Action::QueryState, Action::SignalRanks(libc::SIGTERM)]);
+        assert!(job.handle(Input::Exited(0, Ending::Signal(15)), now).is_empty());
+        assert!(job.handle(Input::Tick, now + GRACE / 2).is_empty());
+        assert_eq!(job.handle(Input::Tick, now + GRACE), [Action::Kill]);
+        job.handle(Input::Exited(1, Ending::Signal(9)), now + GRACE);
+        assert_eq!((job.code(), job.first_failure()), (7, Some((2, Ending::Exit(7)))));
+    }
+
+    #[test]
+    fn late_report_of_a_killed_rank_replaces_the_first_failure() {
+        let killed = Ending::Signal(libc::SIGKILL);
+        let (mut job, now) = job(4);
+        job.handle(Input::Exited(2, Ending::Exit(1)), now);
+        job.handle(Input::Exited(3, Ending::Exit(1)), now);
+        assert!(job.handle(Input::Exited(1, killed), now + LATE_REPORT_WINDOW / 2).is_empty());
+        assert_eq!((job.code(), job.first_failure()), (137, Some((1, killed))));
+        // A second killed rank does not replace the first.
+        job.handle(Input::Exited(0, killed), now + LATE_REPORT_WINDOW / 2);
+        assert_eq!(job.first_failure(), Some((1, killed)));
+    }
+
+    #[test]
+    fn kill_after_the_report_window_or_a_signal_is_not_the_cause() {
+        let killed = Ending::Signal(libc::SIGKILL);
+        let (mut late, now) = job(2);
+        late.handle(Input::Exited(1, Ending::Exit(7)), now);
+        late.handle(Input::Exited(0, killed), now + LATE_REPORT_WINDOW);
+        assert_eq!(late.first_failure(), Some((1, Ending::Exit(7))));
+        let (mut signalled, now) = job(2);
+        signalled.handle(Input::Signal(2), now);
+        signalled.handle(Input::Exited(0, killed), now);
+        assert_eq!(signalled.first_failure(), None);
+    }
+
+    #[test]
+    fn second_signal_kills() {
+        let (mut job, now) = job(1);
+        assert_eq!(job.handle(Input::Signal(2), now), [Action::SignalRanks(2)]);
+        assert_eq!(job.handle(Input::Signal(2), now), [Action::Kill]);
+        job.handle(Input::Exited(0, Ending::Signal(9)), now);
+        assert_eq!(
+            (job.code(), job.termination_signal(), job.first_failure()),
+            (130, Some(2), None)
+        );
+    }
+
+    #[test]
+    fn signal_after_a_failure_is_recorded_and_keeps_the_code() {
+        let (mut job, now) = job(2);
+        job.handle(Input::Exited(1, Ending::Exit(7)), now);
+        assert_eq!(job.handle(Input::Signal(15), now), [Action::Kill]);
+        job.handle(Input::Exited(0, Ending::Signal(9)), now);
+        assert_eq!((job.code(), job.termination_signal()), (7, Some(15)));
+    }
+
+    #[test]
+    fn signal_to_many_nodes_does_not_cut_the_grace_period() {
+        let (mut job, now) = job(2);
+        assert_eq!(job.handle(Input::NodeSignal(15), now), [Action::SignalRanks(15)]);
+        assert!(job.handle(Input::NodeSignal(15), now + GRACE / 2).is_empty());
+        assert_eq!(job.handle(Input::Tick, now + GRACE), [Action::Kill]);
+    }
+
+    #[test]
+    fn node_signal_after_a_failure_is_recorded_and_does_not_kill() {
+        let (mut job, now) = job(2);
+        job.handle(Input::Exited(1, Ending::Signal(15)), now);
+        assert!(job.handle(Input::NodeSignal(15), now).is_empty());
+        assert_eq!(job.termination_signal(), Some(15));
+    }
+
+    #[test]
+    fn code_is_zero_when_ranks_exit_cleanly_on_a_signal() {
+        let (mut job, now) = job(1);
+        job.handle(Input::Signal(libc::SIGTERM), now);
+        job.handle(Input::Exited(0, Ending::Exit(0)), now);
+        assert_eq!(job.code(), 0);
+    }
+
+    #[test]
+    fn hang_terminates_the_job() {
+        let now = Instant::now();
+        let limits = JobLimits { grace: GRACE, hang_after: Some(Duration::from_secs(60)) };
+        let mut job = Supervisor::new(2, limits, now);
+        let at = |seconds| now + Duration::from_secs(seconds);
+        assert!(job.handle(Input::Tick, at(59)).is_empty());
+        job.handle(Input::Progress, at(59));
+        assert!(job.handle(Input::Tick, at(118)).is_empty());
+        let actions = job.handle(Input::Tick, at(119));
+        assert_eq!(actions, [Action::QueryState, Action::SignalRanks(libc::SIGTERM)]);
+        assert_eq!(job.handle(Input::Tick, at(129)), [Action::Kill]);
+        job.handle(Input::Exited(0, Ending::Signal(9)), at(129));
+        job.handle(Input::Exited(1, Ending::Signal(9)), at(129));
+        assert_eq!((job.code(), job.hung(), job.first_failure()), (124, true, None));
+    }
+
+    #[test]
+    fn stopped_job_is_not_a_hang() {
+        let now = Instant::now();
+        let limits = JobLimits { grace: GRACE, hang_after: Some(Duration::from_secs(60)) };
+        let mut job = Supervisor::new(1, limits, now);
+        let at = |seconds| now + Duration::from_secs(seconds);
+        job.handle(Input::Signal(libc::SIGTSTP), at(10));
+        assert!(job.handle(Input::Tick, at(1000)).is_empty());
+        job.handle(Input::Signal(libc::SIGCONT), at(1000));
+        assert!(job.handle(Input::Tick, at(1059)).is_empty());
+        assert!(!job.handle(Input::Tick, at(1060)).is_empty());
+    }
+
+    #[test]
+    fn lost_connection_is_the_first_failure_even_if_its_ranks_exit_cleanly() {
+        let (mut job, now) = job(3);
+        let actions = job.handle(Input::ConnectionLost(1), now);
+        assert_eq!(actions, [Action::QueryState, Action::SignalRanks(libc::SIGTERM)]);
+        assert!(job.handle(Input::ConnectionLost(2), now).is_empty());
+        job.handle(Input::Exited(0, Ending::Signal(15)), now);
+        job.handle(Input::Exited(1, Ending::Lost), now);
+        assert_eq!(job.handle(Input::Exited(2, Ending::Exit(0)), now), [Action::Finish]);
+        assert_eq!((job.code(), job.first_failure()), (137, Some((1, Ending::Lost))));
+    }
+
+    #[test]
+    fn user_signals_are_only_forwarded() {
+        let (mut job, now) = job(1);
+        let actions = job.handle(Input::Signal(libc::SIGUSR1), now);
+        assert_eq!(actions, [Action::SignalRanks(libc::SIGUSR1)]);
+        assert!(job.handle(Input::Tick, now + GRACE * 2).is_empty());
+    }
+
+    proptest! {
+        /// For any sequence of inputs, a job finishes exactly once when all ranks have exited.
+        #[test]
+        fn every_job_finishes_once(
+            ranks in 1u32..6,
+            noise in proptest::collection::vec((0u8..5, 0u32..6), 0..30),
+        ) {
+            let (mut job, now) = job(ranks);
+            let mut finished = 0;
+            let exits = (0..ranks).map(|r| Input::Exited(r, Ending::Exit(0)));
+            let inputs = noise.into_iter().map(|(variant, n)| match variant {
+                0 => Input::Signal(libc::SIGTERM),
+                1 => Input::Signal(libc::SIGUSR2),
+                2 => Input::Exited(n % ranks, Ending::Exit(n as i32)),
+                3 => Input::ConnectionLost(n % ranks),
+                _ => Input::Tick,
+            });
+            for (i, input) in inputs.chain(exits).enumerate() {
+                let actions = job.handle(input, now + Duration::from_secs(i as u64));
+                finished += actions.iter().filter(|a| **a == Action::Finish).count();
+            }
+            prop_assert_eq!(finished, 1);
+        }
+    }
+}

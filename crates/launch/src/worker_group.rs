@@ -1,0 +1,88 @@
+//! The interface between a job and what runs its ranks: this node, or agents on many nodes.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use regatta_model::result::Ending;
+use serde::{Deserialize, Serialize};
+
+use crate::lines::MergedLine;
+
+/// An event of one attempt of a job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum JobEvent {
+    /// A rank's process was started.
+    Started {
+        /// The rank.
+        rank: u32,
+        /// Process ID on its node.
+        pid: u32,
+    },
+    /// A line of output.
+    Line(MergedLine),
+    /// Raw output of a rank whose node does not write the log itself.
+    Output {
+        /// The rank.
+        rank: u32,
+        /// Whether it came from standard error.
+        stderr: bool,
+        /// The bytes.
+        bytes: Vec<u8>,
+    },
+    /// A rank exited.
+    Exited(u32, Ending),
+    /// Last lines of a failed rank.
+    OutputTail(u32, Vec<String>),
+    /// What each rank is doing, in response to [`RankControl::QueryState`].
+    RankStates(BTreeMap<u32, String>),
+    /// A rank wrote output or used CPU time.
+    Progress,
+    /// The scheduler sent a signal to an agent.
+    Signal(i32),
+    /// The connection to a node failed: its ranks are lost, or the node terminates them itself.
+    ConnectionLost {
+        /// First rank of the node.
+        rank: u32,
+        /// Cause.
+        why: String,
+    },
+    /// A node is lost together with its ranks.
+    NodeLost {
+        /// Index of the node.
+        node: u32,
+        /// Its ranks.
+        ranks: Vec<u32>,
+    },
+    /// A rank could not be started.
+    StartFailed {
+        /// The rank.
+        rank: u32,
+        /// Cause, with host and fix.
+        why: String,
+    },
+    /// A warning for the user.
+    Warning(String),
+    /// The attempt is finished; no further event follows.
+    Finished,
+}
+
+/// A command to all ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RankControl {
+    /// Send this signal.
+    Signal(i32),
+    /// Kill the ranks and all their descendants.
+    Kill,
+    /// Report what each rank is doing.
+    QueryState,
+}
+
+/// Runs the ranks of one attempt of a job.
+pub trait WorkerGroup {
+    /// Waits up to `timeout` for the next event. While `output_paused`, neither output nor
+    /// [`JobEvent::Finished`] is delivered; full buffers eventually block the ranks' writes.
+    fn next(&mut self, timeout: Duration, output_paused: bool) -> Option<JobEvent>;
+
+    /// Applies a command to all ranks.
+    fn control(&mut self, control: RankControl);
+}
