@@ -109,6 +109,13 @@ pub struct Warning {
     pub hint: String,
 }
 
+impl Warning {
+    /// A warning with its code, message and hint.
+    pub fn new(code: &str, message: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self { code: code.to_owned(), message: message.into(), hint: hint.into() }
+    }
+}
+
 impl Placement {
     /// The node index, node and local rank of a global rank.
     pub fn find_rank(&self, rank: u32) -> Option<(usize, &PlacedNode, &PlacedRank)> {
