@@ -67,12 +67,12 @@ fn numa_nodes(root: &Root, online: &CpuSet) -> Vec<NumaNode> {
         return vec![NumaNode { id: 0, cpus: online.clone(), memory_bytes, distances: vec![] }];
     }
     let node = |id: u32| {
-        let folder = format!("{NODE}/node{id}");
-        let distances = root.read_text(&format!("{folder}/distance")).unwrap_or_default();
+        let dir = format!("{NODE}/node{id}");
+        let distances = root.read_text(&format!("{dir}/distance")).unwrap_or_default();
         NumaNode {
             id,
-            cpus: list(root, &format!("{folder}/cpulist")).unwrap_or_default().intersection(online),
-            memory_bytes: memory(root, &format!("{folder}/meminfo")),
+            cpus: list(root, &format!("{dir}/cpulist")).unwrap_or_default().intersection(online),
+            memory_bytes: memory(root, &format!("{dir}/meminfo")),
             distances: distances.split_whitespace().filter_map(|d| d.parse().ok()).collect(),
         }
     };

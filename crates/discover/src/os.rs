@@ -91,14 +91,14 @@ fn shm(root: &Root) -> Option<u64> {
 }
 
 fn hugepages(root: &Root) -> Vec<HugePages> {
-    const FOLDER: &str = "/sys/kernel/mm/hugepages";
+    const DIR: &str = "/sys/kernel/mm/hugepages";
     let pages = |name: String| {
         let kib: u64 = name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;
         Some(HugePages {
             page_bytes: kib.checked_mul(1024)?,
-            total: root.read_value(&format!("{FOLDER}/{name}/nr_hugepages"))?,
-            free: root.read_value(&format!("{FOLDER}/{name}/free_hugepages"))?,
+            total: root.read_value(&format!("{DIR}/{name}/nr_hugepages"))?,
+            free: root.read_value(&format!("{DIR}/{name}/free_hugepages"))?,
         })
     };
-    root.list_dir(FOLDER).into_iter().filter_map(pages).filter(|p| p.total > 0).collect()
+    root.list_dir(DIR).into_iter().filter_map(pages).filter(|p| p.total > 0).collect()
 }

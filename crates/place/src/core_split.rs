@@ -25,7 +25,7 @@ pub(crate) enum SplitGranularity {
 }
 
 /// Splits `cores` into `ranks` equal shares of at most `max` cores. A remainder stays idle, because
-/// the other ranks would only wait for one with fewer cores.
+/// a rank with one core more would only wait for the others.
 ///
 /// Requires at least one core per rank.
 pub(crate) fn split(

@@ -19,7 +19,7 @@ pub fn layout(
     if free.is_empty() {
         return Err(no_cores(machine, &reserved));
     }
-    // Checked first, because the rest is quadratic in the ranks.
+    // Checked first, because the rest is slow for a huge number of ranks.
     if ranks as usize > free.len() && !job.oversubscribe {
         return Err(PlaceError::TooFewCores {
             host: machine.host.clone(),
@@ -64,8 +64,8 @@ fn no_cores(machine: &Machine, reserved: &CpuSet) -> PlaceError {
     PlaceError::NoCores { host, why, hint: hint.to_owned() }
 }
 
-/// The NUMA nodes with cores that a rank's GPUs are local to. With only one such node all devices
-/// are local to it, whatever the firmware reports.
+/// The NUMA nodes with cores that a rank's GPUs are local to. If there is only one such node, all
+/// devices are local to it, regardless of the firmware.
 fn gpu_numa_nodes(machine: &Machine, devices: &GpuAssignment) -> Option<Vec<u32>> {
     let with_cores: Vec<u32> =
         machine.numa.iter().filter(|n| !n.cpus.is_empty()).map(|n| n.id).collect();
@@ -199,7 +199,7 @@ fn remote_cores_warning(
             machine.host
         ),
         "the NUMA node has too few free cores: extend the cpuset, reserve fewer cores, or \
-               reduce --cores-per-rank",
+         reduce --cores-per-rank",
     ))
 }
 

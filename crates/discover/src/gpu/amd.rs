@@ -191,9 +191,9 @@ fn links(root: &Root, nodes: &[KfdNode]) -> Vec<GpuLink> {
         nodes.iter().enumerate().map(|(i, n)| (n.id, i as u32)).collect();
     let mut found: BTreeMap<(u32, u32), GpuLink> = BTreeMap::new();
     for (from, node) in nodes.iter().enumerate() {
-        let folder = format!("{NODES}/{}/io_links", node.id);
-        for name in root.list_dir(&folder) {
-            let Some(link) = properties(root, &format!("{folder}/{name}/properties")) else {
+        let dir = format!("{NODES}/{}/io_links", node.id);
+        for name in root.list_dir(&dir) {
+            let Some(link) = properties(root, &format!("{dir}/{name}/properties")) else {
                 continue;
             };
             let Some(to) = direct_peer(&link).and_then(|id| position.get(&id)) else { continue };

@@ -51,11 +51,11 @@ struct Card {
 
 impl Card {
     fn read(root: &Root, devices: &[PciDevice], name: &str) -> Option<Self> {
-        let folder = format!("/sys/class/drm/{name}");
-        let address = pci::address_of(root, &format!("{folder}/device"))?;
+        let dir = format!("/sys/class/drm/{name}");
+        let address = pci::address_of(root, &format!("{dir}/device"))?;
         let device = pci::find(devices, &address).filter(|d| is_gpu(d))?;
-        let xe = xe_tiles(root, &folder);
-        let tiles = if xe.is_empty() { i915_tiles(root, &folder) } else { xe };
+        let xe = xe_tiles(root, &dir);
+        let tiles = if xe.is_empty() { i915_tiles(root, &dir) } else { xe };
         // Integrated GPUs are on the root bus and have no dedicated memory. Mainline drivers do not
         // report the memory, so a bridge above the device identifies a discrete card.
         let discrete = device.path.len() > 1 || tiles.iter().any(Option::is_some);

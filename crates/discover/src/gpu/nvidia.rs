@@ -116,13 +116,13 @@ struct DriverGpu {
 
 /// The GPUs in the driver's procfs directory, else those bound to the driver.
 fn driver_gpus(root: &Root, devices: &[PciDevice]) -> Vec<DriverGpu> {
-    let folder = format!("{PROC}/gpus");
+    let dir = format!("{PROC}/gpus");
     let mut known: Vec<DriverGpu> = root
-        .list_dir(&folder)
+        .list_dir(&dir)
         .into_iter()
         .filter(|address| pci::parse_address(address).is_some())
         .map(|address| {
-            let text = root.read_text(&format!("{folder}/{address}/information"));
+            let text = root.read_text(&format!("{dir}/{address}/information"));
             parse_information(address, &text.unwrap_or_default())
         })
         .collect();

@@ -162,8 +162,8 @@ fn lumi_node_is_discovered() {
     assert_eq!(scan.links[0].megabytes_per_second, Some(200_000));
 
     assert!(nics.iter().all(|n| n.kind == NicKind::Slingshot && n.speed_mbit == Some(200_000)));
-    let near: Vec<String> = closest_nics(&scan, &nics).into_iter().map(|(n, _)| n).collect();
-    assert_eq!(near, ["hsn0", "hsn0", "hsn1", "hsn1", "hsn2", "hsn2", "hsn3", "hsn3"]);
+    let closest: Vec<String> = closest_nics(&scan, &nics).into_iter().map(|(n, _)| n).collect();
+    assert_eq!(closest, ["hsn0", "hsn0", "hsn1", "hsn1", "hsn2", "hsn2", "hsn3", "hsn3"]);
     use Distance::{Numa, Package, Root};
     assert_eq!(scan.gpus[0].nic_distance, [Numa, Package, Package, Package]);
     assert_eq!(scan.gpus[1].nic_distance, [Root, Package, Package, Package]);

@@ -54,11 +54,12 @@ pub(super) fn read(
     Ok(found)
 }
 
-type Pair<'d, 't> = (Option<&'d OsDevice<'t>>, Option<&'d OsDevice<'t>>);
+/// The network and RDMA device of an interface.
+type DevicePair<'d, 't> = (Option<&'d OsDevice<'t>>, Option<&'d OsDevice<'t>>);
 
 /// The network and RDMA devices of an adapter, paired. One RDMA device may have several ports, each
 /// with an interface; otherwise they are paired in order.
-fn pairs<'d, 't>(os_devices: &'d [OsDevice<'t>]) -> Vec<Pair<'d, 't>> {
+fn pairs<'d, 't>(os_devices: &'d [OsDevice<'t>]) -> Vec<DevicePair<'d, 't>> {
     let with = |kind: OsDeviceType| {
         let mut all: Vec<_> = os_devices.iter().filter(|d| d.kind == kind).collect();
         all.sort_by_key(|d| natural_sort_key(d.name));

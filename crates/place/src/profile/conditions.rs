@@ -219,7 +219,7 @@ impl fmt::Display for Version {
     }
 }
 
-/// A constraint on a number or version: `>=2.27.3,<2.29`; all comparators must hold.
+/// A constraint on a number or version: `>=2.27.3,<2.29`; all comparisons must hold.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Constraint(Vec<(Comparator, Version)>);
 
@@ -264,7 +264,7 @@ impl Constraint {
 impl FromStr for Constraint {
     type Err = String;
 
-    /// Parses comma-separated comparators; a number without operator means equal.
+    /// Parses comma-separated comparisons; a number without operator means equal.
     fn from_str(text: &str) -> Result<Self, String> {
         let part = |item: &str| {
             let item = item.trim();

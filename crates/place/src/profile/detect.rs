@@ -162,8 +162,8 @@ fn hardware_mismatch(required: &HardwareMatch, machine: &Machine) -> Option<Stri
         return Some(format!("GPU {} is {}", gpu.index, gpu.name));
     }
     let count = machine.gpus.len();
-    if let Some(most) = required.gpus.filter(|&most| count > most as usize) {
-        return Some(format!("this node has {count} GPUs, not {most}"));
+    if let Some(max) = required.gpus.filter(|&max| count > max as usize) {
+        return Some(format!("this node has {count} GPUs, not {max}"));
     }
     let nic = required.nic?;
     let has_nic = machine.nics.is_empty() || machine.nics.iter().any(|n| kind_matches(n.kind, nic));
