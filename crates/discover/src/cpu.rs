@@ -1,47 +1,46 @@
-//! Packages, NUMA nodes, L3 groups, cores and threads, from sysfs; what of them may be used, from
-//! the cgroup and the affinity.
+//! CPU topology from sysfs, and the usable CPUs from the cgroup and the affinity.
 
 use std::collections::BTreeMap;
 
-use regatta_model::{Core, CpuSet, L3Group, NumaNode, Package, Usable};
+use regatta_model::{Core, CpuSet, L3Group, NumaNode, Package, UsableResources};
 
 use crate::root::Root;
 
 const CPU: &str = "/sys/devices/system/cpu";
 const NODE: &str = "/sys/devices/system/node";
 
-/// The processor side of a machine.
+/// The CPU topology of a machine.
 #[derive(Debug, Default)]
-pub(crate) struct Processors {
+pub(crate) struct CpuTopology {
     pub model: Option<String>,
     pub packages: Vec<Package>,
     pub numa: Vec<NumaNode>,
     pub l3: Vec<L3Group>,
     pub cores: Vec<Core>,
-    pub usable: Usable,
+    pub usable: UsableResources,
 }
 
-/// Reads them all.
-pub(crate) fn processors(root: &Root) -> Processors {
+/// Reads the CPU topology.
+pub(crate) fn topology(root: &Root) -> CpuTopology {
     let online = list(root, &format!("{CPU}/online")).unwrap_or_else(|| listed_cpus(root));
     let numa = numa_nodes(root, &online);
     let l3 = l3_groups(root, &online);
     let (packages, cores) = cores(root, &online, &numa, &l3);
-    Processors { model: model(root), packages, numa, l3, cores, usable: usable(root, online) }
+    CpuTopology { model: model(root), packages, numa, l3, cores, usable: usable(root, online) }
 }
 
 fn list(root: &Root, path: &str) -> Option<CpuSet> {
-    root.text(path)?.parse().ok()
+    root.read_text(path)?.parse().ok()
 }
 
-/// The `cpuN` folders, for trees recorded without the `online` file.
+/// The `cpuN` directories, for trees recorded without the `online` file.
 fn listed_cpus(root: &Root) -> CpuSet {
     let number = |name: String| name.strip_prefix("cpu")?.parse().ok();
-    root.names(CPU).into_iter().filter_map(number).collect()
+    root.list_dir(CPU).into_iter().filter_map(number).collect()
 }
 
 fn model(root: &Root) -> Option<String> {
-    let text = root.text("/proc/cpuinfo")?;
+    let text = root.read_text("/proc/cpuinfo")?;
     let value = |key: &str| {
         let line = text.lines().find(|l| l.split(':').next().is_some_and(|k| k.trim() == key))?;
         Some(line.split_once(':')?.1.trim().to_owned())
@@ -50,7 +49,7 @@ fn model(root: &Root) -> Option<String> {
         .or_else(|| value("CPU implementer").map(|i| arm_name(&i, value("CPU part"))))
 }
 
-/// Arm kernels print numbers; these are the processors of today's machines.
+/// Arm kernels report numeric IDs; these are the processors of current machines.
 fn arm_name(implementer: &str, part: Option<String>) -> String {
     match (implementer, part.as_deref()) {
         ("0x41", Some("0xd4f")) => "Arm Neoverse V2 (NVIDIA Grace)".to_owned(),
@@ -62,18 +61,18 @@ fn arm_name(implementer: &str, part: Option<String>) -> String {
 
 fn numa_nodes(root: &Root, online: &CpuSet) -> Vec<NumaNode> {
     let id = |name: String| name.strip_prefix("node")?.parse::<u32>().ok();
-    let ids: Vec<u32> = root.names(NODE).into_iter().filter_map(id).collect();
+    let ids: Vec<u32> = root.list_dir(NODE).into_iter().filter_map(id).collect();
     if ids.is_empty() {
         let memory_bytes = memory(root, "/proc/meminfo");
         return vec![NumaNode { id: 0, cpus: online.clone(), memory_bytes, distances: vec![] }];
     }
     let node = |id: u32| {
-        let folder = format!("{NODE}/node{id}");
-        let distances = root.text(&format!("{folder}/distance")).unwrap_or_default();
+        let dir = format!("{NODE}/node{id}");
+        let distances = root.read_text(&format!("{dir}/distance")).unwrap_or_default();
         NumaNode {
             id,
-            cpus: list(root, &format!("{folder}/cpulist")).unwrap_or_default().intersection(online),
-            memory_bytes: memory(root, &format!("{folder}/meminfo")),
+            cpus: list(root, &format!("{dir}/cpulist")).unwrap_or_default().intersection(online),
+            memory_bytes: memory(root, &format!("{dir}/meminfo")),
             distances: distances.split_whitespace().filter_map(|d| d.parse().ok()).collect(),
         }
     };
@@ -82,7 +81,7 @@ fn numa_nodes(root: &Root, online: &CpuSet) -> Vec<NumaNode> {
 
 /// `MemTotal` of a meminfo file: `Node 0 MemTotal:  263 kB`, or without the node.
 fn memory(root: &Root, path: &str) -> u64 {
-    let kib = root.text(path).and_then(|text| {
+    let kib = root.read_text(path).and_then(|text| {
         let line = text.lines().find(|l| l.contains("MemTotal:"))?;
         line.split("MemTotal:").nth(1)?.split_whitespace().next()?.parse::<u64>().ok()
     });
@@ -97,15 +96,16 @@ fn l3_groups(root: &Root, online: &CpuSet) -> Vec<L3Group> {
             continue;
         }
         let cache = format!("{CPU}/cpu{cpu}/cache");
-        let level3 = |name: &String| root.value::<u32>(&format!("{cache}/{name}/level")) == Some(3);
-        let Some(index) = root.names(&cache).into_iter().find(level3) else { continue };
+        let level3 =
+            |name: &String| root.read_value::<u32>(&format!("{cache}/{name}/level")) == Some(3);
+        let Some(index) = root.list_dir(&cache).into_iter().find(level3) else { continue };
         let shared = list(root, &format!("{cache}/{index}/shared_cpu_list"));
         let cpus = shared.unwrap_or_default().intersection(online);
         if cpus.is_empty() {
             continue;
         }
         seen = seen.union(&cpus);
-        let size_bytes = root.text(&format!("{cache}/{index}/size")).and_then(|s| kib(&s));
+        let size_bytes = root.read_text(&format!("{cache}/{index}/size")).and_then(|s| kib(&s));
         groups.push(L3Group { id: groups.len() as u32, cpus, size_bytes });
     }
     groups
@@ -127,9 +127,9 @@ fn cores(
     let mut seen = CpuSet::new();
     for cpu in online.iter() {
         let topology = format!("{CPU}/cpu{cpu}/topology");
-        // A virtual machine may say -1.
+        // Virtual machines may report -1.
         let package = root
-            .value::<i64>(&format!("{topology}/physical_package_id"))
+            .read_value::<i64>(&format!("{topology}/physical_package_id"))
             .and_then(|id| u32::try_from(id).ok())
             .unwrap_or(0);
         packages.entry(package).or_default().insert(cpu);
@@ -154,70 +154,76 @@ fn cores(
     (packages, cores)
 }
 
-fn usable(root: &Root, online: CpuSet) -> Usable {
+fn usable(root: &Root, online: CpuSet) -> UsableResources {
     let cgroup = Cgroup::find(root);
     let narrower = |set: &CpuSet| !online.is_subset(set);
     let cpus = cgroup.as_ref().and_then(|c| c.read(root, "cpus")).filter(narrower);
     let memory_nodes = cgroup.as_ref().and_then(|c| c.read(root, "mems"));
     let affinity = if root.is_live() { live_affinity() } else { recorded_affinity(root) };
-    Usable { affinity: affinity.filter(narrower), cgroup: cpus, memory_nodes, online, gpus: None }
+    UsableResources {
+        affinity: affinity.filter(narrower),
+        cgroup: cpus,
+        memory_nodes,
+        online,
+        gpus: None,
+    }
 }
 
-/// Where this process's cpuset is mounted.
+/// The cpuset cgroup of this process.
 struct Cgroup {
-    /// The mount point of the hierarchy.
+    /// Mount point of the hierarchy.
     mount: &'static str,
-    /// The process's place in it.
-    place: String,
+    /// Path of the process's cgroup below it.
+    path: String,
 }
 
 impl Cgroup {
     /// From `/proc/self/cgroup`: `4:cpuset:/slurm/job_1/step_0` (v1) or `0::/user.slice` (v2).
     fn find(root: &Root) -> Option<Self> {
-        let text = root.text("/proc/self/cgroup")?;
-        let line = |wanted: &str| {
+        let text = root.read_text("/proc/self/cgroup")?;
+        let path_of = |controller: &str| {
             text.lines().find_map(|line| {
                 let mut parts = line.splitn(3, ':').skip(1);
                 let controllers = parts.next()?;
-                let place = parts.next()?.to_owned();
-                controllers.split(',').any(|c| c == wanted).then_some(place)
+                let path = parts.next()?.to_owned();
+                controllers.split(',').any(|c| c == controller).then_some(path)
             })
         };
-        let v1 = line("cpuset").map(|place| Cgroup { mount: "/sys/fs/cgroup/cpuset", place });
-        v1.or_else(|| line("").map(|place| Cgroup { mount: "/sys/fs/cgroup", place }))
+        let v1 = path_of("cpuset").map(|path| Cgroup { mount: "/sys/fs/cgroup/cpuset", path });
+        v1.or_else(|| path_of("").map(|path| Cgroup { mount: "/sys/fs/cgroup", path }))
     }
 
-    /// The effective set of `cpus` or `mems`, from the innermost group that has one: the
-    /// controller need not be switched on all the way down, and inside a container the path may
-    /// lead outside of what is mounted.
+    /// The effective `cpus` or `mems` of the innermost cgroup that has them: the controller may be
+    /// disabled further down, and in a container the path may lead outside of the mount.
     fn read(&self, root: &Root, what: &str) -> Option<CpuSet> {
         let names = [
             format!("cpuset.{what}.effective"),
             format!("cpuset.effective_{what}"),
             format!("cpuset.{what}"),
         ];
-        let mut place = self.place.trim_end_matches('/').to_owned();
+        let mut path = self.path.trim_end_matches('/').to_owned();
         loop {
-            let set = names.iter().find_map(|n| list(root, &format!("{}{place}/{n}", self.mount)));
+            let set = names.iter().find_map(|n| list(root, &format!("{}{path}/{n}", self.mount)));
             if let Some(set) = set.filter(|s| !s.is_empty()) {
                 return Some(set);
             }
-            place.truncate(place.rfind('/')?);
+            path.truncate(path.rfind('/')?);
         }
     }
 }
 
 fn recorded_affinity(root: &Root) -> Option<CpuSet> {
-    let status = root.text("/proc/self/status")?;
+    let status = root.read_text("/proc/self/status")?;
     status.lines().find_map(|l| l.strip_prefix("Cpus_allowed_list:"))?.parse().ok()
 }
 
-/// The CPUs this process is bound to. Through the C library, so that a preloaded one is heard.
+/// The CPU affinity of this process. Uses the C library's function, because a preloaded library may
+/// interpose it.
 pub fn live_affinity() -> Option<CpuSet> {
     let mut words = vec![0u64; regatta_model::cpuset::MAX_CPUS / 64];
     let bytes = std::mem::size_of_val(words.as_slice());
-    // SAFETY: `words` is writable for `bytes` bytes, and sched_getaffinity writes no more than it
-    // is told.
+    // SAFETY: `words` is writable for `bytes` bytes, and sched_getaffinity writes at most
+    // `bytes` bytes.
     let result = unsafe { libc::sched_getaffinity(0, bytes, words.as_mut_ptr().cast()) };
     if result < 0 {
         return None;

@@ -1,4 +1,4 @@
-//! A process's environment as data, so that a recorded one is a fixture.
+//! The environment of a process as data, because recorded ones are fixtures.
 
 use std::collections::BTreeMap;
 
@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 pub struct Env(BTreeMap<String, String>);
 
 impl Env {
-    /// This process's environment; what is not text is left out.
-    pub fn of_process() -> Self {
+    /// The environment of this process, without values that are not UTF-8.
+    pub fn from_process() -> Self {
         Self(
             std::env::vars_os()
                 .filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)))
@@ -16,18 +16,18 @@ impl Env {
         )
     }
 
-    /// A variable's value; an empty one counts as not set, as most schedulers mean it.
+    /// The value of a variable. An empty value counts as unset, as schedulers mean it.
     pub fn get(&self, name: &str) -> Option<&str> {
         self.0.get(name).map(String::as_str).filter(|v| !v.is_empty())
     }
 
     /// Whether a variable is set.
-    pub fn has(&self, name: &str) -> bool {
+    pub fn is_set(&self, name: &str) -> bool {
         self.get(name).is_some()
     }
 
     /// All variables.
-    pub fn all(&self) -> &BTreeMap<String, String> {
+    pub fn as_map(&self) -> &BTreeMap<String, String> {
         &self.0
     }
 }

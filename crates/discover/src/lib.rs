@@ -1,13 +1,15 @@
-//! Finds out what a machine is and what the scheduler gave.
+//! Discovers the machine's topology and the job allocation.
 //!
-//! Every source takes a [`Root`]: `/` on the live machine, a folder for a recorded one.
+//! Every source reads through a [`Root`]: `/` on the running node, a directory for a recorded one.
 
 pub mod allocation;
 mod cpu;
-mod distance;
 mod env;
+#[cfg(test)]
+mod fake_sysfs;
 mod gpu;
 pub mod hwloc;
+mod locality;
 mod machine;
 mod nic;
 pub mod nodefile;
@@ -16,10 +18,8 @@ mod pci;
 mod root;
 mod software;
 pub mod systems;
-#[cfg(test)]
-mod testing;
 
 pub use cpu::live_affinity;
 pub use env::Env;
-pub use machine::{LoadError, discover, load};
+pub use machine::{MachineFileError, discover, load};
 pub use root::Root;

@@ -1,4 +1,4 @@
-//! Network interfaces from sysfs: the network devices, and the fabric devices that have none.
+//! Network interfaces from sysfs: network devices, and fabric devices without one.
 
 mod addresses;
 
@@ -10,94 +10,94 @@ const NET: &str = "/sys/class/net";
 const CXI: &str = "/sys/class/cxi";
 const RDMA: &str = "/sys/class/infiniband";
 
-/// The kernel's numbers of hardware types.
+/// ARP hardware types (`ARPHRD_*`).
 const TYPE_INFINIBAND: u32 = 32;
 const TYPE_LOOPBACK: u32 = 772;
-/// Cray, who made the Slingshot NICs.
+/// Cray's PCI vendor ID (Slingshot).
 const VENDOR_CRAY: u16 = 0x17db;
 
-/// Every interface but the loopback, the best kind first; within a kind those with a network
-/// device before those without, in the order of their names.
-pub(crate) fn nics(root: &Root, devices: &[PciDevice]) -> Vec<Nic> {
-    let fabric = Fabric { cxi: fabric_devices(root, CXI), rdma: rdma_devices(root) };
+/// All interfaces except loopback, the best kind first. Within a kind those with a network device
+/// come first, by name.
+pub(crate) fn scan(root: &Root, devices: &[PciDevice]) -> Vec<Nic> {
+    let fabric = FabricDevices { cxi: fabric_devices(root, CXI), rdma: rdma_devices(root) };
     let addresses = addresses::read(root);
     let mut nics: Vec<Nic> = root
-        .names(NET)
+        .list_dir(NET)
         .iter()
         .filter_map(|name| network_device(root, devices, &fabric, name))
         .map(|nic| Nic { addresses: addresses.get(&nic.name).cloned().unwrap_or_default(), ..nic })
         .collect();
-    let bare = fabric.without(&nics, devices);
-    nics.extend(bare);
+    let without_netdev = fabric.without_netdev(&nics, devices);
+    nics.extend(without_netdev);
     nics.sort_by_key(|n| n.kind);
     nics
 }
 
 /// The fabric devices of the node.
-struct Fabric {
+struct FabricDevices {
     cxi: Vec<FabricDevice>,
     rdma: Vec<RdmaDevice>,
 }
 
-/// A device that programs reach past the network stack.
+/// A kernel-bypass device.
 struct FabricDevice {
     name: String,
     pci: String,
 }
 
-/// An RDMA device with its ports, port 1 first.
+/// An RDMA device and its ports, from port 1.
 struct RdmaDevice {
     device: FabricDevice,
-    ports: Vec<Port>,
+    ports: Vec<RdmaPort>,
 }
 
 #[derive(Debug, Clone, PartialEq)]
-struct Port {
+struct RdmaPort {
     active: bool,
     kind: NicKind,
     speed_mbit: Option<u64>,
 }
 
-/// The devices of a class that hang on the PCI bus; emulated ones do not and are no hardware.
+/// The devices of a class on the PCI bus. Emulated devices are not on it.
 fn fabric_devices(root: &Root, class: &str) -> Vec<FabricDevice> {
     let device = |name: String| {
         let pci = pci::address_of(root, &format!("{class}/{name}/device"))?;
         Some(FabricDevice { name, pci })
     };
-    root.names(class).into_iter().filter_map(device).collect()
+    root.list_dir(class).into_iter().filter_map(device).collect()
 }
 
 fn rdma_devices(root: &Root) -> Vec<RdmaDevice> {
     let with_ports = |device: FabricDevice| {
         let ports = format!("{RDMA}/{}/ports", device.name);
         let ports =
-            root.names(&ports).iter().map(|n| port(root, &format!("{ports}/{n}"))).collect();
+            root.list_dir(&ports).iter().map(|n| port(root, &format!("{ports}/{n}"))).collect();
         RdmaDevice { device, ports }
     };
     fabric_devices(root, RDMA).into_iter().map(with_ports).collect()
 }
 
-fn port(root: &Root, folder: &str) -> Port {
-    let text = |file: &str| root.text(&format!("{folder}/{file}")).unwrap_or_default();
-    Port {
+fn port(root: &Root, dir: &str) -> RdmaPort {
+    let text = |file: &str| root.read_text(&format!("{dir}/{file}")).unwrap_or_default();
+    RdmaPort {
         // `4: ACTIVE`
         active: text("state").ends_with("ACTIVE"),
         kind: match text("link_layer").as_str() {
             "InfiniBand" => NicKind::InfiniBand,
-            // AWS's EFA says `Unspecified`: it is RDMA on Ethernet too.
+            // AWS's EFA reports `Unspecified`: it is RDMA over Ethernet, too.
             _ => NicKind::Roce,
         },
         speed_mbit: rate_mbit(&text("rate")),
     }
 }
 
-/// Megabits of `400 Gb/sec (4X NDR)`.
+/// Mbit/s of `400 Gb/sec (4X NDR)`.
 fn rate_mbit(text: &str) -> Option<u64> {
     let gigabits: f64 = text.split_once(" Gb/sec")?.0.trim().parse().ok()?;
     (gigabits > 0.0 && gigabits < 1e6).then_some((gigabits * 1000.0).round() as u64)
 }
 
-impl Fabric {
+impl FabricDevices {
     fn cxi_at(&self, pci: Option<&str>) -> Option<&FabricDevice> {
         self.cxi.iter().find(|d| Some(d.pci.as_str()) == pci)
     }
@@ -106,8 +106,8 @@ impl Fabric {
         self.rdma.iter().find(|d| Some(d.device.pci.as_str()) == pci)
     }
 
-    /// The devices whose PCI device has no network device, as interfaces of their own.
-    fn without(&self, nics: &[Nic], devices: &[PciDevice]) -> Vec<Nic> {
+    /// The fabric devices without a network device, as interfaces of their own.
+    fn without_netdev(&self, nics: &[Nic], devices: &[PciDevice]) -> Vec<Nic> {
         let is_bare = |d: &&FabricDevice| !nics.iter().any(|n| n.pci.as_ref() == Some(&d.pci));
         let nic = |d: &FabricDevice, kind, speed_mbit, state| Nic {
             name: d.name.clone(),
@@ -129,26 +129,31 @@ impl Fabric {
     }
 }
 
-impl Port {
+impl RdmaPort {
     fn state(&self) -> LinkState {
         if self.active { LinkState::Up } else { LinkState::Down }
     }
 }
 
-fn network_device(root: &Root, devices: &[PciDevice], fabric: &Fabric, name: &str) -> Option<Nic> {
-    let folder = format!("{NET}/{name}");
-    // The bonding driver puts a plain file among the devices.
-    let hardware: u32 = root.value(&format!("{folder}/type"))?;
+fn network_device(
+    root: &Root,
+    devices: &[PciDevice],
+    fabric: &FabricDevices,
+    name: &str,
+) -> Option<Nic> {
+    let dir = format!("{NET}/{name}");
+    // The bonding driver adds a plain file to the directory.
+    let hardware: u32 = root.read_value(&format!("{dir}/type"))?;
     if hardware == TYPE_LOOPBACK || name == "lo" {
         return None;
     }
-    let has_device = root.exists(&format!("{folder}/device"));
-    let device = if has_device { pci::address_of(root, &format!("{folder}/device")) } else { None };
+    let has_device = root.exists(&format!("{dir}/device"));
+    let device = if has_device { pci::address_of(root, &format!("{dir}/device")) } else { None };
     let device = device.and_then(|address| pci::find(devices, &address));
     let address = device.map(|d| d.address.as_str());
     let cxi = fabric.cxi_at(address);
     let rdma = fabric.rdma_at(address);
-    let port = rdma.and_then(|r| port_of(root, &folder, r));
+    let port = rdma.and_then(|r| port_of(root, &dir, r));
     let kind = if !has_device {
         NicKind::Virtual
     } else if cxi.is_some() || device.is_some_and(|d| is_slingshot(root, d)) {
@@ -160,9 +165,9 @@ fn network_device(root: &Root, devices: &[PciDevice], fabric: &Fabric, name: &st
     } else {
         NicKind::Ethernet
     };
-    // IP over InfiniBand may be switched off on a link that carries RDMA well.
+    // IP over InfiniBand may be down on a link that carries RDMA.
     let port = port.filter(|_| kind == NicKind::InfiniBand);
-    let own_speed = root.value::<i64>(&format!("{folder}/speed"));
+    let own_speed = root.read_value::<i64>(&format!("{dir}/speed"));
     let own_speed = own_speed.and_then(|s| u64::try_from(s).ok()).filter(|s| *s > 0);
     Some(Nic {
         name: name.to_owned(),
@@ -171,14 +176,14 @@ fn network_device(root: &Root, devices: &[PciDevice], fabric: &Fabric, name: &st
         pci: address.map(str::to_owned),
         numa: device.and_then(|d| d.numa),
         speed_mbit: port.and_then(|p| p.speed_mbit).or(own_speed),
-        state: port.map_or_else(|| link_state(root, &folder), Port::state),
+        state: port.map_or_else(|| link_state(root, &dir), RdmaPort::state),
         addresses: Vec::new(),
     })
 }
 
-/// The port of an RDMA device that a network device is on: ports count from 1 there, from 0 here.
-fn port_of<'a>(root: &Root, folder: &str, rdma: &'a RdmaDevice) -> Option<&'a Port> {
-    let number: usize = root.value(&format!("{folder}/dev_port")).unwrap_or(0);
+/// The RDMA port of a network device. RDMA ports count from 1, `dev_port` from 0.
+fn port_of<'a>(root: &Root, dir: &str, rdma: &'a RdmaDevice) -> Option<&'a RdmaPort> {
+    let number: usize = root.read_value(&format!("{dir}/dev_port")).unwrap_or(0);
     rdma.ports.get(number).or(rdma.ports.first())
 }
 
@@ -187,12 +192,12 @@ fn is_slingshot(root: &Root, device: &PciDevice) -> bool {
     device.vendor == VENDOR_CRAY || driver.is_some_and(|d| d == "cxi_ss1" || d == "cxi_core")
 }
 
-fn link_state(root: &Root, folder: &str) -> LinkState {
-    let text = |file: &str| root.text(&format!("{folder}/{file}")).unwrap_or_default();
+fn link_state(root: &Root, dir: &str) -> LinkState {
+    let text = |file: &str| root.read_text(&format!("{dir}/{file}")).unwrap_or_default();
     match (text("operstate").as_str(), text("carrier").as_str()) {
         ("up", _) => LinkState::Up,
         ("down" | "lowerlayerdown" | "notpresent" | "dormant" | "testing", _) => LinkState::Down,
-        // Drivers that do not keep the state leave it unknown and still know the carrier.
+        // Drivers without operational state report `unknown`, but know the carrier.
         (_, "1") => LinkState::Up,
         (_, "0") => LinkState::Down,
         _ => LinkState::Unknown,
@@ -205,24 +210,26 @@ mod tests {
     use regatta_model::machine::NicAddress;
 
     use super::*;
-    use crate::testing::{Pci, Tree};
+    use crate::fake_sysfs::{FakePciDevice, FakeSysfs};
 
     const UP: [(&str, &str); 3] = [("type", "1\n"), ("operstate", "up\n"), ("speed", "25000\n")];
 
-    fn mellanox(tree: &Tree, address: &str, numa: i32) {
+    fn mellanox(tree: &FakeSysfs, address: &str, numa: i32) {
         let path = format!("pci0000:00/0000:00:01.0/{address}");
-        tree.pci(Pci::new(&path, 0x020700, 0x15b3, 0x1021).numa(numa).driver("mlx5_core"));
+        tree.pci(
+            FakePciDevice::new(&path, 0x020700, 0x15b3, 0x1021).numa(numa).driver("mlx5_core"),
+        );
     }
 
-    fn kinds(tree: &Tree) -> Vec<(String, NicKind, LinkState)> {
+    fn kinds(tree: &FakeSysfs) -> Vec<(String, NicKind, LinkState)> {
         let root = tree.root();
-        let nics = nics(&root, &pci::devices(&root));
+        let nics = scan(&root, &pci::scan(&root));
         nics.into_iter().map(|n| (n.name, n.kind, n.state)).collect()
     }
 
     #[test]
-    fn the_best_kind_comes_first() {
-        let tree = Tree::new();
+    fn interfaces_are_sorted_by_kind() {
+        let tree = FakeSysfs::new();
         for (i, address) in
             ["0000:01:00.0", "0000:02:00.0", "0000:03:00.0", "0000:04:00.0"].iter().enumerate()
         {
@@ -237,7 +244,7 @@ mod tests {
         tree.net("ib0", Some("0000:03:00.0"), &[("type", "32\n"), ("operstate", "down\n")]);
         tree.rdma("mlx5_2", "0000:03:00.0", "InfiniBand\n", "4: ACTIVE\n", "400 Gb/sec (4X NDR)\n");
         tree.rdma("mlx5_3", "0000:04:00.0", "InfiniBand\n", "1: DOWN\n", "40 Gb/sec (4X QDR)\n");
-        tree.folder("/sys/devices/virtual/infiniband/rxe0/ports/1");
+        tree.dir("/sys/devices/virtual/infiniband/rxe0/ports/1");
         tree.link("/sys/class/infiniband/rxe0", "/sys/devices/virtual/infiniband/rxe0");
 
         let name = |n: &str, kind, state| (n.to_owned(), kind, state);
@@ -252,17 +259,17 @@ mod tests {
             ]
         );
         let root = tree.root();
-        let nics = nics(&root, &pci::devices(&root));
+        let nics = scan(&root, &pci::scan(&root));
         assert_eq!(nics[0].speed_mbit, Some(400_000));
         assert_eq!(nics[0].fabric_device.as_deref(), Some("mlx5_2"));
         assert_eq!((nics[1].pci.as_deref(), nics[1].numa), (Some("0000:04:00.0"), Some(3)));
         assert_eq!(nics[2].speed_mbit, Some(25_000));
-        assert_eq!(nics[4].speed_mbit, None, "-1 is no speed");
+        assert_eq!(nics[4].speed_mbit, None, "-1 means unknown speed");
     }
 
     #[test]
-    fn an_inactive_rdma_port_leaves_plain_ethernet() {
-        let tree = Tree::new();
+    fn inactive_rdma_port_is_plain_ethernet() {
+        let tree = FakeSysfs::new();
         mellanox(&tree, "0000:01:00.0", 0);
         tree.net("eth0", Some("0000:01:00.0"), &UP);
         tree.rdma("irdma0", "0000:01:00.0", "Ethernet\n", "1: DOWN\n", "25 Gb/sec (1X EDR)\n");
@@ -270,19 +277,19 @@ mod tests {
     }
 
     #[test]
-    fn slingshot_is_known_by_class_driver_or_vendor() {
-        let tree = Tree::new();
+    fn slingshot_is_detected_by_class_driver_or_vendor() {
+        let tree = FakeSysfs::new();
         let path = |n: u32| format!("pci0000:c4/0000:c4:01.{n}/0000:c{n}:00.0");
-        tree.pci(Pci::new(&path(5), 0x020000, 0x1590, 0x0371));
-        tree.folder("/sys/bus/pci/devices/0000:c5:00.0/cxi/cxi0");
+        tree.pci(FakePciDevice::new(&path(5), 0x020000, 0x1590, 0x0371));
+        tree.dir("/sys/bus/pci/devices/0000:c5:00.0/cxi/cxi0");
         tree.link(
             "/sys/bus/pci/devices/0000:c5:00.0/cxi/cxi0/device",
             "/sys/bus/pci/devices/0000:c5:00.0",
         );
         tree.link("/sys/class/cxi/cxi0", "/sys/bus/pci/devices/0000:c5:00.0/cxi/cxi0");
-        tree.pci(Pci::new(&path(6), 0x020000, 0x1590, 0x0371).driver("cxi_ss1"));
-        tree.pci(Pci::new(&path(7), 0x020000, VENDOR_CRAY, 0x0501));
-        tree.pci(Pci::new(&path(8), 0x020000, 0x15b3, 0x1017));
+        tree.pci(FakePciDevice::new(&path(6), 0x020000, 0x1590, 0x0371).driver("cxi_ss1"));
+        tree.pci(FakePciDevice::new(&path(7), 0x020000, VENDOR_CRAY, 0x0501));
+        tree.pci(FakePciDevice::new(&path(8), 0x020000, 0x15b3, 0x1017));
         for (name, address) in [("hsn0", 5), ("hsn1", 6), ("hsn2", 7), ("hsn3", 8)] {
             tree.net(name, Some(&format!("0000:c{address}:00.0")), &UP);
         }
@@ -291,7 +298,7 @@ mod tests {
             r#"[{"ifname":"hsn0","addr_info":[{"local":"10.253.6.67","prefixlen":16}]}]"#,
         );
         let root = tree.root();
-        let nics = nics(&root, &pci::devices(&root));
+        let nics = scan(&root, &pci::scan(&root));
         let kinds: Vec<NicKind> = nics.iter().map(|n| n.kind).collect();
         use NicKind::{Ethernet, Slingshot};
         assert_eq!(kinds, [Slingshot, Slingshot, Slingshot, Ethernet], "hsn3 is Slingshot 10");
@@ -301,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_read() {
+    fn rates_are_parsed() {
         assert_eq!(rate_mbit("400 Gb/sec (4X NDR)"), Some(400_000));
         assert_eq!(rate_mbit("2.5 Gb/sec (1X SDR)"), Some(2500));
         assert_eq!(rate_mbit("0 Gb/sec"), None);
@@ -310,7 +317,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_rate_is_refused_or_read(text in ".*") {
+        fn rate_parsing_never_panics(text in ".*") {
             let _ = rate_mbit(&text);
         }
     }

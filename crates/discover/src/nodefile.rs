@@ -1,74 +1,74 @@
-//! Files with host names: PBS's node file (one line a slot), and the host files of Open MPI
-//! (`host slots=4`) and MPICH (`host:4`).
+//! Host files: PBS node files (one line per slot), and the host files of Open MPI (`host slots=4`)
+//! and MPICH (`host:4`).
 
-/// A line of a node file.
+/// A host and its slots.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NodeLine {
-    /// The host.
+pub struct HostEntry {
+    /// Host name.
     pub host: String,
-    /// The ranks it says the host takes.
+    /// Ranks that fit on the host.
     pub slots: Option<u32>,
 }
 
-/// Why a text is no node file. Lines and columns count from 1.
+/// Parse error of a host file. Lines and columns start at 1.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NodefileError {
-    /// A host name with a character no host name has.
-    #[error("line {line}, column {column}: {host:?} is no host name")]
+    /// Invalid host name.
+    #[error("line {line}, column {column}: invalid host name {host:?}")]
     BadHost {
-        /// Where.
+        /// Line.
         line: usize,
-        /// Where in the line.
+        /// Column.
         column: usize,
-        /// What stands there.
+        /// The text found.
         host: String,
     },
-    /// A number of slots that is none.
+    /// Invalid slot count.
     #[error(
-        "line {line}, column {column}: {text:?} is no number of slots; write `host slots=4` or `host:4`"
+        "line {line}, column {column}: invalid slot count {text:?}; write `host slots=4` or `host:4`"
     )]
     BadSlots {
-        /// Where.
+        /// Line.
         line: usize,
-        /// Where in the line.
+        /// Column.
         column: usize,
-        /// What stands there.
+        /// The text found.
         text: String,
     },
-    /// A word after the host that is no `key=value`.
+    /// Unknown word after the host.
     #[error(
-        "line {line}, column {column}: {text:?} is unknown; write one host a line, as `host` or `host slots=4`"
+        "line {line}, column {column}: unexpected {text:?}; write one host per line, as `host` or `host slots=4`"
     )]
     Unknown {
-        /// Where.
+        /// Line.
         line: usize,
-        /// Where in the line.
+        /// Column.
         column: usize,
-        /// What stands there.
+        /// The text found.
         text: String,
     },
 }
 
-/// More slots than any node takes: a typing error.
+/// Maximum slots per node; more is a typing error.
 const MAX_SLOTS: u32 = 65_536;
 
-/// Reads a node file. Blank lines and what follows a `#` are passed over.
-pub fn parse(text: &str) -> Result<Vec<NodeLine>, NodefileError> {
+/// Parses a host file. Blank lines and `#` comments are skipped.
+pub fn parse(text: &str) -> Result<Vec<HostEntry>, NodefileError> {
     let mut lines = Vec::new();
-    for (i, whole) in text.lines().enumerate() {
-        let content = whole.split('#').next().unwrap_or_default();
+    for (i, line) in text.lines().enumerate() {
+        let content = line.split('#').next().unwrap_or_default();
         lines.extend(parse_line(i + 1, content)?);
     }
     Ok(lines)
 }
 
-/// The hosts in the order of their first line, each with its slots: the number of its lines, or
-/// what a line says.
-pub fn hosts(lines: &[NodeLine]) -> Vec<NodeLine> {
-    let mut place: std::collections::HashMap<&str, usize> = std::collections::HashMap::new();
-    let mut hosts: Vec<(NodeLine, u32)> = Vec::new();
+/// The distinct hosts in order of first occurrence. The slots of a host are the number of its
+/// lines, or the sum of its `slots`.
+pub fn merge_hosts(lines: &[HostEntry]) -> Vec<HostEntry> {
+    let mut index_of: std::collections::HashMap<&str, usize> = std::collections::HashMap::new();
+    let mut hosts: Vec<(HostEntry, u32)> = Vec::new();
     for line in lines {
-        let at = *place.entry(&line.host).or_insert(hosts.len());
+        let at = *index_of.entry(&line.host).or_insert(hosts.len());
         match hosts.get_mut(at) {
             Some((known, count)) => {
                 *count += 1;
@@ -80,20 +80,20 @@ pub fn hosts(lines: &[NodeLine]) -> Vec<NodeLine> {
             None => hosts.push((line.clone(), 1)),
         }
     }
-    let told = |(line, count): (NodeLine, u32)| NodeLine {
+    let with_slots = |(line, count): (HostEntry, u32)| HostEntry {
         slots: line.slots.or((count > 1).then_some(count)),
         ..line
     };
-    hosts.into_iter().map(told).collect()
+    hosts.into_iter().map(with_slots).collect()
 }
 
-fn parse_line(line: usize, content: &str) -> Result<Option<NodeLine>, NodefileError> {
+fn parse_line(line: usize, content: &str) -> Result<Option<HostEntry>, NodefileError> {
     let mut words = words(content);
     let Some((column, first)) = words.next() else { return Ok(None) };
     let (host, mut slots) = match first.rsplit_once(':') {
-        // More than one colon is an IPv6 address, not `host:slots`.
+        // More than one colon is an IPv6 address.
         Some((host, digits)) if !host.contains(':') => {
-            (host, Some(number(line, column + host.len() + 1, digits)?))
+            (host, Some(parse_slots(line, column + host.len() + 1, digits)?))
         }
         _ => (first, None),
     };
@@ -103,17 +103,17 @@ fn parse_line(line: usize, content: &str) -> Result<Option<NodeLine>, NodefileEr
     for (column, word) in words {
         match word.split_once('=') {
             Some(("slots", digits)) => {
-                slots = Some(number(line, column + "slots=".len(), digits)?);
+                slots = Some(parse_slots(line, column + "slots=".len(), digits)?);
             }
-            // Open MPI's other keys do not concern us.
+            // Other keys of Open MPI are ignored.
             Some((key, _)) if !key.is_empty() => {}
             _ => return Err(NodefileError::Unknown { line, column, text: word.to_owned() }),
         }
     }
-    Ok(Some(NodeLine { host: host.to_owned(), slots }))
+    Ok(Some(HostEntry { host: host.to_owned(), slots }))
 }
 
-/// The words of a line with their columns, counted from 1.
+/// The words of a line with their columns.
 fn words(content: &str) -> impl Iterator<Item = (usize, &str)> {
     let mut at = 0;
     content.split(|c: char| c.is_whitespace()).filter_map(move |word| {
@@ -124,11 +124,11 @@ fn words(content: &str) -> impl Iterator<Item = (usize, &str)> {
 }
 
 fn is_host(host: &str) -> bool {
-    let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | ':');
-    !host.is_empty() && host.len() <= 255 && !host.starts_with('-') && host.chars().all(good)
+    let is_valid = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | ':');
+    !host.is_empty() && host.len() <= 255 && !host.starts_with('-') && host.chars().all(is_valid)
 }
 
-fn number(line: usize, column: usize, digits: &str) -> Result<u32, NodefileError> {
+fn parse_slots(line: usize, column: usize, digits: &str) -> Result<u32, NodefileError> {
     match digits.parse() {
         Ok(n) if (1..=MAX_SLOTS).contains(&n) => Ok(n),
         _ => Err(NodefileError::BadSlots { line, column, text: digits.to_owned() }),
@@ -141,11 +141,11 @@ mod tests {
     use proptest::prelude::*;
 
     fn read(text: &str) -> Vec<(String, Option<u32>)> {
-        hosts(&parse(text).unwrap()).into_iter().map(|n| (n.host, n.slots)).collect()
+        merge_hosts(&parse(text).unwrap()).into_iter().map(|n| (n.host, n.slots)).collect()
     }
 
     #[test]
-    fn all_three_forms() {
+    fn pbs_openmpi_and_mpich_forms_are_parsed() {
         assert_eq!(read("a\na\nb\nb\n"), [("a".into(), Some(2)), ("b".into(), Some(2))]);
         assert_eq!(
             read("a slots=4 max-slots=8\nb:2 # x\n\n# c\n"),
@@ -156,10 +156,10 @@ mod tests {
     }
 
     #[test]
-    fn faults_have_a_place() {
+    fn parse_errors_have_line_and_column() {
         assert_eq!(
             parse("a\nb slots=x\n").unwrap_err().to_string(),
-            "line 2, column 9: \"x\" is no number of slots; write `host slots=4` or `host:4`"
+            "line 2, column 9: invalid slot count \"x\"; write `host slots=4` or `host:4`"
         );
         assert!(matches!(parse("a b"), Err(NodefileError::Unknown { line: 1, column: 3, .. })));
         assert!(matches!(parse("\n-oProxyCommand=x"), Err(NodefileError::BadHost { line: 2, .. })));
@@ -168,9 +168,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_makes_it_panic(text in "[a-c0-9:=# \\nslotsé-]{0,40}") {
+        fn parsing_never_panics(text in "[a-c0-9:=# \\nslotsé-]{0,40}") {
             if let Ok(lines) = parse(&text) {
-                prop_assert!(hosts(&lines).len() <= lines.len());
+                prop_assert!(merge_hosts(&lines).len() <= lines.len());
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Limits and surroundings: container, memlock, shared memory, huge pages, domains.
+//! Operating-system limits and settings: container, memlock, shared memory, huge pages, domains.
 
 use regatta_model::Os;
 use regatta_model::machine::HugePages;
@@ -6,11 +6,11 @@ use regatta_model::machine::HugePages;
 use crate::env::Env;
 use crate::root::Root;
 
-/// Reads them all.
-pub(crate) fn os(root: &Root, env: &Env, host: &str) -> Os {
+/// Reads all of them.
+pub(crate) fn scan(root: &Root, env: &Env, host: &str) -> Os {
     let memlock = memlock(root);
     Os {
-        kernel: root.text("/proc/sys/kernel/osrelease"),
+        kernel: root.read_text("/proc/sys/kernel/osrelease"),
         domains: domains(root, host),
         container: container(root, env),
         memlock_bytes: memlock.flatten(),
@@ -20,12 +20,12 @@ pub(crate) fn os(root: &Root, env: &Env, host: &str) -> Os {
     }
 }
 
-/// The node's name: the kernel's, or the file a recorded tree has of it.
-pub(crate) fn host(root: &Root) -> String {
+/// The host name: the kernel's, or the file in a recorded tree.
+pub(crate) fn hostname(root: &Root) -> String {
     let files = ["/proc/sys/kernel/hostname", "/etc/hostname"];
     files
         .iter()
-        .find_map(|f| root.text(f))
+        .find_map(|f| root.read_text(f))
         .filter(|h| !h.is_empty())
         .unwrap_or_else(|| "localhost".to_owned())
 }
@@ -33,7 +33,7 @@ pub(crate) fn host(root: &Root) -> String {
 fn domains(root: &Root, host: &str) -> Vec<String> {
     let mut domains: Vec<String> = Vec::new();
     let own = host.split_once('.').map(|(_, domain)| domain.to_owned());
-    let resolver = root.text("/etc/resolv.conf").unwrap_or_default();
+    let resolver = root.read_text("/etc/resolv.conf").unwrap_or_default();
     let listed = resolver.lines().filter_map(|line| {
         let mut words = line.split_whitespace();
         matches!(words.next(), Some("search" | "domain"))
@@ -62,15 +62,15 @@ fn container(root: &Root, env: &Env) -> Option<String> {
     ];
     by_variable
         .iter()
-        .find(|(name, _)| env.has(name))
+        .find(|(name, _)| env.is_set(name))
         .or_else(|| by_file.iter().find(|(path, _)| root.exists(path)))
         .map(|(_, runtime)| (*runtime).to_owned())
         .or_else(|| env.get("container").map(str::to_owned))
 }
 
-/// Outer `None`: not known; inner: unlimited.
+/// Outer `None`: unknown; inner `None`: unlimited.
 fn memlock(root: &Root) -> Option<Option<u64>> {
-    let limits = root.text("/proc/self/limits")?;
+    let limits = root.read_text("/proc/self/limits")?;
     let line = limits.lines().find_map(|l| l.strip_prefix("Max locked memory"))?;
     match line.split_whitespace().next()? {
         "unlimited" => Some(None),
@@ -83,7 +83,7 @@ fn shm(root: &Root) -> Option<u64> {
         let stat = rustix::fs::statvfs("/dev/shm").ok()?;
         return stat.f_blocks.checked_mul(stat.f_frsize);
     }
-    let mounts = root.text("/proc/self/mounts")?;
+    let mounts = root.read_text("/proc/self/mounts")?;
     let line = mounts.lines().find(|l| l.split_whitespace().nth(1) == Some("/dev/shm"))?;
     let options = line.split_whitespace().nth(3)?;
     let size = options.split(',').find_map(|o| o.strip_prefix("size="))?;
@@ -91,14 +91,14 @@ fn shm(root: &Root) -> Option<u64> {
 }
 
 fn hugepages(root: &Root) -> Vec<HugePages> {
-    const FOLDER: &str = "/sys/kernel/mm/hugepages";
+    const DIR: &str = "/sys/kernel/mm/hugepages";
     let pages = |name: String| {
         let kib: u64 = name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;
         Some(HugePages {
             page_bytes: kib.checked_mul(1024)?,
-            total: root.value(&format!("{FOLDER}/{name}/nr_hugepages"))?,
-            free: root.value(&format!("{FOLDER}/{name}/free_hugepages"))?,
+            total: root.read_value(&format!("{DIR}/{name}/nr_hugepages"))?,
+            free: root.read_value(&format!("{DIR}/{name}/free_hugepages"))?,
         })
     };
-    root.names(FOLDER).into_iter().filter_map(pages).filter(|p| p.total > 0).collect()
+    root.list_dir(DIR).into_iter().filter_map(pages).filter(|p| p.total > 0).collect()
 }

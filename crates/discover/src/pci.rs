@@ -1,4 +1,4 @@
-//! The PCI tree from sysfs.
+//! PCI devices from sysfs.
 
 use regatta_model::{CpuSet, PciDevice};
 
@@ -6,33 +6,35 @@ use crate::Root;
 
 const DEVICES: &str = "/sys/bus/pci/devices";
 
-/// Domain, bus, device and function of `0000:c1:00.0`. Addresses must be compared by these: as
-/// text, a domain of five digits sorts wrongly.
-pub(crate) type Key = (u32, u8, u8, u8);
+/// Domain, bus, device and function of `0000:c1:00.0`. Addresses are compared by these, because a
+/// five-digit domain sorts wrongly as text.
+pub(crate) type PciAddress = (u32, u8, u8, u8);
 
 /// Every PCI device and bridge, in bus order.
-pub(crate) fn devices(root: &Root) -> Vec<PciDevice> {
+pub(crate) fn scan(root: &Root) -> Vec<PciDevice> {
     let mut found: Vec<PciDevice> =
-        root.names(DEVICES).iter().filter_map(|address| device(root, address)).collect();
-    found.sort_by_key(|d| key(&d.address));
+        root.list_dir(DEVICES).iter().filter_map(|address| device(root, address)).collect();
+    found.sort_by_key(|d| parse_address(&d.address));
     found
 }
 
 fn device(root: &Root, address: &str) -> Option<PciDevice> {
-    key(address)?;
-    let folder = folder(address);
+    parse_address(address)?;
+    let dir = sysfs_dir(address);
     Some(PciDevice {
         address: address.to_owned(),
-        path: bridges(&root.resolve(&folder)?),
-        class: root.hex(&format!("{folder}/class"))?,
-        vendor: u16::try_from(root.hex(&format!("{folder}/vendor"))?).ok()?,
-        device: u16::try_from(root.hex(&format!("{folder}/device"))?).ok()?,
-        numa: root.value::<i64>(&format!("{folder}/numa_node")).and_then(|n| u32::try_from(n).ok()),
+        path: bridges(&root.resolve(&dir)?),
+        class: root.read_hex(&format!("{dir}/class"))?,
+        vendor: u16::try_from(root.read_hex(&format!("{dir}/vendor"))?).ok()?,
+        device: u16::try_from(root.read_hex(&format!("{dir}/device"))?).ok()?,
+        numa: root
+            .read_value::<i64>(&format!("{dir}/numa_node"))
+            .and_then(|n| u32::try_from(n).ok()),
     })
 }
 
-/// The sysfs folder of a device.
-pub(crate) fn folder(address: &str) -> String {
+/// The sysfs directory of a device.
+pub(crate) fn sysfs_dir(address: &str) -> String {
     format!("{DEVICES}/{address}")
 }
 
@@ -41,26 +43,26 @@ pub(crate) fn find<'a>(devices: &'a [PciDevice], address: &str) -> Option<&'a Pc
     devices.iter().find(|d| d.address == address)
 }
 
-/// The CPUs the system calls local to a device; empty when it does not say.
+/// The local CPUs of a device; empty if unknown.
 pub(crate) fn local_cpulist(root: &Root, address: &str) -> CpuSet {
-    let text = root.text(&format!("{}/local_cpulist", folder(address)));
+    let text = root.read_text(&format!("{}/local_cpulist", sysfs_dir(address)));
     text.and_then(|t| t.parse().ok()).unwrap_or_default()
 }
 
-/// The name of the driver bound to a device.
+/// The driver bound to a device.
 pub(crate) fn driver(root: &Root, address: &str) -> Option<String> {
-    last_part(&root.resolve(&format!("{}/driver", folder(address)))?)
+    basename(&root.resolve(&format!("{}/driver", sysfs_dir(address)))?)
 }
 
-/// The PCI device a sysfs folder belongs to: the innermost address in its real path, since a
-/// virtio or USB device is a folder below the PCI device it hangs on.
-pub(crate) fn address_of(root: &Root, folder: &str) -> Option<String> {
-    let path = root.resolve(folder)?;
-    path.rsplit('/').find(|part| key(part).is_some()).map(str::to_owned)
+/// The PCI device that a sysfs directory belongs to: the innermost address in its real path,
+/// because a virtio or USB device is a directory below its PCI device.
+pub(crate) fn address_of(root: &Root, dir: &str) -> Option<String> {
+    let path = root.resolve(dir)?;
+    path.rsplit('/').find(|part| parse_address(part).is_some()).map(str::to_owned)
 }
 
-/// Reads `0000:c1:00.0`.
-pub(crate) fn key(address: &str) -> Option<Key> {
+/// Parses `0000:c1:00.0`.
+pub(crate) fn parse_address(address: &str) -> Option<PciAddress> {
     let (rest, function) = address.split_once('.')?;
     let mut parts = rest.split(':');
     let (domain, bus, device) = (parts.next()?, parts.next()?, parts.next()?);
@@ -72,8 +74,8 @@ pub(crate) fn key(address: &str) -> Option<Key> {
     Some((u32::from_str_radix(domain, 16).ok()?, byte(bus)?, byte(device)?, byte(function)?))
 }
 
-/// Writes an address from its numbers.
-pub(crate) fn address(domain: u32, bus: u32, device: u32, function: u32) -> String {
+/// Formats an address.
+pub(crate) fn format_address(domain: u32, bus: u32, device: u32, function: u32) -> String {
     format!("{domain:04x}:{bus:02x}:{device:02x}.{function:x}")
 }
 
@@ -82,7 +84,7 @@ pub(crate) fn address(domain: u32, bus: u32, device: u32, function: u32) -> Stri
 fn bridges(path: &str) -> Vec<String> {
     let parts: Vec<&str> = path.split('/').collect();
     let above = &parts[..parts.len().saturating_sub(1)];
-    let is_bridge = |part: &&str| is_host_bridge(part) || key(part).is_some();
+    let is_bridge = |part: &&str| is_host_bridge(part) || parse_address(part).is_some();
     above
         .iter()
         .copied()
@@ -100,8 +102,8 @@ fn is_host_bridge(part: &str) -> bool {
     hex(domain) && hex(bus)
 }
 
-/// The last part of a path.
-pub(crate) fn last_part(path: &str) -> Option<String> {
+/// The last component of a path.
+pub(crate) fn basename(path: &str) -> Option<String> {
     path.rsplit('/').next().filter(|part| !part.is_empty()).map(str::to_owned)
 }
 
@@ -110,20 +112,26 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::testing::{Pci, Tree};
+    use crate::fake_sysfs::{FakePciDevice, FakeSysfs};
 
     #[test]
-    fn the_tree_is_read_in_bus_order() {
-        let tree = Tree::new();
-        tree.pci(Pci::new("pci10000:e0/10000:e0:06.0/10000:e1:00.0", 0x010802, 0x8086, 1));
+    fn devices_are_listed_in_bus_order() {
+        let tree = FakeSysfs::new();
+        tree.pci(FakePciDevice::new(
+            "pci10000:e0/10000:e0:06.0/10000:e1:00.0",
+            0x010802,
+            0x8086,
+            1,
+        ));
         tree.pci(
-            Pci::new("pci0000:c0/0000:c0:01.1/0000:c1:00.0", 0x038000, 0x1002, 0x7408).numa(3),
+            FakePciDevice::new("pci0000:c0/0000:c0:01.1/0000:c1:00.0", 0x038000, 0x1002, 0x7408)
+                .numa(3),
         );
-        tree.pci(Pci::new("pci0000:00/0000:00:02.0", 0x030000, 0x8086, 0x46a6));
+        tree.pci(FakePciDevice::new("pci0000:00/0000:00:02.0", 0x030000, 0x8086, 0x46a6));
         tree.file("/sys/bus/pci/devices/0000:c1:00.0/local_cpulist", "48-63,112-127\n");
         tree.file("/sys/bus/pci/devices/nonsense/class", "0x030000");
 
-        let found = devices(&tree.root());
+        let found = scan(&tree.root());
         let addresses: Vec<&str> = found.iter().map(|d| d.address.as_str()).collect();
         assert_eq!(addresses, ["0000:00:02.0", "0000:c1:00.0", "10000:e1:00.0"]);
         assert_eq!(
@@ -137,13 +145,13 @@ mod tests {
                 numa: Some(3),
             }
         );
-        assert_eq!(found[0].numa, None, "-1 is no node");
+        assert_eq!(found[0].numa, None, "-1 means no NUMA node");
         assert_eq!(local_cpulist(&tree.root(), "0000:c1:00.0").to_string(), "48-63,112-127");
         assert!(local_cpulist(&tree.root(), "0000:00:02.0").is_empty());
     }
 
     #[test]
-    fn host_bridges_are_found_below_platform_folders() {
+    fn host_bridges_are_found_below_platform_devices() {
         let path = "/sys/devices/LNXSYSTM:00/VMBUS:00/47505500/pci0001:00/0001:00:00.0";
         assert_eq!(bridges(path), ["pci0001:00"]);
         let path = "/sys/devices/pci0009:00/0009:00:00.0/0009:01:00.0";
@@ -153,14 +161,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn addresses_survive(domain in 0u32..0x20000, bus in 0u8.., device in 0u8..32, f in 0u8..8) {
-            let text = address(domain, bus.into(), device.into(), f.into());
-            prop_assert_eq!(key(&text), Some((domain, bus, device, f)));
+        fn addresses_round_trip(domain in 0u32..0x20000, bus in 0u8.., device in 0u8..32, f in 0u8..8) {
+            let text = format_address(domain, bus.into(), device.into(), f.into());
+            prop_assert_eq!(parse_address(&text), Some((domain, bus, device, f)));
         }
 
         #[test]
-        fn any_text_is_refused_or_read(text in ".*") {
-            let _ = key(&text);
+        fn parsing_never_panics(text in ".*") {
+            let _ = parse_address(&text);
             let _ = bridges(&text);
         }
     }

@@ -1,19 +1,19 @@
-//! A file-system root: `/` on the live machine, a folder for a recorded one. Everything this crate
-//! reads of the system goes through it, so that a recorded machine is a fixture.
+//! The file-system root: `/` on the running node, a directory for a recorded one. All system files
+//! are read through it, because recorded machines are fixtures.
 
 use std::path::{Component, Path, PathBuf};
 
-/// A folder that stands for `/`.
+/// A directory that stands for `/`.
 #[derive(Debug, Clone)]
 pub struct Root {
     base: PathBuf,
 }
 
-/// Symbolic links followed in one path before we call it a loop.
+/// Maximum symbolic links per path, as a bound for loops.
 const MAX_LINKS: usize = 40;
 
 impl Root {
-    /// The live machine.
+    /// The running node.
     pub fn live() -> Self {
         Self { base: PathBuf::from("/") }
     }
@@ -23,45 +23,45 @@ impl Root {
         Self { base: base.into() }
     }
 
-    /// Whether this is the running machine, so that system calls may be asked too.
+    /// Whether this is the running node, which also permits system calls.
     pub fn is_live(&self) -> bool {
         self.base == Path::new("/")
     }
 
-    /// Where a description that was read here comes from.
+    /// [`Machine::source`](regatta_model::Machine::source) of a machine read from here.
     pub(crate) fn describe(&self) -> String {
         match self.is_live() {
-            true => regatta_model::machine::LIVE.to_owned(),
+            true => regatta_model::machine::SOURCE_LIVE.to_owned(),
             false => format!("tree:{}", self.base.display()),
         }
     }
 
-    /// The real path of an absolute path of the recorded machine.
+    /// Path on this host of an absolute path of the recorded machine.
     pub fn path(&self, path: &str) -> PathBuf {
         self.base.join(path.trim_start_matches('/'))
     }
 
-    /// A file's text without white space at its ends; `None` if it cannot be read. sysfs answers
-    /// with an error for what does not apply to a device, so absence is ordinary here.
-    pub fn text(&self, path: &str) -> Option<String> {
+    /// The trimmed content of a file; `None` if it cannot be read. Absence is normal: sysfs returns
+    /// an error for attributes that do not apply to a device.
+    pub fn read_text(&self, path: &str) -> Option<String> {
         let bytes = std::fs::read(self.follow(path)?).ok()?;
         Some(String::from_utf8_lossy(&bytes).trim().to_owned())
     }
 
-    /// A file that holds one value, parsed; hexadecimal values may carry `0x`.
-    pub fn value<T: std::str::FromStr>(&self, path: &str) -> Option<T> {
-        self.text(path)?.parse().ok()
+    /// A single value, parsed.
+    pub fn read_value<T: std::str::FromStr>(&self, path: &str) -> Option<T> {
+        self.read_text(path)?.parse().ok()
     }
 
-    /// A file that holds one hexadecimal number such as `0x10de`.
-    pub fn hex(&self, path: &str) -> Option<u32> {
-        let text = self.text(path)?;
+    /// A single hexadecimal number such as `0x10de`.
+    pub fn read_hex(&self, path: &str) -> Option<u32> {
+        let text = self.read_text(path)?;
         u32::from_str_radix(text.strip_prefix("0x").unwrap_or(&text), 16).ok()
     }
 
-    /// The names in a folder, sorted as people count (`node2` before `node10`); empty if there is
-    /// no such folder.
-    pub fn names(&self, folder: &str) -> Vec<String> {
+    /// The entries of a directory in natural order (`node2` before `node10`); empty if it does not
+    /// exist.
+    pub fn list_dir(&self, folder: &str) -> Vec<String> {
         let Some(folder) = self.follow(folder) else { return Vec::new() };
         let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
         let mut names: Vec<String> =
@@ -70,13 +70,13 @@ impl Root {
         names
     }
 
-    /// Whether there is such a file or folder.
+    /// Whether the file or directory exists.
     pub fn exists(&self, path: &str) -> bool {
         self.follow(path).is_some_and(|p| p.exists())
     }
 
-    /// A path to open. On the live machine the kernel follows links; in a recorded tree it would
-    /// lead out of it.
+    /// The path to open. The kernel resolves links on the running node; in a recorded tree it would
+    /// leave the tree.
     fn follow(&self, path: &str) -> Option<PathBuf> {
         match self.is_live() {
             true => Some(self.path(path)),
@@ -84,14 +84,14 @@ impl Root {
         }
     }
 
-    /// The path with every symbolic link followed inside this root, an absolute target counting
-    /// from the root. `None` if a part does not exist.
+    /// The path with all symbolic links resolved inside the root; absolute targets start at the
+    /// root. `None` if a component does not exist.
     pub fn resolve(&self, path: &str) -> Option<String> {
         if self.is_live() {
             let real = std::fs::canonicalize(self.path(path)).ok()?;
             return Some(real.to_string_lossy().into_owned());
         }
-        let mut todo: Vec<String> = parts(Path::new(path)).into_iter().rev().collect();
+        let mut todo: Vec<String> = components(Path::new(path)).into_iter().rev().collect();
         let mut done: Vec<String> = Vec::new();
         let mut links = 0;
         while let Some(part) = todo.pop() {
@@ -99,9 +99,9 @@ impl Root {
                 done.pop();
                 continue;
             }
-            let here =
+            let current =
                 format!("/{}", done.iter().chain([&part]).cloned().collect::<Vec<_>>().join("/"));
-            let meta = std::fs::symlink_metadata(self.path(&here)).ok()?;
+            let meta = std::fs::symlink_metadata(self.path(&current)).ok()?;
             if !meta.file_type().is_symlink() {
                 done.push(part);
                 continue;
@@ -110,17 +110,17 @@ impl Root {
             if links > MAX_LINKS {
                 return None;
             }
-            let target = std::fs::read_link(self.path(&here)).ok()?;
+            let target = std::fs::read_link(self.path(&current)).ok()?;
             if target.is_absolute() {
                 done.clear();
             }
-            todo.extend(parts(&target).into_iter().rev());
+            todo.extend(components(&target).into_iter().rev());
         }
         Some(format!("/{}", done.join("/")))
     }
 }
 
-fn parts(path: &Path) -> Vec<String> {
+fn components(path: &Path) -> Vec<String> {
     path.components()
         .filter_map(|c| match c {
             Component::Normal(part) => Some(part.to_string_lossy().into_owned()),
@@ -130,7 +130,7 @@ fn parts(path: &Path) -> Vec<String> {
         .collect()
 }
 
-/// Splits a name into text and numbers, so that numbers compare as numbers.
+/// Natural sort key: pairs of text and number.
 fn natural_key(name: &str) -> Vec<(String, u64)> {
     let mut key = Vec::new();
     let mut rest = name;
@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn links_stay_inside_the_root() {
+    fn links_resolve_inside_the_root() {
         let dir = std::env::temp_dir().join(format!("regatta-root-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&dir);
         std::fs::create_dir_all(dir.join("sys/devices/pci0000:00/0000:00:01.0")).unwrap();
@@ -161,18 +161,18 @@ mod tests {
         std::os::unix::fs::symlink("/sys/bus", dir.join("absolute")).unwrap();
         std::os::unix::fs::symlink("loop", dir.join("loop")).unwrap();
         let root = Root::at(&dir);
-        assert_eq!(root.hex("/sys/bus/pci/devices/0000:00:01.0/vendor"), Some(0x10de));
+        assert_eq!(root.read_hex("/sys/bus/pci/devices/0000:00:01.0/vendor"), Some(0x10de));
         assert_eq!(
             root.resolve("/absolute/pci/devices/0000:00:01.0").as_deref(),
             Some("/sys/devices/pci0000:00/0000:00:01.0")
         );
-        assert_eq!(root.text("/loop"), None);
+        assert_eq!(root.read_text("/loop"), None);
         assert_eq!(root.resolve("/../../etc/passwd"), None);
         std::fs::remove_dir_all(&dir).unwrap();
     }
 
     #[test]
-    fn names_count_as_people_do() {
+    fn names_sort_naturally() {
         let mut names = ["node10", "node2", "card0", "a"].map(str::to_owned);
         names.sort_by_key(|n| natural_key(n));
         assert_eq!(names, ["a", "card0", "node2", "node10"]);

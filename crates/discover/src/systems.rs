@@ -1,15 +1,15 @@
-//! Machines known by name: the public node maps of supercomputers, for planning and tests without
-//! the machine, and made-up ones (`cpu:2x4x8`).
+//! Built-in systems: public node topologies of supercomputers, for planning and tests without
+//! access, and synthetic machines (`cpu:2x4x8`).
 
 use regatta_model::{
     Core, CpuSet, Distance, Gpu, GpuLink, GpuVendor, L3Group, LinkKind, Machine, Nic, NicKind,
-    NumaNode, Package, Usable,
+    NumaNode, Package, UsableResources,
 };
 use serde::Deserialize;
 
 macro_rules! systems {
     ($($name:literal),* $(,)?) => {
-        /// The names of the built-in systems.
+        /// Names of the built-in systems.
         pub const NAMES: &[&str] = &[$($name),*];
         fn text(name: &str) -> Option<&'static str> {
             match name {
@@ -33,39 +33,39 @@ systems!(
     "dgx-h100",
 );
 
-/// Why there is no such machine.
+/// Why there is no machine of this name.
 #[derive(Debug, thiserror::Error)]
 pub enum SystemError {
-    /// No system of this name.
-    #[error("no built-in system is called {name:?}; there are {}, and cpu:SxNxC (sockets, NUMA nodes a socket, cores a NUMA node)", NAMES.join(", "))]
+    /// Unknown name.
+    #[error("unknown system {name:?}; known: {}, and cpu:SxNxC (S sockets, N NUMA nodes per socket, C cores per NUMA node)", NAMES.join(", "))]
     Unknown {
-        /// The name.
+        /// The requested name.
         name: String,
     },
-    /// A made-up machine that cannot be.
+    /// Invalid synthetic machine.
     #[error(
-        "{name:?} is not cpu:SxNxC with 1 to 8 sockets, 1 to 16 NUMA nodes a socket and 1 to 512 cores a NUMA node, as in cpu:2x4x8"
+        "{name:?} is not cpu:SxNxC with 1 to 8 sockets, 1 to 16 NUMA nodes per socket and 1 to 512 cores per NUMA node, such as cpu:2x4x8"
     )]
-    BadShape {
-        /// What was asked for.
+    InvalidShape {
+        /// The requested name.
         name: String,
     },
-    /// A description that is wrong.
-    #[error("the description of {name} is wrong: {why}")]
-    Broken {
-        /// The system.
+    /// Invalid system file.
+    #[error("invalid system file {name}: {reason}")]
+    InvalidSpec {
+        /// Name of the system.
         name: String,
-        /// What is wrong.
-        why: String,
+        /// The error.
+        reason: String,
     },
 }
 
-/// The file format of a built-in system.
+/// The format of a system file.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Description {
+struct SystemSpec {
     name: String,
-    #[expect(dead_code, reason = "for whoever reads the file")]
+    #[expect(dead_code, reason = "documents the file")]
     title: String,
     cpu: String,
     packages: u32,
@@ -75,39 +75,39 @@ struct Description {
     threads: u32,
     memory_gib_per_numa: u64,
     #[serde(default)]
-    memory_node: Vec<MemoryNode>,
+    memory_node: Vec<MemoryNodeSpec>,
     #[serde(default)]
-    gpu: Vec<GpuLine>,
+    gpu: Vec<GpuSpec>,
     #[serde(default)]
-    nic: Vec<NicLine>,
+    nic: Vec<NicSpec>,
     #[serde(default)]
-    link: Vec<LinkLine>,
+    link: Vec<LinkSpec>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct MemoryNode {
+struct MemoryNodeSpec {
     id: u32,
     gib: u64,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct GpuLine {
+struct GpuSpec {
     name: String,
     vendor: GpuVendor,
     numa: u32,
     memory_gib: Option<u64>,
     card: u32,
-    part: Option<u32>,
-    /// Positions of the NICs attached to it.
+    subdevice: Option<u32>,
+    /// Indices of the NICs attached to it.
     #[serde(default)]
     nic: Vec<usize>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct NicLine {
+struct NicSpec {
     name: String,
     fabric: Option<String>,
     kind: NicKind,
@@ -117,44 +117,44 @@ struct NicLine {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct LinkLine {
+struct LinkSpec {
     a: u32,
     b: u32,
     kind: LinkKind,
     count: Option<u32>,
 }
 
-/// The machine called `name`.
+/// The machine with this name.
 pub fn system(name: &str) -> Result<Machine, SystemError> {
     let description = match name.strip_prefix("cpu:") {
-        Some(shape) => made_up(name, shape)?,
+        Some(shape) => synthetic(name, shape)?,
         None => {
             let text = text(name).ok_or_else(|| SystemError::Unknown { name: name.to_owned() })?;
-            toml::from_str(text).map_err(|e| broken(name, e.to_string()))?
+            toml::from_str(text).map_err(|e| invalid_spec(name, e.to_string()))?
         }
     };
     let machine = build(description);
-    match regatta_model::Document::fault(&machine) {
-        Some(fault) => Err(broken(name, fault)),
+    match regatta_model::Document::inconsistency(&machine) {
+        Some(reason) => Err(invalid_spec(name, reason)),
         None => Ok(machine),
     }
 }
 
-fn broken(name: &str, why: String) -> SystemError {
-    SystemError::Broken { name: name.to_owned(), why }
+fn invalid_spec(name: &str, reason: String) -> SystemError {
+    SystemError::InvalidSpec { name: name.to_owned(), reason }
 }
 
-fn made_up(name: &str, shape: &str) -> Result<Description, SystemError> {
-    let bad = || SystemError::BadShape { name: name.to_owned() };
+fn synthetic(name: &str, shape: &str) -> Result<SystemSpec, SystemError> {
+    let invalid = || SystemError::InvalidShape { name: name.to_owned() };
     let parts: Vec<u32> =
-        shape.split('x').map(|p| p.parse().map_err(|_| bad())).collect::<Result<_, _>>()?;
+        shape.split('x').map(|p| p.parse().map_err(|_| invalid())).collect::<Result<_, _>>()?;
     let [packages @ 1..=8, numa_per_package @ 1..=16, cores @ 1..=512] = parts[..] else {
-        return Err(bad());
+        return Err(invalid());
     };
-    Ok(Description {
+    Ok(SystemSpec {
         name: name.to_owned(),
         title: String::new(),
-        cpu: "made-up processor".to_owned(),
+        cpu: "synthetic CPU".to_owned(),
         packages,
         numa_per_package,
         l3_per_numa: 1,
@@ -170,10 +170,10 @@ fn made_up(name: &str, shape: &str) -> Result<Description, SystemError> {
 
 const GIB: u64 = 1 << 30;
 
-fn build(d: Description) -> Machine {
+fn build(d: SystemSpec) -> Machine {
     let per_numa = d.l3_per_numa * d.cores_per_l3;
     let total = d.packages * d.numa_per_package * per_numa;
-    // Linux on these machines numbers the first threads of all cores, then the second ones.
+    // Linux on these machines numbers the first threads of all cores, then the second threads.
     let cpus = |first: u32, count: u32| -> CpuSet {
         let thread = |t: u32| (first + t * total) as usize..(first + count + t * total) as usize;
         (0..d.threads).flat_map(thread).collect()
@@ -212,7 +212,7 @@ fn build(d: Description) -> Machine {
             .collect(),
         cores: cores.collect(),
         l3: l3.collect(),
-        usable: Usable { online: cpus(0, total), ..Usable::default() },
+        usable: UsableResources { online: cpus(0, total), ..UsableResources::default() },
         gpus: d
             .gpu
             .iter()
@@ -226,37 +226,37 @@ fn build(d: Description) -> Machine {
     }
 }
 
-fn gpu(index: usize, line: &GpuLine, d: &Description, cpus: &CpuSet) -> Gpu {
+fn gpu(index: usize, spec: &GpuSpec, d: &SystemSpec, cpus: &CpuSet) -> Gpu {
     let package = |numa: u32| numa / d.numa_per_package;
-    let distance = |(i, nic): (usize, &NicLine)| match nic.numa {
-        _ if line.nic.contains(&i) => Distance::Switch,
-        Some(numa) if numa == line.numa => Distance::Numa,
-        Some(numa) if package(numa) == package(line.numa) => Distance::Package,
+    let distance = |(i, nic): (usize, &NicSpec)| match nic.numa {
+        _ if spec.nic.contains(&i) => Distance::Switch,
+        Some(numa) if numa == spec.numa => Distance::Numa,
+        Some(numa) if package(numa) == package(spec.numa) => Distance::Package,
         Some(_) => Distance::Remote,
         None => Distance::Unknown,
     };
     Gpu {
-        numa: Some(line.numa),
+        numa: Some(spec.numa),
         cpus: cpus.clone(),
-        memory_bytes: line.memory_gib.map(|g| g * GIB),
-        card: line.card,
-        part: line.part,
+        memory_bytes: spec.memory_gib.map(|g| g * GIB),
+        card: spec.card,
+        subdevice: spec.subdevice,
         nic_distance: d.nic.iter().enumerate().map(distance).collect(),
-        ..Gpu::new(index as u32, line.vendor, &line.name)
+        ..Gpu::new(index as u32, spec.vendor, &spec.name)
     }
 }
 
-fn nic(line: &NicLine) -> Nic {
+fn nic(spec: &NicSpec) -> Nic {
     Nic {
-        fabric_device: line.fabric.clone(),
-        numa: line.numa,
-        speed_mbit: Some(line.gbit * 1000),
-        ..Nic::new(&line.name, line.kind)
+        fabric_device: spec.fabric.clone(),
+        numa: spec.numa,
+        speed_mbit: Some(spec.gbit * 1000),
+        ..Nic::new(&spec.name, spec.kind)
     }
 }
 
-fn link(line: &LinkLine) -> GpuLink {
-    GpuLink { a: line.a, b: line.b, kind: line.kind, count: line.count, megabytes_per_second: None }
+fn link(spec: &LinkSpec) -> GpuLink {
+    GpuLink { a: spec.a, b: spec.b, kind: spec.kind, count: spec.count, megabytes_per_second: None }
 }
 
 #[cfg(test)]
@@ -264,7 +264,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_built_in_system_is_sound() {
+    fn built_in_systems_are_consistent() {
         for name in NAMES {
             let machine = system(name).unwrap();
             assert_eq!(machine.system.as_deref(), Some(*name));
@@ -273,11 +273,11 @@ mod tests {
     }
 
     #[test]
-    fn made_up_machines() {
+    fn synthetic_machines_are_built() {
         let machine = system("cpu:2x4x8").unwrap();
         assert_eq!((machine.packages.len(), machine.numa.len(), machine.cores.len()), (2, 8, 64));
         for bad in ["cpu:", "cpu:2", "cpu:0x1x1", "cpu:1x1x1x1", "cpu:9x1x1", "cpu:1x1x-1"] {
-            assert!(matches!(system(bad), Err(SystemError::BadShape { .. })), "{bad}");
+            assert!(matches!(system(bad), Err(SystemError::InvalidShape { .. })), "{bad}");
         }
         let unknown = system("lumi").unwrap_err().to_string();
         assert!(unknown.contains("lumi-g"), "{unknown}");

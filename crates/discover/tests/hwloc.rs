@@ -1,5 +1,5 @@
-//! Topologies that real lstopo wrote (`small-vm`, `synthetic-*`) and excerpts made by hand in its
-//! format, read into machines.
+//! Topologies written by lstopo (`small-vm`, `synthetic-*`), and handwritten excerpts in its
+//! format.
 
 use regatta_discover::hwloc::parse;
 use regatta_model::{CpuSet, Distance, GpuVendor, LinkKind, LinkState, Machine, NicKind};
@@ -18,7 +18,7 @@ fn set(list: &str) -> CpuSet {
 }
 
 #[test]
-fn a_small_virtual_machine() {
+fn small_virtual_machine_is_parsed() {
     let m = machine("small-vm");
     assert_eq!((m.host.as_str(), m.source.as_str()), ("node1", "hwloc"));
     assert_eq!(m.cpu_model.as_deref(), Some("AMD EPYC"));
@@ -28,7 +28,7 @@ fn a_small_virtual_machine() {
     assert_eq!(m.l3.len(), 1);
     assert_eq!(m.l3[0].size_bytes, Some(33_554_432));
     assert_eq!(m.cores.len(), 2);
-    assert_eq!(m.usable.by_job(), set("0-1"));
+    assert_eq!(m.usable.job_cpus(), set("0-1"));
     assert_eq!(m.usable.cgroup, None);
     assert_eq!(m.pci[1].path, ["pci0000:00"]);
     assert_eq!((m.pci[1].class, m.pci[1].vendor, m.pci[1].device), (0x020000, 0x1af4, 0x1041));
@@ -39,12 +39,12 @@ fn a_small_virtual_machine() {
 }
 
 #[test]
-fn a_synthetic_machine_of_four_memory_nodes() {
+fn synthetic_machine_with_four_numa_nodes_is_parsed() {
     let m = machine("synthetic-4-numa");
     assert_eq!((m.packages.len(), m.numa.len(), m.l3.len(), m.cores.len()), (1, 4, 8, 64));
     assert_eq!(m.usable.online.len(), 128);
     assert_eq!(m.threads_per_core(), 2);
-    // Beyond 64 CPUs the masks have empty words.
+    // Above 64 CPUs the bitmaps have empty words.
     assert_eq!(m.numa[3].cpus, set("96-127"));
     assert_eq!(m.l3[7].cpus, set("112-127"));
     let last = &m.cores[63];
@@ -52,7 +52,7 @@ fn a_synthetic_machine_of_four_memory_nodes() {
 }
 
 #[test]
-fn cpu_numbers_are_the_kernels_and_cores_are_sorted_by_them() {
+fn cpu_numbers_are_os_indices_and_cores_are_sorted() {
     let m = machine("synthetic-interleaved");
     assert_eq!(
         m.packages.iter().map(|p| p.cpus.to_string()).collect::<Vec<_>>(),
@@ -64,7 +64,7 @@ fn cpu_numbers_are_the_kernels_and_cores_are_sorted_by_them() {
 }
 
 #[test]
-fn without_cores_and_packages_each_cpu_is_a_core_in_one_package() {
+fn pus_without_cores_and_packages_become_cores_of_one_package() {
     let m = machine("synthetic-cpus-only");
     assert_eq!(m.cores.len(), 4);
     assert_eq!(m.packages.len(), 1);
@@ -72,7 +72,7 @@ fn without_cores_and_packages_each_cpu_is_a_core_in_one_package() {
 }
 
 #[test]
-fn mi250x_in_the_runtimes_order() {
+fn mi250x_gcds_are_in_runtime_order() {
     let m = machine("four-mi250x");
     assert_eq!(m.os.domains, ["cluster.example"]);
     let addresses: Vec<&str> = m.gpus.iter().filter_map(|g| g.pci.as_deref()).collect();
@@ -81,20 +81,20 @@ fn mi250x_in_the_runtimes_order() {
     let numa: Vec<_> = m.gpus.iter().filter_map(|g| g.numa).collect();
     assert_eq!(numa, [3, 3, 1, 1, 0, 0, 2, 2]);
     assert_eq!(m.gpus[0].cpus, set("12-15"));
-    let cards: Vec<_> = m.gpus.iter().map(|g| (g.card, g.part)).collect();
+    let cards: Vec<_> = m.gpus.iter().map(|g| (g.card, g.subdevice)).collect();
     assert_eq!(cards[..3], [(0, Some(0)), (0, Some(1)), (1, Some(0))]);
     let first = &m.gpus[0];
     assert_eq!((first.vendor, first.name.as_str()), (GpuVendor::Amd, "AMD Instinct MI250X"));
     assert_eq!(first.memory_bytes, Some(67_092_480 << 10));
     assert_eq!(first.device_file.as_deref(), Some("/dev/dri/renderD128"));
     assert_eq!(first.uuid.as_deref(), Some("0000000000000000"));
-    // Version 2 lists its nodes in an order of its own.
+    // Version 2 lists NUMA nodes in its own order.
     assert_eq!(m.numa[0].distances, [10, 12, 12, 13]);
     assert_eq!(m.numa[1].distances, [12, 10, 12, 12]);
 }
 
 #[test]
-fn slingshot_nics_and_how_far_they_are() {
+fn slingshot_nics_have_distances() {
     let m = machine("four-mi250x");
     let names: Vec<_> =
         m.nics.iter().map(|n| (n.name.as_str(), n.fabric_device.as_deref())).collect();
@@ -112,7 +112,7 @@ fn slingshot_nics_and_how_far_they_are() {
 }
 
 #[test]
-fn xgmi_links_and_those_inside_a_card() {
+fn xgmi_and_on_card_links_are_distinguished() {
     let m = machine("four-mi250x");
     let link = |a: u32, b: u32| m.gpu_links.iter().find(|l| (l.a, l.b) == (a, b));
     assert_eq!(
@@ -128,17 +128,17 @@ fn xgmi_links_and_those_inside_a_card() {
 }
 
 #[test]
-fn h100_in_cudas_order_in_format_3() {
+fn h100_gpus_are_in_cuda_order_in_format_3() {
     let m = machine("four-h100-format-3");
     assert_eq!((m.host.as_str(), m.os.kernel.as_deref()), ("node2", Some("5.15.0")));
-    // CUDA's order, not NVML's, and facts from both.
+    // CUDA's order, not NVML's, with attributes of both.
     let uuids: Vec<_> = m.gpus.iter().filter_map(|g| g.uuid.as_deref()?.chars().last()).collect();
     assert_eq!(uuids, ['3', '2', '1', '0']);
     let numa: Vec<_> = m.gpus.iter().filter_map(|g| g.numa).collect();
     assert_eq!(numa, [1, 1, 0, 0]);
     assert_eq!(m.gpus[0].memory_bytes, Some(83_010_560 << 10));
     assert_eq!(m.gpus[0].name, "NVIDIA H100 80GB HBM3");
-    let cards: Vec<_> = m.gpus.iter().map(|g| (g.card, g.part)).collect();
+    let cards: Vec<_> = m.gpus.iter().map(|g| (g.card, g.subdevice)).collect();
     assert_eq!(cards, [(0, None), (1, None), (2, None), (3, None)]);
     assert_eq!(m.gpu_links.len(), 6, "all pairs through the NVSwitches");
     assert!(
@@ -149,20 +149,20 @@ fn h100_in_cudas_order_in_format_3() {
 }
 
 #[test]
-fn gpu_memory_has_no_cpus_and_the_cgroup_restricts() {
+fn gpu_memory_has_no_cpus_and_allowed_sets_apply() {
     let m = machine("four-h100-format-3");
     let nodes: Vec<_> = m.numa.iter().map(|n| (n.id, n.cpus.to_string())).collect();
-    let wanted =
+    let expected =
         [(0, "0-3,8-11"), (1, "4-7,12-15"), (2, ""), (3, "")].map(|(i, s)| (i, s.to_owned()));
-    assert_eq!(nodes, wanted);
+    assert_eq!(nodes, expected);
     assert_eq!(m.usable.online, set("0-15"));
-    assert_eq!(m.usable.by_job(), set("1-7,9-15"));
+    assert_eq!(m.usable.job_cpus(), set("1-7,9-15"));
     assert_eq!(m.usable.memory_nodes, Some(set("0-1")));
     assert_eq!(m.numa[0].distances, [10, 21, 80, 90]);
 }
 
 #[test]
-fn infiniband_and_roce_with_their_state() {
+fn infiniband_and_roce_ports_have_a_state() {
     let m = machine("four-h100-format-3");
     let nics: Vec<_> = m.nics.iter().map(|n| (n.name.as_str(), n.kind, n.state)).collect();
     assert_eq!(
@@ -174,27 +174,27 @@ fn infiniband_and_roce_with_their_state() {
             ("ib1", NicKind::InfiniBand, LinkState::Down),
         ]
     );
-    // GPU 3 is the first of socket 0, and ib0 is behind its switch.
+    // GPU 3 is the first of package 0, and ib0 is behind its switch.
     let of_gpu = &m.gpus[3].nic_distance;
     assert_eq!(*of_gpu, [Distance::Numa, Distance::Remote, Distance::Switch, Distance::Remote]);
 }
 
 #[test]
-fn tiles_are_gpus_and_an_integrated_gpu_is_not() {
+fn tiles_are_gpus_and_integrated_gpus_are_not() {
     let m = machine("two-pvc");
-    let parts: Vec<_> = m.gpus.iter().map(|g| (g.index, g.card, g.part)).collect();
+    let parts: Vec<_> = m.gpus.iter().map(|g| (g.index, g.card, g.subdevice)).collect();
     assert_eq!(parts, [(0, 0, Some(0)), (1, 0, Some(1)), (2, 1, Some(0)), (3, 1, Some(1))]);
     assert_eq!(m.gpus[1].memory_bytes, Some(64 << 30));
     assert_eq!(m.gpus[1].uuid.as_deref(), Some("0001"));
     assert_eq!(m.gpus[3].name, "Intel(R) Data Center GPU Max 1550");
     assert_eq!(m.gpus[3].cpus, set("4-7"));
-    assert_eq!(m.notes, ["0000:1a:00.0 looks like a GPU, but ze does not show it"]);
+    assert_eq!(m.notes, ["0000:1a:00.0 is a GPU-class PCI device that ze does not list"]);
     assert_eq!((m.nics[0].name.as_str(), m.nics[0].kind), ("br0", NicKind::Virtual));
     assert_eq!(m.gpus[0].nic_distance, [Distance::Unknown]);
 }
 
 #[test]
-fn without_a_runtime_gpus_come_in_pci_order() {
+fn gpus_without_a_runtime_are_in_pci_order() {
     let text = fixture("four-h100-format-3")
         .replace("name=\"cuda", "name=\"x")
         .replace("name=\"nvml", "name=\"y");

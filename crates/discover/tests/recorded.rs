@@ -1,5 +1,5 @@
 //! Real machines, recorded by `scripts/record-machine.sh` and reduced to one file each: `== PATH`
-//! begins a file, `-> PATH TARGET` is a symbolic link.
+//! starts a file, `-> PATH TARGET` is a symbolic link.
 
 #![allow(clippy::unwrap_used)]
 
@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use regatta_discover::load;
 use regatta_model::{Distance, GpuVendor, LinkState, NicKind};
 
-/// An unpacked tree, removed when dropped.
-struct Tree(PathBuf);
+/// An unpacked tree, removed on drop.
+struct RecordedTree(PathBuf);
 
-impl Tree {
+impl RecordedTree {
     fn unpack(name: &str) -> Self {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/trees").join(name);
         let text = std::fs::read_to_string(file).unwrap();
@@ -49,17 +49,17 @@ impl Tree {
     }
 }
 
-impl Drop for Tree {
+impl Drop for RecordedTree {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
-/// A virtual machine with one H200. What nvidia-smi said of it there: one GPU at 0000:00:06.0,
-/// driver 580.159.04, CPU affinity 0-15, NUMA affinity 0.
+/// A virtual machine with one H200. nvidia-smi reported one GPU at 0000:00:06.0, driver 580.159.04,
+/// CPU affinity 0-15, NUMA affinity 0.
 #[test]
-fn a_virtual_machine_with_an_h200() {
-    let tree = Tree::unpack("h200-vm.tree");
+fn h200_virtual_machine_is_loaded() {
+    let tree = RecordedTree::unpack("h200-vm.tree");
     let machine = load(&tree.0).unwrap();
     assert_eq!(machine.host, "gpu-vm");
     assert_eq!((machine.packages.len(), machine.cores.len(), machine.l3.len()), (1, 16, 1));
@@ -74,7 +74,7 @@ fn a_virtual_machine_with_an_h200() {
     assert_eq!((gpu.pci.as_deref(), gpu.numa), (Some("0000:00:06.0"), Some(0)));
     assert_eq!(gpu.cpus.to_string(), "0-15");
     assert_eq!(gpu.device_file.as_deref(), Some("/dev/nvidia0"));
-    assert_eq!(gpu.accessible, None, "nothing is opened for a recorded machine");
+    assert_eq!(gpu.accessible, None, "device files of a recorded machine are not opened");
 
     let [nic] = &machine.nics[..] else { panic!("{:?}", machine.nics) };
     assert_eq!(

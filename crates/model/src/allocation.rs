@@ -1,13 +1,13 @@
-//! What the scheduler gave: nodes, ranks, and which of them this process is.
+//! The job allocation: nodes and ranks from the scheduler, and this process's rank.
 
 use serde::{Deserialize, Serialize};
 
 use crate::Document;
 
-/// The name of a node that the launcher keeps to itself.
+/// Host name of a node that the launcher does not name.
 pub const UNKNOWN_HOST: &str = "?";
 
-/// Who handed out the nodes.
+/// The source of the node list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Scheduler {
@@ -17,13 +17,13 @@ pub enum Scheduler {
     Pbs,
     /// Flux.
     Flux,
-    /// A file with host names.
+    /// A host file.
     Hostfile,
-    /// Nobody: this machine alone.
+    /// No scheduler: the local node.
     None,
 }
 
-/// Who started this process as a rank.
+/// The launcher that started this process as a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Launcher {
@@ -37,44 +37,44 @@ pub enum Launcher {
     OpenMpi,
     /// Hydra: MPICH's or Intel MPI's `mpiexec`.
     Hydra,
-    /// Something else that speaks PMIx.
+    /// Another PMIx launcher.
     Pmix,
-    /// torchrun or DeepSpeed's launcher: the framework's own variables.
+    /// torchrun or DeepSpeed's launcher, which set the framework's own variables.
     Torch,
 }
 
-/// In which order ranks are dealt to nodes.
+/// How global ranks are distributed over nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Distribution {
-    /// Fill a node, then the next.
+    /// Consecutive ranks on one node, then the next node.
     #[default]
     Block,
-    /// One to each node, round and round.
+    /// Round robin over the nodes.
     Cyclic,
 }
 
-/// Which rank this process is.
+/// The identity of a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankId {
-    /// Its number in the job.
+    /// Global rank.
     pub rank: u32,
-    /// How many ranks the job has.
+    /// World size.
     pub size: u32,
-    /// Its number on the node.
+    /// Local rank: its index on the node.
     pub local_rank: u32,
-    /// How many ranks are on the node.
+    /// Ranks on the node.
     pub local_size: u32,
-    /// The node's position in [`Allocation::nodes`], if the launcher or the host name tells.
+    /// Index of the node in [`Allocation::nodes`], if the launcher or the host name determines it.
     pub node: Option<u32>,
 }
 
 /// One node of the allocation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AllocatedNode {
-    /// Its name as the scheduler spells it.
+    /// Host name as the scheduler spells it.
     pub host: String,
-    /// How many ranks the scheduler or launcher puts there, if it says.
+    /// Ranks on the node, if the scheduler or launcher specifies them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ranks: Option<u32>,
 }
@@ -82,7 +82,7 @@ pub struct AllocatedNode {
 /// A variable or file that the allocation was read from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Evidence {
-    /// The variable's name, or `file`.
+    /// Name of the variable, or `file`.
     pub name: String,
     /// Its value.
     pub value: String,
@@ -91,38 +91,45 @@ pub struct Evidence {
 /// The nodes and ranks of a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Allocation {
-    /// Who handed out the nodes.
+    /// The source of the node list.
     pub scheduler: Scheduler,
-    /// Who started this process as a rank, if it is one.
+    /// The launcher of this process, if it is a rank.
     pub launcher: Option<Launcher>,
-    /// The scheduler's name for the job.
+    /// The scheduler's job ID.
     pub job_id: Option<String>,
-    /// The scheduler's name for the cluster.
+    /// The scheduler's cluster name.
     pub cluster: Option<String>,
-    /// The nodes in the scheduler's order. A node whose name the launcher keeps to itself is
-    /// called [`UNKNOWN_HOST`].
+    /// The nodes in the scheduler's order. A node that the launcher does not name is
+    /// [`UNKNOWN_HOST`].
     pub nodes: Vec<AllocatedNode>,
-    /// The order in which ranks are dealt to nodes.
+    /// How global ranks are distributed over the nodes.
     pub distribution: Distribution,
-    /// Which rank this process is, if it is one.
-    pub me: Option<RankId>,
-    /// What this was read from.
+    /// The identity of this process, if it is a rank.
+    #[serde(alias = "me")]
+    pub this_rank: Option<RankId>,
+    /// What the allocation was read from.
     pub evidence: Vec<Evidence>,
 }
 
 impl Allocation {
-    /// This machine alone.
-    pub fn alone(host: &str) -> Self {
+    /// An allocation of these nodes, with everything else unknown.
+    pub fn new(scheduler: Scheduler, nodes: Vec<AllocatedNode>) -> Self {
         Self {
-            scheduler: Scheduler::None,
+            scheduler,
             launcher: None,
             job_id: None,
             cluster: None,
-            nodes: vec![AllocatedNode { host: host.to_owned(), ranks: None }],
+            nodes,
             distribution: Distribution::Block,
-            me: None,
+            this_rank: None,
             evidence: Vec::new(),
         }
+    }
+
+    /// The local node only, without a scheduler.
+    pub fn single_node(host: &str) -> Self {
+        let node = AllocatedNode { host: host.to_owned(), ranks: None };
+        Self::new(Scheduler::None, vec![node])
     }
 
     /// Whether the names of all nodes are known.

@@ -1,5 +1,5 @@
-//! What a benchmark measured, with what it was measured on: the file of `regatta bench`, and what
-//! the output of other benchmarks is read into.
+//! Benchmark results: the file format of `regatta bench`, and the common model into which the
+//! output of nccl-tests, rccl-tests and OSU is parsed.
 //!
 //! Times are in microseconds, bandwidths in GB/s (10⁹ bytes), sizes in bytes.
 
@@ -9,18 +9,20 @@ use serde::{Deserialize, Serialize};
 
 use crate::Document;
 
-mod ceiling;
+mod measurement;
 mod operation;
 mod pairs;
+mod roofline;
 
-pub use ceiling::{Ceiling, CeilingKind, CeilingRow, RateUnit};
+pub use measurement::{Measurement, TimeStats};
 pub use operation::Operation;
-pub use pairs::{Matrix, PairEnd, Pairs};
+pub use pairs::{PairEndpoint, PairMatrices, PairMatrix};
+pub use roofline::{RankRoofline, RateUnit, RooflineKind, RooflineRow};
 
-/// The program that measured.
+/// The benchmark program.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Program {
+pub enum BenchProgram {
     /// `regatta bench`.
     Regatta,
     /// NVIDIA's nccl-tests.
@@ -29,12 +31,12 @@ pub enum Program {
     RcclTests,
     /// The OSU micro-benchmarks.
     Osu,
-    /// Something else, or nobody knows.
+    /// Another or unknown program.
     #[default]
     Other,
 }
 
-impl Program {
+impl BenchProgram {
     /// Its name.
     pub fn name(self) -> &'static str {
         match self {
@@ -51,131 +53,131 @@ impl Program {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct BenchResult {
-    /// Who measured.
-    pub program: Program,
-    /// What to call it beside others: `2 nodes, no plug-in`.
+    /// The benchmark program.
+    pub program: BenchProgram,
+    /// Label in comparisons: `2 nodes, no plug-in`.
     pub label: String,
-    /// The command it was started with.
+    /// The command line.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
-    /// When it began, in seconds since 1970.
+    /// Start time, in seconds since the Unix epoch.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub started_unix_s: Option<u64>,
-    /// The machine, in short; of many nodes the first one's.
+    /// Summary of the machine; the first node's if there are several.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub machine: Option<BenchMachine>,
-    /// How many ranks, and where.
+    /// World size and nodes.
     pub shape: BenchShape,
-    /// What carried the data: `tcp`, `shm`, `nccl`.
+    /// The communication backend: `tcp`, `shm`, `nccl`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backend: Option<String>,
-    /// Environment variables that matter.
+    /// Relevant environment variables.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub settings: BTreeMap<String, String>,
-    /// Versions by what they are of: `nccl`, `regatta`.
+    /// Versions by component: `nccl`, `regatta`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub versions: BTreeMap<String, String>,
-    /// What was to be measured.
+    /// Benchmark parameters.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parameters: Option<BenchParameters>,
-    /// The ranks and their devices, as the program told them.
+    /// The ranks and their devices, as reported by the program.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<BenchDevice>,
-    /// What was measured.
+    /// The measurements, one table per operation.
     pub tables: Vec<BenchTable>,
-    /// Tables of other things, such as images per second, cell by cell.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub sheets: Vec<Sheet>,
-    /// What each rank's devices, memory and file system can do.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub ceilings: Vec<Ceiling>,
-    /// What every pair of ranks can do.
+    /// Other tables, such as images per second, as raw cells.
+    #[serde(alias = "sheets", skip_serializing_if = "Vec::is_empty")]
+    pub raw_tables: Vec<RawTable>,
+    /// Node roofline: peak rates of each rank's devices, memory and file system.
+    #[serde(alias = "ceilings", skip_serializing_if = "Vec::is_empty")]
+    pub roofline: Vec<RankRoofline>,
+    /// Bandwidth and latency of every pair of ranks.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub pairs: Option<Pairs>,
-    /// The program's own closing figures.
+    pub pairs: Option<PairMatrices>,
+    /// The summary printed by the program.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub summary: Option<BenchSummary>,
-    /// Whether the run came to its end. A run that was interrupted keeps what it has.
+    /// Whether the run finished. The result of an interrupted run contains what was measured.
     pub complete: bool,
-    /// What else the program said, line by line.
+    /// Further output lines of the program.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
 }
 
-/// A machine in short, to tell results of different ones apart.
+/// Machine summary, to distinguish results of different machines.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct BenchMachine {
-    /// Its host or system name.
+    /// Host or system name.
     pub name: String,
-    /// The model of its processors.
+    /// CPU model.
     pub processor: String,
-    /// Its cores.
+    /// Physical cores.
     pub cores: u32,
-    /// Bytes of memory.
+    /// Memory size.
     pub memory_bytes: u64,
-    /// The models of its GPUs, one entry each.
+    /// GPU models, one entry per GPU.
     pub gpus: Vec<String>,
-    /// Its network interfaces.
+    /// Network interfaces.
     pub nics: Vec<String>,
 }
 
-/// How many ranks there were, and where. What is not known is absent.
+/// World size and nodes. Unknown values are absent.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct BenchShape {
-    /// Ranks of the job.
+    /// World size.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ranks: Option<u32>,
-    /// Nodes of the job.
+    /// Number of nodes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nodes: Option<u32>,
-    /// Ranks of each node, if they are equally many.
+    /// Ranks per node, if it is the same on all nodes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ranks_per_node: Option<u32>,
-    /// The nodes' names, in the order of ranks.
+    /// Host names, in rank order.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub hosts: Vec<String>,
 }
 
-/// What was to be measured: the options of nccl-tests. Old versions do not tell all of them.
+/// Benchmark parameters: the options of nccl-tests. Old versions do not print all of them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct BenchParameters {
-    /// Threads of a process.
+    /// Threads per process (`-t`).
     pub threads: u64,
-    /// Devices of a thread.
+    /// GPUs per thread (`-g`).
     pub devices: u64,
-    /// The smallest size.
+    /// Minimum size (`-b`).
     pub min_bytes: u64,
-    /// The largest size.
+    /// Maximum size (`-e`).
     pub max_bytes: u64,
-    /// From one size to the next.
+    /// Size increment (`-i`) or factor (`-f`).
     pub step: SizeStep,
-    /// Rounds before the timed ones.
+    /// Warm-up iterations (`-w`).
     pub warmup: u64,
-    /// Timed rounds.
+    /// Timed iterations (`-n`).
     pub iterations: u64,
-    /// Calls of a round.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub aggregated: Option<u64>,
-    /// Rounds whose results are checked.
+    /// Calls aggregated per iteration (`-m`).
+    #[serde(alias = "aggregated", skip_serializing_if = "Option::is_none")]
+    pub agg_iters: Option<u64>,
+    /// Iterations whose results are checked (`-c`).
     pub check: u64,
-    /// Launches of a captured graph.
+    /// CUDA graph launches (`-G`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub graph: Option<u64>,
-    /// Elements by which buffers are out of alignment.
+    /// Misalignment of the buffers, in elements.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unalign: Option<u64>,
 }
 
-/// From one size to the next.
+/// The step from one message size to the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SizeStep {
-    /// Times this.
+    /// Multiplication factor.
     Factor(u64),
-    /// Plus this many bytes.
+    /// Increment in bytes.
     Bytes(u64),
 }
 
@@ -191,152 +193,88 @@ impl Default for SizeStep {
 pub struct BenchDevice {
     /// The rank.
     pub rank: u32,
-    /// Its group, where ranks were split into several.
+    /// Its group, if the ranks were split into several.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub group: Option<u32>,
-    /// Its process.
+    /// Process ID.
     pub pid: u64,
-    /// Its node.
+    /// Host name.
     pub host: String,
-    /// The device's number on the node.
+    /// Device index on the node.
     pub device: u32,
-    /// Where it is plugged in: `0000:07:00`.
+    /// PCI bus ID: `0000:07:00`.
     pub bus: String,
-    /// Its model.
+    /// Device model.
     pub name: String,
 }
 
-/// The program's own closing figures.
+/// The summary printed by the program.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct BenchSummary {
-    /// Elements that were wrong, over all sizes.
+    /// Wrong elements over all sizes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub out_of_bounds: Option<u64>,
-    /// The mean of all bus bandwidths, out of place and in place.
+    /// Mean bus bandwidth over all sizes, out of place and in place.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub average_busbw: Option<f64>,
-    /// Whether that mean was as high as was asked for.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub average_good: Option<bool>,
+    /// Whether the mean reached the required minimum.
+    #[serde(alias = "average_good", skip_serializing_if = "Option::is_none")]
+    pub average_ok: Option<bool>,
 }
 
-/// One operation over sizes.
+/// Measurements of one operation over message sizes.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct BenchTable {
-    /// What was measured.
+    /// The operation.
     pub operation: Operation,
-    /// The elements' type, as the program names it: `float`.
+    /// Element type as the program names it: `float`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dtype: Option<String>,
-    /// The reduction: `sum`, or `none`.
+    /// Reduction operation: `sum`, or `none`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub redop: Option<String>,
-    /// The root; -1 where there is none.
+    /// Root rank; -1 if the operation has none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub root: Option<i64>,
-    /// The measurements, in the order they were made in.
+    /// The measurements, in the order taken.
     pub rows: Vec<BenchRow>,
 }
 
-/// One size.
+/// Measurements of one message size.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct BenchRow {
-    /// The size as the program means it: with nccl-tests and us the larger buffer of a rank, with
-    /// OSU's the message of one rank, which of an all-gather is a part.
+    /// Message size by the program's definition: the larger buffer of a rank for nccl-tests and
+    /// Regatta, the contribution of one rank for OSU (a fraction of an all-gather's output).
     pub size_bytes: u64,
-    /// The count a rank gives to the call, in elements.
+    /// The count argument of the call, in elements.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub count: Option<u64>,
-    /// With two buffers.
+    /// Out-of-place measurement.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub out_of_place: Option<Measurement>,
-    /// With one buffer.
+    /// In-place measurement.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub in_place: Option<Measurement>,
-    /// The line it was read from, with the precision the program gave.
+    /// The input line, which preserves the program's precision.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub line: Option<String>,
 }
 
-/// What was measured of one size. What a program does not tell is absent, and so is what is not
-/// finite, such as the bandwidth of a call that took no time.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Measurement {
-    /// Time of one call, in microseconds.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub time_us: Option<f64>,
-    /// Size over time, in GB/s.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub algbw: Option<f64>,
-    /// What the links carry, in GB/s.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub busbw: Option<f64>,
-    /// Wrong elements; absent where nothing was checked.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub wrong: Option<u64>,
-    /// The largest deviation, which early versions of nccl-tests tell in place of wrong elements.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub error: Option<f64>,
-    /// How many calls were timed.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub iterations: Option<u64>,
-    /// How the times of single calls spread.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub spread: Option<Spread>,
-    /// How the ranks' mean times spread.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub rank_spread: Option<Spread>,
-    /// The mean time of each rank, in microseconds, by rank.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub rank_times_us: Vec<f64>,
-    /// Other figures of the program, by the names of their columns: `Overlap(%)`.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub other: BTreeMap<String, f64>,
-}
-
-/// How times spread, in microseconds.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Spread {
-    /// The least.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub min_us: Option<f64>,
-    /// The median.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub p50_us: Option<f64>,
-    /// Nine of ten are not above it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub p90_us: Option<f64>,
-    /// 95 of 100 are not above it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub p95_us: Option<f64>,
-    /// 99 of 100 are not above it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub p99_us: Option<f64>,
-    /// The greatest.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub max_us: Option<f64>,
-    /// The standard deviation in percent of the mean.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub cv_percent: Option<f64>,
-}
-
-/// A table of anything, cell by cell as it was read.
+/// A table of any content, as raw cells.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Sheet {
-    /// What stood above it.
+pub struct RawTable {
+    /// The heading above it.
     pub title: String,
-    /// Its lines, the heads of columns first, each as its cells.
+    /// The rows of cells, column headers first.
     pub rows: Vec<Vec<String>>,
 }
 
 impl BenchResult {
-    /// The operations measured, each once, in order.
+    /// The distinct operations, in order of first occurrence.
     pub fn operations(&self) -> Vec<&Operation> {
         let mut found: Vec<&Operation> = Vec::new();
         for table in &self.tables {
@@ -352,33 +290,24 @@ impl Document for BenchResult {
     const KIND: &'static str = "bench";
     const VERSION: u32 = 1;
 
-    fn fault(&self) -> Option<String> {
+    fn inconsistency(&self) -> Option<String> {
         if self.shape.ranks == Some(0) {
-            return Some("it was measured by no rank".to_owned());
+            return Some("the world size is 0".to_owned());
         }
         for table in &self.tables {
             for row in &table.rows {
                 let both = [&row.out_of_place, &row.in_place];
-                if let Some(figure) = both.into_iter().flatten().find_map(Measurement::negative) {
+                if let Some(value) = both.into_iter().flatten().find_map(Measurement::negative) {
                     let (name, size) = (&table.operation, row.size_bytes);
-                    return Some(format!(
-                        "{name} of {size} bytes has a figure below zero: {figure}"
-                    ));
+                    return Some(format!("{name} of {size} bytes has a negative value: {value}"));
                 }
             }
         }
-        let impossible = self.ceilings.iter().find_map(|ceiling| {
-            let (figure, what) = (ceiling.row.impossible()?, &ceiling.row.what);
-            Some(format!("{what} of rank {} cannot have the figure {figure}", ceiling.rank))
+        let invalid = self.roofline.iter().find_map(|entry| {
+            let (value, case) = (entry.row.invalid_value()?, &entry.row.case);
+            Some(format!("{case} of rank {} has an invalid value: {value}", entry.rank))
         });
-        impossible.or_else(|| self.pairs.as_ref().and_then(Pairs::fault))
-    }
-}
-
-impl Measurement {
-    fn negative(&self) -> Option<f64> {
-        let figures = [self.time_us, self.algbw, self.busbw, self.error];
-        figures.into_iter().flatten().find(|figure| *figure < 0.0)
+        invalid.or_else(|| self.pairs.as_ref().and_then(PairMatrices::inconsistency))
     }
 }
 
@@ -399,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_back() {
+    fn results_round_trip_through_json() {
         let result = one_row(37.54);
         let text = to_json(&result).unwrap();
         assert!(text.contains("\"operation\": \"all-reduce\""), "{text}");
@@ -407,35 +336,38 @@ mod tests {
     }
 
     #[test]
-    fn a_time_below_zero_is_refused_by_name() {
+    fn negative_time_is_rejected_with_operation_and_size() {
         let text = to_json(&one_row(-1.0)).unwrap();
         let error = from_json::<BenchResult>(&text).unwrap_err().to_string();
         assert!(error.contains("all-reduce of 8 bytes"), "{error}");
     }
 
     #[test]
-    fn ceilings_are_rows_with_rank_and_host() {
-        let row = CeilingRow {
-            kind: CeilingKind::Disk,
-            what: "create".to_owned(),
+    fn roofline_rows_round_trip_and_are_validated() {
+        let row = RooflineRow {
+            kind: RooflineKind::Disk,
+            case: "create".to_owned(),
             unit: RateUnit::FilesPerSecond,
             best: 12.5,
-            ..CeilingRow::default()
+            ..RooflineRow::default()
         };
-        let ceiling = Ceiling { rank: 3, host: "n1".to_owned(), row };
-        let mut result = BenchResult { ceilings: vec![ceiling], ..BenchResult::default() };
+        let entry = RankRoofline { rank: 3, host: "n1".to_owned(), row };
+        let mut result = BenchResult { roofline: vec![entry], ..BenchResult::default() };
         let text = to_json(&result).unwrap();
         assert!(text.contains("\"kind\": \"disk\"") && text.contains("\"files/s\""), "{text}");
         assert_eq!(from_json::<BenchResult>(&text).unwrap(), result);
-        assert!(!to_json(&one_row(1.0)).unwrap().contains("ceilings"));
-        result.ceilings[0].row.median = -1.0;
+        let old_names =
+            text.replace("\"roofline\"", "\"ceilings\"").replace("\"case\"", "\"what\"");
+        assert_eq!(from_json::<BenchResult>(&old_names).unwrap(), result);
+        assert!(!to_json(&one_row(1.0)).unwrap().contains("roofline"));
+        result.roofline[0].row.median = -1.0;
         let error = from_json::<BenchResult>(&to_json(&result).unwrap()).unwrap_err().to_string();
         assert!(error.contains("create of rank 3"), "{error}");
     }
 
     #[test]
-    fn a_newer_reader_may_find_less_than_it_knows() {
+    fn missing_fields_take_their_defaults() {
         let text = r#"{"format": "regatta-bench/1", "program": "osu", "tables": []}"#;
-        assert_eq!(from_json::<BenchResult>(text).unwrap().program, Program::Osu);
+        assert_eq!(from_json::<BenchResult>(text).unwrap().program, BenchProgram::Osu);
     }
 }

@@ -1,5 +1,5 @@
-//! A set of logical CPUs (hardware threads, as the kernel numbers them), and its three spellings:
-//! the kernel's list (`1-7,9`), the hex mask of Slurm and taskset (`fe`), and the kernel's mask in
+//! A set of logical CPUs (hardware threads in the kernel's numbering) in three notations: the
+//! kernel's list (`1-7,9`), the hex mask of Slurm and taskset (`fe`), and the kernel's mask of
 //! comma-separated 32-bit words (`00000000,000000fe`).
 
 use std::fmt;
@@ -7,48 +7,48 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// One more than the highest CPU number accepted, eight times what Linux can be built for. It
-/// bounds what a malformed list can make us allocate.
+/// Exclusive upper bound of CPU numbers, eight times the limit of Linux. It bounds the memory that
+/// a malformed list can allocate.
 pub const MAX_CPUS: usize = 65_536;
 
-/// A set of logical CPU numbers. Also used for NUMA node numbers, which the kernel spells alike.
+/// A set of logical CPU numbers. Also used for NUMA node sets, which have the same notation.
 #[derive(Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CpuSet {
-    /// 64 CPUs a word; never a zero word at the end, so that equality is set equality.
+    /// 64 CPUs per word. No trailing zero words, because the derived equality must be set equality.
     words: Vec<u64>,
 }
 
-/// Why a text is not a CPU set. `at` counts bytes from 0.
+/// Parse error of a CPU set. `at` is a byte offset.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CpuSetError {
-    /// A character that belongs to no list.
+    /// Not a number.
     #[error("expected a CPU number at byte {at} of {text:?}")]
     NotANumber {
-        /// The whole text.
+        /// The input.
         text: String,
-        /// Where the number should have started.
+        /// Where a number was expected.
         at: usize,
     },
-    /// A range that runs backwards.
-    #[error("the range at byte {at} of {text:?} runs backwards")]
-    Backwards {
-        /// The whole text.
+    /// A range with its bounds reversed.
+    #[error("the bounds of the range at byte {at} of {text:?} are reversed")]
+    ReversedRange {
+        /// The input.
         text: String,
         /// Where the range starts.
         at: usize,
     },
-    /// A CPU number beyond [`MAX_CPUS`].
-    #[error("the CPU number at byte {at} of {text:?} is over {}", MAX_CPUS - 1)]
+    /// A CPU number of at least [`MAX_CPUS`].
+    #[error("the CPU number at byte {at} of {text:?} exceeds {}", MAX_CPUS - 1)]
     TooLarge {
-        /// The whole text.
+        /// The input.
         text: String,
         /// Where the number starts.
         at: usize,
     },
-    /// A character that is no hex digit.
+    /// Not a hex digit.
     #[error("byte {at} of the mask {text:?} is not a hex digit")]
     NotHex {
-        /// The whole text.
+        /// The input.
         text: String,
         /// Where the character is.
         at: usize,
@@ -61,12 +61,12 @@ impl CpuSet {
         Self::default()
     }
 
-    /// The CPUs `low..=high`. Numbers beyond [`MAX_CPUS`] are left out.
+    /// The CPUs `low..=high`, truncated at [`MAX_CPUS`].
     pub fn range(low: usize, high: usize) -> Self {
         (low..=high.min(MAX_CPUS - 1)).collect()
     }
 
-    /// Adds one CPU. Numbers beyond [`MAX_CPUS`] are ignored.
+    /// Adds a CPU. Numbers from [`MAX_CPUS`] are ignored.
     pub fn insert(&mut self, cpu: usize) {
         if cpu >= MAX_CPUS {
             return;
@@ -78,7 +78,7 @@ impl CpuSet {
         self.words[word] |= 1 << (cpu % 64);
     }
 
-    /// Takes one CPU out.
+    /// Removes a CPU.
     pub fn remove(&mut self, cpu: usize) {
         if let Some(word) = self.words.get_mut(cpu / 64) {
             *word &= !(1 << (cpu % 64));
@@ -91,12 +91,12 @@ impl CpuSet {
         self.words.get(cpu / 64).is_some_and(|w| w & (1 << (cpu % 64)) != 0)
     }
 
-    /// How many CPUs the set has.
+    /// The number of CPUs.
     pub fn len(&self) -> usize {
         self.words.iter().map(|w| w.count_ones() as usize).sum()
     }
 
-    /// Whether the set has no CPU.
+    /// Whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.words.is_empty()
     }
@@ -136,7 +136,7 @@ impl CpuSet {
         Self::trimmed(self.words.iter().zip(&other.words).map(|(a, b)| a & b).collect())
     }
 
-    /// The CPUs of this set that `other` lacks.
+    /// The CPUs of this set that are not in `other`.
     pub fn difference(&self, other: &Self) -> Self {
         let other_words = other.words.iter().copied().chain(std::iter::repeat(0));
         Self::trimmed(self.words.iter().zip(other_words).map(|(a, b)| a & !b).collect())
@@ -152,16 +152,16 @@ impl CpuSet {
         self.words.iter().zip(&other.words).any(|(a, b)| a & b != 0)
     }
 
-    /// The maximal runs of consecutive CPUs, as `(first, last)`.
+    /// The maximal ranges of consecutive CPUs, as `(first, last)`.
     pub fn ranges(&self) -> Vec<(usize, usize)> {
-        let mut runs: Vec<(usize, usize)> = Vec::new();
+        let mut ranges: Vec<(usize, usize)> = Vec::new();
         for cpu in self.iter() {
-            match runs.last_mut() {
+            match ranges.last_mut() {
                 Some((_, last)) if *last + 1 == cpu => *last = cpu,
-                _ => runs.push((cpu, cpu)),
+                _ => ranges.push((cpu, cpu)),
             }
         }
-        runs
+        ranges
     }
 
     /// The hex mask without prefix or leading zeros, as `taskset -p` prints it: `{1..7}` is `fe`.
@@ -174,7 +174,7 @@ impl CpuSet {
         text
     }
 
-    /// Reads a hex mask: `fe`, `0xfe`, or the kernel's comma-separated 32-bit words.
+    /// Parses a hex mask: `fe`, `0xfe`, or the kernel's comma-separated 32-bit words.
     pub fn from_mask(text: &str) -> Result<Self, CpuSetError> {
         let trimmed = text.trim();
         let digits = trimmed.strip_prefix("0x").unwrap_or(trimmed);
@@ -227,7 +227,7 @@ impl FromIterator<usize> for CpuSet {
 impl FromStr for CpuSet {
     type Err = CpuSetError;
 
-    /// Reads the kernel's list format. White space at the ends is allowed, an empty text is the
+    /// Parses the kernel's list format. Surrounding white space is allowed; empty input is the
     /// empty set.
     fn from_str(text: &str) -> Result<Self, CpuSetError> {
         let body = text.trim();
@@ -239,15 +239,15 @@ impl FromStr for CpuSet {
         for item in body.split(',') {
             let (low, high) = match item.split_once('-') {
                 Some((low, high)) => {
-                    (number(text, low, at)?, number(text, high, at + low.len() + 1)?)
+                    (parse_cpu(text, low, at)?, parse_cpu(text, high, at + low.len() + 1)?)
                 }
                 None => {
-                    let only = number(text, item, at)?;
+                    let only = parse_cpu(text, item, at)?;
                     (only, only)
                 }
             };
             if low > high {
-                return Err(CpuSetError::Backwards { text: text.to_owned(), at });
+                return Err(CpuSetError::ReversedRange { text: text.to_owned(), at });
             }
             (low..=high).for_each(|cpu| set.insert(cpu));
             at += item.len() + 1;
@@ -256,7 +256,7 @@ impl FromStr for CpuSet {
     }
 }
 
-fn number(text: &str, digits: &str, at: usize) -> Result<usize, CpuSetError> {
+fn parse_cpu(text: &str, digits: &str, at: usize) -> Result<usize, CpuSetError> {
     if digits.is_empty() || !digits.bytes().all(|b| b.is_ascii_digit()) {
         return Err(CpuSetError::NotANumber { text: text.to_owned(), at });
     }
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn lumi_masks_are_spelled_as_slurm_takes_them() {
+    fn masks_match_the_lumi_user_guide() {
         assert_eq!(set("49-55").to_mask(), "fe000000000000");
         assert_eq!(set("57-63").to_mask(), "fe00000000000000");
         assert_eq!(set("64-71").to_mask(), "ff0000000000000000");
@@ -319,12 +319,12 @@ mod tests {
     }
 
     #[test]
-    fn bad_lists_name_the_place() {
+    fn parse_errors_have_a_byte_offset() {
         assert_eq!(
             "1,x".parse::<CpuSet>().unwrap_err().to_string(),
             "expected a CPU number at byte 2 of \"1,x\""
         );
-        assert!(matches!("5-3".parse::<CpuSet>(), Err(CpuSetError::Backwards { at: 0, .. })));
+        assert!(matches!("5-3".parse::<CpuSet>(), Err(CpuSetError::ReversedRange { at: 0, .. })));
         assert!(matches!("0-65536".parse::<CpuSet>(), Err(CpuSetError::TooLarge { at: 2, .. })));
         assert!(matches!("1,,2".parse::<CpuSet>(), Err(CpuSetError::NotANumber { at: 2, .. })));
         assert!(matches!(CpuSet::from_mask("fg"), Err(CpuSetError::NotHex { at: 1, .. })));
@@ -332,14 +332,14 @@ mod tests {
     }
 
     #[test]
-    fn kernel_masks_have_commas() {
+    fn kernel_masks_with_commas_are_parsed() {
         assert_eq!(CpuSet::from_mask("00000001,00000003").unwrap(), set("0-1,32"));
         assert_eq!(CpuSet::from_mask("0xfe").unwrap(), set("1-7"));
     }
 
     proptest! {
         #[test]
-        fn list_and_mask_keep_the_set(cpus in proptest::collection::vec(0usize..700, 0..60)) {
+        fn list_and_mask_round_trip(cpus in proptest::collection::vec(0usize..700, 0..60)) {
             let s: CpuSet = cpus.iter().copied().collect();
             prop_assert_eq!(&s.to_string().parse::<CpuSet>().unwrap(), &s);
             prop_assert_eq!(&CpuSet::from_mask(&s.to_mask()).unwrap(), &s);
@@ -361,7 +361,7 @@ mod tests {
         }
 
         #[test]
-        fn no_text_makes_it_panic(text in "\\PC*") {
+        fn parsing_never_panics(text in "\\PC*") {
             let _ = text.parse::<CpuSet>();
             let _ = CpuSet::from_mask(&text);
         }

@@ -1,48 +1,51 @@
-//! Files that one stage writes and the next reads: JSON with a `format` line that says what it is,
-//! so that a file of another kind or version is refused in words.
+//! File formats: JSON with a `format` field that names kind and version, because a file of another
+//! kind or version must be rejected with a clear message.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// Something Regatta writes to a file of its own.
+/// A type with its own file format.
 pub trait Document: Serialize + DeserializeOwned {
-    /// What it is, as the `format` field says: `machine`.
+    /// The kind in the `format` field: `machine`.
     const KIND: &'static str;
-    /// Raised whenever an older reader would misunderstand a newer file.
+    /// Incremented whenever an older reader would misread a newer file.
     const VERSION: u32;
 
-    /// Faults that the types cannot exclude, such as a GPU on a NUMA node that does not exist.
-    fn fault(&self) -> Option<String> {
+    /// The first inconsistency that the types do not rule out, such as a GPU on a NUMA node that
+    /// does not exist.
+    fn inconsistency(&self) -> Option<String> {
         None
     }
 }
 
-/// Why a text is not the document that was wanted.
+/// Why a file cannot be read as a document.
 #[derive(Debug, thiserror::Error)]
 pub enum DocumentError {
-    /// Not JSON, or not of the right shape.
+    /// Not JSON, or with other fields.
     #[error("not a {kind} file: {source}")]
     Json {
-        /// What was wanted.
+        /// The expected kind.
         kind: &'static str,
-        /// What serde says, with line and column.
+        /// The JSON error, with line and column.
         source: serde_json::Error,
     },
-    /// JSON, but of something else or of another version.
-    #[error("this is {found:?}, wanted {wanted:?}; write it anew with this version of regatta")]
+    /// Another kind or version.
+    #[error(
+        "format is {found:?}, expected {expected:?}; regenerate it with this version of regatta"
+    )]
     WrongFormat {
         /// The `format` field found.
         found: String,
-        /// The `format` field wanted.
-        wanted: String,
+        /// The `format` field expected.
+        expected: String,
     },
-    /// Right in form, wrong in content.
-    #[error("the {kind} contradicts itself: {fault}")]
-    Fault {
-        /// What was read.
+    /// Well-formed but inconsistent.
+    #[error("inconsistent {kind} file: {reason}")]
+    Inconsistent {
+        /// The kind.
         kind: &'static str,
-        /// The contradiction.
-        fault: String,
+        /// The inconsistency.
+        reason: String,
     },
 }
 
@@ -58,34 +61,35 @@ struct Header {
     format: String,
 }
 
-fn tag<T: Document>() -> String {
+fn format_tag<T: Document>() -> String {
     format!("regatta-{}/{}", T::KIND, T::VERSION)
 }
 
-/// The document as indented JSON with a line end.
+/// Indented JSON with a trailing newline.
 pub fn to_json<T: Document>(body: &T) -> Result<String, serde_json::Error> {
-    let mut text = serde_json::to_string_pretty(&Tagged { format: tag::<T>(), body })?;
+    let mut text = serde_json::to_string_pretty(&Tagged { format: format_tag::<T>(), body })?;
     text.push('\n');
     Ok(text)
 }
 
-/// The document as one line of JSON, for large ones.
+/// One line of JSON with a trailing newline, for large documents.
 pub fn to_json_line<T: Document>(body: &T) -> Result<String, serde_json::Error> {
-    let mut text = serde_json::to_string(&Tagged { format: tag::<T>(), body })?;
+    let mut text = serde_json::to_string(&Tagged { format: format_tag::<T>(), body })?;
     text.push('\n');
     Ok(text)
 }
 
-/// Reads a document back and checks that it does not contradict itself.
+/// Parses a document and checks its consistency.
 pub fn from_json<T: Document>(text: &str) -> Result<T, DocumentError> {
     let json = |source| DocumentError::Json { kind: T::KIND, source };
     let header: Header = serde_json::from_str(text).map_err(json)?;
-    if header.format != tag::<T>() {
-        return Err(DocumentError::WrongFormat { found: header.format, wanted: tag::<T>() });
+    if header.format != format_tag::<T>() {
+        let (found, expected) = (header.format, format_tag::<T>());
+        return Err(DocumentError::WrongFormat { found, expected });
     }
     let body: T = serde_json::from_str(text).map_err(json)?;
-    match body.fault() {
-        Some(fault) => Err(DocumentError::Fault { kind: T::KIND, fault }),
+    match body.inconsistency() {
+        Some(reason) => Err(DocumentError::Inconsistent { kind: T::KIND, reason }),
         None => Ok(body),
     }
 }
@@ -96,14 +100,14 @@ mod tests {
     use crate::{Machine, Placement};
 
     #[test]
-    fn another_kind_is_refused_by_name() {
+    fn wrong_kind_error_names_both_formats() {
         let text = to_json(&Machine::default()).unwrap();
         let error = from_json::<Placement>(&text).unwrap_err().to_string();
         assert!(error.contains("regatta-machine/1") && error.contains("regatta-placement/1"));
     }
 
     #[test]
-    fn bad_json_has_a_position() {
+    fn json_errors_have_a_position() {
         let error = from_json::<Machine>("{\n  \"format\": 3}").unwrap_err().to_string();
         assert!(error.contains("line 2"), "{error}");
     }

@@ -1,83 +1,83 @@
-//! Slurm's host list expressions, expanded without `scontrol`, which no container has.
+//! Slurm hostlist expressions, expanded without `scontrol`, which containers lack.
 //!
-//! `r[0-1]n[08-10],login` names seven hosts. Names are separated by commas or white space; a name
-//! may hold several bracket groups, which multiply out, the last one varying fastest; a range keeps
-//! the zeros of its low bound; order and duplicates are kept.
+//! `r[0-1]n[08-10],login` expands to seven hosts. Names are separated by commas or white space. A
+//! name may contain several bracket groups, which expand to their Cartesian product, the last one
+//! varying fastest. A range is zero-padded to the width of its lower bound. Order and duplicates
+//! are preserved.
 
 use std::fmt::Write as _;
 
-/// The most hosts one bracket range may name: Slurm's own limit.
+/// Maximum hosts per bracket range: Slurm's limit.
 pub const MAX_RANGE: u64 = 65_536;
-/// The most hosts one expression may name, so that a few bytes cannot ask for all memory.
+/// Maximum hosts per expression, because a few bytes could otherwise exhaust memory.
 pub const MAX_HOSTS: usize = 1 << 17;
-/// The most bytes all names of one expression may have together: a long name is multiplied too.
+/// Maximum total length of the expanded names, because a long name is multiplied too.
 pub const MAX_BYTES: usize = 1 << 24;
 
-/// Why an expression is no host list. `at` counts bytes from 0.
+/// Parse error of a hostlist expression. `at` is a byte offset.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HostlistError {
-    /// A `[` without its `]`.
-    #[error("the bracket opened at byte {at} of {text:?} is never closed")]
+    /// A `[` without `]`.
+    #[error("the bracket at byte {at} of {text:?} is not closed")]
     Unclosed {
-        /// The whole expression.
+        /// The expression.
         text: String,
         /// Where the bracket opens.
         at: usize,
     },
-    /// A `]` without its `[`, or a `[` inside brackets.
-    #[error("the bracket at byte {at} of {text:?} does not belong there")]
-    Stray {
-        /// The whole expression.
+    /// A `]` without `[`, or a nested `[`.
+    #[error("unexpected bracket at byte {at} of {text:?}")]
+    UnexpectedBracket {
+        /// The expression.
         text: String,
         /// Where the bracket is.
         at: usize,
     },
-    /// Something between brackets that is no number or range.
+    /// Neither a number nor a range.
     #[error("{item:?} at byte {at} of {text:?} is neither a number nor a range like 3-7")]
     BadRange {
-        /// The whole expression.
+        /// The expression.
         text: String,
         /// The item.
         item: String,
         /// Where it starts.
         at: usize,
     },
-    /// A range that runs backwards.
-    #[error("the range {item:?} at byte {at} of {text:?} runs backwards")]
-    Backwards {
-        /// The whole expression.
+    /// A range with its bounds reversed.
+    #[error("the bounds of the range {item:?} at byte {at} of {text:?} are reversed")]
+    ReversedRange {
+        /// The expression.
         text: String,
         /// The range.
         item: String,
         /// Where it starts.
         at: usize,
     },
-    /// More hosts than [`MAX_RANGE`] in a range or [`MAX_HOSTS`] in all, or more text than
-    /// [`MAX_BYTES`].
-    #[error("{text:?} names too many hosts at byte {at} (limit {limit})")]
+    /// [`MAX_RANGE`], [`MAX_HOSTS`] or [`MAX_BYTES`] exceeded.
+    #[error("{text:?} expands to too many hosts at byte {at} (limit {limit})")]
     TooMany {
-        /// The whole expression.
+        /// The expression.
         text: String,
-        /// Where the limit was passed.
+        /// Where the limit was exceeded.
         at: usize,
         /// The limit.
         limit: u64,
     },
 }
 
-/// One piece of a name: fixed text, or the numbers of a bracket group.
-enum Piece {
-    Text(String),
-    Group(Vec<Range>),
+/// A segment of a name.
+enum Segment {
+    Literal(String),
+    Group(Vec<NumberRange>),
 }
 
-struct Range {
+struct NumberRange {
     low: u64,
     high: u64,
     width: usize,
 }
 
-/// The hosts an expression names, in order, duplicates kept.
+/// Expands an expression. Order and duplicates are preserved.
 ///
 /// ```
 /// let hosts = regatta_model::hostlist::expand("r[0-1]n[08-10],login").unwrap();
@@ -87,48 +87,48 @@ struct Range {
 pub fn expand(text: &str) -> Result<Vec<String>, HostlistError> {
     let mut hosts = Vec::new();
     let mut bytes = 0usize;
-    for (at, name) in names(text)? {
-        let pieces = pieces(text, at, name)?;
+    for (at, name) in split_names(text)? {
+        let segments = parse_segments(text, at, name)?;
         let too_many = |limit: usize| HostlistError::TooMany {
             text: text.to_owned(),
             at,
             limit: limit as u64,
         };
-        let count = pieces.iter().try_fold(1usize, |n, piece| n.checked_mul(piece.count()));
+        let count = segments.iter().try_fold(1usize, |n, s| n.checked_mul(s.count()));
         let count = count.filter(|n| hosts.len() + n <= MAX_HOSTS);
         let count = count.ok_or_else(|| too_many(MAX_HOSTS))?;
-        let longest: usize = pieces.iter().map(Piece::longest).sum();
-        bytes = bytes.saturating_add(count.saturating_mul(longest));
+        let name_len: usize = segments.iter().map(Segment::max_len).sum();
+        bytes = bytes.saturating_add(count.saturating_mul(name_len));
         if bytes > MAX_BYTES {
             return Err(too_many(MAX_BYTES));
         }
-        multiply(&pieces, &mut hosts);
+        expand_product(&segments, &mut hosts);
     }
     Ok(hosts)
 }
 
-impl Piece {
+impl Segment {
     fn count(&self) -> usize {
         match self {
-            Piece::Text(_) => 1,
-            Piece::Group(ranges) => ranges.iter().map(|r| (r.high - r.low) as usize + 1).sum(),
+            Segment::Literal(_) => 1,
+            Segment::Group(ranges) => ranges.iter().map(|r| (r.high - r.low) as usize + 1).sum(),
         }
     }
 
-    /// The most bytes it adds to a name.
-    fn longest(&self) -> usize {
+    /// The maximum bytes it adds to a name.
+    fn max_len(&self) -> usize {
         let digits = |n: u64| n.checked_ilog10().unwrap_or(0) as usize + 1;
         match self {
-            Piece::Text(text) => text.len(),
-            Piece::Group(ranges) => {
+            Segment::Literal(text) => text.len(),
+            Segment::Group(ranges) => {
                 ranges.iter().map(|r| digits(r.high).max(r.width)).max().unwrap_or(0)
             }
         }
     }
 }
 
-/// Splits at the separators that are outside brackets.
-fn names(text: &str) -> Result<Vec<(usize, &str)>, HostlistError> {
+/// Splits at separators outside brackets.
+fn split_names(text: &str) -> Result<Vec<(usize, &str)>, HostlistError> {
     let mut names = Vec::new();
     let mut start = 0;
     let mut opened = None;
@@ -137,7 +137,7 @@ fn names(text: &str) -> Result<Vec<(usize, &str)>, HostlistError> {
             ('[', None) => opened = Some(at),
             (']', Some(_)) => opened = None,
             ('[', Some(_)) | (']', None) => {
-                return Err(HostlistError::Stray { text: text.to_owned(), at });
+                return Err(HostlistError::UnexpectedBracket { text: text.to_owned(), at });
             }
             (',' | ' ' | '\t' | '\n', None) => {
                 names.push((start, &text[start..at]));
@@ -154,86 +154,88 @@ fn names(text: &str) -> Result<Vec<(usize, &str)>, HostlistError> {
     Ok(names)
 }
 
-/// Cuts one name, whose brackets are known to pair up, into text and groups.
-fn pieces(text: &str, at: usize, name: &str) -> Result<Vec<Piece>, HostlistError> {
-    let mut pieces = Vec::new();
+/// Parses one name, whose brackets are known to be balanced.
+fn parse_segments(text: &str, at: usize, name: &str) -> Result<Vec<Segment>, HostlistError> {
+    let mut segments = Vec::new();
     let mut rest = name;
     let mut offset = at;
     while let Some((before, tail)) = rest.split_once('[') {
         let Some((group, after)) = tail.split_once(']') else { break };
         if !before.is_empty() {
-            pieces.push(Piece::Text(before.to_owned()));
+            segments.push(Segment::Literal(before.to_owned()));
         }
         offset += before.len() + 1;
-        pieces.push(Piece::Group(ranges(text, offset, group)?));
+        segments.push(Segment::Group(parse_ranges(text, offset, group)?));
         offset += group.len() + 1;
         rest = after;
     }
     if !rest.is_empty() {
-        pieces.push(Piece::Text(rest.to_owned()));
+        segments.push(Segment::Literal(rest.to_owned()));
     }
-    Ok(pieces)
+    Ok(segments)
 }
 
-fn ranges(text: &str, start: usize, group: &str) -> Result<Vec<Range>, HostlistError> {
+fn parse_ranges(text: &str, start: usize, group: &str) -> Result<Vec<NumberRange>, HostlistError> {
     let mut at = start;
     let mut ranges = Vec::new();
     for item in group.split(',') {
-        ranges.push(range(text, at, item)?);
+        ranges.push(parse_range(text, at, item)?);
         at += item.len() + 1;
     }
     Ok(ranges)
 }
 
-fn range(text: &str, at: usize, item: &str) -> Result<Range, HostlistError> {
-    let own = || (text.to_owned(), item.to_owned());
+fn parse_range(text: &str, at: usize, item: &str) -> Result<NumberRange, HostlistError> {
+    let owned = || (text.to_owned(), item.to_owned());
     let (low_digits, high_digits) = item.split_once('-').unwrap_or((item, item));
-    let (Some(low), Some(high)) = (digits(low_digits), digits(high_digits)) else {
-        let (text, item) = own();
+    let (Some(low), Some(high)) = (parse_digits(low_digits), parse_digits(high_digits)) else {
+        let (text, item) = owned();
         return Err(HostlistError::BadRange { text, item, at });
     };
     if low > high {
-        let (text, item) = own();
-        return Err(HostlistError::Backwards { text, item, at });
+        let (text, item) = owned();
+        return Err(HostlistError::ReversedRange { text, item, at });
     }
     if high - low >= MAX_RANGE {
         return Err(HostlistError::TooMany { text: text.to_owned(), at, limit: MAX_RANGE });
     }
-    Ok(Range { low, high, width: low_digits.len() })
+    Ok(NumberRange { low, high, width: low_digits.len() })
 }
 
-fn digits(text: &str) -> Option<u64> {
+fn parse_digits(text: &str) -> Option<u64> {
     let all_digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
     all_digits.then(|| text.parse().ok()).flatten()
 }
 
-/// Counts through the groups like an odometer. Slurm lets the last group vary fastest, then the
-/// groups before it from the first on: with two groups the left one is outermost, with three the
-/// middle one. Not by recursion: a name may have more groups than the stack has room for.
-fn multiply(pieces: &[Piece], hosts: &mut Vec<String>) {
-    let groups = pieces.iter().filter_map(|piece| match piece {
-        Piece::Text(_) => None,
-        Piece::Group(ranges) => ranges.first().map(|first| Wheel { ranges, at: 0, n: first.low }),
+/// Appends the Cartesian product of the groups. In Slurm's order the last group varies fastest, then
+/// the groups before it from the first on: of two groups the left one is outermost, of three the
+/// middle one. Iterative, because a name may have more groups than the stack has frames.
+fn expand_product(segments: &[Segment], hosts: &mut Vec<String>) {
+    let groups = segments.iter().filter_map(|segment| match segment {
+        Segment::Literal(_) => None,
+        Segment::Group(ranges) => {
+            ranges.first().map(|first| GroupCursor { ranges, at: 0, n: first.low })
+        }
     });
-    let mut wheels: Vec<Wheel<'_>> = groups.collect();
+    let mut cursors: Vec<GroupCursor<'_>> = groups.collect();
     loop {
-        hosts.push(spell(pieces, &wheels));
-        let Some((last, others)) = wheels.split_last_mut() else { return };
-        if !last.advance() && !others.iter_mut().any(Wheel::advance) {
+        hosts.push(format_name(segments, &cursors));
+        let Some((last, others)) = cursors.split_last_mut() else { return };
+        if !last.advance() && !others.iter_mut().any(GroupCursor::advance) {
             return;
         }
     }
 }
 
-/// A bracket group and the number of it that is due.
-struct Wheel<'a> {
-    ranges: &'a [Range],
+/// The current number of a bracket group.
+struct GroupCursor<'a> {
+    ranges: &'a [NumberRange],
     at: usize,
     n: u64,
 }
 
-impl Wheel<'_> {
-    /// Goes on to the next number; back to the first, and `false`, after the last.
+impl GroupCursor<'_> {
+    /// Advances to the next number. After the last it wraps around and returns `false`.
     fn advance(&mut self) -> bool {
         if self.n < self.ranges[self.at].high {
             self.n += 1;
@@ -245,17 +247,17 @@ impl Wheel<'_> {
     }
 }
 
-fn spell(pieces: &[Piece], wheels: &[Wheel<'_>]) -> String {
+fn format_name(segments: &[Segment], cursors: &[GroupCursor<'_>]) -> String {
     let mut name = String::new();
-    let mut wheels = wheels.iter();
-    for piece in pieces {
-        match piece {
-            Piece::Text(text) => name.push_str(text),
-            Piece::Group(_) => {
-                if let Some(wheel) = wheels.next() {
-                    let width = wheel.ranges[wheel.at].width;
-                    // Writing to a string cannot fail.
-                    let _ = write!(name, "{:0width$}", wheel.n);
+    let mut cursors = cursors.iter();
+    for segment in segments {
+        match segment {
+            Segment::Literal(text) => name.push_str(text),
+            Segment::Group(_) => {
+                if let Some(cursor) = cursors.next() {
+                    let width = cursor.ranges[cursor.at].width;
+                    // Writing to a string is infallible.
+                    let _ = write!(name, "{:0width$}", cursor.n);
                 }
             }
         }
@@ -263,17 +265,17 @@ fn spell(pieces: &[Piece], wheels: &[Wheel<'_>]) -> String {
     name
 }
 
-/// A host's name without its domain: schedulers and nodes spell the same host either way. An
-/// address has no domain.
-pub fn short(host: &str) -> &str {
+/// The host name without its domain, because schedulers and nodes use either form. An IP address is
+/// returned unchanged.
+pub fn short_hostname(host: &str) -> &str {
     match host.parse::<std::net::IpAddr>() {
         Ok(_) => host,
         Err(_) => host.split('.').next().unwrap_or(host),
     }
 }
 
-/// A short expression for hosts in this order: `expand(&compress(h)) == h` for any names that hold
-/// no separator or bracket. Runs of one prefix and ascending numbers become ranges.
+/// A hostlist expression for these hosts in this order: `expand(&compress(h)) == h` for all names
+/// without separators and brackets. Consecutive numbers after a common prefix become ranges.
 pub fn compress<S: AsRef<str>>(hosts: &[S]) -> String {
     let mut out: Vec<String> = Vec::new();
     let mut rest = hosts;
@@ -283,7 +285,7 @@ pub fn compress<S: AsRef<str>>(hosts: &[S]) -> String {
             rest = &rest[1..];
             continue;
         };
-        let (items, used) = head.runs(rest);
+        let (items, used) = head.ranges(rest);
         match items.as_slice() {
             [single] if !single.contains('-') => out.push(first.as_ref().to_owned()),
             _ => out.push(format!("{}[{}]", head.prefix, items.join(","))),
@@ -307,15 +309,15 @@ impl<'a> Numbered<'a> {
         digits.parse().ok().map(|number| Numbered { prefix, digits, number })
     }
 
-    /// The ranges that the leading hosts with this prefix form, and how many hosts they take.
-    fn runs<S: AsRef<str>>(&self, hosts: &[S]) -> (Vec<String>, usize) {
-        let mut runs: Vec<(&str, u64, u64)> = Vec::new();
+    /// The ranges of the leading hosts with this prefix, and the number of these hosts.
+    fn ranges<S: AsRef<str>>(&self, hosts: &[S]) -> (Vec<String>, usize) {
+        let mut ranges: Vec<(&str, u64, u64)> = Vec::new();
         let mut used = 0;
         for host in hosts {
             let Some(next) = Numbered::of(host.as_ref()).filter(|n| n.prefix == self.prefix) else {
                 break;
             };
-            match runs.last_mut() {
+            match ranges.last_mut() {
                 Some((low, first, last))
                     if last.checked_add(1) == Some(next.number)
                         && next.number - *first < MAX_RANGE
@@ -325,16 +327,16 @@ impl<'a> Numbered<'a> {
                 }
                 _ => {
                     let low = &host.as_ref()[self.prefix.len()..];
-                    runs.push((low, next.number, next.number));
+                    ranges.push((low, next.number, next.number));
                 }
             }
             used += 1;
         }
-        let spell = |(low, first, last): (&str, u64, u64)| match first == last {
+        let format = |(low, first, last): (&str, u64, u64)| match first == last {
             true => low.to_owned(),
             false => format!("{low}-{last:0w$}", w = low.len()),
         };
-        (runs.into_iter().map(spell).collect(), used)
+        (ranges.into_iter().map(format).collect(), used)
     }
 }
 
@@ -348,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn the_grammar_of_slurm() {
+    fn expand_follows_slurm() {
         assert_eq!(expanded("n[1-2],a b\tc"), "n1 n2 a b c");
         assert_eq!(expanded("r[0-1]n[0-2]"), "r0n0 r0n1 r0n2 r1n0 r1n1 r1n2");
         let three = "n1m3o5 n1m3o6 n2m3o5 n2m3o6 n1m4o5 n1m4o6 n2m4o5 n2m4o6";
@@ -362,27 +364,27 @@ mod tests {
     }
 
     #[test]
-    fn addresses_have_no_domain() {
-        assert_eq!(short("nid001.site.org"), "nid001");
-        assert_eq!(short("10.1.2.3"), "10.1.2.3");
+    fn short_hostname_strips_the_domain_but_keeps_addresses() {
+        assert_eq!(short_hostname("nid001.site.org"), "nid001");
+        assert_eq!(short_hostname("10.1.2.3"), "10.1.2.3");
     }
 
     #[test]
-    fn faults_have_a_place() {
+    fn parse_errors_have_a_byte_offset() {
         let error = |text: &str| expand(text).unwrap_err().to_string();
-        assert_eq!(error("a,n[1"), "the bracket opened at byte 3 of \"a,n[1\" is never closed");
-        assert!(matches!(expand("n]1"), Err(HostlistError::Stray { at: 1, .. })));
-        assert!(matches!(expand("n[1[2]]"), Err(HostlistError::Stray { at: 3, .. })));
+        assert_eq!(error("a,n[1"), "the bracket at byte 3 of \"a,n[1\" is not closed");
+        assert!(matches!(expand("n]1"), Err(HostlistError::UnexpectedBracket { at: 1, .. })));
+        assert!(matches!(expand("n[1[2]]"), Err(HostlistError::UnexpectedBracket { at: 3, .. })));
         assert!(matches!(expand("n[1,,2]"), Err(HostlistError::BadRange { at: 4, .. })));
         assert!(matches!(expand("n[1-2-3]"), Err(HostlistError::BadRange { at: 2, .. })));
-        assert!(matches!(expand("n[3-1]"), Err(HostlistError::Backwards { at: 2, .. })));
+        assert!(matches!(expand("n[3-1]"), Err(HostlistError::ReversedRange { at: 2, .. })));
         assert!(matches!(expand("n[0-65536]"), Err(HostlistError::TooMany { at: 2, .. })));
         assert!(matches!(expand("n[0-9999][0-9999]"), Err(HostlistError::TooMany { at: 0, .. })));
         assert!(expand("n[99999999999999999999]").is_err());
     }
 
     #[test]
-    fn neither_many_groups_nor_long_names_exhaust_anything() {
+    fn many_groups_and_long_names_are_bounded() {
         let groups = "[1]".repeat(200_000);
         assert_eq!(expand(&groups).unwrap(), ["1".repeat(200_000)]);
         let long = format!("{}[0-65535]", "n".repeat(4000));
@@ -390,13 +392,13 @@ mod tests {
             expand(&long),
             Err(HostlistError::TooMany { limit, .. }) if limit == MAX_BYTES as u64
         ));
-        // A long expression for short names is fine.
+        // Many short names stay below the limits.
         let hosts = expand("n[0-9][0-9999]").unwrap();
         assert_eq!(expand(&compress(&hosts)).unwrap(), hosts);
     }
 
     #[test]
-    fn compress_is_short_for_ordinary_clusters() {
+    fn compress_joins_consecutive_numbers() {
         let hosts = expand("nid[005000-005127],nid005200").unwrap();
         assert_eq!(compress(&hosts), "nid[005000-005127,005200]");
         assert_eq!(compress(&["login"]), "login");
@@ -406,13 +408,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn compress_keeps_every_list(hosts in proptest::collection::vec("[a-c]{0,2}[0-9]{0,3}[a-b]?", 0..40)) {
+        fn compress_round_trips(hosts in proptest::collection::vec("[a-c]{0,2}[0-9]{0,3}[a-b]?", 0..40)) {
             let hosts: Vec<String> = hosts.into_iter().filter(|h| !h.is_empty()).collect();
             prop_assert_eq!(expand(&compress(&hosts)).unwrap(), hosts);
         }
 
         #[test]
-        fn no_text_makes_it_panic(text in "[n0-9\\[\\],\\- ]{0,24}") {
+        fn expand_never_panics(text in "[n0-9\\[\\],\\- ]{0,24}") {
             let _ = expand(&text);
         }
     }

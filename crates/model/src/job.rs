@@ -1,36 +1,36 @@
-//! What the user asks for.
+//! The job specification: what the user requests.
 
 use serde::{Deserialize, Serialize};
 
 use crate::CpuSet;
 
-/// How a job's ranks are to be laid out.
+/// Rank counts and binding options of a job.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Job {
-    /// Ranks in all; `None`: what the allocation or `ranks_per_node` says.
+pub struct JobSpec {
+    /// World size; `None`: from the allocation or `ranks_per_node`.
     pub ranks: Option<u32>,
-    /// Ranks on each node; `None`: what the allocation says, else one a GPU, else one a NUMA node.
+    /// Ranks per node; `None`: from the allocation, else one per GPU, else one per NUMA node.
     pub ranks_per_node: Option<u32>,
-    /// GPUs for each rank.
+    /// GPUs per rank.
     pub gpus_per_rank: u32,
-    /// Whether ranks get GPUs at all.
+    /// Whether ranks are assigned GPUs.
     pub use_gpus: bool,
-    /// Cores each rank must have; `None`: an equal share of the cores near its GPU.
+    /// Minimum cores per rank; `None`: an equal share of the cores local to its GPU.
     pub cores_per_rank: Option<u32>,
-    /// Cores that no rank gets.
-    pub reserve: Reserve,
-    /// Hardware threads of a core that are used.
-    pub smt: SmtUse,
-    /// Whether several ranks may share a core when there are more ranks than cores.
+    /// Cores that no rank is bound to.
+    pub reserve: ReservedCores,
+    /// Hardware threads used per core.
+    pub smt: SmtPolicy,
+    /// Whether ranks may share a core if there are more ranks than cores.
     pub oversubscribe: bool,
-    /// Which GPUs a rank sees.
-    pub visibility: Visibility,
-    /// Where a rank's memory comes from.
-    pub memory: MemoryChoice,
+    /// GPUs visible to a rank.
+    pub visibility: GpuVisibility,
+    /// NUMA memory binding of a rank.
+    pub memory: MemoryBinding,
 }
 
-impl Default for Job {
+impl Default for JobSpec {
     fn default() -> Self {
         Self {
             ranks: None,
@@ -38,59 +38,60 @@ impl Default for Job {
             gpus_per_rank: 1,
             use_gpus: true,
             cores_per_rank: None,
-            reserve: Reserve::None,
-            smt: SmtUse::All,
+            reserve: ReservedCores::None,
+            smt: SmtPolicy::All,
             oversubscribe: false,
-            visibility: Visibility::All,
-            memory: MemoryChoice::Prefer,
+            visibility: GpuVisibility::All,
+            memory: MemoryBinding::Prefer,
         }
     }
 }
 
-/// Cores left to the system.
+/// Cores reserved for the operating system.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Reserve {
+pub enum ReservedCores {
     /// None.
     #[default]
     None,
     /// The first core of each L3 group, as on LUMI and Frontier.
     FirstOfL3,
-    /// The cores of these CPUs, their other threads included.
+    /// The cores of these CPUs, including their SMT siblings.
     Cpus(CpuSet),
 }
 
-/// Which hardware threads of a core are used.
+/// Hardware threads used per core.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum SmtUse {
-    /// All that are usable.
+pub enum SmtPolicy {
+    /// All usable threads.
     #[default]
     All,
-    /// The first one.
+    /// The first thread.
     One,
 }
 
-/// Which GPUs a rank sees.
+/// GPUs visible to a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Visibility {
-    /// All of the node's, in the runtime's order. Keeps peer-to-peer.
+pub enum GpuVisibility {
+    /// All GPUs of the node, in the runtime's order. Preserves peer-to-peer access.
     #[default]
     All,
-    /// Its own only, by environment variable.
+    /// Only the rank's own GPUs, by environment variable.
     Own,
 }
 
-/// Where a rank's memory comes from.
+/// Requested NUMA memory binding of a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum MemoryChoice {
-    /// Its cores' NUMA nodes first, others when those are full.
+pub enum MemoryBinding {
+    /// Prefer the NUMA nodes of the rank's cores; fall back to others when they are full.
     #[default]
     Prefer,
-    /// Its cores' NUMA nodes only: the rank is killed when they are full.
+    /// Only the NUMA nodes of the rank's cores. The rank is killed when they are full.
     Bind,
-    /// As the kernel does by default.
-    System,
+    /// The kernel's default policy (first touch).
+    #[serde(alias = "system")]
+    Default,
 }

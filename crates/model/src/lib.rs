@@ -1,27 +1,32 @@
-//! Regatta's nouns and their file formats: what a machine, an allocation, a job, a placement and a
-//! benchmark's result are. Every stage reads and writes these; none of them does any I/O.
+//! The data model and its file formats: machine, allocation, job specification, placement, run
+//! result and benchmark result. Every stage reads and writes these types. This crate does no I/O.
 
 pub mod allocation;
 pub mod bench;
 pub mod cpuset;
 pub mod document;
+pub mod hash;
 pub mod hostlist;
 pub mod job;
 pub mod machine;
 pub mod placement;
 pub mod result;
+pub mod suggest;
+pub mod text;
 pub mod units;
 
 pub use allocation::{AllocatedNode, Allocation, Distribution, Launcher, RankId, Scheduler};
 pub use bench::{
-    BenchResult, BenchRow, BenchTable, Ceiling, CeilingKind, CeilingRow, Measurement, Operation,
-    RateUnit,
+    BenchResult, BenchRow, BenchTable, Measurement, Operation, RankRoofline, RateUnit,
+    RooflineKind, RooflineRow,
 };
 pub use cpuset::CpuSet;
 pub use document::{Document, DocumentError};
-pub use job::{Job, MemoryChoice, Reserve, SmtUse, Visibility};
+pub use job::{GpuVisibility, JobSpec, MemoryBinding, ReservedCores, SmtPolicy};
 pub use machine::{
     Core, Distance, Gpu, GpuLink, GpuVendor, L3Group, LinkKind, LinkState, Machine, Nic, NicKind,
-    NumaNode, Os, Package, PciDevice, Software, Usable,
+    NumaNode, Os, Package, PciDevice, Software, UsableResources,
 };
-pub use placement::{Layout, MemoryPolicy, PlacedNode, PlacedRank, Placement, Reasons, Warning};
+pub use placement::{
+    MemoryPolicy, NodeLayout, PlacedNode, PlacedRank, Placement, PlacementReasons, Warning,
+};

@@ -1,55 +1,55 @@
-//! Which rank gets which GPU, cores, memory and NIC, with the reason for each.
+//! The placement: GPUs, cores, memory and NIC of every rank, each with its reason.
 //!
-//! Nodes of one kind share a [`Layout`], so that ten thousand equal nodes cost one layout and ten
-//! thousand lines.
+//! Identical nodes share a [`NodeLayout`]: ten thousand of them cost one layout and ten thousand
+//! entries.
 
 use serde::{Deserialize, Serialize};
 
-use crate::{CpuSet, Document, Visibility};
+use crate::{CpuSet, Document, GpuVisibility};
 
-/// A whole job on its nodes.
+/// The placement of a job on its nodes.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Placement {
-    /// How many ranks the job has.
+    /// World size.
     pub ranks: u32,
-    /// The nodes in the order of the allocation.
+    /// The nodes in allocation order.
     pub nodes: Vec<PlacedNode>,
-    /// What the nodes look like inside.
-    pub layouts: Vec<Layout>,
-    /// What the user should know.
+    /// The distinct layouts.
+    pub layouts: Vec<NodeLayout>,
+    /// Warnings for the user.
     pub warnings: Vec<Warning>,
 }
 
 /// One node and its ranks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlacedNode {
-    /// The node's name.
+    /// Host name.
     pub host: String,
-    /// Position of its layout in [`Placement::layouts`].
+    /// Index of its layout in [`Placement::layouts`].
     pub layout: u32,
-    /// The job-wide number of each local rank, in the order of local ranks.
+    /// The global ranks on the node, by local rank.
     pub ranks: Vec<u32>,
 }
 
-/// How the ranks of a node are laid out on it.
+/// The ranks of one node.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Layout {
-    /// The machine it is for: its host or system name.
+pub struct NodeLayout {
+    /// Host or system name of the machine it was computed for.
     pub machine: String,
     /// The ranks, by local rank.
     pub ranks: Vec<PlacedRank>,
-    /// CPUs kept from the ranks on purpose.
+    /// CPUs reserved for the operating system.
     pub reserved: CpuSet,
-    /// CPUs that are usable but that no rank got.
+    /// Usable CPUs that no rank is bound to.
     pub idle: CpuSet,
 }
 
-/// One local rank's share of a node.
+/// The resources of one local rank.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PlacedRank {
-    /// Its number on the node.
+    /// Local rank.
     pub local_rank: u32,
-    /// Its GPUs, by the runtime's number.
+    /// Its GPUs, by runtime index.
     pub gpus: Vec<u32>,
     /// The CPUs it is bound to.
     pub cpus: CpuSet,
@@ -57,34 +57,35 @@ pub struct PlacedRank {
     pub mask: String,
     /// The NUMA nodes of its CPUs.
     pub numa: Vec<u32>,
-    /// Where its memory comes from.
+    /// Its memory policy.
     pub memory: MemoryPolicy,
-    /// The interface nearest to its GPU.
+    /// The NIC closest to its GPU.
     pub nic: Option<String>,
-    /// Threads of its process: one a physical core.
+    /// `OMP_NUM_THREADS`: one thread per physical core.
     pub omp_num_threads: u32,
-    /// Which GPUs it sees.
-    pub visibility: Visibility,
-    /// Why all of this.
-    pub reasons: Reasons,
+    /// GPUs visible to it.
+    pub visibility: GpuVisibility,
+    /// The reason for each choice.
+    pub reasons: PlacementReasons,
 }
 
-/// The kernel's memory policy for a rank.
+/// The kernel memory policy of a rank (`set_mempolicy(2)`).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MemoryPolicy {
-    /// These nodes first.
+    /// `MPOL_PREFERRED_MANY`: these NUMA nodes first.
     Prefer(Vec<u32>),
-    /// These nodes only.
+    /// `MPOL_BIND`: these NUMA nodes only.
     Bind(Vec<u32>),
-    /// The kernel's default: the node of the CPU that touches a page first.
-    System,
+    /// `MPOL_DEFAULT`: first touch.
+    #[serde(alias = "system")]
+    Default,
 }
 
-/// Why a rank got what it got: one sentence each.
+/// The reason for each resource of a rank, one sentence each.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Reasons {
-    /// The GPU.
+pub struct PlacementReasons {
+    /// The GPUs.
     pub gpu: String,
     /// The cores.
     pub cpus: String,
@@ -92,35 +93,43 @@ pub struct Reasons {
     pub memory: String,
     /// The NIC.
     pub nic: String,
-    /// The number of threads.
+    /// The thread count.
     pub threads: String,
 }
 
-/// Something the user should know about a placement.
+/// A warning about a placement.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Warning {
-    /// A short name for scripts: `idle-cores`.
+    /// Stable identifier for scripts: `idle-cores`.
     pub code: String,
-    /// What is so.
-    pub what: String,
-    /// What to do about it.
+    /// The finding.
+    #[serde(alias = "what")]
+    pub message: String,
+    /// How to fix it.
     pub hint: String,
 }
 
+impl Warning {
+    /// A warning with its code, message and hint.
+    pub fn new(code: &str, message: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self { code: code.to_owned(), message: message.into(), hint: hint.into() }
+    }
+}
+
 impl Placement {
-    /// The node, its position and the local rank of a rank of the job.
-    pub fn find(&self, rank: u32) -> Option<(usize, &PlacedNode, &PlacedRank)> {
-        // Where each node has the numbers after the last one's, it is the last that begins before.
-        let behind = self.nodes.partition_point(|n| n.ranks.first().is_some_and(|&f| f <= rank));
-        let likely = behind.checked_sub(1).and_then(|i| self.on(i, rank));
-        likely.or_else(|| (0..self.nodes.len()).find_map(|i| self.on(i, rank)))
+    /// The node index, node and local rank of a global rank.
+    pub fn find_rank(&self, rank: u32) -> Option<(usize, &PlacedNode, &PlacedRank)> {
+        // With block distribution, the last node whose first rank is not above `rank`.
+        let next = self.nodes.partition_point(|n| n.ranks.first().is_some_and(|&f| f <= rank));
+        let block = next.checked_sub(1).and_then(|i| self.rank_on_node(i, rank));
+        block.or_else(|| (0..self.nodes.len()).find_map(|i| self.rank_on_node(i, rank)))
     }
 
-    fn on(&self, position: usize, rank: u32) -> Option<(usize, &PlacedNode, &PlacedRank)> {
-        let node = self.nodes.get(position)?;
-        let local = node.ranks.iter().position(|&r| r == rank)?;
-        let placed = self.layouts.get(node.layout as usize)?.ranks.get(local)?;
-        Some((position, node, placed))
+    fn rank_on_node(&self, index: usize, rank: u32) -> Option<(usize, &PlacedNode, &PlacedRank)> {
+        let node = self.nodes.get(index)?;
+        let local_rank = node.ranks.iter().position(|&r| r == rank)?;
+        let placed = self.layouts.get(node.layout as usize)?.ranks.get(local_rank)?;
+        Some((index, node, placed))
     }
 }
 
@@ -128,19 +137,21 @@ impl Document for Placement {
     const KIND: &'static str = "placement";
     const VERSION: u32 = 1;
 
-    fn fault(&self) -> Option<String> {
+    fn inconsistency(&self) -> Option<String> {
         for node in &self.nodes {
             let Some(layout) = self.layouts.get(node.layout as usize) else {
                 return Some(format!("node {} has no layout {}", node.host, node.layout));
             };
             if layout.ranks.len() != node.ranks.len() {
-                return Some(format!("node {} and its layout differ in ranks", node.host));
+                let (host, has, laid_out) = (&node.host, node.ranks.len(), layout.ranks.len());
+                return Some(format!("node {host} has {has} ranks, its layout has {laid_out}"));
             }
         }
-        let mut all: Vec<u32> = self.nodes.iter().flat_map(|n| n.ranks.iter().copied()).collect();
-        all.sort_unstable();
-        let in_order = all.iter().enumerate().all(|(i, &r)| i == r as usize);
-        let whole = in_order && all.len() == self.ranks as usize;
-        (!whole).then(|| format!("its nodes do not hold ranks 0 to {} once each", self.ranks))
+        let mut ranks: Vec<u32> = self.nodes.iter().flat_map(|n| n.ranks.iter().copied()).collect();
+        ranks.sort_unstable();
+        let complete = ranks.into_iter().eq(0..self.ranks);
+        (!complete).then(|| {
+            format!("the nodes do not contain each of the {} ranks exactly once", self.ranks)
+        })
     }
 }

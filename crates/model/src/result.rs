@@ -1,4 +1,4 @@
-//! How a run ended.
+//! The result of a run.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,47 +7,47 @@ use serde::{Deserialize, Serialize};
 
 use crate::Document;
 
-/// How a rank ended.
+/// How a rank's process terminated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Ending {
-    /// By itself, with this code.
+pub enum RankExit {
+    /// Exited with this code.
     Exit(i32),
-    /// By this signal.
+    /// Killed by this signal.
     Signal(i32),
-    /// Killed because its memory ran out.
+    /// Killed by the kernel's OOM killer.
     OutOfMemory,
-    /// Its node was lost, and the rank with it.
-    Lost,
+    /// Lost together with its node.
+    #[serde(alias = "lost")]
+    NodeLost,
 }
 
-/// The signal that kills.
 const SIGKILL: u8 = 9;
 
-impl Ending {
-    /// Whether it did what it should.
-    pub fn is_good(self) -> bool {
-        self == Ending::Exit(0)
+impl RankExit {
+    /// Whether it exited with code 0.
+    pub fn is_success(self) -> bool {
+        self == RankExit::Exit(0)
     }
 
-    /// The exit code a shell would give.
-    pub fn code(self) -> u8 {
+    /// The exit code a shell would report.
+    pub fn exit_code(self) -> u8 {
         match self {
-            Ending::Exit(code) => u8::try_from(code).unwrap_or(1),
-            Ending::Signal(signal) => 128u8.saturating_add(u8::try_from(signal).unwrap_or(0)),
-            // A lost node's ranks are killed, by its agent if by nobody else.
-            Ending::OutOfMemory | Ending::Lost => 128 + SIGKILL,
+            RankExit::Exit(code) => u8::try_from(code).unwrap_or(1),
+            RankExit::Signal(signal) => 128u8.saturating_add(u8::try_from(signal).unwrap_or(0)),
+            // The agent of a lost node kills its ranks.
+            RankExit::OutOfMemory | RankExit::NodeLost => 128 + SIGKILL,
         }
     }
 }
 
-impl fmt::Display for Ending {
+impl fmt::Display for RankExit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Ending::Exit(code) => write!(f, "exit code {code}"),
-            Ending::Signal(signal) => write!(f, "signal {signal} ({})", signal_name(*signal)),
-            Ending::OutOfMemory => f.write_str("killed for running out of memory"),
-            Ending::Lost => f.write_str("its node was lost"),
+            RankExit::Exit(code) => write!(f, "exit code {code}"),
+            RankExit::Signal(signal) => write!(f, "signal {signal} ({})", signal_name(*signal)),
+            RankExit::OutOfMemory => f.write_str("killed: out of memory"),
+            RankExit::NodeLost => f.write_str("its node was lost"),
         }
     }
 }
@@ -57,13 +57,13 @@ fn signal_name(signal: i32) -> &'static str {
         1 => "HUP",
         2 => "INT",
         3 => "QUIT",
-        4 => "ILL: an instruction this processor lacks",
-        6 => "ABRT: the program gave up",
-        7 => "BUS: often a full /dev/shm",
+        4 => "ILL: illegal instruction, often built for a newer processor",
+        6 => "ABRT: abort",
+        7 => "BUS: bus error, often a full /dev/shm",
         8 => "FPE",
         9 => "KILL",
         10 => "USR1",
-        11 => "SEGV: a bad memory access",
+        11 => "SEGV: segmentation fault",
         12 => "USR2",
         13 => "PIPE",
         15 => "TERM",
@@ -71,45 +71,49 @@ fn signal_name(signal: i32) -> &'static str {
     }
 }
 
-/// The failure that ended a run.
+/// The first failure of a run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Failure {
+pub struct RankFailure {
     /// The rank that failed first.
     pub rank: u32,
     /// Its node.
     pub host: String,
-    /// How it ended.
-    pub ending: Ending,
-    /// The last lines it wrote.
+    /// How it terminated.
+    #[serde(alias = "ending")]
+    pub exit: RankExit,
+    /// The last lines of its output.
     pub last_lines: Vec<String>,
-    /// What the other ranks were doing then.
-    pub others: BTreeMap<u32, String>,
+    /// What the other ranks were doing at that time.
+    #[serde(alias = "others")]
+    pub other_ranks: BTreeMap<u32, String>,
 }
 
-/// How a run ended: `result.json` of its folder.
+/// The result of a run: `result.json` in the run folder.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunResult {
-    /// The command as it was given.
+    /// The command line of the job.
     pub command: Vec<String>,
-    /// Ranks of the job.
+    /// World size.
     pub ranks: u32,
-    /// The exit code of the whole.
-    pub code: u8,
-    /// How often all ranks were started anew after a failure.
+    /// Exit code of the run.
+    #[serde(alias = "code")]
+    pub exit_code: u8,
+    /// Restarts of all ranks after a failure.
     pub restarts: u32,
-    /// Why it ended, in a sentence.
+    /// Why the run ended, one sentence.
     pub reason: String,
-    /// The first failure, if there was one.
-    pub failure: Option<Failure>,
-    /// Where each rank waited, if the job was ended because nothing happened any more.
+    /// The first failure, if any.
+    pub failure: Option<RankFailure>,
+    /// What each rank was waiting for, if the run was aborted because of a hang.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hang: Option<BTreeMap<u32, String>>,
-    /// What else the user should know: nodes that were replaced, logs that are cut.
+    /// Notes for the user: replaced nodes, truncated logs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
-    /// How each rank ended.
-    pub endings: BTreeMap<u32, Ending>,
-    /// How long it took.
+    /// How each rank terminated.
+    #[serde(alias = "endings")]
+    pub rank_exits: BTreeMap<u32, RankExit>,
+    /// Wall-clock time.
     pub seconds: f64,
 }
 

@@ -1,9 +1,11 @@
-//! Figures for people: bytes in binary units, bandwidth in bits, counts with their noun.
+//! Numbers for people: bytes, bit rates, SI prefixes, durations, counts.
 
-/// `137438953472` as `128 GiB`; one decimal below ten units, none above.
-pub fn bytes(n: u64) -> String {
+const UNKNOWN: &str = "?";
+
+/// Binary units: `137438953472` is `128 GiB`. One decimal below ten units, none above.
+pub fn format_bytes(bytes: u64) -> String {
     const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
-    let mut value = n as f64;
+    let mut value = bytes as f64;
     let mut unit = 0;
     while value >= 1024.0 && unit + 1 < UNITS.len() {
         value /= 1024.0;
@@ -13,8 +15,8 @@ pub fn bytes(n: u64) -> String {
     format!("{value:.decimals$} {}", UNITS[unit])
 }
 
-/// `200000` Mbit/s as `200 Gb/s`.
-pub fn megabits_per_second(mbit: u64) -> String {
+/// A link speed: `200000` Mbit/s is `200 Gb/s`.
+pub fn format_mbit_per_s(mbit: u64) -> String {
     match mbit {
         m if m >= 1000 && m % 1000 == 0 => format!("{} Gb/s", m / 1000),
         m if m >= 1000 => format!("{:.1} Gb/s", m as f64 / 1000.0),
@@ -22,9 +24,68 @@ pub fn megabits_per_second(mbit: u64) -> String {
     }
 }
 
+/// Three significant digits and an SI prefix: `121034.0` is `121 k`.
+pub fn format_si(value: f64) -> String {
+    const PREFIXES: [&str; 7] = ["", " k", " M", " G", " T", " P", " E"];
+    if !value.is_finite() {
+        return UNKNOWN.to_owned();
+    }
+    let mut scaled = value;
+    let mut prefix = 0;
+    // 999.5 rounds to 1000, which takes the next prefix.
+    while scaled.abs() >= 999.5 && prefix + 1 < PREFIXES.len() {
+        scaled /= 1000.0;
+        prefix += 1;
+    }
+    match prefix {
+        0 if scaled.fract() == 0.0 => format!("{scaled:.0}"),
+        _ => format!("{}{}", three_digits(scaled), PREFIXES[prefix]),
+    }
+}
+
+/// [`format_si`] with a unit: `38.2 GFLOP/s`.
+pub fn format_si_unit(value: f64, unit: &str) -> String {
+    let text = format_si(value);
+    match text.split_once(' ') {
+        Some((digits, prefix)) => format!("{digits} {prefix}{unit}"),
+        None => format!("{text} {unit}"),
+    }
+}
+
+/// A duration in its two largest units: `1 h 12 min`. Rounded up to whole seconds.
+pub fn format_duration(seconds: f64) -> String {
+    if !seconds.is_finite() {
+        return UNKNOWN.to_owned();
+    }
+    match seconds.max(0.0).ceil() as u64 {
+        s @ ..60 => format!("{s} s"),
+        s @ ..3600 => format!("{} min {} s", s / 60, s % 60),
+        s @ ..86_400 => format!("{} h {} min", s / 3600, s % 3600 / 60),
+        s => format!("{} d {} h", s / 86_400, s % 86_400 / 3600),
+    }
+}
+
+/// A measured time with three significant digits: `8.20 ms`.
+pub fn format_time(seconds: f64) -> String {
+    match seconds {
+        s if s < 0.999_5e-3 => format!("{} µs", three_digits(s * 1e6)),
+        s if s < 0.999_5 => format!("{} ms", three_digits(s * 1e3)),
+        s => format!("{} s", three_digits(s)),
+    }
+}
+
+fn three_digits(value: f64) -> String {
+    let decimals = match value.abs() {
+        v if v < 9.995 => 2,
+        v if v < 99.95 => 1,
+        _ => 0,
+    };
+    format!("{value:.decimals$}")
+}
+
 /// `1 rank`, `2 ranks`.
-pub fn count(n: usize, noun: &str) -> String {
-    format!("{n} {noun}{}", if n == 1 { "" } else { "s" })
+pub fn pluralize(count: usize, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
 #[cfg(test)]
@@ -32,14 +93,48 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_read_well() {
-        assert_eq!(bytes(0), "0 B");
-        assert_eq!(bytes(1536), "1.5 KiB");
-        assert_eq!(bytes(128 << 30), "128 GiB");
-        assert_eq!(bytes(u64::MAX), "16 EiB");
-        assert_eq!(megabits_per_second(200_000), "200 Gb/s");
-        assert_eq!(megabits_per_second(2_500), "2.5 Gb/s");
-        assert_eq!(megabits_per_second(100), "100 Mb/s");
-        assert_eq!((count(1, "rank"), count(2, "rank")), ("1 rank".into(), "2 ranks".into()));
+    fn bytes_use_binary_units() {
+        assert_eq!(format_bytes(0), "0 B");
+        assert_eq!(format_bytes(1536), "1.5 KiB");
+        assert_eq!(format_bytes(128 << 30), "128 GiB");
+        assert_eq!(format_bytes(u64::MAX), "16 EiB");
+    }
+
+    #[test]
+    fn link_speeds_use_bits() {
+        assert_eq!(format_mbit_per_s(200_000), "200 Gb/s");
+        assert_eq!(format_mbit_per_s(2_500), "2.5 Gb/s");
+        assert_eq!(format_mbit_per_s(100), "100 Mb/s");
+    }
+
+    #[test]
+    fn si_prefixes_keep_three_digits() {
+        let cases = [
+            (0.0, "0"),
+            (65.0, "65"),
+            (999.0, "999"),
+            (1.5, "1.50"),
+            (999.6, "1.00 k"),
+            (121_034.0, "121 k"),
+            (8.03e9, "8.03 G"),
+            (f64::NAN, "?"),
+        ];
+        for (value, text) in cases {
+            assert_eq!(format_si(value), text);
+        }
+        assert_eq!(format_si_unit(38.2e9, "FLOP/s"), "38.2 GFLOP/s");
+        assert_eq!(format_si_unit(7.0, "B"), "7 B");
+    }
+
+    #[test]
+    fn durations_have_two_units_and_times_three_digits() {
+        let durations = [0.2, 61.0, 4350.0, 90_000.0, f64::INFINITY].map(format_duration);
+        assert_eq!(durations, ["1 s", "1 min 1 s", "1 h 12 min", "1 d 1 h", "?"]);
+        assert_eq!([4.2e-6, 0.0082, 12.34].map(format_time), ["4.20 µs", "8.20 ms", "12.3 s"]);
+    }
+
+    #[test]
+    fn counts_agree_with_their_noun() {
+        assert_eq!([pluralize(1, "rank"), pluralize(2, "rank")], ["1 rank", "2 ranks"]);
     }
 }

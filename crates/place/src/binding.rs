@@ -1,13 +1,12 @@
-//! A placement in the words of the launchers: the options that make each bind the ranks as
-//! planned.
+//! Launcher options that reproduce a placement.
 
 use regatta_model::{
-    CpuSet, Layout, MemoryPolicy, PlacedNode, PlacedRank, Placement, Warning, hostlist,
+    CpuSet, MemoryPolicy, NodeLayout, PlacedNode, PlacedRank, Placement, Warning, hostlist,
 };
 
-/// The launchers whose options are known.
+/// Launchers with known binding options.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Launcher {
+pub enum LauncherSyntax {
     /// Slurm's srun.
     Srun,
     /// HPE's PALS mpiexec.
@@ -20,60 +19,59 @@ pub enum Launcher {
     Mpich,
 }
 
-/// The options, a line for each kind of node (a rank file for Open MPI), and what to know about
-/// them.
-pub fn options(placement: &Placement, launcher: Launcher) -> (String, Vec<Warning>) {
-    if launcher == Launcher::OpenMpi {
+/// The options, one line per node type (a rankfile for Open MPI), and warnings about them.
+pub fn launcher_options(placement: &Placement, launcher: LauncherSyntax) -> (String, Vec<Warning>) {
+    if launcher == LauncherSyntax::OpenMpi {
         return (rankfile(placement), Vec::new());
     }
     let mut text = String::new();
     for (i, layout) in placement.layouts.iter().enumerate() {
         let nodes: Vec<&PlacedNode> =
             placement.nodes.iter().filter(|n| n.layout as usize == i).collect();
-        let group = Group { layout, nodes, alone: placement.layouts.len() == 1 };
+        let group = NodeGroup { layout, nodes, is_only: placement.layouts.len() == 1 };
         text.push_str(&match launcher {
-            Launcher::Srun => group.srun(),
-            Launcher::Pals => group.pals(),
-            Launcher::Flux => group.flux(),
-            Launcher::Mpich | Launcher::OpenMpi => group.mpich(),
+            LauncherSyntax::Srun => group.srun(),
+            LauncherSyntax::Pals => group.pals(),
+            LauncherSyntax::Flux => group.flux(),
+            LauncherSyntax::Mpich | LauncherSyntax::OpenMpi => group.mpich(),
         });
         text.push('\n');
     }
     (text, warnings(placement, launcher))
 }
 
-fn warnings(placement: &Placement, launcher: Launcher) -> Vec<Warning> {
+fn warnings(placement: &Placement, launcher: LauncherSyntax) -> Vec<Warning> {
     let mut warnings = Vec::new();
-    if launcher == Launcher::Srun {
-        warnings.push(Warning {
-            code: "srun-exclusive".to_owned(),
-            what: "Slurm honours these masks only if the step has all CPUs of its nodes".to_owned(),
-            hint: "allocate with sbatch or salloc --exclusive, and run srun inside".to_owned(),
-        });
+    if launcher == LauncherSyntax::Srun {
+        warnings.push(Warning::new(
+            "srun-exclusive",
+            "Slurm applies CPU masks only if the step has all CPUs of its nodes",
+            "allocate with sbatch --exclusive or salloc --exclusive, and run srun inside",
+        ));
     }
-    if placement.layouts.len() > 1 {
-        warnings.push(Warning {
-            code: "uneven-nodes".to_owned(),
-            what: format!("the nodes are of {} kinds: a line for each", placement.layouts.len()),
-            hint: match launcher {
-                Launcher::Flux => "flux run takes one line: give every node as many ranks",
-                _ => "start them as parts of one job, with a colon between the lines",
+    let layouts = placement.layouts.len();
+    if layouts > 1 {
+        let hint = match launcher {
+            LauncherSyntax::Flux => {
+                "flux run accepts a single line: use the same number of ranks on every node"
             }
-            .to_owned(),
-        });
+            _ => "start them as one MPMD job, the lines separated by colons",
+        };
+        let message = format!("the nodes have {layouts} different layouts, one line each");
+        warnings.push(Warning::new("uneven-nodes", message, hint));
     }
     warnings
 }
 
-/// Nodes of one kind.
-struct Group<'a> {
-    layout: &'a Layout,
+/// Nodes of one type.
+struct NodeGroup<'a> {
+    layout: &'a NodeLayout,
     nodes: Vec<&'a PlacedNode>,
-    /// Whether there is no other kind.
-    alone: bool,
+    /// Whether all nodes are of this type.
+    is_only: bool,
 }
 
-impl Group<'_> {
+impl NodeGroup<'_> {
     fn ranks(&self) -> usize {
         self.nodes.len() * self.layout.ranks.len()
     }
@@ -82,11 +80,11 @@ impl Group<'_> {
         hostlist::compress(&self.nodes.iter().map(|n| n.host.as_str()).collect::<Vec<_>>())
     }
 
-    fn each(&self, separator: &str, of: impl Fn(&PlacedRank) -> String) -> String {
+    fn join_ranks(&self, separator: &str, of: impl Fn(&PlacedRank) -> String) -> String {
         self.layout.ranks.iter().map(of).collect::<Vec<_>>().join(separator)
     }
 
-    fn gpus(&self) -> bool {
+    fn has_gpus(&self) -> bool {
         self.layout.ranks.iter().any(|r| !r.gpus.is_empty())
     }
 
@@ -96,13 +94,13 @@ impl Group<'_> {
             format!("--ntasks={}", self.ranks()),
             format!("--ntasks-per-node={}", self.layout.ranks.len()),
             "--distribution=block".to_owned(),
-            format!("--cpu-bind=mask_cpu:{}", self.each(",", |r| format!("0x{}", r.mask))),
+            format!("--cpu-bind=mask_cpu:{}", self.join_ranks(",", |r| format!("0x{}", r.mask))),
         ];
         words.extend(self.srun_memory());
-        if self.gpus() {
+        if self.has_gpus() {
             words.push("--gpu-bind=none".to_owned());
         }
-        if !self.alone {
+        if !self.is_only {
             words.push(format!("--nodelist={}", self.hosts()));
         }
         words.join(" ")
@@ -116,11 +114,11 @@ impl Group<'_> {
         let kind = match self.layout.ranks.first()?.memory {
             MemoryPolicy::Prefer(_) => "prefer,mask_mem:",
             MemoryPolicy::Bind(_) => "mask_mem:",
-            MemoryPolicy::System => return None,
+            MemoryPolicy::Default => return None,
         };
-        let nodes = self.each(",", |r| match &r.memory {
+        let nodes = self.join_ranks(",", |r| match &r.memory {
             MemoryPolicy::Prefer(n) | MemoryPolicy::Bind(n) => mask(n),
-            MemoryPolicy::System => mask(&r.numa),
+            MemoryPolicy::Default => mask(&r.numa),
         });
         Some(format!("--mem-bind={kind}{nodes}"))
     }
@@ -129,9 +127,9 @@ impl Group<'_> {
         let mut words = vec![
             format!("-n {}", self.ranks()),
             format!("--ppn {}", self.layout.ranks.len()),
-            format!("--cpu-bind list:{}", self.each(":", |r| r.cpus.to_string())),
+            format!("--cpu-bind list:{}", self.join_ranks(":", |r| r.cpus.to_string())),
         ];
-        if !self.alone {
+        if !self.is_only {
             let hosts: Vec<&str> = self.nodes.iter().map(|n| n.host.as_str()).collect();
             words.push(format!("--hosts {}", hosts.join(",")));
         }
@@ -143,12 +141,12 @@ impl Group<'_> {
             format!("-N {}", self.nodes.len()),
             format!("-n {}", self.ranks()),
             "--exclusive".to_owned(),
-            format!("-o 'cpu-affinity=map:{}'", self.each(";", |r| r.cpus.to_string())),
+            format!("-o 'cpu-affinity=map:{}'", self.join_ranks(";", |r| r.cpus.to_string())),
         ];
-        if self.gpus() {
+        if self.has_gpus() {
             words.push("-o gpu-affinity=off".to_owned());
         }
-        if !self.alone {
+        if !self.is_only {
             words.push(format!("--requires=host:{}", self.hosts()));
         }
         words.join(" ")
@@ -160,9 +158,9 @@ impl Group<'_> {
         let mut words = vec![
             format!("-n {}", self.ranks()),
             format!("-ppn {}", self.layout.ranks.len()),
-            format!("-bind-to user:{}", self.each(",", cpus)),
+            format!("-bind-to user:{}", self.join_ranks(",", cpus)),
         ];
-        if !self.alone {
+        if !self.is_only {
             let hosts: Vec<&str> = self.nodes.iter().map(|n| n.host.as_str()).collect();
             words.push(format!("-hosts {}", hosts.join(",")));
         }
@@ -170,13 +168,13 @@ impl Group<'_> {
     }
 }
 
-/// Open MPI takes lists of CPUs for each rank only from a file.
+/// Open MPI accepts per-rank CPU lists only from a rankfile.
 fn rankfile(placement: &Placement) -> String {
     let mut lines = vec![
-        "# Rank file for Open MPI 4; save it as FILE and start with".to_owned(),
+        "# Rankfile for Open MPI 4; save it as FILE and run".to_owned(),
         format!(
-            // Without the first, a slot is a core with all its threads; without the second, CPUs are
-            // counted in the order of their cores.
+            // Without the first option a slot is a core with all its threads; without the second
+            // one CPUs are numbered logically.
             "#   mpirun -n {} --use-hwthread-cpus --mca rmaps_rank_file_physical 1 --rankfile FILE ...",
             placement.ranks
         ),

@@ -1,35 +1,34 @@
-//! Compares what a rank really has with what was planned, and says why they differ.
+//! Compares the actual binding of a rank with its placement and diagnoses mismatches.
 
-use regatta_model::{CpuSet, Layout, Machine, MemoryPolicy, PlacedRank};
+use regatta_model::{CpuSet, Machine, MemoryPolicy, NodeLayout, PlacedRank};
 use serde::Serialize;
 
-/// The memory policy the kernel reports.
+/// The memory policy reported by the kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum ActualMemory {
-    /// The default: the node of the CPU that touches a page first.
+pub enum ActualMemoryPolicy {
+    /// `MPOL_DEFAULT`: first touch.
     Default,
-    /// Prefers these nodes.
+    /// `MPOL_PREFERRED`: these NUMA nodes first.
     Prefer(CpuSet),
-    /// These nodes only.
+    /// `MPOL_BIND`: these NUMA nodes only.
     Bind(CpuSet),
-    /// Spread over these nodes.
+    /// `MPOL_INTERLEAVE` over these NUMA nodes.
     Interleave(CpuSet),
-    /// The kernel did not tell.
+    /// Not reported.
     Unknown,
 }
 
-/// What a rank really has.
+/// The actual binding of a rank.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Actual {
+pub struct ActualBinding {
     /// The CPUs it is bound to.
     pub cpus: CpuSet,
     /// Its memory policy.
-    pub memory: ActualMemory,
-    /// The GPUs it sees, by the machine's numbers, in its own order; `None` if that cannot be
-    /// told.
+    pub memory: ActualMemoryPolicy,
+    /// The GPUs visible to it by machine index, in its order; `None` if unknown.
     pub gpus: Option<Vec<u32>>,
-    /// The variable and value that restrict the GPUs it sees.
+    /// The variable that restricts the visible GPUs, with its value.
     pub gpu_variable: Option<(String, String)>,
     /// `NCCL_SOCKET_IFNAME`, if it is set.
     pub socket_ifname: Option<String>,
@@ -37,60 +36,60 @@ pub struct Actual {
     pub omp_num_threads: Option<String>,
 }
 
-/// One thing that differs from the plan.
+/// A mismatch between placement and actual binding.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Difference {
-    /// What: `cpus`, `memory`, `gpus`, `nic`, `threads`.
-    pub what: String,
-    /// What was planned.
+pub struct Mismatch {
+    /// The resource: `cpus`, `memory`, `gpus`, `nic`, `threads`.
+    pub resource: String,
+    /// The planned value.
     pub planned: String,
-    /// What is.
+    /// The actual value.
     pub actual: String,
-    /// Why, as far as that can be told, and what to do.
+    /// The likely cause and the fix.
     pub why: String,
 }
 
-fn difference(
-    what: &str,
+fn mismatch(
+    resource: &str,
     planned: impl ToString,
     actual: impl ToString,
     why: impl Into<String>,
-) -> Difference {
+) -> Mismatch {
     let (planned, actual) = (planned.to_string(), actual.to_string());
-    Difference { what: what.to_owned(), planned, actual, why: why.into() }
+    Mismatch { resource: resource.to_owned(), planned, actual, why: why.into() }
 }
 
-/// What differs for the rank `local_rank` of a layout; empty if all is as planned.
+/// The mismatches of the rank `local_rank` of a layout.
 pub fn compare(
     machine: &Machine,
-    layout: &Layout,
+    layout: &NodeLayout,
     local_rank: u32,
-    actual: &Actual,
-) -> Vec<Difference> {
+    actual: &ActualBinding,
+) -> Vec<Mismatch> {
     let Some(plan) = layout.ranks.get(local_rank as usize) else {
         let planned = format!("{} ranks on the node", layout.ranks.len());
-        return vec![difference(
+        return vec![mismatch(
             "rank",
             planned,
             format!("local rank {local_rank}"),
-            "the launcher started another number of ranks: pass the same --ranks-per-node",
+            "the launcher started a different number of ranks per node: pass the same --ranks-per-node",
         )];
     };
-    let mut found = Vec::new();
-    found.extend(cpus(machine, layout, plan, actual));
-    found.extend(memory(machine, plan, actual));
-    found.extend(gpus(machine, plan, actual));
-    found.extend(interface(machine, plan, actual));
-    found.extend(threads(plan, actual));
-    found
+    let mut mismatches = Vec::new();
+    mismatches.extend(cpus(machine, layout, plan, actual));
+    mismatches.extend(memory(machine, plan, actual));
+    mismatches.extend(gpus(machine, plan, actual));
+    mismatches.extend(socket_interface(machine, plan, actual));
+    mismatches.extend(threads(plan, actual));
+    mismatches
 }
 
 fn cpus(
     machine: &Machine,
-    layout: &Layout,
+    layout: &NodeLayout,
     plan: &PlacedRank,
-    actual: &Actual,
-) -> Option<Difference> {
+    actual: &ActualBinding,
+) -> Option<Mismatch> {
     if actual.cpus == plan.cpus {
         return None;
     }
@@ -98,72 +97,77 @@ fn cpus(
         layout.ranks.iter().find(|r| r.local_rank != plan.local_rank && r.cpus == actual.cpus);
     let why = if let Some(other) = other {
         format!(
-            "these are local rank {}'s cores: the launcher dealt them in core order, not in the order of the GPUs; bind as `regatta map --format` prints",
+            "these are the cores of local rank {}: the launcher assigns cores in core order, not in GPU order; use the binding options of `regatta map --format`",
             other.local_rank
         )
-    } else if machine.usable.by_job().is_subset(&actual.cpus) {
-        "the launcher bound nothing: bind as `regatta map --format` prints".to_owned()
+    } else if machine.usable.job_cpus().is_subset(&actual.cpus) {
+        "the launcher does not bind: use the binding options of `regatta map --format`".to_owned()
     } else if actual.cpus.is_subset(&plan.cpus) {
-        "the launcher gave fewer CPUs: with Slurm, export SRUN_CPUS_PER_TASK or pass --cpus-per-task to srun; since 22.05 it does not take over sbatch's".to_owned()
+        "the launcher binds to fewer CPUs: with Slurm, export SRUN_CPUS_PER_TASK or pass --cpus-per-task to srun, which does not inherit it from sbatch since 22.05".to_owned()
     } else if plan.cpus.is_subset(&actual.cpus) {
-        "the launcher gave more CPUs than the rank's share: bind as `regatta map --format` prints"
+        "the launcher binds to more CPUs than the rank's share: use the binding options of `regatta map --format`"
             .to_owned()
     } else if !actual.cpus.intersects(&plan.cpus) {
-        "none of them is near the rank's GPU: bind as `regatta map --format` prints".to_owned()
+        "none of these CPUs is local to the rank's GPU: use the binding options of `regatta map --format`".to_owned()
     } else {
-        "the launcher bound by another rule: bind as `regatta map --format` prints".to_owned()
+        "the launcher uses a different binding: use the binding options of `regatta map --format`"
+            .to_owned()
     };
-    Some(difference("cpus", &plan.cpus, &actual.cpus, why))
+    Some(mismatch("cpus", &plan.cpus, &actual.cpus, why))
 }
 
-/// The kernel's default policy is as good as preferring the node of one's own cores.
-fn memory(machine: &Machine, plan: &PlacedRank, actual: &Actual) -> Option<Difference> {
+/// The default policy is equivalent to preferring the NUMA nodes of the rank's cores.
+fn memory(machine: &Machine, plan: &PlacedRank, actual: &ActualBinding) -> Option<Mismatch> {
     let set = |nodes: &[u32]| nodes.iter().map(|&n| n as usize).collect::<CpuSet>();
     let (planned, fits) = match &plan.memory {
-        MemoryPolicy::System => return None,
+        MemoryPolicy::Default => return None,
         MemoryPolicy::Prefer(nodes) => {
             let planned = set(nodes);
             let fits = match &actual.memory {
-                ActualMemory::Default => numa_of(machine, &actual.cpus).is_subset(&planned),
-                ActualMemory::Prefer(n) | ActualMemory::Bind(n) => n.is_subset(&planned),
-                ActualMemory::Interleave(_) => false,
-                ActualMemory::Unknown => true,
+                ActualMemoryPolicy::Default => numa_of(machine, &actual.cpus).is_subset(&planned),
+                ActualMemoryPolicy::Prefer(n) | ActualMemoryPolicy::Bind(n) => {
+                    n.is_subset(&planned)
+                }
+                ActualMemoryPolicy::Interleave(_) => false,
+                ActualMemoryPolicy::Unknown => true,
             };
-            (format!("NUMA {planned} first"), fits)
+            (format!("prefer NUMA {planned}"), fits)
         }
         MemoryPolicy::Bind(nodes) => {
             let planned = set(nodes);
             let fits = match &actual.memory {
-                ActualMemory::Bind(n) => n.is_subset(&planned),
-                ActualMemory::Unknown => true,
+                ActualMemoryPolicy::Bind(n) => n.is_subset(&planned),
+                ActualMemoryPolicy::Unknown => true,
                 _ => false,
             };
-            (format!("NUMA {planned} only"), fits)
+            (format!("bind to NUMA {planned}"), fits)
         }
     };
     if fits {
         return None;
     }
     let why = match &actual.memory {
-        ActualMemory::Default => "memory follows the CPUs, which are elsewhere or not bound",
-        _ => "numactl or the launcher's --mem-bind chose other nodes",
+        ActualMemoryPolicy::Default => {
+            "memory is allocated on the NUMA node of the CPU (first touch), and the CPUs are unbound or on other NUMA nodes"
+        }
+        _ => "numactl or the launcher's --mem-bind selects other NUMA nodes",
     };
-    Some(difference("memory", planned, spell(&actual.memory), why))
+    Some(mismatch("memory", planned, describe_policy(&actual.memory), why))
 }
 
-/// The NUMA nodes that CPUs are on.
+/// The NUMA nodes of CPUs.
 fn numa_of(machine: &Machine, cpus: &CpuSet) -> CpuSet {
     let nodes = machine.numa.iter().filter(|n| n.cpus.intersects(cpus));
     nodes.map(|n| n.id as usize).collect()
 }
 
-fn spell(memory: &ActualMemory) -> String {
+fn describe_policy(memory: &ActualMemoryPolicy) -> String {
     match memory {
-        ActualMemory::Default => "the kernel's default".to_owned(),
-        ActualMemory::Prefer(n) => format!("NUMA {n} first"),
-        ActualMemory::Bind(n) => format!("NUMA {n} only"),
-        ActualMemory::Interleave(n) => format!("interleaved over NUMA {n}"),
-        ActualMemory::Unknown => "unknown".to_owned(),
+        ActualMemoryPolicy::Default => "kernel default (first touch)".to_owned(),
+        ActualMemoryPolicy::Prefer(n) => format!("prefer NUMA {n}"),
+        ActualMemoryPolicy::Bind(n) => format!("bind to NUMA {n}"),
+        ActualMemoryPolicy::Interleave(n) => format!("interleave over NUMA {n}"),
+        ActualMemoryPolicy::Unknown => "unknown".to_owned(),
     }
 }
 
@@ -174,12 +178,12 @@ fn list(gpus: &[u32]) -> String {
     }
 }
 
-fn gpus(machine: &Machine, plan: &PlacedRank, actual: &Actual) -> Option<Difference> {
+fn gpus(machine: &Machine, plan: &PlacedRank, actual: &ActualBinding) -> Option<Mismatch> {
     let seen = actual.gpus.as_ref()?;
     let planned = match plan.visibility {
-        regatta_model::Visibility::All if plan.gpus.is_empty() => return None,
-        regatta_model::Visibility::All => machine.visible_gpus(),
-        regatta_model::Visibility::Own => plan.gpus.clone(),
+        regatta_model::GpuVisibility::All if plan.gpus.is_empty() => return None,
+        regatta_model::GpuVisibility::All => machine.visible_gpus(),
+        regatta_model::GpuVisibility::Own => plan.gpus.clone(),
     };
     if *seen == planned {
         return None;
@@ -190,66 +194,68 @@ fn gpus(machine: &Machine, plan: &PlacedRank, actual: &Actual) -> Option<Differe
         && plan.gpus.iter().all(|g| !denied.contains(g))
         && seen.len() <= plan.gpus.len()
     {
-        format!("{CGROUP}; it cannot open GPU {}", list(&denied))
+        format!("{GPU_CGROUP_HINT}; inaccessible: GPU {}", list(&denied))
     } else if let Some(missing) = plan.gpus.iter().find(|g| !seen.contains(g)) {
-        format!("the rank does not see its GPU {missing}{}", blame(actual))
+        format!("GPU {missing} of the rank is not visible to it{}", variable_hint(actual))
     } else {
-        format!("the visible GPUs are restricted{}", blame(actual))
+        format!("the visible GPUs are restricted{}", variable_hint(actual))
     };
-    Some(difference("gpus", list(&planned), list(seen), why))
+    Some(mismatch("gpus", list(&planned), list(seen), why))
 }
 
-/// What a per-task GPU cgroup does.
-pub(crate) const CGROUP: &str = "a per-task GPU cgroup (--gpus-per-task or --gpu-bind) hides the other GPUs, which stops peer-to-peer copies and IPC between ranks: use --gpus-per-node with --gpu-bind=none";
+/// The effect of a per-task GPU cgroup, with the fix.
+pub(crate) const GPU_CGROUP_HINT: &str = "a per-task GPU cgroup (--gpus-per-task or --gpu-bind) hides the other GPUs, which disables peer-to-peer copies and CUDA IPC between ranks: use --gpus-per-node with --gpu-bind=none";
 
-fn blame(actual: &Actual) -> String {
+fn variable_hint(actual: &ActualBinding) -> String {
     match &actual.gpu_variable {
-        Some((name, value)) => format!(": {name}={value}; set it as `regatta env` prints"),
+        Some((name, value)) => format!(": {name}={value}; set it as in `regatta env`"),
         None => String::new(),
     }
 }
 
-/// Whether NCCL's bootstrap would use the fabric. Not being set is a difference only if there is a
-/// worse interface that NCCL could take.
-fn interface(machine: &Machine, plan: &PlacedRank, actual: &Actual) -> Option<Difference> {
+/// Whether NCCL's bootstrap would use the fabric. An unset variable is a mismatch only if NCCL
+/// could select a worse interface.
+fn socket_interface(
+    machine: &Machine,
+    plan: &PlacedRank,
+    actual: &ActualBinding,
+) -> Option<Mismatch> {
     let nic = plan.nic.as_deref()?;
     let found = machine.nics.iter().find(|n| n.name == nic);
     if found.is_none_or(|n| n.state == regatta_model::LinkState::Down) {
-        return Some(difference(
+        return Some(mismatch(
             "nic",
             nic,
             "missing or down",
-            "the link is down, or the container does not show it",
+            "the link is down, or the interface is not in the container",
         ));
     }
-    let sockets = crate::nic::sockets(machine);
+    let socket_interfaces = crate::nic::socket_interfaces(machine);
     let Some(value) = &actual.socket_ifname else {
         let others: Vec<&str> = machine
             .nics
             .iter()
-            .filter(|n| !sockets.contains(n) && !n.addresses.is_empty())
+            .filter(|n| !socket_interfaces.contains(n) && !n.addresses.is_empty())
             .map(|n| n.name.as_str())
             .collect();
-        let risky =
-            sockets.iter().any(|n| n.kind != regatta_model::NicKind::Virtual) && !others.is_empty();
+        let risky = socket_interfaces.iter().any(|n| n.kind != regatta_model::NicKind::Virtual)
+            && !others.is_empty();
         return risky.then(|| {
-            let why =
-                format!("NCCL may choose {}: set it as `regatta env` prints", others.join(", "));
-            difference("nic", nic, "NCCL_SOCKET_IFNAME is not set", why)
+            let why = format!("NCCL may select {}: set it as in `regatta env`", others.join(", "));
+            mismatch("nic", nic, "NCCL_SOCKET_IFNAME is not set", why)
         });
     };
-    // Without an IP address the nearest interface cannot be meant.
-    let by_ip = || sockets.iter().any(|n| selects(value, &n.name));
-    if selects(value, nic) || (!sockets.iter().any(|n| n.name == nic) && by_ip()) {
+    // The closest interface cannot be selected without an IP address.
+    let by_ip = || socket_interfaces.iter().any(|n| ifname_matches(value, &n.name));
+    if ifname_matches(value, nic) || (!socket_interfaces.iter().any(|n| n.name == nic) && by_ip()) {
         return None;
     }
-    let why =
-        "NCCL's bootstrap and fall-back would use another network: set it as `regatta env` prints";
-    Some(difference("nic", nic, format!("NCCL_SOCKET_IFNAME={value}"), why))
+    let why = "NCCL's bootstrap and socket fallback would use another network: set it as in `regatta env`";
+    Some(mismatch("nic", nic, format!("NCCL_SOCKET_IFNAME={value}"), why))
 }
 
-/// NCCL's rule: a list of prefixes, exact with `=`, all but with `^`.
-fn selects(value: &str, nic: &str) -> bool {
+/// NCCL's syntax: a list of prefixes, exact with `=`, negated with `^`.
+fn ifname_matches(value: &str, nic: &str) -> bool {
     let (negated, rest) = match value.strip_prefix('^') {
         Some(rest) => (true, rest),
         None => (false, value),
@@ -262,27 +268,29 @@ fn selects(value: &str, nic: &str) -> bool {
     hit != negated
 }
 
-fn threads(plan: &PlacedRank, actual: &Actual) -> Option<Difference> {
+fn threads(plan: &PlacedRank, actual: &ActualBinding) -> Option<Mismatch> {
     let value = actual.omp_num_threads.as_ref()?;
     let why = match value.parse::<u32>() {
         Ok(n) if n == plan.omp_num_threads => return None,
-        Ok(n) if n < plan.omp_num_threads => "OMP_NUM_THREADS leaves cores of the rank unused",
-        _ => "OMP_NUM_THREADS asks for more threads than cores: they slow each other down",
+        Ok(n) if n < plan.omp_num_threads => {
+            "OMP_NUM_THREADS is less than the cores of the rank, which leaves cores unused"
+        }
+        _ => "OMP_NUM_THREADS exceeds the cores of the rank: threads are oversubscribed",
     };
-    Some(difference("threads", plan.omp_num_threads, value, why))
+    Some(mismatch("threads", plan.omp_num_threads, value, why))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::selects;
+    use super::ifname_matches;
 
     #[test]
-    fn nccl_interface_rule() {
-        assert!(selects("hsn", "hsn0"));
-        assert!(selects("hsn0,hsn1", "hsn1"));
-        assert!(selects("=hsn0,hsn1", "hsn1"));
-        assert!(!selects("=hsn", "hsn0"));
-        assert!(!selects("^hsn", "hsn0"));
-        assert!(selects("^nmn,lo", "hsn0"));
+    fn nccl_socket_ifname_syntax_is_followed() {
+        assert!(ifname_matches("hsn", "hsn0"));
+        assert!(ifname_matches("hsn0,hsn1", "hsn1"));
+        assert!(ifname_matches("=hsn0,hsn1", "hsn1"));
+        assert!(!ifname_matches("=hsn", "hsn0"));
+        assert!(!ifname_matches("^hsn", "hsn0"));
+        assert!(ifname_matches("^nmn,lo", "hsn0"));
     }
 }

@@ -1,84 +1,87 @@
-//! Which rank gets which cores: those of its GPU's NUMA node, shared fairly with the ranks whose
-//! GPUs hang there too.
+//! Core assignment: each rank is bound to cores of its GPU's NUMA node, shared equally with the
+//! other ranks whose GPUs are local to it.
 
 use std::collections::BTreeMap;
 
-use regatta_model::units::count;
-use regatta_model::{CpuSet, Job, Machine, Reserve, SmtUse};
+use regatta_model::units::pluralize;
+use regatta_model::{CpuSet, JobSpec, Machine, ReservedCores, SmtPolicy};
 
 use crate::PlaceError;
-use crate::split::{Cut, FreeCore, split};
+use crate::core_split::{FreeCore, SplitGranularity, split};
 
-/// The NUMA nodes whose cores are close to a rank. `None` stands for cores of no known node.
-pub(crate) type Home = Vec<Option<u32>>;
+/// The NUMA nodes whose cores a rank should get. `None` stands for cores of no known node.
+pub(crate) type NumaAffinity = Vec<Option<u32>>;
 
-/// A rank's cores and why.
+/// The cores of a rank, with the reason.
 #[derive(Debug, Clone)]
-pub(crate) struct Share {
+pub(crate) struct CoreAssignment {
     pub cores: Vec<FreeCore>,
     pub reason: String,
 }
 
-/// The cores that may be handed out, in CPU order, and the CPUs kept back.
-pub(crate) fn free_cores(machine: &Machine, job: &Job) -> (Vec<FreeCore>, CpuSet) {
-    let usable = machine.usable.by_process();
-    let kept = reserved(machine, &job.reserve);
+/// The assignable cores in CPU order, and the reserved CPUs.
+pub(crate) fn free_cores(machine: &Machine, job: &JobSpec) -> (Vec<FreeCore>, CpuSet) {
+    let usable = machine.usable.process_cpus();
+    let reserved = reserved_cpus(machine, &job.reserve);
     let mut free: Vec<FreeCore> = Vec::new();
     for core in &machine.cores {
         let cpus = core.cpus.intersection(&usable);
-        if cpus.is_empty() || core.cpus.intersects(&kept) {
+        if cpus.is_empty() || core.cpus.intersects(&reserved) {
             continue;
         }
         let cpus = match job.smt {
-            SmtUse::All => cpus,
-            SmtUse::One => cpus.iter().take(1).collect(),
+            SmtPolicy::All => cpus,
+            SmtPolicy::One => cpus.iter().take(1).collect(),
         };
         free.push(FreeCore { cpus, numa: core.numa, l3: core.l3 });
     }
     free.sort_by_key(|c| c.cpus.first());
-    (free, kept)
+    (free, reserved)
 }
 
-/// The CPUs of reserved cores, all threads of each.
-fn reserved(machine: &Machine, reserve: &Reserve) -> CpuSet {
+/// The CPUs of reserved cores, including all SMT siblings.
+fn reserved_cpus(machine: &Machine, reserve: &ReservedCores) -> CpuSet {
     let cores: Vec<&CpuSet> = match reserve {
-        Reserve::None => Vec::new(),
-        Reserve::Cpus(cpus) => {
+        ReservedCores::None => Vec::new(),
+        ReservedCores::Cpus(cpus) => {
             machine.cores.iter().map(|c| &c.cpus).filter(|c| c.intersects(cpus)).collect()
         }
-        Reserve::FirstOfL3 => machine
+        ReservedCores::FirstOfL3 => machine
             .l3
             .iter()
             .filter_map(|group| {
-                let inside = machine.cores.iter().map(|c| &c.cpus);
-                inside.filter(|c| c.intersects(&group.cpus)).min_by_key(|c| c.first())
+                let cores = machine.cores.iter().map(|c| &c.cpus);
+                cores.filter(|c| c.intersects(&group.cpus)).min_by_key(|c| c.first())
             })
             .collect(),
     };
     cores.into_iter().fold(CpuSet::new(), |all, c| all.union(c))
 }
 
-/// Where each rank belongs, given the NUMA nodes of its GPUs (`None`: a GPU of unknown place, or
-/// no GPU). Ranks that belong nowhere in particular are dealt to the nodes in proportion to their
-/// free cores.
-pub(crate) fn homes(free: &[FreeCore], wishes: &[Option<Vec<u32>>]) -> Vec<Home> {
-    let mut per_node: BTreeMap<Option<u32>, usize> = BTreeMap::new();
+/// The NUMA affinity of each rank, given the NUMA nodes of its GPUs (`None`: no GPU, or a GPU of
+/// unknown locality). If no rank has GPU locality, the ranks are distributed over the NUMA nodes in
+/// proportion to their free cores.
+pub(crate) fn numa_affinities(
+    free: &[FreeCore],
+    gpu_numa: &[Option<Vec<u32>>],
+) -> Vec<NumaAffinity> {
+    let mut cores_per_node: BTreeMap<Option<u32>, usize> = BTreeMap::new();
     for core in free {
-        *per_node.entry(core.numa).or_default() += 1;
+        *cores_per_node.entry(core.numa).or_default() += 1;
     }
-    let nodes: Vec<(Option<u32>, usize)> = per_node.into_iter().collect();
-    if wishes.iter().all(Option::is_none) {
-        return deal(&nodes, wishes.len());
+    let nodes: Vec<(Option<u32>, usize)> = cores_per_node.into_iter().collect();
+    if gpu_numa.iter().all(Option::is_none) {
+        return distribute_ranks(&nodes, gpu_numa.len());
     }
-    let everywhere: Home = nodes.iter().map(|(n, _)| *n).collect();
-    let home = |wish: &Option<Vec<u32>>| match wish {
+    let any_node: NumaAffinity = nodes.iter().map(|(n, _)| *n).collect();
+    let affinity = |numa: &Option<Vec<u32>>| match numa {
         Some(numa) => numa.iter().map(|&n| Some(n)).collect(),
-        None => everywhere.clone(),
+        None => any_node.clone(),
     };
-    wishes.iter().map(home).collect()
+    gpu_numa.iter().map(affinity).collect()
 }
 
-fn deal(nodes: &[(Option<u32>, usize)], ranks: usize) -> Vec<Home> {
+fn distribute_ranks(nodes: &[(Option<u32>, usize)], ranks: usize) -> Vec<NumaAffinity> {
     if ranks <= nodes.len() {
         let slice = |i: usize| &nodes[i * nodes.len() / ranks..(i + 1) * nodes.len() / ranks];
         return (0..ranks).map(|i| slice(i).iter().map(|(n, _)| *n).collect()).collect();
@@ -89,97 +92,112 @@ fn deal(nodes: &[(Option<u32>, usize)], ranks: usize) -> Vec<Home> {
     by_remainder.sort_by_key(|&i| std::cmp::Reverse(ranks * nodes[i].1 % total.max(1)));
     let missing = ranks - quota.iter().sum::<usize>();
     by_remainder.into_iter().cycle().take(missing).for_each(|i| quota[i] += 1);
-    let homes = nodes.iter().zip(quota);
-    homes.flat_map(|((node, _), n)| std::iter::repeat_n(vec![*node], n)).collect()
+    let quotas = nodes.iter().zip(quota);
+    quotas.flat_map(|((node, _), n)| std::iter::repeat_n(vec![*node], n)).collect()
 }
 
-/// Hands out the cores. Ranks with one home share it, in the order of `devices`, so that ranks of
-/// one GPU are neighbours, and neighbours of the L3 group that may be nearest to it; homes that overlap in part share so that no
-/// rank takes more than an equal part of their union; ranks whose home has too few cores take the
-/// nearest free ones elsewhere.
+/// Assigns the cores. Ranks with the same NUMA affinity share its cores in the order of `devices`,
+/// because ranks of one GPU should be adjacent and in the L3 group that may be closest to it. Ranks
+/// with partly overlapping affinities get at most an equal share. Ranks whose NUMA nodes have too
+/// few cores get the closest free cores of other nodes.
 pub(crate) fn assign(
     machine: &Machine,
     free: Vec<FreeCore>,
-    homes: &[Home],
+    affinities: &[NumaAffinity],
     devices: &[Option<u32>],
-    job: &Job,
-) -> Result<Vec<Share>, PlaceError> {
+    job: &JobSpec,
+) -> Result<Vec<CoreAssignment>, PlaceError> {
     let all = free.clone();
     let mut rest = free;
-    let mut shares: Vec<Option<Share>> = vec![None; homes.len()];
-    let groups = groups(&rest, homes, devices);
-    // Ranks whose home is full or outside of the cpuset need a part of what the others have.
-    let room = |home: &Home| all.iter().filter(|c| home.contains(&c.numa)).count();
-    let crowded = groups.iter().any(|(home, ranks, _)| room(home) < ranks.len());
-    let fair = if crowded { equal_part(&all, homes) } else { usize::MAX };
-    for (home, ranks, most) in groups {
-        let inside: Vec<FreeCore> =
-            rest.iter().filter(|c| home.contains(&c.numa)).cloned().collect();
-        let want = job.cores_per_rank.map_or(1, |n| n.max(1) as usize);
-        let fitting = ranks.len().min(inside.len() / want);
+    let mut assigned: Vec<Option<CoreAssignment>> = vec![None; affinities.len()];
+    let groups = affinity_groups(&rest, affinities, devices);
+    // Ranks whose NUMA nodes are full or outside of the cpuset need a part of the others' cores.
+    let is_short = |group: &AffinityGroup| {
+        all.iter().filter(|c| group.affinity.contains(&c.numa)).count() < group.ranks.len()
+    };
+    let max_fair =
+        if groups.iter().any(is_short) { fair_share(&all, affinities) } else { usize::MAX };
+    for AffinityGroup { affinity, ranks, max_cores } in groups {
+        let local: Vec<FreeCore> =
+            rest.iter().filter(|c| affinity.contains(&c.numa)).cloned().collect();
+        let min_cores = job.cores_per_rank.map_or(1, |n| n.max(1) as usize);
+        let fitting = ranks.len().min(local.len() / min_cores);
         if fitting == 0 {
             continue;
         }
-        let most = job.cores_per_rank.map_or(most.min(fair), |n| n.max(1) as usize);
-        let (cut, how) = split(&inside, fitting, most);
-        for (&rank, cores) in ranks.iter().zip(cut).filter(|(_, cores)| cores.len() >= want) {
+        let max_cores = job.cores_per_rank.map_or(max_cores.min(max_fair), |n| n.max(1) as usize);
+        let (shares, granularity) = split(&local, fitting, max_cores);
+
+        for (&rank, cores) in ranks.iter().zip(shares).filter(|(_, cores)| cores.len() >= min_cores)
+        {
             rest.retain(|c| !cores.contains(c));
-            let reason = local_reason(&home, ranks.len(), cores.len(), how);
-            shares[rank] = Some(Share { cores, reason });
+            let reason = local_reason(&affinity, ranks.len(), cores.len(), granularity);
+            assigned[rank] = Some(CoreAssignment { cores, reason });
         }
     }
-    spill(machine, &all, rest, homes, &mut shares, job)?;
-    Ok(shares.into_iter().flatten().collect())
+    assign_remote(machine, &all, rest, affinities, &mut assigned, job)?;
+    Ok(assigned.into_iter().flatten().collect())
 }
 
-/// The distinct homes with their ranks and the most cores a rank of it may take, narrow homes
-/// first, so that a rank with little choice is served before one with much.
-fn groups(
+/// Ranks with the same NUMA affinity.
+struct AffinityGroup {
+    affinity: NumaAffinity,
+    ranks: Vec<usize>,
+    /// Maximum cores per rank.
+    max_cores: usize,
+}
+
+/// The groups, those with the fewest NUMA nodes first, because they have the least choice.
+fn affinity_groups(
     free: &[FreeCore],
-    homes: &[Home],
+    affinities: &[NumaAffinity],
     devices: &[Option<u32>],
-) -> Vec<(Home, Vec<usize>, usize)> {
-    let mut distinct: BTreeMap<&Home, Vec<usize>> = BTreeMap::new();
-    for (rank, home) in homes.iter().enumerate() {
-        distinct.entry(home).or_default().push(rank);
+) -> Vec<AffinityGroup> {
+    let mut distinct: BTreeMap<&NumaAffinity, Vec<usize>> = BTreeMap::new();
+    for (rank, affinity) in affinities.iter().enumerate() {
+        distinct.entry(affinity).or_default().push(rank);
     }
     distinct.values_mut().for_each(|ranks| ranks.sort_by_key(|&rank| devices[rank]));
-    let mut groups: Vec<(Home, Vec<usize>, usize)> = distinct
-        .iter()
-        .map(|(home, ranks)| {
-            let rivals: Vec<&&Home> = distinct
-                .keys()
-                .filter(|other| other != &home && other.iter().any(|n| home.contains(n)))
-                .collect();
-            let most = if rivals.is_empty() { usize::MAX } else { equal_part(free, homes) };
-            ((*home).clone(), ranks.clone(), most)
-        })
-        .collect();
-    groups.sort_by_key(|(home, ranks, _)| (home.len(), ranks[0]));
+    let group = |(affinity, ranks): (&&NumaAffinity, &Vec<usize>)| {
+        let overlaps = distinct
+            .keys()
+            .any(|other| other != affinity && other.iter().any(|n| affinity.contains(n)));
+        let max_cores = if overlaps { fair_share(free, affinities) } else { usize::MAX };
+        AffinityGroup { affinity: (*affinity).clone(), ranks: ranks.clone(), max_cores }
+    };
+    let mut groups: Vec<AffinityGroup> = distinct.iter().map(group).collect();
+    groups.sort_by_key(|g| (g.affinity.len(), g.ranks[0]));
     groups
 }
 
-fn equal_part(free: &[FreeCore], homes: &[Home]) -> usize {
-    (free.len() / homes.len()).max(1)
+fn fair_share(free: &[FreeCore], affinities: &[NumaAffinity]) -> usize {
+    (free.len() / affinities.len()).max(1)
 }
 
-fn local_reason(home: &Home, ranks: usize, cores: usize, how: Cut) -> String {
-    let place = spell(home);
-    let cores = count(cores, "core");
-    match how {
-        Cut::Whole => format!("{cores} of {place}, which no other rank needs"),
-        Cut::WholeL3 => format!("{cores} of {place} in whole L3 groups; {ranks} ranks share it"),
-        Cut::InsideL3 => {
-            format!("{cores} of {place} inside one L3 group; {ranks} ranks share it equally")
+fn local_reason(
+    affinity: &NumaAffinity,
+    ranks: usize,
+    cores: usize,
+    granularity: SplitGranularity,
+) -> String {
+    let numa = format_numa_nodes(affinity);
+    let cores = pluralize(cores, "core");
+    match granularity {
+        SplitGranularity::All => format!("{cores} of {numa}, exclusive to this rank"),
+        SplitGranularity::WholeL3 => {
+            format!("{cores} of {numa} in whole L3 groups; {ranks} ranks share it")
         }
-        Cut::Consecutive => {
-            format!("{cores} of {place}, consecutive; {ranks} ranks share it equally")
+        SplitGranularity::WithinL3 => {
+            format!("{cores} of {numa} within one L3 group; {ranks} ranks share it equally")
+        }
+        SplitGranularity::Contiguous => {
+            format!("{cores} of {numa}, contiguous; {ranks} ranks share it equally")
         }
     }
 }
 
-fn spell(home: &Home) -> String {
-    let known: Vec<String> = home.iter().flatten().map(u32::to_string).collect();
+fn format_numa_nodes(affinity: &NumaAffinity) -> String {
+    let known: Vec<String> = affinity.iter().flatten().map(u32::to_string).collect();
     match known.len() {
         0 => "the node".to_owned(),
         1 => format!("NUMA node {}", known[0]),
@@ -187,66 +205,63 @@ fn spell(home: &Home) -> String {
     }
 }
 
-/// Serves the ranks whose home had no room: from what is left elsewhere, nearest first, or, if the
-/// user allows it, by sharing cores.
-fn spill(
+/// Serves the ranks without local cores: from the remaining cores, closest first, or, with
+/// oversubscription, by sharing cores.
+fn assign_remote(
     machine: &Machine,
     all: &[FreeCore],
     mut rest: Vec<FreeCore>,
-    homes: &[Home],
-    shares: &mut [Option<Share>],
-    job: &Job,
+    affinities: &[NumaAffinity],
+    assigned: &mut [Option<CoreAssignment>],
+    job: &JobSpec,
 ) -> Result<(), PlaceError> {
-    let waiting: Vec<usize> = (0..homes.len()).filter(|&r| shares[r].is_none()).collect();
-    if waiting.is_empty() {
+    let pending: Vec<usize> = (0..affinities.len()).filter(|&r| assigned[r].is_none()).collect();
+    if pending.is_empty() {
         return Ok(());
     }
-    let want = job.cores_per_rank.map_or_else(
-        || (rest.len() / waiting.len()).min(equal_part(all, homes)).max(1),
+    let per_rank = job.cores_per_rank.map_or_else(
+        || (rest.len() / pending.len()).min(fair_share(all, affinities)).max(1),
         |n| n.max(1) as usize,
     );
-    if rest.len() / want < waiting.len() && !job.oversubscribe {
+    if rest.len() / per_rank < pending.len() && !job.oversubscribe {
         return Err(PlaceError::TooFewCores {
             host: machine.host.clone(),
-            ranks: homes.len() as u32,
-            needed: (want as u64).saturating_mul(homes.len() as u64),
+            ranks: affinities.len() as u32,
+            needed: (per_rank as u64).saturating_mul(affinities.len() as u64),
             cores: all.len() as u32,
         });
     }
-    for (turn, rank) in waiting.into_iter().enumerate() {
-        let oversubscribed = rest.len() < want;
-        let pool = if oversubscribed { all } else { &rest };
-        let mut near: Vec<FreeCore> = pool.to_vec();
-        near.sort_by_key(|c| (distance(machine, &homes[rank], c.numa), c.cpus.first()));
-        let start = if oversubscribed { turn.wrapping_mul(want) % near.len().max(1) } else { 0 };
+    for (i, rank) in pending.into_iter().enumerate() {
+        let oversubscribed = rest.len() < per_rank;
+        let mut closest: Vec<FreeCore> = if oversubscribed { all } else { &rest }.to_vec();
+        closest.sort_by_key(|c| (distance(machine, &affinities[rank], c.numa), c.cpus.first()));
+        let len = closest.len();
+        let start = if oversubscribed { i.wrapping_mul(per_rank) % len.max(1) } else { 0 };
         let cores: Vec<FreeCore> =
-            near.iter().cycle().skip(start).take(want.min(near.len())).cloned().collect();
+            closest.into_iter().cycle().skip(start).take(per_rank.min(len)).collect();
         rest.retain(|c| !cores.contains(c));
-        let place = spell(&homes[rank]);
+        let count = pluralize(cores.len(), "core");
         let reason = match oversubscribed {
-            true => format!(
-                "{} shared with other ranks: there are more ranks than cores",
-                count(cores.len(), "core")
-            ),
-            false => format!(
-                "{} nearest to {place}, which has no room for it",
-                count(cores.len(), "core")
-            ),
+            true => format!("{count} shared with other ranks: there are more ranks than cores"),
+            false => {
+                let numa = format_numa_nodes(&affinities[rank]);
+                format!("{count} closest to {numa}, which has too few free cores")
+            }
         };
-        shares[rank] = Some(Share { cores, reason });
+        assigned[rank] = Some(CoreAssignment { cores, reason });
     }
     Ok(())
 }
 
-/// The kernel's distance from a home to a NUMA node; far when it does not say.
-fn distance(machine: &Machine, home: &Home, to: Option<u32>) -> u32 {
-    if home.contains(&to) {
+/// The kernel's distance from any of these NUMA nodes to another; the maximum if unknown.
+fn distance(machine: &Machine, from: &NumaAffinity, to: Option<u32>) -> u32 {
+    if from.contains(&to) {
         return 0;
     }
-    let position = machine.numa.iter().position(|n| Some(n.id) == to);
-    home.iter()
+    let index = machine.numa.iter().position(|n| Some(n.id) == to);
+    from.iter()
         .flatten()
-        .filter_map(|&from| machine.numa_node(from)?.distances.get(position?).copied())
+        .filter_map(|&node| machine.numa_node(node)?.distances.get(index?).copied())
         .min()
         .unwrap_or(u32::MAX)
 }

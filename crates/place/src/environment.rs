@@ -1,12 +1,12 @@
-//! The environment of one rank: rendezvous, device visibility, network, caches, threads; each line
+//! The environment variables of a rank: rendezvous, GPU visibility, network, caches, threads; each
 //! with its reason.
 
-use regatta_model::{GpuVendor, Machine, Nic, PlacedNode, PlacedRank, Placement, Visibility};
+use regatta_model::{GpuVendor, GpuVisibility, Machine, Nic, PlacedNode, PlacedRank, Placement};
 use serde::{Deserialize, Serialize};
 
-use crate::{addresses, nic};
+use crate::{bind_address, nic};
 
-/// Whose variables are wanted.
+/// The training framework.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Framework {
@@ -23,7 +23,7 @@ pub enum Framework {
 }
 
 impl Framework {
-    /// Its name in profiles.
+    /// Its name in site profiles.
     pub fn name(self) -> &'static str {
         match self {
             Framework::Torch => "torch",
@@ -35,109 +35,120 @@ impl Framework {
     }
 }
 
-/// A variable to set, or to unset if it has no value.
+/// An environment variable to set, or to unset if it has no value.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct EnvLine {
-    /// The variable.
+pub struct EnvVar {
+    /// Name.
     pub variable: String,
-    /// Its value; `None`: it must not be set.
+    /// Value; `None`: unset.
     pub value: Option<String>,
-    /// Why.
+    /// The reason.
     pub why: String,
 }
 
-impl EnvLine {
+impl EnvVar {
     pub(crate) fn new(variable: &str, value: impl ToString, why: &str) -> Self {
         Self { variable: variable.to_owned(), value: Some(value.to_string()), why: why.to_owned() }
     }
 }
 
-/// Where the ranks meet.
+/// Rendezvous of the ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rendezvous {
     /// The address of rank 0's node.
     pub address: String,
-    /// Why this one.
+    /// The reason.
     pub address_why: String,
     /// The port.
     pub port: u16,
-    /// Why this one.
+    /// The reason.
     pub port_why: String,
 }
 
-/// All that a rank's environment depends on.
+/// A node-local cache directory.
+#[derive(Debug, Clone, Copy)]
+pub struct CacheDir<'a> {
+    /// Path.
+    pub path: &'a str,
+    /// The reason.
+    pub why: &'a str,
+}
+
+/// Inputs of [`environment`].
 #[derive(Debug)]
-pub struct RankContext<'a> {
-    /// The job.
+pub struct EnvContext<'a> {
+    /// The placement of the job.
     pub placement: &'a Placement,
-    /// The rank.
+    /// Global rank.
     pub rank: u32,
-    /// The rank's node.
+    /// The machine of the rank's node.
     pub machine: &'a Machine,
-    /// The interfaces of that very node, with its addresses; `None` if they are not known, for nodes
-    /// that are alike share a description.
+    /// The interfaces of the rank's own node, with addresses; `None` if unknown, because identical
+    /// nodes share a description.
     pub nics: Option<&'a [Nic]>,
-    /// Whose variables are wanted.
+    /// The training framework.
     pub framework: Framework,
-    /// Where the ranks meet.
+    /// Rendezvous of the ranks.
     pub rendezvous: &'a Rendezvous,
-    /// A folder on the node itself for caches, and why this one.
-    pub cache: (&'a str, &'a str),
-    /// The site's settings.
-    pub settings: &'a [EnvLine],
+    /// Node-local directory for caches.
+    pub cache: CacheDir<'a>,
+    /// Settings of the site profile.
+    pub settings: &'a [EnvVar],
 }
 
-/// The environment of a rank; `None` if the job has no such rank. A site's setting replaces a
-/// general one of the same name.
-pub fn environment(context: &RankContext<'_>) -> Option<Vec<EnvLine>> {
-    let (node, placed_node, rank) = context.placement.find(context.rank)?;
-    let world = World { context, node, placed_node, rank };
-    let mut lines = world.framework();
-    lines.push(EnvLine::new("OMP_NUM_THREADS", rank.omp_num_threads, &rank.reasons.threads));
-    lines.extend(visibility(context.machine, rank));
+/// The environment of a rank; `None` if the job has no such rank. Site settings override general
+/// ones.
+pub fn environment(context: &EnvContext<'_>) -> Option<Vec<EnvVar>> {
+    let (node, placed_node, rank) = context.placement.find_rank(context.rank)?;
+    let env = RankEnv { context, node, placed_node, rank };
+    let mut vars = env.framework_variables();
+    vars.push(EnvVar::new("OMP_NUM_THREADS", rank.omp_num_threads, &rank.reasons.threads));
+    vars.extend(visibility(context.machine, rank));
     if context.placement.nodes.len() > 1 {
-        lines.extend(network(context.machine, context.framework));
-        lines.extend(context.nics.and_then(|nics| addresses::bind(nics, rank.nic.as_deref())));
+        vars.extend(network(context.machine, context.framework));
+        vars.extend(
+            context.nics.and_then(|nics| bind_address::regatta_bind(nics, rank.nic.as_deref())),
+        );
     }
-    lines.extend(caches(context.machine, context.framework, context.cache));
+    vars.extend(caches(context.machine, context.framework, context.cache));
     for setting in context.settings {
-        lines.retain(|l| l.variable != setting.variable);
-        lines.push(setting.clone());
+        vars.retain(|v| v.variable != setting.variable);
+        vars.push(setting.clone());
     }
-    Some(lines)
+    Some(vars)
 }
 
-struct World<'a> {
-    context: &'a RankContext<'a>,
+struct RankEnv<'a> {
+    context: &'a EnvContext<'a>,
     node: usize,
     placed_node: &'a PlacedNode,
     rank: &'a PlacedRank,
 }
 
-impl World<'_> {
-    fn framework(&self) -> Vec<EnvLine> {
+impl RankEnv<'_> {
+    fn framework_variables(&self) -> Vec<EnvVar> {
         match self.context.framework {
             Framework::Torch | Framework::Accelerate => self.torch(),
             Framework::Deepspeed => {
-                let mut lines = self.torch();
-                lines.extend([
-                    EnvLine::new(
+                let mut vars = self.torch();
+                vars.extend([
+                    EnvVar::new(
                         "LOCAL_SIZE",
                         self.local_size(),
-                        "ranks on this node, as DeepSpeed's launcher says it",
+                        "ranks on this node, as set by DeepSpeed's launcher",
                     ),
-                    EnvLine::new(
+                    EnvVar::new(
                         "CROSS_RANK",
                         self.node,
-                        "this node's number, as DeepSpeed's launcher says it",
+                        "node index, as set by DeepSpeed's launcher",
                     ),
-                    EnvLine::new(
+                    EnvVar::new(
                         "CROSS_SIZE",
                         self.nodes(),
-                        "nodes, as DeepSpeed's launcher says it",
+                        "number of nodes, as set by DeepSpeed's launcher",
                     ),
                 ]);
-                lines
+                vars
             }
             Framework::Horovod => self.horovod(),
             Framework::Jax => self.jax(),
@@ -152,106 +163,104 @@ impl World<'_> {
         self.placed_node.ranks.len()
     }
 
-    fn ranks(&self) -> [EnvLine; 4] {
+    fn rank_variables(&self) -> [EnvVar; 4] {
         [
-            EnvLine::new("RANK", self.context.rank, "this rank's number in the job"),
-            EnvLine::new("WORLD_SIZE", self.context.placement.ranks, "ranks in the job"),
-            EnvLine::new(
+            EnvVar::new("RANK", self.context.rank, "global rank"),
+            EnvVar::new("WORLD_SIZE", self.context.placement.ranks, "world size"),
+            EnvVar::new(
                 "LOCAL_RANK",
                 self.rank.local_rank,
-                "this rank's number on its node, and its device's",
+                "local rank, which is also its device index",
             ),
-            EnvLine::new("LOCAL_WORLD_SIZE", self.local_size(), "ranks on this node"),
+            EnvVar::new("LOCAL_WORLD_SIZE", self.local_size(), "ranks on this node"),
         ]
     }
 
-    fn torch(&self) -> Vec<EnvLine> {
-        let meet = self.context.rendezvous;
-        let mut lines = self.ranks().to_vec();
-        lines.extend([
-            EnvLine::new("GROUP_RANK", self.node, "this node's number"),
-            EnvLine::new("GROUP_WORLD_SIZE", self.nodes(), "nodes in the job"),
-            EnvLine::new("MASTER_ADDR", &meet.address, &meet.address_why),
-            EnvLine::new("MASTER_PORT", meet.port, &meet.port_why),
-            EnvLine::new(
+    fn torch(&self) -> Vec<EnvVar> {
+        let rendezvous = self.context.rendezvous;
+        let mut vars = self.rank_variables().to_vec();
+        vars.extend([
+            EnvVar::new("GROUP_RANK", self.node, "node index"),
+            EnvVar::new("GROUP_WORLD_SIZE", self.nodes(), "number of nodes"),
+            EnvVar::new("MASTER_ADDR", &rendezvous.address, &rendezvous.address_why),
+            EnvVar::new("MASTER_PORT", rendezvous.port, &rendezvous.port_why),
+            EnvVar::new(
                 "TORCH_NCCL_ASYNC_ERROR_HANDLING",
                 1,
-                "a failed collective ends the rank instead of hanging the job",
+                "a failed collective aborts the rank instead of hanging the job",
             ),
         ]);
-        lines
+        vars
     }
 
-    fn horovod(&self) -> Vec<EnvLine> {
-        let meet = self.context.rendezvous;
-        let mut lines = vec![
-            EnvLine::new("HOROVOD_HOSTNAME", &self.placed_node.host, "this node"),
-            EnvLine::new("HOROVOD_RANK", self.context.rank, "this rank's number in the job"),
-            EnvLine::new("HOROVOD_SIZE", self.context.placement.ranks, "ranks in the job"),
-            EnvLine::new(
-                "HOROVOD_LOCAL_RANK",
-                self.rank.local_rank,
-                "this rank's number on its node",
-            ),
-            EnvLine::new("HOROVOD_LOCAL_SIZE", self.local_size(), "ranks on this node"),
-            EnvLine::new("HOROVOD_CROSS_RANK", self.node, "this node's number"),
-            EnvLine::new("HOROVOD_CROSS_SIZE", self.nodes(), "nodes in the job"),
-            EnvLine::new("HOROVOD_CONTROLLER", "gloo", "no MPI is needed to start"),
-            EnvLine::new("HOROVOD_CPU_OPERATIONS", "gloo", "no MPI is needed on the host"),
-            EnvLine::new(
+    fn horovod(&self) -> Vec<EnvVar> {
+        let rendezvous = self.context.rendezvous;
+        let mut vars = vec![
+            EnvVar::new("HOROVOD_HOSTNAME", &self.placed_node.host, "this node"),
+            EnvVar::new("HOROVOD_RANK", self.context.rank, "global rank"),
+            EnvVar::new("HOROVOD_SIZE", self.context.placement.ranks, "world size"),
+            EnvVar::new("HOROVOD_LOCAL_RANK", self.rank.local_rank, "local rank"),
+            EnvVar::new("HOROVOD_LOCAL_SIZE", self.local_size(), "ranks on this node"),
+            EnvVar::new("HOROVOD_CROSS_RANK", self.node, "node index"),
+            EnvVar::new("HOROVOD_CROSS_SIZE", self.nodes(), "number of nodes"),
+            EnvVar::new("HOROVOD_CONTROLLER", "gloo", "start without MPI"),
+            EnvVar::new("HOROVOD_CPU_OPERATIONS", "gloo", "host collectives without MPI"),
+            EnvVar::new(
                 "HOROVOD_GLOO_RENDEZVOUS_ADDR",
-                &meet.address,
-                &format!("{}; the server that horovodrun starts listens there", meet.address_why),
+                &rendezvous.address,
+                &format!(
+                    "{}; the rendezvous server of horovodrun listens there",
+                    rendezvous.address_why
+                ),
             ),
-            EnvLine::new("HOROVOD_GLOO_RENDEZVOUS_PORT", meet.port, &meet.port_why),
+            EnvVar::new("HOROVOD_GLOO_RENDEZVOUS_PORT", rendezvous.port, &rendezvous.port_why),
         ];
-        // The same for all ranks: interfaces of different rails may not reach each other.
+        // The same on all ranks, because interfaces of different rails may not reach each other.
         if let Some(first) = first_interface(self.context.machine) {
-            lines.push(EnvLine::new(
-                "HOROVOD_GLOO_IFACE",
-                first,
-                "gloo's connections on the fabric",
-            ));
+            vars.push(EnvVar::new("HOROVOD_GLOO_IFACE", first, "Gloo uses the fabric"));
         }
-        lines
+        vars
     }
 
-    fn jax(&self) -> Vec<EnvLine> {
-        let meet = self.context.rendezvous;
+    fn jax(&self) -> Vec<EnvVar> {
+        let rendezvous = self.context.rendezvous;
         let ids = match self.rank.visibility {
-            Visibility::Own => (0..self.rank.gpus.len()).map(|i| i.to_string()).collect::<Vec<_>>(),
-            Visibility::All => {
-                places(self.context.machine, self.rank).iter().map(u32::to_string).collect()
+            GpuVisibility::Own => {
+                (0..self.rank.gpus.len()).map(|i| i.to_string()).collect::<Vec<_>>()
             }
+            GpuVisibility::All => visible_indices(self.context.machine, self.rank)
+                .iter()
+                .map(u32::to_string)
+                .collect(),
         };
-        // Where IPv6 is all there is, IPv4 is not heard.
-        let any = if meet.address.contains(':') { "[::]" } else { "0.0.0.0" };
-        let mut lines = self.ranks().to_vec();
-        lines.extend([
-            EnvLine::new(
+        // An IPv6-only host does not listen on IPv4.
+        let any = if rendezvous.address.contains(':') { "[::]" } else { "0.0.0.0" };
+        let mut vars = self.rank_variables().to_vec();
+        vars.extend([
+            EnvVar::new(
                 "JAX_COORDINATOR_ADDRESS",
-                format!("{}:{}", bracketed(&meet.address), meet.port),
-                &format!("{}; {}", meet.address_why, meet.port_why),
+                format!("{}:{}", bracketed(&rendezvous.address), rendezvous.port),
+                &format!("{}; {}", rendezvous.address_why, rendezvous.port_why),
             ),
-            EnvLine::new("JAX_COORDINATOR_PORT", meet.port, &meet.port_why),
-            EnvLine::new(
+            EnvVar::new("JAX_COORDINATOR_PORT", rendezvous.port, &rendezvous.port_why),
+            EnvVar::new(
                 "JAX_COORDINATOR_BIND_ADDRESS",
-                format!("{any}:{}", meet.port),
-                "the coordinator hears on every interface of its node",
+                format!("{any}:{}", rendezvous.port),
+                "the coordinator listens on all interfaces of its node",
             ),
         ]);
         if !ids.is_empty() {
-            lines.push(EnvLine::new(
+            vars.push(EnvVar::new(
                 "JAX_LOCAL_DEVICE_IDS",
                 ids.join(","),
-                "this rank's devices, as it sees them numbered",
+                "devices of this rank, among those visible to it",
             ));
         }
-        lines
+        vars
     }
 }
 
-/// An IPv6 address needs brackets before a port.
+/// IPv6 addresses need brackets before a port.
 fn bracketed(address: &str) -> String {
     match address.contains(':') {
         true => format!("[{address}]"),
@@ -260,10 +269,10 @@ fn bracketed(address: &str) -> String {
 }
 
 fn first_interface(machine: &Machine) -> Option<&str> {
-    nic::sockets(machine).first().map(|n| n.name.as_str())
+    nic::socket_interfaces(machine).first().map(|n| n.name.as_str())
 }
 
-fn visibility(machine: &Machine, rank: &PlacedRank) -> Vec<EnvLine> {
+fn visibility(machine: &Machine, rank: &PlacedRank) -> Vec<EnvVar> {
     let Some(vendor) = machine.gpus.first().map(|g| g.vendor).filter(|_| !rank.gpus.is_empty())
     else {
         return Vec::new();
@@ -275,104 +284,98 @@ fn visibility(machine: &Machine, rank: &PlacedRank) -> Vec<EnvLine> {
     let all = join(&mut visible.iter().copied());
     let own = join(&mut rank.gpus.iter().copied());
     let all_why = match visible.len() == machine.gpus.len() {
-        true => "all GPUs of the node, so that ranks can copy between them directly",
-        false => "all GPUs that the job was left, so that ranks can copy between them directly",
+        true => "all GPUs of the node, which permits peer-to-peer copies between ranks",
+        false => "all GPUs of the job, which permits peer-to-peer copies between ranks",
     };
-    let own_why = "this rank's GPU only, as asked for";
+    let own_why = "only the GPU of this rank, as requested";
     let (shown, why) = match rank.visibility {
-        Visibility::All => (all.clone(), all_why),
-        Visibility::Own => (own, own_why),
+        GpuVisibility::All => (all.clone(), all_why),
+        GpuVisibility::Own => (own, own_why),
     };
-    // HIP counts what ROCR_VISIBLE_DEVICES leaves.
-    let places = match rank.visibility {
-        Visibility::All => join(&mut (0..visible.len() as u32)),
-        Visibility::Own => join(&mut places(machine, rank).into_iter()),
+    // HIP indices refer to the devices of ROCR_VISIBLE_DEVICES.
+    let hip_indices = match rank.visibility {
+        GpuVisibility::All => join(&mut (0..visible.len() as u32)),
+        GpuVisibility::Own => join(&mut visible_indices(machine, rank).into_iter()),
     };
     match vendor {
         GpuVendor::Nvidia => vec![
-            EnvLine::new(
+            EnvVar::new(
                 "CUDA_DEVICE_ORDER",
                 "PCI_BUS_ID",
-                "CUDA numbers GPUs as the driver does, also when they differ",
+                "CUDA indices follow the PCI bus order, even with different GPU models",
             ),
-            EnvLine::new("CUDA_VISIBLE_DEVICES", shown, why),
+            EnvVar::new("CUDA_VISIBLE_DEVICES", shown, why),
         ],
-        // HIP's variable hides GPUs from the program only: the layer below still reaches all of
-        // them, which ROCR_VISIBLE_DEVICES would prevent.
+        // HIP_VISIBLE_DEVICES hides GPUs from the program only; ROCR_VISIBLE_DEVICES would also
+        // hide them from the runtime below, which copies between GPUs.
         GpuVendor::Amd => vec![
-            EnvLine::new("ROCR_VISIBLE_DEVICES", all, all_why),
-            EnvLine::new("HIP_VISIBLE_DEVICES", places, why),
+            EnvVar::new("ROCR_VISIBLE_DEVICES", all, all_why),
+            EnvVar::new("HIP_VISIBLE_DEVICES", hip_indices, why),
         ],
         GpuVendor::Intel => vec![
-            EnvLine::new("ZE_FLAT_DEVICE_HIERARCHY", "FLAT", "each tile is a device"),
-            EnvLine::new("ZE_AFFINITY_MASK", shown, why),
+            EnvVar::new("ZE_FLAT_DEVICE_HIERARCHY", "FLAT", "each tile is one device"),
+            EnvVar::new("ZE_AFFINITY_MASK", shown, why),
         ],
     }
 }
 
-/// What a program that sees all of the job's GPUs calls a rank's own.
-fn places(machine: &Machine, rank: &PlacedRank) -> Vec<u32> {
+/// The indices of a rank's GPUs among the job's visible GPUs.
+fn visible_indices(machine: &Machine, rank: &PlacedRank) -> Vec<u32> {
     let visible = machine.visible_gpus();
-    let place = |gpu: &u32| visible.iter().position(|v| v == gpu).map(|i| i as u32);
-    rank.gpus.iter().filter_map(place).collect()
+    let index = |gpu: &u32| visible.iter().position(|v| v == gpu).map(|i| i as u32);
+    rank.gpus.iter().filter_map(index).collect()
 }
 
-/// Keeps bootstrap and TCP traffic on the fabric, whatever the site says beyond that.
-fn network(machine: &Machine, framework: Framework) -> Vec<EnvLine> {
-    let names: Vec<&str> = nic::sockets(machine).iter().map(|n| n.name.as_str()).collect();
+/// Keeps bootstrap and TCP traffic on the fabric, independent of the site profile.
+fn network(machine: &Machine, framework: Framework) -> Vec<EnvVar> {
+    let names: Vec<&str> =
+        nic::socket_interfaces(machine).iter().map(|n| n.name.as_str()).collect();
     let Some(first) = names.first() else { return Vec::new() };
-    let on_fabric = machine.fabric().iter().any(|n| n.name == *first);
+    let on_fabric = machine.fabric_nics().iter().any(|n| n.name == *first);
     let (why, gloo) = match on_fabric {
-        true => (
-            "the fabric's interfaces, never the management network",
-            "gloo's connections on the fabric",
-        ),
+        true => ("fabric interfaces, never the management network", "Gloo uses the fabric"),
         false => (
-            "the fabric's interfaces have no IP address; these have one",
-            "gloo's connections: the fabric has no IP address",
+            "interfaces with an IP address, because the fabric interfaces have none",
+            "Gloo uses these, because the fabric has no IP address",
         ),
     };
-    let mut lines = vec![EnvLine::new("NCCL_SOCKET_IFNAME", format!("={}", names.join(",")), why)];
+    let mut vars = vec![EnvVar::new("NCCL_SOCKET_IFNAME", format!("={}", names.join(",")), why)];
     if !matches!(framework, Framework::Jax | Framework::Horovod) {
-        lines.push(EnvLine::new("GLOO_SOCKET_IFNAME", first, gloo));
+        vars.push(EnvVar::new("GLOO_SOCKET_IFNAME", first, gloo));
     }
-    lines
+    vars
 }
 
-fn caches(
-    machine: &Machine,
-    framework: Framework,
-    (folder, where_why): (&str, &str),
-) -> Vec<EnvLine> {
+fn caches(machine: &Machine, framework: Framework, cache: CacheDir<'_>) -> Vec<EnvVar> {
     let amd = machine.gpus.iter().any(|g| g.vendor == GpuVendor::Amd);
     let torch = !matches!(framework, Framework::Jax);
-    let mut lines = Vec::new();
+    let mut vars = Vec::new();
     let mut add = |variable: &str, name: &str, why: &str| {
-        lines.push(EnvLine::new(
+        vars.push(EnvVar::new(
             variable,
-            format!("{folder}/{name}"),
-            &format!("{why}; {where_why}"),
+            format!("{}/{name}", cache.path),
+            &format!("{why}; {}", cache.why),
         ));
     };
     if amd {
-        let why = "MIOpen's SQLite databases lock up on parallel file systems";
+        let why = "MIOpen's SQLite databases deadlock on parallel file systems";
         add("MIOPEN_USER_DB_PATH", "miopen", why);
         add("MIOPEN_CUSTOM_CACHE_DIR", "miopen", why);
     }
     if torch {
-        add("TRITON_CACHE_DIR", "triton", "ranks of all nodes would compile into one folder");
+        add("TRITON_CACHE_DIR", "triton", "ranks of all nodes would compile into one directory");
         add(
             "TORCH_EXTENSIONS_DIR",
             "torch-extensions",
-            "ranks of all nodes would wait for one lock",
+            "ranks of all nodes would contend for one lock",
         );
         add(
             "TORCHINDUCTOR_CACHE_DIR",
             "inductor",
-            "ranks of all nodes would compile into one folder",
+            "ranks of all nodes would compile into one directory",
         );
         add("HF_DATASETS_CACHE", "hf-datasets", "Arrow caches are locked and memory-mapped");
-        add("HF_MODULES_CACHE", "hf-modules", "model code is copied there by every rank");
+        add("HF_MODULES_CACHE", "hf-modules", "every rank copies model code there");
     }
-    lines
+    vars
 }

@@ -1,105 +1,110 @@
-//! Pure decisions: from machine, allocation and job to a placement, an environment and the binding
-//! options of a launcher, each with its reason. No I/O.
+//! Pure placement decisions: from machine, allocation and job specification to placement,
+//! environment and launcher binding options, each with its reason. No I/O.
 
-mod addresses;
+mod bind_address;
 pub mod binding;
 pub mod check;
+mod core_split;
 mod cores;
-mod counts;
-mod devices;
 pub mod environment;
+pub mod gpu_visibility;
+mod gpus;
 mod layout;
 mod nic;
 pub mod profile;
+mod rank_counts;
 pub mod rendezvous;
-mod split;
-pub mod visible;
 
 use std::collections::HashMap;
 
-use regatta_model::hostlist::short;
-use regatta_model::units::count;
-use regatta_model::{Allocation, Job, Machine, PlacedNode, Placement, Warning};
+use regatta_model::hostlist::short_hostname;
+use regatta_model::units::pluralize;
+use regatta_model::{Allocation, JobSpec, Machine, PlacedNode, Placement, Warning};
 
 pub use layout::layout;
 
 /// Why a job cannot be placed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PlaceError {
-    /// There is no machine description to place on.
-    #[error("no machine to place on: pass --machine or --system, or run on the node itself")]
+    /// No machine description.
+    #[error("no machine description: pass --machine or --system, or run on the node itself")]
     NoMachine,
-    /// The allocation has no node, or keeps the names to itself.
+    /// The allocation is empty.
     #[error("the allocation names no node")]
     NoNodes,
-    /// The description has no usable core.
+    /// No usable core.
     #[error("{host}: no usable core ({why}); {hint}")]
     NoCores {
-        /// The node.
+        /// Host name.
         host: String,
-        /// What took them.
+        /// The cause.
         why: String,
-        /// What to do.
+        /// How to fix it.
         hint: String,
     },
     /// More ranks than cores.
     #[error(
-        "{host}: {ranks} ranks need {needed} cores and {cores} are free; \
-         ask for fewer ranks, or pass --oversubscribe to let ranks share cores"
+        "{host}: {ranks} ranks need {needed} cores, but {cores} are free; \
+         request fewer ranks, or pass --oversubscribe to share cores"
     )]
     TooFewCores {
-        /// The node.
+        /// Host name.
         host: String,
-        /// Ranks on it.
+        /// Ranks on the node.
         ranks: u32,
-        /// Cores they need together.
+        /// Cores needed in total.
         needed: u64,
-        /// Cores there are.
+        /// Free cores.
         cores: u32,
     },
-    /// More GPUs wanted than there are.
+    /// More GPUs requested than available.
     #[error(
-        "{host}: {} with {per_rank} GPUs each need {} GPUs and the node has {gpus}; \
-         lower --gpus-per-rank or the ranks on a node",
-        count(*ranks as usize, "rank"),
+        "{host}: {} with {per_rank} GPUs each need {} GPUs, but the node has {gpus}; \
+         reduce --gpus-per-rank or --ranks-per-node",
+        pluralize(*ranks as usize, "rank"),
         u64::from(*ranks) * u64::from(*per_rank)
     )]
     TooFewGpus {
-        /// The node.
+        /// Host name.
         host: String,
-        /// Ranks on it.
+        /// Ranks on the node.
         ranks: u32,
-        /// GPUs wanted for each.
+        /// GPUs per rank.
         per_rank: u32,
-        /// GPUs there are.
+        /// GPUs on the node.
         gpus: u32,
     },
-    /// Numbers that do not fit together.
+    /// Inconsistent rank counts.
     #[error("{0}")]
     Counts(String),
 }
 
-/// Places a job. `machines` describe the nodes: each one the node whose name it carries, the first
-/// one also every node that no other describes.
+/// Places a job. Each of `machines` describes the node with its host name; the first one also
+/// describes all other nodes.
 ///
-/// Local rank *i* gets device *i*, the cores closest to that device, their memory and the nearest
-/// NIC. Equal nodes are worked out once.
+/// Local rank *i* gets device *i*, the cores and memory local to it, and the closest NIC. Identical
+/// nodes are computed once.
 pub fn place(
     machines: &[Machine],
     allocation: &Allocation,
-    job: &Job,
+    job: &JobSpec,
 ) -> Result<Placement, PlaceError> {
     let by_host: HashMap<&str, usize> =
-        machines.iter().enumerate().map(|(i, m)| (short(&m.host), i)).collect();
-    place_on(machines, &|host| by_host.get(short(host)).copied().unwrap_or(0), allocation, job)
+        machines.iter().enumerate().map(|(i, m)| (short_hostname(&m.host), i)).collect();
+    place_on(
+        machines,
+        &|host| by_host.get(short_hostname(host)).copied().unwrap_or(0),
+        allocation,
+        job,
+    )
 }
 
-/// As [`place`], with a function that tells which of the machines a host is.
+/// Like [`place`], with a function that maps a host to the index of its machine.
 pub fn place_on(
     machines: &[Machine],
     machine_of: &dyn Fn(&str) -> usize,
     allocation: &Allocation,
-    job: &Job,
+    job: &JobSpec,
 ) -> Result<Placement, PlaceError> {
     let first = machines.first().ok_or(PlaceError::NoMachine)?;
     if allocation.nodes.is_empty() {
@@ -109,27 +114,28 @@ pub fn place_on(
     let machine_of: Vec<usize> =
         nodes.map(|node| machine_of(&node.host).min(machines.len() - 1)).collect();
 
-    let counts = counts::ranks_per_node(allocation, job, |node| {
-        counts::natural(&machines[machine_of[node]], job)
+    let counts = rank_counts::ranks_per_node(allocation, job, |node| {
+        rank_counts::default_ranks_per_node(&machines[machine_of[node]], job)
     })?;
-    let numbers = counts::numbering(&counts, allocation.distribution);
+    let global_ranks = rank_counts::global_ranks(&counts, allocation.distribution);
 
     let mut placement = Placement {
         ranks: counts.iter().sum(),
         warnings: job_warnings(first, job),
         ..Placement::default()
     };
-    let mut known: HashMap<(usize, u32), u32> = HashMap::new();
-    for (node, ranks) in numbers.into_iter().enumerate().filter(|(_, ranks)| !ranks.is_empty()) {
+    let mut layout_ids: HashMap<(usize, u32), u32> = HashMap::new();
+    for (node, ranks) in global_ranks.into_iter().enumerate().filter(|(_, ranks)| !ranks.is_empty())
+    {
         let key = (machine_of[node], counts[node]);
-        let layout = match known.get(&key) {
+        let layout = match layout_ids.get(&key) {
             Some(&layout) => layout,
             None => {
                 let (layout, warnings) = layout::layout(&machines[key.0], key.1, job)?;
                 placement.layouts.push(layout);
                 warnings.into_iter().for_each(|w| add_warning(&mut placement.warnings, w));
                 let id = placement.layouts.len() as u32 - 1;
-                known.insert(key, id);
+                layout_ids.insert(key, id);
                 id
             }
         };
@@ -138,24 +144,24 @@ pub fn place_on(
     }
     let without = counts.iter().filter(|&&n| n == 0).count();
     if without > 0 {
-        placement.warnings.push(Warning {
-            code: "idle-nodes".to_owned(),
-            what: format!("{without} of {} nodes get no rank", counts.len()),
-            hint: "ask for fewer nodes, or for more ranks".to_owned(),
-        });
+        placement.warnings.push(Warning::new(
+            "idle-nodes",
+            format!("{without} of {} nodes have no rank", counts.len()),
+            "request fewer nodes or more ranks",
+        ));
     }
     Ok(placement)
 }
 
-/// The same warning from two layouts is said once.
+/// Warnings common to several layouts are reported once.
 fn add_warning(warnings: &mut Vec<Warning>, warning: Warning) {
     if !warnings.contains(&warning) {
         warnings.push(warning);
     }
 }
 
-fn job_warnings(machine: &Machine, job: &Job) -> Vec<Warning> {
-    devices::visibility_warning(machine, job).into_iter().collect()
+fn job_warnings(machine: &Machine, job: &JobSpec) -> Vec<Warning> {
+    gpus::visibility_warning(machine, job).into_iter().collect()
 }
 
 #[cfg(test)]

@@ -1,12 +1,12 @@
-//! Which NIC is nearest to a rank.
+//! NIC assignment.
 
-use regatta_model::machine::best_of;
+use regatta_model::machine::best_nics;
 use regatta_model::{Distance, LinkState, Machine, Nic, PlacedRank};
 
-/// Gives each rank the nearest interface of the fabric. Where several are equally near, ranks with
-/// no choice are served first and the others spread over what is least used.
+/// Assigns each rank the closest fabric interface. If several are equally close, ranks without a
+/// choice are served first and the others take the least used one.
 pub(crate) fn assign(machine: &Machine, ranks: &mut [PlacedRank]) {
-    let fabric = machine.fabric();
+    let fabric = machine.fabric_nics();
     let candidates: Vec<usize> = machine
         .nics
         .iter()
@@ -14,13 +14,13 @@ pub(crate) fn assign(machine: &Machine, ranks: &mut [PlacedRank]) {
         .filter(|(_, nic)| fabric.iter().any(|f| std::ptr::eq(*f, *nic)))
         .map(|(i, _)| i)
         .collect();
-    let nearest: Vec<(Distance, Vec<usize>)> =
-        ranks.iter().map(|rank| nearest(machine, rank, &candidates)).collect();
+    let closest: Vec<(Distance, Vec<usize>)> =
+        ranks.iter().map(|rank| closest_nics(machine, rank, &candidates)).collect();
     let mut used = vec![0u32; machine.nics.len()];
     let mut order: Vec<usize> = (0..ranks.len()).collect();
-    order.sort_by_key(|&r| nearest[r].1.len());
+    order.sort_by_key(|&r| closest[r].1.len());
     for r in order {
-        let (distance, choice) = &nearest[r];
+        let (distance, choice) = &closest[r];
         let Some(&nic) = choice.iter().min_by_key(|&&n| (used[n], n)) else {
             ranks[r].reasons.nic = "no network interface is up".to_owned();
             continue;
@@ -31,57 +31,61 @@ pub(crate) fn assign(machine: &Machine, ranks: &mut [PlacedRank]) {
     }
 }
 
-/// Interfaces that only this node's containers and guests are behind.
-const INNER: [&str; 4] = ["docker", "virbr", "veth", "br-"];
+/// Name prefixes of interfaces internal to the node (containers and guests).
+const NODE_INTERNAL_PREFIXES: [&str; 4] = ["docker", "virbr", "veth", "br-"];
 
-/// The interfaces for TCP: the best kind among those that have an address. The fabric may have none,
-/// as InfiniBand without IP, or the ports of a bond, which leave it to the bond. Where no address
-/// is known at all, the fabric's.
-pub(crate) fn sockets(machine: &Machine) -> Vec<&Nic> {
+/// The interfaces for TCP: the best kind among those with an IP address. The fabric may have none,
+/// such as InfiniBand without IPoIB, or the ports of a bond. If no address is known, the fabric's
+/// interfaces.
+pub(crate) fn socket_interfaces(machine: &Machine) -> Vec<&Nic> {
     let usable = |n: &&Nic| {
         n.state != LinkState::Down
             && !n.addresses.is_empty()
-            && !INNER.iter().any(|inner| n.name.starts_with(inner))
+            && !NODE_INTERNAL_PREFIXES.iter().any(|prefix| n.name.starts_with(prefix))
     };
     let addressed: Vec<&Nic> = machine.nics.iter().filter(usable).collect();
     if addressed.is_empty() {
-        // A device past the network stack is no interface to it.
+        // A fabric device without network device has no interface.
         let has_interface = |n: &&Nic| n.fabric_device.as_deref() != Some(n.name.as_str());
-        return machine.fabric().into_iter().filter(has_interface).collect();
+        return machine.fabric_nics().into_iter().filter(has_interface).collect();
     }
-    best_of(addressed)
+    best_nics(addressed)
 }
 
 fn reason(machine: &Machine, distance: Distance, choices: usize, all: usize) -> String {
     match (all, choices) {
-        (1, _) => "the only interface of the fabric".to_owned(),
-        (_, 1) => distance.words().to_owned(),
+        (1, _) => "the only fabric interface".to_owned(),
+        (_, 1) => distance.description().to_owned(),
         _ if distance == Distance::Unknown => {
             format!(
-                "{} does not say which is nearest; ranks are spread over {choices}",
+                "{} reports no distances; ranks are spread over {choices} interfaces",
                 machine.host
             )
         }
-        _ => format!("one of {choices} {}; ranks are spread over them", distance.words()),
+        _ => format!("one of {choices} {}; ranks are spread over them", distance.description()),
     }
 }
 
-/// The smallest distance from a rank to any candidate, and the candidates at that distance.
-fn nearest(machine: &Machine, rank: &PlacedRank, candidates: &[usize]) -> (Distance, Vec<usize>) {
+/// The minimum distance from a rank to any candidate, and the candidates at that distance.
+fn closest_nics(
+    machine: &Machine,
+    rank: &PlacedRank,
+    candidates: &[usize],
+) -> (Distance, Vec<usize>) {
     let distances: Vec<(Distance, usize)> =
         candidates.iter().map(|&nic| (distance(machine, rank, nic), nic)).collect();
     let best = distances.iter().map(|(d, _)| *d).min().unwrap_or(Distance::Unknown);
     (best, distances.into_iter().filter(|(d, _)| *d == best).map(|(_, n)| n).collect())
 }
 
-/// From a rank's GPU where the description tells, else from its cores.
+/// From the rank's GPU if its distances are known, else from its cores.
 fn distance(machine: &Machine, rank: &PlacedRank, nic: usize) -> Distance {
-    let told = rank
+    let gpu_distance = rank
         .gpus
         .iter()
         .filter_map(|&g| machine.gpus.get(g as usize)?.nic_distance.get(nic).copied())
         .min();
-    if let Some(distance) = told {
+    if let Some(distance) = gpu_distance {
         return distance;
     }
     let Some(numa) = machine.nics[nic].numa else { return Distance::Unknown };
@@ -110,16 +114,20 @@ mod tests {
 
     fn names(nics: &[Nic]) -> Vec<String> {
         let machine = Machine { nics: nics.to_vec(), ..Machine::default() };
-        sockets(&machine).iter().map(|n| n.name.clone()).collect()
+        socket_interfaces(&machine).iter().map(|n| n.name.clone()).collect()
     }
 
     #[test]
-    fn tcp_needs_an_address() {
+    fn socket_interfaces_need_an_address() {
         let ib = |address| nic("ib0", NicKind::InfiniBand, address);
         let eth = nic("eth0", NicKind::Ethernet, "10.0.0.1");
         assert_eq!(names(&[ib("10.1.0.1"), eth.clone()]), ["ib0"]);
         assert_eq!(names(&[ib(""), eth]), ["eth0"]);
-        assert_eq!(names(&[ib(""), nic("eth0", NicKind::Ethernet, "")]), ["ib0"], "none is known");
+        assert_eq!(
+            names(&[ib(""), nic("eth0", NicKind::Ethernet, "")]),
+            ["ib0"],
+            "no address is known"
+        );
         let bare = Nic { fabric_device: Some("ib0".to_owned()), ..ib("") };
         assert!(names(&[bare]).is_empty(), "no network device");
         let bond = [
@@ -131,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_link_is_no_fabric() {
+    fn slow_links_are_not_socket_interfaces() {
         let eth = |name: &str, gigabits: Option<u64>| Nic {
             speed_mbit: gigabits.map(|g| g * 1000),
             ..nic(name, NicKind::Ethernet, "10.0.0.1")
@@ -140,6 +148,10 @@ mod tests {
         let alike = [eth("ens3", Some(200)), eth("ens4", Some(100)), eth("ens5", None)];
         assert_eq!(names(&alike), ["ens3", "ens4", "ens5"]);
         let ib = Nic { speed_mbit: Some(40_000), ..nic("ib0", NicKind::InfiniBand, "10.1.0.1") };
-        assert_eq!(names(&[ib, eth("ens3", Some(400))]), ["ib0"], "the kind counts first");
+        assert_eq!(
+            names(&[ib, eth("ens3", Some(400))]),
+            ["ib0"],
+            "kind takes precedence over speed"
+        );
     }
 }

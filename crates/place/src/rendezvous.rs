@@ -1,41 +1,42 @@
-//! Where the ranks meet: an address on the fabric, and a port of the job's own.
+//! Rendezvous of the ranks: an address on the fabric, and a port derived from the job.
 
 use std::net::IpAddr;
 
 use regatta_model::Machine;
+use regatta_model::hash::fnv1a;
 
-use crate::nic::sockets;
+use crate::nic::socket_interfaces;
 
-/// A name for rank 0's node and what it resolves to.
+/// A host name of rank 0's node and its addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Candidate {
-    /// The name that was looked up.
+    /// The name looked up.
     pub name: String,
-    /// Its addresses.
+    /// Its resolved addresses.
     pub addresses: Vec<IpAddr>,
 }
 
-/// Why there is no address to meet at.
+/// Why there is no rendezvous address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RendezvousError {
-    /// No candidate has an address.
-    #[error("no address of rank 0's node: tried {tried}; pass --master-addr")]
+    /// No candidate resolves.
+    #[error("no address found for rank 0's node (tried {tried}); pass --master-addr")]
     NoAddress {
-        /// The names tried.
+        /// The names looked up.
         tried: String,
     },
 }
 
-/// The address of rank 0's node on the fabric, and why. If this process runs there, it is the
-/// fabric interface's own address; else the first candidate that is on a network of one of this
-/// node's fabric interfaces; else the first candidate at all, which is said. A fabric without IP
-/// is stood in for by the interfaces that have it.
+/// The address of rank 0's node on the fabric, with the reason. On that node it is the address of
+/// the fabric interface; else that of the first candidate in a subnet of this node's fabric
+/// interfaces; else that of the first candidate, and the reason says so. If the fabric has no IP
+/// addresses, other interfaces are used.
 pub fn master_address(
     machine: &Machine,
     on_this_node: bool,
     candidates: &[Candidate],
 ) -> Result<(String, String), RendezvousError> {
-    let fabric = sockets(machine);
+    let fabric = socket_interfaces(machine);
     if on_this_node {
         let own = fabric.iter().find_map(|nic| {
             let v4 = nic.addresses.iter().find(|a| a.address.is_ipv4());
@@ -44,16 +45,16 @@ pub fn master_address(
         if let Some((nic, address)) = own {
             return Ok((
                 address.to_string(),
-                format!("rank 0 is on this node; its address on {}", nic.name),
+                format!("rank 0 is on this node; address of {}", nic.name),
             ));
         }
     }
     for candidate in candidates {
         for address in &candidate.addresses {
-            let nic = fabric.iter().find(|n| n.addresses.iter().any(|a| a.reaches(*address)));
+            let nic = fabric.iter().find(|n| n.addresses.iter().any(|a| a.same_subnet(*address)));
             if let Some(nic) = nic {
                 let why =
-                    format!("{} of rank 0's node, on the network of {}", candidate.name, nic.name);
+                    format!("{} on rank 0's node, in the subnet of {}", candidate.name, nic.name);
                 return Ok((address.to_string(), why));
             }
         }
@@ -64,27 +65,23 @@ pub fn master_address(
         return Err(RendezvousError::NoAddress { tried: tried.join(", ") });
     };
     let why = format!(
-        "{} of rank 0's node; NOT on the network of any fabric interface of this node",
+        "{} on rank 0's node, NOT in the subnet of any fabric interface of this node",
         candidate.name
     );
     Ok((address.to_string(), why))
 }
 
-/// Ports below those the kernel hands out by itself, above those of services.
+/// Below the kernel's ephemeral range, above well-known services.
 const PORTS: std::ops::Range<u16> = 20_000..32_000;
 
-/// A port that every rank of a job finds by itself, and that two jobs on one node are unlikely to
-/// share: a hash of the job's name.
-pub fn port(job: &str) -> u16 {
-    // FNV-1a: the same on every machine and in every version of this program.
-    let hash = job
-        .bytes()
-        .fold(0xcbf2_9ce4_8422_2325u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
-    PORTS.start + (hash % u64::from(PORTS.end - PORTS.start)) as u16
+/// A port derived from the job's name, because every rank must compute the same one without
+/// communication, and two jobs on a node should differ.
+pub fn job_port(job: &str) -> u16 {
+    PORTS.start + (fnv1a(job.bytes()) % u64::from(PORTS.end - PORTS.start)) as u16
 }
 
-/// The ports to try when `first` is taken: those after it, round to those before it.
-pub fn ports_from(first: u16) -> impl Iterator<Item = u16> {
+/// The alternatives if `first` is in use: the ports after it, then those before it.
+pub fn fallback_ports(first: u16) -> impl Iterator<Item = u16> {
     (first.max(PORTS.start)..PORTS.end).chain(PORTS.start..first.min(PORTS.end))
 }
 
@@ -115,41 +112,41 @@ mod tests {
     }
 
     #[test]
-    fn the_fabric_wins_over_the_management_network() {
+    fn fabric_address_precedes_the_management_network() {
         let names = [candidate("nid1", &["10.120.1.1"]), candidate("nid1-hsn0", &["10.253.1.1"])];
         let (address, why) = master_address(&lumi(), false, &names).unwrap();
         assert_eq!((address.as_str(), why.contains("hsn0")), ("10.253.1.1", true));
         let (address, why) = master_address(&lumi(), false, &names[..1]).unwrap();
         assert_eq!(address, "10.120.1.1");
-        assert!(why.contains("NOT on the network"), "{why}");
+        assert!(why.contains("NOT in the subnet"), "{why}");
         let (address, _) = master_address(&lumi(), true, &names).unwrap();
         assert_eq!(address, "10.253.6.67");
     }
 
     #[test]
-    fn a_bond_has_the_address_of_its_ports() {
+    fn bond_address_is_used_for_its_ports() {
         let mut eno1 = nic("eno1", NicKind::Ethernet, "10.0.0.1", 24);
         let bond = Nic { name: "bond0".to_owned(), kind: NicKind::Virtual, ..eno1.clone() };
         eno1.addresses.clear();
         let machine = Machine { nics: vec![eno1, bond], ..Machine::default() };
-        // The name of a Debian host is one of its own, which others must not be told.
+        // Debian maps the host name to 127.0.1.1, which other nodes cannot use.
         let (address, why) = master_address(&machine, true, &[candidate("n1", &[])]).unwrap();
         assert_eq!((address.as_str(), why.contains("bond0")), ("10.0.0.1", true));
         let (_, why) = master_address(&machine, false, &[candidate("n1", &["10.0.0.7"])]).unwrap();
-        assert!(why.contains("on the network of bond0"), "{why}");
+        assert!(why.contains("in the subnet of bond0"), "{why}");
     }
 
     #[test]
-    fn no_address_is_an_error_not_localhost() {
+    fn missing_address_is_an_error() {
         let error = master_address(&Machine::default(), false, &[candidate("a", &[])]).unwrap_err();
         assert!(error.to_string().contains("--master-addr"));
     }
 
     #[test]
-    fn ports_are_stable_and_differ_between_jobs() {
-        assert_eq!(port("lumi/1234.0"), port("lumi/1234.0"));
+    fn job_ports_are_stable_and_distinct() {
+        assert_eq!(job_port("lumi/1234.0"), job_port("lumi/1234.0"));
         let ports: std::collections::HashSet<u16> =
-            (0..100).map(|i| port(&format!("job/{i}"))).collect();
+            (0..100).map(|i| job_port(&format!("job/{i}"))).collect();
         assert!(ports.len() > 95, "{}", ports.len());
         assert!(ports.iter().all(|p| PORTS.contains(p)));
     }

@@ -1,8 +1,8 @@
-//! The built-in profiles: what they set, and how a machine is recognised.
+//! The built-in profiles: their settings and their detection.
 //!
-//! The golden files are written anew with `REGATTA_BLESS=1 cargo test -p regatta-place`.
+//! Regenerate the golden files with `REGATTA_BLESS=1 cargo test -p regatta-place`.
 
-// Helpers of tests may fail as loudly as the tests themselves.
+// Test helpers may panic.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
@@ -10,18 +10,18 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use proptest::prelude::*;
-use regatta_model::{Gpu, GpuVendor, Machine, Nic, NicKind, Reserve};
-use regatta_place::profile::{Facts, PluginState, Profile, Profiles, Situation};
+use regatta_model::{Gpu, GpuVendor, Machine, Nic, NicKind, ReservedCores};
+use regatta_place::profile::{JobContext, PluginState, Profile, Profiles, SiteEvidence};
 
 fn builtin() -> Profiles {
     Profiles::builtin().unwrap()
 }
 
-/// Makes something of a situation known.
-type Learn = fn(&mut Situation);
+/// Sets a version in a job context.
+type SetVersion = fn(&mut JobContext);
 
-/// Versions that change what a profile sets, beside none known.
-const VERSIONS: [(&str, Learn); 4] = [
+/// Versions that change the settings, in addition to none known.
+const VERSIONS: [(&str, SetVersion); 4] = [
     ("rocm 6.1", |s| s.rocm = Some("6.1.3".into())),
     ("rocm 6.4, plug-in found", |s| {
         s.rocm = Some("6.4.0".into());
@@ -34,7 +34,7 @@ const VERSIONS: [(&str, Learn); 4] = [
     ("nccl 2.26.6", |s| s.nccl = Some("2.26.6+cuda12.8".into())),
 ];
 
-/// GPUs as the runtime shows them on a node of that profile; a generic one stands for either vendor.
+/// GPUs of a node with this profile; a generic profile is tested with several vendors.
 fn gpus_of(name: &str) -> Vec<(GpuVendor, &'static str, u32)> {
     let mi250x = (GpuVendor::Amd, "AMD Instinct MI250X", 8);
     let gh200 = (GpuVendor::Nvidia, "NVIDIA GH200 120GB", 4);
@@ -51,14 +51,14 @@ fn gpus_of(name: &str) -> Vec<(GpuVendor, &'static str, u32)> {
     }
 }
 
-fn list(profile: &Profile, situation: &Situation) -> String {
+fn list(profile: &Profile, context: &JobContext) -> String {
     let mut text = String::new();
-    for s in profile.settings(situation) {
+    for s in profile.settings(context) {
         let line = match &s.value {
             Some(value) => format!("{}={value}", s.variable),
             None => format!("unset {}", s.variable),
         };
-        writeln!(text, "{line}\n    {} ({})", s.why, s.from_profile).unwrap();
+        writeln!(text, "{line}\n    {} ({})", s.why, s.profile).unwrap();
     }
     if text.is_empty() { "(nothing)\n".to_owned() } else { text }
 }
@@ -82,13 +82,13 @@ fn golden(profile: &Profile) -> String {
     writeln!(text, "node-local {:?}", profile.node_local.dirs).unwrap();
     for (vendor, gpu, gpus_per_node) in gpus_of(&profile.name) {
         for nodes in [1, 2, 512] {
-            let unknown = Situation {
+            let unknown = JobContext {
                 nodes,
                 gpus_per_node,
                 vendor: Some(vendor),
                 gpu: Some(gpu.to_owned()),
                 framework: Some("torch".to_owned()),
-                ..Situation::default()
+                ..JobContext::default()
             };
             let usual = list(profile, &unknown);
             let plural = if nodes == 1 { "" } else { "s" };
@@ -108,7 +108,7 @@ fn golden(profile: &Profile) -> String {
 }
 
 #[test]
-fn settings_are_as_recorded() {
+fn settings_match_the_golden_files() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
     for profile in builtin().iter() {
         let path = folder.join(format!("profile-{}.txt", profile.name));
@@ -122,7 +122,7 @@ fn settings_are_as_recorded() {
 }
 
 #[test]
-fn built_in_profiles_are_well_made() {
+fn built_in_profiles_are_well_formed() {
     let profiles = builtin();
     assert_eq!(profiles.names().count(), 13);
     for profile in profiles.iter() {
@@ -132,8 +132,8 @@ fn built_in_profiles_are_well_made() {
             assert!(rule.why.ends_with('.') && !rule.why.contains(". "), "{at}: one sentence");
             if rule.variable == "NCCL_NET" {
                 let single =
-                    Situation { nodes: 1, vendor: Some(GpuVendor::Amd), ..Default::default() };
-                assert!(!rule.when.holds(&single), "{at}: not on a single node");
+                    JobContext { nodes: 1, vendor: Some(GpuVendor::Amd), ..Default::default() };
+                assert!(!rule.when.are_met(&single), "{at}: not on a single node");
             }
         }
     }
@@ -159,127 +159,135 @@ fn env(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
     pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()
 }
 
-fn recognise(machine: &Machine, cluster: Option<&str>, pairs: &[(&str, &str)]) -> (String, String) {
-    let facts = Facts {
+fn detect_profile(
+    machine: &Machine,
+    cluster: Option<&str>,
+    pairs: &[(&str, &str)],
+) -> (String, String) {
+    let evidence = SiteEvidence {
         cluster: cluster.map(str::to_owned),
         domains: Vec::new(),
         env: env(pairs),
         machine,
     };
-    let found = builtin().recognise(&facts);
+    let found = builtin().detect(&evidence);
     (found.profile.name, found.why)
 }
 
-fn is(found: (String, String), name: &str, why: &str) {
+fn assert_profile(found: (String, String), name: &str, why: &str) {
     assert_eq!((found.0.as_str(), found.1.as_str()), (name, why));
 }
 
 #[test]
-fn a_cluster_name_names_a_site() {
+fn cluster_name_identifies_a_site() {
     let node = lumi_node();
-    is(recognise(&node, Some("lumi"), &[]), "lumi-g", "the cluster name \"lumi\" names LUMI-G");
-    let from_env = recognise(&node, None, &[("SLURM_CLUSTER_NAME", "frontier")]);
-    is(from_env, "frontier", "the cluster name \"frontier\" names Frontier");
+    assert_profile(
+        detect_profile(&node, Some("lumi"), &[]),
+        "lumi-g",
+        "the cluster name \"lumi\" identifies LUMI-G",
+    );
+    let from_env = detect_profile(&node, None, &[("SLURM_CLUSTER_NAME", "frontier")]);
+    assert_profile(from_env, "frontier", "the cluster name \"frontier\" identifies Frontier");
     let one_gpu = machine(
         Some((GpuVendor::Amd, "AMD INSTINCT MI250X (MCM) OAM AC MBA", 1)),
         Some((NicKind::Slingshot, "hsn0")),
     );
-    assert_eq!(recognise(&one_gpu, Some("lumi"), &[]).0, "lumi-g", "a job may see few GPUs");
+    assert_eq!(detect_profile(&one_gpu, Some("lumi"), &[]).0, "lumi-g", "a job may see fewer GPUs");
 }
 
 #[test]
-fn a_domain_or_a_variable_names_a_site() {
+fn domain_or_variable_identifies_a_site() {
     let a100 = machine(
         Some((GpuVendor::Nvidia, "NVIDIA A100-SXM4-40GB", 4)),
         Some((NicKind::Slingshot, "hsn0")),
     );
     let server = "640002.polaris-pbs-01.hsn.cm.polaris.alcf.anl.gov";
-    is(
-        recognise(&a100, None, &[("PBS_JOBID", server)]),
+    assert_profile(
+        detect_profile(&a100, None, &[("PBS_JOBID", server)]),
         "polaris",
-        "the PBS server \"polaris-pbs-01.hsn.cm.polaris.alcf.anl.gov\" names Polaris",
+        "the PBS server \"polaris-pbs-01.hsn.cm.polaris.alcf.anl.gov\" identifies Polaris",
     );
     let login = "polaris-login-01.hsn.cm.polaris.alcf.anl.gov";
-    is(
-        recognise(&a100, None, &[("PBS_O_HOST", login)]),
+    assert_profile(
+        detect_profile(&a100, None, &[("PBS_O_HOST", login)]),
         "polaris",
-        "PBS_O_HOST \"polaris-login-01.hsn.cm.polaris.alcf.anl.gov\" names Polaris",
+        "PBS_O_HOST \"polaris-login-01.hsn.cm.polaris.alcf.anl.gov\" identifies Polaris",
     );
-    is(
-        recognise(&a100, None, &[("NERSC_HOST", "perlmutter")]),
+    assert_profile(
+        detect_profile(&a100, None, &[("NERSC_HOST", "perlmutter")]),
         "perlmutter",
-        "NERSC_HOST=perlmutter names Perlmutter",
+        "NERSC_HOST=perlmutter identifies Perlmutter",
     );
     let mut own = a100.clone();
     own.os.domains = vec!["chn.perlmutter.nersc.gov.".to_owned()];
-    assert_eq!(recognise(&own, None, &[]).0, "perlmutter");
+    assert_eq!(detect_profile(&own, None, &[]).0, "perlmutter");
     own.os.domains = vec!["notperlmutter.nersc.gov".to_owned()];
-    assert_eq!(recognise(&own, None, &[]).0, "slingshot", "a suffix is cut at a dot");
+    assert_eq!(detect_profile(&own, None, &[]).0, "slingshot", "suffixes match at dots only");
     let apu = machine(
         Some((GpuVendor::Amd, "AMD Instinct MI300A", 4)),
         Some((NicKind::Slingshot, "hsi0")),
     );
-    assert_eq!(recognise(&apu, None, &[("LCSCHEDCLUSTER", "tuolumne")]).0, "el-capitan");
+    assert_eq!(detect_profile(&apu, None, &[("LCSCHEDCLUSTER", "tuolumne")]).0, "el-capitan");
 }
 
 #[test]
-fn other_hardware_of_a_site_gets_the_general_profile() {
+fn other_hardware_of_a_site_uses_the_network_profile() {
     let cpu_only = machine(None, Some((NicKind::Slingshot, "hsn0")));
-    is(
-        recognise(&cpu_only, Some("lumi"), &[]),
+    assert_profile(
+        detect_profile(&cpu_only, Some("lumi"), &[]),
         "slingshot",
-        "the cluster name \"lumi\" names LUMI-G, but this node shows no GPU; \
-         the hardware is that of a machine on Slingshot",
+        "the cluster name \"lumi\" identifies LUMI-G, but this node has no visible GPU; \
+         the hardware matches a machine with Slingshot",
     );
     let a40 = machine(Some((GpuVendor::Nvidia, "NVIDIA A40", 8)), None);
-    is(
-        recognise(&a40, Some("lumi"), &[]),
+    assert_profile(
+        detect_profile(&a40, Some("lumi"), &[]),
         "ethernet",
-        "the cluster name \"lumi\" names LUMI-G, but GPU 0 is NVIDIA A40; \
-         no network faster than Ethernet was found",
+        "the cluster name \"lumi\" identifies LUMI-G, but GPU 0 is NVIDIA A40; \
+         no network better than Ethernet found",
     );
     let many =
         machine(Some((GpuVendor::Nvidia, "NVIDIA A100", 8)), Some((NicKind::InfiniBand, "ib0")));
-    let why = recognise(&many, Some("perlmutter"), &[]).1;
+    let why = detect_profile(&many, Some("perlmutter"), &[]).1;
     assert!(why.contains("but this node has 8 GPUs, not 4"), "{why}");
     let few =
         machine(Some((GpuVendor::Nvidia, "NVIDIA A100", 4)), Some((NicKind::InfiniBand, "ib0")));
-    let why = recognise(&few, Some("perlmutter"), &[]).1;
+    let why = detect_profile(&few, Some("perlmutter"), &[]).1;
     assert!(why.contains("but this node has no Slingshot interface"), "{why}");
 }
 
 #[test]
-fn hardware_alone_names_no_site() {
-    // LUMI, Frontier and others have such nodes, and all of them are called nid001000.
-    is(
-        recognise(&lumi_node(), None, &[]),
+fn hardware_alone_does_not_identify_a_site() {
+    // LUMI, Frontier and others have such nodes, all named like nid001000.
+    assert_profile(
+        detect_profile(&lumi_node(), None, &[]),
         "slingshot",
-        "no cluster name, domain or variable names a known site; \
-         the hardware is that of a machine on Slingshot",
+        "no cluster name, domain or variable identifies a known site; \
+         the hardware matches a machine with Slingshot",
     );
-    let kind = |kind, name| recognise(&machine(None, Some((kind, name))), None, &[]).0;
+    let kind = |kind, name| detect_profile(&machine(None, Some((kind, name))), None, &[]).0;
     assert_eq!(kind(NicKind::InfiniBand, "ib0"), "infiniband");
     assert_eq!(kind(NicKind::Roce, "eth0"), "infiniband");
     assert_eq!(kind(NicKind::Ethernet, "eth0"), "ethernet");
     assert_eq!(kind(NicKind::Virtual, "veth0"), "ethernet");
-    assert_eq!(recognise(&machine(None, None), None, &[]).0, "ethernet");
+    assert_eq!(detect_profile(&machine(None, None), None, &[]).0, "ethernet");
 }
 
 #[test]
-fn a_kind_of_machine_is_known_by_its_hardware() {
+fn machine_type_is_detected_by_hardware() {
     let h100 = (GpuVendor::Nvidia, "NVIDIA H100 80GB HBM3", 8);
     let mut node = machine(Some(h100), Some((NicKind::InfiniBand, "ibp24s0")));
-    assert_eq!(recognise(&node, None, &[]).0, "infiniband", "the processor is not known");
+    assert_eq!(detect_profile(&node, None, &[]).0, "infiniband", "the CPU model is unknown");
     node.cpu_model = Some("Intel(R) Xeon(R) Platinum 8468".to_owned());
-    assert_eq!(recognise(&node, None, &[]).0, "infiniband");
+    assert_eq!(detect_profile(&node, None, &[]).0, "infiniband");
     node.cpu_model = Some("Intel(R) Xeon(R) Platinum 8480C".to_owned());
-    assert_eq!(recognise(&node, None, &[]).0, "dgx-h100");
+    assert_eq!(detect_profile(&node, None, &[]).0, "dgx-h100");
 }
 
 #[test]
-fn host_names_do_not_matter() {
+fn host_names_are_ignored() {
     let mut node = lumi_node();
-    let of = |node: &Machine| recognise(node, None, &[("SLURMD_NODENAME", "nid001000")]);
+    let of = |node: &Machine| detect_profile(node, None, &[("SLURMD_NODENAME", "nid001000")]);
     let before = of(&node);
     for host in ["nid005000", "frontier03329", "x3104c0s1b0n0", "uan01"] {
         node.host = host.to_owned();
@@ -288,10 +296,10 @@ fn host_names_do_not_matter() {
 }
 
 #[test]
-fn a_users_file_comes_first() {
+fn user_profile_precedes_built_in_ones() {
     let text = r#"
         name = "our-lumi"
-        title = "our share of LUMI"
+        title = "our LUMI project"
         extends = "lumi-g"
         [match]
         cluster = ["lumi"]
@@ -300,21 +308,21 @@ fn a_users_file_comes_first() {
     "#;
     let profiles = builtin().with_file("site.toml", text).unwrap();
     let node = lumi_node();
-    let facts = Facts {
+    let evidence = SiteEvidence {
         cluster: Some("lumi".to_owned()),
         domains: Vec::new(),
         env: BTreeMap::new(),
         machine: &node,
     };
-    let found = profiles.recognise(&facts);
-    assert_eq!(found.why, "the cluster name \"lumi\" names our share of LUMI");
-    assert_eq!(found.profile.place.reserve, Some(Reserve::None));
+    let found = profiles.detect(&evidence);
+    assert_eq!(found.why, "the cluster name \"lumi\" identifies our LUMI project");
+    assert_eq!(found.profile.place.reserve, Some(ReservedCores::None));
     let lumi = profiles.named("lumi-g").unwrap();
-    assert_eq!(lumi.place.reserve, Some(Reserve::FirstOfL3));
+    assert_eq!(lumi.place.reserve, Some(ReservedCores::FirstOfL3));
     assert_eq!(found.profile.rules, lumi.rules);
 }
 
-/// The text of a built-in profile.
+/// The source of a built-in profile.
 fn source(name: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("profiles/{name}.toml"));
     std::fs::read_to_string(path).unwrap()
@@ -339,14 +347,14 @@ proptest! {
     }
 
     #[test]
-    fn recognition_never_panics(cluster in "\\PC{0,12}", domain in "\\PC{0,24}", job in "\\PC{0,24}") {
+    fn detection_never_panics(cluster in "\\PC{0,12}", domain in "\\PC{0,24}", job in "\\PC{0,24}") {
         let node = lumi_node();
-        let facts = Facts {
+        let evidence = SiteEvidence {
             cluster: Some(cluster),
             domains: vec![domain],
             env: env(&[("PBS_JOBID", &job), ("PBS_O_HOST", &job)]),
             machine: &node,
         };
-        prop_assert!(!builtin().recognise(&facts).why.is_empty());
+        prop_assert!(!builtin().detect(&evidence).why.is_empty());
     }
 }

@@ -1,19 +1,19 @@
-//! Flux: counts from the environment, names from `flux hostlist local`.
+//! Flux: counts from the environment, host names from `flux hostlist local`.
 
 use regatta_model::allocation::UNKNOWN_HOST;
 use regatta_model::hostlist;
-use regatta_model::{AllocatedNode, Distribution, Scheduler};
+use regatta_model::{AllocatedNode, Allocation, Scheduler};
 
-use super::read::Reader;
-use super::{AllocationError, Given};
+use super::AllocationError;
+use super::env_reader::EnvReader;
 
-pub(crate) fn given(
-    reader: &Reader<'_>,
-    ask: &dyn Fn() -> Option<String>,
-) -> Result<Option<Given>, AllocationError> {
-    let Some(job_id) = reader.get("FLUX_JOB_ID") else { return Ok(None) };
-    let count = reader.number("FLUX_JOB_NNODES")?;
-    let hosts = match ask() {
+pub(crate) fn allocation(
+    env: &EnvReader<'_>,
+    hostlist: &dyn Fn() -> Option<String>,
+) -> Result<Option<Allocation>, AllocationError> {
+    let Some(job_id) = env.get("FLUX_JOB_ID") else { return Ok(None) };
+    let count = env.u32("FLUX_JOB_NNODES")?;
+    let hosts = match hostlist() {
         Some(text) => hostlist::expand(text.trim()).map_err(|source| {
             AllocationError::Hostlist { name: "flux hostlist local".to_owned(), source }
         })?,
@@ -22,23 +22,17 @@ pub(crate) fn given(
     if let Some(count) = count.filter(|&n| n as usize != hosts.len()) {
         return Err(AllocationError::Contradiction {
             names: format!("FLUX_JOB_NNODES={count} and the output of `flux hostlist local`"),
-            what: format!("it names {} hosts", hosts.len()),
+            detail: format!("the output has {} hosts", hosts.len()),
             hint: "pass --hostfile".to_owned(),
         });
     }
-    let size = reader.number("FLUX_JOB_SIZE")?;
-    // As even as it goes, the first nodes taking one more.
+    let size = env.u32("FLUX_JOB_SIZE")?;
+    // Flux distributes ranks evenly; the first nodes take the remainder.
     let nodes = hosts.len() as u32;
     let ranks = |i: u32| size.map(|s| s / nodes + u32::from(i < s % nodes));
-    Ok(Some(Given {
-        scheduler: Scheduler::Flux,
+    let node = |(host, i)| AllocatedNode { host, ranks: ranks(i) };
+    Ok(Some(Allocation {
         job_id: Some(job_id.to_owned()),
-        cluster: None,
-        nodes: hosts
-            .into_iter()
-            .zip(0..)
-            .map(|(host, i)| AllocatedNode { host, ranks: ranks(i) })
-            .collect(),
-        distribution: Distribution::Block,
+        ..Allocation::new(Scheduler::Flux, hosts.into_iter().zip(0..).map(node).collect())
     }))
 }

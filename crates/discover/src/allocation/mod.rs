@@ -1,21 +1,21 @@
-//! What the scheduler gave, from environment variables and files alone: containers have neither
-//! `scontrol` nor `pbsnodes`. An environment that contradicts itself is an error that names the
-//! variables, never a silent world of one.
+//! The job allocation, from environment variables and files only, because containers have neither
+//! `scontrol` nor `pbsnodes`. Contradicting variables are an error that names them; detection never
+//! falls back to a world size of 1.
 
+mod env_reader;
 mod flux;
 mod launcher;
 mod pbs;
-mod read;
 mod slurm;
 
 use regatta_model::allocation::Evidence;
 use regatta_model::hostlist::HostlistError;
-use regatta_model::{AllocatedNode, Allocation, Distribution, Scheduler};
+use regatta_model::{AllocatedNode, Allocation, Scheduler};
 
 use crate::env::Env;
 use crate::nodefile::{self, NodefileError};
 use crate::root::Root;
-use read::Reader;
+use env_reader::EnvReader;
 
 /// Why an allocation cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -28,15 +28,15 @@ pub enum AllocationError {
         /// Its value.
         value: String,
     },
-    /// A host list that cannot be read.
+    /// A malformed hostlist expression.
     #[error("{name}: {source}")]
     Hostlist {
         /// The variable.
         name: String,
-        /// What is wrong with it.
+        /// The parse error.
         source: HostlistError,
     },
-    /// A task count list that cannot be read.
+    /// A malformed list of task counts.
     #[error("{name}={value:?} is not a task list like 4(x2),3")]
     TaskList {
         /// The variable.
@@ -44,24 +44,24 @@ pub enum AllocationError {
         /// Its value.
         value: String,
     },
-    /// A variable that its companions need is missing.
+    /// A required variable is missing.
     #[error("{present} is set but {missing} is not: {hint}")]
     Missing {
-        /// What is there.
+        /// The variable that is set.
         present: String,
-        /// What is not.
+        /// The missing variable.
         missing: String,
-        /// What to do.
+        /// How to fix it.
         hint: String,
     },
-    /// Variables that contradict each other.
-    #[error("{names} contradict each other: {what}; {hint}")]
+    /// Contradicting variables.
+    #[error("{names} contradict each other: {detail}; {hint}")]
     Contradiction {
         /// The variables with their values.
         names: String,
-        /// In what.
-        what: String,
-        /// What to do.
+        /// The contradiction.
+        detail: String,
+        /// How to fix it.
         hint: String,
     },
     /// A node file that cannot be opened.
@@ -71,67 +71,66 @@ pub enum AllocationError {
         name: String,
         /// The file.
         path: String,
-        /// Why.
+        /// The I/O error.
         source: std::io::Error,
-        /// What to do.
+        /// How to fix it.
         hint: &'static str,
     },
-    /// A node file that cannot be read.
+    /// A malformed node file.
     #[error("{name}={path}: {source}")]
     NodefileContent {
         /// The variable or option.
         name: String,
         /// The file.
         path: String,
-        /// What is wrong with it.
+        /// The parse error.
         source: NodefileError,
     },
-    /// Something this program cannot do yet.
+    /// An empty node list.
+    #[error("{list} contains no host; {hint}")]
+    NoHosts {
+        /// The variable or option with its value.
+        list: String,
+        /// How to fix it.
+        hint: &'static str,
+    },
+    /// An allocation type that is not supported.
     #[error("{0}")]
     Unsupported(String),
 }
 
-/// What [`detect`] looks at.
-pub struct Sources<'a> {
+/// Inputs of [`detect`].
+pub struct DetectionInputs<'a> {
     /// The environment.
     pub env: &'a Env,
-    /// Where files are read.
+    /// File-system root.
     pub root: &'a Root,
-    /// This node's name.
+    /// Host name of this node.
     pub host: &'a str,
-    /// A host file the user names; it wins over the scheduler's list.
+    /// Host file given by the user; overrides the scheduler's list.
     pub hostfile: Option<&'a str>,
-    /// Asks Flux for its host list; `None` if there is no answer.
+    /// Runs `flux hostlist local`; `None` if it fails.
     pub flux_hosts: &'a dyn Fn() -> Option<String>,
 }
 
-/// The nodes a scheduler handed out.
-pub(crate) struct Given {
-    scheduler: Scheduler,
-    job_id: Option<String>,
-    cluster: Option<String>,
-    nodes: Vec<AllocatedNode>,
-    distribution: Distribution,
-}
-
-/// Reads the allocation this process is in.
-pub fn detect(sources: &Sources<'_>) -> Result<Allocation, AllocationError> {
-    let reader = Reader::new(sources.env);
-    let started = launcher::started(&reader)?;
-    let given = match sources.hostfile {
-        Some(path) => Some(from_hostfile(sources, path)?),
-        None => scheduled(sources, &reader, started.as_ref())?,
+/// Detects the allocation of this process.
+pub fn detect(inputs: &DetectionInputs<'_>) -> Result<Allocation, AllocationError> {
+    let env = EnvReader::new(inputs.env);
+    let rank = launcher::detect_rank(&env)?;
+    let allocation = match inputs.hostfile {
+        Some(path) => Some(from_hostfile(inputs, path)?),
+        None => from_scheduler(inputs, &env, rank.as_ref())?,
     };
-    let mut allocation = match (given, &started) {
-        (Some(given), _) => assemble(given),
-        (None, Some(started)) => launcher::without_nodes(started, sources.host)?,
-        (None, None) => Allocation::alone(sources.host),
+    let mut allocation = match (allocation, &rank) {
+        (Some(allocation), _) => allocation,
+        (None, Some(rank)) => launcher::infer_nodes(rank, inputs.host)?,
+        (None, None) => Allocation::single_node(inputs.host),
     };
-    if let Some(started) = started {
-        launcher::join(&mut allocation, started, sources.host)?;
+    if let Some(rank) = rank {
+        launcher::attach_rank(&mut allocation, rank, inputs.host)?;
     }
-    allocation.evidence = reader.evidence();
-    if let Some(path) = sources.hostfile {
+    allocation.evidence = env.into_evidence();
+    if let Some(path) = inputs.hostfile {
         allocation
             .evidence
             .push(Evidence { name: "--hostfile".to_owned(), value: path.to_owned() });
@@ -139,77 +138,58 @@ pub fn detect(sources: &Sources<'_>) -> Result<Allocation, AllocationError> {
     Ok(allocation)
 }
 
-fn scheduled(
-    sources: &Sources<'_>,
-    reader: &Reader<'_>,
-    started: Option<&launcher::Started>,
-) -> Result<Option<Given>, AllocationError> {
-    if let Some(given) = slurm::given(reader, started)? {
-        return Ok(Some(given));
+fn from_scheduler(
+    inputs: &DetectionInputs<'_>,
+    env: &EnvReader<'_>,
+    rank: Option<&launcher::LaunchedRank>,
+) -> Result<Option<Allocation>, AllocationError> {
+    if let Some(allocation) = slurm::allocation(env, rank)? {
+        return Ok(Some(allocation));
     }
-    if let Some(given) = pbs::given(reader, sources.root)? {
-        return Ok(Some(given));
+    if let Some(allocation) = pbs::allocation(env, inputs.root)? {
+        return Ok(Some(allocation));
     }
-    flux::given(reader, sources.flux_hosts)
+    flux::allocation(env, inputs.flux_hosts)
 }
 
-fn from_hostfile(sources: &Sources<'_>, path: &str) -> Result<Given, AllocationError> {
+fn from_hostfile(inputs: &DetectionInputs<'_>, path: &str) -> Result<Allocation, AllocationError> {
     let nodes = read_nodefile("--hostfile", path, std::path::Path::new(path))?;
     let job_id =
-        ["SLURM_JOB_ID", "PBS_JOBID", "FLUX_JOB_ID"].iter().find_map(|n| sources.env.get(n));
-    Ok(Given {
-        scheduler: Scheduler::Hostfile,
+        ["SLURM_JOB_ID", "PBS_JOBID", "FLUX_JOB_ID"].iter().find_map(|n| inputs.env.get(n));
+    Ok(Allocation {
         job_id: job_id.map(str::to_owned),
-        cluster: None,
-        nodes,
-        distribution: Distribution::Block,
+        ..Allocation::new(Scheduler::Hostfile, nodes)
     })
 }
 
-/// The hosts of a node file; `name` is the variable or option that named it.
+/// The hosts of a node file; `name` is the variable or option that refers to it.
 fn read_nodefile(
     name: &str,
     path: &str,
     real: &std::path::Path,
 ) -> Result<Vec<AllocatedNode>, AllocationError> {
-    let own = || (name.to_owned(), path.to_owned());
+    let owned = || (name.to_owned(), path.to_owned());
     let text = std::fs::read_to_string(real).map_err(|source| {
-        let (name, path) = own();
+        let (name, path) = owned();
         let hint = match name.starts_with("--") {
             true => "check the path",
             false => {
-                "the scheduler wrote it on the job's first node only: run there, or bind the file \
-                 into the container"
+                "the scheduler writes it on the first node of the job only: run there, or \
+                 bind-mount the file into the container"
             }
         };
         AllocationError::Nodefile { name, path, source, hint }
     })?;
-    let lines = nodefile::parse(&text).map_err(|source| {
-        let (name, path) = own();
+    let entries = nodefile::parse(&text).map_err(|source| {
+        let (name, path) = owned();
         AllocationError::NodefileContent { name, path, source }
     })?;
-    if lines.is_empty() {
-        return Err(AllocationError::Missing {
-            present: format!("{name}={path}"),
-            missing: "any host in it".to_owned(),
-            hint: "write one host a line".to_owned(),
-        });
+    if entries.is_empty() {
+        let (list, hint) = (format!("{name}={path}"), "write one host per line");
+        return Err(AllocationError::NoHosts { list, hint });
     }
-    let node = |n: nodefile::NodeLine| AllocatedNode { host: n.host, ranks: n.slots };
-    Ok(nodefile::hosts(&lines).into_iter().map(node).collect())
-}
-
-fn assemble(given: Given) -> Allocation {
-    Allocation {
-        scheduler: given.scheduler,
-        launcher: None,
-        job_id: given.job_id,
-        cluster: given.cluster,
-        nodes: given.nodes,
-        distribution: given.distribution,
-        me: None,
-        evidence: Vec::new(),
-    }
+    let node = |entry: nodefile::HostEntry| AllocatedNode { host: entry.host, ranks: entry.slots };
+    Ok(nodefile::merge_hosts(&entries).into_iter().map(node).collect())
 }
 
 #[cfg(test)]

@@ -1,28 +1,30 @@
 //! PBS: the node file.
 
-use regatta_model::{Distribution, Scheduler};
+use regatta_model::{Allocation, Scheduler};
 
-use super::read::Reader;
-use super::{AllocationError, Given, read_nodefile};
+use super::env_reader::EnvReader;
+use super::{AllocationError, read_nodefile};
 use crate::root::Root;
 
-pub(crate) fn given(reader: &Reader<'_>, root: &Root) -> Result<Option<Given>, AllocationError> {
-    let job_id = reader.get("PBS_JOBID");
-    let Some(path) = reader.get("PBS_NODEFILE") else {
+pub(crate) fn allocation(
+    env: &EnvReader<'_>,
+    root: &Root,
+) -> Result<Option<Allocation>, AllocationError> {
+    let job_id = env.get("PBS_JOBID");
+    let Some(path) = env.get("PBS_NODEFILE") else {
         let Some(job_id) = job_id else { return Ok(None) };
         return Err(AllocationError::Missing {
             present: format!("PBS_JOBID={job_id}"),
             missing: "PBS_NODEFILE".to_owned(),
-            hint: "only the job's first node has it: export it to the others with the node file, \
-                   or pass --hostfile"
+            hint: "PBS sets it on the first node of the job only; export the variable and the \
+                   file to the other nodes, or pass --hostfile"
                 .to_owned(),
         });
     };
-    Ok(Some(Given {
-        scheduler: Scheduler::Pbs,
+    let nodes = read_nodefile("PBS_NODEFILE", path, &root.path(path))?;
+    Ok(Some(Allocation {
         job_id: job_id.map(str::to_owned),
-        cluster: reader.get("PBS_SERVER").map(str::to_owned),
-        nodes: read_nodefile("PBS_NODEFILE", path, &root.path(path))?,
-        distribution: Distribution::Block,
+        cluster: env.get("PBS_SERVER").map(str::to_owned),
+        ..Allocation::new(Scheduler::Pbs, nodes)
     }))
 }

@@ -1,12 +1,12 @@
 use regatta_model::{Allocation, Distribution, Launcher, Scheduler};
 
-use super::{AllocationError, Sources, detect};
+use super::{AllocationError, DetectionInputs, detect};
 use crate::{Env, Root};
 
-fn on(host: &str, pairs: &[(&str, &str)]) -> Result<Allocation, AllocationError> {
+fn detect_on(host: &str, pairs: &[(&str, &str)]) -> Result<Allocation, AllocationError> {
     let env: Env = pairs.iter().copied().collect();
     let root = Root::at(env!("CARGO_MANIFEST_DIR")).path("tests/fixtures/nodefiles");
-    detect(&Sources {
+    detect(&DetectionInputs {
         env: &env,
         root: &Root::at(root),
         host,
@@ -15,8 +15,8 @@ fn on(host: &str, pairs: &[(&str, &str)]) -> Result<Allocation, AllocationError>
     })
 }
 
-fn message(pairs: &[(&str, &str)]) -> String {
-    on("n1", pairs).unwrap_err().to_string()
+fn error(pairs: &[(&str, &str)]) -> String {
+    detect_on("n1", pairs).unwrap_err().to_string()
 }
 
 const STEP: [(&str, &str); 10] = [
@@ -39,26 +39,25 @@ fn step_with(name: &'static str, value: &'static str) -> Vec<(&'static str, &'st
 }
 
 #[test]
-fn nothing_set_is_this_machine() {
-    let alone = on("laptop", &[]).unwrap();
-    assert_eq!(alone, Allocation::alone("laptop"));
+fn empty_environment_is_the_local_node() {
+    assert_eq!(detect_on("laptop", &[]).unwrap(), Allocation::single_node("laptop"));
 }
 
 #[test]
-fn a_slurm_step() {
-    let a = on("n2", &STEP).unwrap();
+fn slurm_step_is_detected() {
+    let a = detect_on("n2", &STEP).unwrap();
     assert_eq!((a.scheduler, a.launcher), (Scheduler::Slurm, Some(Launcher::Srun)));
     let ranks: Vec<_> = a.nodes.iter().map(|n| (n.host.as_str(), n.ranks.unwrap())).collect();
     assert_eq!(ranks, [("n1", 2), ("n2", 2), ("n3", 2), ("n4", 1)]);
-    let me = a.me.unwrap();
+    let me = a.this_rank.unwrap();
     assert_eq!((me.rank, me.size, me.local_rank, me.local_size, me.node), (3, 7, 1, 2, Some(1)));
     assert_eq!(a.cluster.as_deref(), Some("lumi"));
     assert!(a.evidence.iter().any(|e| e.name == "SLURM_STEP_NODELIST"));
 }
 
 #[test]
-fn a_batch_script_is_no_rank() {
-    let a = on(
+fn batch_script_is_not_a_rank() {
+    let a = detect_on(
         "n1",
         &[
             ("SLURM_JOB_ID", "77"),
@@ -72,13 +71,13 @@ fn a_batch_script_is_no_rank() {
         ],
     )
     .unwrap();
-    assert_eq!(a.me, None);
+    assert_eq!(a.this_rank, None);
     assert_eq!(a.nodes[1].ranks, Some(8));
     assert_eq!(a.distribution, Distribution::Cyclic);
 }
 
-/// What a shell of `salloc` has where Slurm opens it on the job's first node.
-const SHELL: [(&str, &str); 16] = [
+/// The environment of an `salloc` shell that Slurm opens on the first node.
+const SALLOC_SHELL: [(&str, &str); 16] = [
     ("SLURM_JOB_ID", "77"),
     ("SLURM_JOB_NODELIST", "n[1-4]"),
     ("SLURM_JOB_NUM_NODES", "4"),
@@ -98,24 +97,24 @@ const SHELL: [(&str, &str); 16] = [
 ];
 
 #[test]
-fn a_shell_of_salloc_is_no_rank() {
-    let a = on("n1", &SHELL).unwrap();
-    assert_eq!((a.me, a.launcher), (None, None));
+fn salloc_shell_is_not_a_rank() {
+    let a = detect_on("n1", &SALLOC_SHELL).unwrap();
+    assert_eq!((a.this_rank, a.launcher), (None, None));
     assert_eq!((a.nodes.len(), a.nodes[3].ranks), (4, Some(8)));
-    // A launcher that is started there speaks for itself.
+    // A launcher started in it sets its own variables.
     let mpirun = [
         ("OMPI_COMM_WORLD_RANK", "9"),
         ("OMPI_COMM_WORLD_SIZE", "16"),
         ("OMPI_COMM_WORLD_LOCAL_RANK", "1"),
         ("OMPI_COMM_WORLD_LOCAL_SIZE", "4"),
     ];
-    let a = on("n3", &[SHELL.as_slice(), &mpirun].concat()).unwrap();
-    assert_eq!((a.launcher, a.me.unwrap().node), (Some(Launcher::OpenMpi), Some(2)));
+    let a = detect_on("n3", &[SALLOC_SHELL.as_slice(), &mpirun].concat()).unwrap();
+    assert_eq!((a.launcher, a.this_rank.unwrap().node), (Some(Launcher::OpenMpi), Some(2)));
 }
 
 #[test]
-fn slurm_on_hpe_machines_is_still_slurm() {
-    // Older versions leave the sizes out, newer ones write them.
+fn slurm_with_pals_variables_is_slurm() {
+    // Older versions do not set the sizes.
     let old = [("PALS_APID", "77.0"), ("PALS_RANKID", "3"), ("PALS_NODEID", "1")];
     let new = [
         ("PALS_LOCAL_RANKID", "1"),
@@ -125,28 +124,28 @@ fn slurm_on_hpe_machines_is_still_slurm() {
         ("PMI_LOCAL_SIZE", "2"),
     ];
     for pals in [old.to_vec(), [old.as_slice(), &new].concat()] {
-        let a = on("n2", &[STEP.as_slice(), &pals].concat()).unwrap();
+        let a = detect_on("n2", &[STEP.as_slice(), &pals].concat()).unwrap();
         assert_eq!(a.launcher, Some(Launcher::Srun), "{pals:?}");
         assert_eq!(a.nodes[3].ranks, Some(1), "the step's own counts");
     }
-    let shell = [SHELL.as_slice(), &[("PALS_APID", "77.4294967290"), ("PALS_RANKID", "0")]];
-    assert_eq!(on("n1", &shell.concat()).unwrap().me, None);
+    let shell = [SALLOC_SHELL.as_slice(), &[("PALS_APID", "77.4294967290"), ("PALS_RANKID", "0")]];
+    assert_eq!(detect_on("n1", &shell.concat()).unwrap().this_rank, None);
 }
 
 #[test]
-fn a_step_of_another_job_is_found_out() {
+fn step_of_another_job_is_rejected() {
     let mut stale = STEP.to_vec();
     stale.push(("SLURM_JOB_NODELIST", "n[1-3],m7"));
-    let m = message(&stale);
+    let m = error(&stale);
     assert!(m.contains("SLURM_STEP_NODELIST=n[1-4] and SLURM_JOB_NODELIST=n[1-3],m7"), "{m}");
-    assert!(m.contains("n4 of the step"), "{m}");
+    assert!(m.contains("n4 is in the step but not in the job"), "{m}");
     stale.push(("SLURM_JOB_NODELIST", "n[0-9]"));
-    assert!(on("n2", &stale).is_ok(), "a step on some of the job's nodes");
+    assert!(detect_on("n2", &stale).is_ok(), "a step on some of the job's nodes");
 }
 
 #[test]
-fn cpus_are_not_mistaken_for_tasks() {
-    let a = on(
+fn tasks_per_node_without_a_total_are_ignored() {
+    let a = detect_on(
         "n1",
         &[
             ("SLURM_JOB_ID", "77"),
@@ -159,8 +158,8 @@ fn cpus_are_not_mistaken_for_tasks() {
 }
 
 #[test]
-fn tasks_a_node_are_enough() {
-    let a = on(
+fn ntasks_per_node_is_used_without_ntasks() {
+    let a = detect_on(
         "n1",
         &[
             ("SLURM_JOB_ID", "77"),
@@ -175,7 +174,7 @@ fn tasks_a_node_are_enough() {
 
 #[test]
 fn contradictions_name_both_variables() {
-    let four_and_two = message(&[
+    let four_and_two = error(&[
         ("SLURM_JOB_ID", "1"),
         ("SLURM_JOB_NODELIST", "n[1-4]"),
         ("SLURM_NNODES", "2"),
@@ -186,43 +185,43 @@ fn contradictions_name_both_variables() {
         four_and_two.contains("SLURM_JOB_NODELIST=n[1-4] and SLURM_NNODES=2"),
         "{four_and_two}"
     );
-    let two_counts = message(&[
+    let two_counts = error(&[
         ("SLURM_JOB_ID", "1"),
         ("SLURM_JOB_NODELIST", "n[1-2]"),
         ("SLURM_JOB_NUM_NODES", "2"),
         ("SLURM_NNODES", "4"),
     ]);
     assert!(two_counts.contains("SLURM_NNODES=4"), "{two_counts}");
-    let m = message(&step_with("SLURM_STEP_TASKS_PER_NODE", "8(x2)"));
+    let m = error(&step_with("SLURM_STEP_TASKS_PER_NODE", "8(x2)"));
     assert!(m.contains("SLURM_STEP_NODELIST=n[1-4] and SLURM_STEP_TASKS_PER_NODE=8(x2)"), "{m}");
-    let m = message(&step_with("SLURM_STEP_NUM_TASKS", "8"));
+    let m = error(&step_with("SLURM_STEP_NUM_TASKS", "8"));
     assert!(m.contains("SLURM_STEP_NUM_TASKS=8") && m.contains("add up to 7"), "{m}");
-    let m = message(&step_with("SLURM_PROCID", "9"));
+    let m = error(&step_with("SLURM_PROCID", "9"));
     assert!(m.contains("SLURM_PROCID=9 and SLURM_STEP_NUM_TASKS=7"), "{m}");
-    let m = message(&step_with("SLURM_LOCALID", "2"));
+    let m = error(&step_with("SLURM_LOCALID", "2"));
     assert!(m.contains("local rank 2 with 2 ranks"), "{m}");
-    let m = message(&step_with("SLURM_NODEID", "4"));
+    let m = error(&step_with("SLURM_NODEID", "4"));
     assert!(m.contains("4 nodes"), "{m}");
-    let m = message(&step_with("SLURM_STEP_NUM_TASKS", "many"));
+    let m = error(&step_with("SLURM_STEP_NUM_TASKS", "many"));
     assert!(m.contains("SLURM_STEP_NUM_TASKS=\"many\" is not a number"), "{m}");
-    let m = message(&step_with("SLURM_STEP_NODELIST", "n[1-"));
-    assert!(m.contains("SLURM_STEP_NODELIST: the bracket opened at byte 1"), "{m}");
+    let m = error(&step_with("SLURM_STEP_NODELIST", "n[1-"));
+    assert!(m.contains("SLURM_STEP_NODELIST: the bracket at byte 1"), "{m}");
 }
 
 #[test]
-fn missing_companions_are_named() {
-    assert!(message(&[("SLURM_JOB_ID", "1")]).contains("SLURM_JOB_NODELIST is not"));
-    assert!(message(&[("PBS_JOBID", "1.pbs")]).contains("PBS_NODEFILE is not"));
-    let m = message(&[("PBS_JOBID", "1.pbs"), ("PBS_NODEFILE", "/no/such/file")]);
+fn missing_variables_are_named() {
+    assert!(error(&[("SLURM_JOB_ID", "1")]).contains("SLURM_JOB_NODELIST is not"));
+    assert!(error(&[("PBS_JOBID", "1.pbs")]).contains("PBS_NODEFILE is not"));
+    let m = error(&[("PBS_JOBID", "1.pbs"), ("PBS_NODEFILE", "/no/such/file")]);
     assert!(m.contains("PBS_NODEFILE=/no/such/file: No such file"), "{m}");
-    let m = message(&[("OMPI_COMM_WORLD_RANK", "0")]);
+    let m = error(&[("OMPI_COMM_WORLD_RANK", "0")]);
     assert!(m.contains("OMPI_COMM_WORLD_SIZE is not"), "{m}");
-    assert!(message(&[("PMIX_RANK", "0")]).contains("PMIX_SIZE is not"));
+    assert!(error(&[("PMIX_RANK", "0")]).contains("PMIX_SIZE is not"));
 }
 
 #[test]
-fn pals_under_pbs() {
-    let a = on(
+fn pals_in_a_pbs_job_is_detected() {
+    let a = detect_on(
         "x2.hsn.cm",
         &[
             ("PBS_JOBID", "3061463.polaris-pbs-01.hsn.cm.polaris.alcf.anl.gov"),
@@ -236,13 +235,13 @@ fn pals_under_pbs() {
     )
     .unwrap();
     assert_eq!((a.scheduler, a.launcher), (Scheduler::Pbs, Some(Launcher::Pals)));
-    let me = a.me.unwrap();
+    let me = a.this_rank.unwrap();
     assert_eq!((me.rank, me.size, me.local_rank, me.local_size, me.node), (5, 8, 1, 4, Some(1)));
     assert!(a.nodes.iter().all(|n| n.ranks == Some(4)));
 }
 
 #[test]
-fn open_mpi_inside_slurm_counts_as_open_mpi() {
+fn open_mpi_in_a_slurm_job_is_open_mpi() {
     let mut pairs = STEP.to_vec();
     pairs.extend([
         ("SLURM_JOB_NODELIST", "n[1-4]"),
@@ -251,26 +250,26 @@ fn open_mpi_inside_slurm_counts_as_open_mpi() {
         ("OMPI_COMM_WORLD_LOCAL_RANK", "3"),
         ("OMPI_COMM_WORLD_LOCAL_SIZE", "4"),
     ]);
-    let a = on("n4", &pairs).unwrap();
+    let a = detect_on("n4", &pairs).unwrap();
     assert_eq!(a.launcher, Some(Launcher::OpenMpi));
-    let me = a.me.unwrap();
+    let me = a.this_rank.unwrap();
     assert_eq!((me.rank, me.size, me.node), (15, 16, Some(3)));
     assert!(a.nodes.iter().all(|n| n.ranks == Some(4)));
 }
 
 #[test]
-fn hydra_tells_no_nodes_and_is_not_a_world_of_one() {
+fn hydra_without_scheduler_keeps_the_world_size() {
     let pairs =
         [("PMI_RANK", "2"), ("PMI_SIZE", "4"), ("MPI_LOCALRANKID", "0"), ("MPI_LOCALNRANKS", "2")];
-    let a = on("n9", &pairs).unwrap();
-    assert_eq!(a.me.unwrap().size, 4);
+    let a = detect_on("n9", &pairs).unwrap();
+    assert_eq!(a.this_rank.unwrap().size, 4);
     let hosts: Vec<_> = a.nodes.iter().map(|n| n.host.as_str()).collect();
     assert_eq!(hosts, ["?", "n9"]);
     assert!(!a.all_hosts_known());
 }
 
 #[test]
-fn uneven_launchers_in_an_allocation() {
+fn uneven_launcher_counts_replace_the_schedulers() {
     let pairs = [
         ("PBS_NODEFILE", "/three"),
         ("OMPI_COMM_WORLD_RANK", "3"),
@@ -278,14 +277,14 @@ fn uneven_launchers_in_an_allocation() {
         ("OMPI_COMM_WORLD_LOCAL_RANK", "0"),
         ("OMPI_COMM_WORLD_LOCAL_SIZE", "1"),
     ];
-    let a = on("c", &pairs).unwrap();
+    let a = detect_on("c", &pairs).unwrap();
     let ranks: Vec<_> = a.nodes.iter().map(|n| n.ranks.unwrap()).collect();
     assert_eq!(ranks, [2, 1, 1]);
-    assert_eq!(a.me.unwrap().node, Some(2));
+    assert_eq!(a.this_rank.unwrap().node, Some(2));
 }
 
 #[test]
-fn deepspeed_starts_ranks_too() {
+fn deepspeed_launcher_is_detected() {
     let pairs = [
         ("RANK", "1"),
         ("WORLD_SIZE", "4"),
@@ -294,17 +293,21 @@ fn deepspeed_starts_ranks_too() {
         ("CROSS_RANK", "0"),
         ("CROSS_SIZE", "2"),
     ];
-    let a = on("n1", &pairs).unwrap();
-    let me = a.me.unwrap();
+    let a = detect_on("n1", &pairs).unwrap();
+    let me = a.this_rank.unwrap();
     assert_eq!((a.launcher, me.rank, me.size, me.node), (Some(Launcher::Torch), 1, 4, Some(0)));
     let mut inside = STEP.to_vec();
     inside.extend(pairs);
-    assert_eq!(on("n2", &inside).unwrap().launcher, Some(Launcher::Srun), "left over in a shell");
+    assert_eq!(
+        detect_on("n2", &inside).unwrap().launcher,
+        Some(Launcher::Srun),
+        "left over in a shell"
+    );
 }
 
 #[test]
-fn flux() {
-    let a = on(
+fn flux_job_is_detected() {
+    let a = detect_on(
         "flux2",
         &[
             ("FLUX_JOB_ID", "ƒabc"),
@@ -315,7 +318,7 @@ fn flux() {
         ],
     )
     .unwrap();
-    let me = a.me.unwrap();
+    let me = a.this_rank.unwrap();
     assert_eq!((me.rank, me.local_rank, me.local_size, me.node), (6, 2, 4, Some(1)));
     let uneven = [
         ("FLUX_JOB_ID", "1"),
@@ -324,15 +327,15 @@ fn flux() {
         ("FLUX_TASK_RANK", "2"),
         ("FLUX_TASK_LOCAL_ID", "0"),
     ];
-    let a = on("flux2", &uneven).unwrap();
+    let a = detect_on("flux2", &uneven).unwrap();
     assert_eq!((a.nodes[0].ranks, a.nodes[1].ranks), (Some(2), Some(1)));
-    let m = message(&[("FLUX_JOB_ID", "1"), ("FLUX_JOB_NNODES", "3")]);
+    let m = error(&[("FLUX_JOB_ID", "1"), ("FLUX_JOB_NNODES", "3")]);
     assert!(m.contains("FLUX_JOB_NNODES=3") && m.contains("2 hosts"), "{m}");
 }
 
 #[test]
-fn a_rank_elsewhere_in_a_one_node_allocation_is_refused() {
-    let m = message(&[
+fn more_ranks_than_on_the_only_node_are_rejected() {
+    let m = error(&[
         ("PBS_NODEFILE", "/one"),
         ("PMI_RANK", "0"),
         ("PMI_SIZE", "8"),
@@ -342,9 +345,9 @@ fn a_rank_elsewhere_in_a_one_node_allocation_is_refused() {
     assert!(m.contains("PMI_RANK=0 and PMI_SIZE=8") && m.contains("one node"), "{m}");
 }
 
-/// `sbatch -N2 -n3 --ntasks-per-node=2`: the list says what would fit.
+/// `sbatch -N2 -n3 --ntasks-per-node=2`: the list holds the maximum per node.
 #[test]
-fn a_batch_job_may_have_fewer_tasks_than_fit() {
+fn batch_job_may_have_fewer_tasks_than_the_maximum() {
     let job = |total| {
         let pairs = [
             ("SLURM_JOB_ID", "77"),
@@ -352,7 +355,8 @@ fn a_batch_job_may_have_fewer_tasks_than_fit() {
             ("SLURM_NTASKS", total),
             ("SLURM_TASKS_PER_NODE", "2(x2)"),
         ];
-        on("n1", &pairs).map(|a| a.nodes.iter().map(|n| n.ranks.unwrap()).collect::<Vec<_>>())
+        detect_on("n1", &pairs)
+            .map(|a| a.nodes.iter().map(|n| n.ranks.unwrap()).collect::<Vec<_>>())
     };
     assert_eq!(job("3").unwrap(), [2, 1]);
     assert_eq!(job("2").unwrap(), [1, 1]);
@@ -364,21 +368,21 @@ fn hydra(rank: &'static str, local: &'static str) -> [(&'static str, &'static st
 }
 
 #[test]
-fn the_order_of_dealing_is_told_by_the_local_rank() {
+fn distribution_is_inferred_from_the_local_rank() {
     let hosts = |a: &Allocation| a.nodes.iter().map(|n| n.host.clone()).collect::<Vec<_>>();
-    let block = on("c", &hydra("3", "1")).unwrap();
+    let block = detect_on("c", &hydra("3", "1")).unwrap();
     assert_eq!((block.distribution, hosts(&block)), (Distribution::Block, own(["?", "c", "?"])));
-    // Round three nodes, rank 1 is the second node's first.
-    let round = on("c", &hydra("1", "0")).unwrap();
-    assert_eq!((round.distribution, hosts(&round)), (Distribution::Cyclic, own(["?", "c", "?"])));
-    assert_eq!(round.me.unwrap().node, Some(1));
-    let m = on("c", &hydra("5", "0")).unwrap_err().to_string();
+    // Cyclic over three nodes, rank 1 is local rank 0 of the second node.
+    let cyclic = detect_on("c", &hydra("1", "0")).unwrap();
+    assert_eq!((cyclic.distribution, hosts(&cyclic)), (Distribution::Cyclic, own(["?", "c", "?"])));
+    assert_eq!(cyclic.this_rank.unwrap().node, Some(1));
+    let m = detect_on("c", &hydra("5", "0")).unwrap_err().to_string();
     assert!(m.contains("PMI_RANK=5 and PMI_SIZE=6") && m.contains("local rank 0"), "{m}");
-    // Slurm's plane distribution: two ranks to each node, then again.
+    // Slurm's plane distribution: cyclic in blocks of two.
     let mut plane = STEP.to_vec();
     plane.retain(|(n, _)| !n.starts_with("SLURM_STEP_TASKS") && !n.ends_with("NUM_TASKS"));
     plane.extend([("SLURM_STEP_NUM_TASKS", "16"), ("SLURM_STEP_TASKS_PER_NODE", "4(x4)")]);
-    let m = message(&plane);
+    let m = error(&plane);
     assert!(m.contains("--distribution=block"), "{m}");
 }
 
@@ -386,7 +390,7 @@ fn own<const N: usize>(names: [&str; N]) -> Vec<String> {
     names.map(str::to_owned).to_vec()
 }
 
-/// What a launcher told one rank of a job on two nodes with two ranks each.
+/// The allocation from the recorded environment of a rank; two nodes with two ranks each.
 fn recorded(launcher: &str, rank: u32) -> Allocation {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../testbed/fixtures/env");
     let text = std::fs::read_to_string(format!("{folder}/{launcher}-rank{rank}.env")).unwrap();
@@ -401,12 +405,18 @@ fn recorded(launcher: &str, rank: u32) -> Allocation {
     let env: Env = env.into_iter().collect();
     let host = format!("node{}", rank / 2 + 1);
     let root = Root::at(folder);
-    detect(&Sources { env: &env, root: &root, host: &host, hostfile: None, flux_hosts: &|| None })
-        .unwrap()
+    detect(&DetectionInputs {
+        env: &env,
+        root: &root,
+        host: &host,
+        hostfile: None,
+        flux_hosts: &|| None,
+    })
+    .unwrap()
 }
 
 #[test]
-fn what_real_launchers_tell() {
+fn recorded_launcher_environments_are_detected() {
     let launchers = [
         ("slurm-srun", Launcher::Srun, true),
         ("slurm-pmi2", Launcher::Srun, true),
@@ -422,7 +432,7 @@ fn what_real_launchers_tell() {
     for (name, launcher, hosts_known) in launchers {
         for rank in 0..4 {
             let a = recorded(name, rank);
-            let me = a.me.unwrap();
+            let me = a.this_rank.unwrap();
             assert_eq!(a.launcher, Some(launcher), "{name} {rank}");
             let seen = (me.rank, me.size, me.local_rank, me.local_size, me.node);
             assert_eq!(seen, (rank, 4, rank % 2, 2, Some(rank / 2)), "{name}");
@@ -432,5 +442,5 @@ fn what_real_launchers_tell() {
         }
     }
     let batch = recorded("slurm-batch", 0);
-    assert_eq!((batch.me, batch.nodes[0].ranks), (None, Some(2)));
+    assert_eq!((batch.this_rank, batch.nodes[0].ranks), (None, Some(2)));
 }

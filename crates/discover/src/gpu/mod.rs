@@ -1,4 +1,4 @@
-//! GPUs of all vendors, in the order in which each vendor's runtime numbers them.
+//! GPUs of all vendors, in the index order of each vendor's runtime.
 
 mod amd;
 mod intel;
@@ -12,35 +12,35 @@ use std::io::ErrorKind;
 
 use regatta_model::{CpuSet, Gpu, GpuLink, GpuVendor, Nic, NumaNode, Package, PciDevice};
 
-use crate::{Root, distance, pci};
+use crate::{Root, locality, pci};
 
-/// What was found out about the node's GPUs.
+/// The GPUs of the node.
 #[derive(Debug, Default)]
 pub(crate) struct GpuScan {
-    /// The GPUs, numbered from 0.
+    /// The GPUs, by index.
     pub(crate) gpus: Vec<Gpu>,
     /// The links between them.
     pub(crate) links: Vec<GpuLink>,
-    /// The NVIDIA kernel driver's version.
+    /// Version of the NVIDIA kernel driver.
     pub(crate) nvidia_driver: Option<String>,
-    /// The newest CUDA that driver supports.
+    /// Newest CUDA version that the driver supports.
     pub(crate) cuda_driver: Option<String>,
-    /// The amdgpu kernel driver's version.
+    /// Version of the amdgpu kernel driver.
     pub(crate) amdgpu_driver: Option<String>,
-    /// What could not be read or used, and why.
+    /// What could not be read or used, with the reason.
     pub(crate) notes: Vec<String>,
 }
 
-/// One vendor's GPUs, numbered from 0, and what to say about them.
+/// The GPUs of one vendor, with indices from 0.
 #[derive(Debug, Default)]
-struct Found {
+struct VendorScan {
     gpus: Vec<Gpu>,
     links: Vec<GpuLink>,
     notes: Vec<String>,
 }
 
-/// Finds the GPUs and how far each NIC is from each.
-pub(crate) fn gpus(
+/// Discovers the GPUs and their distances to the NICs.
+pub(crate) fn scan(
     root: &Root,
     devices: &[PciDevice],
     nics: &[Nic],
@@ -51,27 +51,27 @@ pub(crate) fn gpus(
     let nvidia = nvidia::scan(root, devices);
     scan.nvidia_driver = nvidia.driver;
     scan.cuda_driver = nvidia.cuda;
-    scan.add(nvidia.found);
+    scan.append(nvidia.gpus);
     let amd = amd::scan(root, devices);
-    scan.amdgpu_driver = root.text("/sys/module/amdgpu/version");
-    scan.add(amd);
-    scan.add(intel::scan(root, devices));
-    scan.notes.extend(unusable(root, devices, &scan.gpus));
-    scan.hide_denied();
+    scan.amdgpu_driver = root.read_text("/sys/module/amdgpu/version");
+    scan.append(amd);
+    scan.append(intel::scan(root, devices));
+    scan.notes.extend(unbound_gpu_notes(root, devices, &scan.gpus));
+    scan.drop_inaccessible();
     for gpu in &mut scan.gpus {
-        // Firmware can name a node that the kernel does not show, for example inside a guest.
+        // Firmware can report a NUMA node that the kernel does not have, for example in a guest.
         gpu.numa = gpu.numa.filter(|n| nodes.iter().any(|node| node.id == *n));
-        gpu.nic_distance = distance::to_nics(gpu, devices, nics, nodes, packages);
+        gpu.nic_distance = locality::nic_distances(gpu, devices, nics, nodes, packages);
     }
     scan
 }
 
 impl GpuScan {
-    /// Takes out what this process may not open, as under a device cgroup: the runtime does not
-    /// show it either, and numbers the rest from 0.
-    fn hide_denied(&mut self) {
+    /// Removes GPUs that this process cannot open, as under a device cgroup: the runtime does not
+    /// list them either and assigns the indices from 0.
+    fn drop_inaccessible(&mut self) {
         let denied = |g: &&Gpu| g.accessible == Some(false);
-        let names: Vec<String> = self.gpus.iter().filter(denied).map(denied_name).collect();
+        let names: Vec<String> = self.gpus.iter().filter(denied).map(describe).collect();
         if names.is_empty() {
             return;
         }
@@ -79,48 +79,48 @@ impl GpuScan {
         let renumbered: BTreeMap<u32, u32> = open.zip(0..).collect();
         self.gpus.retain(|g| renumbered.contains_key(&g.index));
         self.gpus.iter_mut().for_each(|g| g.index = renumbered[&g.index]);
-        let moved = |l: &GpuLink| {
+        let renumber_link = |l: &GpuLink| {
             let (a, b) = (*renumbered.get(&l.a)?, *renumbered.get(&l.b)?);
             Some(GpuLink { a, b, ..l.clone() })
         };
-        self.links = self.links.iter().filter_map(moved).collect();
+        self.links = self.links.iter().filter_map(renumber_link).collect();
         self.notes.push(format!(
-            "this process may not open {}, as under a device cgroup; they are left out",
+            "this process cannot open {} (device cgroup?); they are ignored",
             names.join(", ")
         ));
     }
 
-    /// Appends a vendor's GPUs. A node has one vendor's as a rule; with two, the second vendor's
-    /// numbers move up, since a number must name one GPU of the node.
-    fn add(&mut self, found: Found) {
+    /// Appends the GPUs of a vendor. A node normally has one vendor; with two, the indices of the
+    /// second are offset, because an index must be unique on the node.
+    fn append(&mut self, vendor: VendorScan) {
         let first = self.gpus.len() as u32;
         let first_card = self.gpus.iter().map(|g| g.card + 1).max().unwrap_or(0);
-        if let (Some(before), Some(gpu)) = (self.gpus.last(), found.gpus.first()) {
+        if let (Some(before), Some(gpu)) = (self.gpus.last(), vendor.gpus.first()) {
             self.notes.push(format!(
-                "there are GPUs of two vendors: {} ({:?}) is GPU 0 for its own runtime and GPU \
+                "the node has GPUs of two vendors: {} ({:?}) is GPU 0 in its own runtime and GPU \
                  {first} here, after those of {:?}",
                 gpu.name, gpu.vendor, before.vendor
             ));
         }
-        self.gpus.extend(found.gpus.into_iter().map(|g| Gpu {
+        self.gpus.extend(vendor.gpus.into_iter().map(|g| Gpu {
             index: g.index + first,
             card: g.card + first_card,
             ..g
         }));
-        let move_up = |l: GpuLink| GpuLink { a: l.a + first, b: l.b + first, ..l };
-        self.links.extend(found.links.into_iter().map(move_up));
-        self.notes.extend(found.notes);
+        let offset_link = |l: GpuLink| GpuLink { a: l.a + first, b: l.b + first, ..l };
+        self.links.extend(vendor.links.into_iter().map(offset_link));
+        self.notes.extend(vendor.notes);
     }
 }
 
-fn denied_name(gpu: &Gpu) -> String {
-    let place = gpu.device_file.as_ref().or(gpu.pci.as_ref());
-    format!("GPU {} ({})", gpu.index, place.map_or("unknown place", String::as_str))
+fn describe(gpu: &Gpu) -> String {
+    let device = gpu.device_file.as_ref().or(gpu.pci.as_ref());
+    format!("GPU {} ({})", gpu.index, device.map_or("unknown device", String::as_str))
 }
 
-/// A note for each GPU on the PCI bus that no driver of its vendor serves: it cannot be used, so
-/// it is not listed, but somebody will look for it.
-fn unusable(root: &Root, devices: &[PciDevice], gpus: &[Gpu]) -> Vec<String> {
+/// A note for each GPU on the PCI bus that is not bound to its vendor's driver: it is unusable and
+/// not listed, but users will look for it.
+fn unbound_gpu_notes(root: &Root, devices: &[PciDevice], gpus: &[Gpu]) -> Vec<String> {
     let listed = |d: &&PciDevice| gpus.iter().any(|g| g.pci.as_deref() == Some(&d.address));
     let mut notes = Vec::new();
     for device in devices.iter().filter(|d| !listed(d)) {
@@ -130,11 +130,11 @@ fn unusable(root: &Root, devices: &[PciDevice], gpus: &[Gpu]) -> Vec<String> {
             continue;
         }
         let state = match driver {
-            Some(other) => format!("bound to the driver {other}"),
-            None => "bound to no driver".to_owned(),
+            Some(other) => format!("bound to driver {other}"),
+            None => "not bound to a driver".to_owned(),
         };
         notes.push(format!(
-            "the {vendor} GPU at {} is {state}, so it cannot be used; it needs {}",
+            "the {vendor} GPU at {} is {state} and cannot be used; it needs {}",
             device.address,
             drivers.join(" or ")
         ));
@@ -142,7 +142,7 @@ fn unusable(root: &Root, devices: &[PciDevice], gpus: &[Gpu]) -> Vec<String> {
     notes
 }
 
-/// The vendor of a GPU and the drivers that make it usable.
+/// The vendor of a GPU and its drivers.
 fn vendor_of(device: &PciDevice) -> Option<(&'static str, &'static [&'static str])> {
     match device.vendor {
         nvidia::VENDOR if nvidia::is_gpu(device) => Some(("NVIDIA", &["nvidia"])),
@@ -152,8 +152,8 @@ fn vendor_of(device: &PciDevice) -> Option<(&'static str, &'static [&'static str
     }
 }
 
-/// A GPU with what its PCI device says.
-fn gpu_at(
+/// A GPU with the attributes of its PCI device.
+fn gpu_from_pci(
     root: &Root,
     devices: &[PciDevice],
     vendor: GpuVendor,
@@ -171,13 +171,13 @@ fn gpu_at(
 
 /// The render node of a PCI device: `/dev/dri/renderD128`.
 fn render_node(root: &Root, address: &str) -> Option<String> {
-    let names = root.names(&format!("{}/drm", pci::folder(address)));
+    let names = root.list_dir(&format!("{}/drm", pci::sysfs_dir(address)));
     names.iter().find(|n| n.starts_with("renderD")).map(|n| format!("/dev/dri/{n}"))
 }
 
-/// Whether this process may use a device file; `None` on a recorded machine and where there is no
-/// such file. Opening is the only sure test: a device cgroup refuses what the mode bits allow.
-fn may_open(root: &Root, file: &str) -> Option<bool> {
+/// Whether this process can open a device file; `None` on a recorded machine and for missing files.
+/// Opening is the only reliable test: a device cgroup overrides the mode bits.
+fn is_accessible(root: &Root, file: &str) -> Option<bool> {
     if !root.is_live() {
         return None;
     }

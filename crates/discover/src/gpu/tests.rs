@@ -1,16 +1,20 @@
-//! Whole nodes made up as sysfs trees. Addresses and numbers of devices are those of the real
-//! machines where they are public; bridges between are made up.
+//! Complete nodes as fake sysfs trees. PCI addresses and IDs are those of the real machines where
+//! public; bridges are invented.
 
 use regatta_model::{Distance, LinkKind, NicKind};
 
 use super::*;
+use crate::fake_sysfs::{FakePciDevice, FakeSysfs};
 use crate::nic;
-use crate::testing::{Pci, Tree};
 
 const UP: [(&str, &str); 3] = [("type", "1\n"), ("operstate", "up\n"), ("speed", "200000\n")];
 
-/// Nodes of equal size, `sockets` of them sharing one each in order.
-fn memory(nodes: usize, sockets: usize, cpus_per_node: usize) -> (Vec<NumaNode>, Vec<Package>) {
+/// NUMA nodes of equal size, evenly divided among the packages.
+fn numa_topology(
+    nodes: usize,
+    sockets: usize,
+    cpus_per_node: usize,
+) -> (Vec<NumaNode>, Vec<Package>) {
     let cpus = |first: usize, count: usize| CpuSet::range(first, first + count - 1);
     let node = |i: usize| NumaNode {
         id: i as u32,
@@ -23,11 +27,11 @@ fn memory(nodes: usize, sockets: usize, cpus_per_node: usize) -> (Vec<NumaNode>,
     ((0..nodes).map(node).collect(), (0..sockets).map(package).collect())
 }
 
-fn scan(tree: &Tree, nodes: &[NumaNode], packages: &[Package]) -> (GpuScan, Vec<Nic>) {
+fn scan(tree: &FakeSysfs, nodes: &[NumaNode], packages: &[Package]) -> (GpuScan, Vec<Nic>) {
     let root = tree.root();
-    let devices = pci::devices(&root);
-    let nics = nic::nics(&root, &devices);
-    (gpus(&root, &devices, &nics, nodes, packages), nics)
+    let devices = pci::scan(&root);
+    let nics = nic::scan(&root, &devices);
+    (super::scan(&root, &devices, &nics, nodes, packages), nics)
 }
 
 fn addresses(scan: &GpuScan) -> Vec<&str> {
@@ -38,19 +42,19 @@ fn column<T>(scan: &GpuScan, field: impl Fn(&Gpu) -> T) -> Vec<T> {
     scan.gpus.iter().map(field).collect()
 }
 
-/// The nearest NIC of each GPU, and how far it is.
-fn nearest(scan: &GpuScan, nics: &[Nic]) -> Vec<(String, Distance)> {
-    let nearest = |gpu: &Gpu| {
+/// The closest NIC of each GPU and its distance.
+fn closest_nics(scan: &GpuScan, nics: &[Nic]) -> Vec<(String, Distance)> {
+    let closest = |gpu: &Gpu| {
         let pairs = nics.iter().zip(&gpu.nic_distance);
         pairs.min_by_key(|(_, d)| **d).map(|(n, d)| (n.name.clone(), *d)).unwrap()
     };
-    column(scan, nearest)
+    column(scan, closest)
 }
 
 const GCDS: [&str; 8] = ["c1", "c6", "c9", "ce", "d1", "d6", "d9", "de"];
 const GCD_NODES: [i32; 8] = [3, 3, 1, 1, 0, 0, 2, 2];
 
-/// Pairs of GCDs with the number of links that join them.
+/// Pairs of GCDs with the number of links between them.
 const XGMI_LINKS: [(usize, usize, u64); 12] = [
     (0, 1, 4),
     (0, 2, 1),
@@ -66,9 +70,9 @@ const XGMI_LINKS: [(usize, usize, u64); 12] = [
     (6, 7, 4),
 ];
 
-/// Four processors' memory nodes (kfd nodes 0 to 3), then eight GCDs, and four Slingshot NICs.
-fn lumi() -> Tree {
-    let tree = Tree::new();
+/// Four CPU nodes (kfd nodes 0 to 3), then eight GCDs, and four Slingshot NICs.
+fn lumi() -> FakeSysfs {
+    let tree = FakeSysfs::new();
     const KFD: &str = "/sys/class/kfd/kfd/topology/nodes";
     for id in 0..4 {
         tree.file(&format!("{KFD}/{id}/properties"), "cpu_cores_count 32\nsimd_count 0\n");
@@ -78,7 +82,7 @@ fn lumi() -> Tree {
         let host = bus_number & !3;
         let port = bus_number - host;
         let path = format!("pci0000:{host:02x}/0000:{host:02x}:0{port}.1/0000:{bus}:00.0");
-        let device = Pci::new(&path, 0x038000, amd::VENDOR, 0x7408);
+        let device = FakePciDevice::new(&path, 0x038000, amd::VENDOR, 0x7408);
         tree.pci(device.numa(GCD_NODES[i]).driver("amdgpu"));
         let node = format!("{KFD}/{}", 4 + i);
         let text = format!(
@@ -94,7 +98,7 @@ fn lumi() -> Tree {
             &format!("{node}/mem_banks/0/properties"),
             "heap_type 1\nsize_in_bytes 68702699520\n",
         );
-        // The processor is linked by Infinity Fabric too.
+        // The CPU is linked by Infinity Fabric, too.
         let to_cpu = format!("type 11\nnode_to {}\nweight 15\n", GCD_NODES[i]);
         tree.file(&format!("{node}/io_links/0/properties"), &to_cpu);
         for j in (0..8).filter(|j| *j != i) {
@@ -113,10 +117,10 @@ fn lumi() -> Tree {
         let host = u32::from_str_radix(bus, 16).unwrap() & !3;
         let address = format!("0000:{bus}:00.0");
         let path = format!("pci0000:{host:02x}/0000:{host:02x}:01.1/{address}");
-        tree.pci(Pci::new(&path, 0x020000, 0x17db, 0x0501).numa(numa).driver("cxi_ss1"));
+        tree.pci(FakePciDevice::new(&path, 0x020000, 0x17db, 0x0501).numa(numa).driver("cxi_ss1"));
         tree.net(&format!("hsn{i}"), Some(&address), &UP);
         let cxi = format!("/sys/bus/pci/devices/{address}/cxi/cxi{i}");
-        tree.folder(&cxi);
+        tree.dir(&cxi);
         tree.link(&format!("{cxi}/device"), &format!("/sys/bus/pci/devices/{address}"));
         tree.link(&format!("/sys/class/cxi/cxi{i}"), &cxi);
     }
@@ -125,11 +129,11 @@ fn lumi() -> Tree {
 }
 
 #[test]
-fn a_node_of_lumi() {
+fn lumi_node_is_discovered() {
     let tree = lumi();
     tree.file("/sys/bus/pci/devices/0000:c1:00.0/local_cpulist", "48-63,112-127\n");
     tree.file("/sys/bus/pci/devices/0000:de:00.0/product_name", "AMD INSTINCT MI250X\n");
-    let (nodes, packages) = memory(4, 1, 16);
+    let (nodes, packages) = numa_topology(4, 1, 16);
     let (scan, nics) = scan(&tree, &nodes, &packages);
 
     let buses: Vec<String> = GCDS.iter().map(|b| format!("0000:{b}:00.0")).collect();
@@ -137,7 +141,7 @@ fn a_node_of_lumi() {
     assert_eq!(column(&scan, |g| g.index), [0, 1, 2, 3, 4, 5, 6, 7]);
     assert_eq!(column(&scan, |g| g.numa.unwrap() as i32), GCD_NODES);
     assert_eq!(column(&scan, |g| g.card), [0, 0, 1, 1, 2, 2, 3, 3]);
-    assert_eq!(column(&scan, |g| g.part.unwrap()), [0, 1, 0, 1, 0, 1, 0, 1]);
+    assert_eq!(column(&scan, |g| g.subdevice.unwrap()), [0, 1, 0, 1, 0, 1, 0, 1]);
     let first = &scan.gpus[0];
     assert_eq!((first.name.as_str(), first.memory_bytes), ("AMD gfx90a", Some(68_702_699_520)));
     assert_eq!(first.cpus.to_string(), "48-63,112-127");
@@ -158,35 +162,40 @@ fn a_node_of_lumi() {
     assert_eq!(scan.links[0].megabytes_per_second, Some(200_000));
 
     assert!(nics.iter().all(|n| n.kind == NicKind::Slingshot && n.speed_mbit == Some(200_000)));
-    let near: Vec<String> = nearest(&scan, &nics).into_iter().map(|(n, _)| n).collect();
-    assert_eq!(near, ["hsn0", "hsn0", "hsn1", "hsn1", "hsn2", "hsn2", "hsn3", "hsn3"]);
+    let closest: Vec<String> = closest_nics(&scan, &nics).into_iter().map(|(n, _)| n).collect();
+    assert_eq!(closest, ["hsn0", "hsn0", "hsn1", "hsn1", "hsn2", "hsn2", "hsn3", "hsn3"]);
     use Distance::{Numa, Package, Root};
     assert_eq!(scan.gpus[0].nic_distance, [Numa, Package, Package, Package]);
     assert_eq!(scan.gpus[1].nic_distance, [Root, Package, Package, Package]);
 }
 
 #[test]
-fn a_gpu_outside_of_the_cgroup_is_counted() {
+fn gpus_outside_of_the_cgroup_are_noted() {
     let tree = lumi();
     let file = |id: u32| format!("/sys/class/kfd/kfd/topology/nodes/{id}/properties");
     std::fs::remove_file(tree.root().path(&file(5))).unwrap();
     tree.file(&file(7), "");
-    let (nodes, packages) = memory(4, 1, 16);
+    let (nodes, packages) = numa_topology(4, 1, 16);
     let (scan, _) = scan(&tree, &nodes, &packages);
     assert_eq!(addresses(&scan)[..3], ["0000:c1:00.0", "0000:c9:00.0", "0000:d1:00.0"]);
-    // The halves whose partner is hidden are cards of their own.
+    // GCDs whose sibling is hidden are on cards of their own.
     assert_eq!(column(&scan, |g| g.card), [0, 1, 2, 2, 3, 3]);
-    assert_eq!(scan.gpus[0].part, None);
+    assert_eq!(scan.gpus[0].subdevice, None);
     assert_eq!(scan.notes.len(), 1);
     assert!(scan.notes[0].contains("2 AMD GPUs") && scan.notes[0].contains("nodes 5, 7"));
 }
 
 #[test]
 fn amd_gpus_without_kfd_are_listed_with_a_note() {
-    let tree = Tree::new();
+    let tree = FakeSysfs::new();
     let path = "pci0000:00/0000:00:01.1/0000:03:00.0";
-    tree.pci(Pci::new(path, 0x120000, amd::VENDOR, 0x74a1).driver("amdgpu"));
-    tree.pci(Pci::new("pci0000:00/0000:00:02.1/0000:04:00.0", 0x120000, amd::VENDOR, 0x74a1));
+    tree.pci(FakePciDevice::new(path, 0x120000, amd::VENDOR, 0x74a1).driver("amdgpu"));
+    tree.pci(FakePciDevice::new(
+        "pci0000:00/0000:00:02.1/0000:04:00.0",
+        0x120000,
+        amd::VENDOR,
+        0x74a1,
+    ));
     tree.drm(0, "0000:03:00.0");
     tree.file("/sys/bus/pci/devices/0000:03:00.0/mem_info_vram_total", "206141652992\n");
     let (scan, _) = scan(&tree, &[], &[]);
@@ -194,13 +203,13 @@ fn amd_gpus_without_kfd_are_listed_with_a_note() {
     assert_eq!(scan.gpus[0].memory_bytes, Some(206_141_652_992));
     assert_eq!(scan.gpus[0].device_file.as_deref(), Some("/dev/dri/renderD128"));
     assert!(scan.notes[0].contains("no kfd"));
-    assert!(scan.notes[1].contains("0000:04:00.0 is bound to no driver"), "{:?}", scan.notes);
+    assert!(scan.notes[1].contains("0000:04:00.0 is not bound to a driver"), "{:?}", scan.notes);
 }
 
-/// Eight H100, each with an InfiniBand NIC behind one switch, four of them in each socket, and
-/// the Ethernet of the front end.
-fn hgx() -> Tree {
-    let tree = Tree::new();
+/// Eight H100 in two packages, each with an InfiniBand NIC behind the same switch, and a front-end
+/// Ethernet NIC.
+fn hgx() -> FakeSysfs {
+    let tree = FakeSysfs::new();
     let buses = ["18", "2a", "3a", "5d", "9a", "ab", "ba", "db"];
     for (i, bus) in buses.iter().enumerate() {
         let number = u32::from_str_radix(bus, 16).unwrap();
@@ -208,10 +217,12 @@ fn hgx() -> Tree {
         let switch = format!("pci0000:{host:02x}/0000:{host:02x}:01.0/0000:{up:02x}:00.0");
         let gpu = format!("{switch}/0000:{down:02x}:00.0/0000:{bus}:00.0");
         let numa = (i / 4) as i32;
-        tree.pci(Pci::new(&gpu, 0x030200, nvidia::VENDOR, 0x2330).numa(numa).driver("nvidia"));
+        tree.pci(
+            FakePciDevice::new(&gpu, 0x030200, nvidia::VENDOR, 0x2330).numa(numa).driver("nvidia"),
+        );
         let address = format!("0000:{nic:02x}:00.0");
         let nic = format!("{switch}/0000:{down:02x}:01.0/{address}");
-        tree.pci(Pci::new(&nic, 0x020700, 0x15b3, 0x1021).numa(numa).driver("mlx5_core"));
+        tree.pci(FakePciDevice::new(&nic, 0x020700, 0x15b3, 0x1021).numa(numa).driver("mlx5_core"));
         tree.rdma(&format!("mlx5_{i}"), &address, "InfiniBand", "4: ACTIVE", "400 Gb/sec (4X NDR)");
         let text = format!(
             "Model: \t\t NVIDIA H100 80GB HBM3\nGPU UUID: \t GPU-{i}\nDevice Minor: \t {}\nGPU \
@@ -220,7 +231,10 @@ fn hgx() -> Tree {
         );
         tree.file(&format!("/proc/driver/nvidia/gpus/0000:{bus}:00.0/information"), &text);
     }
-    tree.pci(Pci::new("pci0000:00/0000:00:1c.0/0000:01:00.0", 0x020000, 0x8086, 0x1593).numa(0));
+    tree.pci(
+        FakePciDevice::new("pci0000:00/0000:00:1c.0/0000:01:00.0", 0x020000, 0x8086, 0x1593)
+            .numa(0),
+    );
     tree.net("eno1", Some("0000:01:00.0"), &UP);
     let line = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19\n";
     tree.file("/proc/driver/nvidia/version", line);
@@ -228,15 +242,15 @@ fn hgx() -> Tree {
 }
 
 #[test]
-fn a_node_like_dgx_h100() {
+fn dgx_h100_node_is_discovered() {
     let tree = hgx();
-    let (nodes, packages) = memory(2, 2, 56);
+    let (nodes, packages) = numa_topology(2, 2, 56);
     let (scan, nics) = scan(&tree, &nodes, &packages);
     assert_eq!(addresses(&scan)[..2], ["0000:18:00.0", "0000:2a:00.0"]);
     assert_eq!(scan.gpus.len(), 8);
-    assert!(scan.gpus.iter().all(|g| g.name == "NVIDIA H100 80GB HBM3" && g.part.is_none()));
+    assert!(scan.gpus.iter().all(|g| g.name == "NVIDIA H100 80GB HBM3" && g.subdevice.is_none()));
     assert_eq!(column(&scan, |g| g.numa), [0, 0, 0, 0, 1, 1, 1, 1].map(Some));
-    // The minor number is the driver's, not the position.
+    // The minor number is the driver's, not the index.
     assert_eq!(scan.gpus[0].device_file.as_deref(), Some("/dev/nvidia7"));
     assert_eq!(scan.gpus[3].uuid.as_deref(), Some("GPU-3"));
     assert_eq!(scan.nvidia_driver.as_deref(), Some("535.104.05"));
@@ -244,7 +258,7 @@ fn a_node_like_dgx_h100() {
 
     let expected: Vec<(String, Distance)> =
         (0..8).map(|i| (format!("mlx5_{i}"), Distance::Switch)).collect();
-    assert_eq!(nearest(&scan, &nics), expected);
+    assert_eq!(closest_nics(&scan, &nics), expected);
     use Distance::{Numa, Remote, Switch};
     let far = [Switch, Numa, Numa, Numa, Remote, Remote, Remote, Remote, Numa];
     assert_eq!(scan.gpus[0].nic_distance, far);
@@ -252,25 +266,27 @@ fn a_node_like_dgx_h100() {
 }
 
 #[test]
-fn a_node_the_kernel_does_not_show_is_left_out() {
-    let (nodes, packages) = memory(1, 1, 56);
+fn unknown_numa_node_is_ignored() {
+    let (nodes, packages) = numa_topology(1, 1, 56);
     let (scan, _) = scan(&hgx(), &nodes, &packages);
     assert_eq!(scan.gpus[7].numa, None);
-    assert_eq!(scan.gpus[7].nic_distance[0], Distance::Numa, "there is one node only");
+    assert_eq!(scan.gpus[7].nic_distance[0], Distance::Numa, "there is only one NUMA node");
 }
 
-/// Six cards of two tiles, in two sockets.
-fn aurora(write_tiles: impl Fn(&Tree, u32, &str)) -> Tree {
-    let tree = Tree::new();
+/// Six cards of two tiles, in two packages.
+fn aurora(write_tiles: impl Fn(&FakeSysfs, u32, &str)) -> FakeSysfs {
+    let tree = FakeSysfs::new();
     for (i, bus) in ["18", "42", "6c", "18", "42", "6c"].into_iter().enumerate() {
         let domain = i / 3;
         let host = u32::from_str_radix(bus, 16).unwrap() - 1;
         let address = format!("{domain:04x}:{bus}:00.0");
         let path = format!("pci{domain:04x}:{host:02x}/{domain:04x}:{host:02x}:01.0/{address}");
         tree.pci(
-            Pci::new(&path, 0x038000, intel::VENDOR, 0x0bd6).numa(domain as i32).driver("i915"),
+            FakePciDevice::new(&path, 0x038000, intel::VENDOR, 0x0bd6)
+                .numa(domain as i32)
+                .driver("i915"),
         );
-        // The kernel numbers cards as it finds them; here backwards.
+        // The kernel numbers cards in probe order; here reversed.
         let number = 5 - i as u32;
         tree.drm(number, &address);
         write_tiles(&tree, number, &address);
@@ -279,12 +295,12 @@ fn aurora(write_tiles: impl Fn(&Tree, u32, &str)) -> Tree {
 }
 
 #[test]
-fn a_node_like_aurora_under_both_drivers() {
+fn aurora_node_is_discovered_with_i915_and_xe() {
     let i915 = aurora(|tree, number, _| {
         let card = format!("/sys/class/drm/card{number}");
-        tree.folder(&format!("{card}/gt/gt0"));
-        tree.folder(&format!("{card}/gt/gt1"));
-        tree.folder(&format!("/sys/class/drm/card{number}-DP-1"));
+        tree.dir(&format!("{card}/gt/gt0"));
+        tree.dir(&format!("{card}/gt/gt1"));
+        tree.dir(&format!("/sys/class/drm/card{number}-DP-1"));
         tree.file(&format!("{card}/lmem_total_bytes"), "137438953472\n");
     });
     let xe = aurora(|tree, _, address| {
@@ -294,7 +310,7 @@ fn a_node_like_aurora_under_both_drivers() {
         }
     });
     for tree in [i915, xe] {
-        let (nodes, packages) = memory(2, 2, 52);
+        let (nodes, packages) = numa_topology(2, 2, 52);
         let (scan, _) = scan(&tree, &nodes, &packages);
         assert_eq!(scan.gpus.len(), 12);
         assert_eq!(
@@ -302,7 +318,7 @@ fn a_node_like_aurora_under_both_drivers() {
             ["0000:6c:00.0", "0000:6c:00.0", "0001:18:00.0", "0001:18:00.0"]
         );
         assert_eq!(column(&scan, |g| g.card), [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]);
-        assert_eq!(column(&scan, |g| g.part.unwrap())[..4], [0, 1, 0, 1]);
+        assert_eq!(column(&scan, |g| g.subdevice.unwrap())[..4], [0, 1, 0, 1]);
         assert!(scan.gpus.iter().all(|g| g.memory_bytes == Some(1 << 36)));
         assert_eq!(scan.gpus[0].name, "Intel Data Center GPU Max 1550");
         assert_eq!(scan.gpus[1].device_file.as_deref(), Some("/dev/dri/renderD133"));
@@ -314,18 +330,22 @@ fn a_node_like_aurora_under_both_drivers() {
 }
 
 #[test]
-fn a_laptop_has_no_gpu_to_train_on() {
-    let tree = Tree::new();
-    tree.pci(Pci::new("pci0000:00/0000:00:02.0", 0x030000, intel::VENDOR, 0x7d55).driver("i915"));
-    tree.drm(1, "0000:00:02.0");
-    // Meteor Lake: the second is the video engine on the same tile.
-    tree.folder("/sys/class/drm/card1/gt/gt0");
-    tree.folder("/sys/class/drm/card1/gt/gt1");
+fn integrated_gpu_is_not_listed() {
+    let tree = FakeSysfs::new();
     tree.pci(
-        Pci::new("pci0000:00/0000:00:14.3", 0x028000, intel::VENDOR, 0x7e40).driver("iwlwifi"),
+        FakePciDevice::new("pci0000:00/0000:00:02.0", 0x030000, intel::VENDOR, 0x7d55)
+            .driver("i915"),
+    );
+    tree.drm(1, "0000:00:02.0");
+    // Meteor Lake: the second gt is the media engine on the same tile.
+    tree.dir("/sys/class/drm/card1/gt/gt0");
+    tree.dir("/sys/class/drm/card1/gt/gt1");
+    tree.pci(
+        FakePciDevice::new("pci0000:00/0000:00:14.3", 0x028000, intel::VENDOR, 0x7e40)
+            .driver("iwlwifi"),
     );
     tree.net("wlp0s20f3", Some("0000:00:14.3"), &[("type", "1\n"), ("operstate", "up\n")]);
-    let (nodes, packages) = memory(1, 1, 16);
+    let (nodes, packages) = numa_topology(1, 1, 16);
     let (scan, nics) = scan(&tree, &nodes, &packages);
     assert!(scan.gpus.is_empty());
     assert!(scan.notes[0].contains("0000:00:02.0 is integrated"), "{:?}", scan.notes);
@@ -334,11 +354,11 @@ fn a_laptop_has_no_gpu_to_train_on() {
 }
 
 #[test]
-fn gpus_of_two_vendors_have_numbers_of_their_own() {
+fn gpus_of_two_vendors_have_distinct_indices() {
     let tree = lumi();
     let path = "pci0000:00/0000:00:01.0/0000:01:00.0";
-    tree.pci(Pci::new(path, 0x030000, nvidia::VENDOR, 0x1234).driver("nvidia"));
-    let (nodes, packages) = memory(4, 1, 16);
+    tree.pci(FakePciDevice::new(path, 0x030000, nvidia::VENDOR, 0x1234).driver("nvidia"));
+    let (nodes, packages) = numa_topology(4, 1, 16);
     let (scan, _) = scan(&tree, &nodes, &packages);
     assert_eq!(column(&scan, |g| g.index), [0, 1, 2, 3, 4, 5, 6, 7, 8]);
     assert_eq!(column(&scan, |g| g.card), [0, 1, 1, 2, 2, 3, 3, 4, 4]);
@@ -347,11 +367,11 @@ fn gpus_of_two_vendors_have_numbers_of_their_own() {
 }
 
 #[test]
-fn the_machine_of_this_test_can_be_read() {
+fn running_node_is_discovered() {
     let root = Root::live();
-    let devices = pci::devices(&root);
-    let nics = nic::nics(&root, &devices);
-    let scan = gpus(&root, &devices, &nics, &[], &[]);
+    let devices = pci::scan(&root);
+    let nics = nic::scan(&root, &devices);
+    let scan = super::scan(&root, &devices, &nics, &[], &[]);
     for (i, gpu) in scan.gpus.iter().enumerate() {
         assert_eq!(gpu.index as usize, i);
         assert_eq!(gpu.nic_distance.len(), nics.len());
@@ -361,7 +381,7 @@ fn the_machine_of_this_test_can_be_read() {
 }
 
 #[test]
-fn what_may_not_be_opened_is_left_out_and_the_rest_renumbered() {
+fn inaccessible_gpus_are_dropped_and_the_rest_renumbered() {
     let gpu = |index: u32, open: bool| Gpu {
         accessible: Some(open),
         device_file: Some(format!("/dev/nvidia{index}")),
@@ -374,7 +394,7 @@ fn what_may_not_be_opened_is_left_out_and_the_rest_renumbered() {
         links: vec![link(0, 1), link(1, 3), link(2, 3)],
         ..GpuScan::default()
     };
-    scan.hide_denied();
+    scan.drop_inaccessible();
     let left: Vec<_> = scan.gpus.iter().map(|g| (g.index, g.device_file.as_deref())).collect();
     assert_eq!(left, [(0, Some("/dev/nvidia1")), (1, Some("/dev/nvidia3"))]);
     assert_eq!(scan.links, [link(0, 1)]);

@@ -1,22 +1,22 @@
-//! Packages, L3 groups and cores, put together from the CPUs inside them.
+//! Packages, L3 groups and cores.
 
 use regatta_model::{Core, CpuSet, L3Group, Package};
 
 use super::MAX_CPUS;
 use super::error::HwlocError;
-use super::tree::{Kind, Tree};
+use super::topology::{ObjectType, Topology};
 
-/// The processors of a topology. The cores do not know their memory nodes yet.
-pub(super) struct Processors {
+/// The CPUs of a topology. The NUMA nodes of the cores are set later.
+pub(super) struct HwlocCpus {
     pub(super) online: CpuSet,
     pub(super) packages: Vec<Package>,
     pub(super) l3: Vec<L3Group>,
     pub(super) cores: Vec<Core>,
 }
 
-/// What is around an object: positions in the drafts.
+/// The enclosing package, L3 group and core of an object: indices in the drafts.
 #[derive(Clone, Copy, Default)]
-struct Inside {
+struct Ancestors {
     package: Option<usize>,
     l3: Option<usize>,
     core: Option<usize>,
@@ -35,7 +35,7 @@ struct DraftL3 {
 }
 
 struct DraftCore {
-    inside: Inside,
+    ancestors: Ancestors,
     cpus: CpuSet,
 }
 
@@ -47,10 +47,10 @@ struct Drafts {
     cores: Vec<DraftCore>,
 }
 
-pub(super) fn read(tree: &Tree<'_>) -> Result<Processors, HwlocError> {
-    let drafts = drafts(tree)?;
+pub(super) fn read(topology: &Topology<'_>) -> Result<HwlocCpus, HwlocError> {
+    let drafts = drafts(topology)?;
     if drafts.online.is_empty() {
-        return Err(HwlocError::NoCpu { at: tree.place() });
+        return Err(HwlocError::NoPu { at: topology.position() });
     }
     let (l3, l3_ids) = groups(drafts.l3);
     let mut cores: Vec<Core> = (drafts.cores.into_iter())
@@ -58,89 +58,90 @@ pub(super) fn read(tree: &Tree<'_>) -> Result<Processors, HwlocError> {
         .map(|core| Core {
             package: 0,
             numa: None,
-            l3: core.inside.l3.and_then(|draft| l3_ids.get(draft).copied().flatten()),
+            l3: core.ancestors.l3.and_then(|draft| l3_ids.get(draft).copied().flatten()),
             cpus: core.cpus,
         })
         .collect();
     cores.sort_by_key(|core| core.cpus.first());
     let packages = packages(drafts.packages, &drafts.online);
-    let package_of = owners(packages.iter().map(|p| (p.id, &p.cpus)));
+    let package_by_cpu = owner_by_cpu(packages.iter().map(|p| (p.id, &p.cpus)));
     for core in &mut cores {
-        core.package = owner(&package_of, &core.cpus).unwrap_or_default();
+        core.package = common_owner(&package_by_cpu, &core.cpus).unwrap_or_default();
     }
-    Ok(Processors { online: drafts.online, packages, l3, cores })
+    Ok(HwlocCpus { online: drafts.online, packages, l3, cores })
 }
 
-fn drafts(tree: &Tree<'_>) -> Result<Drafts, HwlocError> {
+fn drafts(topology: &Topology<'_>) -> Result<Drafts, HwlocError> {
     let mut drafts = Drafts::default();
-    let mut insides: Vec<Inside> = Vec::with_capacity(tree.objects.len());
-    for object in &tree.objects {
-        let mut inside = object.parent.map(|p| insides[p]).unwrap_or_default();
+    let mut ancestors_of: Vec<Ancestors> = Vec::with_capacity(topology.objects.len());
+    for object in &topology.objects {
+        let mut ancestors = object.parent.map(|p| ancestors_of[p]).unwrap_or_default();
         match object.kind {
-            Kind::Package => {
-                inside.package = Some(drafts.packages.len());
-                let id = object.number("os_index")?;
+            ObjectType::Package => {
+                ancestors.package = Some(drafts.packages.len());
+                let id = object.integer("os_index")?;
                 drafts.packages.push(DraftPackage { id, ..DraftPackage::default() });
             }
-            Kind::L3 => {
-                inside.l3 = Some(drafts.l3.len());
-                let size_bytes = object.number("cache_size")?.filter(|&bytes| bytes > 0);
+            ObjectType::L3 => {
+                ancestors.l3 = Some(drafts.l3.len());
+                let size_bytes = object.integer("cache_size")?.filter(|&bytes| bytes > 0);
                 drafts.l3.push(DraftL3 { size_bytes, ..DraftL3::default() });
             }
-            Kind::Core => {
-                inside.core = Some(drafts.cores.len());
-                drafts.cores.push(DraftCore { inside, cpus: CpuSet::new() });
+            ObjectType::Core => {
+                ancestors.core = Some(drafts.cores.len());
+                drafts.cores.push(DraftCore { ancestors, cpus: CpuSet::new() });
             }
-            Kind::Cpu => {
+            ObjectType::Pu => {
                 let cpu: usize = object.os_index()?;
                 if cpu >= MAX_CPUS {
-                    return Err(object.bad("os_index", "a CPU number below 16384"));
+                    return Err(object.bad("os_index", "a CPU index below 16384"));
                 }
                 if drafts.online.contains(cpu) {
-                    let (at, number) = (object.place(), cpu as u64);
-                    return Err(HwlocError::Twice { at, what: "CPU", number });
+                    let (at, number) = (object.position(), cpu as u64);
+                    return Err(HwlocError::Duplicate { at, what: "CPU", number });
                 }
-                drafts.add(cpu, inside);
+                drafts.add(cpu, ancestors);
             }
             _ => {}
         }
-        insides.push(inside);
+        ancestors_of.push(ancestors);
     }
     Ok(drafts)
 }
 
 impl Drafts {
-    fn add(&mut self, cpu: usize, inside: Inside) {
+    fn add(&mut self, cpu: usize, ancestors: Ancestors) {
         self.online.insert(cpu);
-        if let Some(package) = inside.package {
+        if let Some(package) = ancestors.package {
             self.packages[package].cpus.insert(cpu);
         }
-        if let Some(l3) = inside.l3 {
+        if let Some(l3) = ancestors.l3 {
             self.l3[l3].cpus.insert(cpu);
         }
-        match inside.core {
+        match ancestors.core {
             Some(core) => self.cores[core].cpus.insert(cpu),
-            // The file was exported without cores: each CPU counts as one.
-            None => self.cores.push(DraftCore { inside, cpus: [cpu].into_iter().collect() }),
+            // The file was exported without cores: each PU is one.
+            None => self.cores.push(DraftCore { ancestors, cpus: [cpu].into_iter().collect() }),
         }
     }
 }
 
-/// The groups that have CPUs, in the order of their first one, and each draft's number.
+/// The L3 groups with CPUs, ordered by their first CPU, and the ID of each draft.
 fn groups(drafts: Vec<DraftL3>) -> (Vec<L3Group>, Vec<Option<u32>>) {
     let mut ids = vec![None; drafts.len()];
-    let mut kept: Vec<(usize, DraftL3)> =
+    let mut non_empty: Vec<(usize, DraftL3)> =
         drafts.into_iter().enumerate().filter(|(_, draft)| !draft.cpus.is_empty()).collect();
-    kept.sort_by_key(|(_, draft)| draft.cpus.first());
-    let mut groups = Vec::with_capacity(kept.len());
-    for (id, (position, draft)) in (0u32..).zip(kept) {
+    non_empty.sort_by_key(|(_, draft)| draft.cpus.first());
+    let mut groups = Vec::with_capacity(non_empty.len());
+    for (id, (position, draft)) in (0u32..).zip(non_empty) {
         ids[position] = Some(id);
         groups.push(L3Group { id, cpus: draft.cpus, size_bytes: draft.size_bytes });
     }
     (groups, ids)
 }
 
-/// The packages that have CPUs. CPUs outside all of them make one more, so that every core has one.
+/// The packages with CPUs. CPUs outside of all packages form one more, because every core needs
+/// one.
 fn packages(drafts: Vec<DraftPackage>, online: &CpuSet) -> Vec<Package> {
     let mut drafts: Vec<DraftPackage> =
         drafts.into_iter().filter(|draft| !draft.cpus.is_empty()).collect();
@@ -161,23 +162,23 @@ fn packages(drafts: Vec<DraftPackage>, online: &CpuSet) -> Vec<Package> {
         .collect()
 }
 
-/// Which of several disjoint sets each CPU is in.
-pub(super) fn owners<'s>(sets: impl Iterator<Item = (u32, &'s CpuSet)>) -> Vec<Option<u32>> {
-    let mut owners = Vec::new();
+/// The ID of the disjoint set that contains each CPU.
+pub(super) fn owner_by_cpu<'s>(sets: impl Iterator<Item = (u32, &'s CpuSet)>) -> Vec<Option<u32>> {
+    let mut owner_by_cpu = Vec::new();
     for (id, cpus) in sets {
         for cpu in cpus.iter() {
-            if cpu >= owners.len() {
-                owners.resize(cpu + 1, None);
+            if cpu >= owner_by_cpu.len() {
+                owner_by_cpu.resize(cpu + 1, None);
             }
-            owners[cpu] = Some(id);
+            owner_by_cpu[cpu] = Some(id);
         }
     }
-    owners
+    owner_by_cpu
 }
 
-/// The set that all these CPUs are in, if it is one.
-pub(super) fn owner(owners: &[Option<u32>], cpus: &CpuSet) -> Option<u32> {
-    let of = |cpu: usize| owners.get(cpu).copied().flatten();
+/// The ID of the set that contains all of these CPUs, if there is one.
+pub(super) fn common_owner(owner_by_cpu: &[Option<u32>], cpus: &CpuSet) -> Option<u32> {
+    let of = |cpu: usize| owner_by_cpu.get(cpu).copied().flatten();
     let first = of(cpus.first()?)?;
     cpus.iter().all(|cpu| of(cpu) == Some(first)).then_some(first)
 }

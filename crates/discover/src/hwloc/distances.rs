@@ -1,73 +1,76 @@
-//! hwloc's distance matrices: latencies between memory nodes, bandwidths between GPUs. The numbers
-//! of the objects and the values come in chunks of ten.
+//! hwloc's distance matrices: latencies between NUMA nodes, bandwidths between GPUs. Indices and
+//! values are written in chunks of ten.
 
 use roxmltree::Node;
 
-use super::error::{HwlocError, Place, shortened};
-use super::tree::place;
+use super::error::{HwlocError, TextPosition, truncated};
+use super::topology::position;
 
-/// Objects in one matrix, as many as Linux has memory nodes at most.
+/// Maximum objects per matrix: Linux's maximum number of NUMA nodes.
 const MAX_OBJECTS: usize = 1024;
-/// hwloc's bit for "the values are latencies".
+/// `HWLOC_DISTANCES_KIND_MEANS_LATENCY`.
 const MEANS_LATENCY: u64 = 1 << 2;
 
-/// One object of a matrix.
-pub(super) struct Member {
-    /// The kernel's number for memory nodes, else hwloc's own `gp_index`.
-    pub(super) number: u64,
-    /// Whether it is a PCI device: the NVSwitches among the GPUs.
+/// An object of a matrix.
+pub(super) struct MatrixObject {
+    /// OS index of a NUMA node, else hwloc's `gp_index`.
+    pub(super) index: u64,
+    /// Whether it is a PCI device, such as an NVSwitch.
     pub(super) is_pci: bool,
 }
 
 /// A square matrix.
-pub(super) struct Matrix {
-    pub(super) place: Place,
-    pub(super) objects: Vec<Member>,
+pub(super) struct DistanceMatrix {
+    pub(super) position: TextPosition,
+    pub(super) objects: Vec<MatrixObject>,
     values: Vec<u64>,
 }
 
-impl Matrix {
-    /// The value from one object to another, by their positions.
+impl DistanceMatrix {
+    /// The value from one object to another, by their indices in the matrix.
     pub(super) fn at(&self, from: usize, to: usize) -> u64 {
         self.values.get(from * self.objects.len() + to).copied().unwrap_or(0)
     }
 }
 
-/// Whether these are the kernel's distances between memory nodes. hwloc 2.0 gave them no name.
+/// Whether these are the kernel's NUMA distances. hwloc 2.0 gives them no name.
 pub(super) fn are_numa_latencies(element: Node<'_, '_>) -> bool {
     let kind = element.attribute("kind").and_then(|kind| kind.parse::<u64>().ok()).unwrap_or(0);
     let named = element.attribute("name").is_none_or(|name| name == "NUMALatency");
-    let by_number = element.attribute("indexing") == Some("os");
-    element.attribute("type") == Some("NUMANode") && named && by_number && kind & MEANS_LATENCY != 0
+    let os_indexed = element.attribute("indexing") == Some("os");
+    element.attribute("type") == Some("NUMANode")
+        && named
+        && os_indexed
+        && kind & MEANS_LATENCY != 0
 }
 
-/// Reads one matrix. In those of mixed objects each number follows its type: `OSDev:802`.
-pub(super) fn read(element: Node<'_, '_>) -> Result<Matrix, HwlocError> {
-    let wrong = |why: String| HwlocError::Distances { at: place(element), why };
+/// Parses a matrix. In heterogeneous ones each index has its type: `OSDev:802`.
+pub(super) fn read(element: Node<'_, '_>) -> Result<DistanceMatrix, HwlocError> {
+    let invalid = |why: String| HwlocError::Distances { at: position(element), why };
     let common = element.attribute("type").unwrap_or_default();
     let mut objects = Vec::new();
-    for word in words(element, "indexes") {
+    for word in tokens(element, "indexes") {
         let (kind, digits) = word.split_once(':').unwrap_or((common, word));
-        let number = digits.parse();
-        let number = number.map_err(|_| wrong(format!("{:?} is no number", shortened(word))))?;
-        objects.push(Member { number, is_pci: kind == "PCIDev" });
+        let index = digits.parse();
+        let index = index.map_err(|_| invalid(format!("{:?} is not a number", truncated(word))))?;
+        objects.push(MatrixObject { index, is_pci: kind == "PCIDev" });
     }
     if objects.len() > MAX_OBJECTS {
-        return Err(wrong(format!("{} objects, over the limit of {MAX_OBJECTS}", objects.len())));
+        return Err(invalid(format!("{} objects, limit {MAX_OBJECTS}", objects.len())));
     }
     let mut values = Vec::new();
-    for word in words(element, "u64values") {
+    for word in tokens(element, "u64values") {
         let value = word.parse();
-        values.push(value.map_err(|_| wrong(format!("{:?} is no number", shortened(word))))?);
+        values.push(value.map_err(|_| invalid(format!("{:?} is not a number", truncated(word))))?);
     }
-    let wanted = objects.len() * objects.len();
-    if values.len() != wanted {
-        return Err(wrong(format!("{} objects but {} values", objects.len(), values.len())));
+    let expected = objects.len() * objects.len();
+    if values.len() != expected {
+        return Err(invalid(format!("{} objects but {} values", objects.len(), values.len())));
     }
-    Ok(Matrix { place: place(element), objects, values })
+    Ok(DistanceMatrix { position: position(element), objects, values })
 }
 
-fn words<'a>(element: Node<'a, 'a>, name: &'static str) -> impl Iterator<Item = &'a str> {
+fn tokens<'a>(element: Node<'a, 'a>, name: &'static str) -> impl Iterator<Item = &'a str> {
     let chunks = element.children().filter(move |n| n.has_tag_name(name));
     chunks.flat_map(|n| n.text().unwrap_or_default().split_ascii_whitespace())
 }

@@ -1,161 +1,159 @@
-//! What can be wrong with an hwloc file, each with its place and what to do.
+//! Errors of hwloc files, each with its position and fix.
 
 use std::fmt;
 
-/// A place in the file, counted from 1.
+/// A position in the file, from 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
-    /// The line.
+pub struct TextPosition {
+    /// Line.
     pub line: u32,
-    /// The column in that line, in characters.
+    /// Column, in characters.
     pub column: u32,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for TextPosition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.line, self.column)
     }
 }
 
-impl From<roxmltree::TextPos> for Place {
+impl From<roxmltree::TextPos> for TextPosition {
     fn from(pos: roxmltree::TextPos) -> Self {
         Self { line: pos.row, column: pos.col }
     }
 }
 
-/// Why a text is no hwloc topology that Regatta can use.
+/// Why a file cannot be read as an hwloc topology.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HwlocError {
-    /// The file is larger than any topology.
+    /// File too large.
     #[error(
-        "the hwloc file has {bytes} bytes, over the limit of {limit}; export one node's topology \
+        "the hwloc file has {bytes} bytes, limit {limit}; export one node's topology \
          with `lstopo --of xml`"
     )]
     TooLarge {
-        /// Its size.
+        /// File size.
         bytes: usize,
-        /// The largest size accepted.
+        /// Maximum size.
         limit: usize,
     },
     /// Not well-formed XML.
     #[error("{at}: not well-formed XML ({why}); export the file again with `lstopo --of xml`")]
     NotXml {
         /// Where.
-        at: Place,
-        /// What the XML reader says.
+        at: TextPosition,
+        /// The parser's message.
         why: String,
     },
-    /// It declares entities, which could make a small file large.
+    /// Entity declarations, by which a small file could expand to a large one.
     #[error("{at}: the file declares XML entities, which hwloc never does; remove them")]
     Entities {
-        /// Where the first one is.
-        at: Place,
+        /// Position of the first one.
+        at: TextPosition,
     },
-    /// XML, but of something else.
+    /// Another XML format.
     #[error(
-        "{at}: the outermost element is <{found}>, not hwloc's <topology>; give a file written by \
+        "{at}: the root element is <{found}>, not hwloc's <topology>; pass a file written by \
          `lstopo --of xml`"
     )]
     NotHwloc {
-        /// Where the element is.
-        at: Place,
-        /// Its name.
+        /// Position of the element.
+        at: TextPosition,
+        /// Name of the element.
         found: String,
     },
-    /// Written by hwloc 1.
+    /// Format of hwloc 1.
     #[error(
-        "{at}: this topology has the format of hwloc 1; export it with lstopo of hwloc 2 or newer"
+        "{at}: hwloc 1 format is not supported; export the topology with lstopo of hwloc 2 or newer"
     )]
     OldFormat {
-        /// Where the topology starts.
-        at: Place,
+        /// Position of the topology.
+        at: TextPosition,
     },
-    /// Written in a format that did not exist yet.
+    /// Unknown format version.
     #[error(
-        "{at}: hwloc format {version:?} is unknown; export it with `lstopo --of xml` of hwloc 2"
+        "{at}: unknown hwloc format {version:?}; export the topology with `lstopo --of xml` of hwloc 2"
     )]
     UnknownFormat {
-        /// Where the version is.
-        at: Place,
+        /// Position of the version.
+        at: TextPosition,
         /// The version.
         version: String,
     },
-    /// An object without something that every such object has.
+    /// A required attribute is missing.
     #[error(
         "{at}: the {object} has no {attribute:?}; export the file again with `lstopo --of xml`"
     )]
     Missing {
-        /// Where the object is.
-        at: Place,
+        /// Position of the object.
+        at: TextPosition,
         /// Its type.
         object: String,
-        /// What it lacks.
+        /// The missing attribute.
         attribute: &'static str,
     },
-    /// An attribute that does not read as what it should be.
+    /// An invalid attribute value.
     #[error(
-        "{at}: {attribute}={value:?} of the {object} is not {wanted}; correct it or export anew"
+        "{at}: {attribute}={value:?} of the {object} is not {expected}; correct it or export the file again"
     )]
     BadValue {
-        /// Where the attribute is.
-        at: Place,
+        /// Position of the attribute.
+        at: TextPosition,
         /// The object's type.
         object: String,
         /// The attribute.
         attribute: &'static str,
-        /// Its value, shortened.
+        /// Its value, truncated.
         value: String,
-        /// What was wanted.
-        wanted: &'static str,
+        /// The expected value.
+        expected: &'static str,
     },
-    /// Two objects with one number.
-    #[error("{at}: {what} {number} appears a second time; export the file again")]
-    Twice {
-        /// Where the second one is.
-        at: Place,
-        /// What it is.
+    /// Two objects with the same index.
+    #[error("{at}: duplicate {what} {number}; export the file again")]
+    Duplicate {
+        /// Position of the second object.
+        at: TextPosition,
+        /// Object type.
         what: &'static str,
-        /// Its number.
+        /// Index.
         number: u64,
     },
-    /// More of something than any node has.
+    /// A limit was exceeded.
     #[error("{at}: more than {limit} {what}, too many for one node; export one node's topology")]
     TooMany {
-        /// Where the limit was passed.
-        at: Place,
-        /// What there is too much of.
+        /// Position where the limit was exceeded.
+        at: TextPosition,
+        /// What was counted.
         what: &'static str,
         /// The limit.
         limit: usize,
     },
-    /// A distance matrix that does not fit together.
-    #[error(
-        "{at}: the distances do not fit together ({why}); remove them or export the file again"
-    )]
+    /// An inconsistent distance matrix.
+    #[error("{at}: inconsistent distance matrix ({why}); remove them or export the file again")]
     Distances {
-        /// Where the matrix is.
-        at: Place,
-        /// What does not fit.
+        /// Position of the matrix.
+        at: TextPosition,
+        /// The inconsistency.
         why: String,
     },
-    /// No processing unit at all.
-    #[error("{at}: the topology has no CPU (no object of type PU); export it without filters")]
-    NoCpu {
-        /// Where the topology starts.
-        at: Place,
+    /// No processing unit (PU).
+    #[error("{at}: the topology has no CPU (object type PU); export it without filters")]
+    NoPu {
+        /// Position of the topology.
+        at: TextPosition,
     },
-    /// Every part can be read, but not all can be true.
-    #[error("the topology contradicts itself: {fault}; export the file again")]
-    Fault {
-        /// The contradiction.
-        fault: String,
+    /// Well-formed but inconsistent.
+    #[error("the topology is inconsistent: {reason}; export the file again")]
+    Inconsistent {
+        /// The inconsistency.
+        reason: String,
     },
 }
 
-/// A foreign text short enough for a message.
-pub(super) fn shortened(text: &str) -> String {
-    const MOST: usize = 80;
-    match text.char_indices().nth(MOST) {
+/// Truncates untrusted text for an error message.
+pub(super) fn truncated(text: &str) -> String {
+    const MAX_CHARS: usize = 80;
+    match text.char_indices().nth(MAX_CHARS) {
         Some((end, _)) => format!("{}...", &text[..end]),
         None => text.to_owned(),
     }

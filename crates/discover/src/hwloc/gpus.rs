@@ -1,4 +1,4 @@
-//! GPUs, in the order of the vendor's runtime where hwloc was built to ask it.
+//! GPUs, in the order of the vendor's runtime if hwloc was built with it.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -6,231 +6,243 @@ use regatta_model::{Gpu, GpuVendor};
 
 use super::error::HwlocError;
 use super::os_devices::{ByPci, OsDevice};
-use super::pci::{Device, Nears};
-use super::tree::Tree;
+use super::pci::{HwlocPciDevice, LocalityCache};
+use super::topology::Topology;
 
-/// More GPUs than any node has.
+/// Maximum GPUs per node.
 const MAX_GPUS: usize = 1024;
 /// PCI classes: VGA, 3D and other display controllers, and processing accelerators.
 const GPU_CLASSES: [u32; 4] = [0x0300, 0x0302, 0x0380, 0x1200];
 
-/// Each vendor's PCI number and the runtimes hwloc asks, the one that programs use first.
+/// PCI vendor ID and hwloc's runtime backends, in order of preference.
 const VENDORS: [(GpuVendor, u16, &[&str]); 3] = [
     (GpuVendor::Nvidia, 0x10de, &["cuda", "nvml"]),
     (GpuVendor::Amd, 0x1002, &["rsmi"]),
     (GpuVendor::Intel, 0x8086, &["ze"]),
 ];
 
-/// A GPU and hwloc's numbers for it in distance matrices.
+/// A GPU and its indices in distance matrices.
 pub(super) struct FoundGpu {
     pub(super) gpu: Gpu,
-    pub(super) numbers: Vec<u64>,
+    pub(super) indices: Vec<u64>,
 }
 
-/// A runtime's device on the way to a GPU.
-struct Unit<'t> {
-    /// The card's PCI device.
+/// A device of a runtime.
+struct RuntimeDevice<'t> {
+    /// Index of its PCI device.
     pci: Option<usize>,
-    /// What the runtime calls it.
-    own: Option<OsDevice<'t>>,
-    /// The runtime's number of the device and of the part of it.
-    number: Option<(u32, Option<u32>)>,
-    /// Whether other units have the same PCI device, so that what is said of that is not theirs.
+    /// Its OS device.
+    os_device: Option<OsDevice<'t>>,
+    /// Runtime index of the device and of the subdevice.
+    index: Option<(u32, Option<u32>)>,
+    /// Whether other devices share the PCI device, whose attributes then describe the whole card.
     shares_card: bool,
 }
 
-/// What all readers of GPUs need.
-pub(super) struct Sources<'s, 't> {
-    pub(super) tree: &'t Tree<'t>,
-    pub(super) devices: &'s BTreeMap<usize, Device>,
+/// Inputs of the GPU pass.
+pub(super) struct GpuInputs<'s, 't> {
+    pub(super) topology: &'t Topology<'t>,
+    pub(super) pci_devices: &'s BTreeMap<usize, HwlocPciDevice>,
     pub(super) by_pci: &'s ByPci<'t>,
 }
 
-/// The GPUs; and notes about devices that look like one but are none of the runtime's.
+/// The GPUs, and notes about GPU-class PCI devices that the runtime does not list.
 pub(super) fn read(
-    sources: &Sources<'_, '_>,
-    nears: &mut Nears<'_>,
+    inputs: &GpuInputs<'_, '_>,
+    localities: &mut LocalityCache<'_>,
     notes: &mut Vec<String>,
 ) -> Result<Vec<FoundGpu>, HwlocError> {
     let mut found: Vec<FoundGpu> = Vec::new();
-    for (vendor, number, runtimes) in VENDORS {
-        let units = sources.units(number, runtimes, notes);
-        if found.len() + units.len() > MAX_GPUS {
-            let at = sources.tree.place();
+    for (vendor, vendor_id, runtimes) in VENDORS {
+        let devices = inputs.runtime_devices(vendor_id, runtimes, notes);
+        if found.len() + devices.len() > MAX_GPUS {
+            let at = inputs.topology.position();
             return Err(HwlocError::TooMany { at, what: "GPUs", limit: MAX_GPUS });
         }
         let first_card = found.last().map_or(0, |last| last.gpu.card + 1);
-        let cards = sources.cards(&units, first_card);
-        for (unit, (card, part)) in units.iter().zip(cards) {
+        let cards = inputs.cards(&devices, first_card);
+        for (device, (card, subdevice)) in devices.iter().zip(cards) {
             let index = found.len() as u32;
-            found.push(sources.gpu(
-                unit,
-                Gpu { card, part, ..Gpu::new(index, vendor, "") },
-                nears,
+            found.push(inputs.gpu(
+                device,
+                Gpu { card, subdevice, ..Gpu::new(index, vendor, "") },
+                localities,
             )?);
         }
     }
     Ok(found)
 }
 
-impl<'t> Sources<'_, 't> {
-    /// The runtime's devices of one vendor, in its order; without a runtime, the PCI devices that
-    /// are GPUs, by address.
-    fn units(&self, vendor: u16, runtimes: &[&str], notes: &mut Vec<String>) -> Vec<Unit<'t>> {
-        let mut cards: Vec<usize> = (self.devices.iter())
+impl<'t> GpuInputs<'_, 't> {
+    /// The runtime's devices of a vendor, in its order; without a runtime, the GPU-class PCI
+    /// devices by address.
+    fn runtime_devices(
+        &self,
+        vendor: u16,
+        runtimes: &[&str],
+        notes: &mut Vec<String>,
+    ) -> Vec<RuntimeDevice<'t>> {
+        let mut cards: Vec<usize> = (self.pci_devices.iter())
             .filter(|(_, d)| d.pci.vendor == vendor && GPU_CLASSES.contains(&(d.pci.class >> 8)))
             .map(|(&position, _)| position)
             .collect();
         cards.sort_by_key(|position| self.address(*position));
-        let shown = |runtime: &str, pci: Option<usize>| numbered(self.os_devices(pci), runtime);
+        let listed =
+            |runtime: &str, pci: Option<usize>| devices_of_runtime(self.os_devices(pci), runtime);
         let covered =
-            |runtime: &str| cards.iter().filter(|c| !shown(runtime, Some(**c)).is_empty()).count();
-        // Of two that cover the same cards, the first; `max_by_key` would take the last.
+            |runtime: &str| cards.iter().filter(|c| !listed(runtime, Some(**c)).is_empty()).count();
+        // On a tie the first runtime wins, but `max_by_key` returns the last.
         let best = runtimes.iter().rev().max_by_key(|runtime| covered(runtime));
-        let plain =
-            |&card: &usize| Unit { pci: Some(card), own: None, number: None, shares_card: false };
+        let without_runtime = |&card: &usize| RuntimeDevice {
+            pci: Some(card),
+            os_device: None,
+            index: None,
+            shares_card: false,
+        };
         match best {
             Some(runtime) if covered(runtime) > 0 => {
-                let mut units = Vec::new();
+                let mut devices = Vec::new();
                 for card in cards {
-                    let of_card = shown(runtime, Some(card));
+                    let of_card = listed(runtime, Some(card));
                     if of_card.is_empty() {
                         let address = self.address(card).unwrap_or_default();
                         notes.push(format!(
-                            "{address} looks like a GPU, but {runtime} does not show it"
+                            "{address} is a GPU-class PCI device that {runtime} does not list"
                         ));
                     }
                     let shares_card = of_card.len() > 1;
-                    let unit = |u| Unit { pci: Some(card), shares_card, ..u };
-                    units.extend(of_card.into_iter().map(unit));
+                    let device = |u| RuntimeDevice { pci: Some(card), shares_card, ..u };
+                    devices.extend(of_card.into_iter().map(device));
                 }
-                units.sort_by_key(|unit| unit.number);
-                units
+                devices.sort_by_key(|device| device.index);
+                devices
             }
             _ if cards.is_empty() => {
-                // hwloc without PCI: the runtime's devices hang on CPUs or memory nodes.
-                let orphans = runtimes.iter().map(|runtime| shown(runtime, None));
-                let mut units = orphans.into_iter().find(|u| !u.is_empty()).unwrap_or_default();
-                units.sort_by_key(|unit| unit.number);
-                units
+                // hwloc without PCI support attaches the runtime's devices to CPUs or NUMA nodes.
+                let orphans = runtimes.iter().map(|runtime| listed(runtime, None));
+                let mut devices = orphans.into_iter().find(|u| !u.is_empty()).unwrap_or_default();
+                devices.sort_by_key(|device| device.index);
+                devices
             }
-            _ => cards.iter().map(plain).collect(),
+            _ => cards.iter().map(without_runtime).collect(),
         }
     }
 
     fn address(&self, position: usize) -> Option<&str> {
-        self.devices.get(&position).map(|d| d.pci.address.as_str())
+        self.pci_devices.get(&position).map(|d| d.pci.address.as_str())
     }
 
     fn os_devices(&self, pci: Option<usize>) -> &[OsDevice<'t>] {
         self.by_pci.get(&pci).map_or(&[], Vec::as_slice)
     }
 
-    /// Each unit's card and which part of it. Units of one card share a PCI device or, on AMD, the
-    /// board's serial number.
-    fn cards(&self, units: &[Unit<'t>], first: u32) -> Vec<(u32, Option<u32>)> {
-        let keys: Vec<(Option<&str>, Option<usize>, usize)> = (units.iter().enumerate())
-            .map(|(i, unit)| match (self.info(unit, &["AMDSerial"]), unit.pci) {
+    /// Card and subdevice index of each device. Devices of a card share a PCI device or, on AMD,
+    /// the board's serial number.
+    fn cards(&self, devices: &[RuntimeDevice<'t>], first: u32) -> Vec<(u32, Option<u32>)> {
+        let keys: Vec<(Option<&str>, Option<usize>, usize)> = (devices.iter().enumerate())
+            .map(|(i, device)| match (self.info(device, &["AMDSerial"]), device.pci) {
                 (Some(serial), _) => (Some(serial), None, 0),
                 (None, Some(pci)) => (None, Some(pci), 0),
                 (None, None) => (None, None, i),
             })
             .collect();
         let mut cards: HashMap<_, (u32, u32)> = HashMap::new();
-        let mut places = Vec::with_capacity(keys.len());
+        let mut positions = Vec::with_capacity(keys.len());
         for key in &keys {
             let next = first + cards.len() as u32;
             let (card, parts) = cards.entry(key).or_insert((next, 0));
-            places.push((*card, *parts));
+            positions.push((*card, *parts));
             *parts += 1;
         }
         let several = |key| cards.get(key).is_some_and(|(_, parts)| *parts > 1);
-        let with_key = keys.iter().zip(places);
+        let with_key = keys.iter().zip(positions);
         with_key.map(|(key, (card, part))| (card, several(key).then_some(part))).collect()
     }
 
-    /// The first of these facts that hwloc tells about a unit itself, else about its card.
-    fn info(&self, unit: &Unit<'t>, names: &[&str]) -> Option<&'t str> {
-        let of_card = unit.pci.map_or(&[][..], |pci| self.os_devices(Some(pci)));
-        let all = || unit.own.iter().chain(of_card);
+    /// The first of these info attributes on the device itself, else on its card.
+    fn info(&self, device: &RuntimeDevice<'t>, names: &[&str]) -> Option<&'t str> {
+        let of_card = device.pci.map_or(&[][..], |pci| self.os_devices(Some(pci)));
+        let all = || device.os_device.iter().chain(of_card);
         names.iter().find_map(|name| all().find_map(|d| d.object.info(name)))
     }
 
     fn gpu(
         &self,
-        unit: &Unit<'t>,
+        device: &RuntimeDevice<'t>,
         blank: Gpu,
-        nears: &mut Nears<'_>,
+        localities: &mut LocalityCache<'_>,
     ) -> Result<FoundGpu, HwlocError> {
-        let device = unit.pci.and_then(|pci| self.devices.get(&pci));
-        let near = match (device, unit.own) {
-            (Some(device), _) => device.near.clone(),
-            (None, Some(own)) => nears.of(self.tree, own.position)?,
+        let pci_device = device.pci.and_then(|pci| self.pci_devices.get(&pci));
+        let locality = match (pci_device, device.os_device) {
+            (Some(pci_device), _) => pci_device.locality.clone(),
+            (None, Some(os_device)) => localities.of(self.topology, os_device.position)?,
             (None, None) => Default::default(),
         };
-        let unnamed = || device.map(|d| format!("{:04x}:{:04x}", d.pci.vendor, d.pci.device));
-        let name = self.info(unit, &["GPUModel", "LevelZeroModel"]).map(str::to_owned);
-        let render = unit.pci.map_or(&[][..], |pci| self.os_devices(Some(pci))).iter();
-        let render = render.map(|d| d.name).find(|name| name.starts_with("renderD"));
+        let pci_id = || pci_device.map(|d| format!("{:04x}:{:04x}", d.pci.vendor, d.pci.device));
+        let name = self.info(device, &["GPUModel", "LevelZeroModel"]).map(str::to_owned);
+        let of_card = device.pci.map_or(&[][..], |pci| self.os_devices(Some(pci)));
+        let render = of_card.iter().map(|d| d.name).find(|name| name.starts_with("renderD"));
         let gpu = Gpu {
-            name: name.or_else(unnamed).unwrap_or_else(|| "GPU".to_owned()),
-            pci: device.map(|d| d.pci.address.clone()),
-            numa: near.numa,
-            cpus: near.cpus,
-            memory_bytes: self.memory_bytes(unit),
-            uuid: self.uuid(unit).map(str::to_owned),
+            name: name.or_else(pci_id).unwrap_or_else(|| "GPU".to_owned()),
+            pci: pci_device.map(|d| d.pci.address.clone()),
+            numa: locality.numa,
+            cpus: locality.cpus,
+            memory_bytes: self.memory_bytes(device),
+            uuid: self.uuid(device).map(str::to_owned),
             device_file: render.map(|name| format!("/dev/dri/{name}")),
             ..blank
         };
-        let numbers = self.numbers(unit)?;
-        Ok(FoundGpu { gpu, numbers })
+        let indices = self.indices(device)?;
+        Ok(FoundGpu { gpu, indices })
     }
 
-    /// hwloc's numbers for a unit: each runtime that shows the card has one.
-    fn numbers(&self, unit: &Unit<'t>) -> Result<Vec<u64>, HwlocError> {
-        let card = unit
+    /// The `gp_index` of every OS device of the GPU, one per runtime.
+    fn indices(&self, device: &RuntimeDevice<'t>) -> Result<Vec<u64>, HwlocError> {
+        let card = device
             .pci
-            .filter(|_| !unit.shares_card)
+            .filter(|_| !device.shares_card)
             .map_or(&[][..], |pci| self.os_devices(Some(pci)));
-        let all = unit.own.iter().chain(card).map(|d| d.object.number("gp_index"));
+        let all = device.os_device.iter().chain(card).map(|d| d.object.integer("gp_index"));
         all.filter_map(Result::transpose).collect()
     }
 
-    /// A part must not claim its whole card's memory.
-    fn memory_bytes(&self, unit: &Unit<'t>) -> Option<u64> {
+    /// A subdevice must not report the memory of the whole card.
+    fn memory_bytes(&self, device: &RuntimeDevice<'t>) -> Option<u64> {
         const NAMES: [&str; 3] = ["CUDAGlobalMemorySize", "RSMIVRAMSize", "LevelZeroHBMSize"];
-        let text = match unit.shares_card {
-            true => NAMES.iter().find_map(|name| unit.own?.object.info(name)),
-            false => self.info(unit, &NAMES),
+        let text = match device.shares_card {
+            true => NAMES.iter().find_map(|name| device.os_device?.object.info(name)),
+            false => self.info(device, &NAMES),
         }?;
         let kib: u64 = text.strip_suffix("KiB").unwrap_or(text).parse().ok()?;
         kib.checked_mul(1024)
     }
 
-    fn uuid(&self, unit: &Unit<'t>) -> Option<&'t str> {
+    fn uuid(&self, device: &RuntimeDevice<'t>) -> Option<&'t str> {
         const NAMES: [&str; 3] = ["NVIDIAUUID", "AMDUUID", "LevelZeroUUID"];
-        match unit.shares_card {
-            true => NAMES.iter().find_map(|name| unit.own?.object.info(name)),
-            false => self.info(unit, &NAMES),
+        match device.shares_card {
+            true => NAMES.iter().find_map(|name| device.os_device?.object.info(name)),
+            false => self.info(device, &NAMES),
         }
     }
 }
 
-/// The devices a runtime shows; a device that it also shows in parts counts as its parts.
-fn numbered<'t>(os_devices: &[OsDevice<'t>], runtime: &str) -> Vec<Unit<'t>> {
+/// The devices of a runtime. A device that is also listed by subdevice is represented by these.
+fn devices_of_runtime<'t>(os_devices: &[OsDevice<'t>], runtime: &str) -> Vec<RuntimeDevice<'t>> {
     let all: Vec<(OsDevice<'t>, (u32, Option<u32>))> =
-        os_devices.iter().filter_map(|d| Some((*d, d.number_after(runtime)?))).collect();
-    let in_parts: HashSet<u32> = all
+        os_devices.iter().filter_map(|d| Some((*d, d.index_after(runtime)?))).collect();
+    let with_subdevices: HashSet<u32> = all
         .iter()
-        .filter(|(_, (_, part))| part.is_some())
-        .map(|(_, (number, _))| *number)
+        .filter(|(_, (_, subdevice))| subdevice.is_some())
+        .map(|(_, (index, _))| *index)
         .collect();
-    let whole = |number: &(u32, Option<u32>)| number.1.is_none() && in_parts.contains(&number.0);
-    (all.into_iter().filter(|(_, number)| !whole(number)))
-        .map(|(own, number)| Unit {
+    let is_listed_by_subdevice = |(index, subdevice): (u32, Option<u32>)| {
+        subdevice.is_none() && with_subdevices.contains(&index)
+    };
+    (all.into_iter().filter(|(_, index)| !is_listed_by_subdevice(*index)))
+        .map(|(os_device, index)| RuntimeDevice {
             pci: None,
-            own: Some(own),
-            number: Some(number),
+            os_device: Some(os_device),
+            index: Some(index),
             shares_card: false,
         })
         .collect()

@@ -1,6 +1,5 @@
-//! hwloc's spelling of a set: 32-bit words, the highest first, each with its own `0x`; a word that
-//! is empty or missing between commas is zero, and `0xf...f` in front stands for all higher ones.
-//! `0x00000001,,0x0` is the set {64}.
+//! hwloc's bitmap notation: 32-bit words, the highest first, each with `0x`. An empty word is zero,
+//! and a leading `0xf...f` sets all higher bits. `0x00000001,,0x0` is the set {64}.
 
 use regatta_model::CpuSet;
 
@@ -8,17 +7,17 @@ use super::MAX_CPUS;
 
 const WORDS: usize = MAX_CPUS / 32;
 
-/// The set, with numbers from [`MAX_CPUS`] on left out of an endless one; `None` if the text is no
-/// mask or names a number beyond.
+/// Parses a bitmap; an infinite one is truncated at [`MAX_CPUS`]. `None` if it is malformed or
+/// exceeds the limit.
 pub(super) fn parse(text: &str) -> Option<CpuSet> {
-    let (rest, endless) = match text.strip_prefix("0xf...f") {
+    let (rest, infinite) = match text.strip_prefix("0xf...f") {
         Some("") => return Some(CpuSet::range(0, MAX_CPUS - 1)),
         Some(rest) => (rest.strip_prefix(',')?, true),
         None => (text, false),
     };
     let count = rest.split(',').count();
-    // An empty text is no set, and empty words in front would only hide a typing error.
-    if count > WORDS || rest.is_empty() || (!endless && rest.starts_with(',')) {
+    // Leading empty words are rejected, because they would hide a typing error.
+    if count > WORDS || rest.is_empty() || (!infinite && rest.starts_with(',')) {
         return None;
     }
     let mut set = CpuSet::new();
@@ -28,7 +27,7 @@ pub(super) fn parse(text: &str) -> Option<CpuSet> {
             set.insert(position * 32 + bit);
         }
     }
-    if endless {
+    if infinite {
         set = set.union(&CpuSet::range(count * 32, MAX_CPUS - 1));
     }
     Some(set)
@@ -53,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn hwlocs_spellings() {
+    fn hwloc_bitmaps_are_parsed() {
         assert_eq!(list("0x00000003").as_deref(), Some("0-1"));
         assert_eq!(list("0x0").as_deref(), Some(""));
         assert_eq!(list("0x00000001,,0x0").as_deref(), Some("64"));
@@ -65,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_mask() {
+    fn malformed_bitmaps_are_rejected() {
         for text in ["", "ff", "0x", "0x+1", "0x1ffffffff", "0xf...g", ",0x1", "0x1 ", "0-3", "0xé"]
         {
             assert_eq!(parse(text), None, "{text:?}");
@@ -76,20 +75,20 @@ mod tests {
 
     proptest! {
         #[test]
-        fn reads_what_hwloc_would_write(cpus in proptest::collection::btree_set(0usize..900, 0..50)) {
+        fn bitmaps_round_trip(cpus in proptest::collection::btree_set(0usize..900, 0..50)) {
             let set: CpuSet = cpus.iter().copied().collect();
             let words = cpus.last().map_or(0, |last| last / 32) + 1;
             let word = |w: usize| (0..32).filter(|b| set.contains(w * 32 + b)).fold(0u32, |n, b| n | 1 << b);
-            let spelled = (0..words).rev().map(|w| match (word(w), w) {
+            let bitmap = (0..words).rev().map(|w| match (word(w), w) {
                 (0, 0) => "0x0".to_owned(),
                 (0, _) => String::new(),
                 (bits, _) => format!("{bits:#010x}"),
             });
-            prop_assert_eq!(parse(&spelled.collect::<Vec<_>>().join(",")), Some(set));
+            prop_assert_eq!(parse(&bitmap.collect::<Vec<_>>().join(",")), Some(set));
         }
 
         #[test]
-        fn no_text_makes_it_panic(text in "[0-9a-fx,.é]{0,40}") {
+        fn parsing_never_panics(text in "[0-9a-fx,.é]{0,40}") {
             let _ = parse(&text);
         }
     }

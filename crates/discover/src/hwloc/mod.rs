@@ -1,7 +1,7 @@
-//! Reads the XML that hwloc's `lstopo --of xml` writes, format 2 (and 3, which differs little).
+//! Parser for the XML of hwloc's `lstopo --of xml`, format 2 (and 3, which differs little).
 //!
-//! The text is foreign: sizes, depths and numbers have limits, and whatever is wrong is said in one
-//! sentence with its place.
+//! The input is untrusted: size, nesting and numbers have limits, and every error is one sentence
+//! with its position.
 
 mod cpus;
 mod distances;
@@ -13,67 +13,67 @@ mod memory;
 mod nics;
 mod os_devices;
 mod pci;
-mod tree;
+mod topology;
 
-pub use error::{HwlocError, Place};
+pub use error::{HwlocError, TextPosition};
 
-use regatta_model::{CpuSet, Document, Machine, Os, Usable};
+use regatta_model::{CpuSet, Document, Machine, Os, UsableResources};
 
-use gpus::Sources;
-use tree::{Kind, Tree};
+use gpus::GpuInputs;
+use topology::{ObjectType, Topology};
 
-/// One more than the highest CPU number accepted, twice what Linux can be built for.
+/// Exclusive upper bound of CPU numbers, twice the limit of Linux.
 const MAX_CPUS: usize = 16_384;
 
-/// The machine that an hwloc XML text describes. Its `source` is `hwloc`; the caller knows the file.
+/// Parses hwloc XML. The `source` of the result is `hwloc`; the caller adds the file name.
 pub fn parse(xml: &str) -> Result<Machine, HwlocError> {
-    let document = tree::document(xml)?;
-    let tree = Tree::of(&document)?;
-    let mut processors = cpus::read(&tree)?;
-    let numa = memory::read(&tree, &processors.online)?;
-    let numa_of = cpus::owners(numa.iter().map(|n| (n.id, &n.cpus)));
-    for core in &mut processors.cores {
-        core.numa = cpus::owner(&numa_of, &core.cpus);
+    let document = topology::parse_xml(xml)?;
+    let topology = Topology::new(&document)?;
+    let mut cpus = cpus::read(&topology)?;
+    let numa = memory::read(&topology, &cpus.online)?;
+    let numa_by_cpu = cpus::owner_by_cpu(numa.iter().map(|n| (n.id, &n.cpus)));
+    for core in &mut cpus.cores {
+        core.numa = cpus::common_owner(&numa_by_cpu, &core.cpus);
     }
     let mut machine = Machine {
-        host: tree.machine_info("HostName").unwrap_or_default().to_owned(),
+        host: topology.machine_info("HostName").unwrap_or_default().to_owned(),
         source: "hwloc".to_owned(),
-        cpu_model: cpu_model(&tree),
-        usable: usable(&tree, &processors.online)?,
-        packages: processors.packages,
-        l3: processors.l3,
-        cores: processors.cores,
-        os: os(&tree),
+        cpu_model: cpu_model(&topology),
+        usable: usable(&topology, &cpus.online)?,
+        packages: cpus.packages,
+        l3: cpus.l3,
+        cores: cpus.cores,
+        os: os(&topology),
         numa,
         ..Machine::default()
     };
-    add_devices(&tree, &processors.online, &mut machine)?;
-    match machine.fault() {
-        Some(fault) => Err(HwlocError::Fault { fault }),
+    add_devices(&topology, &cpus.online, &mut machine)?;
+    match machine.inconsistency() {
+        Some(reason) => Err(HwlocError::Inconsistent { reason }),
         None => Ok(machine),
     }
 }
 
-fn cpu_model(tree: &Tree<'_>) -> Option<String> {
-    let of_package = tree.of_kind(Kind::Package).find_map(|(_, o)| o.info("CPUModel"));
-    of_package.or_else(|| tree.machine_info("CPUModel")).map(str::to_owned)
+fn cpu_model(topology: &Topology<'_>) -> Option<String> {
+    let of_package = topology.of_type(ObjectType::Package).find_map(|(_, o)| o.info("CPUModel"));
+    of_package.or_else(|| topology.machine_info("CPUModel")).map(str::to_owned)
 }
 
-fn os(tree: &Tree<'_>) -> Os {
-    let host = tree.machine_info("HostName").unwrap_or_default();
+fn os(topology: &Topology<'_>) -> Os {
+    let host = topology.machine_info("HostName").unwrap_or_default();
     let domain = host.split_once('.').map(|(_, domain)| domain).filter(|d| !d.is_empty());
     Os {
-        kernel: tree.machine_info("OSRelease").map(str::to_owned),
+        kernel: topology.machine_info("OSRelease").map(str::to_owned),
         domains: domain.map(str::to_owned).into_iter().collect(),
         ..Os::default()
     }
 }
 
-/// hwloc's allowed sets are what the cgroup leaves; they differ from the whole only if lstopo was
-/// asked to show what is disallowed.
-fn usable(tree: &Tree<'_>, online: &CpuSet) -> Result<Usable, HwlocError> {
-    let mut usable = Usable { online: online.clone(), ..Usable::default() };
-    let Some(machine) = tree.objects.first() else { return Ok(usable) };
+/// hwloc's allowed sets reflect the cgroup. They differ from the complete sets only if lstopo was
+/// run with `--disallowed`.
+fn usable(topology: &Topology<'_>, online: &CpuSet) -> Result<UsableResources, HwlocError> {
+    let mut usable = UsableResources { online: online.clone(), ..UsableResources::default() };
+    let Some(machine) = topology.objects.first() else { return Ok(usable) };
     let allowed = machine.set("allowed_cpuset")?.map(|allowed| allowed.intersection(online));
     usable.cgroup = allowed.filter(|allowed| allowed != online);
     if let Some(nodes) = machine.set("nodeset")? {
@@ -83,20 +83,24 @@ fn usable(tree: &Tree<'_>, online: &CpuSet) -> Result<Usable, HwlocError> {
     Ok(usable)
 }
 
-fn add_devices(tree: &Tree<'_>, online: &CpuSet, machine: &mut Machine) -> Result<(), HwlocError> {
-    let mut nears = pci::Nears::new(online, &machine.numa);
-    let devices = pci::read(tree, &mut nears)?;
-    let by_pci = os_devices::read(tree)?;
-    let nics = nics::read(tree, &devices, &by_pci, &mut nears)?;
-    let sources = Sources { tree, devices: &devices, by_pci: &by_pci };
-    let gpus = gpus::read(&sources, &mut nears, &mut machine.notes)?;
-    machine.gpu_links = links::read(tree, &gpus)?;
+fn add_devices(
+    topology: &Topology<'_>,
+    online: &CpuSet,
+    machine: &mut Machine,
+) -> Result<(), HwlocError> {
+    let mut localities = pci::LocalityCache::new(online, &machine.numa);
+    let devices = pci::read(topology, &mut localities)?;
+    let by_pci = os_devices::read(topology)?;
+    let nics = nics::read(topology, &devices, &by_pci, &mut localities)?;
+    let inputs = GpuInputs { topology, pci_devices: &devices, by_pci: &by_pci };
+    let gpus = gpus::read(&inputs, &mut localities, &mut machine.notes)?;
+    machine.gpu_links = links::read(topology, &gpus)?;
     machine.gpus = gpus.into_iter().map(|found| found.gpu).collect();
     machine.nics = nics;
     machine.pci = devices.into_values().map(|device| device.pci).collect();
     machine.pci.sort_by(|a, b| a.address.cmp(&b.address));
     for gpu in &mut machine.gpus {
-        gpu.nic_distance = crate::distance::to_nics(
+        gpu.nic_distance = crate::locality::nic_distances(
             gpu,
             &machine.pci,
             &machine.nics,

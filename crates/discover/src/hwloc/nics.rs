@@ -5,24 +5,24 @@ use std::collections::BTreeMap;
 use regatta_model::{LinkState, Nic, NicKind};
 
 use super::error::HwlocError;
-use super::os_devices::{ByPci, OsDevice, Role, sort_key};
-use super::pci::{Device, Nears};
-use super::tree::Tree;
+use super::os_devices::{ByPci, OsDevice, OsDeviceType, natural_sort_key};
+use super::pci::{HwlocPciDevice, LocalityCache};
+use super::topology::Topology;
 
-/// More interfaces than any node has.
+/// Maximum network interfaces per node.
 const MAX_NICS: usize = 1024;
-/// PCI classes of InfiniBand adapters, today's and the first ones'.
+/// PCI classes of InfiniBand adapters, current and legacy.
 const INFINIBAND_CLASSES: [u32; 2] = [0x0207, 0x0c06];
-/// Lengths of hardware addresses.
+/// Lengths of link-layer addresses.
 const INFINIBAND_ADDRESS_BYTES: usize = 20;
 const ETHERNET_ADDRESS_BYTES: usize = 6;
 
 /// The interfaces by name.
 pub(super) fn read(
-    tree: &Tree<'_>,
-    devices: &BTreeMap<usize, Device>,
+    topology: &Topology<'_>,
+    devices: &BTreeMap<usize, HwlocPciDevice>,
     by_pci: &ByPci<'_>,
-    nears: &mut Nears<'_>,
+    localities: &mut LocalityCache<'_>,
 ) -> Result<Vec<Nic>, HwlocError> {
     let mut found = Vec::new();
     for (pci, os_devices) in by_pci {
@@ -30,12 +30,12 @@ pub(super) fn read(
         for (network, fabric) in pairs(os_devices) {
             let Some(named) = network.or(fabric) else { continue };
             if found.len() == MAX_NICS {
-                let (at, what) = (named.object.place(), "network interfaces");
+                let (at, what) = (named.object.position(), "network interfaces");
                 return Err(HwlocError::TooMany { at, what, limit: MAX_NICS });
             }
             let numa = match device {
-                Some(device) => device.near.numa,
-                None => nears.of(tree, named.position)?.numa,
+                Some(device) => device.locality.numa,
+                None => localities.of(topology, named.position)?.numa,
             };
             let nic = Nic {
                 name: named.name.to_owned(),
@@ -50,44 +50,46 @@ pub(super) fn read(
             found.push(nic);
         }
     }
-    found.sort_by(|a, b| sort_key(&a.name).cmp(&sort_key(&b.name)));
+    found.sort_by(|a, b| natural_sort_key(&a.name).cmp(&natural_sort_key(&b.name)));
     Ok(found)
 }
 
-type Pair<'d, 't> = (Option<&'d OsDevice<'t>>, Option<&'d OsDevice<'t>>);
+/// The network and RDMA device of an interface.
+type DevicePair<'d, 't> = (Option<&'d OsDevice<'t>>, Option<&'d OsDevice<'t>>);
 
-/// The network and RDMA devices of one adapter, side by side. One RDMA device may have several
-/// ports, each an interface; otherwise the first belongs to the first.
-fn pairs<'d, 't>(os_devices: &'d [OsDevice<'t>]) -> Vec<Pair<'d, 't>> {
-    let with = |role: Role| {
-        let mut all: Vec<_> = os_devices.iter().filter(|d| d.role == role).collect();
-        all.sort_by_key(|d| sort_key(d.name));
+/// The network and RDMA devices of an adapter, paired. One RDMA device may have several ports, each
+/// with an interface; otherwise they are paired in order.
+fn pairs<'d, 't>(os_devices: &'d [OsDevice<'t>]) -> Vec<DevicePair<'d, 't>> {
+    let with = |kind: OsDeviceType| {
+        let mut all: Vec<_> = os_devices.iter().filter(|d| d.kind == kind).collect();
+        all.sort_by_key(|d| natural_sort_key(d.name));
         all
     };
-    let (networks, fabrics) = (with(Role::Network), with(Role::Fabric));
+    let (networks, fabrics) = (with(OsDeviceType::Network), with(OsDeviceType::Fabric));
     if let [only] = fabrics.as_slice()
         && !networks.is_empty()
     {
         return networks.into_iter().map(|network| (Some(network), Some(*only))).collect();
     }
-    let most = networks.len().max(fabrics.len());
-    (0..most).map(|i| (networks.get(i).copied(), fabrics.get(i).copied())).collect()
+    let count = networks.len().max(fabrics.len());
+    (0..count).map(|i| (networks.get(i).copied(), fabrics.get(i).copied())).collect()
 }
 
 fn kind(
-    device: Option<&Device>,
+    device: Option<&HwlocPciDevice>,
     network: Option<&OsDevice<'_>>,
     fabric: Option<&OsDevice<'_>>,
 ) -> NicKind {
-    let either = |test: &dyn Fn(&OsDevice<'_>) -> bool| {
+    let any = |test: &dyn Fn(&OsDevice<'_>) -> bool| {
         network.is_some_and(test) || fabric.is_some_and(test)
     };
     let class = device.map(|d| d.pci.class >> 8);
-    let slingshot = either(&|d| {
+    let slingshot = any(&|d| {
         let named = d.name.starts_with("hsn") || d.name.starts_with("cxi");
         named || d.object.text("subtype") == Some("Slingshot")
     });
-    // A card of both kinds has InfiniBand's class, but each port its own kind of address.
+    // A dual-mode adapter has InfiniBand's class, but the address length of each port tells its
+    // type.
     let address = network.and_then(|n| n.object.info("Address"));
     let infiniband = match address.map(|address| address.split(':').count()) {
         Some(INFINIBAND_ADDRESS_BYTES) => true,
@@ -103,8 +105,7 @@ fn kind(
     }
 }
 
-/// The state of the interface's port; only RDMA devices tell. 4 is active, 1 down, the others are
-/// on the way up.
+/// The port state, which only RDMA devices report: 4 is active, 1 down, 2 and 3 initialising.
 fn state(network: Option<&OsDevice<'_>>, fabric: Option<&OsDevice<'_>>) -> LinkState {
     let port = network.and_then(|n| n.object.info("Port")).unwrap_or("1");
     match fabric.and_then(|f| f.object.info(&format!("Port{port}State"))) {

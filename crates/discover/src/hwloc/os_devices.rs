@@ -1,80 +1,81 @@
-//! The devices that drivers and runtimes show, by the PCI device they belong to.
+//! OS devices, grouped by their PCI device.
 
 use std::collections::BTreeMap;
 
 use super::error::HwlocError;
-use super::tree::{Kind, Object, Tree};
+use super::topology::{Object, ObjectType, Topology};
 
-/// More devices than any node has, disks and virtual functions included.
+/// Maximum OS devices per node, including disks and virtual functions.
 const MAX_OS_DEVICES: usize = 16_384;
 
-/// What a driver's device is, as far as Regatta cares.
+/// The type of an OS device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Role {
+pub(super) enum OsDeviceType {
     /// A network interface: `eth0`.
     Network,
     /// An RDMA device: `mlx5_0`.
     Fabric,
-    /// A disk, a display, a GPU, a DMA engine; GPUs are told by name.
+    /// Any other type. GPUs are identified by name.
     Other,
 }
 
-/// One device of a driver or runtime.
+/// An OS device of a driver or runtime.
 #[derive(Clone, Copy)]
 pub(super) struct OsDevice<'t> {
     pub(super) position: usize,
     pub(super) name: &'t str,
-    pub(super) role: Role,
+    pub(super) kind: OsDeviceType,
     pub(super) object: &'t Object<'t>,
 }
 
-/// The OS devices below each PCI device, by its position; `None` for those below no PCI device.
+/// OS devices by the index of their PCI device; `None` for those without one.
 pub(super) type ByPci<'t> = BTreeMap<Option<usize>, Vec<OsDevice<'t>>>;
 
-pub(super) fn read<'t>(tree: &'t Tree<'t>) -> Result<ByPci<'t>, HwlocError> {
+pub(super) fn read<'t>(topology: &'t Topology<'t>) -> Result<ByPci<'t>, HwlocError> {
     let mut by_pci = ByPci::new();
-    for (count, (position, object)) in tree.of_kind(Kind::Os).enumerate() {
+    for (count, (position, object)) in topology.of_type(ObjectType::Os).enumerate() {
         if count == MAX_OS_DEVICES {
-            let (at, what) = (object.place(), "OS devices");
+            let (at, what) = (object.position(), "OS devices");
             return Err(HwlocError::TooMany { at, what, limit: MAX_OS_DEVICES });
         }
         let Some(name) = object.text("name") else { continue };
-        let kind = object.number("osdev_type")?.unwrap_or(0);
-        let role = role(tree.major, kind, name);
-        let pci = tree.around(position).find(|(_, o)| o.kind == Kind::Pci).map(|(p, _)| p);
-        by_pci.entry(pci).or_default().push(OsDevice { position, name, role, object });
+        let flags = object.integer("osdev_type")?.unwrap_or(0);
+        let kind = device_type(topology.major, flags, name);
+        let pci =
+            topology.ancestors(position).find(|(_, o)| o.kind == ObjectType::Pci).map(|(p, _)| p);
+        by_pci.entry(pci).or_default().push(OsDevice { position, name, kind, object });
     }
     Ok(by_pci)
 }
 
-/// Version 2 numbers the types; version 3 makes them bits, as a device may be several things.
-fn role(major: u32, kind: u64, name: &str) -> Role {
+/// Version 2 enumerates the types; version 3 uses bit flags.
+fn device_type(major: u32, flags: u64, name: &str) -> OsDeviceType {
     const NETWORK_BIT: u64 = 1 << 4;
     const FABRIC_BIT: u64 = 1 << 5;
     let (network, fabric) = match major {
-        2 => (kind == 2, kind == 3),
-        _ => (kind & NETWORK_BIT != 0, kind & FABRIC_BIT != 0),
+        2 => (flags == 2, flags == 3),
+        _ => (flags & NETWORK_BIT != 0, flags & FABRIC_BIT != 0),
     };
     match (fabric || (network && name.starts_with("cxi")), network) {
-        (true, _) => Role::Fabric,
-        (false, true) => Role::Network,
-        (false, false) => Role::Other,
+        (true, _) => OsDeviceType::Fabric,
+        (false, true) => OsDeviceType::Network,
+        (false, false) => OsDeviceType::Other,
     }
 }
 
 impl OsDevice<'_> {
-    /// The number behind a prefix: 3 and 1 of `ze3.1`, the second for a part of a device.
-    pub(super) fn number_after(&self, prefix: &str) -> Option<(u32, Option<u32>)> {
+    /// The indices after a prefix: 3 and 1 of `ze3.1`; the second one is the subdevice.
+    pub(super) fn index_after(&self, prefix: &str) -> Option<(u32, Option<u32>)> {
         let rest = self.name.strip_prefix(prefix)?;
         match rest.split_once('.') {
-            Some((number, part)) => Some((number.parse().ok()?, Some(part.parse().ok()?))),
+            Some((index, sub)) => Some((index.parse().ok()?, Some(sub.parse().ok()?))),
             None => Some((rest.parse().ok()?, None)),
         }
     }
 }
 
-/// A name as people sort it: its text and the number at its end.
-pub(super) fn sort_key(name: &str) -> (&str, u64, &str) {
+/// Natural sort key: the text and the trailing number.
+pub(super) fn natural_sort_key(name: &str) -> (&str, u64, &str) {
     let text = name.trim_end_matches(|c: char| c.is_ascii_digit());
     (text, name[text.len()..].parse().unwrap_or(0), name)
 }

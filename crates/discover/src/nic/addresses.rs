@@ -1,4 +1,4 @@
-//! The addresses of network interfaces.
+//! IP addresses of network interfaces.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -8,16 +8,16 @@ use serde::Deserialize;
 
 use crate::Root;
 
-/// Addresses by the name of the interface.
+/// Addresses by interface name.
 pub(super) type Addresses = BTreeMap<String, Vec<NicAddress>>;
 
-/// What the kernel says on the live machine; on a recorded one, what the optional file
-/// `ip-addr.json` says, which is the output of `ip -j addr`.
+/// On the running node from the kernel, on a recorded one from the optional `ip-addr.json`, the
+/// output of `ip -j addr`.
 pub(super) fn read(root: &Root) -> Addresses {
     let all = if root.is_live() {
         from_kernel()
     } else {
-        from_json(&root.text("/ip-addr.json").unwrap_or_default())
+        from_json(&root.read_text("/ip-addr.json").unwrap_or_default())
     };
     let mut addresses = Addresses::new();
     for (name, address) in all.into_iter().filter(|(_, a)| is_reachable(a.address)) {
@@ -26,7 +26,7 @@ pub(super) fn read(root: &Root) -> Addresses {
     addresses
 }
 
-/// Link-local IPv6 addresses mean nothing without the interface, which peers do not know.
+/// Link-local IPv6 addresses need the interface, which peers do not know.
 fn is_reachable(address: IpAddr) -> bool {
     !matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local())
 }
@@ -36,12 +36,12 @@ struct Interface {
     #[serde(default)]
     ifname: String,
     #[serde(default)]
-    addr_info: Vec<Info>,
+    addr_info: Vec<AddrInfo>,
 }
 
 /// Some entries of `ip -j addr` are empty objects.
 #[derive(Deserialize)]
-struct Info {
+struct AddrInfo {
     local: Option<IpAddr>,
     prefixlen: Option<u8>,
 }
@@ -50,7 +50,7 @@ fn from_json(text: &str) -> Vec<(String, NicAddress)> {
     let interfaces: Vec<Interface> = serde_json::from_str(text).unwrap_or_default();
     let pairs = |i: Interface| {
         let address =
-            |info: Info| Some(NicAddress { address: info.local?, prefix: info.prefixlen? });
+            |info: AddrInfo| Some(NicAddress { address: info.local?, prefix: info.prefixlen? });
         let found: Vec<NicAddress> = i.addr_info.into_iter().filter_map(address).collect();
         found.into_iter().map(move |a| (i.ifname.clone(), a))
     };
@@ -59,7 +59,7 @@ fn from_json(text: &str) -> Vec<(String, NicAddress)> {
 
 fn from_kernel() -> Vec<(String, NicAddress)> {
     let mut list: *mut libc::ifaddrs = std::ptr::null_mut();
-    // SAFETY: `list` is a valid place for the pointer; it is read only if the call succeeds.
+    // SAFETY: `list` is a valid out-pointer; it is read only if the call succeeds.
     if unsafe { libc::getifaddrs(&mut list) } != 0 {
         return Vec::new();
     }
@@ -77,17 +77,17 @@ fn from_kernel() -> Vec<(String, NicAddress)> {
         // SAFETY: both are null or socket addresses of the list, complete for their family.
         let (address, mask) = unsafe { (ip(entry.ifa_addr), ip(entry.ifa_netmask)) };
         let (Some(address), Some(mask)) = (address, mask) else { continue };
-        let prefix = prefix(mask);
-        // Aliases (`eth0:1`) are addresses of the interface before the colon.
+        let prefix = prefix_len(mask);
+        // Aliases (`eth0:1`) belong to the interface before the colon.
         let name = name.to_string_lossy().split(':').next().unwrap_or_default().to_owned();
         found.push((name, NicAddress { address, prefix }));
     }
-    // SAFETY: `list` came from `getifaddrs`, is freed once, and nothing points into it any more.
+    // SAFETY: `list` is from `getifaddrs`, is freed once, and nothing points into it any more.
     unsafe { libc::freeifaddrs(list) };
     found
 }
 
-/// The IP address in a socket address, if it is one.
+/// The IP address of a socket address, if it has one.
 ///
 /// # Safety
 /// `address` is null or points to a socket address that is complete for its family.
@@ -112,7 +112,7 @@ unsafe fn ip(address: *const libc::sockaddr) -> Option<IpAddr> {
     }
 }
 
-fn prefix(mask: IpAddr) -> u8 {
+fn prefix_len(mask: IpAddr) -> u8 {
     let ones = match mask {
         IpAddr::V4(v4) => u32::from(v4).leading_ones(),
         IpAddr::V6(v6) => u128::from(v6).leading_ones(),
@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernel_knows_the_loopback_address() {
+    fn kernel_reports_the_loopback_address() {
         let all = from_kernel();
         let loopback = all.iter().find(|(name, a)| name == "lo" && a.address.is_ipv4());
         // A namespace can have the loopback interface down.
@@ -135,8 +135,8 @@ mod tests {
     }
 
     #[test]
-    fn masks_have_lengths() {
-        let length = |mask: &str| prefix(mask.parse().unwrap());
+    fn netmasks_convert_to_prefix_lengths() {
+        let length = |mask: &str| prefix_len(mask.parse().unwrap());
         assert_eq!(
             [length("255.255.240.0"), length("0.0.0.0"), length("ffff:ffff::")],
             [20, 0, 32]
@@ -144,11 +144,11 @@ mod tests {
     }
 
     #[test]
-    fn recorded_addresses_are_read() {
+    fn recorded_addresses_are_parsed() {
         let text = r#"[{},{"ifname":"hsn0","flags":["UP"],"addr_info":[
             {"family":"inet","local":"10.253.6.67","prefixlen":16,"scope":"global"},{},
             {"family":"inet6","local":"fe80::1","prefixlen":64,"scope":"link"}]}]"#;
-        let tree = crate::testing::Tree::new();
+        let tree = crate::fake_sysfs::FakeSysfs::new();
         tree.file("/ip-addr.json", text);
         let addresses = read(&tree.root());
         let hsn = NicAddress { address: "10.253.6.67".parse().unwrap(), prefix: 16 };

@@ -1,54 +1,54 @@
-//! What is measured, by name.
+//! Benchmarked operations.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// What is measured.
+/// A benchmarked operation.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(from = "String", into = "String")]
 pub enum Operation {
-    /// The sum of all ranks' data, at every rank.
+    /// All-reduce.
     AllReduce,
-    /// All ranks' data, at every rank.
+    /// All-gather.
     AllGather,
-    /// The sum of all ranks' data, a part of it at each rank.
+    /// Reduce-scatter.
     ReduceScatter,
-    /// One rank's data, at every rank.
+    /// Broadcast.
     Broadcast,
-    /// The sum of all ranks' data, at one rank.
+    /// Reduce.
     Reduce,
-    /// A part of each rank's data to each rank.
+    /// All-to-all.
     AllToAll,
-    /// The same with parts of different sizes.
+    /// All-to-all with per-pair counts.
     AllToAllV,
-    /// All ranks' data, at one rank.
+    /// Gather.
     Gather,
-    /// One rank's data, a part of it to each.
+    /// Scatter.
     Scatter,
-    /// To the next rank, and from the one before.
+    /// Ring exchange: send to the next rank, receive from the previous one.
     SendRecv,
-    /// All ranks' data at every rank, by halves of a cube.
+    /// All-gather by hypercube exchange.
     Hypercube,
-    /// A message to another rank and back, half the time of both.
+    /// Ping-pong latency: half the round-trip time.
     Latency,
-    /// Messages to another rank, many at a time.
+    /// Unidirectional point-to-point bandwidth with a window of messages.
     Bandwidth,
-    /// The same both ways at once.
+    /// Bidirectional point-to-point bandwidth.
     BiBandwidth,
-    /// All ranks wait for each other.
+    /// Barrier.
     Barrier,
-    /// Nobody knows.
+    /// Unknown.
     #[default]
     Unknown,
-    /// Something else by its name.
+    /// Another operation, by name.
     Other(String),
 }
 
 impl Operation {
-    /// Those that have a name of their own.
-    pub const NAMED: [Self; 15] = [
+    /// All known operations.
+    pub const KNOWN: [Self; 15] = [
         Self::AllReduce,
         Self::AllGather,
         Self::ReduceScatter,
@@ -92,8 +92,8 @@ impl Operation {
 
 impl From<String> for Operation {
     fn from(name: String) -> Self {
-        match Self::NAMED.into_iter().find(|named| named.name() == name) {
-            Some(named) => named,
+        match Self::KNOWN.into_iter().find(|known| known.name() == name) {
+            Some(known) => known,
             None if name == Self::Unknown.name() => Self::Unknown,
             None => Self::Other(name),
         }
@@ -125,8 +125,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_is_found_by_its_name() {
-        for operation in Operation::NAMED {
+    fn operations_parse_from_their_names() {
+        for operation in Operation::KNOWN {
             assert_eq!(Operation::from(operation.name().to_owned()), operation);
         }
         let other: Operation = "osu_put_bw".parse().unwrap();

@@ -1,57 +1,58 @@
-//! What every pair of ranks can do, as matrices.
+//! Bandwidth and latency matrices over all pairs of ranks.
 
 use serde::{Deserialize, Serialize};
 
-/// A square of figures: the row sends, the column receives. What was not measured is absent.
-pub type Matrix = Vec<Vec<Option<f64>>>;
+/// A square matrix: the row sends, the column receives. Unmeasured entries are `None`.
+pub type PairMatrix = Vec<Vec<Option<f64>>>;
 
-/// What was measured between every two ranks of a job, or between one rank of each node.
+/// Point-to-point measurements between all ranks of a job, or between one rank per node.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Pairs {
-    /// Who was measured, in the order of rows and columns.
-    pub ends: Vec<PairEnd>,
-    /// Bytes of a message of the bandwidths; over slow links they were smaller.
+pub struct PairMatrices {
+    /// The measured ranks, in row and column order.
+    #[serde(alias = "ends")]
+    pub endpoints: Vec<PairEndpoint>,
+    /// Message size of the bandwidth test; slow links use smaller messages.
     pub bytes: u64,
-    /// Whether other pairs were idle while one was measured.
+    /// Whether only one pair communicated at a time.
     pub one_at_a_time: bool,
-    /// GB/s from the row's rank to the column's.
-    pub bandwidth: Matrix,
-    /// The least time of 8 bytes on their way, half of there and back, in microseconds.
-    pub latency_us: Matrix,
-    /// The median of the same.
-    pub latency_median_us: Matrix,
-    /// What stands out, in sentences, the worst first.
+    /// Bandwidth from the row's rank to the column's, in GB/s.
+    pub bandwidth: PairMatrix,
+    /// Minimum one-way latency of 8 bytes (half the round trip), in microseconds.
+    pub latency_us: PairMatrix,
+    /// Median one-way latency of 8 bytes, in microseconds.
+    pub latency_median_us: PairMatrix,
+    /// Outliers in sentences, the worst first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub findings: Vec<String>,
 }
 
-/// One rank that was measured.
+/// A measured rank.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct PairEnd {
+pub struct PairEndpoint {
     /// The rank.
     pub rank: u32,
-    /// Its node.
+    /// Host name.
     pub host: String,
 }
 
-impl Pairs {
-    /// What contradicts itself: matrices that are no squares of the ends, figures below zero.
-    pub fn fault(&self) -> Option<String> {
+impl PairMatrices {
+    /// The first inconsistency: a matrix of another dimension than the endpoints, or a negative
+    /// value.
+    pub fn inconsistency(&self) -> Option<String> {
         let matrices = [
             ("bandwidth", &self.bandwidth),
             ("latency_us", &self.latency_us),
             ("latency_median_us", &self.latency_median_us),
         ];
-        let n = self.ends.len();
+        let n = self.endpoints.len();
         for (name, matrix) in matrices {
             if matrix.len() != n || matrix.iter().any(|row| row.len() != n) {
-                return Some(format!("{name} of pairs is no square of {n} ranks"));
+                return Some(format!("pairs.{name} is not a {n} x {n} matrix"));
             }
-            let all = matrix.iter().flatten().flatten();
-            if let Some(figure) = all.into_iter().find(|figure| **figure < 0.0) {
-                return Some(format!("{name} of pairs has a figure below zero: {figure}"));
+            if let Some(value) = matrix.iter().flatten().flatten().find(|value| **value < 0.0) {
+                return Some(format!("pairs.{name} has a negative value: {value}"));
             }
         }
         None
@@ -65,42 +66,42 @@ mod tests {
     use crate::document::{from_json, to_json};
 
     #[test]
-    fn they_are_read_back_and_left_out_where_there_are_none() {
-        let end = PairEnd { rank: 3, host: "a".to_owned() };
+    fn pairs_round_trip_and_are_omitted_if_absent() {
+        let endpoint = PairEndpoint { rank: 3, host: "a".to_owned() };
         let one = || vec![vec![None]];
-        let pairs = Pairs {
-            ends: vec![end],
+        let pairs = PairMatrices {
+            endpoints: vec![endpoint],
             bandwidth: one(),
             latency_us: one(),
             latency_median_us: one(),
-            findings: vec!["all is well".to_owned()],
-            ..Pairs::default()
+            findings: vec!["no outliers".to_owned()],
+            ..PairMatrices::default()
         };
         let result = BenchResult { pairs: Some(pairs), ..BenchResult::default() };
         let text = to_json(&result).unwrap();
         assert_eq!(from_json::<BenchResult>(&text).unwrap(), result);
-        let odd = text.replace("\"rank\": 3", "\"rank\": 3}, {\"rank\": 4");
-        let error = from_json::<BenchResult>(&odd).unwrap_err().to_string();
-        assert!(error.contains("no square of 2 ranks"), "{error}");
+        let mismatched = text.replace("\"rank\": 3", "\"rank\": 3}, {\"rank\": 4");
+        let error = from_json::<BenchResult>(&mismatched).unwrap_err().to_string();
+        assert!(error.contains("not a 2 x 2 matrix"), "{error}");
         assert!(!to_json(&BenchResult::default()).unwrap().contains("pairs"));
     }
 
     #[test]
-    fn a_matrix_must_be_a_square_of_the_ends() {
+    fn matrices_must_have_the_dimension_of_the_endpoints() {
         let square = || vec![vec![None, Some(2.0)], vec![Some(1.5), None]];
-        let end = |rank| PairEnd { rank, host: "a".to_owned() };
-        let good = Pairs {
-            ends: vec![end(0), end(4)],
+        let endpoint = |rank| PairEndpoint { rank, host: "a".to_owned() };
+        let valid = PairMatrices {
+            endpoints: vec![endpoint(0), endpoint(4)],
             bandwidth: square(),
             latency_us: square(),
             latency_median_us: square(),
-            ..Pairs::default()
+            ..PairMatrices::default()
         };
-        assert_eq!(good.fault(), None);
-        let short = Pairs { latency_us: vec![vec![None; 2]], ..good.clone() };
-        assert!(short.fault().unwrap().contains("latency_us of pairs is no square of 2"));
-        let mut negative = good;
+        assert_eq!(valid.inconsistency(), None);
+        let short = PairMatrices { latency_us: vec![vec![None; 2]], ..valid.clone() };
+        assert_eq!(short.inconsistency().unwrap(), "pairs.latency_us is not a 2 x 2 matrix");
+        let mut negative = valid;
         negative.bandwidth[1][0] = Some(-1.0);
-        assert!(negative.fault().unwrap().contains("bandwidth of pairs has a figure below zero"));
+        assert_eq!(negative.inconsistency().unwrap(), "pairs.bandwidth has a negative value: -1");
     }
 }

@@ -1,19 +1,19 @@
-//! Site profiles: which settings a site, or a kind of network, needs, and why.
+//! Site profiles: the settings that a site or network type needs, with reasons.
 //!
-//! A profile is TOML. Those in `profiles/` are built in; a user's file may add to them, extend
-//! them or replace them. Which one applies is decided in [`recognise`](Profiles::recognise), which
-//! of its settings apply in [`Profile::settings`].
+//! Profiles are TOML files. Those in `profiles/` are built in; a user's file may add to them,
+//! extend them or replace them. [`detect`](Profiles::detect) selects the profile,
+//! [`Profile::settings`] the settings that apply.
 //!
 //! ```toml
 //! name = "my-cluster"
 //! title = "My cluster"
-//! extends = "slingshot"              # its settings first; own ones override by variable name
-//! without = ["NCCL_NET_GDR_LEVEL"]   # settings of the base to leave out
-//! [match]                            # any of cluster, domain and env names the site
+//! extends = "slingshot"              # inherits its settings; own ones override by variable name
+//! without = ["NCCL_NET_GDR_LEVEL"]   # settings of the base to exclude
+//! [match]                            # any of cluster, domain and env identifies the site
 //! cluster = ["mine"]
 //! domain = ["*.mine.example.org"]
 //! env = { CENTRE_HOST = "mine" }
-//! hardware = { gpu = "MI250X", gpus = 8, nic = "slingshot" }   # what must not be contradicted
+//! hardware = { gpu = "MI250X", gpus = 8, nic = "slingshot" }   # must not contradict the node
 //! [place]
 //! reserve = "first-of-l3"            # or "0,52", or "none"
 //! smt = "one"                        # or "all"
@@ -25,131 +25,129 @@
 //! [[set]]
 //! variable = "NCCL_CROSS_NIC"
 //! value = "1"                        # or: unset = true
-//! why = "Rings may leave through another NIC than they came in by."
+//! why = "Rings may use different NICs for ingress and egress."
 //! when = { nodes = ">1", rocm = "<6.2", assume_unknown = true }
 //! ```
 
-mod condition;
-mod nearest;
-mod read;
-mod recognise;
+mod conditions;
+mod detect;
+mod parse;
 mod registry;
 
 use std::collections::BTreeMap;
 
-use regatta_model::{GpuVendor, NicKind, Reserve, SmtUse};
+use regatta_model::{GpuVendor, NicKind, ReservedCores, SmtPolicy};
 use serde::{Deserialize, Serialize};
 
-pub use condition::{Constraint, PluginState, PluginWish, Situation, Version, When};
-pub use recognise::{Facts, Recognition};
+pub use conditions::{Conditions, Constraint, JobContext, PluginCondition, PluginState, Version};
+pub use detect::{ProfileMatch, SiteEvidence};
 pub use registry::Profiles;
 
-/// A site, or a kind of machine, and what it needs.
+/// A site or machine type and its settings.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Profile {
-    /// The name to ask for it by: `lumi-g`.
-    #[serde(deserialize_with = "read::name")]
+    /// Name for `--profile`: `lumi-g`.
+    #[serde(deserialize_with = "parse::name")]
     pub name: String,
-    /// The name for people.
+    /// Display name.
     #[serde(default)]
     pub title: String,
-    /// The profile it builds on.
+    /// The base profile.
     #[serde(default)]
     pub extends: Option<String>,
-    /// Variables of the base whose settings are left out.
+    /// Variables of the base profile that are excluded.
     #[serde(default)]
     pub without: Vec<String>,
-    /// How it is recognised. Not inherited, except by a profile that extends its namesake.
+    /// How it is detected. Not inherited, except by a profile that extends its namesake.
     #[serde(default, rename = "match")]
-    pub matches: Matches,
-    /// How ranks are placed.
+    pub matches: SiteMatch,
+    /// Placement defaults.
     #[serde(default)]
-    pub place: Place,
-    /// Where its fast network is.
+    pub place: PlacementDefaults,
+    /// The fabric.
     #[serde(default)]
-    pub fabric: Fabric,
-    /// Where files of a node may lie.
+    pub fabric: FabricSettings,
+    /// Node-local directories.
     #[serde(default)]
-    pub node_local: NodeLocal,
-    /// Its settings, each with its conditions. Of several for one variable the first that holds
-    /// counts.
+    pub node_local: NodeLocalDirs,
+    /// The settings with their conditions. Of several for one variable the first whose conditions
+    /// are met applies.
     #[serde(default, rename = "set")]
-    pub rules: Vec<Rule>,
+    pub rules: Vec<SettingRule>,
 }
 
-/// How a site is recognised. Host names are no help: half of all Cray systems have a `nid001000`.
+/// How a site is detected. Host names do not identify a site: many Cray systems have a `nid001000`.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Matches {
-    /// Names that Slurm gives the cluster.
+pub struct SiteMatch {
+    /// Slurm cluster names.
     pub cluster: Vec<String>,
-    /// DNS domains: `*.polaris.alcf.anl.gov` is that domain and everything below it.
+    /// DNS domains: `*.polaris.alcf.anl.gov` is that domain and all its subdomains.
     pub domain: Vec<String>,
-    /// Environment variables, each with the values that mean this site; one of them is enough.
-    #[serde(deserialize_with = "read::value_lists")]
+    /// Environment variables with the values that identify the site; one match suffices.
+    #[serde(deserialize_with = "parse::value_lists")]
     pub env: BTreeMap<String, Vec<String>>,
-    /// What the nodes are made of.
-    pub hardware: Hardware,
+    /// Hardware of the nodes.
+    pub hardware: HardwareMatch,
 }
 
-impl Matches {
-    /// Whether something other than hardware can name this profile: it is a site then, and not a
-    /// kind of machine.
-    pub fn names_a_site(&self) -> bool {
+impl SiteMatch {
+    /// Whether this profile is for a site: identified by more than hardware.
+    pub fn identifies_site(&self) -> bool {
         !(self.cluster.is_empty() && self.domain.is_empty() && self.env.is_empty())
     }
 }
 
-/// What a node of a site is made of; what is not given may be anything.
+/// Hardware of a node; absent fields match anything.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Hardware {
-    /// Part of the processor's name, in any case of letters.
+pub struct HardwareMatch {
+    /// Substring of the CPU model, case-insensitive.
     pub cpu: Option<String>,
-    /// Part of the GPUs' name, in any case of letters.
+    /// Substring of the GPU model, case-insensitive.
     pub gpu: Option<String>,
-    /// Who makes the GPUs.
+    /// GPU vendor.
     pub vendor: Option<GpuVendor>,
-    /// How many devices the runtime shows on a whole node. A job may see fewer, never more.
+    /// Devices on a complete node. A job may see fewer, never more.
     pub gpus: Option<u32>,
-    /// What network it is on.
+    /// Network type.
     pub nic: Option<NicKind>,
 }
 
-/// How ranks are placed at a site, as far as it differs from what is usual.
+/// Placement defaults of a site.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Place {
-    /// Cores left to the system.
-    #[serde(deserialize_with = "read::reserve")]
-    pub reserve: Option<Reserve>,
-    /// Hardware threads of a core that are used.
-    pub smt: Option<SmtUse>,
+pub struct PlacementDefaults {
+    /// Cores reserved for the operating system.
+    #[serde(deserialize_with = "parse::reserve")]
+    pub reserve: Option<ReservedCores>,
+    /// Hardware threads used per core.
+    pub smt: Option<SmtPolicy>,
 }
 
-/// Where a site's fast network is.
+/// The fabric of a site.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Fabric {
-    /// How the names of its interfaces begin: `hsn`.
+pub struct FabricSettings {
+    /// Name prefix of its interfaces: `hsn`.
     pub interfaces: Option<String>,
-    /// What, put after a node's name, gives its name on the fabric. They are alternatives in order;
-    /// one that does not resolve is passed over, and the plain name comes last.
-    #[serde(deserialize_with = "read::one_or_more")]
+    /// Suffixes that turn a host name into its name on the fabric, tried in order. Names that do
+    /// not resolve are skipped; the plain host name is the last resort.
+    #[serde(deserialize_with = "parse::one_or_more")]
     pub host_suffix: Vec<String>,
 }
 
-/// Where files of a node may lie: caches that many processes write.
+/// Node-local directories, for caches that many processes write.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct NodeLocal {
-    /// Folders in order of preference; `$NAME` stands for an environment variable.
+pub struct NodeLocalDirs {
+    /// Directories in order of preference; `$NAME` is an environment variable.
     pub dirs: Vec<String>,
 }
 
-impl NodeLocal {
-    /// The folders with their variables filled in; one whose variable is not set is left out.
+impl NodeLocalDirs {
+    /// The directories with variables expanded, without those whose variable is unset.
     pub fn expanded(&self, env: &BTreeMap<String, String>) -> Vec<String> {
         self.dirs.iter().filter_map(|dir| expand(dir, env)).collect()
     }
@@ -167,123 +165,123 @@ fn expand(text: &str, env: &BTreeMap<String, String>) -> Option<String> {
     Some(out)
 }
 
-/// One setting and when it applies.
+/// A setting and its conditions.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
-#[serde(try_from = "read::RawRule")]
-pub struct Rule {
+#[serde(try_from = "parse::RawSettingRule")]
+pub struct SettingRule {
     /// The environment variable.
     pub variable: String,
-    /// What it is set to; `None`: it must not be set.
+    /// Value; `None`: unset.
     pub value: Option<String>,
     /// The reason, one sentence.
     pub why: String,
-    /// When it applies.
-    pub when: When,
-    /// The profile that states it.
-    pub from: String,
+    /// Its conditions.
+    pub when: Conditions,
+    /// The profile that defines it.
+    pub profile: String,
 }
 
 /// A setting that applies.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Setting {
+pub struct SiteSetting {
     /// The environment variable.
     pub variable: String,
-    /// What it is to be set to; `None`: it must not be set.
+    /// Value; `None`: unset.
     pub value: Option<String>,
     /// The reason, one sentence.
     pub why: String,
-    /// The profile that states it.
-    pub from_profile: String,
+    /// The profile that defines it.
+    pub profile: String,
 }
 
 impl Profile {
-    /// Reads one profile; `file` is for error messages. Settings of a base are not in it yet:
-    /// [`Profiles`] brings them in.
+    /// Parses one profile; `file` is for error messages. [`Profiles`] adds the settings of its
+    /// base.
     pub fn parse(file: &str, text: &str) -> Result<Self, ProfileError> {
-        read::profile(file, text)
+        parse::profile(file, text)
     }
 
-    /// The settings that apply in this situation, in the order of the profile.
-    pub fn settings(&self, situation: &Situation) -> Vec<Setting> {
-        let mut settings: Vec<Setting> = Vec::new();
-        for rule in self.rules.iter().filter(|rule| rule.when.holds(situation)) {
+    /// The settings whose conditions are met, in profile order.
+    pub fn settings(&self, context: &JobContext) -> Vec<SiteSetting> {
+        let mut settings: Vec<SiteSetting> = Vec::new();
+        for rule in self.rules.iter().filter(|rule| rule.when.are_met(context)) {
             if settings.iter().any(|s| s.variable == rule.variable) {
                 continue;
             }
-            settings.push(Setting {
+            settings.push(SiteSetting {
                 variable: rule.variable.clone(),
                 value: rule.value.clone(),
                 why: rule.why.clone(),
-                from_profile: rule.from.clone(),
+                profile: rule.profile.clone(),
             });
         }
         settings
     }
 }
 
-/// What is wrong with a profile, or with the name of one.
+/// Why a profile is invalid or unknown.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ProfileError {
-    /// The text is not a profile.
+    /// Syntax error.
     #[error("{file}:{line}: {message}")]
-    Text {
+    Syntax {
         /// The file.
         file: String,
-        /// The line, from 1.
+        /// Line, from 1.
         line: usize,
-        /// What is wrong, and what it should be.
+        /// The error and the expected input.
         message: String,
     },
-    /// It builds on a profile that does not exist.
-    #[error("{file}: profile {profile:?} extends {base:?}, which does not exist; {hint}")]
+    /// Unknown base profile.
+    #[error("{file}: profile {profile:?} extends the unknown profile {base:?}; {hint}")]
     UnknownBase {
         /// The file.
         file: String,
         /// The profile.
         profile: String,
-        /// What it extends.
+        /// The base profile.
         base: String,
-        /// What may have been meant.
+        /// Closest names.
         hint: String,
     },
-    /// It builds on itself, through others.
-    #[error("{file}: profile {profile:?} extends itself, by way of {base:?}")]
-    Circle {
+    /// Cyclic `extends`.
+    #[error("{file}: profile {profile:?} extends itself through {base:?}")]
+    Cycle {
         /// The file.
         file: String,
         /// The profile.
         profile: String,
-        /// What it extends.
+        /// The base profile.
         base: String,
     },
-    /// It leaves out what its base does not have.
+    /// An excluded variable that the base does not set.
     #[error(
-        "{file}: profile {profile:?} is without {variable:?}, which its base never sets; {hint}"
+        "{file}: profile {profile:?} excludes {variable:?}, which its base does not set; {hint}"
     )]
-    NothingToLeaveOut {
+    UnknownExclusion {
         /// The file.
         file: String,
         /// The profile.
         profile: String,
         /// The variable.
         variable: String,
-        /// What may have been meant.
+        /// Closest names.
         hint: String,
     },
-    /// Two profiles of one file have one name.
-    #[error("{file}: there are two profiles {profile:?}; remove one or rename it")]
-    Twice {
+    /// Duplicate name in a file.
+    #[error("{file}: duplicate profile {profile:?}; remove or rename one")]
+    Duplicate {
         /// The file.
         file: String,
         /// The name.
         profile: String,
     },
-    /// Nobody knows a profile of this name.
-    #[error("there is no profile {name:?}; {hint}")]
+    /// Unknown profile name.
+    #[error("unknown profile {name:?}; {hint}")]
     UnknownName {
         /// The name.
         name: String,
-        /// What may have been meant.
+        /// Closest names.
         hint: String,
     },
 }
@@ -293,16 +291,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn folders_are_filled_in_or_left_out() {
+    fn directories_are_expanded_or_skipped() {
         let dirs = ["/mnt/bb/$USER", "$TMPDIR", "/local/scratch", "/a$B_C/d"].map(str::to_owned);
-        let local = NodeLocal { dirs: dirs.to_vec() };
+        let local = NodeLocalDirs { dirs: dirs.to_vec() };
         let env = [("USER", "ada"), ("B_C", "x"), ("TMPDIR", "")];
         let env = env.map(|(k, v)| (k.to_owned(), v.to_owned())).into();
         assert_eq!(local.expanded(&env), ["/mnt/bb/ada", "/local/scratch", "/ax/d"]);
     }
 
     #[test]
-    fn the_first_rule_that_holds_counts() {
+    fn first_matching_rule_applies() {
         let text = r#"
             name = "t"
             [[set]]
@@ -321,8 +319,8 @@ mod tests {
         "#;
         let profile = Profile::parse("t.toml", text).unwrap();
         let at = |nodes| {
-            let situation = Situation { nodes, ..Situation::default() };
-            let settings = profile.settings(&situation);
+            let context = JobContext { nodes, ..JobContext::default() };
+            let settings = profile.settings(&context);
             settings.into_iter().map(|s| (s.variable, s.value)).collect::<Vec<_>>()
         };
         let pair = |v: &str, x: Option<&str>| (v.to_owned(), x.map(str::to_owned));

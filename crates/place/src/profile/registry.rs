@@ -1,9 +1,9 @@
-//! All known profiles: the built-in ones, and a user's own on top of them.
+//! The profile registry: built-in profiles, and the user's on top of them.
 
-use super::nearest::hint;
-use super::{Profile, ProfileError, Rule, read};
+use super::{Profile, ProfileError, SettingRule, parse};
+use regatta_model::suggest::did_you_mean;
 
-/// The built-in profiles; what a profile extends stands before it.
+/// The built-in profiles; a base precedes the profiles that extend it.
 const BUILTIN: [(&str, &str); 13] = [
     ("ethernet.toml", include_str!("../../profiles/ethernet.toml")),
     ("infiniband.toml", include_str!("../../profiles/infiniband.toml")),
@@ -20,12 +20,12 @@ const BUILTIN: [(&str, &str); 13] = [
     ("dgx-h100.toml", include_str!("../../profiles/dgx-h100.toml")),
 ];
 
-/// Profiles by name, each with what it inherits.
+/// Profiles by name, with inherited settings.
 #[derive(Debug, Clone, Default)]
 pub struct Profiles {
-    /// As written, with their files, in the order read: of two with one name the later counts.
+    /// As written, with their files, in order of reading; the last of a name is in effect.
     written: Vec<(String, Profile)>,
-    /// The ones that count, with their bases' settings brought in, in the order of `written`.
+    /// The profiles in effect, with the settings of their bases, in the order of `written`.
     merged: Vec<Profile>,
 }
 
@@ -39,11 +39,10 @@ impl Profiles {
         profiles.merge()
     }
 
-    /// These and the profiles of a user's file: one, or several under `[[profile]]`. One with the
-    /// name of an earlier profile replaces it, also as the base of others; it may extend the one
-    /// it replaces.
+    /// Adds the profiles of a user's file: one, or several under `[[profile]]`. A profile with the
+    /// name of an earlier one replaces it, also as the base of others, and may extend it.
     pub fn with_file(mut self, file: &str, text: &str) -> Result<Self, ProfileError> {
-        let added = read::profiles(file, text)?;
+        let added = parse::profiles(file, text)?;
         self.written.extend(added.into_iter().map(|profile| (file.to_owned(), profile)));
         self.merge()
     }
@@ -51,16 +50,19 @@ impl Profiles {
     /// The profile with this name.
     pub fn named(&self, name: &str) -> Result<&Profile, ProfileError> {
         self.merged.iter().find(|profile| profile.name == name).ok_or_else(|| {
-            ProfileError::UnknownName { name: name.to_owned(), hint: hint(name, self.names()) }
+            ProfileError::UnknownName {
+                name: name.to_owned(),
+                hint: did_you_mean(name, self.names()),
+            }
         })
     }
 
-    /// All names, in the order read.
+    /// All names, in order of reading.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.merged.iter().map(|profile| profile.name.as_str())
     }
 
-    /// All profiles, in the order read.
+    /// All profiles, in order of reading.
     pub fn iter(&self) -> impl Iterator<Item = &Profile> {
         self.merged.iter()
     }
@@ -76,18 +78,19 @@ impl Profiles {
         Ok(self)
     }
 
-    /// Where the last profile of this name stands, looking before `end`.
+    /// Index of the last profile with this name before `end`.
     fn position(&self, name: &str, end: usize) -> Option<usize> {
         self.written[..end].iter().rposition(|(_, profile)| profile.name == name)
     }
 
-    /// The profile at a position with everything it inherits; `path` holds those that wait for it.
+    /// The profile at an index with its inherited settings; `path` holds the profiles being
+    /// resolved.
     fn resolve(&self, at: usize, path: &mut Vec<usize>) -> Result<Profile, ProfileError> {
         let (file, profile) = &self.written[at];
         let Some(base_name) = &profile.extends else {
             return inherit(file, &Profile::default(), profile);
         };
-        // A profile that extends its namesake means the one it replaces.
+        // A profile that extends its namesake refers to the one it replaces.
         let end = if *base_name == profile.name { at } else { self.written.len() };
         let Some(base_at) = self.position(base_name, end) else {
             let known = self.written.iter().map(|(_, p)| p.name.as_str());
@@ -95,12 +98,12 @@ impl Profiles {
                 file: file.clone(),
                 profile: profile.name.clone(),
                 base: base_name.clone(),
-                hint: hint(base_name, known.filter(|name| *name != profile.name)),
+                hint: did_you_mean(base_name, known.filter(|name| *name != profile.name)),
             });
         };
         path.push(at);
         if path.contains(&base_at) {
-            return Err(ProfileError::Circle {
+            return Err(ProfileError::Cycle {
                 file: file.clone(),
                 profile: profile.name.clone(),
                 base: base_name.clone(),
@@ -111,15 +114,15 @@ impl Profiles {
     }
 }
 
-/// A profile with what it takes over from its base.
+/// Merges a profile with its base.
 fn inherit(file: &str, base: &Profile, own: &Profile) -> Result<Profile, ProfileError> {
     let missing = own.without.iter().find(|v| !base.rules.iter().any(|r| r.variable == **v));
     if let Some(variable) = missing {
-        return Err(ProfileError::NothingToLeaveOut {
+        return Err(ProfileError::UnknownExclusion {
             file: file.to_owned(),
             profile: own.name.clone(),
             variable: variable.clone(),
-            hint: hint(variable, base.rules.iter().map(|r| r.variable.as_str())),
+            hint: did_you_mean(variable, base.rules.iter().map(|r| r.variable.as_str())),
         });
     }
     let mut merged = own.clone();
@@ -144,13 +147,13 @@ fn inherit(file: &str, base: &Profile, own: &Profile) -> Result<Profile, Profile
     Ok(merged)
 }
 
-/// The base's rules in their order, each variable that `own` speaks of decided by `own` alone, and
-/// then what only `own` has.
-fn inherit_rules(base: &Profile, own: &Profile) -> Vec<Rule> {
-    let of = |variable: &str| -> Vec<Rule> {
+/// The base's rules in order, with all rules of a variable replaced if `own` has any for it, then
+/// the variables that only `own` has.
+fn inherit_rules(base: &Profile, own: &Profile) -> Vec<SettingRule> {
+    let of = |variable: &str| -> Vec<SettingRule> {
         own.rules.iter().filter(|r| r.variable == variable).cloned().collect()
     };
-    let mut rules: Vec<Rule> = Vec::new();
+    let mut rules: Vec<SettingRule> = Vec::new();
     for rule in base.rules.iter().filter(|r| !own.without.contains(&r.variable)) {
         let has_own = own.rules.iter().any(|r| r.variable == rule.variable);
         match (has_own, rules.iter().any(|r| r.variable == rule.variable)) {
@@ -170,7 +173,7 @@ fn inherit_rules(base: &Profile, own: &Profile) -> Vec<Rule> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::profile::Situation;
+    use crate::profile::JobContext;
     use regatta_model::GpuVendor;
 
     const BASE: &str = r#"
@@ -208,10 +211,10 @@ mod tests {
     "#;
 
     fn lines(profiles: &Profiles, name: &str, nodes: u32) -> Vec<String> {
-        let situation = Situation { nodes, ..Situation::default() };
-        let settings = profiles.named(name).unwrap().settings(&situation);
-        let line = |s: &super::super::Setting| {
-            format!("{}={} {}", s.variable, s.value.as_deref().unwrap_or("-"), s.from_profile)
+        let context = JobContext { nodes, ..JobContext::default() };
+        let settings = profiles.named(name).unwrap().settings(&context);
+        let line = |s: &super::super::SiteSetting| {
+            format!("{}={} {}", s.variable, s.value.as_deref().unwrap_or("-"), s.profile)
         };
         settings.iter().map(line).collect()
     }
@@ -221,9 +224,9 @@ mod tests {
     }
 
     #[test]
-    fn own_settings_override_by_variable() {
+    fn settings_override_by_variable() {
         let profiles = Profiles::default().with_file("f", BASE).unwrap();
-        // A is the child's affair altogether, even where its condition does not hold.
+        // The child's rules replace all of the base's for A, even if their conditions are not met.
         assert_eq!(lines(&profiles, "child", 1), ["B=base base", "D=child child"]);
         assert_eq!(
             lines(&profiles, "child", 10),
@@ -231,12 +234,12 @@ mod tests {
         );
         let child = profiles.named("child").unwrap();
         assert_eq!(child.fabric.interfaces.as_deref(), Some("hsn"));
-        assert!(!child.matches.names_a_site(), "a base's match is not its child's");
+        assert!(!child.matches.identifies_site(), "the base's match is not inherited");
         assert_eq!(child.title, "child");
     }
 
     #[test]
-    fn a_namesake_replaces_and_may_extend() {
+    fn namesake_replaces_and_may_extend() {
         let text = r#"
             name = "base"
             extends = "base"
@@ -249,18 +252,18 @@ mod tests {
         let profiles = profiles.with_file("my.toml", text).unwrap();
         assert_eq!(lines(&profiles, "base", 1), ["A=base base", "B=- base", "C=base base"]);
         assert_eq!(profiles.named("base").unwrap().matches.cluster, ["here"]);
-        // What others extend is the new one.
+        // Other profiles extend the replacement.
         assert_eq!(lines(&profiles, "child", 1), ["B=- base", "D=child child"]);
         assert_eq!(profiles.names().collect::<Vec<_>>(), ["child", "base"]);
     }
 
     #[test]
-    fn gpu_rdma_is_easy_to_turn_off() {
+    fn base_setting_can_be_excluded() {
         let text = "name = \"lumi-g\"\nextends = \"lumi-g\"\nwithout = [\"NCCL_NET_GDR_LEVEL\"]\n";
-        let situation =
-            Situation { nodes: 2, vendor: Some(GpuVendor::Amd), ..Situation::default() };
+        let context =
+            JobContext { nodes: 2, vendor: Some(GpuVendor::Amd), ..JobContext::default() };
         let set = |profiles: &Profiles| {
-            let settings = profiles.named("lumi-g").unwrap().settings(&situation);
+            let settings = profiles.named("lumi-g").unwrap().settings(&context);
             settings.iter().any(|s| s.variable == "NCCL_NET_GDR_LEVEL")
         };
         let builtin = Profiles::builtin().unwrap();
@@ -269,22 +272,22 @@ mod tests {
     }
 
     #[test]
-    fn wrong_names_are_named() {
+    fn unknown_names_are_reported() {
         let unknown = Profiles::builtin().unwrap().named("lumig").unwrap_err();
-        assert_eq!(unknown.to_string(), "there is no profile \"lumig\"; did you mean lumi-g?");
+        assert_eq!(unknown.to_string(), "unknown profile \"lumig\"; did you mean lumi-g?");
         assert_eq!(
             fail("name = \"a\"\nextends = \"slingshott\"\n"),
-            "my.toml: profile \"a\" extends \"slingshott\", which does not exist; \
+            "my.toml: profile \"a\" extends the unknown profile \"slingshott\"; \
              did you mean slingshot?"
         );
         assert_eq!(
             fail("name = \"a\"\nextends = \"slingshot\"\nwithout = [\"NCCL_NETT\"]\n"),
-            "my.toml: profile \"a\" is without \"NCCL_NETT\", which its base never sets; \
+            "my.toml: profile \"a\" excludes \"NCCL_NETT\", which its base does not set; \
              did you mean NCCL_NET?"
         );
-        assert!(fail("name = \"a\"\nextends = \"a\"\n").contains("which does not exist"));
-        let circle = "[[profile]]\nname = \"a\"\nextends = \"b\"\n\
+        assert!(fail("name = \"a\"\nextends = \"a\"\n").contains("extends the unknown profile"));
+        let cycle = "[[profile]]\nname = \"a\"\nextends = \"b\"\n\
                       [[profile]]\nname = \"b\"\nextends = \"a\"\n";
-        assert_eq!(fail(circle), "my.toml: profile \"b\" extends itself, by way of \"a\"");
+        assert_eq!(fail(cycle), "my.toml: profile \"b\" extends itself through \"a\"");
     }
 }

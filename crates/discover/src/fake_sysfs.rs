@@ -1,21 +1,20 @@
-//! Writes sysfs trees into temporary folders, so that tests can make up machines.
+//! Fake sysfs trees in temporary directories, for tests.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::Root;
 
-/// A made-up machine's files, removed when it goes out of scope.
-pub(crate) struct Tree {
+/// The files of a fake machine, removed on drop.
+pub(crate) struct FakeSysfs {
     base: PathBuf,
 }
 
-impl Tree {
+impl FakeSysfs {
     pub(crate) fn new() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let base =
-            std::env::temp_dir().join(format!("regatta-tree-{}-{number}", std::process::id()));
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        let base = std::env::temp_dir().join(format!("regatta-tree-{}-{id}", std::process::id()));
         let _ = std::fs::remove_dir_all(&base);
         std::fs::create_dir_all(&base).unwrap();
         Self { base }
@@ -25,7 +24,7 @@ impl Tree {
         Root::at(&self.base)
     }
 
-    /// The real path of a path of the machine, through the links written so far.
+    /// Path on this host, through the links written so far.
     fn real(&self, path: &str) -> PathBuf {
         let (mut known, mut rest) = (path.trim_matches('/'), Vec::new());
         while !known.is_empty() {
@@ -39,83 +38,83 @@ impl Tree {
         self.root().path(path)
     }
 
-    /// Writes a file and the folders above it.
+    /// Writes a file and its parent directories.
     pub(crate) fn file(&self, path: &str, text: &str) {
         let path = self.real(path);
         std::fs::create_dir_all(path.parent().unwrap_or(Path::new("/"))).unwrap();
         std::fs::write(path, text).unwrap();
     }
 
-    pub(crate) fn folder(&self, path: &str) {
+    pub(crate) fn dir(&self, path: &str) {
         std::fs::create_dir_all(self.real(path)).unwrap();
     }
 
-    /// Writes a symbolic link whose target counts from the machine's root.
+    /// Writes a symbolic link; the target starts at the machine's root.
     pub(crate) fn link(&self, path: &str, target: &str) {
         let path = self.real(path);
         std::fs::create_dir_all(path.parent().unwrap_or(Path::new("/"))).unwrap();
         std::os::unix::fs::symlink(target, path).unwrap();
     }
 
-    /// Writes a PCI device as the kernel shows it.
-    pub(crate) fn pci(&self, device: Pci) {
-        let folder = format!("/sys/devices/{}", device.path);
+    /// Writes a PCI device as the kernel presents it.
+    pub(crate) fn pci(&self, device: FakePciDevice) {
+        let dir = format!("/sys/devices/{}", device.path);
         let address = device.path.rsplit('/').next().unwrap();
-        self.file(&format!("{folder}/class"), &format!("{:#08x}\n", device.class));
-        self.file(&format!("{folder}/vendor"), &format!("{:#06x}\n", device.vendor));
-        self.file(&format!("{folder}/device"), &format!("{:#06x}\n", device.device));
-        self.file(&format!("{folder}/numa_node"), &format!("{}\n", device.numa));
+        self.file(&format!("{dir}/class"), &format!("{:#08x}\n", device.class));
+        self.file(&format!("{dir}/vendor"), &format!("{:#06x}\n", device.vendor));
+        self.file(&format!("{dir}/device"), &format!("{:#06x}\n", device.device));
+        self.file(&format!("{dir}/numa_node"), &format!("{}\n", device.numa));
         if let Some(driver) = device.driver {
-            self.folder(&format!("/sys/bus/pci/drivers/{driver}"));
-            self.link(&format!("{folder}/driver"), &format!("/sys/bus/pci/drivers/{driver}"));
+            self.dir(&format!("/sys/bus/pci/drivers/{driver}"));
+            self.link(&format!("{dir}/driver"), &format!("/sys/bus/pci/drivers/{driver}"));
         }
-        self.link(&format!("/sys/bus/pci/devices/{address}"), &folder);
+        self.link(&format!("/sys/bus/pci/devices/{address}"), &dir);
     }
 
     /// Writes a network device below a PCI device, or a virtual one.
     pub(crate) fn net(&self, name: &str, pci: Option<&str>, files: &[(&str, &str)]) {
-        let folder = match pci {
+        let dir = match pci {
             Some(address) => format!("/sys/bus/pci/devices/{address}/net/{name}"),
             None => format!("/sys/devices/virtual/net/{name}"),
         };
-        self.folder(&folder);
+        self.dir(&dir);
         for (file, text) in files {
-            self.file(&format!("{folder}/{file}"), text);
+            self.file(&format!("{dir}/{file}"), text);
         }
         if let Some(address) = pci {
-            self.link(&format!("{folder}/device"), &format!("/sys/bus/pci/devices/{address}"));
+            self.link(&format!("{dir}/device"), &format!("/sys/bus/pci/devices/{address}"));
         }
-        self.link(&format!("/sys/class/net/{name}"), &folder);
+        self.link(&format!("/sys/class/net/{name}"), &dir);
     }
 
     /// Writes an RDMA device with one port.
     pub(crate) fn rdma(&self, name: &str, pci: &str, layer: &str, state: &str, rate: &str) {
-        let folder = format!("/sys/bus/pci/devices/{pci}/infiniband/{name}");
-        self.file(&format!("{folder}/ports/1/link_layer"), layer);
-        self.file(&format!("{folder}/ports/1/state"), state);
-        self.file(&format!("{folder}/ports/1/rate"), rate);
-        self.link(&format!("{folder}/device"), &format!("/sys/bus/pci/devices/{pci}"));
-        self.link(&format!("/sys/class/infiniband/{name}"), &folder);
+        let dir = format!("/sys/bus/pci/devices/{pci}/infiniband/{name}");
+        self.file(&format!("{dir}/ports/1/link_layer"), layer);
+        self.file(&format!("{dir}/ports/1/state"), state);
+        self.file(&format!("{dir}/ports/1/rate"), rate);
+        self.link(&format!("{dir}/device"), &format!("/sys/bus/pci/devices/{pci}"));
+        self.link(&format!("/sys/class/infiniband/{name}"), &dir);
     }
 
     /// Writes a DRM card with its render node below a PCI device.
     pub(crate) fn drm(&self, number: u32, pci: &str) {
-        let folder = format!("/sys/bus/pci/devices/{pci}/drm");
-        self.folder(&format!("{folder}/card{number}"));
-        self.folder(&format!("{folder}/renderD{}", 128 + number));
-        self.link(&format!("{folder}/card{number}/device"), &format!("/sys/bus/pci/devices/{pci}"));
-        self.link(&format!("/sys/class/drm/card{number}"), &format!("{folder}/card{number}"));
+        let dir = format!("/sys/bus/pci/devices/{pci}/drm");
+        self.dir(&format!("{dir}/card{number}"));
+        self.dir(&format!("{dir}/renderD{}", 128 + number));
+        self.link(&format!("{dir}/card{number}/device"), &format!("/sys/bus/pci/devices/{pci}"));
+        self.link(&format!("/sys/class/drm/card{number}"), &format!("{dir}/card{number}"));
     }
 }
 
-impl Drop for Tree {
+impl Drop for FakeSysfs {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.base);
     }
 }
 
 /// A PCI device to write.
-pub(crate) struct Pci {
+pub(crate) struct FakePciDevice {
     path: String,
     class: u32,
     vendor: u16,
@@ -124,8 +123,8 @@ pub(crate) struct Pci {
     driver: Option<&'static str>,
 }
 
-impl Pci {
-    /// `path` is what follows `/sys/devices/`: host bridge, bridges, the device itself.
+impl FakePciDevice {
+    /// `path` follows `/sys/devices/`: host bridge, bridges, the device.
     pub(crate) fn new(path: &str, class: u32, vendor: u16, device: u16) -> Self {
         Self { path: path.to_owned(), class, vendor, device, numa: -1, driver: None }
     }

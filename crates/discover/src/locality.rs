@@ -1,52 +1,56 @@
-//! How far two devices are apart, from where they hang.
+//! Topological distance between devices.
 
 use regatta_model::{Distance, Gpu, Nic, NumaNode, Package, PciDevice};
 
 use crate::pci;
 
-/// How far each NIC is from a GPU.
-pub(crate) fn to_nics(
+/// The distance of each NIC from a GPU.
+pub(crate) fn nic_distances(
     gpu: &Gpu,
     devices: &[PciDevice],
     nics: &[Nic],
     nodes: &[NumaNode],
     packages: &[Package],
 ) -> Vec<Distance> {
-    let spot = |address: &Option<String>, numa| Spot {
+    let location = |address: &Option<String>, numa| DeviceLocation {
         device: address.as_deref().and_then(|a| pci::find(devices, a)),
         numa,
     };
-    let here = spot(&gpu.pci, gpu.numa);
-    nics.iter().map(|nic| distance(here, spot(&nic.pci, nic.numa), nodes, packages)).collect()
+    let of_gpu = location(&gpu.pci, gpu.numa);
+    nics.iter().map(|nic| distance(of_gpu, location(&nic.pci, nic.numa), nodes, packages)).collect()
 }
 
-/// Where a device hangs, as far as the system says.
+/// The location of a device, as far as it is known.
 #[derive(Clone, Copy)]
-struct Spot<'a> {
+struct DeviceLocation<'a> {
     /// Its PCI device.
     device: Option<&'a PciDevice>,
-    /// Its memory node.
+    /// Its NUMA node.
     numa: Option<u32>,
 }
 
-/// The distance of two devices: by the PCI tree where they share a part of it, else by memory
-/// node and socket.
-fn distance(a: Spot<'_>, b: Spot<'_>, nodes: &[NumaNode], packages: &[Package]) -> Distance {
-    by_tree(a.device, b.device).unwrap_or_else(|| by_memory(a.numa, b.numa, nodes, packages))
+/// By the PCI hierarchy if the devices share a part of it, else by NUMA node and package.
+fn distance(
+    a: DeviceLocation<'_>,
+    b: DeviceLocation<'_>,
+    nodes: &[NumaNode],
+    packages: &[Package],
+) -> Distance {
+    pci_distance(a.device, b.device)
+        .unwrap_or_else(|| numa_distance(a.numa, b.numa, nodes, packages))
 }
 
-/// What two devices share in the PCI tree. The chain of a device is its host bridge
-/// (`pci0000:c0`), the root port, the ports of any switches, and itself. Two chains with the same
-/// host bridge and the same next part meet in a bridge below the host bridge: traffic between them
-/// turns around in a switch and need not enter the host. That next part is a root port which both
-/// are behind, or one of the two devices itself when the other is attached to it. Devices that
-/// share only the host bridge meet in the host.
-fn by_tree(a: Option<&PciDevice>, b: Option<&PciDevice>) -> Option<Distance> {
+/// The distance in the PCI hierarchy. The chain of a device is its host bridge (`pci0000:c0`), the
+/// root port, the ports of any switches, and the device itself. Two chains with the same host
+/// bridge and the same next component share a bridge below the host bridge: peer-to-peer traffic
+/// stays in a switch. That component is a common root port, or one of the two devices if the other
+/// is attached to it. Devices that share only the host bridge communicate through the host.
+fn pci_distance(a: Option<&PciDevice>, b: Option<&PciDevice>) -> Option<Distance> {
     let (a, b) = (a?, b?);
     if a.address == b.address {
         return Some(Distance::Switch);
     }
-    // A path can be missing in a recorded tree whose links were not kept.
+    // Recorded trees without symbolic links have no paths.
     if a.path.is_empty() || b.path.is_empty() {
         return None;
     }
@@ -59,8 +63,13 @@ fn by_tree(a: Option<&PciDevice>, b: Option<&PciDevice>) -> Option<Distance> {
     }
 }
 
-fn by_memory(a: Option<u32>, b: Option<u32>, nodes: &[NumaNode], packages: &[Package]) -> Distance {
-    // Firmware of machines with one node often names no node for a device; there is no other.
+fn numa_distance(
+    a: Option<u32>,
+    b: Option<u32>,
+    nodes: &[NumaNode],
+    packages: &[Package],
+) -> Distance {
+    // Firmware of machines with one NUMA node often reports no node for devices.
     let only = match nodes {
         [node] => Some(node.id),
         _ => None,
@@ -71,12 +80,12 @@ fn by_memory(a: Option<u32>, b: Option<u32>, nodes: &[NumaNode], packages: &[Pac
     if a == b {
         return Distance::Numa;
     }
-    let sockets = |id: u32| -> Vec<u32> {
+    let packages_of = |id: u32| -> Vec<u32> {
         let node = nodes.iter().find(|n| n.id == id);
         let on = |p: &&Package| node.is_some_and(|n| n.cpus.intersects(&p.cpus));
         packages.iter().filter(on).map(|p| p.id).collect()
     };
-    let (a, b) = (sockets(a), sockets(b));
+    let (a, b) = (packages_of(a), packages_of(b));
     if packages.len() == 1 || a.iter().any(|p| b.contains(p)) {
         Distance::Package
     } else if a.is_empty() || b.is_empty() {
@@ -102,8 +111,8 @@ mod tests {
         NumaNode { id, cpus: cpus.parse().unwrap(), memory_bytes: 0, distances: Vec::new() }
     }
 
-    /// Two sockets with two nodes each, and a memory node without CPUs.
-    fn two_sockets() -> (Vec<NumaNode>, Vec<Package>) {
+    /// Two packages with two NUMA nodes each, and a NUMA node without CPUs.
+    fn two_packages() -> (Vec<NumaNode>, Vec<Package>) {
         let nodes =
             vec![node(0, "0-7"), node(1, "8-15"), node(2, "16-23"), node(3, "24-31"), node(4, "")];
         let package = |id: u32, cpus: &str| Package { id, cpus: cpus.parse().unwrap() };
@@ -111,17 +120,17 @@ mod tests {
     }
 
     fn between(a: &PciDevice, b: &PciDevice) -> Distance {
-        let (nodes, packages) = two_sockets();
-        let spot = |d| Spot { device: Some(d), numa: d.numa };
+        let (nodes, packages) = two_packages();
+        let location = |d| DeviceLocation { device: Some(d), numa: d.numa };
         assert_eq!(
-            distance(spot(a), spot(b), &nodes, &packages),
-            distance(spot(b), spot(a), &nodes, &packages)
+            distance(location(a), location(b), &nodes, &packages),
+            distance(location(b), location(a), &nodes, &packages)
         );
-        distance(spot(a), spot(b), &nodes, &packages)
+        distance(location(a), location(b), &nodes, &packages)
     }
 
     #[test]
-    fn nearest_first() {
+    fn distance_follows_pci_then_numa_then_package() {
         let at = |path: &str, numa| device(path, Some(numa));
         let gpu = at("pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:02.0/0000:19:00.0", 0);
         let beside = at("pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:00.0/0000:18:00.0", 0);
@@ -142,19 +151,19 @@ mod tests {
     }
 
     #[test]
-    fn missing_facts_count_only_where_there_is_a_choice() {
-        let (nodes, packages) = two_sockets();
-        let nowhere = Spot { device: None, numa: None };
-        let on = |numa| Spot { device: None, numa: Some(numa) };
-        assert_eq!(distance(nowhere, on(1), &nodes, &packages), Distance::Unknown);
-        assert_eq!(distance(nowhere, nowhere, &nodes[..1], &packages[..1]), Distance::Numa);
-        assert_eq!(distance(nowhere, on(1), &nodes[..2], &packages[..1]), Distance::Package);
+    fn unknown_numa_nodes_matter_only_with_several() {
+        let (nodes, packages) = two_packages();
+        let unknown = DeviceLocation { device: None, numa: None };
+        let on = |numa| DeviceLocation { device: None, numa: Some(numa) };
+        assert_eq!(distance(unknown, on(1), &nodes, &packages), Distance::Unknown);
+        assert_eq!(distance(unknown, unknown, &nodes[..1], &packages[..1]), Distance::Numa);
+        assert_eq!(distance(unknown, on(1), &nodes[..2], &packages[..1]), Distance::Package);
         assert_eq!(distance(on(0), on(3), &nodes, &[]), Distance::Unknown);
     }
 
     proptest! {
         #[test]
-        fn it_is_symmetric(a in 0usize..6, b in 0usize..6, m in 0u32..6, n in 0u32..6) {
+        fn distance_is_symmetric(a in 0usize..6, b in 0usize..6, m in 0u32..6, n in 0u32..6) {
             let paths = [
                 "pci0000:15/0000:15:01.0/0000:16:00.0",
                 "pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:00.0",

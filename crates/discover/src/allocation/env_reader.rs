@@ -1,4 +1,4 @@
-//! Reads variables and remembers which ones, so that an allocation can say what it rests on.
+//! Reads environment variables and records them as the evidence of an allocation.
 
 use std::cell::RefCell;
 
@@ -7,21 +7,21 @@ use regatta_model::allocation::Evidence;
 use super::AllocationError;
 use crate::env::Env;
 
-pub(crate) struct Reader<'a> {
+pub(crate) struct EnvReader<'a> {
     env: &'a Env,
-    seen: RefCell<Vec<Evidence>>,
+    evidence: RefCell<Vec<Evidence>>,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> EnvReader<'a> {
     pub fn new(env: &'a Env) -> Self {
-        Self { env, seen: RefCell::new(Vec::new()) }
+        Self { env, evidence: RefCell::new(Vec::new()) }
     }
 
     pub fn get(&self, name: &str) -> Option<&'a str> {
         let value = self.env.get(name)?;
-        let mut seen = self.seen.borrow_mut();
-        if !seen.iter().any(|e| e.name == name) {
-            seen.push(Evidence { name: name.to_owned(), value: value.to_owned() });
+        let mut evidence = self.evidence.borrow_mut();
+        if !evidence.iter().any(|e| e.name == name) {
+            evidence.push(Evidence { name: name.to_owned(), value: value.to_owned() });
         }
         Some(value)
     }
@@ -31,27 +31,27 @@ impl<'a> Reader<'a> {
         names.iter().find_map(|&name| Some((name, self.get(name)?)))
     }
 
-    pub fn number(&self, name: &str) -> Result<Option<u32>, AllocationError> {
+    pub fn u32(&self, name: &str) -> Result<Option<u32>, AllocationError> {
         let Some(value) = self.get(name) else { return Ok(None) };
         let not_a_number =
             || AllocationError::NotANumber { name: name.to_owned(), value: value.to_owned() };
         value.trim().parse().map(Some).map_err(|_| not_a_number())
     }
 
-    /// The first of these variables that is set, as a number with its name.
-    pub fn first_number(
+    /// The first of these variables that is set, parsed, with its name.
+    pub fn first_u32(
         &self,
         names: &[&'static str],
     ) -> Result<Option<(&'static str, u32)>, AllocationError> {
         for &name in names {
-            if let Some(number) = self.number(name)? {
-                return Ok(Some((name, number)));
+            if let Some(value) = self.u32(name)? {
+                return Ok(Some((name, value)));
             }
         }
         Ok(None)
     }
 
-    pub fn evidence(&self) -> Vec<Evidence> {
-        self.seen.borrow().clone()
+    pub fn into_evidence(self) -> Vec<Evidence> {
+        self.evidence.into_inner()
     }
 }

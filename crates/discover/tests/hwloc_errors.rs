@@ -1,4 +1,4 @@
-//! Files that are no topology: one clear sentence with the place and the fix, within limits.
+//! Invalid files: one sentence with position and fix, within limits.
 
 use regatta_discover::hwloc::{HwlocError, parse};
 
@@ -7,17 +7,17 @@ fn fixture(name: &str) -> String {
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// The message for a fixture with one text replaced.
-fn complaint(name: &str, from: &str, to: &str) -> String {
+/// The error for a fixture with one text replaced.
+fn error_after(name: &str, from: &str, to: &str) -> String {
     let text = fixture(name);
     assert!(text.contains(from), "{from} is not in {name}");
     match parse(&text.replacen(from, to, 1)) {
-        Ok(machine) => panic!("{to} was taken: {machine:?}"),
+        Ok(machine) => panic!("{to} was accepted: {machine:?}"),
         Err(error) => error.to_string(),
     }
 }
 
-/// A topology around these objects and what follows them.
+/// A topology with these objects, followed by other elements.
 fn topology(objects: &str, extras: &str) -> String {
     format!(
         "<topology version=\"2.0\">\n<object type=\"Machine\" cpuset=\"0x3\">\n{objects}\n\
@@ -28,11 +28,11 @@ fn topology(objects: &str, extras: &str) -> String {
 const CPUS: &str = "<object type=\"PU\" os_index=\"0\"/>\n<object type=\"PU\" os_index=\"1\"/>";
 
 #[test]
-fn attributes_are_named_with_their_place() {
-    let vm = |from: &str, to: &str| complaint("small-vm", from, to);
+fn attribute_errors_have_name_and_position() {
+    let vm = |from: &str, to: &str| error_after("small-vm", from, to);
     assert_eq!(
         vm("type=\"PU\" os_index=\"0\"", "type=\"PU\" os_index=\"x\""),
-        "34:35: os_index=\"x\" of the PU is not a number in range; correct it or export anew"
+        "34:35: os_index=\"x\" of the PU is not an integer in range; correct it or export the file again"
     );
     assert_eq!(
         vm("type=\"PU\" os_index=\"0\"", "type=\"PU\""),
@@ -40,35 +40,35 @@ fn attributes_are_named_with_their_place() {
     );
     assert_eq!(
         vm("type=\"PU\" os_index=\"1\"", "type=\"PU\" os_index=\"0\""),
-        "46:17: CPU 0 appears a second time; export the file again"
+        "46:17: duplicate CPU 0; export the file again"
     );
     assert_eq!(
         vm("type=\"PU\" os_index=\"1\"", "type=\"PU\" os_index=\"16384\""),
-        "46:35: os_index=\"16384\" of the PU is not a CPU number below 16384; correct it or export \
-         anew"
+        "46:35: os_index=\"16384\" of the PU is not a CPU index below 16384; correct it or export \
+         the file again"
     );
     assert!(
         vm("allowed_cpuset=\"0x00000003\"", "allowed_cpuset=\"3-\"").contains("is not a mask like")
     );
     assert!(vm("0000:00:02.0", "00:02.0").contains("is not a PCI address like 0000:c1:00.0"));
     assert!(vm("0180 [1af4:1042]", "0180 1af4").contains("pci_type=\"0180 1af4"));
-    assert!(vm("0000:[00-00]", "0000").contains("is not buses like"));
+    assert!(vm("0000:[00-00]", "0000").contains("is not a bus range like"));
     assert!(vm("type=\"Package\"", "kind=\"Package\"").contains("the object has no \"type\""));
     assert!(vm("local_memory=\"", "local_memory=\"-").contains("local_memory"));
 }
 
 #[test]
-fn what_is_not_an_hwloc_2_file() {
+fn other_formats_are_rejected() {
     let whole = "<topology version=\"2.0\"/>";
     assert_eq!(
         parse(whole).unwrap_err().to_string(),
-        "1:1: the topology has no CPU (no object of type PU); export it without filters"
+        "1:1: the topology has no CPU (object type PU); export it without filters"
     );
     assert_eq!(
         parse("<?xml version=\"1.0\"?>\n<!DOCTYPE topology SYSTEM \"hwloc.dtd\">\n<topology/>")
             .unwrap_err()
             .to_string(),
-        "3:1: this topology has the format of hwloc 1; export it with lstopo of hwloc 2 or newer"
+        "3:1: hwloc 1 format is not supported; export the topology with lstopo of hwloc 2 or newer"
     );
     let error = |text: &str| parse(text).unwrap_err();
     assert!(matches!(error("<topology version=\"1.0\"/>"), HwlocError::OldFormat { .. }));
@@ -90,10 +90,10 @@ fn what_is_not_an_hwloc_2_file() {
 }
 
 #[test]
-fn contradictions() {
+fn inconsistencies_are_rejected() {
     let twice = format!("{CPUS}{}", "<object type=\"NUMANode\" os_index=\"0\"/>".repeat(2));
     let error = parse(&topology(&twice, "")).unwrap_err();
-    assert!(matches!(error, HwlocError::Twice { what: "NUMA node", number: 0, .. }), "{error}");
+    assert!(matches!(error, HwlocError::Duplicate { what: "NUMA node", number: 0, .. }), "{error}");
     let distances = |indexes: &str, values: &str| {
         let node = "<object type=\"NUMANode\" os_index=\"0\" cpuset=\"0x3\"/>";
         let matrix = format!(
@@ -105,30 +105,30 @@ fn contradictions() {
     assert_eq!(distances("0", "10").unwrap().numa[0].distances, [10]);
     assert_eq!(
         distances("0", "10 20").unwrap_err().to_string(),
-        "6:1: the distances do not fit together (1 objects but 2 values); remove them or export the \
+        "6:1: inconsistent distance matrix (1 objects but 2 values); remove them or export the \
          file again"
     );
     assert!(matches!(distances("x", "10"), Err(HwlocError::Distances { .. })));
     assert!(matches!(distances("0", "4294967296"), Err(HwlocError::Distances { .. })));
-    // Distances of other nodes are no fault, they only tell nothing.
+    // Distances of other NUMA nodes are not an error.
     assert!(distances("7", "10").unwrap().numa[0].distances.is_empty());
 }
 
 #[test]
-fn a_hundred_thousand_nested_elements_are_refused() {
+fn deep_nesting_is_rejected() {
     let deep = |open: &str, close: &str| {
         topology(&format!("{}{}", open.repeat(100_000), close.repeat(100_000)), "")
     };
     let objects = parse(&deep("<object type=\"Group\">", "</object>")).unwrap_err();
-    assert!(matches!(objects, HwlocError::TooMany { what: "objects inside one another", .. }));
-    assert!(matches!(parse(&deep("<x>", "</x>")), Err(HwlocError::NoCpu { .. })));
+    assert!(matches!(objects, HwlocError::TooMany { what: "nested objects", .. }));
+    assert!(matches!(parse(&deep("<x>", "</x>")), Err(HwlocError::NoPu { .. })));
     let unclosed =
         format!("<topology version=\"2.0\">{}", "<object type=\"Group\">".repeat(100_000));
     assert!(matches!(parse(&unclosed), Err(HwlocError::NotXml { .. })));
 }
 
 #[test]
-fn sizes_have_limits() {
+fn size_limits_are_enforced() {
     let spaces = " ".repeat(40 << 20);
     assert!(matches!(parse(&spaces), Err(HwlocError::TooLarge { .. })));
     let many = topology(&"<i/>".repeat(500_000), "");
@@ -142,7 +142,7 @@ fn sizes_have_limits() {
 }
 
 #[test]
-fn every_cut_of_a_file_is_answered() {
+fn truncated_files_are_rejected() {
     let text = fixture("two-pvc");
     for end in (0..text.len()).step_by(7) {
         assert!(parse(&text[..end]).is_err(), "cut at {end}");

@@ -1,18 +1,19 @@
-//! Profiles from TOML. Errors name the file, the line and, for an unknown key, the nearest known.
+//! TOML parser of profiles. Errors have file and line and, for an unknown key, the closest known
+//! one.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
 
-use regatta_model::Reserve;
+use regatta_model::ReservedCores;
 use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer, StrDeserializer};
 use serde::de::{
     Deserialize, DeserializeOwned, Deserializer, Error, MapAccess, SeqAccess, Visitor,
 };
 
-use super::condition::{Constraint, PluginWish, When};
-use super::nearest::hint;
-use super::{Profile, ProfileError, Rule};
+use super::conditions::{Conditions, Constraint, PluginCondition};
+use super::{Profile, ProfileError, SettingRule};
+use regatta_model::suggest::did_you_mean;
 
 /// A file with several profiles.
 #[derive(serde::Deserialize)]
@@ -21,34 +22,34 @@ struct Several {
     profile: Vec<Profile>,
 }
 
-/// Reads a file with one profile.
+/// Parses a file with one profile.
 pub(super) fn profile(file: &str, text: &str) -> Result<Profile, ProfileError> {
     let mut profile: Profile = parse(file, text)?;
-    sign(&mut profile);
+    set_origin(&mut profile);
     Ok(profile)
 }
 
-/// Reads a file with one profile, or with several under `[[profile]]`.
+/// Parses a file with one profile, or with several under `[[profile]]`.
 pub(super) fn profiles(file: &str, text: &str) -> Result<Vec<Profile>, ProfileError> {
     let table: toml::Table = parse(file, text)?;
     if !table.contains_key("profile") {
         return Ok(vec![profile(file, text)?]);
     }
     let mut profiles = parse::<Several>(file, text)?.profile;
-    profiles.iter_mut().for_each(sign);
+    profiles.iter_mut().for_each(set_origin);
     for (i, profile) in profiles.iter().enumerate() {
         if profiles[..i].iter().any(|other| other.name == profile.name) {
             let profile = profile.name.clone();
-            return Err(ProfileError::Twice { file: file.to_owned(), profile });
+            return Err(ProfileError::Duplicate { file: file.to_owned(), profile });
         }
     }
     Ok(profiles)
 }
 
-/// Writes the profile's name on its rules, so that it is still known after they are inherited.
-fn sign(profile: &mut Profile) {
+/// Records the profile's name in its rules, because it is needed after inheritance.
+fn set_origin(profile: &mut Profile) {
     for rule in &mut profile.rules {
-        rule.from.clone_from(&profile.name);
+        rule.profile.clone_from(&profile.name);
     }
 }
 
@@ -56,25 +57,27 @@ fn parse<T: DeserializeOwned>(file: &str, text: &str) -> Result<T, ProfileError>
     toml::from_str(text).map_err(|error| {
         let start = error.span().map_or(0, |span| span.start.min(text.len()));
         let line = 1 + text.as_bytes()[..start].iter().filter(|&&b| b == b'\n').count();
-        let message = plain(error.message());
-        ProfileError::Text { file: file.to_owned(), line, message }
+        let message = rewrite_message(error.message());
+        ProfileError::Syntax { file: file.to_owned(), line, message }
     })
 }
 
-/// serde says ``unknown field `vlaue`, expected one of `variable`, `value` ``; a user wants to know
-/// which of them was meant. A message of another form is passed on as it is.
-fn plain(message: &str) -> String {
+/// serde reports ``unknown field `vlaue`, expected one of `variable`, `value` ``; users want the
+/// closest one. Other messages are returned unchanged.
+fn rewrite_message(message: &str) -> String {
     let mut quoted = message.split('`').skip(1).step_by(2);
     match (message.starts_with("unknown field"), quoted.next()) {
-        (true, Some(unknown)) => format!("unknown key {unknown:?}; {}", hint(unknown, quoted)),
+        (true, Some(unknown)) => {
+            format!("unknown key {unknown:?}; {}", did_you_mean(unknown, quoted))
+        }
         _ => message.trim_end().replace('\n', " "),
     }
 }
 
-/// A setting as it is written.
+/// A setting as written.
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct RawRule {
+pub(super) struct RawSettingRule {
     variable: String,
     #[serde(default)]
     value: Option<Scalar>,
@@ -82,35 +85,35 @@ pub(super) struct RawRule {
     unset: bool,
     why: String,
     #[serde(default)]
-    when: When,
+    when: Conditions,
 }
 
-impl TryFrom<RawRule> for Rule {
+impl TryFrom<RawSettingRule> for SettingRule {
     type Error = String;
 
-    fn try_from(raw: RawRule) -> Result<Self, String> {
-        let RawRule { variable, value, unset, why, when } = raw;
+    fn try_from(raw: RawSettingRule) -> Result<Self, String> {
+        let RawSettingRule { variable, value, unset, why, when } = raw;
         let letter = |c: char| c.is_ascii_alphabetic() || c == '_';
         if !variable.starts_with(letter)
             || !variable.chars().all(|c| letter(c) || c.is_ascii_digit())
         {
-            return Err(format!("{variable:?} cannot be the name of an environment variable"));
+            return Err(format!("{variable:?} is not a valid environment variable name"));
         }
         let value = value.map(|scalar| scalar.0);
         if value.is_some() == unset {
-            return Err(format!("{variable} needs either a value or unset = true"));
+            return Err(format!("{variable} needs either value or unset = true"));
         }
         if value.as_ref().is_some_and(|v| v.contains(['\0', '\n'])) {
-            return Err(format!("the value of {variable} must be one line"));
+            return Err(format!("the value of {variable} must be a single line"));
         }
         if why.trim().is_empty() {
             return Err(format!("{variable} needs a reason: why = \"…\""));
         }
-        Ok(Rule { variable, value, why, when, from: String::new() })
+        Ok(SettingRule { variable, value, why, when, profile: String::new() })
     }
 }
 
-/// A text, or a number that is meant as one.
+/// A string, or an integer meant as one.
 struct Scalar(String);
 
 impl<'de> Deserialize<'de> for Scalar {
@@ -119,7 +122,7 @@ impl<'de> Deserialize<'de> for Scalar {
         impl Visitor<'_> for ScalarVisitor {
             type Value = Scalar;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a text or a whole number")
+                f.write_str("a string or an integer")
             }
             fn visit_str<E: Error>(self, text: &str) -> Result<Scalar, E> {
                 Ok(Scalar(text.to_owned()))
@@ -138,39 +141,41 @@ impl<'de> Deserialize<'de> for Constraint {
     }
 }
 
-/// A name that can be typed on a command line.
+/// A name for the command line.
 pub(super) fn name<'de, D: Deserializer<'de>>(d: D) -> Result<String, D::Error> {
     let name = String::deserialize(d)?;
-    let good = !name.is_empty() && !name.contains(|c: char| c.is_whitespace() || c.is_control());
-    if good { Ok(name) } else { Err(D::Error::custom("a profile's name is one word")) }
+    let valid = !name.is_empty() && !name.contains(|c: char| c.is_whitespace() || c.is_control());
+    if valid { Ok(name) } else { Err(D::Error::custom("a profile name is a single word")) }
 }
 
 /// `true`, `false`, or a version.
-pub(super) fn plugin<'de, D: Deserializer<'de>>(d: D) -> Result<Option<PluginWish>, D::Error> {
+pub(super) fn plugin<'de, D: Deserializer<'de>>(d: D) -> Result<Option<PluginCondition>, D::Error> {
     struct PluginVisitor;
     impl Visitor<'_> for PluginVisitor {
-        type Value = PluginWish;
+        type Value = PluginCondition;
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("true, false or a comparison of versions")
+            f.write_str("true, false or a version constraint")
         }
-        fn visit_bool<E: Error>(self, found: bool) -> Result<PluginWish, E> {
-            Ok(PluginWish::Found(found))
+        fn visit_bool<E: Error>(self, installed: bool) -> Result<PluginCondition, E> {
+            Ok(PluginCondition::Installed(installed))
         }
-        fn visit_str<E: Error>(self, text: &str) -> Result<PluginWish, E> {
-            text.parse().map(PluginWish::Version).map_err(E::custom)
+        fn visit_str<E: Error>(self, text: &str) -> Result<PluginCondition, E> {
+            text.parse().map(PluginCondition::Version).map_err(E::custom)
         }
     }
     d.deserialize_any(PluginVisitor).map(Some)
 }
 
 /// `first-of-l3`, `none` or a list of CPUs.
-pub(super) fn reserve<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Reserve>, D::Error> {
+pub(super) fn reserve<'de, D: Deserializer<'de>>(d: D) -> Result<Option<ReservedCores>, D::Error> {
     let text = String::deserialize(d)?;
     let reserve = match text.as_str() {
-        "none" => Reserve::None,
-        "first-of-l3" => Reserve::FirstOfL3,
-        list => Reserve::Cpus(list.parse().map_err(|error| {
-            D::Error::custom(format!("reserve is \"first-of-l3\", \"none\" or a CPU list: {error}"))
+        "none" => ReservedCores::None,
+        "first-of-l3" => ReservedCores::FirstOfL3,
+        list => ReservedCores::Cpus(list.parse().map_err(|error| {
+            D::Error::custom(format!(
+                "reserve must be \"first-of-l3\", \"none\" or a CPU list: {error}"
+            ))
         })?),
     };
     Ok(Some(reserve))
@@ -186,7 +191,7 @@ where
     impl<'de, T: Deserialize<'de>> Visitor<'de> for OneOrMore<T> {
         type Value = Vec<T>;
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("a text or a list of texts")
+            f.write_str("a string or a list of strings")
         }
         fn visit_str<E: Error>(self, text: &str) -> Result<Vec<T>, E> {
             Ok(vec![T::deserialize(StrDeserializer::new(text))?])
@@ -225,14 +230,14 @@ where
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use regatta_model::{GpuVendor, NicKind, SmtUse};
+    use regatta_model::{GpuVendor, NicKind, SmtPolicy};
 
     fn error(text: &str) -> String {
         profiles("my.toml", text).unwrap_err().to_string()
     }
 
     #[test]
-    fn all_keys_are_read() {
+    fn all_keys_are_parsed() {
         let text = r#"
             name = "mine"
             title = "My cluster"
@@ -258,13 +263,13 @@ mod tests {
         assert_eq!(p.matches.env["OTHER"], ["b", "c"]);
         assert_eq!(p.matches.hardware.vendor, Some(GpuVendor::Amd));
         assert_eq!(p.matches.hardware.nic, Some(NicKind::Slingshot));
-        assert_eq!(p.place.reserve, Some(Reserve::Cpus("0,52".parse().unwrap())));
-        assert_eq!(p.place.smt, Some(SmtUse::One));
+        assert_eq!(p.place.reserve, Some(ReservedCores::Cpus("0,52".parse().unwrap())));
+        assert_eq!(p.place.smt, Some(SmtPolicy::One));
         assert_eq!(p.fabric.host_suffix, ["i"]);
     }
 
     #[test]
-    fn an_unknown_key_names_line_and_nearest() {
+    fn unknown_key_error_has_line_and_closest_key() {
         let text = "name = \"a\"\n\n[[set]]\nvariable = \"A\"\nvlaue = \"1\"\nwhy = \"So.\"\n";
         assert_eq!(error(text), "my.toml:5: unknown key \"vlaue\"; did you mean value?");
         let text = "name = \"a\"\n[match]\nclusters = [\"b\"]\n";
@@ -272,45 +277,45 @@ mod tests {
         let text = "name = \"a\"\n[match]\nhardware = { colour = 1 }\n";
         assert_eq!(
             error(text),
-            "my.toml:3: unknown key \"colour\"; known are cpu, gpu, vendor, gpus, nic"
+            "my.toml:3: unknown key \"colour\"; known: cpu, gpu, vendor, gpus, nic"
         );
         let text = "[[profile]]\nname = \"a\"\n[[profile.set]]\nvariable = \"A\"\nvalue = 1\nwhy = \"So.\"\nwhen = { rcom = \"6\" }\n";
         assert_eq!(error(text), "my.toml:7: unknown key \"rcom\"; did you mean rocm?");
     }
 
     #[test]
-    fn other_mistakes_name_their_line() {
+    fn errors_have_a_line() {
         let starts = |text: &str, start: &str| {
             let error = error(text);
             assert!(error.starts_with(start), "{error}");
         };
         starts("name = \"a\"\nextends = 3\n", "my.toml:2: invalid type: integer `3`");
-        starts("name = \"two words\"\n", "my.toml:1: a profile's name is one word");
+        starts("name = \"two words\"\n", "my.toml:1: a profile name is a single word");
         starts("title = \"a\"\n", "my.toml:1: missing field `name`");
-        starts("name = \"a\"\n[place]\nreserve = \"x\"\n", "my.toml:3: reserve is");
+        starts("name = \"a\"\n[place]\nreserve = \"x\"\n", "my.toml:3: reserve must be");
         starts("name = \"a\"\nname = \"b\"\n", "my.toml:2: duplicate key");
         starts("name = [\n", "my.toml:");
         let rule = |body: &str| format!("name = \"a\"\n\n[[set]]\nvariable = \"A\"\n{body}");
-        starts(&rule("why = \"So.\"\n"), "my.toml:3: A needs either a value or unset = true");
+        starts(&rule("why = \"So.\"\n"), "my.toml:3: A needs either value or unset = true");
         starts(&rule("value = \"1\"\nunset = true\nwhy = \"So.\"\n"), "my.toml:3: A needs either");
         starts(&rule("value = 1\nwhy = \" \"\n"), "my.toml:3: A needs a reason");
         starts(
             &rule("value = 1\nwhy = \"So.\"\nwhen = { nodes = \"many\" }\n"),
-            "my.toml:7: \"many\" is no comparison of versions",
+            "my.toml:7: \"many\" is not a version constraint",
         );
         let text = "name = \"a\"\n[[set]]\nvariable = \"A=B\"\nvalue = 1\nwhy = \"So.\"\n";
-        starts(text, "my.toml:2: \"A=B\" cannot be the name");
+        starts(text, "my.toml:2: \"A=B\" is not a valid environment variable name");
     }
 
     #[test]
-    fn two_profiles_need_two_names() {
+    fn duplicate_names_are_rejected() {
         let text = "[[profile]]\nname = \"a\"\n[[profile]]\nname = \"a\"\n";
-        assert_eq!(error(text), "my.toml: there are two profiles \"a\"; remove one or rename it");
+        assert_eq!(error(text), "my.toml: duplicate profile \"a\"; remove or rename one");
     }
 
     proptest! {
         #[test]
-        fn random_texts_never_panic(text in "\\PC{0,200}") {
+        fn random_text_never_panics(text in "\\PC{0,200}") {
             let _ = profiles("my.toml", &text);
         }
 

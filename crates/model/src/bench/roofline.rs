@@ -1,0 +1,120 @@
+//! Node roofline: peak rates of a rank's compute devices, memory and file system.
+
+use serde::{Deserialize, Serialize};
+
+/// The resource measured.
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum RooflineKind {
+    /// Matrix multiplication.
+    #[default]
+    Gemm,
+    /// Memory copy.
+    Copy,
+    /// File system.
+    Disk,
+}
+
+impl RooflineKind {
+    /// Its name, which is also the name of the subcommand.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Gemm => "gemm",
+            Self::Copy => "copy",
+            Self::Disk => "disk",
+        }
+    }
+
+    /// Full label of a case. Cases of copies already name the operation.
+    pub fn label(self, case: &str) -> String {
+        match self {
+            Self::Gemm | Self::Disk => format!("{} {case}", self.name()),
+            Self::Copy => case.to_owned(),
+        }
+    }
+}
+
+/// The unit of a rate.
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+pub enum RateUnit {
+    /// 10⁹ floating-point operations per second.
+    #[default]
+    #[serde(rename = "GFLOP/s")]
+    Gflops,
+    /// 10⁹ bytes per second.
+    #[serde(rename = "GB/s")]
+    GigabytesPerSecond,
+    /// Files per second.
+    #[serde(rename = "files/s")]
+    FilesPerSecond,
+}
+
+impl RateUnit {
+    /// Its symbol.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Gflops => "GFLOP/s",
+            Self::GigabytesPerSecond => "GB/s",
+            Self::FilesPerSecond => "files/s",
+        }
+    }
+}
+
+/// One measured rate.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RooflineRow {
+    /// The resource measured.
+    pub kind: RooflineKind,
+    /// The case: `f32 2048, 2 threads`. Rows of different ranks with the same case are comparable.
+    #[serde(alias = "what")]
+    pub case: String,
+    /// The device: `cpu`, a GPU model, or a directory.
+    pub device: String,
+    /// Index of the GPU among those visible to the rank.
+    #[serde(alias = "device_number", skip_serializing_if = "Option::is_none")]
+    pub device_index: Option<u32>,
+    /// Unit of the rates.
+    pub unit: RateUnit,
+    /// Rate of the fastest repetition.
+    pub best: f64,
+    /// Rate of the median repetition.
+    pub median: f64,
+    /// Time of one GEMM, copy or pass in the median repetition, in microseconds.
+    pub time_us: f64,
+    /// Timed repetitions.
+    pub repetitions: u32,
+    /// Remarks.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
+}
+
+/// A measured rate with its rank.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RankRoofline {
+    /// The rank.
+    pub rank: u32,
+    /// Host name.
+    pub host: String,
+    /// The rate.
+    #[serde(flatten)]
+    pub row: RooflineRow,
+}
+
+impl RooflineRow {
+    /// Full label: `gemm f32 2048, 2 threads`.
+    pub fn label(&self) -> String {
+        self.kind.label(&self.case)
+    }
+
+    /// The first value that is negative or not finite.
+    pub(super) fn invalid_value(&self) -> Option<f64> {
+        let values = [self.best, self.median, self.time_us];
+        values.into_iter().find(|value| !value.is_finite() || *value < 0.0)
+    }
+}
