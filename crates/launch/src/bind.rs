@@ -23,7 +23,7 @@ impl Binding {
     /// Prepares a binding. An empty CPU set leaves the affinity unchanged.
     pub fn new(cpus: &CpuSet, memory: &MemoryPolicy) -> Self {
         let (mode, nodes) = match memory {
-            MemoryPolicy::System => (libc::MPOL_DEFAULT, &[][..]),
+            MemoryPolicy::Default => (libc::MPOL_DEFAULT, &[][..]),
             MemoryPolicy::Bind(nodes) => (libc::MPOL_BIND, &nodes[..]),
             MemoryPolicy::Prefer(nodes) if nodes.len() > 1 => (PREFERRED_MANY, &nodes[..]),
             MemoryPolicy::Prefer(nodes) => (libc::MPOL_PREFERRED, &nodes[..]),

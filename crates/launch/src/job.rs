@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use regatta_model::result::{Ending, Failure, RunResult};
+use regatta_model::result::{RankExit, RankFailure, RunResult};
 use serde::Serialize;
 
 use crate::lines::{LineMerger, MergedLine};
@@ -49,14 +49,14 @@ const TERMINAL_BACKOFF: Duration = Duration::from_millis(2);
 /// Interval of signal checks under load: each check is a system call.
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(5);
 /// Exit of a rank that could not be started, as of a shell.
-const START_FAILED: Ending = Ending::Exit(127);
+const START_FAILED: RankExit = RankExit::Exit(127);
 
 /// A record of `events.jsonl`.
 #[derive(Serialize)]
 #[serde(rename_all = "kebab-case", tag = "event")]
 enum EventRecord<'a> {
     Started { rank: u32, pid: u32 },
-    Exited { rank: u32, ending: Ending },
+    Exited { rank: u32, ending: RankExit },
     SignalReceived { signal: i32 },
     SignalSent { signal: i32 },
     Killed,
@@ -209,7 +209,7 @@ impl JobDriver<'_> {
         self.lost_nodes.push(node);
         self.record(EventRecord::NodeLost { ranks });
         for &rank in ranks {
-            self.supervise(SupervisorInput::Exited(rank, Ending::Lost));
+            self.supervise(SupervisorInput::Exited(rank, RankExit::NodeLost));
         }
     }
 
@@ -252,38 +252,38 @@ impl JobDriver<'_> {
     fn outcome(self) -> AttemptOutcome {
         let host = |rank: u32| self.job.hosts.get(rank as usize).cloned().unwrap_or_default();
         let first_failure = self.supervisor.first_failure();
-        let failure = first_failure.map(|(rank, ending)| Failure {
+        let failure = first_failure.map(|(rank, ending)| RankFailure {
             rank,
             host: host(rank),
-            ending,
+            exit: ending,
             last_lines: self.tails.get(&rank).cloned().unwrap_or_default(),
-            others: self.rank_states.clone(),
+            other_ranks: self.rank_states.clone(),
         });
         let result = RunResult {
             command: self.job.command.clone(),
             ranks: self.job.hosts.len() as u32,
-            code: self.supervisor.code(),
+            exit_code: self.supervisor.code(),
             restarts: self.job.attempt,
             reason: self.reason(failure.as_ref()),
             failure,
             hang: self.supervisor.hung().then(|| self.rank_states.clone()),
             notes: self.warnings,
-            endings: self.supervisor.endings().clone(),
+            rank_exits: self.supervisor.endings().clone(),
             seconds: self.start.elapsed().as_secs_f64(),
         };
         let terminated = self.supervisor.termination_signal().is_some();
         AttemptOutcome { result, lost_nodes: self.lost_nodes, terminated }
     }
 
-    fn reason(&self, failure: Option<&Failure>) -> String {
+    fn reason(&self, failure: Option<&RankFailure>) -> String {
         let limit = self.job.limits.hang_after.unwrap_or_default().as_secs();
         match (failure, self.supervisor.termination_signal(), &self.cause) {
             _ if self.supervisor.hung() => {
                 format!("hang detected: no rank wrote output or used CPU time for {limit} s")
             }
             (Some(_), _, Some(cause)) => cause.clone(),
-            (Some(f), ..) => format!("rank {} on {} failed first: {}", f.rank, f.host, f.ending),
-            (None, Some(signal), _) => format!("terminated by {}", Ending::Signal(signal)),
+            (Some(f), ..) => format!("rank {} on {} failed first: {}", f.rank, f.host, f.exit),
+            (None, Some(signal), _) => format!("terminated by {}", RankExit::Signal(signal)),
             (None, None, _) => "all ranks exited successfully".to_owned(),
         }
     }

@@ -5,7 +5,7 @@ use std::process::Child;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use regatta_model::result::Ending;
+use regatta_model::result::RankExit;
 
 use crate::event_queue::{EventQueue, Notify};
 use crate::lines::MergedLine;
@@ -189,11 +189,11 @@ impl LocalWorkers {
     /// Reaps an exited rank. Its process ID stays reserved until then.
     fn reap_rank(&mut self, rank: u32) {
         let Some(mut child) = self.running.remove(&rank) else { return };
-        let mut ending = child.wait().map_or(Ending::Exit(1), process::ending);
-        if ending == Ending::Signal(libc::SIGKILL) && self.oom.has_increased() {
-            ending = Ending::OutOfMemory;
+        let mut ending = child.wait().map_or(RankExit::Exit(1), process::ending);
+        if ending == RankExit::Signal(libc::SIGKILL) && self.oom.has_increased() {
+            ending = RankExit::OutOfMemory;
         }
-        if !ending.is_good() {
+        if !ending.is_success() {
             self.failed.insert(rank);
         }
         if self.running.is_empty() {
@@ -253,7 +253,7 @@ impl LocalWorkers {
                 "rank {rank} (pid {pid}) is still alive {seconds} s after SIGKILL: it is {state}"
             );
             self.events.push_back(JobEvent::Warning(warning));
-            self.events.push_back(JobEvent::Exited(rank, Ending::Signal(libc::SIGKILL)));
+            self.events.push_back(JobEvent::Exited(rank, RankExit::Signal(libc::SIGKILL)));
             self.all_exited_at = Some(Instant::now());
         }
     }

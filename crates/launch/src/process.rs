@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use regatta_model::result::Ending;
+use regatta_model::result::RankExit;
 
 use crate::bind::{Binding, start_session};
 use crate::reaper;
@@ -246,11 +246,11 @@ pub fn wait_for_exit(pid: u32) {
 }
 
 /// Converts an exit status.
-pub fn ending(status: ExitStatus) -> Ending {
+pub fn ending(status: ExitStatus) -> RankExit {
     match (status.code(), status.signal()) {
-        (Some(code), _) => Ending::Exit(code),
-        (None, Some(signal)) => Ending::Signal(signal),
-        (None, None) => Ending::Exit(1),
+        (Some(code), _) => RankExit::Exit(code),
+        (None, Some(signal)) => RankExit::Signal(signal),
+        (None, None) => RankExit::Exit(1),
     }
 }
 

@@ -35,7 +35,7 @@ pub fn full_node_gres(scontrol: &str, hosts: &[String]) -> Gres {
         let value = |key: &str| line.split_whitespace().find_map(|word| word.strip_prefix(key));
         let (Some(nodes), Some(gres)) = (value("Nodes="), value("GRES=")) else { continue };
         for node in hostlist::expand(nodes).unwrap_or_default() {
-            by_node.insert(hostlist::short(&node).to_owned(), request(gres));
+            by_node.insert(hostlist::short_hostname(&node).to_owned(), request(gres));
         }
     }
     let mut all = by_node.values();
@@ -45,7 +45,7 @@ pub fn full_node_gres(scontrol: &str, hosts: &[String]) -> Gres {
         }
         None => Gres::Inherited,
         Some(_) => {
-            let gres = |host: &String| by_node.get(hostlist::short(host)).cloned().flatten();
+            let gres = |host: &String| by_node.get(hostlist::short_hostname(host)).cloned().flatten();
             Gres::PerNode(hosts.iter().map(gres).collect())
         }
     }

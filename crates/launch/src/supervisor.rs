@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use regatta_model::result::Ending;
+use regatta_model::result::RankExit;
 
 use crate::signals::is_termination_signal;
 
@@ -12,7 +12,7 @@ use crate::signals::is_termination_signal;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SupervisorInput {
     /// A rank exited.
-    Exited(u32, Ending),
+    Exited(u32, RankExit),
     /// The connection to a node failed. This is its first rank; the exits of its ranks are reported
     /// later.
     ConnectionLost(u32),
@@ -73,8 +73,8 @@ pub struct Supervisor {
     stopped: bool,
     hung: bool,
     running: u32,
-    endings: BTreeMap<u32, Ending>,
-    first_failure: Option<(u32, Ending)>,
+    endings: BTreeMap<u32, RankExit>,
+    first_failure: Option<(u32, RankExit)>,
     signal: Option<i32>,
 }
 
@@ -109,13 +109,13 @@ impl Supervisor {
         }
     }
 
-    fn on_exit(&mut self, rank: u32, ending: Ending, now: Instant) -> Vec<SupervisorAction> {
+    fn on_exit(&mut self, rank: u32, ending: RankExit, now: Instant) -> Vec<SupervisorAction> {
         if self.endings.insert(rank, ending).is_some() || self.running == 0 {
             return Vec::new();
         }
         self.running -= 1;
         // A rank that exits after the termination signal is a consequence, not the cause.
-        let failed = self.phase == JobPhase::Running && !ending.is_good();
+        let failed = self.phase == JobPhase::Running && !ending.is_success();
         if failed || self.is_root_cause(ending, now) {
             self.first_failure = Some((rank, ending));
         }
@@ -131,18 +131,18 @@ impl Supervisor {
 
     /// Whether this exit by SIGKILL, not sent by us, is the cause of an earlier reported failure: a
     /// peer may notice the death and exit before the death itself is reported.
-    fn is_root_cause(&self, ending: Ending, now: Instant) -> bool {
+    fn is_root_cause(&self, ending: RankExit, now: Instant) -> bool {
         let JobPhase::Terminating(since) = self.phase else { return false };
-        let peer_exited = matches!(self.first_failure, Some((_, Ending::Exit(_))));
+        let peer_exited = matches!(self.first_failure, Some((_, RankExit::Exit(_))));
         let delay = now.saturating_duration_since(since);
-        peer_exited && ending == Ending::Signal(libc::SIGKILL) && delay < LATE_REPORT_WINDOW
+        peer_exited && ending == RankExit::Signal(libc::SIGKILL) && delay < LATE_REPORT_WINDOW
     }
 
     fn on_connection_lost(&mut self, rank: u32, now: Instant) -> Vec<SupervisorAction> {
         if self.phase != JobPhase::Running {
             return Vec::new();
         }
-        self.first_failure = Some((rank, Ending::Lost));
+        self.first_failure = Some((rank, RankExit::NodeLost));
         self.terminate_others(now)
     }
 
@@ -223,7 +223,7 @@ impl Supervisor {
     }
 
     /// The rank that failed first, before any termination signal.
-    pub fn first_failure(&self) -> Option<(u32, Ending)> {
+    pub fn first_failure(&self) -> Option<(u32, RankExit)> {
         self.first_failure
     }
 
@@ -233,18 +233,18 @@ impl Supervisor {
     }
 
     /// The exit of each rank so far.
-    pub fn endings(&self) -> &BTreeMap<u32, Ending> {
+    pub fn endings(&self) -> &BTreeMap<u32, RankExit> {
         &self.endings
     }
 
     /// The job's exit code: that of the first failed rank; 124 for a hang; that of the termination
     /// signal, unless all ranks succeeded.
     pub fn code(&self) -> u8 {
-        let all_good = self.running == 0 && self.endings.values().all(|e| e.is_good());
+        let all_good = self.running == 0 && self.endings.values().all(|e| e.is_success());
         match (self.first_failure, self.signal) {
-            (Some((_, ending)), _) => ending.code(),
+            (Some((_, ending)), _) => ending.exit_code(),
             _ if self.hung => HANG_CODE,
-            (None, Some(signal)) if !all_good => Ending::Signal(signal).code(),
+            (None, Some(signal)) if !all_good => RankExit::Signal(signal).exit_code(),
             _ => 0,
         }
     }

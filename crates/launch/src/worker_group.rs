@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use regatta_model::result::Ending;
+use regatta_model::result::RankExit;
 use serde::{Deserialize, Serialize};
 
 use crate::lines::MergedLine;
@@ -30,7 +30,7 @@ pub enum JobEvent {
         bytes: Vec<u8>,
     },
     /// A rank exited.
-    Exited(u32, Ending),
+    Exited(u32, RankExit),
     /// Last lines of a failed rank.
     OutputTail(u32, Vec<String>),
     /// What each rank is doing, in response to [`RankControl::QueryState`].

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
 use std::time::{Duration, Instant};
 
-use regatta_model::result::Ending;
+use regatta_model::result::RankExit;
 
 use super::message::{Downstream, NodeLaunch, RankEvent, Registration, Upstream};
 use super::routes::Routes;
@@ -95,7 +95,7 @@ struct RankLog {
     /// The attempt; `None` before the first.
     attempt: Option<u32>,
     running: bool,
-    endings: BTreeMap<u32, Ending>,
+    endings: BTreeMap<u32, RankExit>,
     /// Events that are resent on request.
     events: Vec<RankEvent>,
     kill_at: Option<Instant>,

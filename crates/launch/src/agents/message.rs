@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 
-use regatta_model::result::Ending;
+use regatta_model::result::RankExit;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -92,14 +92,14 @@ pub enum RankEvent {
         why: String,
     },
     /// A rank exited.
-    Exited(u32, Ending),
+    Exited(u32, RankExit),
     /// Last lines of a failed rank.
     OutputTail(u32, Vec<String>),
     /// What each rank is doing.
     States(BTreeMap<u32, String>),
     /// All ranks of the node have exited and all their output is sent. Repeats the exit of each
     /// rank, because earlier messages may be lost.
-    Finished(BTreeMap<u32, Ending>),
+    Finished(BTreeMap<u32, RankExit>),
 }
 
 /// From the coordinator towards agents.
