@@ -150,7 +150,7 @@ fn dial<'a>(settings: &'a Settings, to: SocketAddr, until: Instant) -> Dial<'a> 
 
 fn timing(settings: &Settings) -> Timing {
     let beat = settings.lost_after / 4;
-    Timing { handshake: HANDSHAKE, heartbeat: beat, lost_after: settings.lost_after }
+    Timing { handshake: HANDSHAKE, beat, lost_after: settings.lost_after }
 }
 
 /// Where rank 0 is.

@@ -4,8 +4,8 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use regatta_wire::link::{Link, Role, LinkEvent, Timing};
-use regatta_wire::secret::{Secret, random_bytes};
+use regatta_wire::link::{Link, Role, Step, Timing};
+use regatta_wire::secret::{Secret, random};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt;
@@ -52,10 +52,10 @@ impl Dial<'_> {
     pub fn open(&self) -> Result<Line, NoLine> {
         let nobody = |error: std::io::Error| NoLine::Nobody(error.to_string());
         let stream = self.connect().map_err(nobody)?;
-        let nonce = random_bytes().map_err(nobody)?;
-        let link = Link::new(Role::Initiator, self.secret, nonce, self.timing, Instant::now());
+        let nonce = random().map_err(nobody)?;
+        let link = Link::new(Role::Caller, self.secret, nonce, self.timing, Instant::now());
         let mut line = Line { stream, link };
-        let ready = |steps: &[LinkEvent]| steps.contains(&LinkEvent::Ready).then_some(());
+        let ready = |steps: &[Step]| steps.contains(&Step::Ready).then_some(());
         self.converse(&mut line, &mut [0; 4 << 10], true, ready)?;
         Ok(line)
     }
@@ -115,7 +115,7 @@ impl Dial<'_> {
         line: &mut Line,
         buffer: &mut [u8],
         beats: bool,
-        found: impl Fn(&[LinkEvent]) -> Option<T>,
+        found: impl Fn(&[Step]) -> Option<T>,
     ) -> Result<T, NoLine> {
         let nobody = |error: std::io::Error| NoLine::Nobody(error.to_string());
         let mut steps = Vec::new();
@@ -134,7 +134,7 @@ impl Dial<'_> {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     self.wait(&line.stream, PollFlags::IN).map_err(nobody)?;
                     if beats {
-                        line.link.heartbeat(Instant::now());
+                        line.link.beat(Instant::now());
                     }
                 }
                 Err(error) => return Err(nobody(error)),
@@ -160,10 +160,10 @@ impl Dial<'_> {
 }
 
 /// The first frame.
-fn frame(steps: &[LinkEvent]) -> Option<Vec<u8>> {
-    let frame = |step: &LinkEvent| match step {
-        LinkEvent::Frame(frame) => Some(frame.clone()),
-        LinkEvent::Ready => None,
+fn frame(steps: &[Step]) -> Option<Vec<u8>> {
+    let frame = |step: &Step| match step {
+        Step::Frame(frame) => Some(frame.clone()),
+        Step::Ready => None,
     };
     steps.iter().find_map(frame)
 }
@@ -171,7 +171,7 @@ fn frame(steps: &[LinkEvent]) -> Option<Vec<u8>> {
 fn write(line: &mut Line) -> std::io::Result<()> {
     while !line.link.pending().is_empty() {
         match line.stream.write(line.link.pending()) {
-            Ok(count) => line.link.advance(count),
+            Ok(count) => line.link.sent(count),
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             // So little fits a new connection, or it goes out in the next round.
             Err(error) if error.kind() == ErrorKind::WouldBlock => break,

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use mio::{Events, Interest, Poll, Token, Waker};
 use regatta_wire::link::{Link, Role, Timing};
-use regatta_wire::secret::{Secret, random_bytes};
+use regatta_wire::secret::{Secret, random};
 use rustix::process::{Resource, getrlimit};
 
 use super::control::{Up, encode};
@@ -210,11 +210,11 @@ impl Keeper {
         loop {
             match self.listener.accept() {
                 Ok((stream, from)) => {
-                    let Ok(nonce) = random_bytes() else { continue };
+                    let Ok(nonce) = random() else { continue };
                     if self.conns.len() > strangers() + self.known() {
                         continue;
                     }
-                    let (role, now) = (Role::Responder, Instant::now());
+                    let (role, now) = (Role::Listener, Instant::now());
                     let link = Link::new(role, &self.secret, nonce, self.timing, now);
                     // If it cannot be watched it is dropped, and comes again.
                     let _ = self.add(stream, link, Who::Stranger(from.ip()));
