@@ -1,6 +1,6 @@
 //! The sum of all ranks' numbers: `regatta launch -n 4 -- target/release/examples/all_reduce`.
 
-use regatta_comm::{Collectives, Comm, CommError, ReduceOp, host, join::Settings};
+use regatta_comm::{Collectives, Comm, CommError, ReduceOp, bootstrap::BootstrapConfig, host};
 
 fn main() -> Result<(), CommError> {
     let comm = host::join(Settings::from_environment()?)?;

@@ -14,10 +14,10 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use regatta_comm::background::Background;
-use regatta_comm::fabric::{Choice, offered};
-use regatta_comm::join::{Settings, engine, join, listen};
-use regatta_comm::{Collectives, Comm, CommError, DType, Kind, ReduceOp, host};
+use regatta_comm::bootstrap::{BootstrapConfig, engine, join, listen};
+use regatta_comm::fabric::{ProviderChoice, available_providers};
+use regatta_comm::worker::Communicator;
+use regatta_comm::{CallKind, Collectives, Comm, CommError, DType, ReduceOp, host};
 use regatta_wire::secret::Secret;
 
 use process::{ARGUMENTS, Kept, Orders, as_rank, environment, own_settings, said, secret_file};
@@ -30,17 +30,21 @@ const SCENE: &str = "REGATTA_TEST_SCENE";
 
 /// Whether a provider is here; if not, that is said.
 fn is_here(provider: &str) -> bool {
-    let offered = match offered() {
-        Ok(offered) => offered,
+    let available_providers = match available_providers() {
+        Ok(available_providers) => available_providers,
         Err(why) => {
             println!("skipped: {why}");
             return false;
         }
     };
     let layered = [format!("{provider}/"), format!("{provider};")];
-    let here = offered.iter().any(|name| layered.iter().any(|start| name.starts_with(start)));
+    let here =
+        available_providers.iter().any(|name| layered.iter().any(|start| name.starts_with(start)));
     if !here {
-        println!("skipped: libfabric has no {provider} here, but {}", offered.join(", "));
+        println!(
+            "skipped: libfabric has no {provider} here, but {}",
+            available_providers.join(", ")
+        );
     }
     here
 }
@@ -53,24 +57,27 @@ fn here() -> impl Iterator<Item = &'static str> {
     PROVIDERS.into_iter().filter(|provider| is_here(provider))
 }
 
-/// Settings for all ranks of a world on this machine.
-fn settings(size: u32, provider: &str) -> Vec<Settings> {
+/// BootstrapConfig for all ranks of a world on this machine.
+fn settings(size: u32, provider: &str) -> Vec<BootstrapConfig> {
     let secret = Secret::generate().unwrap();
     let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
     let port = listener.local_addr().unwrap().port();
-    let rank = |rank| Settings {
+    let rank = |rank| BootstrapConfig {
         host: format!("node{rank}"),
         join_within: Duration::from_secs(30),
-        fabric: Choice::parse(provider),
-        ..Settings::new(rank, size, "127.0.0.1", port, secret.clone())
+        fabric: ProviderChoice::parse(provider),
+        ..BootstrapConfig::new(rank, size, "127.0.0.1", port, secret.clone())
     };
-    let mut all: Vec<Settings> = (0..size).map(rank).collect();
+    let mut all: Vec<BootstrapConfig> = (0..size).map(rank).collect();
     all[0].listener = Some(listener);
     all
 }
 
 /// What joining comes to, on each rank.
-fn joined<R: Send>(all: Vec<Settings>, join: impl Fn(Settings) -> R + Sync) -> Vec<R> {
+fn joined<R: Send>(
+    all: Vec<BootstrapConfig>,
+    join: impl Fn(BootstrapConfig) -> R + Sync,
+) -> Vec<R> {
     let join = &join;
     std::thread::scope(|scope| {
         let threads: Vec<_> = all.into_iter().map(|s| scope.spawn(move || join(s))).collect();
@@ -78,26 +85,29 @@ fn joined<R: Send>(all: Vec<Settings>, join: impl Fn(Settings) -> R + Sync) -> V
     })
 }
 
-fn world(size: u32, provider: &str) -> Vec<Background> {
+fn world(size: u32, provider: &str) -> Vec<Communicator> {
     joined(settings(size, provider), |settings| join(settings).unwrap())
 }
 
 /// One world for many cases: to open endpoints takes its time.
 fn every_kind(size: u32, provider: &str, counts: &[usize]) {
     let cases = suite::cases(size, counts);
-    suite::on_all(world(size, provider), |comm| {
-        cases.iter().for_each(|case| case.check_own(comm));
+    suite::on_all_ranks(world(size, provider), |comm| {
+        cases.iter().for_each(|case| case.check_on_rank(comm));
     });
 }
 
 #[test]
 fn messages_really_go_through_libfabric() {
     for provider in threads() {
-        let carried = joined(settings(2, provider), |settings| {
-            engine(settings).unwrap().carried().to_owned()
+        let transport_name = joined(settings(2, provider), |settings| {
+            engine(settings).unwrap().transport_name().to_owned()
         });
         let start = format!("libfabric: {provider}");
-        assert!(carried.iter().all(|carried| carried.starts_with(&start)), "{carried:?}");
+        assert!(
+            transport_name.iter().all(|transport_name| transport_name.starts_with(&start)),
+            "{transport_name:?}"
+        );
     }
 }
 
@@ -113,7 +123,7 @@ fn every_collective_gives_what_the_reference_gives() {
 #[test]
 fn special_ones_too() {
     for provider in threads() {
-        suite::special(|size| world(size, provider));
+        suite::edge_cases(|size| world(size, provider));
     }
 }
 
@@ -122,13 +132,14 @@ fn long_messages_of_all_lengths() {
     for provider in threads() {
         // Around the limits of short messages and of parts, and many parts.
         let counts = [1000, 2030, 4096, 65_535, 65_537, 600_001];
-        suite::on_all(world(3, provider), |comm| {
+        suite::on_all_ranks(world(3, provider), |comm| {
             for count in counts {
-                for kind in [Kind::AllReduce, Kind::AllGather] {
+                for kind in [CallKind::AllReduce, CallKind::AllGather] {
                     let (dtype, op) = (DType::F32, ReduceOp::Sum);
-                    let (sizes, in_place) = (suite::Sizes::Equal(count), kind == Kind::AllReduce);
+                    let (sizes, in_place) =
+                        (suite::Sizes::Equal(count), kind == CallKind::AllReduce);
                     suite::Case { kind, dtype, op, root: 1, sizes, in_place, seed: 0 }
-                        .check_own(comm);
+                        .check_on_rank(comm);
                 }
             }
         });
@@ -139,7 +150,7 @@ fn long_messages_of_all_lengths() {
 fn messages_of_other_tags_may_overtake_large_ones() {
     for provider in threads() {
         let (large, small) = (vec![7u8; 3 << 20], [1u8]);
-        suite::on_all(world(2, provider), |comm| match comm.rank() {
+        suite::on_all_ranks(world(2, provider), |comm| match comm.rank() {
             0 => {
                 comm.send(&large, 1, 1).unwrap();
                 comm.send(&small, 1, 2).unwrap();
@@ -159,7 +170,7 @@ fn messages_of_other_tags_may_overtake_large_ones() {
 #[test]
 fn a_rank_far_ahead_waits_and_nothing_is_lost() {
     for provider in threads() {
-        suite::on_all(world(2, provider), |comm| {
+        suite::on_all_ranks(world(2, provider), |comm| {
             for i in 0..5000i32 {
                 match comm.rank() {
                     0 => comm.send(&[i], 1, 0).unwrap(),
@@ -180,7 +191,7 @@ fn a_rank_far_ahead_waits_and_nothing_is_lost() {
 #[test]
 fn communicators_of_one_rank_work_at_the_same_time() {
     for provider in threads() {
-        suite::on_all(world(4, provider), |comm| {
+        suite::on_all_ranks(world(4, provider), |comm| {
             let pair = comm.split(Some(comm.rank() / 2), 0).unwrap().unwrap();
             std::thread::scope(|scope| {
                 scope.spawn(|| {
@@ -206,7 +217,7 @@ fn ranks_that_disagree_are_told_and_those_that_leave_too() {
         let mut all = settings(3, provider);
         all.iter_mut().for_each(|s| s.desync_after = Duration::from_millis(500));
         let start = Instant::now();
-        let errors = suite::on_all(joined(all, |s| join(s).unwrap()), |comm| {
+        let errors = suite::on_all_ranks(joined(all, |s| join(s).unwrap()), |comm| {
             comm.barrier().unwrap();
             // Of several parts, so that memory is lent when it goes wrong.
             let count = if comm.rank() == 1 { 900_000 } else { 1_000_000 };
@@ -215,7 +226,7 @@ fn ranks_that_disagree_are_told_and_those_that_leave_too() {
             error
         });
         for error in &errors {
-            assert!(matches!(error, CommError::Disagree { .. }), "{error}");
+            assert!(matches!(error, CommError::CallMismatch { .. }), "{error}");
             let said = error.to_string();
             assert!(said.contains("900000 f32") && said.contains("1000000 f32"), "{said}");
         }
@@ -226,7 +237,7 @@ fn ranks_that_disagree_are_told_and_those_that_leave_too() {
 #[test]
 fn a_communicator_that_is_given_up_does_not_harm_the_others() {
     for provider in threads() {
-        suite::on_all(world(3, provider), |comm| {
+        suite::on_all_ranks(world(3, provider), |comm| {
             let part = comm.split(Some(0), 0).unwrap().unwrap();
             comm.barrier().unwrap();
             if comm.rank() == 2 {
@@ -254,7 +265,7 @@ fn across_nodes_it_carries_what_shared_memory_does_not() {
         joined(all, |settings| host::join(settings).unwrap())
     };
     let cases = suite::cases(4, &[0, 1, 7, 20_000]);
-    suite::on_all(on_nodes(4), |comm| cases.iter().for_each(|case| case.check_own(comm)));
+    suite::on_all_ranks(on_nodes(4), |comm| cases.iter().for_each(|case| case.check_on_rank(comm)));
 }
 
 #[test]
@@ -265,7 +276,7 @@ fn what_cannot_be_is_told_to_all() {
         assert!(error.contains(said) && error.contains("REGATTA_FABRIC"), "{error}");
     }
     let mut all = settings(3, "tcp");
-    all[2].fabric = Choice::Tcp;
+    all[2].fabric = ProviderChoice::Tcp;
     for error in errors(all) {
         let said = "rank 0 on node0 and rank 2 on node2 want different networks";
         assert!(error.contains(said), "{error}");
@@ -331,7 +342,7 @@ fn a_rank_of_the_suite() {
     let comm = join(own_settings()).unwrap();
     let (rank, size) = (comm.rank(), comm.size());
     for case in suite::cases(size, &[0, 1, 7, 100, 5003]) {
-        case.check_own(&comm);
+        case.check_on_rank(&comm);
     }
     let part = comm.split(Some(rank % 2), -i64::from(rank)).unwrap().unwrap();
     let mut sum = vec![rank as i64; 50_000];
@@ -358,10 +369,10 @@ fn a_rank_that_is_killed_is_named() {
     // Whoever is killed while it holds a lock of shm's memory holds up all others: not so here.
     for provider in threads() {
         for (kind, count, victim) in [
-            (Kind::AllReduce, 1_000_000, 2),
-            (Kind::Broadcast, 300_000, 0),
-            (Kind::AllGather, 1000, 1),
-            (Kind::Barrier, 0, 2),
+            (CallKind::AllReduce, 1_000_000, 2),
+            (CallKind::Broadcast, 300_000, 0),
+            (CallKind::AllGather, 1000, 1),
+            (CallKind::Barrier, 0, 2),
         ] {
             let orders = Orders {
                 kind,

@@ -1,7 +1,7 @@
 //! What ranks do and what befalls them, chosen by a seed: a rank finds out by itself what it has to
 //! do.
 
-use regatta_comm::{DType, Kind, ReduceOp};
+use regatta_comm::{CallKind, DType, ReduceOp};
 
 use crate::seeded::Seeded;
 
@@ -66,7 +66,7 @@ pub enum Fault {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Step {
     /// `None`: a ring of messages, in a group.
-    pub kind: Option<Kind>,
+    pub kind: Option<CallKind>,
     pub dtype: DType,
     pub op: ReduceOp,
     /// By the number among those who take part.
@@ -80,11 +80,11 @@ pub struct Step {
 impl Step {
     /// What must be the same for all.
     fn essence(self) -> Self {
-        let is = |yes: fn(Kind) -> bool| self.kind.is_some_and(yes);
+        let is = |yes: fn(CallKind) -> bool| self.kind.is_some_and(yes);
         Self {
-            dtype: if is(|kind| kind == Kind::Barrier) { DType::U8 } else { self.dtype },
-            op: if is(Kind::reduces) { self.op } else { ReduceOp::Sum },
-            root: if is(Kind::has_root) { self.root } else { 0 },
+            dtype: if is(|kind| kind == CallKind::Barrier) { DType::U8 } else { self.dtype },
+            op: if is(CallKind::reduces) { self.op } else { ReduceOp::Sum },
+            root: if is(CallKind::has_root) { self.root } else { 0 },
             background: false,
             ..self
         }
@@ -270,14 +270,14 @@ fn step(s: &mut Seeded, ranks: usize, colours: u32) -> Step {
     let in_part = s.below(3) == 0 && colours > 1;
     let least = if in_part { ranks / colours as usize } else { ranks };
     let number = s.below(10) as usize;
-    let kind = Kind::ALL.get(number).copied();
+    let kind = CallKind::ALL.get(number).copied();
     let count = s.one(&[0, 1, 7, 1000, 20_000, 300_000]);
     Step {
         kind,
         dtype: s.one(&DType::ALL),
         op: s.one(&ReduceOp::ALL),
         root: s.below(least.max(1) as u64) as u32,
-        count: if kind == Some(Kind::Barrier) { 0 } else { count },
+        count: if kind == Some(CallKind::Barrier) { 0 } else { count },
         in_part,
         background: kind.is_some() && s.below(3) == 0,
     }
@@ -286,17 +286,17 @@ fn step(s: &mut Seeded, ranks: usize, colours: u32) -> Step {
 /// The same with something else in it.
 fn changed(step: Step, wrong: Wrong, members: u32) -> Step {
     let other_kind = match step.kind {
-        Some(Kind::AllReduce) => Kind::Barrier,
-        _ => Kind::AllReduce,
+        Some(CallKind::AllReduce) => CallKind::Barrier,
+        _ => CallKind::AllReduce,
     };
     match wrong {
-        Wrong::Size if step.kind == Some(Kind::Barrier) => step,
+        Wrong::Size if step.kind == Some(CallKind::Barrier) => step,
         Wrong::Size => Step { count: step.count + 1, ..step },
         Wrong::Type if step.dtype == DType::U8 => Step { dtype: DType::F64, ..step },
         Wrong::Type => Step { dtype: DType::U8, ..step },
         Wrong::Root => Step { root: (step.root + 1) % members, ..step },
         Wrong::Operation | Wrong::Order => {
-            let count = if other_kind == Kind::Barrier { 0 } else { step.count };
+            let count = if other_kind == CallKind::Barrier { 0 } else { step.count };
             Step { kind: Some(other_kind), count, ..step }
         }
     }

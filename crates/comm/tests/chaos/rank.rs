@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use regatta_comm::background::Background;
 use regatta_comm::error::Peer;
+use regatta_comm::worker::Communicator;
 use regatta_comm::{
-    Buffer, Call, Collectives, Comm, CommError, Counts, DType, Kind, OwnedCall, Pending, ReduceOp,
-    host, join, shm,
+    Buffer, Call, CallKind, Collectives, Comm, CommError, Counts, DType, OwnedCall, Pending,
+    ReduceOp, host, join, shm,
 };
 use regatta_wire::secret::Secret;
 use rustix::process::{Signal, getpid, kill_process};
@@ -136,30 +136,30 @@ fn joined(
     members: &[usize],
     folder: &Path,
     name: &str,
-) -> Result<Background, CommError> {
+) -> Result<Communicator, CommError> {
     let (lost_after, desync_after) = patience(case);
     let early = case.fault == Fault::KilledEarly && name == "first";
     let join_within = if early { Duration::from_secs(5) } else { LONG };
     let number = members.iter().position(|member| *member == rank).unwrap() as u32;
     let debug = case.debug;
     if case.by == By::Memory {
-        let peer = |(i, member): (u32, &usize)| Peer { rank: i, host: case.host(*member) };
+        let peer = |(i, member): (u32, &usize)| Peer::new(i, case.host(*member));
         let settings =
             shm::Settings { desync_after, debug, join_within, ..shm::Settings::default() };
         let name = format!("{}/{name}", folder.display());
         let engine = shm::join(&name, number, (0..).zip(members).map(peer).collect(), settings)?;
-        return Ok(Background::new(Box::new(engine)));
+        return Ok(Communicator::new(Box::new(engine)));
     }
     let secret = std::fs::read_to_string(folder.join(format!("{name}-secret"))).unwrap();
     let file = folder.join(format!("{name}-port"));
-    let listener = (number == 0).then(|| join::listen("0.0.0.0:0".parse().unwrap()).unwrap());
+    let listener = (number == 0).then(|| bootstrap::listen("0.0.0.0:0".parse().unwrap()).unwrap());
     let master = match case.place {
         Place::Machine => "127.0.0.1".to_owned(),
         Place::Network => case.host(members[0]),
     };
     let port = meeting::port(&file, listener.as_ref().map(|l| l.local_addr().unwrap().port()));
     let secret = Secret::from_hex(&secret).unwrap();
-    let settings = join::Settings {
+    let settings = bootstrap::BootstrapConfig {
         listener,
         host: case.host(rank),
         // Ranks of other cases are on other nodes.
@@ -168,16 +168,16 @@ fn joined(
         lost_after,
         desync_after,
         debug,
-        ..join::Settings::new(number, members.len() as u32, &master, port, secret)
+        ..bootstrap::BootstrapConfig::new(number, members.len() as u32, &master, port, secret)
     };
-    if case.by == By::Host { host::join(settings) } else { join::join(settings) }
+    if case.by == By::Host { host::join(settings) } else { bootstrap::join(settings) }
 }
 
 /// A rank at work.
 struct Actor<'a> {
     case: &'a Case,
     rank: usize,
-    world: std::sync::Arc<Background>,
+    world: std::sync::Arc<Communicator>,
     part: Option<Box<dyn Comm>>,
     /// What goes on in the background, and in which step it began.
     pending: Vec<(Pending, usize)>,
@@ -185,7 +185,7 @@ struct Actor<'a> {
 }
 
 impl<'a> Actor<'a> {
-    fn new(case: &'a Case, rank: usize, world: Background) -> Self {
+    fn new(case: &'a Case, rank: usize, world: Communicator) -> Self {
         let (world, pending, began) = (std::sync::Arc::new(world), Vec::new(), Instant::now());
         Self { case, rank, world, part: None, pending, began }
     }
@@ -334,7 +334,7 @@ impl<'a> Actor<'a> {
 
 /// A step as a call with buffers of its own.
 fn owned(step: Step, comm: &dyn Comm) -> OwnedCall {
-    let kind = step.kind.unwrap_or(Kind::Barrier);
+    let kind = step.kind.unwrap_or(CallKind::Barrier);
     let Step { dtype, op, root, count, .. } = step;
     let mut call = OwnedCall {
         kind,
@@ -347,7 +347,7 @@ fn owned(step: Step, comm: &dyn Comm) -> OwnedCall {
         output: Buffer::zeroed(0),
     };
     let (rank, ranks) = (comm.rank() as usize, comm.size() as usize);
-    if !matches!(kind, Kind::Broadcast | Kind::Barrier) {
+    if !matches!(kind, CallKind::Broadcast | CallKind::Barrier) {
         call.input = Some(Buffer::zeroed(0));
         let input = call.as_call().lengths(rank, ranks).0;
         call.input = Some(comm.buffer(input * dtype.size()));
@@ -372,9 +372,9 @@ fn ring(comm: &dyn Comm, count: usize) -> Result<(), CommError> {
         input: None,
         output: &mut [],
     };
-    let send = Call { input: Some(&data), ..message(Kind::Send, (rank + 1) % ranks) };
+    let send = Call { input: Some(&data), ..message(CallKind::Send, (rank + 1) % ranks) };
     let left = (rank + ranks - 1) % ranks;
-    comm.run_group(vec![send, Call { output: &mut got, ..message(Kind::Receive, left) }])?;
+    comm.run_group(vec![send, Call { output: &mut got, ..message(CallKind::Receive, left) }])?;
     assert!(got.iter().all(|byte| *byte == left as u8));
     Ok(())
 }

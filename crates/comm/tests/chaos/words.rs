@@ -38,16 +38,16 @@ impl Said {
             }
         };
         let (kind, named) = match error {
-            CommError::Lost { peer, .. } => ("Lost", vec![name(peer)]),
-            CommError::Disagree { ours_by, theirs_by, .. } => {
+            CommError::RankLost { peer, .. } => ("Lost", vec![name(peer)]),
+            CommError::CallMismatch { ours_by, theirs_by, .. } => {
                 ("Disagree", vec![name(theirs_by), name(ours_by)])
             }
-            CommError::Unmatched { from, to, .. } => ("Unmatched", vec![name(from), name(to)]),
-            CommError::Late { missing, .. } => ("Late", missing.iter().map(name).collect()),
-            CommError::Path { from, to, .. } => ("Path", vec![name(from), name(to)]),
+            CommError::CountMismatch { from, to, .. } => ("Unmatched", vec![name(from), name(to)]),
+            CommError::Timeout { missing, .. } => ("Late", missing.iter().map(name).collect()),
+            CommError::LinkBroken { from, to, .. } => ("Path", vec![name(from), name(to)]),
             CommError::Aborted { by, .. } => ("Aborted", vec![name(by)]),
-            CommError::Shape { .. } => ("Shape", Vec::new()),
-            CommError::Join { .. } => ("Join", Vec::new()),
+            CommError::InvalidCall { .. } => ("Shape", Vec::new()),
+            CommError::Bootstrap { .. } => ("Join", Vec::new()),
             CommError::System { .. } => ("System", Vec::new()),
         };
         let text = error.to_string().replace(['\n', '\t'], " ");

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use regatta_comm::background::{Abort, Background, Engine};
+use regatta_comm::bootstrap::{BootstrapConfig, engine};
 use regatta_comm::error::Peer;
-use regatta_comm::join::{Settings, engine};
 use regatta_comm::schedule::Algorithm;
-use regatta_comm::schedule::choose::Table;
+use regatta_comm::schedule::selection::AlgorithmTable;
 use regatta_comm::tcp::TcpEngine;
 use regatta_comm::tune::{Effort, Tunable, tune};
-use regatta_comm::{Call, CommError, Counts, DType, Kind, ReduceOp};
+use regatta_comm::worker::{AbortFn, Communicator, Engine};
+use regatta_comm::{Call, CallKind, CommError, Counts, DType, ReduceOp};
 use regatta_model::document::to_json;
 
 use crate::{settings, suite};
@@ -31,7 +31,7 @@ impl Engine for InTurn {
     }
 
     fn run(&mut self, call: Call<'_>) -> Result<(), CommError> {
-        self.engine.run_by(call, Algorithm::ALL[self.which.load(Ordering::SeqCst)])
+        self.engine.run_with(call, Algorithm::ALL[self.which.load(Ordering::SeqCst)])
     }
 
     fn split(
@@ -42,13 +42,13 @@ impl Engine for InTurn {
         self.engine.split(colour, key)
     }
 
-    fn abort(&self) -> Abort {
+    fn abort_fn(&self) -> AbortFn {
         self.engine.abort()
     }
 }
 
 /// The engines of a world.
-fn engines(all: Vec<Settings>) -> Vec<TcpEngine> {
+fn engines(all: Vec<BootstrapConfig>) -> Vec<TcpEngine> {
     std::thread::scope(|scope| {
         let threads: Vec<_> = all.into_iter().map(|rank| scope.spawn(|| engine(rank))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap().unwrap()).collect()
@@ -66,7 +66,7 @@ fn what_is_measured_becomes_one_table_for_all() {
                 let table = tune(&mut engine, effort).unwrap();
                 let mut sum = 1f64.to_ne_bytes();
                 let counts = Counts::Equal(1);
-                let (kind, dtype, op) = (Kind::AllReduce, DType::F64, ReduceOp::Sum);
+                let (kind, dtype, op) = (CallKind::AllReduce, DType::F64, ReduceOp::Sum);
                 let output = &mut sum[..];
                 let call = Call { kind, dtype, op, root: 0, tag: 0, counts, input: None, output };
                 engine.run(call).unwrap();
@@ -78,7 +78,7 @@ fn what_is_measured_becomes_one_table_for_all() {
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
     assert!(tables.iter().all(|table| *table == tables[0]));
-    let measured = tables[0].rows.len() - Table::usual().rows.len();
+    let measured = tables[0].rows.len() - AlgorithmTable::default().rows.len();
     assert!((9..=25).contains(&measured), "{tables:?}");
 }
 
@@ -86,7 +86,10 @@ fn what_is_measured_becomes_one_table_for_all() {
 #[test]
 fn rank_0s_table_is_what_all_use() {
     let file = std::env::temp_dir().join(format!("regatta-table-{}", std::process::id()));
-    let mut row = Table::usual().rows.into_iter().find(|row| row.collective == Kind::AllReduce);
+    let mut row = AlgorithmTable::default()
+        .rows
+        .into_iter()
+        .find(|row| row.collective == CallKind::AllReduce);
     let row = row.as_mut().unwrap();
     // By itself it is another one, whose messages would not fit.
     (row.algorithm, row.up_to_bytes, row.spread) = (Algorithm::BinomialTree, None, None);
@@ -94,9 +97,9 @@ fn rank_0s_table_is_what_all_use() {
     let mut all = settings(5);
     all[0].tuning = Some(file.clone());
     all[3].tuning = Some("/there/is/none".into());
-    let world: Vec<Background> =
-        engines(all).into_iter().map(|engine| Background::new(Box::new(engine))).collect();
-    let (kind, dtype, op) = (Kind::AllReduce, DType::I64, ReduceOp::Max);
+    let world: Vec<Communicator> =
+        engines(all).into_iter().map(|engine| Communicator::new(Box::new(engine))).collect();
+    let (kind, dtype, op) = (CallKind::AllReduce, DType::I64, ReduceOp::Max);
     let sizes = suite::Sizes::Equal(10_000);
     suite::Case { kind, dtype, op, root: 0, sizes, in_place: false, seed: 1 }.check(world);
     std::fs::remove_file(&file).unwrap();
@@ -108,14 +111,15 @@ fn every_algorithm_gives_what_the_reference_gives() {
     // Two ranks on a node, and one alone.
     let mut all = settings(5);
     all.iter_mut().for_each(|rank| rank.node = format!("node {}", rank.rank / 2));
-    let world: Vec<Background> = engines(all)
+    let world: Vec<Communicator> = engines(all)
         .into_iter()
-        .map(|engine| Background::new(Box::new(InTurn { engine, which: which.clone() })))
+        .map(|engine| Communicator::new(Box::new(InTurn { engine, which: which.clone() })))
         .collect();
     // The last is cut into segments.
     for (turn, count) in [1, 1003, 150_003].into_iter().enumerate() {
-        for kind in Kind::ALL {
-            let whole = matches!(kind, Kind::AllReduce | Kind::Reduce | Kind::Broadcast);
+        for kind in CallKind::ALL {
+            let whole =
+                matches!(kind, CallKind::AllReduce | CallKind::Reduce | CallKind::Broadcast);
             let count = if whole { count } else { count / 5 + 1 };
             for (at, algorithm) in Algorithm::ALL.into_iter().enumerate() {
                 if !algorithm.does(kind) {

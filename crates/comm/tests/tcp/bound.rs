@@ -1,6 +1,6 @@
 //! On nodes with two networks: messages go over the one that was chosen, or over both.
 
-use regatta_comm::Kind;
+use regatta_comm::CallKind;
 use regatta_testbed::{Cluster, cluster_or_skip, run};
 
 use crate::process::{ARGUMENTS, Orders, as_rank, environment, said, secret_file};
@@ -17,7 +17,7 @@ fn sent(cluster: &Cluster, node: &str) -> [u64; 2] {
 /// What node2 sends by each device while two ranks sum up 20 times 4 MB, bound as this says.
 fn traffic(cluster: &Cluster, bind: &dyn Fn(usize) -> String) -> [u64; 2] {
     let orders = Orders {
-        kind: Kind::AllReduce,
+        kind: CallKind::AllReduce,
         count: 1_000_000,
         victim: 1,
         call: 21,

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use regatta_comm::Kind;
+use regatta_comm::CallKind;
 use regatta_testbed::{Cluster, cluster_or_skip};
 
 use crate::process::{ARGUMENTS, Orders, as_rank, environment, said, secret_file};
@@ -45,7 +45,7 @@ fn a_link_is_slowed_to_a_crawl() {
 /// What each of four ranks, one a node, says when something is done to their network.
 fn told(cluster: &Cluster, name: &str, harm: &dyn Fn()) -> Vec<String> {
     let orders = Orders {
-        kind: Kind::AllReduce,
+        kind: CallKind::AllReduce,
         count: 100_000,
         victim: u32::MAX,
         call: 0,

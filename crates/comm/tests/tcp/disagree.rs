@@ -2,17 +2,17 @@
 
 use std::time::{Duration, Instant};
 
-use regatta_comm::background::Background;
+use regatta_comm::worker::Communicator;
 use regatta_comm::{Collectives, Comm, CommError, ReduceOp};
 
 use crate::{joined, settings, suite};
 
 /// A world that does not wait long.
-fn hasty(size: u32) -> Vec<Background> {
+fn hasty(size: u32) -> Vec<Communicator> {
     late_after(size, Duration::from_millis(500))
 }
 
-fn late_after(size: u32, desync_after: Duration) -> Vec<Background> {
+fn late_after(size: u32, desync_after: Duration) -> Vec<Communicator> {
     let mut all = settings(size);
     for settings in &mut all {
         settings.desync_after = desync_after;
@@ -23,13 +23,13 @@ fn late_after(size: u32, desync_after: Duration) -> Vec<Background> {
 
 /// What each rank is told when rank 1 of three does the one and the others do the other.
 fn told(
-    one: impl Fn(&Background) -> Result<(), CommError> + Sync,
-    other: impl Fn(&Background) -> Result<(), CommError> + Sync,
+    one: impl Fn(&Communicator) -> Result<(), CommError> + Sync,
+    other: impl Fn(&Communicator) -> Result<(), CommError> + Sync,
 ) -> Vec<CommError> {
     let start = Instant::now();
-    let errors = suite::on_all(hasty(3), |comm| {
+    let errors = suite::on_all_ranks(hasty(3), |comm| {
         comm.barrier().unwrap();
-        let does = |comm: &Background| if comm.rank() == 1 { one(comm) } else { other(comm) };
+        let does = |comm: &Communicator| if comm.rank() == 1 { one(comm) } else { other(comm) };
         // Whoever is through with the wrong thing goes on to the next.
         let error = does(comm).and_then(|()| comm.barrier()).unwrap_err();
         // Nobody leaves before all have heard.
@@ -43,7 +43,7 @@ fn told(
 /// All name both calls, each its own first.
 fn check(errors: &[CommError], odd: &str, most: &str) {
     for (rank, error) in errors.iter().enumerate() {
-        let CommError::Disagree { sequence, ours_by, ours, theirs_by, theirs } = error else {
+        let CommError::CallMismatch { sequence, ours_by, ours, theirs_by, theirs } = error else {
             panic!("rank {rank}: {error}");
         };
         assert_eq!((*sequence, ours_by.rank as usize), (2, rank), "{error}");
@@ -55,7 +55,7 @@ fn check(errors: &[CommError], odd: &str, most: &str) {
     }
 }
 
-fn sum(comm: &Background, count: usize) -> Result<(), CommError> {
+fn sum(comm: &Communicator, count: usize) -> Result<(), CommError> {
     comm.all_reduce(&mut vec![1.0f32; count], ReduceOp::Sum)
 }
 
@@ -90,7 +90,7 @@ fn in_the_operation() {
 #[test]
 fn a_rank_that_does_not_come_is_named() {
     let start = Instant::now();
-    let errors = suite::on_all(hasty(4), |comm| {
+    let errors = suite::on_all_ranks(hasty(4), |comm| {
         comm.barrier().unwrap();
         if comm.rank() == 2 {
             std::thread::sleep(Duration::from_secs(3));
@@ -101,21 +101,21 @@ fn a_rank_that_does_not_come_is_named() {
         Some(error)
     });
     for error in errors.into_iter().flatten() {
-        let CommError::Late { missing, .. } = &error else { panic!("{error}") };
+        let CommError::Timeout { missing, .. } = &error else { panic!("{error}") };
         assert_eq!(missing.len(), 1, "{error}");
         assert_eq!((missing[0].rank, missing[0].host.as_str()), (2, "node2"));
     }
 }
 
 #[test]
-fn one_that_waits_elsewhere_is_not_blamed() {
+fn rank_waiting_in_another_communicator_is_not_reported() {
     let world = late_after(3, Duration::from_secs(2));
-    suite::blame::one_that_waits_elsewhere_is_not_blamed(world);
+    suite::timeouts::rank_waiting_in_another_communicator_is_not_reported(world);
 }
 
 #[test]
 fn a_message_that_never_comes_is_late() {
-    let errors = suite::on_all(hasty(2), |comm| match comm.rank() {
+    let errors = suite::on_all_ranks(hasty(2), |comm| match comm.rank() {
         0 => Some(comm.receive(&mut [0u8; 4], 1, 3).unwrap_err()),
         _ => {
             std::thread::sleep(Duration::from_secs(2));
@@ -123,18 +123,18 @@ fn a_message_that_never_comes_is_late() {
         }
     });
     let error = errors[0].as_ref().unwrap();
-    assert!(matches!(error, CommError::Late { missing, .. } if missing[0].rank == 1), "{error}");
+    assert!(matches!(error, CommError::Timeout { missing, .. } if missing[0].rank == 1), "{error}");
 }
 
 #[test]
 fn large_messages_in_a_circle_are_late_and_it_is_said_what_to_do() {
-    let errors = suite::on_all(late_after(3, Duration::from_secs(2)), |comm| {
+    let errors = suite::on_all_ranks(late_after(3, Duration::from_secs(2)), |comm| {
         let (to, large) = ((comm.rank() + 1) % comm.size(), vec![1u8; 64 << 20]);
         comm.barrier().unwrap();
         comm.send(&large, to, 3).unwrap_err()
     });
     for error in errors {
-        let CommError::Late { call, missing, .. } = &error else { panic!("{error}") };
+        let CommError::Timeout { call, missing, .. } = &error else { panic!("{error}") };
         assert!(call.contains("tag 3 that is not received"), "{error}");
         // All of the circle, for each waits for the next.
         assert!(call.contains("put messages in a group") && missing.len() == 3, "{error}");
@@ -145,7 +145,7 @@ fn large_messages_in_a_circle_are_late_and_it_is_said_what_to_do() {
 fn a_message_of_another_size_is_told_to_all() {
     // One for which somebody waits already, and one that nobody has asked for when it comes.
     for early in [false, true] {
-        let errors = suite::on_all(hasty(3), |comm| {
+        let errors = suite::on_all_ranks(hasty(3), |comm| {
             let done = match comm.rank() {
                 0 => {
                     let wrong = comm.send(&[1.0f32; 10], 1, 0);
@@ -159,7 +159,7 @@ fn a_message_of_another_size_is_told_to_all() {
                 _ => Ok(()),
             };
             let error = done.and_then(|()| comm.barrier()).unwrap_err();
-            let exact = matches!(&error, CommError::Unmatched { sent: 10, expected: 9, .. });
+            let exact = matches!(&error, CommError::CountMismatch { sent: 10, expected: 9, .. });
             assert_eq!(exact, comm.rank() == 1, "{error}");
             error.to_string()
         });
@@ -173,7 +173,7 @@ fn a_rank_that_leaves_or_gives_up_is_not_waited_for() {
     let mut all = settings(3);
     all.iter_mut().for_each(|s| s.desync_after = Duration::from_secs(60));
     let start = Instant::now();
-    let errors = suite::on_all(joined(all), |comm| {
+    let errors = suite::on_all_ranks(joined(all), |comm| {
         let part = comm.split(Some(0), 0).unwrap().unwrap();
         part.barrier().unwrap();
         let left = match comm.rank() {

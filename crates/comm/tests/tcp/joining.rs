@@ -4,21 +4,21 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use regatta_comm::join::{Settings, join};
+use regatta_comm::bootstrap::{BootstrapConfig, join};
 use regatta_comm::{Collectives, CommError};
 use regatta_wire::secret::Secret;
 
 use crate::{settings, suite};
 
 /// What each rank is told.
-fn errors(all: Vec<Settings>) -> Vec<Option<CommError>> {
+fn errors(all: Vec<BootstrapConfig>) -> Vec<Option<CommError>> {
     std::thread::scope(|scope| {
         let threads: Vec<_> = all.into_iter().map(|s| scope.spawn(|| join(s).err())).collect();
         threads.into_iter().map(|t| t.join().unwrap()).collect()
     })
 }
 
-fn all_say(all: Vec<Settings>, says: &str) {
+fn all_say(all: Vec<BootstrapConfig>, says: &str) {
     for error in errors(all) {
         let error = error.unwrap().to_string();
         assert!(error.contains(says), "{error}");
@@ -91,7 +91,7 @@ fn strangers_do_no_harm() {
         world
     });
     assert!(start.elapsed() < Duration::from_secs(10));
-    suite::on_all(world, |comm| {
+    suite::on_all_ranks(world, |comm| {
         for _ in 0..10 {
             let _ = TcpStream::connect(("127.0.0.1", port)).unwrap().write_all(b"REGATTA\n");
             comm.barrier().unwrap();

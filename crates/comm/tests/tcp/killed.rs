@@ -3,7 +3,7 @@
 use std::process::Child;
 use std::time::{Duration, Instant};
 
-use regatta_comm::Kind;
+use regatta_comm::CallKind;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::process::{Orders, said, start};
@@ -15,7 +15,7 @@ fn any_rank_in_any_collective() {
         let mut seeded = Seeded(seed);
         let ranks = 2 + seeded.below(4) as u32;
         let orders = Orders {
-            kind: Kind::ALL[(seed % 9) as usize],
+            kind: CallKind::ALL[(seed % 9) as usize],
             count: seeded.one(&[0, 1, 1000, 300_000, 2_000_000]),
             victim: seeded.below(ranks.into()) as u32,
             call: 1 + seeded.below(20),
@@ -55,7 +55,7 @@ fn working(child: &mut Child) {
 
 fn stopped(victim: u32) {
     let orders = Orders {
-        kind: Kind::AllReduce,
+        kind: CallKind::AllReduce,
         count: 1000,
         victim: u32::MAX,
         call: 0,

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use regatta_comm::background::Background;
-use regatta_comm::{Call, Comm, CommError, Counts, DType, Kind, ReduceOp};
+use regatta_comm::worker::Communicator;
+use regatta_comm::{Call, CallKind, Comm, CommError, Counts, DType, ReduceOp};
 
 use crate::seeded::{Seeded, cases};
 use crate::{joined, settings};
@@ -11,14 +11,14 @@ use crate::{joined, settings};
 /// What a rank does.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Act {
-    Call { kind: Kind, dtype: DType, op: ReduceOp, root: u32, count: usize },
+    Call { kind: CallKind, dtype: DType, op: ReduceOp, root: u32, count: usize },
     Nothing,
     Leave,
 }
 
 fn call(seeded: &mut Seeded, ranks: u32) -> Act {
     Act::Call {
-        kind: seeded.one(&Kind::ALL),
+        kind: seeded.one(&CallKind::ALL),
         dtype: seeded.one(&[DType::F32, DType::I64]),
         op: seeded.one(&[ReduceOp::Sum, ReduceOp::Max]),
         root: seeded.below(ranks.into()) as u32,
@@ -26,14 +26,14 @@ fn call(seeded: &mut Seeded, ranks: u32) -> Act {
     }
 }
 
-fn run(comm: &Background, act: Act) -> Result<(), CommError> {
+fn run(comm: &Communicator, act: Act) -> Result<(), CommError> {
     let Act::Call { kind, dtype, op, root, count } = act else { return Ok(()) };
     let (rank, ranks) = (comm.rank() as usize, comm.size() as usize);
     let counts = Counts::Equal(count);
     let mut call = Call { kind, dtype, op, root, tag: 0, counts, input: None, output: &mut [] };
     let size = dtype.size();
     let input = vec![0; call.lengths(rank, ranks).0 * size];
-    if !matches!(kind, Kind::Broadcast | Kind::Barrier) {
+    if !matches!(kind, CallKind::Broadcast | CallKind::Barrier) {
         call.input = Some(&input);
     }
     let mut output = vec![0; call.lengths(rank, ranks).1 * size];
@@ -50,9 +50,9 @@ fn signature(act: Act, ranks: u32) -> Option<String> {
 }
 
 /// Does it, then what is right, until there is an error. Who leaves has none.
-fn until_error(comm: Background, act: Act) -> Option<CommError> {
+fn until_error(comm: Communicator, act: Act) -> Option<CommError> {
     let right = Act::Call {
-        kind: Kind::AllReduce,
+        kind: CallKind::AllReduce,
         dtype: DType::F32,
         op: ReduceOp::Sum,
         root: 0,
@@ -88,7 +88,7 @@ fn the_odd_one_is_named() {
         let mut all = settings(ranks);
         all.iter_mut().for_each(|s| s.desync_after = Duration::from_millis(500));
         let errors: Vec<Option<CommError>> = std::thread::scope(|scope| {
-            let rank = |comm: Background| {
+            let rank = |comm: Communicator| {
                 let act = if comm.rank() == odd { other } else { most };
                 scope.spawn(move || until_error(comm, act))
             };
@@ -100,8 +100,8 @@ fn the_odd_one_is_named() {
         for (rank, error) in others {
             let error = error.as_ref().unwrap();
             let named = match error {
-                CommError::Disagree { theirs_by, .. } => theirs_by.rank == odd,
-                CommError::Late { missing, .. } => missing.iter().any(|peer| peer.rank == odd),
+                CommError::CallMismatch { theirs_by, .. } => theirs_by.rank == odd,
+                CommError::Timeout { missing, .. } => missing.iter().any(|peer| peer.rank == odd),
                 CommError::Aborted { by, .. } => by.rank == odd,
                 _ => false,
             };

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use regatta_comm::join::{Settings, join, listen};
-use regatta_comm::{Call, Comm, CommError, Counts, DType, Kind, ReduceOp};
+use regatta_comm::bootstrap::{BootstrapConfig, join, listen};
+use regatta_comm::{Call, CallKind, Comm, CommError, Counts, DType, ReduceOp};
 use regatta_wire::secret::Secret;
 
 use crate::meeting;
@@ -17,7 +17,7 @@ const ORDERS: &str = "REGATTA_TEST_ORDERS";
 /// What a rank is to do: one collective again and again, and be killed in one of them.
 #[derive(Debug, Clone, Copy)]
 pub struct Orders {
-    pub kind: Kind,
+    pub kind: CallKind,
     pub count: usize,
     /// Which rank is killed in which call, after how many microseconds.
     pub victim: u32,
@@ -29,7 +29,7 @@ pub struct Orders {
 
 impl Orders {
     fn write(self) -> String {
-        let kind = Kind::ALL.iter().position(|k| *k == self.kind).unwrap();
+        let kind = CallKind::ALL.iter().position(|k| *k == self.kind).unwrap();
         format!(
             "{kind} {} {} {} {} {} {}",
             self.count,
@@ -44,7 +44,7 @@ impl Orders {
     fn read(text: &str) -> Self {
         let numbers: Vec<u64> = text.split(' ').map(|n| n.parse().unwrap()).collect();
         Self {
-            kind: Kind::ALL[numbers[0] as usize],
+            kind: CallKind::ALL[numbers[0] as usize],
             count: numbers[1] as usize,
             victim: numbers[2] as u32,
             call: numbers[3],
@@ -129,8 +129,8 @@ pub fn said_in(output: &[u8]) -> Option<String> {
 }
 
 /// The settings of a rank, of its environment and the port that the first one has.
-pub fn own_settings() -> Settings {
-    let mut settings = Settings::from_environment().unwrap();
+pub fn own_settings() -> BootstrapConfig {
+    let mut settings = BootstrapConfig::from_environment().unwrap();
     let listener = (settings.rank == 0).then(|| listen("0.0.0.0:0".parse().unwrap()).unwrap());
     let secret = PathBuf::from(std::env::var("REGATTA_SECRET_FILE").unwrap());
     let own = listener.as_ref().map(|listener| listener.local_addr().unwrap().port());
@@ -172,7 +172,7 @@ fn a_rank() {
 }
 
 /// One collective of `count` elements a part.
-fn one(comm: &dyn Comm, kind: Kind, count: usize) -> Result<(), CommError> {
+fn one(comm: &dyn Comm, kind: CallKind, count: usize) -> Result<(), CommError> {
     let (rank, ranks) = (comm.rank() as usize, comm.size() as usize);
     let mut call = Call {
         kind,
@@ -186,7 +186,7 @@ fn one(comm: &dyn Comm, kind: Kind, count: usize) -> Result<(), CommError> {
     };
     let (input, output) = call.lengths(rank, ranks);
     let (input, mut output) = (vec![0; input * 4], vec![0; output * 4]);
-    if !matches!(kind, Kind::Broadcast | Kind::Barrier) {
+    if !matches!(kind, CallKind::Broadcast | CallKind::Barrier) {
         call.input = Some(&input);
         output.resize(call.lengths(rank, ranks).1 * 4, 0);
     }
