@@ -28,7 +28,7 @@ impl ShmNaming {
             config: shm::ShmConfig {
                 desync_after: config.desync_after,
                 debug: config.debug,
-                join_within: config.join_within,
+                join_timeout: config.join_timeout,
                 ..shm::ShmConfig::default()
             },
         }

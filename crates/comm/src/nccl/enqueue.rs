@@ -62,8 +62,8 @@ impl ByteLayout<'_> {
         (self.offset(rank), self.bytes(rank))
     }
 
-    fn sent_to(&self, rank: usize) -> (usize, usize) {
-        let (offset, count) = self.counts.sent_to(rank);
+    fn send_block(&self, rank: usize) -> (usize, usize) {
+        let (offset, count) = self.counts.send_block(rank);
         (offset * self.size, count * self.size)
     }
 }
@@ -247,7 +247,7 @@ impl NcclEngine {
                 (at_root.map(|r| send(r, layout.block(r))).collect(), vec![recv(root, own)])
             }
             _ => {
-                let sends = all.clone().map(|r| send(r, layout.sent_to(r))).collect();
+                let sends = all.clone().map(|r| send(r, layout.send_block(r))).collect();
                 (sends, all.map(|r| recv(r, layout.block(r))).collect())
             }
         };

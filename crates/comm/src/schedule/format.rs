@@ -88,7 +88,7 @@ mod tests {
     use crate::schedule::algorithm::programs;
 
     fn shown(kind: CallKind, by: Algorithm, ranks: u32, nodes: &[u32]) -> String {
-        all(kind, by, &programs(kind, by, ranks, 0, nodes).unwrap())
+        format_programs(kind, by, &programs(kind, by, ranks, 0, nodes).unwrap())
     }
 
     #[test]
@@ -141,6 +141,6 @@ round  rank 0    rank 1    rank 2
 round 0: tmp[3] <- r1; tmp[0] <- r1
 round 1: tmp[0] -> r0; out[3] = tmp[3]
 ";
-        assert_eq!(one(&programs[3]), text);
+        assert_eq!(format_program(&programs[3]), text);
     }
 }

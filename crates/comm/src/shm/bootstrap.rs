@@ -76,7 +76,7 @@ pub fn join_unless_cancelled(
         let what = format!("rank {rank} of {}", peers.len());
         return Err(join_error(what, "ranks of a node are indexed from 0"));
     }
-    let deadline = Instant::now() + config.join_within;
+    let deadline = Instant::now() + config.join_timeout;
     let layout = RegionLayout { ranks: peers.len(), chunk_bytes: config.chunk_bytes };
     let request = JoinRequest { rank, ranks: peers.len() as u32, config: shared_settings(&config) };
     let segment = Arc::new(match rank {

@@ -59,7 +59,7 @@ pub struct ShmConfig {
     /// Compare signatures before each collective. Must be equal on all ranks.
     pub debug: bool,
     /// Timeout of the bootstrap.
-    pub join_within: Duration,
+    pub join_timeout: Duration,
     /// Bytes of a buffer per slot. Must be equal on all ranks.
     pub chunk_bytes: usize,
 }
@@ -69,7 +69,7 @@ impl Default for ShmConfig {
         Self {
             desync_after: Duration::from_secs(300),
             debug: false,
-            join_within: Duration::from_secs(60),
+            join_timeout: Duration::from_secs(60),
             chunk_bytes: 256 << 10,
         }
     }

@@ -279,10 +279,10 @@ mod tests {
             let mut next = 0;
             for round in 0..shards.rounds {
                 for rank in 0..ranks {
-                    let chunk = shards.shard(round, rank);
-                    assert_eq!(chunk.offset, next);
-                    assert!(chunk.slot_offset + chunk.bytes <= chunk);
-                    next += chunk.bytes;
+                    let shard = shards.shard(round, rank);
+                    assert_eq!(shard.offset, next);
+                    assert!(shard.slot_offset + shard.bytes <= chunk);
+                    next += shard.bytes;
                 }
             }
             assert_eq!(next, bytes);
@@ -306,10 +306,10 @@ mod tests {
             for round in 0..plans[0].rounds {
                 for (to, from) in [(0, 1), (1, 2), (2, 0), (0, 2), (1, 0), (2, 1)] {
                     let posted: Vec<SlotChunk> = plans[from].sends(round).collect();
-                    let Some(taken) = plans[to].recv(round, from) else { continue };
-                    let found = posted.iter().find(|p| p.in_slot() == taken.in_slot());
-                    assert!(found.is_some(), "{kind:?} {from} to {to}: {taken:?} of {posted:?}");
-                    assert!(taken.in_slot().end <= 256);
+                    let Some(received) = plans[to].recv(round, from) else { continue };
+                    let found = posted.iter().find(|p| p.in_slot() == received.in_slot());
+                    assert!(found.is_some(), "{kind:?} {from} to {to}: {received:?} of {posted:?}");
+                    assert!(received.in_slot().end <= 256);
                 }
             }
         }
@@ -318,7 +318,7 @@ mod tests {
     #[test]
     fn small_payloads_are_inline() {
         let plan = |kind, count| RoundPlan::new(&call(kind, Counts::Equal(count)), 0, 3, 4096, 0);
-        let inline = |kind, count| matches!(plan(kind, count).room, SlotKind::Inline);
+        let inline = |kind, count| matches!(plan(kind, count).slot, SlotKind::Inline);
         assert!(inline(CallKind::AllGather, 48) && !inline(CallKind::AllGather, 49));
         assert!(inline(CallKind::AllToAll, 16) && !inline(CallKind::AllToAll, 17));
         assert_eq!(

@@ -1,14 +1,14 @@
-//! Ranks that are all on this machine.
+//! All ranks on this machine.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::tools::{MPIS, compiled, printed, python, source};
-use crate::{Found, Peer, RANK, arguments};
+use crate::mpi_tools::{MPIS, compile_mpi, python, source, stdout_of};
+use crate::{Contestants, Peer, RANK, arguments};
 
-pub fn peers<'a>(ranks: u32, bytes: &'a [u64], folder: &Path) -> Result<Found<'a>> {
+pub fn peers<'a>(ranks: u32, bytes: &'a [u64], folder: &Path) -> Result<Contestants<'a>> {
     let own = std::env::current_exe()?;
     let regatta = own.with_file_name("regatta");
     if !regatta.is_file() {
@@ -23,7 +23,7 @@ pub fn peers<'a>(ranks: u32, bytes: &'a [u64], folder: &Path) -> Result<Found<'a
     let mut all = vec![launched("ours", vec![own])];
     let mut missing = Vec::new();
     for (name, compiler) in MPIS {
-        match compiled(compiler, folder) {
+        match compile_mpi(compiler, folder) {
             Some(program) => {
                 let run = move || mpi(name, ranks, &program, bytes);
                 all.push(Peer { name, run: Box::new(run) });
@@ -47,10 +47,10 @@ fn mpi(name: &str, ranks: u32, program: &Path, bytes: &[u64]) -> Result<String> 
         command.args(["--oversubscribe", "--allow-run-as-root"]);
     }
     command.args(["-n", &ranks.to_string()]).arg(program).args(arguments(name, ranks, bytes));
-    printed(&mut command)
+    stdout_of(&mut command)
 }
 
-/// Runs a program under `regatta launch`; what rank 0 wrote is in its log.
+/// Runs a program under `regatta launch` and returns rank 0's log.
 fn launch(
     regatta: &Path,
     ranks: u32,
@@ -61,7 +61,7 @@ fn launch(
     let mut command = Command::new(regatta);
     command.args(["launch", "--oversubscribe", "--no-gpus", "-n", &ranks.to_string()]);
     command.arg("--run-dir").arg(folder).arg("--").args(program).args(arguments);
-    printed(command.env(RANK, "1"))?;
+    stdout_of(command.env(RANK, "1"))?;
     let text = std::fs::read_to_string(folder.join("log/rank-0.out")).context("rank 0's log")?;
     std::fs::remove_dir_all(folder).with_context(|| folder.display().to_string())?;
     Ok(text)

@@ -1,14 +1,14 @@
-//! What a case is made of, whatever number of ranks there is: what chance draws.
+//! Random cases for any number of ranks.
 
 use proptest::prelude::*;
-use regatta_comm::{DType, Kind, ReduceOp};
+use regatta_comm::{CallKind, DType, ReduceOp};
 
-use super::case::{Case, Sizes, mix};
+use super::case::{Case, Sizes, hash64};
 
 /// A case for any number of ranks.
 #[derive(Debug, Clone)]
-pub struct Recipe {
-    pub kind: Kind,
+pub struct CaseTemplate {
+    pub kind: CallKind,
     pub dtype: DType,
     pub op: ReduceOp,
     pub root: u32,
@@ -17,26 +17,26 @@ pub struct Recipe {
     pub seed: u64,
 }
 
-/// How elements are dealt out.
+/// Distribution of elements over ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shape {
-    /// So many for each.
+    /// This many per rank.
     Even(usize),
-    /// At most so many for each, or for each pair, where the collective can; some get none.
+    /// At most this many per rank, or per pair for an all-to-all; some counts are 0.
     Uneven(usize),
 }
 
-impl Recipe {
+impl CaseTemplate {
     pub fn case(&self, ranks: usize) -> Case {
-        let parts = !self.kind.is_whole() && self.kind != Kind::Barrier;
+        let parts = !self.kind.has_uniform_count() && self.kind != CallKind::Barrier;
         let sizes = match self.shape {
             Shape::Even(count) | Shape::Uneven(count) if !parts => Sizes::Equal(count),
             Shape::Even(count) => Sizes::Equal(count),
-            Shape::Uneven(most) if self.kind == Kind::AllToAll => {
-                Sizes::Exchange((0..ranks).map(|from| self.row(from, ranks, most)).collect())
+            Shape::Uneven(most) if self.kind == CallKind::AllToAll => {
+                Sizes::PerPair((0..ranks).map(|from| self.send_counts(from, ranks, most)).collect())
             }
             Shape::Uneven(most) => {
-                Sizes::Each((0..ranks).map(|rank| self.drawn(rank, 0, most)).collect())
+                Sizes::PerRank((0..ranks).map(|rank| self.random_count(rank, 0, most)).collect())
             }
         };
         let (kind, dtype, op, in_place, seed) =
@@ -44,22 +44,22 @@ impl Recipe {
         Case { kind, dtype, op, root: self.root % ranks as u32, sizes, in_place, seed }
     }
 
-    /// What a rank sends to each; in place, as much as comes from there.
-    fn row(&self, from: usize, ranks: usize, most: usize) -> Vec<usize> {
+    /// A rank's send counts; symmetric for in-place calls.
+    fn send_counts(&self, from: usize, ranks: usize, most: usize) -> Vec<usize> {
         let pair = |to: usize| match self.in_place {
-            true => self.drawn(from.min(to), from.max(to), most),
-            false => self.drawn(from, to, most),
+            true => self.random_count(from.min(to), from.max(to), most),
+            false => self.random_count(from, to, most),
         };
         (0..ranks).map(pair).collect()
     }
 
-    fn drawn(&self, one: usize, other: usize, most: usize) -> usize {
-        let drawn = mix(self.seed ^ mix((one * 64 + other) as u64 + 1));
-        if drawn.is_multiple_of(4) { 0 } else { (drawn >> 8) as usize % (most + 1) }
+    fn random_count(&self, one: usize, other: usize, most: usize) -> usize {
+        let random = hash64(self.seed ^ hash64((one * 64 + other) as u64 + 1));
+        if random.is_multiple_of(4) { 0 } else { (random >> 8) as usize % (most + 1) }
     }
 }
 
-/// None, one, few, odd numbers, and more than fit into a line, a slot or a packet.
+/// Zero, one, few, odd counts, and counts that exceed a cache line, a slot or a packet.
 fn counts() -> impl Strategy<Value = usize> {
     prop_oneof![
         1 => Just(0usize),
@@ -70,14 +70,14 @@ fn counts() -> impl Strategy<Value = usize> {
     ]
 }
 
-/// Any recipe.
-pub fn recipe() -> impl Strategy<Value = Recipe> {
+/// Any template.
+pub fn template() -> impl Strategy<Value = CaseTemplate> {
     let shape = (counts(), any::<bool>())
         .prop_map(|(count, even)| if even { Shape::Even(count) } else { Shape::Uneven(count) });
-    let what = (0..Kind::ALL.len(), 0..DType::ALL.len(), 0..ReduceOp::ALL.len());
+    let what = (0..CallKind::ALL.len(), 0..DType::ALL.len(), 0..ReduceOp::ALL.len());
     (what, 0u32..17, shape, any::<bool>(), any::<u64>()).prop_map(
-        |((kind, dtype, op), root, shape, in_place, seed)| Recipe {
-            kind: Kind::ALL[kind],
+        |((kind, dtype, op), root, shape, in_place, seed)| CaseTemplate {
+            kind: CallKind::ALL[kind],
             dtype: DType::ALL[dtype],
             op: ReduceOp::ALL[op],
             root,
@@ -88,14 +88,13 @@ pub fn recipe() -> impl Strategy<Value = Recipe> {
     )
 }
 
-/// All there are, with numbers of elements out of a few, for so many ranks; each with a number by
-/// which some can be chosen.
-pub fn product(ranks: u32) -> Vec<(u64, Recipe)> {
+/// All combinations with a few element counts, each with a hash by which a sample is random.
+pub fn all_combinations(ranks: u32) -> Vec<(u64, CaseTemplate)> {
     let mut all = Vec::new();
-    for kind in Kind::ALL {
+    for kind in CallKind::ALL {
         let ops = if kind.reduces() { &ReduceOp::ALL[..] } else { &ReduceOp::ALL[..1] };
         let roots = if kind.has_root() { vec![0, ranks / 2, ranks - 1] } else { vec![0] };
-        let uneven = !kind.is_whole() && kind != Kind::Barrier;
+        let uneven = !kind.has_uniform_count() && kind != CallKind::Barrier;
         for (dtype, op) in DType::ALL.into_iter().flat_map(|d| ops.iter().map(move |o| (d, *o))) {
             for (root, count) in roots.iter().flat_map(|r| [0, 1, 7, 100, 1003].map(|c| (*r, c))) {
                 for in_place in [false, true] {
@@ -103,8 +102,11 @@ pub fn product(ranks: u32) -> Vec<(u64, Recipe)> {
                         if shape == Shape::Uneven(count) && !uneven {
                             continue;
                         }
-                        let seed = mix(all.len() as u64 * 32 + u64::from(ranks));
-                        all.push((seed, Recipe { kind, dtype, op, root, shape, in_place, seed }));
+                        let seed = hash64(all.len() as u64 * 32 + u64::from(ranks));
+                        all.push((
+                            seed,
+                            CaseTemplate { kind, dtype, op, root, shape, in_place, seed },
+                        ));
                     }
                 }
             }

@@ -1,17 +1,17 @@
-//! What the peers' programs are made of.
+//! Compilers and interpreters of the peers' programs.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-/// Open MPI and MPICH, and what compiles for them.
+/// MPI implementations and their compilers.
 pub const MPIS: [(&str, &str); 2] = [("Open MPI", "mpicc.openmpi"), ("MPICH", "mpicc.mpich")];
 
-/// A folder that is gone with this.
-pub struct Folder(pub PathBuf);
+/// A temporary folder.
+pub struct TempDir(pub PathBuf);
 
-impl Folder {
+impl TempDir {
     pub fn new() -> Result<Self> {
         let path = std::env::temp_dir().join(format!("regatta-bench-{}", std::process::id()));
         std::fs::create_dir_all(&path).with_context(|| path.display().to_string())?;
@@ -19,7 +19,7 @@ impl Folder {
     }
 }
 
-impl Drop for Folder {
+impl Drop for TempDir {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
@@ -29,15 +29,15 @@ pub fn source(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("peers").join(name)
 }
 
-/// The MPI program, if it can be compiled.
-pub fn compiled(compiler: &str, folder: &Path) -> Option<PathBuf> {
+/// Compiles the MPI program, if the compiler is installed.
+pub fn compile_mpi(compiler: &str, folder: &Path) -> Option<PathBuf> {
     let program = folder.join(compiler);
     let mut command = Command::new(compiler);
     command.args(["-O2", "-o"]).arg(&program).arg(source("collectives.c")).stderr(Stdio::null());
     command.status().is_ok_and(|s| s.success()).then_some(program)
 }
 
-/// A Python that has PyTorch.
+/// A Python with PyTorch.
 pub fn python() -> Option<PathBuf> {
     let named = std::env::var_os("REGATTA_BENCH_PYTHON").map(PathBuf::from);
     let python = named.unwrap_or_else(|| "python3".into());
@@ -45,8 +45,8 @@ pub fn python() -> Option<PathBuf> {
     asked.is_ok_and(|s| s.success()).then_some(python)
 }
 
-/// What a command printed, if it ended well.
-pub fn printed(command: &mut Command) -> Result<String> {
+/// The output of a successful command.
+pub fn stdout_of(command: &mut Command) -> Result<String> {
     let name = command.get_program().display().to_string();
     let out = command.output().context(name.clone())?;
     if !out.status.success() {

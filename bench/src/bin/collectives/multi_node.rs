@@ -1,5 +1,4 @@
-//! Ranks that are each on a host of its own, with nothing but a network between them: namespaces of
-//! this machine, joined by a bridge.
+//! One rank per simulated host: network namespaces of this machine, connected by a bridge.
 
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
@@ -10,18 +9,18 @@ use anyhow::{Context, Result, bail};
 use regatta_testbed::Cluster;
 use regatta_wire::secret::Secret;
 
-use crate::tools::{MPIS, compiled, printed, python, source};
-use crate::{Found, Peer, RANK, arguments};
+use crate::mpi_tools::{MPIS, compile_mpi, python, source, stdout_of};
+use crate::{Contestants, Peer, RANK, arguments};
 
 const PORT: &str = "7077";
-/// The network of the hosts, and the interface that each has in it.
+/// The network of the hosts.
 const NETWORK: &str = "10.77.0.0/24";
 
-/// Makes the hosts, and has something done with ours and the peers on them.
+/// Creates the hosts and passes all implementations to `work`.
 pub fn with_peers(
     ranks: u32,
     bytes: &[u64],
-    work: impl FnOnce(Found<'_>) -> Result<()>,
+    work: impl FnOnce(Contestants<'_>) -> Result<()>,
 ) -> Result<()> {
     let cluster = Cluster::builder().nodes(ranks).slurm(false).up()?;
     let secret = secret_file(cluster.shared())?;
@@ -35,7 +34,7 @@ pub fn with_peers(
     let mut all = vec![launched("ours", vec![own])];
     let mut missing = Vec::new();
     for (name, compiler) in MPIS {
-        match compiled(compiler, cluster.shared()) {
+        match compile_mpi(compiler, cluster.shared()) {
             Some(program) => {
                 let run = move || mpi(cluster, name, &program, bytes);
                 all.push(Peer { name, run: Box::new(run) });
@@ -50,7 +49,7 @@ pub fn with_peers(
     work((all, missing))
 }
 
-/// A secret of this job, which only the user can read.
+/// The job's secret, readable by the user only.
 fn secret_file(folder: &Path) -> Result<PathBuf> {
     let path = folder.join("secret");
     let mut options = std::fs::OpenOptions::new();
@@ -59,7 +58,7 @@ fn secret_file(folder: &Path) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// A rank on each host, with what a launcher would set; what rank 0 printed.
+/// Runs one rank per host with a launcher's environment; returns rank 0's output.
 fn launch(
     cluster: &Cluster,
     secret: &Path,
@@ -84,10 +83,10 @@ fn launch(
         }
         text.get_or_insert(String::from_utf8_lossy(&out.stdout).into_owned());
     }
-    text.context("there are no ranks")
+    text.context("no ranks")
 }
 
-/// Each rank is told to use TCP only: that all hosts are one machine must not help.
+/// MPI is restricted to TCP, so that it does not use shared memory between the hosts.
 fn mpi(cluster: &Cluster, name: &str, program: &Path, bytes: &[u64]) -> Result<String> {
     let nodes = cluster.nodes().join(",");
     let ssh = cluster.ssh();
@@ -109,5 +108,5 @@ fn mpi(cluster: &Cluster, name: &str, program: &Path, bytes: &[u64]) -> Result<S
     };
     let ranks = cluster.nodes().len() as u32;
     command.args(["-n", &ranks.to_string()]).arg(program);
-    printed(command.args(arguments(name, ranks, bytes)))
+    stdout_of(command.args(arguments(name, ranks, bytes)))
 }

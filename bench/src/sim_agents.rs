@@ -1,5 +1,5 @@
-//! Many agents in one process: real members over one net, without machines and ranks of their own.
-//! Agent *i* has the loopback address 127.1.x.y of its own; its ranks end well as soon as they are
+//! Simulated agents: many real agent state machines in one process, without nodes and ranks. Agent
+//! *i* listens on the loopback address 127.1.x.y; its ranks exit successfully as soon as they are
 //! started.
 
 use std::collections::HashMap;
@@ -16,92 +16,92 @@ use regatta_launch::net::{ConnId, ListenerId, Net, NetEvent};
 use regatta_model::result::Ending;
 use regatta_wire::secret::Secret;
 
-/// How often all agents look at the clock. Real ones do so at least as often.
+/// Timer interval of the agents. Real agents tick at least as often.
 const TICK: Duration = Duration::from_millis(20);
 
-/// What all agents of a job have in common.
+/// Configuration shared by all agents of a job.
 #[derive(Debug, Clone)]
-pub struct Common {
-    /// Who is above whom.
+pub struct SimConfig {
+    /// The agent tree.
     pub tree: Tree,
-    /// Where the coordinator listens.
+    /// Address of the coordinator.
     pub root: SocketAddr,
-    /// Where agents listen, each at its own address.
+    /// Port of the agents, each on its own address.
     pub port: u16,
     /// The job's secret.
     pub secret: Secret,
-    /// How long things may take.
+    /// Timeouts.
     pub times: Times,
-    /// What each says of its machine.
+    /// Description of the machine that each agent reports.
     pub machine: String,
 }
 
-struct Agent {
+struct SimAgent {
     member: Member<ConnId>,
-    calling: Option<ConnId>,
+    connecting: Option<ConnId>,
     left: bool,
 }
 
-/// Agents of a job.
-pub struct Flock {
-    common: Common,
+/// The agents of a job.
+pub struct SimAgents {
+    config: SimConfig,
     net: Net,
-    agents: Vec<Agent>,
-    /// Whose connection it is, and whose listener.
+    agents: Vec<SimAgent>,
+    /// The agent of each connection and listener.
     conns: HashMap<ConnId, usize>,
     listeners: HashMap<ListenerId, usize>,
-    came: Vec<NetEvent>,
+    events: Vec<NetEvent>,
     next_tick: Instant,
 }
 
-/// The address of an agent.
+/// The loopback address of an agent.
 fn address(node: u32) -> IpAddr {
     IpAddr::V4(Ipv4Addr::from_bits(Ipv4Addr::new(127, 1, 0, 0).to_bits() + node))
 }
 
-/// A port that nobody uses now.
+/// A free port.
 pub fn free_port() -> io::Result<u16> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
 }
 
-impl Flock {
-    /// The agents of these nodes, those that have others below them listening.
-    pub fn new(nodes: &[u32], common: Common) -> io::Result<Self> {
+impl SimAgents {
+    /// The agents of these nodes; those with children listen.
+    pub fn new(nodes: &[u32], config: SimConfig) -> io::Result<Self> {
         let now = Instant::now();
-        let mut net = Net::new(common.secret.clone(), common.times.timing())?;
-        let Times { grace, join, .. } = common.times;
+        let mut net = Net::new(config.secret.clone(), config.times.timing())?;
+        let Times { grace, join, .. } = config.times;
         let patience = Patience { grace, join, rejoin: REJOIN };
         let (mut agents, mut listeners) = (Vec::new(), HashMap::new());
         for &node in nodes {
-            if common.tree.has_below(node) {
-                let (listener, _) = net.listen(SocketAddr::new(address(node), common.port))?;
+            if config.tree.has_below(node) {
+                let (listener, _) = net.listen(SocketAddr::new(address(node), config.port))?;
                 listeners.insert(listener, agents.len());
             }
-            let hello = Hello { node, machine: common.machine.clone(), port: None };
-            let member = Member::new(hello, common.tree, patience, now);
-            agents.push(Agent { member, calling: None, left: false });
+            let hello = Hello { node, machine: config.machine.clone(), port: None };
+            let member = Member::new(hello, config.tree, patience, now);
+            agents.push(SimAgent { member, connecting: None, left: false });
         }
-        let (conns, came) = (HashMap::new(), Vec::new());
-        Ok(Self { common, net, agents, conns, listeners, came, next_tick: now })
+        let (conns, events) = (HashMap::new(), Vec::new());
+        Ok(Self { config, net, agents, conns, listeners, events, next_tick: now })
     }
 
-    /// Whether all agents have been sent home.
+    /// Whether all agents have been dismissed.
     pub fn has_left(&self) -> bool {
         self.agents.iter().all(|agent| agent.left)
     }
 
-    /// Sends what is still to be sent.
+    /// Flushes pending messages.
     pub fn finish(mut self) -> io::Result<()> {
-        self.net.finish(self.common.times.timing().beat)
+        self.net.finish(self.config.times.timing().beat)
     }
 
-    /// Lets the agents do what there is to do; waits for it at most `timeout`.
-    pub fn turn(&mut self, timeout: Duration) -> io::Result<()> {
-        let mut came = std::mem::take(&mut self.came);
+    /// Processes network events and timers, waiting at most `timeout`.
+    pub fn poll(&mut self, timeout: Duration) -> io::Result<()> {
+        let mut events = std::mem::take(&mut self.events);
         let until_tick = self.next_tick.saturating_duration_since(Instant::now());
-        self.net.poll(timeout.min(until_tick), &mut came)?;
-        came.drain(..).for_each(|event| self.hear(event));
-        self.came = came;
+        self.net.poll(timeout.min(until_tick), &mut events)?;
+        events.drain(..).for_each(|event| self.on_net_event(event));
+        self.events = events;
         let now = Instant::now();
         if now >= self.next_tick {
             self.next_tick = now + TICK;
@@ -110,20 +110,20 @@ impl Flock {
         Ok(())
     }
 
-    fn hear(&mut self, event: NetEvent) {
+    fn on_net_event(&mut self, event: NetEvent) {
         match event {
             NetEvent::Ready { conn, listener: Some(listener), .. } => {
                 self.conns.insert(conn, self.listeners[&listener]);
             }
             NetEvent::Ready { conn, listener: None, .. } => {
                 let agent = self.conns[&conn];
-                self.agents[agent].calling = None;
+                self.agents[agent].connecting = None;
                 self.handle(agent, Input::Joined(conn));
             }
             NetEvent::Frame { conn, payload } => self.frame(conn, &payload),
             NetEvent::Closed { conn, why } => {
                 let Some(agent) = self.conns.remove(&conn) else { return };
-                let input = match self.agents[agent].calling == Some(conn) {
+                let input = match self.agents[agent].connecting == Some(conn) {
                     true => Input::CallFailed,
                     false => Input::Closed(conn, why.to_string()),
                 };
@@ -148,19 +148,19 @@ impl Flock {
             return;
         }
         for output in self.agents[agent].member.handle(input, Instant::now()) {
-            self.carry_out(agent, output);
+            self.apply(agent, output);
         }
     }
 
-    fn carry_out(&mut self, agent: usize, output: Output<ConnId>) {
+    fn apply(&mut self, agent: usize, output: Output<ConnId>) {
         match output {
             Output::Call(above) => {
                 let conn = self.net.connect(match above {
-                    Above::Root => self.common.root,
-                    Above::Node(node) => SocketAddr::new(address(node), self.common.port),
+                    Above::Root => self.config.root,
+                    Above::Node(node) => SocketAddr::new(address(node), self.config.port),
                 });
                 self.conns.insert(conn, agent);
-                self.agents[agent].calling = Some(conn);
+                self.agents[agent].connecting = Some(conn);
             }
             Output::Up(conn, up) => {
                 self.net.send(conn, &encode(&up).unwrap_or_default());
