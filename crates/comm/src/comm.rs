@@ -108,7 +108,7 @@ impl Pending {
 pub(crate) fn no_device() -> CommError {
     CommError::System {
         what: "cannot allocate device memory".to_owned(),
-        why: "this communicator has no device; create it with nccl::over".to_owned(),
+        why: "this communicator has no device; create it with nccl::init".to_owned(),
     }
 }
 

@@ -8,7 +8,7 @@ use regatta_model::document::{from_json, to_json_line};
 
 use crate::schedule::Algorithm;
 use crate::schedule::fit_table::{AlgorithmTiming, fit_table};
-use crate::schedule::selection::{AlgorithmTable, Spread};
+use crate::schedule::selection::{AlgorithmTable, RankDistribution};
 use crate::worker::Engine;
 use crate::{Call, CallKind, CommError, Counts, DType, ReduceOp};
 
@@ -59,7 +59,8 @@ pub fn tune(engine: &mut dyn Tunable, config: &TuneConfig) -> Result<AlgorithmTa
     }
     let ranks = engine.peers().len() as u32;
     let nodes = engine.nodes().iter().max().map_or(1, |last| last + 1);
-    let table = broadcast_table(engine, &fit_table(&measured, ranks, Spread::of(ranks, nodes)))?;
+    let table =
+        broadcast_table(engine, &fit_table(&measured, ranks, RankDistribution::of(ranks, nodes)))?;
     engine.set_table(Arc::new(table.clone()));
     Ok(table)
 }

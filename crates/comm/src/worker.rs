@@ -153,7 +153,7 @@ pub(crate) fn first_device_buffer(
 fn unsupported_memory(call: &'static str, space: MemorySpace) -> CommError {
     let what = format!(
         "the buffers are in {space}, which this communicator does not support: copy them to host \
-         memory (Buffer::copy_to_host), or create the communicator with nccl::over"
+         memory (Buffer::copy_to_host), or create the communicator with nccl::init"
     );
     CommError::InvalidCall { call, what }
 }

@@ -1,26 +1,26 @@
-//! Ranks that call different things, over every engine, in debug mode and without: all are told both
-//! calls by name, and in debug mode before any data moved.
+//! Call mismatches on every engine, with and without debug mode: all ranks report both calls, and in
+//! debug mode before any data moves.
 
-#![allow(clippy::unwrap_used, reason = "a test's own functions may panic as it may")]
+#![allow(clippy::unwrap_used, reason = "test helpers may panic like the tests")]
 
 use std::time::{Duration, Instant};
 
 use regatta_comm::bootstrap::{self, listen};
 use regatta_comm::worker::Communicator;
-use regatta_comm::{Collectives, Comm, CommError, ReduceOp, host, shm};
+use regatta_comm::{Collectives, Comm, CommError, ReduceOp, hierarchical, shm};
 use regatta_wire::secret::Secret;
 
 const RANKS: u32 = 4;
 
-/// How long ranks are waited for that call nothing, or something else.
+/// The collective timeout.
 const DESYNC_AFTER: Duration = Duration::from_millis(400);
 
-/// The rank that does something else.
-const ODD: u32 = 2;
+/// The rank with the mismatching call.
+const VICTIM: u32 = 2;
 
 type Join = fn(bootstrap::BootstrapConfig) -> Result<Communicator, CommError>;
 
-/// Ranks of two nodes, connected in one way or the other.
+/// Ranks on two nodes, connected by `join`.
 fn network(debug: bool, join: Join) -> Vec<Communicator> {
     let secret = Secret::generate().unwrap();
     let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
@@ -28,7 +28,7 @@ fn network(debug: bool, join: Join) -> Vec<Communicator> {
     let rank = |rank| bootstrap::BootstrapConfig {
         node: format!("node{}", rank / 2),
         host: format!("node{}", rank / 2),
-        join_within: Duration::from_secs(30),
+        join_timeout: Duration::from_secs(30),
         desync_after: DESYNC_AFTER,
         debug,
         ..bootstrap::BootstrapConfig::new(rank, RANKS, "127.0.0.1", port, secret.clone())
@@ -41,16 +41,16 @@ fn network(debug: bool, join: Join) -> Vec<Communicator> {
     })
 }
 
-fn memory(debug: bool) -> Vec<Communicator> {
-    let settings = shm::Settings { debug, desync_after: DESYNC_AFTER, ..shm::Settings::default() };
-    shm::world_with(RANKS, settings).unwrap()
+fn shared_memory(debug: bool) -> Vec<Communicator> {
+    let config = shm::ShmConfig { debug, desync_after: DESYNC_AFTER, ..shm::ShmConfig::default() };
+    shm::world_with(RANKS, config).unwrap()
 }
 
-/// What a rank calls, and its result: whether its data is still as it was.
-type Act = fn(&Communicator) -> (Result<(), CommError>, bool);
+/// A call; returns its result and whether the data is unchanged.
+type CallFn = fn(&Communicator) -> (Result<(), CommError>, bool);
 
-/// What differs, what the odd one and the others do, and how that is told.
-const CASES: [(&str, Act, Act, &str, &str); 5] = [
+/// The difference, the calls of the victim and of the others, and their descriptions.
+const CASES: [(&str, CallFn, CallFn, &str, &str); 5] = [
     ("operation", gather, sum, "all-gather of 4 f32", "all-reduce of 9 f32, sum"),
     ("size", larger, sum, "all-reduce of 30000 f32, sum", "all-reduce of 9 f32, sum"),
     ("type", other_type, sum, "all-reduce of 9 i32, sum", "all-reduce of 9 f32, sum"),
@@ -108,18 +108,22 @@ fn max_then_sum(comm: &Communicator) -> (Result<(), CommError>, bool) {
     }
 }
 
-/// What every rank is told, and whether its data was touched.
-fn told(world: Vec<Communicator>, odd: Act, most: Act) -> Vec<(CommError, bool)> {
+/// The error of every rank, and whether its data is unchanged.
+fn run_mismatch(
+    world: Vec<Communicator>,
+    minority: CallFn,
+    majority: CallFn,
+) -> Vec<(CommError, bool)> {
     std::thread::scope(|scope| {
         let rank = |comm: Communicator| {
             scope.spawn(move || {
                 comm.barrier().unwrap();
-                let act = if comm.rank() == ODD { odd } else { most };
-                let (done, untouched) = act(&comm);
-                // Whoever is through with the wrong thing goes on.
+                let call = if comm.rank() == VICTIM { minority } else { majority };
+                let (done, untouched) = call(&comm);
+                // A rank that completes the mismatching call goes on.
                 let next = || (0..100).try_for_each(|_| comm.barrier()).unwrap_err();
                 let error = done.err().unwrap_or_else(next);
-                // Nobody leaves before all have heard.
+                // No rank leaves before all have their error.
                 std::thread::sleep(Duration::from_millis(100));
                 (error, untouched)
             })
@@ -131,25 +135,25 @@ fn told(world: Vec<Communicator>, odd: Act, most: Act) -> Vec<(CommError, bool)>
 
 fn check(engine: &str, world: &dyn Fn(bool) -> Vec<Communicator>) {
     for debug in [false, true] {
-        for (what, odd, most, odd_called, most_called) in CASES {
+        for (what, minority, majority, minority_call, majority_call) in CASES {
             let start = Instant::now();
-            let told = told(world(debug), odd, most);
+            let errors = run_mismatch(world(debug), minority, majority);
             assert!(start.elapsed() < Duration::from_secs(15), "{engine}: {what}");
-            for (rank, (error, untouched)) in told.iter().enumerate() {
+            for (rank, (error, untouched)) in errors.iter().enumerate() {
                 let case = format!("{engine}, debug {debug}, {what}: rank {rank}: {error}");
                 let CommError::CallMismatch { sequence, ours_by, ours, theirs_by, theirs } = error
                 else {
                     panic!("{case}");
                 };
-                let said = [ours.to_string(), theirs.to_string()];
-                let right = match rank as u32 == ODD {
-                    true => [odd_called, most_called],
-                    false => [most_called, odd_called],
+                let calls = [ours.to_string(), theirs.to_string()];
+                let expected = match rank as u32 == VICTIM {
+                    true => [minority_call, majority_call],
+                    false => [majority_call, minority_call],
                 };
-                assert_eq!(said, right, "{case}");
+                assert_eq!(calls, expected, "{case}");
                 assert_eq!(*sequence, 2, "{case}");
-                let named = if rank as u32 == ODD { ours_by } else { theirs_by };
-                assert_eq!(named.rank, ODD, "{case}");
+                let named = if rank as u32 == VICTIM { ours_by } else { theirs_by };
+                assert_eq!(named.rank, VICTIM, "{case}");
                 assert!(!debug || *untouched, "{case}");
             }
         }
@@ -157,16 +161,16 @@ fn check(engine: &str, world: &dyn Fn(bool) -> Vec<Communicator>) {
 }
 
 #[test]
-fn in_shared_memory() {
-    check("shared memory", &memory);
+fn shared_memory_reports_mismatches() {
+    check("shared memory", &shared_memory);
 }
 
 #[test]
-fn over_tcp() {
+fn tcp_reports_mismatches() {
     check("TCP", &|debug| network(debug, bootstrap::join));
 }
 
 #[test]
-fn in_two_levels() {
-    check("host", &|debug| network(debug, host::join));
+fn hierarchical_reports_mismatches() {
+    check("hierarchical", &|debug| network(debug, hierarchical::join));
 }

@@ -1,6 +1,6 @@
-//! The in_process does what every communicator must.
+//! The communicator test suite on the in-process communicator.
 
-#![allow(clippy::unwrap_used, reason = "a test's own functions may panic as it may")]
+#![allow(clippy::unwrap_used, reason = "test helpers may panic like the tests")]
 
 mod suite;
 
@@ -8,28 +8,28 @@ use regatta_comm::in_process::world;
 use regatta_comm::{Collectives, Comm, CommError, ReduceOp};
 
 #[test]
-fn every_collective_gives_what_the_reference_gives() {
+fn collectives_match_the_reference() {
     suite::all_collectives(&[1, 2, 3, 5, 8], &[0, 1, 7, 100], world);
     suite::edge_cases(world);
 }
 
 #[test]
-fn any_combination_is_right() {
+fn sampled_combinations_match_the_reference() {
     suite::sampled_combinations(600, world);
 }
 
 #[test]
-fn any_messages_arrive() {
+fn random_messages_are_delivered() {
     suite::random_messages(24, 1..9, world);
 }
 
 #[test]
-fn any_session_is_right() {
+fn random_sessions_match_the_reference() {
     suite::random_sessions(48, 1..18, world);
 }
 
 #[test]
-fn ranks_that_disagree_are_told_by_name() {
+fn a_call_mismatch_names_both_calls() {
     let errors = suite::on_all_ranks(world(2), |comm| {
         let mut data = vec![1.0f32; 3 + comm.rank() as usize];
         comm.all_reduce(&mut data, ReduceOp::Sum).unwrap_err().to_string()
@@ -43,10 +43,10 @@ fn ranks_that_disagree_are_told_by_name() {
 }
 
 #[test]
-fn a_rank_that_leaves_is_not_waited_for() {
+fn an_abort_fails_the_other_ranks() {
     let ended = suite::on_all_ranks(world(3), |comm| match comm.rank() {
         2 => {
-            comm.abort("it has had enough");
+            comm.abort("test abort");
             Ok(())
         }
         _ => comm.barrier(),
@@ -57,7 +57,7 @@ fn a_rank_that_leaves_is_not_waited_for() {
 }
 
 #[test]
-fn buffers_that_do_not_fit_are_refused_before_anything_is_sent() {
+fn invalid_buffers_are_rejected() {
     let world = world(1);
     let error = world[0].all_gather(&[1u8, 2], &mut [0u8; 3]).unwrap_err();
     assert_eq!(error.to_string(), "all-gather: the output has 3 elements, 2 are needed");

@@ -1,27 +1,27 @@
-//! Ranks that are connected by TCP do what every communicator must, and never hang.
+//! The communicator test suite and fault tests over TCP.
 
-#![allow(clippy::unwrap_used, reason = "a test's own functions may panic as it may")]
+#![allow(clippy::unwrap_used, reason = "test helpers may panic like the tests")]
 
 #[path = "tcp/algorithms.rs"]
 mod algorithms;
-#[path = "tcp/bound.rs"]
-mod bound;
-#[path = "tcp/cluster.rs"]
-mod cluster;
-#[path = "tcp/disagree.rs"]
-mod disagree;
-#[path = "tcp/joining.rs"]
-mod joining;
-#[path = "tcp/killed.rs"]
-mod killed;
-#[path = "tcp/meeting.rs"]
-mod meeting;
-#[path = "tcp/odd.rs"]
-mod odd;
-#[path = "tcp/process.rs"]
-mod process;
-#[path = "tcp/seeded.rs"]
-mod seeded;
+#[path = "tcp/bootstrap_errors.rs"]
+mod bootstrap_errors;
+#[path = "tcp/call_mismatch.rs"]
+mod call_mismatch;
+#[path = "tcp/network_faults.rs"]
+mod network_faults;
+#[path = "tcp/nic_binding.rs"]
+mod nic_binding;
+#[path = "tcp/port_file.rs"]
+mod port_file;
+#[path = "tcp/random_mismatch.rs"]
+mod random_mismatch;
+#[path = "tcp/rank_failure.rs"]
+mod rank_failure;
+#[path = "tcp/rank_process.rs"]
+mod rank_process;
+#[path = "tcp/seeded_rng.rs"]
+mod seeded_rng;
 mod suite;
 
 use std::time::Duration;
@@ -31,14 +31,14 @@ use regatta_comm::worker::Communicator;
 use regatta_comm::{CallKind, Collectives, Comm, DType, ReduceOp};
 use regatta_wire::secret::Secret;
 
-/// BootstrapConfig for all ranks of a world on this machine.
-fn settings(size: u32) -> Vec<BootstrapConfig> {
+/// The configurations of all ranks on this machine.
+fn configs(size: u32) -> Vec<BootstrapConfig> {
     let secret = Secret::generate().unwrap();
     let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
     let port = listener.local_addr().unwrap().port();
     let rank = |rank| BootstrapConfig {
         host: format!("node{rank}"),
-        join_within: Duration::from_secs(20),
+        join_timeout: Duration::from_secs(20),
         ..BootstrapConfig::new(rank, size, "127.0.0.1", port, secret.clone())
     };
     let mut all: Vec<BootstrapConfig> = (0..size).map(rank).collect();
@@ -46,7 +46,7 @@ fn settings(size: u32) -> Vec<BootstrapConfig> {
     all
 }
 
-fn joined(all: Vec<BootstrapConfig>) -> Vec<Communicator> {
+fn join_all(all: Vec<BootstrapConfig>) -> Vec<Communicator> {
     std::thread::scope(|scope| {
         let threads: Vec<_> = all.into_iter().map(|s| scope.spawn(|| join(s))).collect();
         threads.into_iter().map(|t| t.join().unwrap().unwrap()).collect()
@@ -54,42 +54,42 @@ fn joined(all: Vec<BootstrapConfig>) -> Vec<Communicator> {
 }
 
 fn world(size: u32) -> Vec<Communicator> {
-    joined(settings(size))
+    join_all(configs(size))
 }
 
 #[test]
-fn every_collective_gives_what_the_reference_gives() {
+fn collectives_match_the_reference() {
     suite::all_collectives(&[1, 2, 3, 4, 5, 8, 9], &[0, 1, 7, 100, 5003], world);
 }
 
 #[test]
-fn special_ones_too() {
+fn edge_cases() {
     suite::edge_cases(world);
 }
 
 #[test]
-fn any_combination_is_right() {
+fn sampled_combinations_match_the_reference() {
     suite::sampled_combinations(600, world);
 }
 
 #[test]
-fn any_messages_arrive() {
+fn random_messages_are_delivered() {
     suite::random_messages(16, 1..9, world);
     suite::random_message_groups(16, 1..9, world);
 }
 
 #[test]
-fn any_session_is_right() {
+fn random_sessions_match_the_reference() {
     suite::random_sessions(24, 1..18, world);
 }
 
 #[test]
-fn huge_ones_too() {
+fn large_buffers_match_the_reference() {
     suite::large_buffers(world);
 }
 
 #[test]
-fn many_ranks_and_large_messages() {
+fn many_ranks_and_large_messages_match_the_reference() {
     let case = |kind, count: usize, in_place| suite::Case {
         kind,
         dtype: DType::F32,
@@ -111,7 +111,7 @@ fn many_ranks_and_large_messages() {
 }
 
 #[test]
-fn messages_of_other_tags_may_overtake_large_ones() {
+fn messages_with_other_tags_overtake_large_ones() {
     let (large, small) = (vec![7u8; 3 << 20], [1u8]);
     suite::on_all_ranks(world(2), |comm| match comm.rank() {
         0 => {
@@ -130,7 +130,7 @@ fn messages_of_other_tags_may_overtake_large_ones() {
 }
 
 #[test]
-fn communicators_of_one_rank_work_at_the_same_time() {
+fn communicators_of_one_rank_run_concurrently() {
     suite::on_all_ranks(world(4), |comm| {
         let pair = comm.split(Some(comm.rank() / 2), 0).unwrap().unwrap();
         std::thread::scope(|scope| {

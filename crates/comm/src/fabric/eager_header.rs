@@ -93,7 +93,7 @@ mod tests {
         fn headers_round_trip(job: u64, from: u32, sequence: u64, length: u64, chunk_bytes: u32) {
             let key = MessageKey { comm_id: job ^ 1, tagged: true, number: 7 };
             let header = Header { key, length, signature_hash: 9, stripes: 1 };
-            let message = Message { sequence, header, first_chunk: sequence / 3, part };
+            let message = Message { sequence, header, first_chunk: sequence / 3, chunk_bytes };
             for kind in [HeaderKind::Message(message), HeaderKind::Credit(sequence)] {
                 let header = EagerHeader { job, from, kind };
                 let mut bytes = [0xaa; EAGER_HEADER_BYTES + 5];

@@ -1,4 +1,4 @@
-//! A rank that is a process of its own, which can be killed: the test program once more.
+//! A rank as a separate process that can be killed: the test program re-executes itself.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -9,17 +9,17 @@ use regatta_comm::bootstrap::{BootstrapConfig, join, listen};
 use regatta_comm::{Call, CallKind, Comm, CommError, Counts, DType, ReduceOp};
 use regatta_wire::secret::Secret;
 
-use crate::meeting;
+use crate::port_file;
 
-/// Set for a process that is a rank: its orders.
-const ORDERS: &str = "REGATTA_TEST_ORDERS";
+/// Set for a rank process: its script.
+const SCRIPT: &str = "REGATTA_TEST_ORDERS";
 
-/// What a rank is to do: one collective again and again, and be killed in one of them.
+/// The script of a rank: it repeats one collective until it fails or is killed.
 #[derive(Debug, Clone, Copy)]
-pub struct Orders {
+pub struct RankScript {
     pub kind: CallKind,
     pub count: usize,
-    /// Which rank is killed in which call, after how many microseconds.
+    /// The rank to kill, in which call, and after how many microseconds.
     pub victim: u32,
     pub call: u64,
     pub after_us: u64,
@@ -27,7 +27,7 @@ pub struct Orders {
     pub desync_after_s: u64,
 }
 
-impl Orders {
+impl RankScript {
     fn write(self) -> String {
         let kind = CallKind::ALL.iter().position(|k| *k == self.kind).unwrap();
         format!(
@@ -61,106 +61,106 @@ pub fn environment(rank: u32, ranks: u32, master: &str, secret: &Path) -> Vec<(S
         ("RANK", rank.to_string()),
         ("WORLD_SIZE", ranks.to_string()),
         ("MASTER_ADDR", master.to_owned()),
-        // It is told when it is known.
+        // Exchanged once rank 0 listens.
         ("MASTER_PORT", "0".to_owned()),
         ("REGATTA_SECRET_FILE", secret.display().to_string()),
     ];
     pairs.map(|(name, value)| (name.to_owned(), value)).to_vec()
 }
 
-/// A file that is gone with this.
-pub struct Kept(pub PathBuf);
+/// A secret file, removed on drop.
+pub struct SecretFile(pub PathBuf);
 
-impl Drop for Kept {
+impl Drop for SecretFile {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.0);
         let _ = std::fs::remove_file(port_file(&self.0));
     }
 }
 
-/// Where the first rank says which port it has.
+/// The file with the port of rank 0.
 fn port_file(secret: &Path) -> PathBuf {
     secret.with_extension("port")
 }
 
-/// A file with a new secret.
-pub fn secret_file(folder: &Path, name: &str) -> Kept {
+/// Creates a file with a new secret.
+pub fn secret_file(folder: &Path, name: &str) -> SecretFile {
     use std::os::unix::fs::OpenOptionsExt;
     let path = folder.join(format!("{name}-{}", std::process::id()));
     let _ = std::fs::remove_file(&path);
     let mut options = std::fs::OpenOptions::new();
     let mut file = options.create_new(true).write(true).mode(0o600).open(&path).unwrap();
     file.write_all(Secret::generate().unwrap().to_hex().as_bytes()).unwrap();
-    Kept(path)
+    SecretFile(path)
 }
 
-/// Makes a command that runs this program a rank.
-pub fn as_rank(command: &mut Command, orders: Orders, environment: &[(String, String)]) {
-    command.env(ORDERS, orders.write());
+/// Configures a command to run this program as a rank.
+pub fn as_rank(command: &mut Command, script: RankScript, environment: &[(String, String)]) {
+    command.env(SCRIPT, script.write());
     command.envs(environment.iter().map(|(name, value)| (name, value)));
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
 }
 
-/// The arguments with which this program runs [`a_rank`] only.
-pub const ARGUMENTS: [&str; 3] = ["--exact", "process::a_rank", "--nocapture"];
+/// The arguments to run only [`rank_main`].
+pub const ARGUMENTS: [&str; 3] = ["--exact", "rank_process::rank_main", "--nocapture"];
 
-/// Ranks on this machine, and the file with their secret.
-pub fn start(ranks: u32, orders: Orders, name: &str) -> (Vec<Child>, Kept) {
+/// Starts ranks on this machine. Returns them and their secret file.
+pub fn start(ranks: u32, script: RankScript, name: &str) -> (Vec<Child>, SecretFile) {
     let secret = secret_file(&std::env::temp_dir(), name);
     let rank = |rank| {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(ARGUMENTS);
-        as_rank(&mut command, orders, &environment(rank, ranks, "127.0.0.1", &secret.0));
+        as_rank(&mut command, script, &environment(rank, ranks, "127.0.0.1", &secret.0));
         command.spawn().unwrap()
     };
     ((0..ranks).map(rank).collect(), secret)
 }
 
-/// What a rank said at its end; none if it was killed.
-pub fn said(child: Child) -> Option<String> {
-    said_in(&child.wait_with_output().unwrap().stdout)
+/// The error a rank ended with; none if it was killed.
+pub fn error_of(child: Child) -> Option<String> {
+    error_in(&child.wait_with_output().unwrap().stdout)
 }
 
-/// What a rank said, in its output.
-pub fn said_in(output: &[u8]) -> Option<String> {
+/// The error in a rank's output.
+pub fn error_in(output: &[u8]) -> Option<String> {
     let text = String::from_utf8_lossy(output);
-    let at = text.find("said: ")?;
-    text[at + 6..].lines().next().map(str::to_owned)
+    let at = text.find("error: ")?;
+    text[at + 7..].lines().next().map(str::to_owned)
 }
 
-/// The settings of a rank, of its environment and the port that the first one has.
-pub fn own_settings() -> BootstrapConfig {
-    let mut settings = BootstrapConfig::from_environment().unwrap();
-    let listener = (settings.rank == 0).then(|| listen("0.0.0.0:0".parse().unwrap()).unwrap());
+/// The configuration of this rank, from its environment and the port of rank 0.
+pub fn own_config() -> BootstrapConfig {
+    let mut config = BootstrapConfig::from_env().unwrap();
+    let listener = (config.rank == 0).then(|| listen("0.0.0.0:0".parse().unwrap()).unwrap());
     let secret = PathBuf::from(std::env::var("REGATTA_SECRET_FILE").unwrap());
     let own = listener.as_ref().map(|listener| listener.local_addr().unwrap().port());
-    settings.port = meeting::port(&port_file(&secret), own);
-    settings.listener = listener;
-    settings
+    config.master_port = port_file::exchange_port(&port_file(&secret), own);
+    config.listener = listener;
+    config
 }
 
-/// The rank itself: does as ordered until there is an error, and says which and after how long.
+/// The rank process: runs its script until a call fails, and prints the error and how long it took.
 #[test]
-fn a_rank() {
-    let Ok(orders) = std::env::var(ORDERS) else { return };
-    let orders = Orders::read(&orders);
-    let mut settings = own_settings();
-    settings.lost_after = Duration::from_secs(orders.lost_after_s);
-    settings.desync_after = Duration::from_secs(orders.desync_after_s);
-    settings.join_within = Duration::from_secs(30);
-    let comm = join(settings).unwrap();
+fn rank_main() {
+    let Ok(script) = std::env::var(SCRIPT) else { return };
+    let script = RankScript::read(&script);
+    let mut config = own_config();
+    config.lost_after = Duration::from_secs(script.lost_after_s);
+    config.desync_after = Duration::from_secs(script.desync_after_s);
+    config.join_timeout = Duration::from_secs(30);
+    let comm = join(config).unwrap();
     let mut call = 0;
     let mut last = Instant::now();
     let error = loop {
         call += 1;
-        if comm.rank() == orders.victim && call == orders.call {
+        if comm.rank() == script.victim && call == script.call {
             std::thread::spawn(move || {
-                std::thread::sleep(Duration::from_micros(orders.after_us));
+                std::thread::sleep(Duration::from_micros(script.after_us));
                 let own = rustix::process::getpid();
                 rustix::process::kill_process(own, rustix::process::Signal::KILL).unwrap();
             });
         }
-        if let Err(error) = one(&comm, orders.kind, orders.count) {
+        if let Err(error) = run_collective(&comm, script.kind, script.count) {
             break error;
         }
         if call % 100 == 1 {
@@ -168,11 +168,11 @@ fn a_rank() {
         }
         last = Instant::now();
     };
-    println!("\nsaid: {} ms: {error}", last.elapsed().as_millis());
+    println!("\nerror: {} ms: {error}", last.elapsed().as_millis());
 }
 
-/// One collective of `count` elements a part.
-fn one(comm: &dyn Comm, kind: CallKind, count: usize) -> Result<(), CommError> {
+/// Runs one collective of `count` elements per part.
+fn run_collective(comm: &dyn Comm, kind: CallKind, count: usize) -> Result<(), CommError> {
     let (rank, ranks) = (comm.rank() as usize, comm.size() as usize);
     let mut call = Call {
         kind,
