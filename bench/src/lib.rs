@@ -4,14 +4,14 @@
 pub mod sim_agents;
 
 use std::hint::black_box;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
 /// Median and quartiles of many runs.
 #[derive(Debug, Clone, Copy)]
-pub struct Times {
+pub struct RunTimes {
     /// First quartile.
     pub low: Duration,
     /// Median.
@@ -20,7 +20,7 @@ pub struct Times {
     pub high: Duration,
 }
 
-impl Times {
+impl RunTimes {
     /// Statistics of at least one run.
     pub fn of(mut times: Vec<Duration>) -> Self {
         times.sort_unstable();
@@ -30,7 +30,7 @@ impl Times {
 }
 
 /// Runs `work` for about a second, at least five times, and returns its times.
-pub fn measure<T>(mut work: impl FnMut() -> T) -> Times {
+pub fn measure<T>(mut work: impl FnMut() -> T) -> RunTimes {
     black_box(work());
     let start = Instant::now();
     let mut times = Vec::new();
@@ -39,7 +39,7 @@ pub fn measure<T>(mut work: impl FnMut() -> T) -> Times {
         black_box(work());
         times.push(one.elapsed());
     }
-    Times::of(times)
+    RunTimes::of(times)
 }
 
 /// One of several interleaved workloads.
@@ -51,7 +51,7 @@ pub struct Contender<'a> {
 }
 
 /// Interleaves the workloads, so that background load affects all of them alike.
-pub fn interleave(contenders: &mut [Contender<'_>], rounds: usize) -> Result<Vec<Times>> {
+pub fn interleave(contenders: &mut [Contender<'_>], rounds: usize) -> Result<Vec<RunTimes>> {
     let mut times = vec![Vec::new(); contenders.len()];
     for round in 0..rounds.max(1) {
         for (contender, times) in contenders.iter_mut().zip(&mut times) {
@@ -60,13 +60,13 @@ pub fn interleave(contenders: &mut [Contender<'_>], rounds: usize) -> Result<Vec
             }
         }
     }
-    Ok(times.into_iter().map(Times::of).collect())
+    Ok(times.into_iter().map(RunTimes::of).collect())
 }
 
 /// Prints a case beside its peers and the previous run, and saves it.
-pub fn report(case: &str, ours: Times, peers: &[(&str, Times)]) -> Result<()> {
+pub fn report(case: &str, ours: RunTimes, peers: &[(&str, RunTimes)]) -> Result<()> {
     let ms = |d: Duration| format!("{:.3} ms", d.as_secs_f64() * 1e3);
-    let spread = |t: Times| format!("{} ({} to {})", ms(t.median), ms(t.low), ms(t.high));
+    let spread = |t: RunTimes| format!("{} ({} to {})", ms(t.median), ms(t.low), ms(t.high));
     println!("{case}: {}", spread(ours));
     for (name, times) in peers {
         let ratio = times.median.as_secs_f64() / ours.median.as_secs_f64();
@@ -93,6 +93,29 @@ fn result_file(case: &str) -> PathBuf {
     let target =
         std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from);
     target.join("regatta-bench").join(case.replace(|c: char| !c.is_ascii_alphanumeric(), "-"))
+}
+
+/// A temporary folder, removed when dropped.
+pub struct TempDir(PathBuf);
+
+impl TempDir {
+    /// Creates a folder that is unique to this process.
+    pub fn new() -> Result<Self> {
+        let path = std::env::temp_dir().join(format!("regatta-bench-{}", std::process::id()));
+        std::fs::create_dir_all(&path).with_context(|| path.display().to_string())?;
+        Ok(Self(path))
+    }
+
+    /// Its path.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for TempDir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
 }
 
 #[cfg(test)]

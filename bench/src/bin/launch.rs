@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use regatta_benchmarks::{Contender, interleave, report};
+use regatta_benchmarks::{Contender, TempDir, interleave, report};
 
 /// Number of rounds.
 const ROUNDS: usize = 60;
@@ -31,8 +31,10 @@ fn main() -> Result<()> {
         bail!("{}: not built; run `cargo xtask bench`", regatta.display());
     }
     let (mut peers, missing): (Vec<Peer>, Vec<&str>) = peers();
-    let run_dirs = RunDirs::create()?;
-    let mut contenders = vec![Contender { every: 1, work: Box::new(|| run_dirs.time(&regatta)) }];
+    let dir = TempDir::new()?;
+    let run_dir = dir.path().join("run");
+    let mut contenders =
+        vec![Contender { every: 1, work: Box::new(|| time_regatta(&regatta, &run_dir)) }];
     for peer in &mut peers {
         let (every, command) = (peer.every, &mut peer.command);
         contenders.push(Contender { every, work: Box::new(move || time(command)) });
@@ -108,28 +110,10 @@ fn time(command: &mut Command) -> Result<Duration> {
     Ok(time)
 }
 
-/// A temporary folder for run folders.
-struct RunDirs(PathBuf);
-
-impl RunDirs {
-    fn create() -> Result<Self> {
-        let path = std::env::temp_dir().join(format!("regatta-bench-{}", std::process::id()));
-        std::fs::create_dir(&path).with_context(|| path.display().to_string())?;
-        Ok(Self(path))
-    }
-
-    /// One launch with a run folder.
-    fn time(&self, regatta: &Path) -> Result<Duration> {
-        let folder = self.0.join("run");
-        let mut command = command(regatta.to_owned(), &["launch", "-n", "2", "--run-dir"]);
-        let time = time(command.arg(&folder).args(["--", "true"]))?;
-        std::fs::remove_dir_all(&folder).with_context(|| folder.display().to_string())?;
-        Ok(time)
-    }
-}
-
-impl Drop for RunDirs {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
+/// One launch with a run folder.
+fn time_regatta(regatta: &Path, run_dir: &Path) -> Result<Duration> {
+    let mut command = command(regatta.to_owned(), &["launch", "-n", "2", "--run-dir"]);
+    let time = time(command.arg(run_dir).args(["--", "true"]))?;
+    std::fs::remove_dir_all(run_dir).with_context(|| run_dir.display().to_string())?;
+    Ok(time)
 }

@@ -5,10 +5,11 @@
 //! and the PyTorch of `REGATTA_BENCH_PYTHON` or `python3`.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
+use regatta_benchmarks::TempDir;
 use regatta_model::{BenchResult, document};
 
 const SIZES: [u64; 5] = [8, 4096, 262_144, 2_097_152, 16_777_216];
@@ -25,12 +26,12 @@ fn main() -> Result<()> {
     if !regatta.is_file() {
         bail!("{}: not built; run `cargo build --release`", regatta.display());
     }
-    let folder = TempDir::create()?;
+    let folder = TempDir::new()?;
     let (mut ours, mut theirs) = (Times::new(), Times::new());
     for round in 0..rounds {
         eprintln!("round {} of {rounds}", round + 1);
-        keep_minimum(&mut ours, regatta_times(&regatta, &folder.0, ranks, round)?);
-        keep_minimum(&mut theirs, torch_times(&regatta, &folder.0, ranks, round)?);
+        keep_minimum(&mut ours, regatta_times(&regatta, folder.path(), ranks, round)?);
+        keep_minimum(&mut theirs, torch_times(&regatta, folder.path(), ranks, round)?);
     }
     println!("{ranks} ranks, minimum of {rounds} rounds of {ITERATIONS} calls, in microseconds");
     for ((name, size), ours) in &ours {
@@ -42,23 +43,6 @@ fn main() -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// A temporary folder.
-struct TempDir(PathBuf);
-
-impl TempDir {
-    fn create() -> Result<Self> {
-        let path = std::env::temp_dir().join(format!("regatta-bench-nccl-{}", std::process::id()));
-        std::fs::create_dir_all(&path).with_context(|| path.display().to_string())?;
-        Ok(Self(path))
-    }
-}
-
-impl Drop for TempDir {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
 }
 
 /// Keeps the minimum time of each operation and size.

@@ -5,11 +5,12 @@
 //!
 //! Argument: the number of rounds, 10 by default.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
+use regatta_benchmarks::TempDir;
 use regatta_comm::bootstrap::BootstrapConfig;
 use regatta_comm::{Collectives, Comm, ReduceOp, hierarchical};
 use regatta_model::{BenchResult, Measurement, document};
@@ -38,12 +39,12 @@ fn main() -> Result<()> {
     if !regatta.is_file() {
         bail!("{}: not built; run `cargo xtask bench`", regatta.display());
     }
-    let folder =
-        TempDir(std::env::temp_dir().join(format!("regatta-bench-{}", std::process::id())));
+    let dir = TempDir::new()?;
+    let run_dir = dir.path().join("run");
     let mut minimum = [[f64::INFINITY; 2]; 2];
     for _ in 0..rounds {
-        let turn = [benchmark(&regatta, &folder.0)?, bare(&regatta, &own, &folder.0)?];
-        for (minimum, new) in minimum.iter_mut().flatten().zip(turn.as_flattened()) {
+        let latencies = [benchmark(&regatta, &run_dir)?, bare(&regatta, &own, &run_dir)?];
+        for (minimum, new) in minimum.iter_mut().flatten().zip(latencies.as_flattened()) {
             *minimum = minimum.min(*new);
         }
     }
@@ -117,13 +118,4 @@ fn timed<E: std::error::Error + Send + Sync + 'static>(
     let start = Instant::now();
     (0..CALLS).try_for_each(|_| call())?;
     Ok(start.elapsed().as_secs_f64() * 1e6 / f64::from(CALLS))
-}
-
-/// A temporary folder.
-struct TempDir(PathBuf);
-
-impl Drop for TempDir {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
 }

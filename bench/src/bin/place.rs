@@ -7,7 +7,7 @@
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result};
-use regatta_benchmarks::{Times, measure, report};
+use regatta_benchmarks::{RunTimes, measure, report};
 use regatta_model::{AllocatedNode, Allocation, Job, Machine, Reserve, SmtUse, document};
 
 const NODES: usize = 10_000;
@@ -42,7 +42,7 @@ fn place(machines: &[Machine], allocation: &Allocation, job: &Job) -> Result<Str
 }
 
 /// Slurm's expansion of the same host list, if Slurm is installed. It needs a configuration file.
-fn scontrol() -> Option<Times> {
+fn scontrol() -> Option<RunTimes> {
     let conf = std::env::temp_dir().join(format!("regatta-bench-{}.conf", std::process::id()));
     std::fs::write(&conf, "ClusterName=bench\nSlurmctldHost=localhost\nNodeName=x\n").ok()?;
     let mut command = Command::new("scontrol");

@@ -54,7 +54,7 @@ fn compare() -> Result<()> {
     let joins =
         interleave(&mut [contender(FAN_OUT, tree_jobs), contender(AGENTS, direct_jobs)], ROUNDS)?;
     report("rendezvous of 10000 agents", joins[0], &[("without a tree", joins[1])])?;
-    let [tree, direct] = jobs.map(regatta_benchmarks::Times::of);
+    let [tree, direct] = jobs.map(regatta_benchmarks::RunTimes::of);
     report("empty job on 10000 agents", tree, &[("without a tree", direct)])
 }
 

@@ -16,8 +16,8 @@ mod results;
 mod single_node;
 
 use anyhow::{Context, Result, bail};
+use regatta_benchmarks::TempDir;
 
-use mpi_tools::TempDir;
 use results::{Results, Statistic};
 
 /// Set in rank processes.
@@ -53,7 +53,7 @@ fn main() -> Result<()> {
         }
         false => {
             let folder = TempDir::new()?;
-            compare(*ranks, &options, single_node::peers(*ranks, &options.bytes, &folder.0)?)
+            compare(*ranks, &options, single_node::peers(*ranks, &options.bytes, folder.path())?)
         }
     })
 }

@@ -8,23 +8,6 @@ use anyhow::{Context, Result, bail};
 /// MPI implementations and their compilers.
 pub const MPIS: [(&str, &str); 2] = [("Open MPI", "mpicc.openmpi"), ("MPICH", "mpicc.mpich")];
 
-/// A temporary folder.
-pub struct TempDir(pub PathBuf);
-
-impl TempDir {
-    pub fn new() -> Result<Self> {
-        let path = std::env::temp_dir().join(format!("regatta-bench-{}", std::process::id()));
-        std::fs::create_dir_all(&path).with_context(|| path.display().to_string())?;
-        Ok(Self(path))
-    }
-}
-
-impl Drop for TempDir {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
 pub fn source(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("peers").join(name)
 }

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use super::block_layout::BlockLayout;
 use crate::CallKind;
-use crate::schedule::{BlockRange, BufferKind, Program, Step};
+use crate::schedule::{BlockRange, BufferKind, Program, ProgramStep};
 
 /// Segments of one step in flight at once: one moves, the next ones are ready.
 const MAX_SEGMENTS_IN_FLIGHT: usize = 3;
@@ -102,7 +102,7 @@ impl StepProgress {
     }
 }
 
-/// Step index and segment index.
+/// ProgramStep index and segment index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SegmentId(usize, usize);
 
@@ -213,26 +213,28 @@ fn segments(length: usize, segment: usize) -> usize {
     if length < 2 * segment { 1 } else { length.div_ceil(segment) }
 }
 
-fn post_order(step: &Step) -> usize {
+fn post_order(step: &ProgramStep) -> usize {
     match step {
-        Step::Receive { .. } => 0,
-        Step::Send { .. } => 1,
-        Step::Copy { .. } => 2,
+        ProgramStep::Receive { .. } => 0,
+        ProgramStep::Send { .. } => 1,
+        ProgramStep::Copy { .. } => 2,
     }
 }
 
 /// Resolves a step's blocks to bytes.
-fn resolve(step: &Step, layout: &BlockLayout<'_>) -> Result<StepOp, BlockRange> {
+fn resolve(step: &ProgramStep, layout: &BlockLayout<'_>) -> Result<StepOp, BlockRange> {
     let byte_range = |range: &BlockRange| layout.byte_range(range).ok_or_else(|| range.clone());
     let (kind, reads, writes) = match step {
-        Step::Send { to, what } => (StepKind::Send(*to), Some(byte_range(what)?), None),
-        Step::Receive { from, into, reduce } => {
+        ProgramStep::Send { to, what } => (StepKind::Send(*to), Some(byte_range(what)?), None),
+        ProgramStep::Receive { from, into, reduce } => {
             let into = byte_range(into)?;
             (StepKind::Receive(*from), reduce.then(|| into.clone()), Some(into))
         }
-        Step::Copy { from, to } => (StepKind::Copy, Some(byte_range(from)?), Some(byte_range(to)?)),
+        ProgramStep::Copy { from, to } => {
+            (StepKind::Copy, Some(byte_range(from)?), Some(byte_range(to)?))
+        }
     };
-    if let (Some(from), Some(to), Step::Copy { to: range, .. }) = (&reads, &writes, step)
+    if let (Some(from), Some(to), ProgramStep::Copy { to: range, .. }) = (&reads, &writes, step)
         && from.bytes.len() != to.bytes.len()
     {
         return Err(range.clone());

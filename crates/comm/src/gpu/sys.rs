@@ -36,7 +36,7 @@ pub enum Vendor {
 /// A library or symbol that could not be loaded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what}: {why}; {hint}")]
-pub struct LoadError {
+pub struct LibraryError {
     /// The library or symbol.
     pub what: String,
     /// The cause.
@@ -45,8 +45,8 @@ pub struct LoadError {
     pub hint: String,
 }
 
-impl From<LoadError> for CommError {
-    fn from(LoadError { what, why, hint }: LoadError) -> Self {
+impl From<LibraryError> for CommError {
+    fn from(LibraryError { what, why, hint }: LibraryError) -> Self {
         Self::Bootstrap { what: format!("{what}: {why}"), hint }
     }
 }
@@ -90,7 +90,7 @@ pub struct Runtime {
 
 impl Runtime {
     /// Loads the runtime of a vendor.
-    pub fn open(vendor: Vendor) -> Result<Self, LoadError> {
+    pub fn open(vendor: Vendor) -> Result<Self, LibraryError> {
         let (variable, names, prefix, [host_alloc, free_host]): (_, &[&str], _, _) = match vendor {
             Vendor::Nvidia => (
                 "REGATTA_CUDART",
@@ -165,7 +165,7 @@ pub unsafe fn error_text(text: *const c_char, code: c_int) -> String {
 
 /// Loads a library: the one that the environment variable names, or the first of `names` that the
 /// dynamic linker finds.
-pub fn open_library(variable: &str, names: &[&str]) -> Result<Library, LoadError> {
+pub fn open_library(variable: &str, names: &[&str]) -> Result<Library, LibraryError> {
     let overridden = std::env::var_os(variable).map(PathBuf::from);
     let mut why = String::new();
     for path in overridden.into_iter().chain(names.iter().map(PathBuf::from)) {
@@ -176,14 +176,14 @@ pub fn open_library(variable: &str, names: &[&str]) -> Result<Library, LoadError
         }
     }
     let hint = format!("set {variable} to its path, or add its folder to LD_LIBRARY_PATH");
-    Err(LoadError { what: names.join(", "), why, hint })
+    Err(LibraryError { what: names.join(", "), why, hint })
 }
 
 /// Resolves a symbol; `F` must be the type of the function in the vendor's header.
-pub fn symbol<F: Copy>(library: &Library, name: &str, hint: &str) -> Result<F, LoadError> {
+pub fn symbol<F: Copy>(library: &Library, name: &str, hint: &str) -> Result<F, LibraryError> {
     // SAFETY: the caller passes the type from the vendor's header, which is stable across versions.
     let found: Result<Symbol<'_, F>, _> = unsafe { library.get(name.as_bytes()) };
-    found.map(|f| *f).map_err(|error| LoadError {
+    found.map(|f| *f).map_err(|error| LibraryError {
         what: name.to_owned(),
         why: error.to_string(),
         hint: hint.to_owned(),

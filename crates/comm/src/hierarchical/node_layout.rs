@@ -31,11 +31,11 @@ impl NodeLayout {
             seen[at].1 += 1;
         }
         let (node, local) = coords[rank as usize];
-        let here = coords.iter().zip(0..).filter(|((n, _), _)| *n == node);
+        let on_node = coords.iter().zip(0..).filter(|((n, _), _)| *n == node);
         Self {
             nodes: seen.len() as u32,
             node,
-            local_ranks: here.map(|(_, rank)| rank).collect(),
+            local_ranks: on_node.map(|(_, rank)| rank).collect(),
             local_rank: local,
             uniform: seen.iter().all(|(_, ranks)| *ranks == seen[0].1),
             coords,
@@ -63,8 +63,8 @@ impl NodeLayout {
 
     /// The ranks of a node.
     pub fn ranks_of(&self, node: u32) -> impl Iterator<Item = u32> {
-        let here = move |((n, _), _): &(&(u32, u32), u32)| *n == node;
-        self.coords.iter().zip(0..).filter(here).map(|(_, rank)| rank)
+        let on_node = move |((n, _), _): &(&(u32, u32), u32)| *n == node;
+        self.coords.iter().zip(0..).filter(on_node).map(|(_, rank)| rank)
     }
 
     /// Whether every rank has a node of its own.

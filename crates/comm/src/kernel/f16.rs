@@ -95,7 +95,7 @@ unsafe fn map_with<C: Convert>(
         let load = |from: &[u8]| {
             let mut eight = [0; F16X8_BYTES];
             match from.get(at..at + F16X8_BYTES) {
-                Some(whole) => eight.copy_from_slice(whole),
+                Some(full) => eight.copy_from_slice(full),
                 None => eight[..bytes].copy_from_slice(&from[range.clone()]),
             }
             eight
@@ -105,7 +105,7 @@ unsafe fn map_with<C: Convert>(
         // SAFETY: as required of the caller.
         let eight = unsafe { C::from_f32(std::array::from_fn(|i| op(a[i], b[i]))) };
         match out.get_mut(at..at + F16X8_BYTES) {
-            Some(whole) if bytes == F16X8_BYTES => whole.copy_from_slice(&eight),
+            Some(full) if bytes == F16X8_BYTES => full.copy_from_slice(&eight),
             _ => out[range].copy_from_slice(&eight[..bytes]),
         }
         at += F16X8_BYTES;

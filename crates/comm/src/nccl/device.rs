@@ -11,7 +11,7 @@ use crate::gpu::sys::{
 };
 
 /// A device and a stream on it.
-pub struct Device {
+pub struct GpuDevice {
     pub runtime: Arc<Runtime>,
     pub stream: Stream,
     allocator: StreamOrderedAllocator,
@@ -19,11 +19,11 @@ pub struct Device {
 }
 
 // SAFETY: the runtime may be called from any thread.
-unsafe impl Send for Device {}
+unsafe impl Send for GpuDevice {}
 // SAFETY: the runtime is thread-safe.
-unsafe impl Sync for Device {}
+unsafe impl Sync for GpuDevice {}
 
-impl Device {
+impl GpuDevice {
     /// Opens a device by its runtime index.
     pub fn open(runtime: Arc<Runtime>, index: u32) -> Result<Self, CommError> {
         let allocator = runtime.stream_ordered.ok_or_else(|| CommError::Bootstrap {
@@ -122,7 +122,7 @@ impl Device {
     }
 }
 
-impl Drop for Device {
+impl Drop for GpuDevice {
     fn drop(&mut self) {
         if !self.stream.is_null() {
             // SAFETY: the stream is valid and unused from here on.
@@ -148,7 +148,7 @@ impl Drop for CurrentDevice {
 pub struct DeviceMemory {
     pub start: *mut c_void,
     pub bytes: usize,
-    device: Arc<Device>,
+    device: Arc<GpuDevice>,
 }
 
 // SAFETY: it owns its memory, which is not bound to a thread.

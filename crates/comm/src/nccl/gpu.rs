@@ -4,7 +4,7 @@ use std::any::Any;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::device::{Device, DeviceMemory};
+use super::device::{DeviceMemory, GpuDevice};
 use crate::CommError;
 use crate::buffer::{Buffer, DeviceCopy};
 use crate::gpu::sys::{Runtime, Vendor};
@@ -13,7 +13,7 @@ use crate::gpu::sys::{Runtime, Vendor};
 /// device.
 #[derive(Clone)]
 pub struct Gpu {
-    device: Arc<Device>,
+    device: Arc<GpuDevice>,
 }
 
 impl Gpu {
@@ -23,7 +23,7 @@ impl Gpu {
     }
 
     pub(super) fn with_runtime(runtime: Arc<Runtime>, index: u32) -> Result<Self, CommError> {
-        Ok(Self { device: Arc::new(Device::open(runtime, index)?) })
+        Ok(Self { device: Arc::new(GpuDevice::open(runtime, index)?) })
     }
 
     /// Free memory on the device.
@@ -40,7 +40,7 @@ impl Gpu {
     pub fn buffer(&self, bytes: usize) -> Result<Buffer, CommError> {
         let memory = self.device.alloc(bytes)?;
         let start = NonNull::new(memory.start.cast()).unwrap_or(NonNull::dangling());
-        let owner = Owner::Owned { _memory: memory };
+        let owner = MemoryOwner::Owned { _memory: memory };
         // SAFETY: it is memory of this device, which the owner frees.
         Ok(unsafe { self.wrap(start, bytes, owner) })
     }
@@ -62,28 +62,28 @@ impl Gpu {
         owner: Box<dyn Any + Send + Sync>,
     ) -> Buffer {
         // SAFETY: as required of the caller.
-        unsafe { self.wrap(start, bytes, Owner::External { _owner: owner }) }
+        unsafe { self.wrap(start, bytes, MemoryOwner::External { _owner: owner }) }
     }
 
     /// # Safety
     /// As for [`Gpu::adopt`].
-    unsafe fn wrap(&self, start: NonNull<u8>, bytes: usize, owner: Owner) -> Buffer {
+    unsafe fn wrap(&self, start: NonNull<u8>, bytes: usize, owner: MemoryOwner) -> Buffer {
         let memory = GpuMemory { device: self.device.clone(), _owner: owner };
         // SAFETY: as required of the caller.
         unsafe { Buffer::on_device(start, bytes, Box::new(memory)) }
     }
 }
 
-/// Owner of the memory.
-enum Owner {
+/// MemoryOwner of the memory.
+enum MemoryOwner {
     Owned { _memory: DeviceMemory },
     External { _owner: Box<dyn Any + Send + Sync> },
 }
 
-/// Device memory of a buffer.
+/// GpuDevice memory of a buffer.
 struct GpuMemory {
-    device: Arc<Device>,
-    _owner: Owner,
+    device: Arc<GpuDevice>,
+    _owner: MemoryOwner,
 }
 
 impl DeviceCopy for GpuMemory {

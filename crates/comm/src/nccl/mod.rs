@@ -39,7 +39,7 @@ use crate::worker::{
     AbortFn, Allocator, Communicator, Engine, HasFailedFn, first_device_buffer, split_p2p,
 };
 use crate::{Call, CallKind, Collectives, Comm, CommError, OwnedCall, Signature};
-use device::{Device, DeviceMemory};
+use device::{DeviceMemory, GpuDevice};
 use sys::{IN_PROGRESS, NcclApi, OK, RawComm, RawConfig, UniqueId};
 
 pub use crate::gpu::sys::Vendor;
@@ -68,7 +68,7 @@ struct NcclEngine {
     rank: u32,
     peers: Vec<Peer>,
     raw: RawComm,
-    device: Arc<Device>,
+    device: Arc<GpuDevice>,
     /// Staging buffers on the device.
     input: DeviceMemory,
     output: DeviceMemory,
@@ -156,7 +156,7 @@ impl NcclEngine {
         bootstrap: Arc<dyn Comm>,
         config: NcclConfig,
     ) -> Result<Self, CommError> {
-        let device = Device::open(runtime, config.device);
+        let device = GpuDevice::open(runtime, config.device);
         let device = all_ranks_have_devices(bootstrap.as_ref(), device)?;
         Self::connect(api, Arc::new(device), bootstrap.clone(), config)
             .inspect_err(|error| bootstrap.abort(&error.to_string()))
@@ -165,7 +165,7 @@ impl NcclEngine {
     /// Initialises the communicator once all ranks have opened their devices.
     fn connect(
         api: Arc<NcclApi>,
-        device: Arc<Device>,
+        device: Arc<GpuDevice>,
         bootstrap: Arc<dyn Comm>,
         config: NcclConfig,
     ) -> Result<Self, CommError> {

@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 
 use libloading::Library;
 
-use crate::gpu::sys::{LoadError, SUCCESS, Stream, Vendor, error_text, open_library, symbol};
+use crate::gpu::sys::{LibraryError, SUCCESS, Stream, Vendor, error_text, open_library, symbol};
 
 /// `ncclUniqueId`, which identifies a communicator during its initialisation.
 #[repr(C)]
@@ -82,7 +82,7 @@ pub struct NcclApi {
 
 impl NcclApi {
     /// Loads the library of a vendor.
-    pub fn open(vendor: Vendor) -> Result<Self, LoadError> {
+    pub fn open(vendor: Vendor) -> Result<Self, LibraryError> {
         let library = match vendor {
             Vendor::Nvidia => open_library("REGATTA_NCCL", &["libnccl.so.2"]),
             Vendor::Amd => open_library("REGATTA_RCCL", &["librccl.so.1"]),

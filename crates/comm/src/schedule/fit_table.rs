@@ -1,7 +1,7 @@
 //! Derives an algorithm table from measurements. No I/O.
 
 use super::Algorithm;
-use super::selection::{AlgorithmRow, AlgorithmTable, Spread};
+use super::selection::{AlgorithmRow, AlgorithmTable, RankDistribution};
 use crate::CallKind;
 
 /// The best algorithm of a smaller size is kept unless another one is faster by this factor,
@@ -22,7 +22,11 @@ pub struct AlgorithmTiming {
 }
 
 /// The table for jobs like the measured one; the default table follows for all others.
-pub fn fit_table(measured: &[AlgorithmTiming], ranks: u32, spread: Spread) -> AlgorithmTable {
+pub fn fit_table(
+    measured: &[AlgorithmTiming],
+    ranks: u32,
+    spread: RankDistribution,
+) -> AlgorithmTable {
     let rows = CallKind::ALL.into_iter().flat_map(|kind| {
         let of_kind: Vec<&AlgorithmTiming> =
             measured.iter().filter(|m| m.collective == kind).collect();
@@ -94,7 +98,8 @@ mod tests {
             (1 << 20, Doubling, 9.0),
             (1 << 20, Ring, 5.0),
         ];
-        let table = fit_table(&measured(CallKind::AllReduce, &times), 4, Spread::OnePerNode);
+        let table =
+            fit_table(&measured(CallKind::AllReduce, &times), 4, RankDistribution::OnePerNode);
         let choose = |bytes| table.select(CallKind::AllReduce, bytes, 4, 4);
         assert_eq!([choose(0), choose(1 << 10), choose(16 << 10)], [Doubling; 3]);
         assert_eq!([choose(64 << 10), choose(1 << 30)], [Ring; 2]);
@@ -103,7 +108,8 @@ mod tests {
     #[test]
     fn unmeasured_cases_use_the_default_table() {
         let times = [(8, Algorithm::BinomialTree, 1.0)];
-        let table = fit_table(&measured(CallKind::AllReduce, &times), 4, Spread::OnePerNode);
+        let table =
+            fit_table(&measured(CallKind::AllReduce, &times), 4, RankDistribution::OnePerNode);
         let usual = AlgorithmTable::default();
         for (kind, ranks, nodes) in
             [(CallKind::AllReduce, 8, 8), (CallKind::AllReduce, 4, 1), (CallKind::Gather, 4, 4)]

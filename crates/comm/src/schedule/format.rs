@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::{Algorithm, BlockRange, BufferKind, Program, Step};
+use super::{Algorithm, BlockRange, BufferKind, Program, ProgramStep};
 use crate::CallKind;
 
 /// One rank's program, one line per round.
@@ -58,13 +58,13 @@ fn line(text: &mut String, label: &str, cells: impl Iterator<Item = (String, usi
     text.push('\n');
 }
 
-fn step(step: &Step) -> String {
+fn step(step: &ProgramStep) -> String {
     match step {
-        Step::Send { to, what } => format!("{} -> r{to}", range(what)),
-        Step::Receive { from, into, reduce } => {
+        ProgramStep::Send { to, what } => format!("{} -> r{to}", range(what)),
+        ProgramStep::Receive { from, into, reduce } => {
             format!("{} {} r{from}", range(into), if *reduce { "+=" } else { "<-" })
         }
-        Step::Copy { from, to } => format!("{} = {}", range(to), range(from)),
+        ProgramStep::Copy { from, to } => format!("{} = {}", range(to), range(from)),
     }
 }
 

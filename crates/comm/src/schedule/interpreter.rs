@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use super::{BlockRange, Blocks, BufferKind, Program, Step, equal_block};
+use super::{BlockRange, Blocks, BufferKind, Program, ProgramStep, equal_block};
 use crate::dtype::bytes_of;
 use crate::reference::expected_outputs;
 use crate::{CallKind, Counts, DType, ReduceOp};
@@ -31,7 +31,7 @@ struct RankState {
     in_place: bool,
     round: usize,
     /// Remaining steps of the round; `None` before it starts.
-    left: Option<Vec<Step>>,
+    left: Option<Vec<ProgramStep>>,
 }
 
 impl RankState {
@@ -76,23 +76,24 @@ pub(super) fn matches_reference(
 ) -> Result<(), String> {
     let ranks = programs.len();
     let (sizes, counts) = sizes(kind, programs, counts);
-    let gives = |rank: usize, block: usize| match kind {
+    let contributes = |rank: usize, block: usize| match kind {
         CallKind::Broadcast | CallKind::Scatter => rank == root as usize,
         CallKind::AllGather | CallKind::Gather => rank == block,
         _ => true,
     };
-    let given: Vec<Data> = (0..ranks)
+    let contributions: Vec<Data> = (0..ranks)
         .map(|rank| {
             let mut block = |(block, size): (usize, &usize)| {
                 let data = (0..*size).map(|_| rng.next() as i64).collect();
-                gives(rank, block).then_some(data)
+                contributes(rank, block).then_some(data)
             };
             sizes.iter().enumerate().map(&mut block).collect()
         })
         .collect();
-    let inputs: Vec<Vec<u8>> = given.iter().map(joined).collect();
+    let inputs: Vec<Vec<u8>> = contributions.iter().map(joined).collect();
     let right = expected_outputs(kind, DType::I64, ReduceOp::Sum, root as usize, &counts, &inputs);
-    let got = run(kind, programs, given, in_place, rng).ok_or("the programs cannot be run")?;
+    let got =
+        run(kind, programs, contributions, in_place, rng).ok_or("the programs cannot be run")?;
     for (rank, (mut output, right)) in got.into_iter().zip(right).enumerate() {
         let own = matches!(kind, CallKind::ReduceScatter | CallKind::Scatter);
         if own {
@@ -131,7 +132,7 @@ fn sizes(kind: CallKind, programs: &[Program], counts: &[usize]) -> (Vec<usize>,
 fn run(
     kind: CallKind,
     programs: &[Program],
-    given: Vec<Data>,
+    contributions: Vec<Data>,
     in_place: bool,
     rng: &mut TestRng,
 ) -> Option<Vec<Data>> {
@@ -141,7 +142,7 @@ fn run(
         let output = if in_place { input.clone() } else { empty.clone() };
         RankState { input, output, scratch: empty, in_place, round: 0, left: None }
     };
-    let mut ranks: Vec<RankState> = given.into_iter().map(rank).collect();
+    let mut ranks: Vec<RankState> = contributions.into_iter().map(rank).collect();
     let mut in_flight = HashMap::new();
     loop {
         let mut moved = false;
@@ -154,9 +155,10 @@ fn run(
             break;
         }
     }
-    let over = ranks.iter().zip(programs).all(|(rank, program)| rank.round == program.rounds.len());
+    let finished =
+        ranks.iter().zip(programs).all(|(rank, program)| rank.round == program.rounds.len());
     let empty = in_flight.values().all(VecDeque::is_empty);
-    (over && empty).then(|| ranks.into_iter().map(|rank| rank.output).collect())
+    (finished && empty).then(|| ranks.into_iter().map(|rank| rank.output).collect())
 }
 
 type InFlight = HashMap<(u32, u32), VecDeque<Vec<Vec<i64>>>>;
@@ -171,20 +173,20 @@ fn advance(
     let Some(round) = program.rounds.get(rank.round) else { return Some(false) };
     let mut moved = rank.left.is_none();
     let steps = rank.left.take().unwrap_or_else(|| round.clone());
-    let mut left: Vec<Step> = Vec::new();
+    let mut left: Vec<ProgramStep> = Vec::new();
     // Messages between two ranks keep their order.
     let mut behind: Vec<u32> = Vec::new();
     for step in steps {
         match &step {
-            Step::Send { to, what } => {
+            ProgramStep::Send { to, what } => {
                 let values = rank.read(what)?;
                 in_flight.entry((me, *to)).or_default().push_back(values);
             }
-            Step::Copy { from, to } => {
+            ProgramStep::Copy { from, to } => {
                 let values = rank.read(from)?;
                 rank.write(to, values, false)?;
             }
-            Step::Receive { from, into, reduce } => {
+            ProgramStep::Receive { from, into, reduce } => {
                 let come = in_flight.get_mut(&(*from, me)).filter(|_| !behind.contains(from));
                 let Some(values) = come.and_then(VecDeque::pop_front) else {
                     behind.push(*from);

@@ -89,7 +89,7 @@ pub struct BlockRange {
 
 /// One step of a program.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Step {
+pub enum ProgramStep {
     /// Sends blocks to a rank. Messages between two ranks keep their order.
     Send {
         /// Destination rank.
@@ -116,7 +116,7 @@ pub enum Step {
 }
 
 /// Steps that may run concurrently: no step reads or writes a block that another writes.
-pub type Round = Vec<Step>;
+pub type Round = Vec<ProgramStep>;
 
 /// The program of one rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -130,7 +130,7 @@ pub struct Program {
 impl Program {
     /// The smallest range that covers all scratch blocks in use.
     pub fn scratch(&self) -> Range<u32> {
-        let pieces = self.rounds.iter().flatten().flat_map(Step::writes);
+        let pieces = self.rounds.iter().flatten().flat_map(ProgramStep::writes);
         let used =
             pieces.filter(|range| range.buffer == BufferKind::Scratch && !range.blocks.is_empty());
         used.map(|range| range.blocks.clone())
@@ -139,7 +139,7 @@ impl Program {
     }
 }
 
-impl Step {
+impl ProgramStep {
     /// The blocks that the step writes.
     fn writes(&self) -> Option<&BlockRange> {
         match self {

@@ -10,7 +10,7 @@ use crate::CallKind;
 /// Distribution of ranks over nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Spread {
+pub enum RankDistribution {
     /// All ranks on one node.
     OneNode,
     /// One rank per node.
@@ -19,7 +19,7 @@ pub enum Spread {
     Mixed,
 }
 
-impl Spread {
+impl RankDistribution {
     /// The distribution of `ranks` ranks over `nodes` nodes.
     pub fn of(ranks: u32, nodes: u32) -> Self {
         match nodes {
@@ -44,13 +44,13 @@ pub struct AlgorithmRow {
     pub up_to_ranks: Option<u32>,
     /// Required distribution of ranks.
     #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub spread: Option<Spread>,
+    pub spread: Option<RankDistribution>,
     /// The algorithm.
     pub algorithm: Algorithm,
 }
 
 impl AlgorithmRow {
-    fn matches(&self, kind: CallKind, bytes: u64, ranks: u32, spread: Spread) -> bool {
+    fn matches(&self, kind: CallKind, bytes: u64, ranks: u32, spread: RankDistribution) -> bool {
         self.collective == kind
             && self.up_to_bytes.is_none_or(|most| bytes <= most)
             && self.up_to_ranks.is_none_or(|most| ranks <= most)
@@ -65,7 +65,7 @@ impl AlgorithmRow {
         Self { up_to_ranks: Some(max), ..self }
     }
 
-    fn spread(self, spread: Spread) -> Self {
+    fn spread(self, spread: RankDistribution) -> Self {
         Self { spread: Some(spread), ..self }
     }
 }
@@ -99,7 +99,7 @@ fn row(collective: CallKind, algorithm: Algorithm) -> AlgorithmRow {
 impl AlgorithmTable {
     /// The algorithm for a collective; a safe fallback if no row matches.
     pub fn select(&self, kind: CallKind, bytes: u64, ranks: u32, nodes: u32) -> Algorithm {
-        let spread = Spread::of(ranks, nodes);
+        let spread = RankDistribution::of(ranks, nodes);
         let fits = |row: &&AlgorithmRow| row.matches(kind, bytes, ranks, spread);
         match self.rows.iter().find(fits) {
             Some(row) => row.algorithm,
@@ -132,8 +132,8 @@ fn whole_buffers() -> Vec<AlgorithmRow> {
     let reduce = |algorithm| row(CallKind::Reduce, algorithm);
     let broadcast = |algorithm| row(CallKind::Broadcast, algorithm);
     vec![
-        all_reduce(Algorithm::TwoLevel).bytes(32 * KIB).spread(Spread::Mixed),
-        all_reduce(Algorithm::MultiLeader).spread(Spread::Mixed),
+        all_reduce(Algorithm::TwoLevel).bytes(32 * KIB).spread(RankDistribution::Mixed),
+        all_reduce(Algorithm::MultiLeader).spread(RankDistribution::Mixed),
         // With two ranks every round is one message; a ring copies least.
         all_reduce(Algorithm::RecursiveDoubling).bytes(16 * KIB).ranks(2),
         all_reduce(Algorithm::Ring).ranks(2),
@@ -144,11 +144,11 @@ fn whole_buffers() -> Vec<AlgorithmRow> {
         all_reduce(Algorithm::Dissemination).bytes(64 * MIB),
         all_reduce(Algorithm::Ring).ranks(64),
         all_reduce(Algorithm::Dissemination),
-        reduce(Algorithm::TwoLevel).bytes(64 * KIB).spread(Spread::Mixed),
+        reduce(Algorithm::TwoLevel).bytes(64 * KIB).spread(RankDistribution::Mixed),
         reduce(Algorithm::BinomialTree).ranks(2),
         reduce(Algorithm::BinomialTree).bytes(64 * KIB),
         reduce(Algorithm::DoubleBinaryTree),
-        broadcast(Algorithm::TwoLevel).bytes(64 * KIB).spread(Spread::Mixed),
+        broadcast(Algorithm::TwoLevel).bytes(64 * KIB).spread(RankDistribution::Mixed),
         broadcast(Algorithm::BinomialTree).ranks(2),
         broadcast(Algorithm::BinomialTree).bytes(64 * KIB),
         broadcast(Algorithm::DoubleBinaryTree),
@@ -161,19 +161,22 @@ fn all_rank_collectives() -> Vec<AlgorithmRow> {
     vec![
         all_gather(Algorithm::Direct).bytes(16 * KIB).ranks(16),
         all_gather(Algorithm::Dissemination).bytes(256 * KIB),
-        all_gather(Algorithm::Ring).spread(Spread::Mixed),
+        all_gather(Algorithm::Ring).spread(RankDistribution::Mixed),
         all_gather(Algorithm::Dissemination),
         reduce_scatter(Algorithm::Ring).ranks(2),
         reduce_scatter(Algorithm::Dissemination).bytes(256 * KIB),
-        reduce_scatter(Algorithm::Ring).spread(Spread::Mixed),
+        reduce_scatter(Algorithm::Ring).spread(RankDistribution::Mixed),
         reduce_scatter(Algorithm::Ring).ranks(8),
         reduce_scatter(Algorithm::Dissemination).bytes(64 * MIB),
         reduce_scatter(Algorithm::Ring).ranks(64),
         reduce_scatter(Algorithm::Dissemination),
         row(CallKind::AllToAll, Algorithm::Direct).bytes(256 * KIB).ranks(64),
-        row(CallKind::AllToAll, Algorithm::Direct).bytes(MIB).ranks(64).spread(Spread::OnePerNode),
+        row(CallKind::AllToAll, Algorithm::Direct)
+            .bytes(MIB)
+            .ranks(64)
+            .spread(RankDistribution::OnePerNode),
         row(CallKind::AllToAll, Algorithm::Pairwise),
-        row(CallKind::Barrier, Algorithm::TwoLevel).spread(Spread::Mixed),
+        row(CallKind::Barrier, Algorithm::TwoLevel).spread(RankDistribution::Mixed),
         row(CallKind::Barrier, Algorithm::Dissemination),
     ]
 }
@@ -215,13 +218,13 @@ mod tests {
 
     use super::*;
     use crate::schedule::algorithm::programs;
-    use crate::schedule::simulate::{Machine, block_sizes, simulate};
+    use crate::schedule::simulate::{MachineModel, block_sizes, simulate};
 
     fn seconds(kind: CallKind, by: Algorithm, bytes: usize, nodes: &[u32]) -> Option<f64> {
         let ranks = nodes.len() as u32;
         let programs = programs(kind, by, ranks, 0, nodes)?;
         let sizes = block_sizes(programs[0].blocks, ranks, bytes);
-        Some(simulate(&programs, &sizes, &Machine::typical(nodes.to_vec())).unwrap().seconds)
+        Some(simulate(&programs, &sizes, &MachineModel::typical(nodes.to_vec())).unwrap().seconds)
     }
 
     #[test]

@@ -9,11 +9,11 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
 use super::check::{CheckError, ScheduleProblem, ScheduledMessage, ScheduledMessages};
-use super::{BlockRange, Blocks, Program, Step, equal_block};
+use super::{BlockRange, Blocks, Program, ProgramStep, equal_block};
 
 /// Parameters of a link.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Link {
+pub struct LinkModel {
     /// Latency of an empty message.
     pub latency_s: f64,
     /// CPU overhead of a rank per message sent or received.
@@ -24,23 +24,23 @@ pub struct Link {
 
 /// A machine model.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Machine {
-    /// Link of each rank within a node.
-    pub intra_node: Link,
+pub struct MachineModel {
+    /// LinkModel of each rank within a node.
+    pub intra_node: LinkModel,
     /// NIC of each node.
-    pub inter_node: Link,
+    pub inter_node: LinkModel,
     /// Throughput of reductions and copies of a rank.
     pub reduce_bytes_per_s: f64,
     /// The node of each rank; empty if all ranks share one node.
     pub nodes: Vec<u32>,
 }
 
-impl Machine {
+impl MachineModel {
     /// Typical parameters: shared memory within a node, 100 Gbit/s between nodes.
     pub fn typical(nodes: Vec<u32>) -> Self {
         Self {
-            intra_node: Link { latency_s: 0.6e-6, overhead_s: 0.2e-6, bytes_per_s: 8e9 },
-            inter_node: Link { latency_s: 10e-6, overhead_s: 1e-6, bytes_per_s: 12e9 },
+            intra_node: LinkModel { latency_s: 0.6e-6, overhead_s: 0.2e-6, bytes_per_s: 8e9 },
+            inter_node: LinkModel { latency_s: 10e-6, overhead_s: 1e-6, bytes_per_s: 12e9 },
             reduce_bytes_per_s: 10e9,
             nodes,
         }
@@ -51,9 +51,9 @@ impl Machine {
     }
 }
 
-/// Cost of a collective.
+/// SimulatedCost of a collective.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Cost {
+pub struct SimulatedCost {
     /// Time from the start until the last rank has finished.
     pub seconds: f64,
     /// Bytes sent by each rank.
@@ -66,13 +66,13 @@ pub fn block_sizes(blocks: Blocks, ranks: u32, bytes: usize) -> Vec<u64> {
     (0..count).map(|index| equal_block(bytes, count, index).len() as u64).collect()
 }
 
-/// Cost of the programs, one per rank, for the given block sizes in bytes. Fails for programs that
+/// SimulatedCost of the programs, one per rank, for the given block sizes in bytes. Fails for programs that
 /// [`super::check::check`] rejects.
 pub fn simulate(
     programs: &[Program],
     sizes: &[u64],
-    machine: &Machine,
-) -> Result<Cost, CheckError> {
+    machine: &MachineModel,
+) -> Result<SimulatedCost, CheckError> {
     let messages = ScheduledMessages::match_all(programs)?;
     Simulation::new(programs, sizes, machine, &messages).all()
 }
@@ -101,7 +101,7 @@ struct NicState {
 struct Simulation<'a> {
     programs: &'a [Program],
     sizes: &'a [u64],
-    machine: &'a Machine,
+    machine: &'a MachineModel,
     messages: &'a ScheduledMessages,
     ranks: Vec<SimRank>,
     nics: HashMap<u32, NicState>,
@@ -131,7 +131,7 @@ impl<'a> Simulation<'a> {
     fn new(
         programs: &'a [Program],
         sizes: &'a [u64],
-        machine: &'a Machine,
+        machine: &'a MachineModel,
         messages: &'a ScheduledMessages,
     ) -> Self {
         let count = programs.len() as u32;
@@ -155,7 +155,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    fn all(mut self) -> Result<Cost, CheckError> {
+    fn all(mut self) -> Result<SimulatedCost, CheckError> {
         let mut seconds: f64 = 0.0;
         while let Some(Reverse((Time(now), rank))) = self.events.pop() {
             seconds = seconds.max(now);
@@ -168,10 +168,13 @@ impl<'a> Simulation<'a> {
                 return self.stuck(rank as u32, state.round);
             }
         }
-        Ok(Cost { seconds, bytes_sent: self.ranks.iter().map(|rank| rank.bytes).collect() })
+        Ok(SimulatedCost {
+            seconds,
+            bytes_sent: self.ranks.iter().map(|rank| rank.bytes).collect(),
+        })
     }
 
-    fn stuck(&self, rank: u32, round: usize) -> Result<Cost, CheckError> {
+    fn stuck(&self, rank: u32, round: usize) -> Result<SimulatedCost, CheckError> {
         let mut received =
             self.messages.of_round(rank, round).map(|(_, m)| m).filter(|m| !m.is_send);
         let peer = received.next().map_or(rank, |message| message.peer);
@@ -195,25 +198,25 @@ impl<'a> Simulation<'a> {
         woken.into_iter().for_each(|peer| self.end(peer));
     }
 
-    fn link(&self, rank: u32, peer: u32) -> Link {
+    fn link(&self, rank: u32, peer: u32) -> LinkModel {
         let inside = self.machine.node(rank) == self.machine.node(peer);
         if inside { self.machine.intra_node } else { self.machine.inter_node }
     }
 
     fn send(&mut self, rank: u32, message: ScheduledMessage, now: f64) {
         let bytes = self.bytes(rank, message);
-        let (here, there) = (self.machine.node(rank), self.machine.node(message.peer));
+        let (node, peer_node) = (self.machine.node(rank), self.machine.node(message.peer));
         let link = self.link(rank, message.peer);
         let time = bytes as f64 / link.bytes_per_s;
-        let out_free = match here == there {
+        let out_free = match node == peer_node {
             true => &mut self.ranks[rank as usize].out_free,
-            false => &mut self.nics.entry(here).or_default().out_free,
+            false => &mut self.nics.entry(node).or_default().out_free,
         };
         let start = now.max(*out_free);
         *out_free = start + time;
-        let in_free = match here == there {
+        let in_free = match node == peer_node {
             true => &mut self.ranks[message.peer as usize].in_free,
-            false => &mut self.nics.entry(there).or_default().in_free,
+            false => &mut self.nics.entry(peer_node).or_default().in_free,
         };
         let arrived = (start + link.latency_s).max(*in_free) + time;
         *in_free = arrived;
@@ -247,11 +250,11 @@ impl<'a> Simulation<'a> {
             |range: &BlockRange| self.length(range) as f64 / self.machine.reduce_bytes_per_s;
         let steps = self.programs[rank as usize].rounds[round].iter();
         let times = steps.map(|step| match step {
-            Step::Send { .. } => 0.0,
-            Step::Receive { from, into, reduce } => {
+            ProgramStep::Send { .. } => 0.0,
+            ProgramStep::Receive { from, into, reduce } => {
                 self.link(rank, *from).overhead_s + if *reduce { worked(into) } else { 0.0 }
             }
-            Step::Copy { to, .. } => worked(to),
+            ProgramStep::Copy { to, .. } => worked(to),
         });
         times.sum()
     }
@@ -273,11 +276,11 @@ mod tests {
     use crate::CallKind;
     use crate::schedule::algorithm::{Algorithm, programs};
 
-    fn cost(kind: CallKind, by: Algorithm, bytes: usize, nodes: &[u32]) -> Cost {
+    fn cost(kind: CallKind, by: Algorithm, bytes: usize, nodes: &[u32]) -> SimulatedCost {
         let ranks = nodes.len() as u32;
         let programs = programs(kind, by, ranks, 0, nodes).unwrap();
         let sizes = block_sizes(programs[0].blocks, ranks, bytes);
-        simulate(&programs, &sizes, &Machine::typical(nodes.to_vec())).unwrap()
+        simulate(&programs, &sizes, &MachineModel::typical(nodes.to_vec())).unwrap()
     }
 
     fn sent(kind: CallKind, by: Algorithm, ranks: u32, bytes: usize) -> Vec<u64> {
@@ -355,7 +358,7 @@ mod tests {
     #[test]
     fn single_message_costs_latency_overhead_and_bandwidth() {
         let nodes = [0, 1];
-        let machine = Machine::typical(nodes.to_vec());
+        let machine = MachineModel::typical(nodes.to_vec());
         let got = cost(CallKind::Broadcast, Algorithm::BinomialTree, 12_000_000, &nodes);
         let right = machine.inter_node.latency_s + 2.0 * machine.inter_node.overhead_s + 1e-3;
         assert!((got.seconds - right).abs() < 1e-9, "{got:?}");
@@ -371,6 +374,6 @@ mod tests {
             program.rounds = steps.into_iter().rev().map(|step| vec![step]).collect();
         }
         let sizes = [8; 2];
-        assert!(simulate(&programs, &sizes, &Machine::typical(Vec::new())).is_err());
+        assert!(simulate(&programs, &sizes, &MachineModel::typical(Vec::new())).is_err());
     }
 }

@@ -158,7 +158,7 @@ fn decode(
             let signature =
                 |at: usize| signature_codec::decode([words[at], words[at + 1], words[at + 2]]);
             let (Some(ours), Some(theirs)) = (signature(3), signature(7)) else {
-                return aborted(by, "ranks disagree".to_owned());
+                return aborted(by, "ranks mismatch".to_owned());
             };
             let mut ours = (peer(peers, words[2]), Box::new(ours));
             let mut theirs = (peer(peers, words[6]), Box::new(theirs));
@@ -207,7 +207,7 @@ mod tests {
     }
 
     fn other_rank(rank: u32) -> Peer {
-        Peer::global(rank, "elsewhere")
+        Peer::global(rank, "n9")
     }
 
     /// The error that `rank` reads after rank 0 published `error`.
@@ -231,8 +231,8 @@ mod tests {
         assert_eq!(read_by(&late, 1), late);
         assert!(matches!(read_by(&late, 2), CommError::Aborted { by, .. } if by.rank == 0));
         let missing = vec![other_rank(1)];
-        let of_another = CommError::Timeout { call: "barrier".to_owned(), seconds: 3, missing };
-        assert_eq!(read_by(&of_another, 1), of_another);
+        let global = CommError::Timeout { call: "barrier".to_owned(), seconds: 3, missing };
+        assert_eq!(read_by(&global, 1), global);
     }
 
     #[test]
@@ -245,22 +245,22 @@ mod tests {
             count,
             shape: 0,
         };
-        let disagree = |ours: (usize, u64), theirs: (usize, u64)| CommError::CallMismatch {
+        let mismatch = |ours: (usize, u64), theirs: (usize, u64)| CommError::CallMismatch {
             sequence: 9,
             ours_by: peers()[ours.0].clone(),
             ours: Box::new(signature(ours.1)),
             theirs_by: peers()[theirs.0].clone(),
             theirs: Box::new(signature(theirs.1)),
         };
-        let error = disagree((0, 3), (2, 4));
+        let error = mismatch((0, 3), (2, 4));
         assert_eq!(read_by(&error, 1), error);
-        assert_eq!(read_by(&error, 2), disagree((2, 4), (0, 3)));
+        assert_eq!(read_by(&error, 2), mismatch((2, 4), (0, 3)));
         // A rank that made one of the two calls reads its own call and the other one.
         for (count, theirs) in [(3, (2, 4)), (4, (0, 3))] {
             let own = (1, Some(signature(count)));
             let names: (&[Peer], &dyn Fn(u32) -> Peer) = (&peers(), &other_rank);
-            let told = decode(encode(&error), peers()[0].clone(), names, own, "barrier");
-            assert_eq!(told, disagree((1, count), theirs));
+            let read = decode(encode(&error), peers()[0].clone(), names, own, "barrier");
+            assert_eq!(read, mismatch((1, count), theirs));
         }
     }
 }

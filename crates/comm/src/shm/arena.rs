@@ -68,7 +68,7 @@ impl Arena {
         let Some(at) = self.allocations().allocate(bytes) else { return Buffer::zeroed(bytes) };
         let start = self.map.at(self.rank * ARENA_BYTES + at, bytes);
         let Some(start) = NonNull::new(start) else { return Buffer::zeroed(bytes) };
-        let owner: Box<dyn Any + Send> = Box::new(Allocation { arena: self.clone(), at });
+        let owner: Box<dyn Any + Send> = Box::new(ArenaAllocation { arena: self.clone(), at });
         // SAFETY: the allocation is exclusive, page-aligned and zero (never written, or punched
         // out). Other ranks write it only in a collective on this buffer.
         unsafe { Buffer::from_owner(start, bytes, owner) }
@@ -79,8 +79,8 @@ impl Arena {
         let own = self.map.at(self.rank * ARENA_BYTES, ARENA_BYTES) as usize;
         let at = (start as usize).checked_sub(own)?;
         let allocations = self.allocations();
-        let (room, length) = allocations.allocated.range(..=at).next_back()?;
-        (at.checked_add(bytes)? <= room + length).then_some(at)
+        let (start, length) = allocations.allocated.range(..=at).next_back()?;
+        (at.checked_add(bytes)? <= start + length).then_some(at)
     }
 
     /// [`Self::find`] for exactly one whole buffer, so that no other buffer can overlap it.
@@ -122,10 +122,10 @@ impl Allocations {
     /// First-fit allocation.
     fn allocate(&mut self, bytes: usize) -> Option<usize> {
         let padded = bytes.max(1).checked_next_multiple_of(PAGE_BYTES)?;
-        let (&at, &room) = self.free.iter().find(|(_, room)| **room >= padded)?;
+        let (&at, &available) = self.free.iter().find(|(_, available)| **available >= padded)?;
         self.free.remove(&at);
-        if room > padded {
-            self.free.insert(at + padded, room - padded);
+        if available > padded {
+            self.free.insert(at + padded, available - padded);
         }
         self.allocated.insert(at, bytes);
         Some(at)
@@ -133,34 +133,34 @@ impl Allocations {
 
     /// Frees a range and merges it with adjacent free ranges.
     fn release(&mut self, at: usize, padded: usize) {
-        let mut room = (at, padded);
-        if let Some(behind) = self.free.remove(&(at + padded)) {
-            room.1 += behind;
+        let mut range = (at, padded);
+        if let Some(following) = self.free.remove(&(at + padded)) {
+            range.1 += following;
         }
         if let Some((&before, &bytes)) = self.free.range(..at).next_back()
             && before + bytes == at
         {
             self.free.remove(&before);
-            room = (before, bytes + room.1);
+            range = (before, bytes + range.1);
         }
-        self.free.insert(room.0, room.1);
+        self.free.insert(range.0, range.1);
     }
 }
 
 /// Frees a buffer's range when dropped.
-struct Allocation {
+struct ArenaAllocation {
     arena: Arc<Arena>,
     at: usize,
 }
 
-impl Drop for Allocation {
+impl Drop for ArenaAllocation {
     fn drop(&mut self) {
         let mut allocations = self.arena.allocations();
         let Some(bytes) = allocations.allocated.remove(&self.at) else { return };
         let padded = bytes.max(1).next_multiple_of(PAGE_BYTES);
-        let place = self.arena.start + (self.arena.rank * ARENA_BYTES + self.at) as u64;
+        let offset = self.arena.start + (self.arena.rank * ARENA_BYTES + self.at) as u64;
         // The next allocation must be zero. If the hole cannot be punched, the range is not reused.
-        if self.arena.segment.punch_hole(place, padded as u64) {
+        if self.arena.segment.punch_hole(offset, padded as u64) {
             allocations.release(self.at, padded);
         }
     }

@@ -86,7 +86,7 @@ pub fn join_unless_cancelled(
     segment.lock_liveness(rank)?;
     let context = root_context(segment, layout, rank as usize, peers, config);
     if rank == 0 {
-        // Rank 0 has joined, whatever happens to the others.
+        // Rank 0 has joined, even if others have not.
         map_region(context.clone(), Vec::new())?.mark_joined();
         serve_segment(name, &context.segment, request, &context.peers, deadline, cancelled)?;
     }
@@ -204,11 +204,11 @@ pub fn attach(
     let signature = Signature { kind, dtype, op, root: 0, count: 0, shape: 0 };
     let ctx = CallContext { activity: Activity::P2p(0), signature, digest: 0 };
     for other in 0..shared.peers.len() {
-        let here = || shared.region.process_id(other).is_some();
+        let has_joined = || shared.region.process_id(other).is_some();
         shared
-            .wait(other, &ctx, || here() || cancelled().is_some())
+            .wait(other, &ctx, || has_joined() || cancelled().is_some())
             .map_err(|e| with_missing_ranks(e, &shared))?;
-        if let Some(error) = cancelled().filter(|_| !here()) {
+        if let Some(error) = cancelled().filter(|_| !has_joined()) {
             return Err(error);
         }
     }
@@ -350,11 +350,12 @@ fn send_segment(
     if !is_same_user(stream) {
         return None;
     }
-    let mut said = [0; JoinRequest::BYTES];
+    let mut received = [0; JoinRequest::BYTES];
     stream.set_nonblocking(false).ok()?;
     stream.set_read_timeout(Some(Duration::from_secs(1))).ok()?;
-    stream.read_exact(&mut said).ok()?;
-    let rank = *missing.iter().find(|rank| JoinRequest { rank: **rank, ..own }.bytes() == said)?;
+    stream.read_exact(&mut received).ok()?;
+    let rank =
+        *missing.iter().find(|rank| JoinRequest { rank: **rank, ..own }.bytes() == received)?;
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut rights = SendAncillaryBuffer::new(&mut space);
     let files = [segment.file().as_fd()];

@@ -29,7 +29,7 @@ impl<'a> Buffers<'a> {
         let root = call.root as usize == rank;
         // In place, contribution and result are at their positions in the full buffer.
         let in_place = call.input.is_none() || call.kind == CallKind::Broadcast;
-        let (given, result) = match call.kind {
+        let (contribution, result) = match call.kind {
             CallKind::AllGather => (own, 0),
             CallKind::Gather if root => (own, 0),
             CallKind::ReduceScatter if in_place => (0, own),
@@ -40,8 +40,8 @@ impl<'a> Buffers<'a> {
         let (input, input_bytes) = match call.input {
             Some(input) if !in_place => (input.as_ptr(), input.len()),
             _ => {
-                let given = given.min(call.output.len());
-                (output.wrapping_add(given).cast_const(), call.output.len() - given)
+                let contribution = contribution.min(call.output.len());
+                (output.wrapping_add(contribution).cast_const(), call.output.len() - contribution)
             }
         };
         let output_bytes = call.output.len();
@@ -54,8 +54,8 @@ impl<'a> Buffers<'a> {
     /// Arena offsets of input and output, if both are in the arena and the output is a whole
     /// buffer.
     pub fn in_arena(&self, arena: &Arena, bytes: usize) -> Option<(usize, usize)> {
-        let whole = self.output_bytes == bytes && self.input_bytes == bytes;
-        let output = whole.then(|| arena.find_exact(self.output, bytes))??;
+        let full_size = self.output_bytes == bytes && self.input_bytes == bytes;
+        let output = full_size.then(|| arena.find_exact(self.output, bytes))??;
         Some((arena.find(self.input, bytes)?, output))
     }
 

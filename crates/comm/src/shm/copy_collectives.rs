@@ -17,23 +17,24 @@ impl ShmEngine {
         ctx: &CallContext,
     ) -> Result<usize, CommError> {
         let Counts::PerPair { send, receive } = &call.counts else { return Ok(0) };
-        let said: Vec<u8> = send.iter().flat_map(|count| (*count as u64).to_le_bytes()).collect();
-        let room = SlotKind::Slot(said.len());
-        let seq = self.next_post(room, ctx)?;
-        self.write_payload(room, seq, 0..said.len(), &said);
+        let own_counts: Vec<u8> =
+            send.iter().flat_map(|count| (*count as u64).to_le_bytes()).collect();
+        let slot = SlotKind::Slot(own_counts.len());
+        let seq = self.next_post(slot, ctx)?;
+        self.write_payload(slot, seq, 0..own_counts.len(), &own_counts);
         self.post(seq, ctx);
         let mut most = send.iter().max().copied().unwrap_or(0);
         for other in self.others() {
             self.shared.await_post(other, seq, ctx)?;
-            let (counts, _) = self.payload(room, other, seq, 0..said.len()).as_chunks::<8>();
+            let (counts, _) = self.payload(slot, other, seq, 0..own_counts.len()).as_chunks::<8>();
             let count = |of: &[u8; 8]| u64::from_le_bytes(*of);
-            let comes = count(&counts[self.rank()]);
-            if comes != receive[other] as u64 {
+            let sent = count(&counts[self.rank()]);
+            if sent != receive[other] as u64 {
                 return Err(self.shared.publish_error(CommError::CountMismatch {
                     from: self.shared.peers[other].clone(),
                     to: self.shared.peers[self.rank()].clone(),
                     dtype: call.dtype,
-                    sent: comes,
+                    sent,
                     expected: receive[other] as u64,
                 }));
             }
@@ -92,8 +93,8 @@ impl ShmEngine {
             let Some((own, chunk)) = plan.own_copy(before) else { continue };
             let seq = first + before as u64;
             self.others().try_for_each(|other| self.shared.await_post(other, seq, ctx))?;
-            let taken = self.others().find_map(|other| plan.recv(before, other));
-            let slot = taken.map_or(0, |taken| taken.slot_offset);
+            let received = self.others().find_map(|other| plan.recv(before, other));
+            let slot = received.map_or(0, |chunk| chunk.slot_offset);
             self.read_payload(seq, chunk.bytes, |part| {
                 let in_slot = slot + part.start..slot + part.end;
                 let input = |rank: usize| match rank == self.rank() {
@@ -101,15 +102,15 @@ impl ShmEngine {
                     true => unsafe { buffers.input(own + part.start..own + part.end) },
                     false => self.payload(plan.slot, rank, seq, in_slot.clone()),
                 };
-                let room = buffers.is_aliased(own, chunk.offset).then(|| {
-                    let mut room = vec![0; part.len()];
-                    reduce_many(dtype, op, &mut room, self.ranks(), input);
-                    room
+                let reduced = buffers.is_aliased(own, chunk.offset).then(|| {
+                    let mut reduced = vec![0; part.len()];
+                    reduce_many(dtype, op, &mut reduced, self.ranks(), input);
+                    reduced
                 });
                 // SAFETY: in place, the own input is the output, but it has been read by now.
                 let out = unsafe { buffers.output(chunk.part(part.clone()).in_buffer()) };
-                match room {
-                    Some(room) => out.copy_from_slice(&room),
+                match reduced {
+                    Some(reduced) => out.copy_from_slice(&reduced),
                     None => reduce_many(dtype, op, out, self.ranks(), input),
                 }
                 finalize(dtype, op, self.ranks() as u32, out);
@@ -142,8 +143,8 @@ fn copy_own_block(plan: &RoundPlan, round: usize, buffers: &Buffers<'_>) {
     if !buffers.is_aliased(own, chunk.offset) {
         // SAFETY: out of place, input and output are disjoint.
         unsafe {
-            let given = buffers.input(own..own + chunk.bytes);
-            buffers.write(chunk.in_buffer(), given);
+            let input = buffers.input(own..own + chunk.bytes);
+            buffers.write(chunk.in_buffer(), input);
         }
     }
 }

@@ -79,8 +79,8 @@ impl RegionLayout {
 
     /// Signature of a rank's collective `seq`, or of its current message.
     pub fn call(&self, rank: usize, seq: Option<u64>) -> usize {
-        let place = seq.map_or(POST_RING, |seq| seq % POST_RING);
-        self.block(rank) + CALLS + place as usize * LINE_BYTES
+        let line = seq.map_or(POST_RING, |seq| seq % POST_RING);
+        self.block(rank) + CALLS + line as usize * LINE_BYTES
     }
 
     /// A rank's state line.
@@ -176,30 +176,30 @@ mod tests {
     #[test]
     fn areas_do_not_overlap() {
         let layout = RegionLayout { ranks: 3, chunk_bytes: 4096 };
-        let mut taken = vec![(layout.abort(), HEADER_BYTES)];
+        let mut areas = vec![(layout.abort(), HEADER_BYTES)];
         for rank in 0..3 {
-            taken.extend((0..POST_RING).map(|n| (layout.post(rank, n), LINE_BYTES)));
-            taken.extend((0..POST_RING).map(|n| (layout.call(rank, Some(n)), LINE_BYTES)));
-            taken.extend((0..PAYLOAD_SLOTS).map(|n| (layout.slot(rank, n), layout.slot_bytes())));
-            taken.push((layout.call(rank, None), LINE_BYTES));
-            taken.push((layout.state(rank), LINE_BYTES));
-            taken.push((layout.doorbell(rank), LINE_BYTES));
-            taken.push((layout.cpus(rank), CPU_WORDS * 8));
-            taken.extend((0..WAIT_LINES).map(|line| (layout.waits(rank, line), LINE_BYTES)));
+            areas.extend((0..POST_RING).map(|n| (layout.post(rank, n), LINE_BYTES)));
+            areas.extend((0..POST_RING).map(|n| (layout.call(rank, Some(n)), LINE_BYTES)));
+            areas.extend((0..PAYLOAD_SLOTS).map(|n| (layout.slot(rank, n), layout.slot_bytes())));
+            areas.push((layout.call(rank, None), LINE_BYTES));
+            areas.push((layout.state(rank), LINE_BYTES));
+            areas.push((layout.doorbell(rank), LINE_BYTES));
+            areas.push((layout.cpus(rank), CPU_WORDS * 8));
+            areas.extend((0..WAIT_LINES).map(|line| (layout.waits(rank, line), LINE_BYTES)));
             for to in 0..3 {
-                taken.extend((0..P2P_SLOTS).map(|n| (layout.p2p_header(rank, to, n), LINE_BYTES)));
-                taken.extend(
+                areas.extend((0..P2P_SLOTS).map(|n| (layout.p2p_header(rank, to, n), LINE_BYTES)));
+                areas.extend(
                     (0..P2P_SLOTS).map(|n| (layout.p2p_slot(rank, to, n), P2P_CHUNK_BYTES)),
                 );
-                taken.push((layout.consumed(rank, to), LINE_BYTES));
+                areas.push((layout.consumed(rank, to), LINE_BYTES));
             }
         }
-        taken.sort_unstable();
-        for pair in taken.windows(2) {
+        areas.sort_unstable();
+        for pair in areas.windows(2) {
             assert!(pair[0].0 + pair[0].1 <= pair[1].0, "{pair:?}");
             assert_eq!(pair[1].0 % LINE_BYTES, 0);
         }
-        let (last, bytes) = taken[taken.len() - 1];
+        let (last, bytes) = areas[areas.len() - 1];
         assert_eq!(last + bytes, layout.bytes());
     }
 }

@@ -118,8 +118,8 @@ impl ShmEngine {
         region.word(line + 16).store(header.bytes, Ordering::Relaxed);
         // SAFETY: the slot is free, and it is not read before its sequence number is written.
         unsafe {
-            let place = self.chunk_payload(rank, to, seq, chunk.len());
-            std::ptr::copy_nonoverlapping(chunk.as_ptr(), place, chunk.len());
+            let payload = self.chunk_payload(rank, to, seq, chunk.len());
+            std::ptr::copy_nonoverlapping(chunk.as_ptr(), payload, chunk.len());
         }
         region.word(line).store(seq, Ordering::Release);
         region.ring_doorbell();
@@ -167,10 +167,10 @@ impl ShmEngine {
             bytes: Vec::new(),
         });
         let done = message.bytes.len();
-        let whole = message.header.bytes as usize;
-        message.bytes.resize(whole.min(done + P2P_CHUNK_BYTES), 0);
+        let total = message.header.bytes as usize;
+        message.bytes.resize(total.min(done + P2P_CHUNK_BYTES), 0);
         self.read_chunk(from, &mut message.bytes[done..]);
-        match message.bytes.len() == whole {
+        match message.bytes.len() == total {
             true => self.p2p.unexpected[from].push_back(message),
             false => self.p2p.partial[from] = Some(message),
         }
@@ -209,8 +209,8 @@ impl ShmEngine {
         let (region, seq) = (&self.shared.region, self.p2p.received[from] + 1);
         // SAFETY: the chunk was sent and is not overwritten before it is consumed.
         unsafe {
-            let place = self.chunk_payload(from, self.rank(), seq, chunk.len());
-            std::ptr::copy_nonoverlapping(place, chunk.as_mut_ptr(), chunk.len());
+            let payload = self.chunk_payload(from, self.rank(), seq, chunk.len());
+            std::ptr::copy_nonoverlapping(payload, chunk.as_mut_ptr(), chunk.len());
         }
         region.word(region.layout.consumed(from, self.rank())).store(seq, Ordering::Release);
         region.ring_doorbell();

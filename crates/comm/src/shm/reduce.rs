@@ -51,16 +51,17 @@ impl ShmEngine {
     pub(super) fn reduce(
         &mut self,
         ctx: &CallContext,
-        what: Reduction,
+        reduction: Reduction,
         buffers: &Buffers<'_>,
     ) -> Result<(), CommError> {
-        match what.bytes <= MAX_REDUNDANT_BYTES {
-            true => self.reduce_small(ctx, what, buffers),
+        match reduction.bytes <= MAX_REDUNDANT_BYTES {
+            true => self.reduce_small(ctx, reduction, buffers),
             false if self.ranks() == 1 => {
                 if !buffers.is_aliased(0, 0) {
-                    // SAFETY: out of place, input and output are disjoint.
-                    let (from, to) =
-                        unsafe { (buffers.input(0..what.bytes), buffers.output(0..what.bytes)) };
+                    // SAFETY: out of slot, input and output are disjoint.
+                    let (from, to) = unsafe {
+                        (buffers.input(0..reduction.bytes), buffers.output(0..reduction.bytes))
+                    };
                     to.copy_from_slice(from);
                 }
                 Ok(())
@@ -68,14 +69,14 @@ impl ShmEngine {
             // A rooted reduction has no outputs on the other ranks.
             false
                 if ctx.signature.kind == CallKind::AllReduce
-                    && what.bytes >= MIN_ZERO_COPY_BYTES =>
+                    && reduction.bytes >= MIN_ZERO_COPY_BYTES =>
             {
-                match self.reduce_zero_copy(ctx, what, buffers)? {
+                match self.reduce_zero_copy(ctx, reduction, buffers)? {
                     true => Ok(()),
-                    false => self.reduce_sharded(ctx, what, buffers),
+                    false => self.reduce_sharded(ctx, reduction, buffers),
                 }
             }
-            false => self.reduce_sharded(ctx, what, buffers),
+            false => self.reduce_sharded(ctx, reduction, buffers),
         }
     }
 
@@ -83,15 +84,15 @@ impl ShmEngine {
     fn reduce_small(
         &mut self,
         ctx: &CallContext,
-        what: Reduction,
+        reduction: Reduction,
         buffers: &Buffers<'_>,
     ) -> Result<(), CommError> {
-        let Reduction { dtype, op, wants_result, bytes } = what;
-        let place = SlotKind::of(bytes);
-        let seq = self.next_post(place, ctx)?;
+        let Reduction { dtype, op, wants_result, bytes } = reduction;
+        let slot = SlotKind::of(bytes);
+        let seq = self.next_post(slot, ctx)?;
         // SAFETY: the input is not written concurrently.
         let input = unsafe { buffers.input(0..bytes) };
-        self.write_payload(place, seq, 0..bytes, input);
+        self.write_payload(slot, seq, 0..bytes, input);
         self.post(seq, ctx);
         if !wants_result {
             return Ok(());
@@ -101,7 +102,7 @@ impl ShmEngine {
         let out = unsafe { buffers.output(0..bytes) };
         self.read_payload(seq, bytes, |part| {
             let out = &mut out[part.clone()];
-            let input = |rank: usize| self.payload(place, rank, seq, part.clone());
+            let input = |rank: usize| self.payload(slot, rank, seq, part.clone());
             reduce_many(dtype, op, out, self.ranks(), input);
             finalize(dtype, op, self.ranks() as u32, out);
         });
@@ -114,12 +115,12 @@ impl ShmEngine {
     fn reduce_sharded(
         &mut self,
         ctx: &CallContext,
-        what: Reduction,
+        reduction: Reduction,
         buffers: &Buffers<'_>,
     ) -> Result<(), CommError> {
         let chunk = self.shared.config.chunk_bytes;
-        let shards = ReduceShards::new(what.bytes, chunk, self.ranks());
-        let last = if what.wants_result { shards.rounds + 1 } else { shards.rounds };
+        let shards = ReduceShards::new(reduction.bytes, chunk, self.ranks());
+        let last = if reduction.wants_result { shards.rounds + 1 } else { shards.rounds };
         for round in 0..=last {
             let seq = self.next;
             if round <= shards.rounds {
@@ -133,12 +134,12 @@ impl ShmEngine {
             }
             if (1..=shards.rounds).contains(&round) {
                 let shard = shards.shard(round - 1, self.rank());
-                self.reduce_shard(seq, what, (&shards, shard), buffers);
+                self.reduce_shard(seq, reduction, (&shards, shard), buffers);
             }
             if round <= shards.rounds {
                 self.post(seq, ctx);
             }
-            if round > 1 && what.wants_result {
+            if round > 1 && reduction.wants_result {
                 self.read_results(seq - 1, &shards, round - 2, buffers);
             }
         }
@@ -160,11 +161,11 @@ impl ShmEngine {
     fn reduce_shard(
         &self,
         seq: u64,
-        what: Reduction,
+        reduction: Reduction,
         (shards, shard): (&ReduceShards, SlotChunk),
         buffers: &Buffers<'_>,
     ) {
-        let Reduction { dtype, op, wants_result, .. } = what;
+        let Reduction { dtype, op, wants_result, .. } = reduction;
         let mut block_result = [0; BLOCK_BYTES];
         self.read_payload(seq - 1, shard.bytes, |part| {
             for block in shard.part(part).blocks(BLOCK_BYTES) {

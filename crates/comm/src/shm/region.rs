@@ -195,8 +195,9 @@ impl Region {
     }
 
     fn all_flags_set(&self, offset: usize) -> bool {
-        let says = |rank| self.word(self.layout.state(rank) + offset).load(Ordering::Relaxed) != 0;
-        (0..self.layout.ranks).all(says)
+        let is_set =
+            |rank| self.word(self.layout.state(rank) + offset).load(Ordering::Relaxed) != 0;
+        (0..self.layout.ranks).all(is_set)
     }
 
     /// Process token of a rank; `None` if it has not joined.

@@ -79,12 +79,12 @@ impl ShmEngine {
         own[..8].copy_from_slice(&colour.map_or(-1, i64::from).to_le_bytes());
         own[8..].copy_from_slice(&key.to_le_bytes());
         self.run(bytes(CallKind::AllGather, 16, &mut all))?;
-        let number = |bytes: &[u8]| {
-            let mut number = [0; 8];
-            number.copy_from_slice(bytes);
-            i64::from_le_bytes(number)
+        let word = |bytes: &[u8]| {
+            let mut word = [0; 8];
+            word.copy_from_slice(bytes);
+            i64::from_le_bytes(word)
         };
-        let of = |said: &[u8]| (u32::try_from(number(&said[..8])).ok(), number(&said[8..]));
+        let of = |words: &[u8]| (u32::try_from(word(&words[..8])).ok(), word(&words[8..]));
         Ok(all.chunks_exact(16).map(of).collect())
     }
 
@@ -92,8 +92,8 @@ impl ShmEngine {
     fn allocate_children(&mut self, bytes_of_all: u64) -> Result<u64, CommError> {
         let mut start = [0; 8];
         if self.shared.region.rank == 0 {
-            let taken = allocate(&self.shared.segment, bytes_of_all);
-            start = taken.map_err(|error| self.shared.publish_error(error))?.to_le_bytes();
+            let allocated = allocate(&self.shared.segment, bytes_of_all);
+            start = allocated.map_err(|error| self.shared.publish_error(error))?.to_le_bytes();
         }
         self.run(bytes(CallKind::Broadcast, 8, &mut start))?;
         Ok(u64::from_le_bytes(start))

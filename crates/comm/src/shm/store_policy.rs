@@ -84,12 +84,12 @@ pub struct StorePolicy {
 }
 
 /// The parts of a post that are written in different modes.
-struct Trial {
+struct StoreTrial {
     part: usize,
     first: StoreMode,
 }
 
-impl Trial {
+impl StoreTrial {
     /// Whether a post is a trial depends only on its sequence number and size, so all ranks agree.
     fn of(seq: u64, bytes: usize) -> Option<Self> {
         let tried = seq < INITIAL_TRIALS || seq.is_multiple_of(TRIAL_INTERVAL);
@@ -153,7 +153,7 @@ impl StorePolicy {
         data: &[u8],
         reading: impl Fn(usize) -> StoreCosts,
     ) {
-        let Some(trial) = Trial::of(seq, data.len()) else {
+        let Some(trial) = StoreTrial::of(seq, data.len()) else {
             return self.write(data.len(), out, data);
         };
         let class = size_class(data.len());
@@ -173,7 +173,7 @@ impl StorePolicy {
         bytes: usize,
         mut take: impl FnMut(Range<usize>),
     ) -> Option<(usize, StoreCosts)> {
-        let Some(trial) = Trial::of(seq, bytes) else {
+        let Some(trial) = StoreTrial::of(seq, bytes) else {
             take(0..bytes);
             return None;
         };

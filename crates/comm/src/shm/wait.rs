@@ -94,16 +94,16 @@ impl ShmState {
         ready: &dyn Fn() -> bool,
     ) -> Result<(), CommError> {
         let began = Instant::now();
-        let looking = if self.oversubscribed { YIELD_FOR_OVERSUBSCRIBED } else { YIELD_FOR };
+        let yield_for = if self.oversubscribed { YIELD_FOR_OVERSUBSCRIBED } else { YIELD_FOR };
         // Only one doorbell can be slept on.
         let max_sleep = if ranks.len() == 1 { SLEEP_MAX } else { SLEEP_MIN };
         let mut sleep = SLEEP_MIN;
         while !ready() {
             let waited = began.elapsed();
-            if waited < looking {
+            if waited < yield_for {
                 std::thread::yield_now();
-                let looked = (0..SPINS_PER_YIELD).take_while(|_| !ready());
-                looked.for_each(|_| std::hint::spin_loop());
+                let spins = (0..SPINS_PER_YIELD).take_while(|_| !ready());
+                spins.for_each(|_| std::hint::spin_loop());
                 continue;
             }
             self.wait_record.publish(ranks, waited);
@@ -250,8 +250,9 @@ impl ShmState {
         }
         let collective =
             matches!(ctx.activity, Activity::Collective(_)) && !ctx.signature.kind.has_root();
-        let came = |other: usize| self.region.activity(other).sequence() >= ctx.activity.sequence();
-        let missing = |other: &usize| *other == rank || (collective && !came(*other));
+        let has_entered =
+            |other: usize| self.region.activity(other).sequence() >= ctx.activity.sequence();
+        let missing = |other: &usize| *other == rank || (collective && !has_entered(*other));
         let missing: Vec<usize> = others().filter(missing).collect();
         CommError::Timeout {
             call: ctx.signature.to_string(),

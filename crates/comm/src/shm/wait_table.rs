@@ -49,9 +49,10 @@ impl WaitRecord {
     pub fn publish(&self, ranks: &[usize], waited: Duration) {
         let region = &self.wait_table.region;
         let line = region.layout.waits(region.rank, self.line);
-        let said = ranks.iter().filter_map(|rank| self.members.get(*rank)).take(MAX_WAITED_RANKS);
+        let waited_ranks =
+            ranks.iter().filter_map(|rank| self.members.get(*rank)).take(MAX_WAITED_RANKS);
         let mut count = 0;
-        for rank in said {
+        for rank in waited_ranks {
             count += 1;
             region.word(line + count * 8).store(u64::from(*rank), Ordering::Relaxed);
         }
@@ -87,11 +88,11 @@ impl WaitRecord {
             self.published_by(rank).into_iter().filter(long).map(|(rank, _)| rank).collect()
         };
         let missing: Vec<u32> = missing.iter().map(|rank| self.members[*rank]).collect();
-        let mut blamed = wait_graph::root_causes(&missing, waits);
+        let mut causes = wait_graph::root_causes(&missing, waits);
         // A cycle through this rank: report the ranks it waits for.
-        blamed.retain(|rank| *rank != self.wait_table.region.rank as u32);
-        let blamed = if blamed.is_empty() { missing } else { blamed };
-        blamed.into_iter().map(|rank| self.peer(rank)).collect()
+        causes.retain(|rank| *rank != self.wait_table.region.rank as u32);
+        let causes = if causes.is_empty() { missing } else { causes };
+        causes.into_iter().map(|rank| self.peer(rank)).collect()
     }
 
     /// A root rank as a peer of this communicator.

@@ -26,21 +26,21 @@ impl ShmEngine {
     pub(super) fn reduce_zero_copy(
         &mut self,
         ctx: &CallContext,
-        what: Reduction,
+        reduction: Reduction,
         buffers: &Buffers<'_>,
     ) -> Result<bool, CommError> {
         let Some(arena) = self.shared.arena.clone() else { return Ok(false) };
-        let own = buffers.in_arena(&arena, what.bytes);
+        let own = buffers.in_arena(&arena, reduction.bytes);
         let done = match self.exchange_offsets(ctx, own) {
             Ok(Some(buffers_of)) => {
-                self.reduce_in_arena(ctx, &arena, &buffers_of, what).map(|()| true)
+                self.reduce_in_arena(ctx, &arena, &buffers_of, reduction).map(|()| true)
             }
             Ok(None) => Ok(false),
             Err(error) => Err(error),
         };
         // Ranks that have not seen the failure yet may still write to the output.
         if let (Err(_), Some((_, output))) = (&done, own) {
-            arena.detach(output, what.bytes);
+            arena.detach(output, reduction.bytes);
         }
         done
     }
@@ -52,18 +52,18 @@ impl ShmEngine {
         own: Option<(usize, usize)>,
     ) -> Result<Option<Vec<ArenaBuffers>>, CommError> {
         let word = |at: Option<usize>| at.map_or(0, |at| at as u64 + 1).to_le_bytes();
-        let said = [word(own.map(|own| own.0)), word(own.map(|own| own.1))].concat();
+        let offsets = [word(own.map(|own| own.0)), word(own.map(|own| own.1))].concat();
         let seq = self.next_post(SlotKind::Inline, ctx)?;
-        self.write_payload(SlotKind::Inline, seq, 0..said.len(), &said);
+        self.write_payload(SlotKind::Inline, seq, 0..offsets.len(), &offsets);
         self.post(seq, ctx);
         self.others().try_for_each(|other| self.shared.await_post(other, seq, ctx))?;
-        let place = |rank: usize| {
+        let buffers = |rank: usize| {
             let (words, _) =
-                self.payload(SlotKind::Inline, rank, seq, 0..said.len()).as_chunks::<8>();
+                self.payload(SlotKind::Inline, rank, seq, 0..offsets.len()).as_chunks::<8>();
             let at = |word: &[u8; 8]| u64::from_le_bytes(*word).checked_sub(1);
             Some(ArenaBuffers { input: at(&words[0])? as usize, output: at(&words[1])? as usize })
         };
-        Ok((0..self.ranks()).map(place).collect())
+        Ok((0..self.ranks()).map(buffers).collect())
     }
 
     fn reduce_in_arena(
@@ -71,14 +71,15 @@ impl ShmEngine {
         ctx: &CallContext,
         arena: &Arc<Arena>,
         buffers_of: &[ArenaBuffers],
-        what: Reduction,
+        reduction: Reduction,
     ) -> Result<(), CommError> {
-        let Some(addresses) = self.addresses(arena, buffers_of, what.bytes) else {
+        let Some(addresses) = self.addresses(arena, buffers_of, reduction.bytes) else {
             let why = "a published buffer is outside the arena".to_owned();
             let by = self.shared.peers[self.rank()].clone();
             return Err(self.shared.publish_error(CommError::Aborted { by, why }));
         };
-        let shard = ReduceShards::new(what.bytes, what.bytes, self.ranks()).shard(0, self.rank());
+        let shard =
+            ReduceShards::new(reduction.bytes, reduction.bytes, self.ranks()).shard(0, self.rank());
         let mut block_result = [0; BLOCK_BYTES];
         let mut at = shard.offset;
         while at < shard.in_buffer().end {
@@ -89,8 +90,8 @@ impl ShmEngine {
                 std::slice::from_raw_parts(addresses[rank].0.add(at).cast_const(), bytes)
             };
             let result = &mut block_result[..bytes];
-            reduce_many(what.dtype, what.op, result, self.ranks(), input);
-            finalize(what.dtype, what.op, self.ranks() as u32, result);
+            reduce_many(reduction.dtype, reduction.op, result, self.ranks(), input);
+            finalize(reduction.dtype, reduction.op, self.ranks() as u32, result);
             for (input, output) in &addresses {
                 // SAFETY: as above.
                 let out = unsafe { std::slice::from_raw_parts_mut(output.add(at), bytes) };
@@ -121,9 +122,9 @@ impl ShmEngine {
         buffers_of: &[ArenaBuffers],
         bytes: usize,
     ) -> Option<Vec<(*mut u8, *mut u8)>> {
-        let of = |(rank, place): (usize, &ArenaBuffers)| {
+        let of = |(rank, buffers): (usize, &ArenaBuffers)| {
             let owner = self.shared.root_ranks[rank] as usize;
-            Some((arena.at(owner, place.input, bytes)?, arena.at(owner, place.output, bytes)?))
+            Some((arena.at(owner, buffers.input, bytes)?, arena.at(owner, buffers.output, bytes)?))
         };
         buffers_of.iter().enumerate().map(of).collect()
     }

@@ -11,7 +11,7 @@ const GROUP: usize = 12;
 
 /// One message.
 #[derive(Debug, Clone)]
-pub struct Message {
+pub struct TestMessage {
     from: u32,
     to: u32,
     tag: u32,
@@ -24,10 +24,10 @@ pub struct Message {
 #[derive(Debug, Clone)]
 pub struct MessageSequence {
     pub ranks: u32,
-    messages: Vec<Message>,
+    messages: Vec<TestMessage>,
 }
 
-impl Message {
+impl TestMessage {
     fn bytes(&self) -> Vec<u8> {
         let byte = |at: usize| hash64(self.seed ^ at as u64) as u8;
         (0..self.count * self.dtype.size()).map(byte).collect()
@@ -87,9 +87,9 @@ impl MessageSequence {
 }
 
 /// Runs this rank's side of a group.
-fn run_group_on_rank(comm: &dyn Comm, messages: &[Message], reversed: bool) {
-    let own = |message: &&Message| message.from == comm.rank() || message.to == comm.rank();
-    let bytes: Vec<Vec<u8>> = messages.iter().filter(own).map(Message::bytes).collect();
+fn run_group_on_rank(comm: &dyn Comm, messages: &[TestMessage], reversed: bool) {
+    let own = |message: &&TestMessage| message.from == comm.rank() || message.to == comm.rank();
+    let bytes: Vec<Vec<u8>> = messages.iter().filter(own).map(TestMessage::bytes).collect();
     let mut outputs: Vec<Vec<u8>> = bytes.iter().map(|expected| vec![0; expected.len()]).collect();
     let mut calls = Vec::new();
     for ((message, expected), output) in messages.iter().filter(own).zip(&bytes).zip(&mut outputs) {
@@ -127,7 +127,7 @@ pub fn sequence(
     (ranks, prop::collection::vec(message, 1..40)).prop_map(move |(ranks, messages)| {
         let messages = messages.into_iter().map(|(from, to, tag, dtype, count, seed)| {
             let (from, to, dtype) = (from % ranks, to % ranks, DType::ALL[dtype]);
-            Message { from, to, tag, dtype, count, seed }
+            TestMessage { from, to, tag, dtype, count, seed }
         });
         let messages = messages.filter(|message| to_self || message.from != message.to).collect();
         MessageSequence { ranks, messages }

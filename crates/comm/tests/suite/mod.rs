@@ -21,7 +21,7 @@ use regatta_comm::{
 };
 
 pub use case::{BufferSource, Case, Sizes};
-use session::{Session, Step};
+use session::{Session, SessionStep};
 
 /// Runs a function on every rank, each on a thread of its own.
 pub fn on_all_ranks<C: Comm, R: Send>(world: Vec<C>, work: impl Fn(&C) -> R + Sync) -> Vec<R> {
@@ -172,7 +172,7 @@ pub fn sampled_combinations_on_rank(comm: &dyn Comm, default: u32, devices: bool
     let some = all.into_iter().filter(|(number, _)| (*number as f64 / u64::MAX as f64) < chosen);
     for (_, template) in some {
         let steps = [None, Some(BufferSource::Device)].into_iter().take(1 + usize::from(devices));
-        let step = |started| Step { group: 0, template: template.clone(), started };
+        let step = |started| SessionStep { group: 0, template: template.clone(), started };
         let steps = steps.map(step).collect();
         let session = Session { ranks: comm.size(), splits: Vec::new(), steps, seed: 0 };
         session.run(comm, &session.expected_results(), devices);

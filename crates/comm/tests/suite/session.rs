@@ -19,14 +19,14 @@ pub struct Session {
     pub ranks: u32,
     /// Splits: the parent (0 is the world, n is split n - 1) and each rank's arguments.
     pub splits: Vec<(usize, SplitArgs)>,
-    pub steps: Vec<Step>,
+    pub steps: Vec<SessionStep>,
     /// Seed of the order in which a rank waits for background calls, if it does.
     pub seed: u64,
 }
 
 /// One collective.
 #[derive(Debug, Clone)]
-pub struct Step {
+pub struct SessionStep {
     /// 0 for the world, n for split n - 1.
     pub group: usize,
     pub template: CaseTemplate,
@@ -65,7 +65,7 @@ impl Session {
             }
             groups.push(parts);
         }
-        let expected = |step: &Step| {
+        let expected = |step: &SessionStep| {
             let each = groups[step.group].iter();
             let expected = |members: &Members| {
                 let case = step.template.case(members.len());
@@ -202,10 +202,8 @@ pub fn session(ranks: impl Strategy<Value = u32>) -> impl Strategy<Value = Sessi
         let groups = splits.len() + 1;
         let splits = splits.into_iter().enumerate();
         let splits = splits.map(|(at, (of, args))| (of.index(at + 1), args)).collect();
-        let step = |(group, template, started): (prop::sample::Index, CaseTemplate, _)| Step {
-            group: group.index(groups),
-            template,
-            started,
+        let step = |(group, template, started): (prop::sample::Index, CaseTemplate, _)| {
+            SessionStep { group: group.index(groups), template, started }
         };
         let steps = steps.into_iter().map(step).collect();
         Session { ranks, splits, steps, seed }

@@ -6,29 +6,29 @@
 
 use std::ops::Range;
 
-use super::build::{Group, copy, copy_round, receive, reduce as reduced, send, wrapped};
+use super::build::{RankGroup, copy, copy_round, receive, reduce as reduced, send, wrapped};
 use super::{Program, RankContext, equal_blocks, one_block, per_rank_blocks};
 use crate::schedule::{BufferKind, Round};
 
 pub(super) fn all_reduce(ctx: &RankContext) -> Option<Program> {
-    let tree = Group::all(ctx.ranks, ctx.rank);
+    let tree = RankGroup::all(ctx.ranks, ctx.rank);
     let mut rounds = reduce_to_root(&tree, BufferKind::Input, BufferKind::Output, 0..1);
     rounds.extend(broadcast_from_root(&tree, 0..1));
     one_block(rounds)
 }
 
 pub(super) fn reduce(ctx: &RankContext) -> Option<Program> {
-    let tree = Group::from_root(ctx.ranks, ctx.rank, ctx.root);
+    let tree = RankGroup::from_root(ctx.ranks, ctx.rank, ctx.root);
     let work = if ctx.is_root() { BufferKind::Output } else { BufferKind::Scratch };
     one_block(reduce_to_root(&tree, BufferKind::Input, work, 0..1))
 }
 
 pub(super) fn broadcast(ctx: &RankContext) -> Option<Program> {
-    one_block(broadcast_from_root(&Group::from_root(ctx.ranks, ctx.rank, ctx.root), 0..1))
+    one_block(broadcast_from_root(&RankGroup::from_root(ctx.ranks, ctx.rank, ctx.root), 0..1))
 }
 
 pub(super) fn barrier(ctx: &RankContext) -> Option<Program> {
-    let tree = Group::all(ctx.ranks, ctx.rank);
+    let tree = RankGroup::all(ctx.ranks, ctx.rank);
     let mut rounds = reduce_to_root(&tree, BufferKind::Input, BufferKind::Output, 0..0);
     rounds.extend(broadcast_from_root(&tree, 0..0));
     equal_blocks(0, rounds)
@@ -51,11 +51,11 @@ fn subtree(v: u32, n: u32) -> Range<u32> {
     v..(v + length).min(n)
 }
 
-/// Reduces to the first member, into its `work` buffer. Every member contributes its `given`
+/// Reduces to the first member, into its `work` buffer. Every member contributes its `source`
 /// buffer.
 pub(super) fn reduce_to_root(
-    tree: &Group,
-    given: BufferKind,
+    tree: &RankGroup,
+    source: BufferKind,
     work: BufferKind,
     blocks: Range<u32>,
 ) -> Vec<Round> {
@@ -63,23 +63,24 @@ pub(super) fn reduce_to_root(
     let leaf = children(v, n).next().is_none();
     let mut rounds = Vec::new();
     if !leaf || v == 0 {
-        rounds.extend(copy_round(given, work, blocks.clone()));
+        rounds.extend(copy_round(source, work, blocks.clone()));
     }
     let child = |c| vec![reduced(tree.rank(c), work, blocks.clone())];
     rounds.extend(children(v, n).map(child));
-    let from = if leaf { given } else { work };
+    let from = if leaf { source } else { work };
     rounds.extend(parent(v).map(|p| vec![send(tree.rank(p), from, blocks.clone())]));
     rounds
 }
 
 /// Broadcasts the first member's output.
-pub(super) fn broadcast_from_root(tree: &Group, blocks: Range<u32>) -> Vec<Round> {
+pub(super) fn broadcast_from_root(tree: &RankGroup, blocks: Range<u32>) -> Vec<Round> {
     let (v, n) = (tree.me, tree.size());
-    let got = parent(v).map(|p| vec![receive(tree.rank(p), BufferKind::Output, blocks.clone())]);
+    let received =
+        parent(v).map(|p| vec![receive(tree.rank(p), BufferKind::Output, blocks.clone())]);
     // Largest subtree first, because it has the longest path.
     let child = |c| send(tree.rank(c), BufferKind::Output, blocks.clone());
-    let passed = children(v, n).rev().map(child).collect();
-    got.into_iter().chain([passed]).collect()
+    let forwarded = children(v, n).rev().map(child).collect();
+    received.into_iter().chain([forwarded]).collect()
 }
 
 /// The blocks of a subtree, which may wrap around the end.
@@ -90,7 +91,7 @@ fn subtree_blocks(of: u32, root: u32, n: u32) -> impl Iterator<Item = Range<u32>
 
 pub(super) fn gather(ctx: &RankContext) -> Option<Program> {
     let RankContext { ranks: n, rank, root, .. } = *ctx;
-    let tree = Group::from_root(n, rank, root);
+    let tree = RankGroup::from_root(n, rank, root);
     let v = tree.me;
     let runs = |of: u32| subtree_blocks(of, root, n);
     let own = rank..rank + 1;
@@ -99,18 +100,18 @@ pub(super) fn gather(ctx: &RankContext) -> Option<Program> {
         return per_rank_blocks(vec![vec![send(to, BufferKind::Input, own)]]);
     }
     let work = if v == 0 { BufferKind::Output } else { BufferKind::Scratch };
-    let got = children(v, n)
+    let received = children(v, n)
         .flat_map(|c| runs(c).map(move |blocks| (c, blocks)))
         .map(|(c, blocks)| receive(tree.rank(c), work, blocks));
-    let first = std::iter::once(copy(BufferKind::Input, work, own)).chain(got).collect();
+    let first = std::iter::once(copy(BufferKind::Input, work, own)).chain(received).collect();
     let to = parent(v).map(|p| tree.rank(p));
-    let passed = to.map(|to| runs(v).map(|blocks| send(to, work, blocks)).collect());
-    per_rank_blocks([first].into_iter().chain(passed).collect())
+    let forwarded = to.map(|to| runs(v).map(|blocks| send(to, work, blocks)).collect());
+    per_rank_blocks([first].into_iter().chain(forwarded).collect())
 }
 
 pub(super) fn scatter(ctx: &RankContext) -> Option<Program> {
     let RankContext { ranks: n, rank, root, .. } = *ctx;
-    let tree = Group::from_root(n, rank, root);
+    let tree = RankGroup::from_root(n, rank, root);
     let v = tree.me;
     let runs = |of: u32| subtree_blocks(of, root, n);
     let own = rank..rank + 1;
@@ -119,11 +120,11 @@ pub(super) fn scatter(ctx: &RankContext) -> Option<Program> {
         return per_rank_blocks(vec![vec![receive(from, BufferKind::Output, own)]]);
     }
     let work = if v == 0 { BufferKind::Input } else { BufferKind::Scratch };
-    let got = from.map(|from| runs(v).map(|blocks| receive(from, work, blocks)).collect());
-    let passed = children(v, n)
+    let received = from.map(|from| runs(v).map(|blocks| receive(from, work, blocks)).collect());
+    let forwarded = children(v, n)
         .rev()
         .flat_map(|c| runs(c).map(move |blocks| (c, blocks)))
         .map(|(c, blocks)| send(tree.rank(c), work, blocks));
-    let last = passed.chain([copy(work, BufferKind::Output, own)]).collect();
-    per_rank_blocks(got.into_iter().chain([last]).collect())
+    let last = forwarded.chain([copy(work, BufferKind::Output, own)]).collect();
+    per_rank_blocks(received.into_iter().chain([last]).collect())
 }

@@ -2,16 +2,16 @@
 
 use std::ops::Range;
 
-use crate::schedule::{BlockRange, BufferKind, Round, Step};
+use crate::schedule::{BlockRange, BufferKind, ProgramStep, Round};
 
 /// An ordered set of ranks.
-pub(super) struct Group {
+pub(super) struct RankGroup {
     members: Vec<u32>,
     /// This rank's index in the group.
     pub me: u32,
 }
 
-impl Group {
+impl RankGroup {
     /// The group of these ranks, if it contains `rank`.
     pub fn of(members: Vec<u32>, rank: u32) -> Option<Self> {
         let me = members.iter().position(|&member| member == rank)? as u32;
@@ -45,21 +45,21 @@ impl Group {
     }
 }
 
-pub(super) fn send(to: u32, buffer: BufferKind, blocks: Range<u32>) -> Step {
-    Step::Send { to, what: BlockRange { buffer, blocks } }
+pub(super) fn send(to: u32, buffer: BufferKind, blocks: Range<u32>) -> ProgramStep {
+    ProgramStep::Send { to, what: BlockRange { buffer, blocks } }
 }
 
-pub(super) fn receive(from: u32, buffer: BufferKind, blocks: Range<u32>) -> Step {
-    Step::Receive { from, into: BlockRange { buffer, blocks }, reduce: false }
+pub(super) fn receive(from: u32, buffer: BufferKind, blocks: Range<u32>) -> ProgramStep {
+    ProgramStep::Receive { from, into: BlockRange { buffer, blocks }, reduce: false }
 }
 
-pub(super) fn reduce(from: u32, buffer: BufferKind, blocks: Range<u32>) -> Step {
-    Step::Receive { from, into: BlockRange { buffer, blocks }, reduce: true }
+pub(super) fn reduce(from: u32, buffer: BufferKind, blocks: Range<u32>) -> ProgramStep {
+    ProgramStep::Receive { from, into: BlockRange { buffer, blocks }, reduce: true }
 }
 
-pub(super) fn copy(from: BufferKind, to: BufferKind, blocks: Range<u32>) -> Step {
+pub(super) fn copy(from: BufferKind, to: BufferKind, blocks: Range<u32>) -> ProgramStep {
     let from = BlockRange { buffer: from, blocks: blocks.clone() };
-    Step::Copy { from, to: BlockRange { buffer: to, blocks } }
+    ProgramStep::Copy { from, to: BlockRange { buffer: to, blocks } }
 }
 
 /// A round with one copy, unless there is nothing to copy.

@@ -3,7 +3,7 @@
 
 use super::build::{copy, receive, send};
 use super::{Program, RankContext, per_rank_blocks};
-use crate::schedule::{BufferKind, Step};
+use crate::schedule::{BufferKind, ProgramStep};
 
 /// In round *k* each rank sends to the rank *k* after it: one message per direction at a time.
 pub(super) fn pairwise(ctx: &RankContext) -> Option<Program> {
@@ -22,7 +22,7 @@ pub(super) fn all_to_all(ctx: &RankContext) -> Option<Program> {
     ])
 }
 
-fn exchange(ctx: &RankContext, k: u32) -> [Step; 2] {
+fn exchange(ctx: &RankContext, k: u32) -> [ProgramStep; 2] {
     let RankContext { ranks, rank, .. } = *ctx;
     let (to, from) = ((rank + k) % ranks, (rank + ranks - k) % ranks);
     [send(to, BufferKind::Input, to..to + 1), receive(from, BufferKind::Output, from..from + 1)]
@@ -48,9 +48,9 @@ pub(super) fn gather(ctx: &RankContext) -> Option<Program> {
         return per_rank_blocks(vec![vec![send(root, BufferKind::Input, own)]]);
     }
     let others = (0..ranks).filter(|&from| from != root);
-    let got = others.map(|from| receive(from, BufferKind::Output, from..from + 1));
+    let received = others.map(|from| receive(from, BufferKind::Output, from..from + 1));
     let own = copy(BufferKind::Input, BufferKind::Output, own);
-    per_rank_blocks(vec![std::iter::once(own).chain(got).collect()])
+    per_rank_blocks(vec![std::iter::once(own).chain(received).collect()])
 }
 
 pub(super) fn scatter(ctx: &RankContext) -> Option<Program> {
@@ -60,7 +60,7 @@ pub(super) fn scatter(ctx: &RankContext) -> Option<Program> {
         return per_rank_blocks(vec![vec![receive(root, BufferKind::Output, own)]]);
     }
     let others = (0..ranks).filter(|&to| to != root);
-    let given = others.map(|to| send(to, BufferKind::Input, to..to + 1));
+    let sends = others.map(|to| send(to, BufferKind::Input, to..to + 1));
     let own = copy(BufferKind::Input, BufferKind::Output, own);
-    per_rank_blocks(vec![std::iter::once(own).chain(given).collect()])
+    per_rank_blocks(vec![std::iter::once(own).chain(sends).collect()])
 }

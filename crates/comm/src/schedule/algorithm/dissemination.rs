@@ -51,9 +51,9 @@ fn gather(ctx: &RankContext) -> Vec<Round> {
         let length = far.min(ranks - far);
         let (to, from) = ((rank + ranks - far) % ranks, (rank + far) % ranks);
         let sent = wrapped(rank, length, ranks).map(|blocks| send(to, BufferKind::Output, blocks));
-        let got =
+        let received =
             wrapped(from, length, ranks).map(|blocks| receive(from, BufferKind::Output, blocks));
-        sent.chain(got).collect()
+        sent.chain(received).collect()
     };
     distances(ranks).map(round).collect()
 }
@@ -65,8 +65,8 @@ fn reduce(ctx: &RankContext, work: BufferKind) -> Vec<Round> {
         let length = far.min(ranks - far);
         let (to, from) = ((rank + far) % ranks, (rank + ranks - far) % ranks);
         let sent = wrapped(to, length, ranks).map(|blocks| send(to, work, blocks));
-        let got = wrapped(rank, length, ranks).map(|blocks| reduced(from, work, blocks));
-        sent.chain(got).collect()
+        let received = wrapped(rank, length, ranks).map(|blocks| reduced(from, work, blocks));
+        sent.chain(received).collect()
     };
     let first = copy_round(BufferKind::Input, work, 0..ranks);
     first.into_iter().chain(distances(ranks).rev().map(round)).collect()

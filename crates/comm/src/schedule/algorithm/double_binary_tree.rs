@@ -10,16 +10,16 @@
 //! Each message has a time slot, the same on both sides, and a rank processes its messages in the
 //! order of these slots. This rules out deadlocks.
 
-use super::build::{Group, copy, copy_round, receive, reduce as reduced, send};
+use super::build::{RankGroup, copy, copy_round, receive, reduce as reduced, send};
 use super::{Program, RankContext, equal_blocks};
-use crate::schedule::{BufferKind, Round, Step};
+use crate::schedule::{BufferKind, ProgramStep, Round};
 
 /// Blocks per tree.
 const SEGMENTS: u32 = 8;
 
 pub(super) fn all_reduce(ctx: &RankContext) -> Option<Program> {
-    let group = Group::all(ctx.ranks, ctx.rank);
-    let mut timeline = Timeline::default();
+    let group = RankGroup::all(ctx.ranks, ctx.rank);
+    let mut timeline = StepTimeline::default();
     let trees = trees(&group);
     for tree in &trees {
         timeline.up(tree, BufferKind::Output);
@@ -31,21 +31,21 @@ pub(super) fn all_reduce(ctx: &RankContext) -> Option<Program> {
 
 /// The trees span the other ranks; the root sends to the tree roots.
 pub(super) fn broadcast(ctx: &RankContext) -> Option<Program> {
-    let mut timeline = Timeline::default();
+    let mut timeline = StepTimeline::default();
     match others(ctx) {
         Some(group) => {
             for tree in trees(&group) {
                 if tree.parent(tree.me).is_none() {
-                    let got = |s| receive(ctx.root, BufferKind::Output, tree.block(s));
-                    timeline.each_segment(|s| s, got);
+                    let received = |s| receive(ctx.root, BufferKind::Output, tree.block(s));
+                    timeline.each_segment(|s| s, received);
                 }
                 timeline.down(&tree, 1);
             }
         }
         None => {
             for (tree, rank) in tree_roots(ctx) {
-                let given = |s| send(rank, BufferKind::Output, block(tree, s));
-                timeline.each_segment(|s| s, given);
+                let sent = |s| send(rank, BufferKind::Output, block(tree, s));
+                timeline.each_segment(|s| s, sent);
             }
         }
     }
@@ -54,12 +54,12 @@ pub(super) fn broadcast(ctx: &RankContext) -> Option<Program> {
 
 /// The trees span the other ranks; the root reduces the results of the tree roots.
 pub(super) fn reduce(ctx: &RankContext) -> Option<Program> {
-    let mut timeline = Timeline::default();
+    let mut timeline = StepTimeline::default();
     let Some(group) = others(ctx) else {
         let last = 2 * height(ctx.ranks - 1);
         for (tree, rank) in tree_roots(ctx) {
-            let got = |s| reduced(rank, BufferKind::Output, block(tree, s));
-            timeline.each_segment(|s| last + s, got);
+            let received = |s| reduced(rank, BufferKind::Output, block(tree, s));
+            timeline.each_segment(|s| last + s, received);
         }
         let first = copy_round(BufferKind::Input, BufferKind::Output, 0..2 * SEGMENTS);
         return equal_blocks(2 * SEGMENTS, first.into_iter().chain(timeline.rounds()).collect());
@@ -70,20 +70,20 @@ pub(super) fn reduce(ctx: &RankContext) -> Option<Program> {
         timeline.up(tree, BufferKind::Scratch);
         if tree.parent(tree.me).is_none() {
             let from = if tree.is_leaf(tree.me) { BufferKind::Input } else { BufferKind::Scratch };
-            let given = |s| send(ctx.root, from, tree.block(s));
-            timeline.each_segment(|s| 2 * tree.height() + s, given);
+            let sent = |s| send(ctx.root, from, tree.block(s));
+            timeline.each_segment(|s| 2 * tree.height() + s, sent);
         }
     }
     equal_blocks(2 * SEGMENTS, [first].into_iter().chain(timeline.rounds()).collect())
 }
 
 /// All ranks but the root, if this rank is not the root.
-fn others(ctx: &RankContext) -> Option<Group> {
+fn others(ctx: &RankContext) -> Option<RankGroup> {
     let after = (1..ctx.ranks).map(|at| (ctx.root + at) % ctx.ranks);
-    Group::of(after.collect(), ctx.rank)
+    RankGroup::of(after.collect(), ctx.rank)
 }
 
-/// Tree index and rank of the roots of both trees.
+/// BinaryTree index and rank of the roots of both trees.
 fn tree_roots(ctx: &RankContext) -> [(u32, u32); 2] {
     let n = ctx.ranks - 1;
     let rank = |member: u32| (ctx.root + 1 + member) % ctx.ranks;
@@ -91,8 +91,8 @@ fn tree_roots(ctx: &RankContext) -> [(u32, u32); 2] {
     [(0, rank(member(0, top, n))), (1, rank(member(1, top, n)))]
 }
 
-fn trees(group: &Group) -> [Tree<'_>; 2] {
-    [0, 1].map(|index| Tree { group, index, me: position(index, group.me, group.size()) })
+fn trees(group: &RankGroup) -> [BinaryTree<'_>; 2] {
+    [0, 1].map(|index| BinaryTree { group, index, me: position(index, group.me, group.size()) })
 }
 
 /// Position of a member in a tree, from 1. The second tree mirrors the first if `n` is even and
@@ -126,14 +126,14 @@ fn height(n: u32) -> u32 {
 
 /// In-order binary tree. Odd positions are leaves; the level of a position is the number of its
 /// trailing zero bits.
-struct Tree<'a> {
-    group: &'a Group,
+struct BinaryTree<'a> {
+    group: &'a RankGroup,
     index: u32,
     /// This rank's position.
     me: u32,
 }
 
-impl Tree<'_> {
+impl BinaryTree<'_> {
     fn height(&self) -> u32 {
         height(self.group.size())
     }
@@ -174,7 +174,7 @@ impl Tree<'_> {
     }
 
     /// The copy of this rank's contribution to the buffer in which it reduces its children.
-    fn input_copy(&self, work: BufferKind) -> Option<Step> {
+    fn input_copy(&self, work: BufferKind) -> Option<ProgramStep> {
         let blocks = self.block(0).start..self.block(SEGMENTS - 1).end;
         (!self.is_leaf(self.me)).then(|| copy(BufferKind::Input, work, blocks))
     }
@@ -200,38 +200,38 @@ impl Tree<'_> {
 /// Steps with their time slots. A block advances one level per slot. On the way up, right children
 /// are one slot later, because a parent must not reduce the same block from both children at once.
 #[derive(Default)]
-struct Timeline {
-    steps: Vec<(u32, Step)>,
+struct StepTimeline {
+    steps: Vec<(u32, ProgramStep)>,
 }
 
-impl Timeline {
-    fn each_segment(&mut self, time: impl Fn(u32) -> u32, step: impl Fn(u32) -> Step) {
+impl StepTimeline {
+    fn each_segment(&mut self, time: impl Fn(u32) -> u32, step: impl Fn(u32) -> ProgramStep) {
         self.steps.extend((0..SEGMENTS).map(|s| (time(s), step(s))));
     }
 
     /// Reduces to the tree's root, in `work`.
-    fn up(&mut self, tree: &Tree, work: BufferKind) {
+    fn up(&mut self, tree: &BinaryTree, work: BufferKind) {
         for (child, side) in tree.children() {
-            let got = |s| reduced(tree.rank(child), work, tree.block(s));
-            self.each_segment(|s| 2 * Tree::level(child) + side + s, got);
+            let received = |s| reduced(tree.rank(child), work, tree.block(s));
+            self.each_segment(|s| 2 * BinaryTree::level(child) + side + s, received);
         }
         if let Some(parent) = tree.parent(tree.me) {
             let from = if tree.is_leaf(tree.me) { BufferKind::Input } else { work };
-            let given = |s| send(tree.rank(parent), from, tree.block(s));
-            self.each_segment(|s| 2 * Tree::level(tree.me) + tree.side() + s, given);
+            let sent = |s| send(tree.rank(parent), from, tree.block(s));
+            self.each_segment(|s| 2 * BinaryTree::level(tree.me) + tree.side() + s, sent);
         }
     }
 
     /// Broadcasts from the tree's root, beginning at slot `start`.
-    fn down(&mut self, tree: &Tree, start: u32) {
+    fn down(&mut self, tree: &BinaryTree, start: u32) {
         let depth = tree.depth();
         if let Some(parent) = tree.parent(tree.me) {
-            let got = |s| receive(tree.rank(parent), BufferKind::Output, tree.block(s));
-            self.each_segment(|s| start + depth - 1 + s, got);
+            let received = |s| receive(tree.rank(parent), BufferKind::Output, tree.block(s));
+            self.each_segment(|s| start + depth - 1 + s, received);
         }
         for (child, _) in tree.children() {
-            let passed = |s| send(tree.rank(child), BufferKind::Output, tree.block(s));
-            self.each_segment(|s| start + depth + s, passed);
+            let forwarded = |s| send(tree.rank(child), BufferKind::Output, tree.block(s));
+            self.each_segment(|s| start + depth + s, forwarded);
         }
     }
 
@@ -251,7 +251,7 @@ mod tests {
     fn no_rank_is_an_inner_node_of_both_trees() {
         for n in 1..300 {
             for me in 0..n {
-                let group = Group::all(n, me);
+                let group = RankGroup::all(n, me);
                 let trees = trees(&group);
                 let inner = trees.iter().filter(|tree| tree.children().next().is_some()).count();
                 assert!(inner <= 1, "{me} of {n}");
@@ -268,8 +268,8 @@ mod tests {
         for n in 1..100 {
             let mut roots = 0;
             for me in 0..n {
-                let group = Group::all(n, me);
-                let tree = Tree { group: &group, index: 0, me: me + 1 };
+                let group = RankGroup::all(n, me);
+                let tree = BinaryTree { group: &group, index: 0, me: me + 1 };
                 assert!(tree.children().all(|(child, _)| tree.parent(child) == Some(me + 1)));
                 roots += u32::from(tree.parent(me + 1).is_none());
             }

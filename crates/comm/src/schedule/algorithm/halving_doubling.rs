@@ -7,21 +7,21 @@
 
 use std::ops::Range;
 
-use super::build::{Group, copy_round, receive, reduce, send};
-use super::power_of_two::{PowerOfTwoFold, Role};
+use super::build::{RankGroup, copy_round, receive, reduce, send};
+use super::power_of_two::{FoldRole, PowerOfTwoFold};
 use super::{Program, RankContext, equal_blocks};
 use crate::schedule::{BufferKind, Round};
 
 pub(super) fn all_reduce(ctx: &RankContext) -> Option<Program> {
-    let group = Group::all(ctx.ranks, ctx.rank);
+    let group = RankGroup::all(ctx.ranks, ctx.rank);
     let fold = PowerOfTwoFold::new(&group);
     let all = 0..fold.workers();
     let rounds = match fold.role() {
-        Role::Folded(worker) => vec![
+        FoldRole::Folded(worker) => vec![
             vec![send(worker, BufferKind::Input, all.clone())],
             vec![receive(worker, BufferKind::Output, all.clone())],
         ],
-        Role::Active { index, folded_rank } => {
+        FoldRole::Active { index, folded_rank } => {
             let mut rounds: Vec<Round> = Vec::new();
             rounds.extend(copy_round(BufferKind::Input, BufferKind::Output, all.clone()));
             rounds.extend(

@@ -1,10 +1,10 @@
 //! Folds any number of members to a power of two: in some of the leading pairs the second member
 //! sends its data to the first, idles, and receives the result at the end.
 
-use super::build::Group;
+use super::build::RankGroup;
 
-/// Role of a member.
-pub(super) enum Role {
+/// FoldRole of a member.
+pub(super) enum FoldRole {
     /// Participates as `index` of a power of two.
     Active {
         index: u32,
@@ -17,13 +17,13 @@ pub(super) enum Role {
 
 /// The folding of a group.
 pub(super) struct PowerOfTwoFold<'a> {
-    group: &'a Group,
+    group: &'a RankGroup,
     /// Number of idle members.
     extra: u32,
 }
 
 impl<'a> PowerOfTwoFold<'a> {
-    pub fn new(group: &'a Group) -> Self {
+    pub fn new(group: &'a RankGroup) -> Self {
         let extra = group.size() - (1 << group.size().ilog2());
         Self { group, extra }
     }
@@ -33,13 +33,13 @@ impl<'a> PowerOfTwoFold<'a> {
         self.group.size() - self.extra
     }
 
-    /// Role of this rank.
-    pub fn role(&self) -> Role {
+    /// FoldRole of this rank.
+    pub fn role(&self) -> FoldRole {
         let me = self.group.me;
         match me < 2 * self.extra {
-            true if me % 2 == 1 => Role::Folded(self.group.rank(me - 1)),
-            true => Role::Active { index: me / 2, folded_rank: Some(self.group.rank(me + 1)) },
-            false => Role::Active { index: me - self.extra, folded_rank: None },
+            true if me % 2 == 1 => FoldRole::Folded(self.group.rank(me - 1)),
+            true => FoldRole::Active { index: me / 2, folded_rank: Some(self.group.rank(me + 1)) },
+            false => FoldRole::Active { index: me - self.extra, folded_rank: None },
         }
     }
 

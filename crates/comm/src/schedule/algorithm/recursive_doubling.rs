@@ -7,27 +7,27 @@
 
 use std::ops::Range;
 
-use super::build::{Group, copy_round, receive, reduce, send};
-use super::power_of_two::{PowerOfTwoFold, Role};
+use super::build::{RankGroup, copy_round, receive, reduce, send};
+use super::power_of_two::{FoldRole, PowerOfTwoFold};
 use super::{Program, RankContext, one_block};
 use crate::schedule::{BufferKind, Round};
 
 pub(super) fn all_reduce(ctx: &RankContext) -> Option<Program> {
-    one_block(reduce_all(&Group::all(ctx.ranks, ctx.rank), BufferKind::Input, 0..1))
+    one_block(reduce_all(&RankGroup::all(ctx.ranks, ctx.rank), BufferKind::Input, 0..1))
 }
 
-/// All-reduces the members' `given` buffers into their outputs.
-pub(super) fn reduce_all(group: &Group, given: BufferKind, blocks: Range<u32>) -> Vec<Round> {
+/// All-reduces the members' `source` buffers into their outputs.
+pub(super) fn reduce_all(group: &RankGroup, source: BufferKind, blocks: Range<u32>) -> Vec<Round> {
     let fold = PowerOfTwoFold::new(group);
     let (index, folded_rank) = match fold.role() {
-        Role::Active { index, folded_rank } => (index, folded_rank),
-        Role::Folded(worker) => {
-            let gives = vec![send(worker, given, blocks.clone())];
-            return vec![gives, vec![receive(worker, BufferKind::Output, blocks)]];
+        FoldRole::Active { index, folded_rank } => (index, folded_rank),
+        FoldRole::Folded(worker) => {
+            let fold = vec![send(worker, source, blocks.clone())];
+            return vec![fold, vec![receive(worker, BufferKind::Output, blocks)]];
         }
     };
     let mut rounds: Vec<Round> = Vec::new();
-    rounds.extend(copy_round(given, BufferKind::Output, blocks.clone()));
+    rounds.extend(copy_round(source, BufferKind::Output, blocks.clone()));
     rounds.extend(folded_rank.map(|rank| vec![reduce(rank, BufferKind::Output, blocks.clone())]));
     for k in 0..fold.workers().ilog2() {
         let partner = fold.worker(index ^ (1 << k));

@@ -7,12 +7,12 @@
 
 use std::ops::Range;
 
-use super::build::{Group, copy, copy_round, receive, reduce, send};
+use super::build::{RankGroup, copy, copy_round, receive, reduce, send};
 use super::{Program, RankContext, equal_blocks, per_rank_blocks};
 use crate::schedule::{BufferKind, Round};
 
 pub(super) fn all_reduce(ctx: &RankContext) -> Option<Program> {
-    let ring = Group::all(ctx.ranks, ctx.rank);
+    let ring = RankGroup::all(ctx.ranks, ctx.rank);
     let mut rounds = reduce_scatter_blocks(
         &ring,
         own,
@@ -25,7 +25,7 @@ pub(super) fn all_reduce(ctx: &RankContext) -> Option<Program> {
 }
 
 pub(super) fn reduce_scatter(ctx: &RankContext) -> Option<Program> {
-    let ring = Group::all(ctx.ranks, ctx.rank);
+    let ring = RankGroup::all(ctx.ranks, ctx.rank);
     per_rank_blocks(reduce_scatter_blocks(
         &ring,
         own,
@@ -36,7 +36,7 @@ pub(super) fn reduce_scatter(ctx: &RankContext) -> Option<Program> {
 }
 
 pub(super) fn all_gather(ctx: &RankContext) -> Option<Program> {
-    let ring = Group::all(ctx.ranks, ctx.rank);
+    let ring = RankGroup::all(ctx.ranks, ctx.rank);
     let mut rounds = all_gather_blocks(&ring, own, BufferKind::Input);
     rounds.first_mut()?.push(copy(BufferKind::Input, BufferKind::Output, own(ctx.rank)));
     per_rank_blocks(rounds)
@@ -47,12 +47,12 @@ fn own(at: u32) -> Range<u32> {
     at..at + 1
 }
 
-/// Reduce-scatters: every member gets its block in `last`. Contributions are in `given`; other
+/// Reduce-scatters: every member gets its block in `last`. Contributions are in `source`; other
 /// blocks are reduced in `work`, where each is copied one round before its reduction.
 pub(super) fn reduce_scatter_blocks(
-    ring: &Group,
+    ring: &RankGroup,
     part: impl Fn(u32) -> Range<u32>,
-    given: BufferKind,
+    source: BufferKind,
     work: BufferKind,
     last: BufferKind,
 ) -> Vec<Round> {
@@ -60,11 +60,11 @@ pub(super) fn reduce_scatter_blocks(
     let buffer = |at: u32| if at == ring.me { last } else { work };
     // The block reduced in round k; round 0 only copies.
     let reduced = |k: u32| ring.preceding(k + 1);
-    let prepared = |at: u32| copy_round(given, buffer(at), part(at)).into_iter().flatten();
+    let prepared = |at: u32| copy_round(source, buffer(at), part(at)).into_iter().flatten();
     let mut rounds: Vec<Round> = vec![prepared(reduced(1.min(n - 1))).collect()];
     for k in 1..n {
         let (out, into) = (ring.preceding(k), reduced(k));
-        let from = if k == 1 { given } else { work };
+        let from = if k == 1 { source } else { work };
         let mut round = vec![
             send(ring.rank(ring.me + 1), from, part(out)),
             reduce(ring.rank(ring.preceding(1)), buffer(into), part(into)),
@@ -77,14 +77,14 @@ pub(super) fn reduce_scatter_blocks(
     rounds
 }
 
-/// All-gathers the blocks into the outputs. Each member has its own block in `given`.
+/// All-gathers the blocks into the outputs. Each member has its own block in `source`.
 pub(super) fn all_gather_blocks(
-    ring: &Group,
+    ring: &RankGroup,
     part: impl Fn(u32) -> Range<u32>,
-    given: BufferKind,
+    source: BufferKind,
 ) -> Vec<Round> {
     let round = |k: u32| {
-        let from = if k == 0 { given } else { BufferKind::Output };
+        let from = if k == 0 { source } else { BufferKind::Output };
         vec![
             send(ring.rank(ring.me + 1), from, part(ring.preceding(k))),
             receive(ring.rank(ring.preceding(1)), BufferKind::Output, part(ring.preceding(k + 1))),

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::build::{Group, copy, receive, send};
+use super::build::{RankGroup, copy, receive, send};
 use super::{
     Program, RankContext, binomial, equal_blocks, one_block, per_rank_blocks, recursive_doubling,
 };
@@ -17,9 +17,9 @@ use crate::schedule::{BufferKind, Round};
 /// The two levels from one rank's perspective.
 struct Levels {
     /// The ranks of this node, leader first.
-    node: Group,
+    node: RankGroup,
     /// The leaders in the order of `members`, if this rank is one.
-    leaders: Option<Group>,
+    leaders: Option<RankGroup>,
     /// The ranks of each node, ascending; the root's node first.
     members: Vec<Vec<u32>>,
 }
@@ -45,12 +45,12 @@ impl Levels {
         let mut node = members.iter().find(|node| node.contains(&ctx.rank))?.clone();
         let first = node.iter().position(|rank| *rank == leader(&node))?;
         node.swap(0, first);
-        let node = Group::of(node, ctx.rank)?;
-        Some(Self { node, leaders: Group::of(leaders, ctx.rank), members })
+        let node = RankGroup::of(node, ctx.rank)?;
+        Some(Self { node, leaders: RankGroup::of(leaders, ctx.rank), members })
     }
 
     /// A leader's inter-node rounds; empty for other ranks.
-    fn between_leaders(&self, rounds: impl Fn(&Group) -> Vec<Round>) -> Vec<Round> {
+    fn between_leaders(&self, rounds: impl Fn(&RankGroup) -> Vec<Round>) -> Vec<Round> {
         self.leaders.as_ref().map(rounds).unwrap_or_default()
     }
 }
@@ -102,8 +102,8 @@ pub(super) fn all_gather(ctx: &RankContext) -> Option<Program> {
     let mut rounds = match levels.node.me {
         0 => {
             let others = (1..levels.node.size()).map(|at| levels.node.rank(at));
-            let got = others.map(|from| receive(from, BufferKind::Output, from..from + 1));
-            vec![got.chain([copy(BufferKind::Input, BufferKind::Output, own)]).collect()]
+            let received = others.map(|from| receive(from, BufferKind::Output, from..from + 1));
+            vec![received.chain([copy(BufferKind::Input, BufferKind::Output, own)]).collect()]
         }
         _ => vec![vec![send(leader, BufferKind::Input, own)]],
     };
@@ -113,13 +113,13 @@ pub(super) fn all_gather(ctx: &RankContext) -> Option<Program> {
 }
 
 /// A ring of leaders in which each leader's blocks are those of its node.
-fn leader_ring(leaders: &Group, members: &[Vec<u32>]) -> Vec<Round> {
+fn leader_ring(leaders: &RankGroup, members: &[Vec<u32>]) -> Vec<Round> {
     let round = |k: u32| {
         let (to, from) = (leaders.rank(leaders.me + 1), leaders.rank(leaders.preceding(1)));
         let (out, into) = (leaders.preceding(k) as usize, leaders.preceding(k + 1) as usize);
         let sent = runs(&members[out]).map(|blocks| send(to, BufferKind::Output, blocks));
-        let got = runs(&members[into]).map(|blocks| receive(from, BufferKind::Output, blocks));
-        sent.chain(got).collect()
+        let received = runs(&members[into]).map(|blocks| receive(from, BufferKind::Output, blocks));
+        sent.chain(received).collect()
     };
     (0..leaders.size() - 1).map(round).collect()
 }

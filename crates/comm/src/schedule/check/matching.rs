@@ -3,14 +3,14 @@
 use std::vec::IntoIter;
 
 use super::{CheckError, ScheduleProblem, wrong};
-use crate::schedule::{Program, Step};
+use crate::schedule::{Program, ProgramStep};
 
 /// A send or a receive.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::schedule) struct ScheduledMessage {
     /// Round in the rank's program.
     pub round: u32,
-    /// Step in the round.
+    /// ProgramStep in the round.
     pub step: u32,
     /// The other rank.
     pub peer: u32,
@@ -34,8 +34,8 @@ impl ScheduledMessages {
         programs.iter().for_each(|program| all.collect(program));
         let mut receives: Vec<_> = all.of.iter().map(|m| by_sender(m).into_iter()).collect();
         for rank in 0..programs.len() as u32 {
-            for number in 0..all.count(rank) as u32 {
-                let ScheduledMessage { peer, is_send, round, .. } = all.get(rank, number);
+            for index in 0..all.count(rank) as u32 {
+                let ScheduledMessage { peer, is_send, round, .. } = all.get(rank, index);
                 let Some(theirs) = receives.get_mut(peer as usize).filter(|_| peer != rank) else {
                     return wrong(rank, round as usize, ScheduleProblem::InvalidPeer { peer });
                 };
@@ -45,7 +45,7 @@ impl ScheduledMessages {
                 let next = theirs.next().map(|other| (other, all.get(peer, other)));
                 match next {
                     Some((other, message)) if message.peer == rank => {
-                        all.link(programs, (rank, number), (peer, other))?;
+                        all.link(programs, (rank, index), (peer, other))?;
                     }
                     Some((_, message)) if message.peer < rank => {
                         return not_sent(peer, message);
@@ -66,8 +66,8 @@ impl ScheduledMessages {
 
     fn all_matched(&self, receives: Vec<IntoIter<u32>>) -> Result<(), CheckError> {
         for (rank, mut left) in receives.into_iter().enumerate() {
-            if let Some(number) = left.next() {
-                return not_sent(rank as u32, self.get(rank as u32, number));
+            if let Some(index) = left.next() {
+                return not_sent(rank as u32, self.get(rank as u32, index));
             }
         }
         Ok(())
@@ -80,8 +80,8 @@ impl ScheduledMessages {
         round: usize,
     ) -> impl Iterator<Item = (u32, ScheduledMessage)> {
         let starts = &self.starts[rank as usize];
-        let numbers = starts[round]..starts[round + 1];
-        numbers.map(move |number| (number, self.get(rank, number)))
+        let indices = starts[round]..starts[round + 1];
+        indices.map(move |index| (index, self.get(rank, index)))
     }
 
     /// Number of messages in a round.
@@ -91,8 +91,8 @@ impl ScheduledMessages {
     }
 
     /// A rank's message by index.
-    pub fn get(&self, rank: u32, number: u32) -> ScheduledMessage {
-        self.of[rank as usize][number as usize]
+    pub fn get(&self, rank: u32, index: u32) -> ScheduledMessage {
+        self.of[rank as usize][index as usize]
     }
 
     /// Number of messages of a rank.
@@ -106,9 +106,9 @@ impl ScheduledMessages {
         for (round, steps) in program.rounds.iter().enumerate() {
             for (step, what) in steps.iter().enumerate() {
                 let (peer, is_send) = match what {
-                    Step::Send { to, .. } => (*to, true),
-                    Step::Receive { from, .. } => (*from, false),
-                    Step::Copy { .. } => continue,
+                    ProgramStep::Send { to, .. } => (*to, true),
+                    ProgramStep::Receive { from, .. } => (*from, false),
+                    ProgramStep::Copy { .. } => continue,
                 };
                 let (round, step) = (round as u32, step as u32);
                 messages.push(ScheduledMessage { round, step, peer, other: 0, is_send });
@@ -131,8 +131,8 @@ impl ScheduledMessages {
         self.same_length(programs, send.0, send.1)
     }
 
-    fn same_length(&self, programs: &[Program], rank: u32, number: u32) -> Result<(), CheckError> {
-        let send = self.get(rank, number);
+    fn same_length(&self, programs: &[Program], rank: u32, index: u32) -> Result<(), CheckError> {
+        let send = self.get(rank, index);
         let receive = self.get(send.peer, send.other);
         let step = |rank: u32, m: ScheduledMessage| {
             &programs[rank as usize].rounds[m.round as usize][m.step as usize]
@@ -149,10 +149,10 @@ impl ScheduledMessages {
 
 /// Indices of the receives, sorted by sender; order per sender is kept.
 fn by_sender(messages: &[ScheduledMessage]) -> Vec<u32> {
-    let numbers = 0..messages.len() as u32;
-    let mut numbers: Vec<u32> = numbers.filter(|&n| !messages[n as usize].is_send).collect();
-    numbers.sort_by_key(|&number| messages[number as usize].peer);
-    numbers
+    let indices = 0..messages.len() as u32;
+    let mut indices: Vec<u32> = indices.filter(|&n| !messages[n as usize].is_send).collect();
+    indices.sort_by_key(|&index| messages[index as usize].peer);
+    indices
 }
 
 fn not_sent<T>(rank: u32, message: ScheduledMessage) -> Result<T, CheckError> {

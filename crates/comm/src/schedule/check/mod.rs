@@ -130,14 +130,14 @@ pub enum ScheduleProblem {
         of: u32,
     },
     /// A block receives data of another block.
-    #[error("block {block} of the {buffer} receives data of block {given}")]
+    #[error("block {block} of the {buffer} receives data of block {from_block}")]
     WrongBlock {
         /// The buffer.
         buffer: BufferKind,
         /// The destination block.
         block: u32,
         /// The block that the data belongs to.
-        given: u32,
+        from_block: u32,
     },
     /// A wrong result.
     #[error("at the end block {block} of the output holds {holds} instead of {wanted}")]

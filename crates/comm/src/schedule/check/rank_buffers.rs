@@ -9,7 +9,7 @@ use crate::schedule::BufferKind;
 
 /// Symbolic content of a block: contributions of a set of ranks to one block of the result.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Value {
+pub(super) struct SymbolicValue {
     pub block: u32,
     pub of: RankSet,
 }
@@ -54,24 +54,25 @@ impl RankBuffers {
     }
 
     /// The rank's contribution.
-    pub fn own(&self, block: u32) -> Value {
-        Value { block, of: RankSet::range(self.rank..self.rank + 1) }
+    pub fn own(&self, block: u32) -> SymbolicValue {
+        SymbolicValue { block, of: RankSet::range(self.rank..self.rank + 1) }
     }
 
     /// What an output block must hold at the end.
-    pub fn result(&self, block: u32) -> Value {
-        let one = |block: u32, rank: u32| Value { block, of: RankSet::range(rank..rank + 1) };
+    pub fn result(&self, block: u32) -> SymbolicValue {
+        let one =
+            |block: u32, rank: u32| SymbolicValue { block, of: RankSet::range(rank..rank + 1) };
         match self.kind {
             CallKind::Broadcast | CallKind::Scatter => one(block, self.root),
             CallKind::AllGather | CallKind::Gather => one(block, block),
             CallKind::AllToAll => one(self.rank, block),
-            _ => Value { block, of: RankSet::range(0..self.ranks) },
+            _ => SymbolicValue { block, of: RankSet::range(0..self.ranks) },
         }
     }
 
     /// Whether a value has the length of the block it is written to. All-to-all scratch blocks are
     /// assumed to be of equal length.
-    pub fn fits(&self, value: &Value, buffer: BufferKind, block: u32) -> bool {
+    pub fn fits(&self, value: &SymbolicValue, buffer: BufferKind, block: u32) -> bool {
         match (self.kind, buffer) {
             (CallKind::AllToAll, BufferKind::Output) => {
                 value.block == self.rank && value.of.is_only(block)

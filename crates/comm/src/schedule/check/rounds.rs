@@ -3,7 +3,7 @@
 use super::rank_buffers::RankBuffers;
 use super::{CheckError, ScheduleProblem, wrong};
 use crate::CallKind;
-use crate::schedule::{BlockRange, BufferKind, Program, Round, Step};
+use crate::schedule::{BlockRange, BufferKind, Program, ProgramStep, Round};
 
 pub(super) fn check(kind: CallKind, root: u32, programs: &[Program]) -> Result<(), CheckError> {
     let ranks = programs.len() as u32;
@@ -26,13 +26,13 @@ pub(super) fn check(kind: CallKind, root: u32, programs: &[Program]) -> Result<(
 }
 
 /// Checks the peer and the block ranges of a step.
-fn check_step(buffers: &RankBuffers, step: &Step) -> Result<(), ScheduleProblem> {
-    if let Step::Send { to: peer, .. } | Step::Receive { from: peer, .. } = step
+fn check_step(buffers: &RankBuffers, step: &ProgramStep) -> Result<(), ScheduleProblem> {
+    if let ProgramStep::Send { to: peer, .. } | ProgramStep::Receive { from: peer, .. } = step
         && (*peer >= buffers.ranks || *peer == buffers.rank)
     {
         return Err(ScheduleProblem::InvalidPeer { peer: *peer });
     }
-    if let Step::Copy { from, to } = step
+    if let ProgramStep::Copy { from, to } = step
         && from.blocks.len() != to.blocks.len()
     {
         return Err(ScheduleProblem::CopyLength { from: from.blocks.len(), to: to.blocks.len() });
@@ -51,11 +51,11 @@ fn check_range(
     range: &BlockRange,
     used: &'static str,
 ) -> Result<(), ScheduleProblem> {
-    let (there, blocks) = (buffers.blocks(range.buffer), &range.blocks);
-    if blocks.is_empty() || (there.start <= blocks.start && blocks.end <= there.end) {
+    let (available, blocks) = (buffers.blocks(range.buffer), &range.blocks);
+    if blocks.is_empty() || (available.start <= blocks.start && blocks.end <= available.end) {
         return Ok(());
     }
-    let block = if there.contains(&blocks.start) { there.end } else { blocks.start };
+    let block = if available.contains(&blocks.start) { available.end } else { blocks.start };
     Err(missing(range.buffer, block, used))
 }
 
@@ -83,11 +83,11 @@ impl LastWrites {
         self.round += 1;
         round.iter().try_for_each(|step| self.write(step))?;
         // A reduction reads and writes its destination in one step.
-        let reads = round.iter().filter(|step| !matches!(step, Step::Receive { .. }));
-        reads.filter_map(Step::reads).try_for_each(|range| self.read(buffers, range))
+        let reads = round.iter().filter(|step| !matches!(step, ProgramStep::Receive { .. }));
+        reads.filter_map(ProgramStep::reads).try_for_each(|range| self.read(buffers, range))
     }
 
-    fn write(&mut self, step: &Step) -> Result<(), ScheduleProblem> {
+    fn write(&mut self, step: &ProgramStep) -> Result<(), ScheduleProblem> {
         let Some(BlockRange { buffer, blocks }) = step.writes() else { return Ok(()) };
         let last_writes =
             if *buffer == BufferKind::Output { &mut self.output } else { &mut self.scratch };
@@ -96,7 +96,7 @@ impl LastWrites {
                 return Err(ScheduleProblem::WrittenTwice { buffer: *buffer, block });
             }
         }
-        if let Step::Copy { from, to } = step
+        if let ProgramStep::Copy { from, to } = step
             && (from.buffer, to.buffer) == (BufferKind::Input, BufferKind::Output)
             && from.blocks == to.blocks
         {

@@ -1,10 +1,10 @@
 //! Symbolic execution of the programs of all ranks.
 
-use super::rank_buffers::{RankBuffers, Value};
+use super::rank_buffers::{RankBuffers, SymbolicValue};
 use super::rank_set::RankSet;
 use super::{CheckError, ScheduleProblem, ScheduledMessage, ScheduledMessages, wrong};
 use crate::CallKind;
-use crate::schedule::{BlockRange, BufferKind, Program, Step};
+use crate::schedule::{BlockRange, BufferKind, Program, ProgramStep};
 
 /// Execution state of a rank.
 struct SymbolicRank<'a> {
@@ -16,8 +16,8 @@ struct SymbolicRank<'a> {
     round: Option<usize>,
     /// Messages of the round that are still pending.
     pending: usize,
-    output: Vec<Option<Value>>,
-    scratch: Vec<Option<Value>>,
+    output: Vec<Option<SymbolicValue>>,
+    scratch: Vec<Option<SymbolicValue>>,
     /// Barrier only: the ranks known to have entered.
     seen: RankSet,
     /// The same at the beginning of the round, which is what messages of the round carry.
@@ -105,12 +105,12 @@ impl<'a> SymbolicRun<'a> {
             &rank.program.rounds[message.round as usize][message.step as usize]
         };
         let values = match step(sender, sent) {
-            Step::Send { what, .. } => sender.read(what),
+            ProgramStep::Send { what, .. } => sender.read(what),
             _ => Ok(Vec::new()),
         };
         let values = values.or_else(|p| wrong(from, sent.round as usize, p))?;
         let receiver = &mut self.ranks[to as usize];
-        if let Step::Receive { into, reduce, .. } = step(receiver, got) {
+        if let ProgramStep::Receive { into, reduce, .. } = step(receiver, got) {
             let put = receiver.write(into, values, *reduce);
             put.or_else(|p| wrong(to, got.round as usize, p))?;
         }
@@ -155,7 +155,7 @@ impl<'a> SymbolicRank<'a> {
     /// Performs the copies of a round.
     fn copies(&mut self, round: usize) -> Result<(), CheckError> {
         for step in &self.program.rounds[round] {
-            if let Step::Copy { from, to } = step {
+            if let ProgramStep::Copy { from, to } = step {
                 let values = self.read(from);
                 let copy_round = values.and_then(|values| self.write(to, values, false));
                 copy_round.or_else(|p| wrong(self.buffers.rank, round, p))?;
@@ -164,7 +164,7 @@ impl<'a> SymbolicRank<'a> {
         Ok(())
     }
 
-    fn read(&self, range: &BlockRange) -> Result<Vec<Value>, ScheduleProblem> {
+    fn read(&self, range: &BlockRange) -> Result<Vec<SymbolicValue>, ScheduleProblem> {
         let buffer = range.buffer;
         let one = |block: u32| {
             let held = match buffer {
@@ -178,10 +178,10 @@ impl<'a> SymbolicRank<'a> {
     }
 
     /// In place, the input is valid until the output block changes.
-    fn read_input(&self, block: u32) -> Result<Value, ScheduleProblem> {
-        let own = Value { block, of: self.own.clone() };
-        let over = self.output[block as usize].as_ref().is_some_and(|now| *now != own);
-        match over && self.buffers.aliased(block) {
+    fn read_input(&self, block: u32) -> Result<SymbolicValue, ScheduleProblem> {
+        let own = SymbolicValue { block, of: self.own.clone() };
+        let overwritten = self.output[block as usize].as_ref().is_some_and(|now| *now != own);
+        match overwritten && self.buffers.aliased(block) {
             true => Err(ScheduleProblem::Overwritten { block }),
             false => Ok(own),
         }
@@ -190,13 +190,13 @@ impl<'a> SymbolicRank<'a> {
     fn write(
         &mut self,
         range: &BlockRange,
-        values: Vec<Value>,
+        values: Vec<SymbolicValue>,
         reduce: bool,
     ) -> Result<(), ScheduleProblem> {
         let buffer = range.buffer;
         for (block, value) in range.blocks.clone().zip(values) {
             if !self.buffers.fits(&value, buffer, block) {
-                return Err(ScheduleProblem::WrongBlock { buffer, block, given: value.block });
+                return Err(ScheduleProblem::WrongBlock { buffer, block, from_block: value.block });
             }
             let held = match buffer {
                 BufferKind::Output => self.output.get_mut(block as usize),
@@ -232,7 +232,7 @@ impl<'a> SymbolicRank<'a> {
             let wanted = self.buffers.result(block);
             let held = self.output[block as usize].as_ref();
             if held != Some(&wanted) {
-                let name = |v: &Value| format!("block {} of {}", v.block, v.of);
+                let name = |v: &SymbolicValue| format!("block {} of {}", v.block, v.of);
                 let holds = held.map_or("nothing".to_owned(), name);
                 let problem = ScheduleProblem::WrongResult { block, holds, wanted: name(&wanted) };
                 return wrong(self.buffers.rank, end, problem);

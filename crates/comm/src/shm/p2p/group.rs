@@ -78,12 +78,12 @@ impl ShmEngine {
             let shape = if ranks.len() > 1 { IN_GROUP } else { 0 };
             let shown = Signature { shape, ..ctx.signature };
             self.shared.region.publish_call(ctx.activity, signature_codec::encode(&shown));
-            let room = |i: usize| {
+            let has_slot = |i: usize| {
                 let to = group.sends[i].to;
                 self.has_free_slot(to, self.p2p.sent[to] + 1)
             };
             let ready =
-                || self.ranks_with_chunks().next().is_some() || group.next_sends().any(room);
+                || self.ranks_with_chunks().next().is_some() || group.next_sends().any(has_slot);
             self.shared.wait_long(&ranks, &ctx, &ready)?;
         }
     }
