@@ -1,4 +1,4 @@
-//! The sum of all ranks' numbers: `regatta launch -n 4 -- target/release/examples/all_reduce`.
+//! Sums the ranks: `regatta launch -n 4 -- target/release/examples/all_reduce`.
 
 use regatta_comm::{
     Collectives, Comm, CommError, ReduceOp, bootstrap::BootstrapConfig, hierarchical,

@@ -93,11 +93,11 @@ impl Pending {
 
     /// Waits for completion and returns the buffers.
     pub fn wait(self) -> Result<OwnedCall, CommError> {
-        let gone = || CommError::System {
+        let panicked = || CommError::System {
             what: "asynchronous call".to_owned(),
             why: "the worker thread of the communicator panicked".to_owned(),
         };
-        let result = self.result.recv().unwrap_or_else(|_| Err(gone()));
+        let result = self.result.recv().unwrap_or_else(|_| Err(panicked()));
         result.map_err(|error| match &self.ranks {
             Some(ranks) => error.translate_ranks(ranks),
             None => error,

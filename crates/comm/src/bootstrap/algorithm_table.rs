@@ -1,5 +1,5 @@
 //! The algorithm table. Rank 0 loads it and sends it to all ranks, so all run the same algorithms
-//! whatever files their nodes have.
+//! even if their nodes have different files.
 
 use regatta_model::document::{from_json, to_json_line};
 

@@ -219,7 +219,7 @@ pub fn open(
     }
     let names = super::available_providers()?.join(", ");
     let wanted = provider.unwrap_or("high-speed provider");
-    Err(format!("libfabric has no {wanted} here; available: {names}"))
+    Err(format!("libfabric has no {wanted} on this node; available: {names}"))
 }
 
 #[cfg(test)]

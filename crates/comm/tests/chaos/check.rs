@@ -104,7 +104,7 @@ fn is_reported_late(case: &ChaosCase, outcome: &Outcome) -> bool {
     let victim = format!("rank {} on ", case.victim);
     let waited = outcome.text.split_once("waiting for ");
     late && outcome.kind.as_deref() == Some("Aborted")
-        && waited.is_some_and(|(_, who)| who.contains(&victim))
+        && waited.is_some_and(|(_, late)| late.contains(&victim))
 }
 
 fn names_cause(case: &ChaosCase, kind: &str, outcome: &Outcome) -> bool {

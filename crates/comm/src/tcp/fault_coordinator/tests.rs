@@ -1,4 +1,4 @@
-//! What rank 0 decides, and when.
+//! Decisions of the fault coordinator and their timing.
 
 use std::time::{Duration, Instant};
 
@@ -27,10 +27,10 @@ fn aborts(fault: Fault) -> Vec<(Recipient, FromRoot)> {
     vec![(Recipient::All, FromRoot::Abort { comm_id: Some(7), fault })]
 }
 
-/// A rank, how many calls it began, and what they were.
+/// A rank, the number of calls it started, and their signatures.
 type Answer = (u32, u64, Vec<(u64, WireSignature)>);
 
-/// Rank 1 asks where all are, and these answer.
+/// Rank 1 reports a timeout, and these ranks answer the status query.
 fn query_status(answers: &[Answer]) -> Vec<(Recipient, FromRoot)> {
     let now = Instant::now();
     let mut coordinator = FaultCoordinator::default();
@@ -50,7 +50,7 @@ fn query_status(answers: &[Answer]) -> Vec<(Recipient, FromRoot)> {
 }
 
 #[test]
-fn ranks_that_called_something_else_are_told_to_all() {
+fn a_call_mismatch_is_reported_to_all_ranks() {
     let sent = query_status(&[
         (0, 3, vec![(3, all_reduce(4))]),
         (1, 3, vec![(3, all_reduce(5))]),
@@ -61,12 +61,12 @@ fn ranks_that_called_something_else_are_told_to_all() {
 }
 
 #[test]
-fn ranks_that_did_not_come_or_answer_are_late() {
+fn ranks_that_have_not_entered_the_call_or_do_not_answer_are_late() {
     let sent = query_status(&[(1, 3, vec![(3, all_reduce(5))]), (2, 2, vec![])]);
     assert_eq!(sent, aborts(Fault::Timeout { sequence: 3, seconds: 9, missing: vec![0, 2] }));
 }
 
-/// The answer of a rank after so many calls that has waited for these, each for so many milliseconds.
+/// The status of a rank after `calls` calls, with the ranks it waits for and for how many ms.
 fn status(query: u64, calls: u64, waits: &[(u32, u64)]) -> ToRoot {
     let (recent_calls, message_counts, waits) =
         (Vec::new(), MessageCounts::default(), waits.to_vec());
@@ -74,12 +74,12 @@ fn status(query: u64, calls: u64, waits: &[(u32, u64)]) -> ToRoot {
 }
 
 #[test]
-fn who_waits_for_another_is_not_late_but_the_other() {
+fn the_root_cause_of_a_wait_chain_is_late() {
     let now = Instant::now();
     let mut coordinator = FaultCoordinator::default();
     coordinator.handle(1, query(3, Some(9)), now);
     assert_eq!(coordinator.take_outgoing().len(), 3);
-    // Rank 2 waits for one of another communicator, and that for one that waits but for a moment.
+    // Rank 2 waits in another communicator for rank 4, and that for rank 5, whose own wait is short.
     coordinator.handle(0, status(1, 3, &[(2, 9000)]), now);
     coordinator.handle(1, status(1, 3, &[(2, 9000)]), now);
     coordinator.handle(2, status(1, 2, &[(4, 8000)]), now);
@@ -95,7 +95,7 @@ fn who_waits_for_another_is_not_late_but_the_other() {
 }
 
 #[test]
-fn a_message_that_does_not_come_is_asked_for_too() {
+fn a_late_message_queries_both_ranks() {
     let now = Instant::now();
     let timeout_s = |awaited| ToRoot::Query {
         comm_id: 7,
@@ -112,7 +112,7 @@ fn a_message_that_does_not_come_is_asked_for_too() {
     coordinator.handle(1, status(1, 3, &[(2, 9000)]), now);
     coordinator.handle(2, status(1, 3, &[(0, 8000)]), now);
     assert_eq!(coordinator.take_outgoing().len(), 1);
-    // ConnPeer does not answer waits for nobody.
+    // A rank that does not answer has no outgoing edges in the wait graph.
     coordinator.tick(now + ANSWER_TIMEOUT);
     assert_eq!(
         coordinator.take_outgoing(),
@@ -121,7 +121,7 @@ fn a_message_that_does_not_come_is_asked_for_too() {
 }
 
 #[test]
-fn where_all_have_come_it_is_asked_whom_they_wait_for() {
+fn the_awaited_rank_is_late_if_all_have_entered_the_call() {
     let now = Instant::now();
     let mut coordinator = FaultCoordinator::default();
     let (comm_id, call, members, timeout_s) = (7, Some(3), vec![0, 1, 2], Some(9));
@@ -141,7 +141,7 @@ fn where_all_have_come_it_is_asked_whom_they_wait_for() {
 }
 
 #[test]
-fn what_differed_before_is_worse_than_who_is_late() {
+fn an_earlier_mismatch_takes_precedence_over_a_timeout() {
     let sent = query_status(&[
         (0, 3, vec![(2, all_reduce(4)), (3, all_reduce(5))]),
         (1, 3, vec![(2, all_reduce(4)), (3, all_reduce(5))]),
@@ -152,26 +152,26 @@ fn what_differed_before_is_worse_than_who_is_late() {
 }
 
 #[test]
-fn if_all_are_there_and_agree_only_the_asker_is_told() {
+fn if_all_ranks_agree_only_the_requester_is_informed() {
     let sent = query_status(&[0, 1, 2].map(|rank| (rank, 3, vec![(3, all_reduce(5))])));
     assert_eq!(sent, [(Recipient::Rank(1), FromRoot::Clear { comm_id: 7 })]);
 }
 
 #[test]
-fn a_verdict_is_made_once() {
+fn a_communicator_is_aborted_once() {
     let mut coordinator = FaultCoordinator::default();
     for rank in [2, 1] {
-        let fault = Fault::Aborted { rank, why: "enough".to_owned() };
+        let fault = Fault::Aborted { rank, why: "test abort".to_owned() };
         coordinator.handle(rank, ToRoot::Abort { comm_id: 7, fault }, Instant::now());
     }
     assert_eq!(
         coordinator.take_outgoing(),
-        aborts(Fault::Aborted { rank: 2, why: "enough".to_owned() })
+        aborts(Fault::Aborted { rank: 2, why: "test abort".to_owned() })
     );
 }
 
 #[test]
-fn who_has_left_is_told_to_those_who_wait_in_vain() {
+fn ranks_that_await_a_departed_rank_are_informed() {
     let now = Instant::now();
     let mut coordinator = FaultCoordinator::default();
     let closed = CommClosed { comm_id: 7, calls: 3, p2p_sent: vec![] };
@@ -186,7 +186,7 @@ fn who_has_left_is_told_to_those_who_wait_in_vain() {
 }
 
 #[test]
-fn a_broken_connection_waits_for_the_cause() {
+fn a_connection_failure_waits_for_the_root_cause() {
     let now = Instant::now();
     let report =
         |rank| ToRoot::ConnFailed { comm_id: 7, rank, sending: true, why: "reset".to_owned() };
@@ -199,7 +199,7 @@ fn a_broken_connection_waits_for_the_cause() {
     coordinator.connection_closed(2, "killed");
     coordinator.tick(now + Duration::from_secs(1));
     assert_eq!(coordinator.take_outgoing(), lost(2, "killed"));
-    // It was the other direction round after all.
+    // Without another cause, the peer is lost.
     coordinator.handle(0, report(1), now);
     coordinator.tick(now);
     assert_eq!(coordinator.take_outgoing(), []);
@@ -211,7 +211,7 @@ fn a_broken_connection_waits_for_the_cause() {
 }
 
 #[test]
-fn if_the_other_answers_it_is_the_path_that_is_broken() {
+fn if_the_peer_answers_the_link_is_broken() {
     let now = Instant::now();
     for (sending, from, to) in [(true, 2, 1), (false, 1, 2)] {
         let mut coordinator = FaultCoordinator::default();
@@ -232,11 +232,11 @@ fn if_the_other_answers_it_is_the_path_that_is_broken() {
 }
 
 #[test]
-fn a_message_that_was_sent_and_does_not_come_shows_the_slow_path() {
+fn a_message_in_flight_for_too_long_identifies_the_broken_link() {
     let now = Instant::now();
     let mut coordinator = FaultCoordinator::default();
     coordinator.handle(1, query(3, Some(9)), now);
-    // A ring: rank 1 has sent rank 2 two messages of which one received; all others wait for rank 2.
+    // A ring: rank 1 has sent two messages to rank 2, of which one arrived; the others wait for rank 2.
     let message_counts =
         |sent, received, awaited: u32| MessageCounts { sent, received, awaited: vec![awaited] };
     let answers = [
@@ -255,16 +255,16 @@ fn a_message_that_was_sent_and_does_not_come_shows_the_slow_path() {
         }
     };
     answer(&mut coordinator, 1);
-    // It may have been on its direction; so all are queried again.
+    // The message may just have been in flight, so the query is repeated.
     assert_eq!(coordinator.take_outgoing().len(), 3);
     coordinator.tick(now + Duration::from_secs(1));
     answer(&mut coordinator, 2);
-    let why = "in 9 s not even 64 KiB received through".to_owned();
+    let why = "less than 64 KiB arrived in 9 s".to_owned();
     assert_eq!(coordinator.take_outgoing()[3..], aborts(Fault::LinkBroken { from: 1, to: 2, why }));
 }
 
 #[test]
-fn who_ended_well_is_not_lost() {
+fn a_rank_that_exited_regularly_is_not_lost() {
     let now = Instant::now();
     let mut coordinator = FaultCoordinator::default();
     coordinator.handle(1, ToRoot::Shutdown, now);
@@ -275,7 +275,7 @@ fn who_ended_well_is_not_lost() {
 }
 
 #[test]
-fn one_that_ended_before_it_came_to_a_communicator_is_not_waited_for() {
+fn a_rank_that_exited_before_joining_a_communicator_aborts_it() {
     let now = Instant::now();
     let waits = |coordinator: &mut FaultCoordinator, comm_id| {
         let (call, awaited, members, timeout_s) = (Some(1), vec![1], vec![], None);
@@ -294,7 +294,7 @@ fn one_that_ended_before_it_came_to_a_communicator_is_not_waited_for() {
         }
         assert_eq!(waits(&mut coordinator, 7), []);
         coordinator.handle(1, ToRoot::Shutdown, now);
-        // It has done its part in the other.
+        // It completed its calls in the other communicator.
         assert_eq!(waits(&mut coordinator, 8), []);
         let fault = match lost {
             true => Fault::Lost { rank: 3, why: "killed".to_owned() },
