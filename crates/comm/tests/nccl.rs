@@ -109,7 +109,7 @@ fn edge_cases(comm: &Communicator) {
     let pending = comm.start(OwnedCall::all_reduce(DType::F32, ReduceOp::Sum, buffer));
     let call = pending.wait().unwrap();
     assert!(call.output.as_slice::<f32>().iter().all(|v| *v == ranks as f32));
-    adopted(comm);
+    adopt_device_memory(comm);
     device_messages(comm);
     repeated_calls(comm);
     suite::group_on_rank(comm);
@@ -126,7 +126,7 @@ fn edge_cases(comm: &Communicator) {
 }
 
 /// Adopts half of a device buffer as foreign memory.
-fn adopted(comm: &Communicator) {
+fn adopt_device_memory(comm: &Communicator) {
     let gpu = Gpu::open(Vendor::Nvidia, 0).unwrap();
     let mut whole = gpu.buffer(800).unwrap();
     whole.copy_from_host(&[1.0f64; 100]).unwrap();
@@ -142,7 +142,7 @@ fn adopted(comm: &Communicator) {
     assert!(all[..50].iter().all(|v| *v == 1.0) && all[50..].iter().all(|v| *v == sum));
     let mixed = OwnedCall { input: Some(Buffer::zeroed(400)), ..call };
     let error = comm.start(mixed).wait().unwrap_err().to_string();
-    assert!(error.contains("the input lies in host memory, the output in the memory of device 0"));
+    assert!(error.contains("the input is in host memory, the output in the memory of device 0"));
 }
 
 /// A ring of messages between devices.

@@ -131,8 +131,8 @@ impl RegionLayout {
             return 0;
         }
         let stride = bytes.next_power_of_two();
-        let buffers_of = (self.slot_bytes() / stride).max(1) as u64;
-        (seq / PAYLOAD_SLOTS % buffers_of) as usize * stride
+        let positions = (self.slot_bytes() / stride).max(1) as u64;
+        (seq / PAYLOAD_SLOTS % positions) as usize * stride
     }
 
     /// Bytes per payload slot.

@@ -160,11 +160,11 @@ impl ShmEngine {
     fn next_post(&mut self, slot: SlotKind, ctx: &CallContext) -> Result<u64, CommError> {
         let seq = self.next;
         // All ranks must have read the post that it replaces.
-        let buffers_of = match slot {
+        let capacity = match slot {
             SlotKind::Inline => POST_RING,
             SlotKind::Slot(_) => PAYLOAD_SLOTS,
         };
-        let read = (seq + READ_LAG).saturating_sub(buffers_of);
+        let read = (seq + READ_LAG).saturating_sub(capacity);
         if read > self.compared {
             for other in self.others() {
                 let region = &self.shared.region;

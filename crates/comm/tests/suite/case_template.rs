@@ -88,7 +88,7 @@ pub fn template() -> impl Strategy<Value = CaseTemplate> {
     )
 }
 
-/// All combinations with a few element counts, each with a hash by which a sample is random.
+/// All combinations with a few element counts, each with a hash by which a sample is drawn.
 pub fn all_combinations(ranks: u32) -> Vec<(u64, CaseTemplate)> {
     let mut all = Vec::new();
     for kind in CallKind::ALL {
