@@ -30,7 +30,7 @@ struct WorldState {
     /// Ranks that dropped their communicator.
     departed: HashSet<u32>,
     sequence: u64,
-    /// The sub-communicators of a split, by its sequence number and colour.
+    /// The sub-communicators of a split, by its sequence word and colour.
     children: HashMap<(u64, u32), Arc<World>>,
 }
 
@@ -104,14 +104,14 @@ impl WorldState {
         let mut calls: Vec<Contribution> =
             (0..ranks).filter_map(|r| self.calls.remove(&r)).collect();
         self.sequence += 1;
-        let odd = calls.iter().position(|c| c.signature != calls[0].signature);
-        if let Some(odd) = odd {
+        let mismatch = calls.iter().position(|c| c.signature != calls[0].signature);
+        if let Some(mismatch) = mismatch {
             let error = CommError::CallMismatch {
                 sequence: self.sequence,
                 ours_by: World::peer(0),
                 ours: Box::new(calls[0].signature),
-                theirs_by: World::peer(odd as u32),
-                theirs: Box::new(calls[odd].signature),
+                theirs_by: World::peer(mismatch as u32),
+                theirs: Box::new(calls[mismatch].signature),
             };
             self.results = (0..ranks).map(|r| (r, Err(error.clone()))).collect();
             return;
@@ -273,12 +273,12 @@ impl Engine for InProcessEngine {
             input: None,
             output: &mut all,
         })?;
-        let number = |at: usize| {
+        let word = |at: usize| {
             let mut bytes = [0; 8];
             bytes.copy_from_slice(&all[at..at + 8]);
             i64::from_le_bytes(bytes)
         };
-        let of = |rank| (u32::try_from(number(rank * 16)).ok(), number(rank * 16 + 8));
+        let of = |rank| (u32::try_from(word(rank * 16)).ok(), word(rank * 16 + 8));
         let colours: Vec<_> = (0..size).map(of).collect();
         let Some(colour) = colour else { return Ok(None) };
         let ranks = split_order(&colours, colour);

@@ -97,16 +97,16 @@ mod tests {
         std::thread::scope(|scope| {
             for world in in_process::world(4) {
                 scope.spawn(move || {
-                    let odd = world.rank() % 2;
-                    let part = world.split(Some(odd), 0).unwrap().unwrap();
-                    let part = TranslatedComm::new(Arc::from(part), world.rank()).unwrap();
+                    let colour = world.rank() % 2;
+                    let split = world.split(Some(colour), 0).unwrap().unwrap();
+                    let split = TranslatedComm::new(Arc::from(split), world.rank()).unwrap();
                     world.barrier().unwrap();
                     match world.rank() {
                         1 => {
-                            let error = part.all_reduce(&mut [1f32], ReduceOp::Sum).unwrap_err();
+                            let error = split.all_reduce(&mut [1f32], ReduceOp::Sum).unwrap_err();
                             assert!(error.to_string().starts_with("rank 3 on "), "{error}");
                         }
-                        3 => part.abort("no more"),
+                        3 => split.abort("no more"),
                         _ => {}
                     }
                     world.barrier().unwrap();

@@ -64,10 +64,12 @@ impl OutgoingMessage {
             let size = pool.chunk_bytes.min(self.length() - self.at);
             let number = self.first_chunk + (self.at / pool.chunk_bytes) as u64;
             let at = self.at;
-            // SAFETY: the offset lies within the message.
-            let start =
-                |user: UserMemory| UserMemory { start: unsafe { user.start.add(at) }, ..user };
-            if !pool.send_chunk(id, self.to, number, self.user.map(start), size)? {
+            let chunk = self.user.map(|user| UserMemory {
+                // SAFETY: the offset lies within the message.
+                start: unsafe { user.start.add(at) },
+                ..user
+            });
+            if !pool.send_chunk(id, self.to, number, chunk, size)? {
                 break;
             }
             self.at += size;

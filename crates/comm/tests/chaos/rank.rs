@@ -140,19 +140,20 @@ fn join(
     let (lost_after, desync_after) = timeouts(case);
     let in_bootstrap = case.fault == Fault::KilledInBootstrap && name == "first";
     let join_timeout = if in_bootstrap { Duration::from_secs(5) } else { LONG };
-    let number = members.iter().position(|member| *member == rank).unwrap() as u32;
+    let comm_rank = members.iter().position(|member| *member == rank).unwrap() as u32;
     let debug = case.debug;
     if case.comm == CommKind::Shm {
         let peer = |(i, member): (u32, &usize)| Peer::new(i, case.host(*member));
         let config =
             shm::ShmConfig { desync_after, debug, join_timeout, ..shm::ShmConfig::default() };
         let name = format!("{}/{name}", dir.display());
-        let engine = shm::join(&name, number, (0..).zip(members).map(peer).collect(), config)?;
+        let engine = shm::join(&name, comm_rank, (0..).zip(members).map(peer).collect(), config)?;
         return Ok(Communicator::new(Box::new(engine)));
     }
     let secret = std::fs::read_to_string(dir.join(format!("{name}-secret"))).unwrap();
     let file = dir.join(format!("{name}-port"));
-    let listener = (number == 0).then(|| bootstrap::listen("0.0.0.0:0".parse().unwrap()).unwrap());
+    let listener =
+        (comm_rank == 0).then(|| bootstrap::listen("0.0.0.0:0".parse().unwrap()).unwrap());
     let master = match case.testbed {
         Testbed::SingleHost => "127.0.0.1".to_owned(),
         Testbed::Cluster => case.host(members[0]),
@@ -169,7 +170,7 @@ fn join(
         lost_after,
         desync_after,
         debug,
-        ..bootstrap::BootstrapConfig::new(number, members.len() as u32, &master, port, secret)
+        ..bootstrap::BootstrapConfig::new(comm_rank, members.len() as u32, &master, port, secret)
     };
     match case.comm {
         CommKind::Hierarchical => hierarchical::join(config),

@@ -42,15 +42,15 @@ impl RankScript {
     }
 
     fn read(text: &str) -> Self {
-        let numbers: Vec<u64> = text.split(' ').map(|n| n.parse().unwrap()).collect();
+        let fields: Vec<u64> = text.split(' ').map(|n| n.parse().unwrap()).collect();
         Self {
-            kind: CallKind::ALL[numbers[0] as usize],
-            count: numbers[1] as usize,
-            victim: numbers[2] as u32,
-            call: numbers[3],
-            after_us: numbers[4],
-            lost_after_s: numbers[5],
-            desync_after_s: numbers[6],
+            kind: CallKind::ALL[fields[0] as usize],
+            count: fields[1] as usize,
+            victim: fields[2] as u32,
+            call: fields[3],
+            after_us: fields[4],
+            lost_after_s: fields[5],
+            desync_after_s: fields[6],
         }
     }
 }

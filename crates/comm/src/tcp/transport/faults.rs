@@ -253,8 +253,8 @@ impl TcpTransport {
                 let seconds = self.stall.seconds(now);
                 mesh.fault_state.clear.remove(&self.comm_id);
                 self.query(Some(seconds));
-                let timeout_s = self.local_timeout(seconds);
-                self.suspicion.get_or_insert((now + COORDINATOR_TIMEOUT, timeout_s));
+                let error = self.local_timeout(seconds);
+                self.suspicion.get_or_insert((now + COORDINATOR_TIMEOUT, error));
                 now
             }
         };
