@@ -1,5 +1,5 @@
-/* Times MPI's collectives on f32, as bench/src/bin/collectives.rs times ours: rank 0 prints a line
- * "operation bytes seconds" for each size and round: the slowest rank's. */
+/* Times MPI's collectives on f32, as bench/src/bin/collectives does: rank 0 prints one line
+ * "operation bytes seconds" per size and round, maximum over the ranks. */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,7 +35,7 @@ static void timed(const char *name, float *in, float *out, int count, int repeat
   }
 }
 
-/* Arguments: the repeats of a round, then sizes in bytes, in pairs: "repeats bytes ...". */
+/* Arguments: pairs of repetitions per round and size in bytes: "repeats bytes ...". */
 int main(int argc, char **argv) {
   const char *names[] = {"all-reduce", "all-gather", "reduce-scatter", "broadcast"};
   MPI_Init(&argc, &argv);

@@ -1,5 +1,5 @@
-"""Times gloo's collectives on f32, as bench/src/bin/collectives.rs times ours: rank 0 prints a line
-"operation bytes seconds" for each size and round: the slowest rank's."""
+"""Times gloo's collectives on f32, as bench/src/bin/collectives does: rank 0 prints one line
+"operation bytes seconds" per size and round, maximum over the ranks."""
 
 import sys
 import time

@@ -1,5 +1,5 @@
-"""The collectives of PyTorch over NCCL, timed as nccl-tests does: warm-up, a barrier, calls in a row,
-one wait. Started once a rank, with the variables of a launcher; rank 0 prints microseconds as JSON."""
+"""PyTorch's NCCL collectives, timed like nccl-tests: warm-up, barrier, back-to-back calls,
+one synchronisation. Run once per rank with a launcher's environment; rank 0 prints microseconds as JSON."""
 
 import json
 import os
@@ -13,7 +13,7 @@ WARMUP, ITERATIONS = 5, int(sys.argv[2])
 
 
 def call(name, size, ranks):
-    """The collective, on buffers of which the largest has so many bytes."""
+    """The collective; the largest buffer has `size` bytes."""
     count = size // 4
     whole = torch.ones(max(count, 1), device="cuda")
     part = torch.ones(max(count // ranks, 1), device="cuda")
@@ -27,7 +27,7 @@ def call(name, size, ranks):
 
 
 def timed(work):
-    """The mean of all ranks, in microseconds."""
+    """Mean over the ranks, in microseconds."""
     for _ in range(WARMUP):
         work()
     torch.cuda.synchronize()

@@ -1,28 +1,27 @@
-//! Measures a piece of work against a peer in the same run, because machines are shared and noisy:
-//! the ratio is what a change must not worsen. Each result is kept as soon as it is there, and the
-//! next run shows it beside its own.
+//! Benchmarks against peers in the same run, because machines are shared and noisy: a change must
+//! not worsen the ratio. Each result is saved at once, and the next run shows the change.
 
-pub mod flock;
+pub mod sim_agents;
 
 use std::hint::black_box;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-/// The time of one run of some work: median and quartiles of many.
+/// Median and quartiles of many runs.
 #[derive(Debug, Clone, Copy)]
-pub struct Times {
-    /// A quarter of the runs were faster.
+pub struct RunTimes {
+    /// First quartile.
     pub low: Duration,
-    /// Half of them.
+    /// Median.
     pub median: Duration,
-    /// Three quarters.
+    /// Third quartile.
     pub high: Duration,
 }
 
-impl Times {
-    /// Of at least one run.
+impl RunTimes {
+    /// Statistics of at least one run.
     pub fn of(mut times: Vec<Duration>) -> Self {
         times.sort_unstable();
         let at = |quarter: usize| times[(times.len() - 1) * quarter / 4];
@@ -31,7 +30,7 @@ impl Times {
 }
 
 /// Runs `work` for about a second, at least five times, and returns its times.
-pub fn measure<T>(mut work: impl FnMut() -> T) -> Times {
+pub fn measure<T>(mut work: impl FnMut() -> T) -> RunTimes {
     black_box(work());
     let start = Instant::now();
     let mut times = Vec::new();
@@ -40,56 +39,83 @@ pub fn measure<T>(mut work: impl FnMut() -> T) -> Times {
         black_box(work());
         times.push(one.elapsed());
     }
-    Times::of(times)
+    RunTimes::of(times)
 }
 
-/// Work that takes turns with others.
-pub struct Turn<'a> {
-    /// It has its turn in every so-manieth round, the first included: slow work needs fewer.
+/// One of several interleaved workloads.
+pub struct Contender<'a> {
+    /// Runs in every `every`-th round, starting with the first: slow work needs fewer runs.
     pub every: usize,
-    /// Does it once, and tells how long that took, less what it did before and after.
+    /// Runs once and returns the time without set-up and tear-down.
     pub work: Box<dyn FnMut() -> Result<Duration> + 'a>,
 }
 
-/// Lets all take turns, so that whatever else the machine does meanwhile meets each alike.
-pub fn take_turns(turns: &mut [Turn<'_>], rounds: usize) -> Result<Vec<Times>> {
-    let mut times = vec![Vec::new(); turns.len()];
+/// Interleaves the workloads, so that background load affects all of them alike.
+pub fn interleave(contenders: &mut [Contender<'_>], rounds: usize) -> Result<Vec<RunTimes>> {
+    let mut times = vec![Vec::new(); contenders.len()];
     for round in 0..rounds.max(1) {
-        for (turn, times) in turns.iter_mut().zip(&mut times) {
-            if round % turn.every.max(1) == 0 {
-                times.push((turn.work)()?);
+        for (contender, times) in contenders.iter_mut().zip(&mut times) {
+            if round % contender.every.max(1) == 0 {
+                times.push((contender.work)()?);
             }
         }
     }
-    Ok(times.into_iter().map(Times::of).collect())
+    Ok(times.into_iter().map(RunTimes::of).collect())
 }
 
-/// Prints a case beside its peers and beside the last run, and keeps it.
-pub fn report(case: &str, ours: Times, peers: &[(&str, Times)]) -> Result<()> {
+/// Prints a case beside its peers and the previous run, and saves it.
+pub fn report(case: &str, ours: RunTimes, peers: &[(&str, RunTimes)]) -> Result<()> {
     let ms = |d: Duration| format!("{:.3} ms", d.as_secs_f64() * 1e3);
-    let spread = |t: Times| format!("{} ({} to {})", ms(t.median), ms(t.low), ms(t.high));
+    let spread = |t: RunTimes| format!("{} ({} to {})", ms(t.median), ms(t.low), ms(t.high));
     println!("{case}: {}", spread(ours));
     for (name, times) in peers {
         let ratio = times.median.as_secs_f64() / ours.median.as_secs_f64();
         println!("  {ratio:.2} times as fast as {name}: {}", spread(*times));
     }
-    let file = kept(case);
+    let file = result_file(case);
     if let Some(before) =
         std::fs::read_to_string(&file).ok().and_then(|t| t.trim().parse::<f64>().ok())
     {
         let change = ours.median.as_secs_f64() / before - 1.0;
-        println!("  {:+.1} % against the last run ({:.3} ms)", change * 100.0, before * 1e3);
+        println!(
+            "  {:+.1} % compared with the previous run ({:.3} ms)",
+            change * 100.0,
+            before * 1e3
+        );
     }
-    let folder = file.parent().context("a folder for results")?;
+    let folder = file.parent().context("no results folder")?;
     std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
     std::fs::write(&file, format!("{}\n", ours.median.as_secs_f64()))
         .with_context(|| file.display().to_string())
 }
 
-fn kept(case: &str) -> PathBuf {
+fn result_file(case: &str) -> PathBuf {
     let target =
         std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from);
     target.join("regatta-bench").join(case.replace(|c: char| !c.is_ascii_alphanumeric(), "-"))
+}
+
+/// A temporary folder, removed when dropped.
+pub struct TempDir(PathBuf);
+
+impl TempDir {
+    /// Creates a folder that is unique to this process.
+    pub fn new() -> Result<Self> {
+        let path = std::env::temp_dir().join(format!("regatta-bench-{}", std::process::id()));
+        std::fs::create_dir_all(&path).with_context(|| path.display().to_string())?;
+        Ok(Self(path))
+    }
+
+    /// Its path.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for TempDir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
 }
 
 #[cfg(test)]
@@ -97,9 +123,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn turns_are_taken_as_often_as_said() {
+    fn contenders_run_in_every_nth_round() {
         let seen = std::cell::RefCell::new(String::new());
-        let turn = |name: char, every: usize, time: u64| Turn {
+        let contender = |name: char, every: usize, time: u64| Contender {
             every,
             work: Box::new({
                 let seen = &seen;
@@ -109,7 +135,7 @@ mod tests {
                 }
             }),
         };
-        let times = take_turns(&mut [turn('a', 1, 3), turn('b', 2, 50)], 4).unwrap();
+        let times = interleave(&mut [contender('a', 1, 3), contender('b', 2, 50)], 4).unwrap();
         assert_eq!(*seen.borrow(), "abaaba");
         assert_eq!((times[0].median, times[1].median.as_millis()), (Duration::from_millis(3), 50));
     }

@@ -1,23 +1,24 @@
-//! What it costs to start a job: `regatta launch -n 2 -- true` on this machine, from the first
-//! process to the last one's end, beside the launchers it replaces.
+//! Launch latency: `regatta launch -n 2 -- true` on this machine, from the start of the first
+//! process to the exit of the last, compared with other launchers.
 //!
-//! The binary is the one beside this program, so build both alike. torchrun is taken from `PATH`,
-//! or from the variable `REGATTA_BENCH_TORCHRUN`; what is not installed is named and left out.
+//! Uses the `regatta` binary next to this program, so build both in the same profile. torchrun is
+//! taken from `PATH` or `REGATTA_BENCH_TORCHRUN`; launchers that are not installed are listed and
+//! skipped.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use regatta_benchmarks::{Turn, report, take_turns};
+use regatta_benchmarks::{Contender, TempDir, interleave, report};
 
-/// Rounds in all.
+/// Number of rounds.
 const ROUNDS: usize = 60;
-/// torchrun takes seconds: it has its turn only so often.
-const SLOW: usize = 10;
+/// torchrun takes seconds, so it only runs in every tenth round.
+const TORCHRUN_EVERY: usize = 10;
 const TORCHRUN: &str = "REGATTA_BENCH_TORCHRUN";
 
-/// Another launcher, with the command that starts two ranks.
+/// Another launcher and its command for two ranks.
 struct Peer {
     name: &'static str,
     every: usize,
@@ -30,31 +31,33 @@ fn main() -> Result<()> {
         bail!("{}: not built; run `cargo xtask bench`", regatta.display());
     }
     let (mut peers, missing): (Vec<Peer>, Vec<&str>) = peers();
-    let runs = Runs::create()?;
-    let mut turns = vec![Turn { every: 1, work: Box::new(|| runs.time(&regatta)) }];
+    let dir = TempDir::new()?;
+    let run_dir = dir.path().join("run");
+    let mut contenders =
+        vec![Contender { every: 1, work: Box::new(|| time_regatta(&regatta, &run_dir)) }];
     for peer in &mut peers {
         let (every, command) = (peer.every, &mut peer.command);
-        turns.push(Turn { every, work: Box::new(move || time(command)) });
+        contenders.push(Contender { every, work: Box::new(move || time(command)) });
     }
-    // Once for all, so that every file is in memory.
-    take_turns(&mut turns, 1)?;
-    let times = take_turns(&mut turns, ROUNDS)?;
-    drop(turns);
-    let (ours, theirs) = times.split_first().context("no run at all")?;
+    // A warm-up round, so that all files are in the page cache.
+    interleave(&mut contenders, 1)?;
+    let times = interleave(&mut contenders, ROUNDS)?;
+    drop(contenders);
+    let (ours, theirs) = times.split_first().context("no runs")?;
     let named: Vec<_> = peers.iter().map(|p| p.name).zip(theirs.iter().copied()).collect();
-    report("start two ranks", *ours, &named)?;
+    report("launch two ranks", *ours, &named)?;
     for name in missing {
         println!("  not installed: {name}");
     }
     Ok(())
 }
 
-/// Those that are installed, and the names of the others.
+/// The installed launchers, and the names of the others.
 fn peers() -> (Vec<Peer>, Vec<&'static str>) {
     let all = [
         ("mpiexec.hydra", 1, installed("mpiexec.hydra").map(|p| command(p, &["-n", "2", "true"]))),
-        ("mpirun of Open MPI", 1, open_mpi()),
-        ("torchrun", SLOW, torchrun()),
+        ("Open MPI mpirun", 1, open_mpi()),
+        ("torchrun", TORCHRUN_EVERY, torchrun()),
     ];
     let (mut peers, mut missing) = (Vec::new(), Vec::new());
     for (name, every, command) in all {
@@ -66,7 +69,7 @@ fn peers() -> (Vec<Peer>, Vec<&'static str>) {
     (peers, missing)
 }
 
-/// `mpirun` may be another MPI's, so it is asked.
+/// `mpirun` may belong to another MPI, so its version is checked.
 fn open_mpi() -> Option<Command> {
     let is_it = |program: &PathBuf| {
         let output = Command::new(program).arg("--version").output();
@@ -96,7 +99,7 @@ fn command(program: PathBuf, args: &[&str]) -> Command {
     command
 }
 
-/// From the start of the first process to its end, which comes after its ranks'.
+/// From the start to the exit of the launcher, which outlives its ranks.
 fn time(command: &mut Command) -> Result<Duration> {
     let start = Instant::now();
     let status = command.status().with_context(|| format!("{command:?}"))?;
@@ -107,28 +110,10 @@ fn time(command: &mut Command) -> Result<Duration> {
     Ok(time)
 }
 
-/// A folder for run folders, which goes with this.
-struct Runs(PathBuf);
-
-impl Runs {
-    fn create() -> Result<Self> {
-        let path = std::env::temp_dir().join(format!("regatta-bench-{}", std::process::id()));
-        std::fs::create_dir(&path).with_context(|| path.display().to_string())?;
-        Ok(Self(path))
-    }
-
-    /// One launch, with a run folder as every launch has one.
-    fn time(&self, regatta: &Path) -> Result<Duration> {
-        let folder = self.0.join("run");
-        let mut command = command(regatta.to_owned(), &["launch", "-n", "2", "--run-dir"]);
-        let time = time(command.arg(&folder).args(["--", "true"]))?;
-        std::fs::remove_dir_all(&folder).with_context(|| folder.display().to_string())?;
-        Ok(time)
-    }
-}
-
-impl Drop for Runs {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
+/// One launch with a run folder.
+fn time_regatta(regatta: &Path, run_dir: &Path) -> Result<Duration> {
+    let mut command = command(regatta.to_owned(), &["launch", "-n", "2", "--run-dir"]);
+    let time = time(command.arg(run_dir).args(["--", "true"]))?;
+    std::fs::remove_dir_all(run_dir).with_context(|| run_dir.display().to_string())?;
+    Ok(time)
 }

@@ -1,65 +1,68 @@
-//! What `regatta bench all-reduce` says of 8 bytes between two ranks of this machine, beside a bare
-//! loop over the same communicator: in processes of their own that are bound alike, with as many
-//! calls, by turns. The least of each counts: whatever else the machine does only adds to it.
+//! Measurement overhead: `regatta bench all-reduce` of 8 bytes between two ranks of this machine,
+//! compared with a bare loop over the same communicator, in separate processes with the same
+//! binding and number of calls, interleaved. Uses minimum times, because background load only adds
+//! to them.
 //!
-//! Arguments: the number of turns, by itself 10.
+//! Argument: the number of rounds, 10 by default.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use regatta_comm::join::Settings;
-use regatta_comm::{Collectives, Comm, ReduceOp, host};
+use regatta_benchmarks::TempDir;
+use regatta_comm::bootstrap::BootstrapConfig;
+use regatta_comm::{Collectives, Comm, ReduceOp, hierarchical};
 use regatta_model::{BenchResult, Measurement, document};
 
-/// Says that this process is a rank of the bare loop.
+/// Set in ranks of the bare loop.
 const RANK: &str = "REGATTA_BENCH_RANK";
 const CALLS: u32 = 20_000;
 const WARM_UP: u32 = 1000;
 /// 8 bytes.
 const COUNT: usize = 2;
-const TURNS: u32 = 10;
+const ROUNDS: u32 = 10;
 
-/// Microseconds of a call with two buffers, and with one.
+/// Microseconds per call out of place and in place.
 type Latency = [f64; 2];
 
 fn main() -> Result<()> {
     if std::env::var_os(RANK).is_some() {
-        return be_a_rank();
+        return run_rank();
     }
-    let turns = match std::env::args().nth(1) {
-        Some(word) => word.parse().with_context(|| format!("{word} is no number of turns"))?,
-        None => TURNS,
+    let rounds = match std::env::args().nth(1) {
+        Some(word) => word.parse().with_context(|| format!("invalid number of rounds: {word}"))?,
+        None => ROUNDS,
     };
     let own = std::env::current_exe()?;
     let regatta = own.with_file_name("regatta");
     if !regatta.is_file() {
         bail!("{}: not built; run `cargo xtask bench`", regatta.display());
     }
-    let folder = Folder(std::env::temp_dir().join(format!("regatta-bench-{}", std::process::id())));
-    let mut least = [[f64::INFINITY; 2]; 2];
-    for _ in 0..turns {
-        let turn = [benchmark(&regatta, &folder.0)?, bare(&regatta, &own, &folder.0)?];
-        for (least, new) in least.iter_mut().flatten().zip(turn.as_flattened()) {
-            *least = least.min(*new);
+    let dir = TempDir::new()?;
+    let run_dir = dir.path().join("run");
+    let mut minimum = [[f64::INFINITY; 2]; 2];
+    for _ in 0..rounds {
+        let latencies = [benchmark(&regatta, &run_dir)?, bare(&regatta, &own, &run_dir)?];
+        for (minimum, new) in minimum.iter_mut().flatten().zip(latencies.as_flattened()) {
+            *minimum = minimum.min(*new);
         }
     }
-    let [ours, bare] = least;
-    println!("all-reduce of 8 bytes, 2 ranks, {CALLS} calls, the least of {turns} turns");
+    let [ours, bare] = minimum;
+    println!("all-reduce of 8 bytes, 2 ranks, {CALLS} calls, minimum of {rounds} rounds");
     for (place, (ours, bare)) in ["out-of-place", "in-place"].iter().zip(ours.iter().zip(bare)) {
         let ratio = ours / bare;
-        println!("  {place}: {ours:.3} us, a bare loop {bare:.3} us: {ratio:.3} times as long");
+        println!("  {place}: {ours:.3} us, bare loop {bare:.3} us, ratio {ratio:.3}");
     }
     Ok(())
 }
 
-/// What `regatta bench` measures.
+/// The latency that `regatta bench` reports.
 fn benchmark(regatta: &Path, folder: &Path) -> Result<Latency> {
     let mut command = Command::new(regatta);
     command.args(["bench", "all-reduce", "-b", "8", "-e", "8", "-c", "0", "--backend", "host"]);
     command.args(["-n", &CALLS.to_string(), "-w", &WARM_UP.to_string(), "--ranks", "2"]);
-    ended(command.arg("--run-dir").arg(folder))?;
+    run_checked(command.arg("--run-dir").arg(folder))?;
     let file = folder.join("bench.json");
     let text = std::fs::read_to_string(&file).with_context(|| file.display().to_string())?;
     let result: BenchResult = document::from_json(&text)?;
@@ -70,18 +73,18 @@ fn benchmark(regatta: &Path, folder: &Path) -> Result<Latency> {
     Ok([out_of_place.context("no time")?, in_place.context("no time")?])
 }
 
-/// What the loop below measures, with ranks started as those of `regatta bench` are.
+/// The latency of the bare loop, with ranks launched like those of `regatta bench`.
 fn bare(regatta: &Path, own: &Path, folder: &Path) -> Result<Latency> {
     let mut command = Command::new(regatta);
     command.args(["launch", "--oversubscribe", "--no-gpus", "--ranks", "2", "--run-dir"]);
-    ended(command.arg(folder).arg("--").arg(own).env(RANK, "1"))?;
+    run_checked(command.arg(folder).arg("--").arg(own).env(RANK, "1"))?;
     let text = std::fs::read_to_string(folder.join("log/rank-0.out")).context("rank 0's log")?;
     std::fs::remove_dir_all(folder).with_context(|| folder.display().to_string())?;
     let times: Vec<f64> = text.split_whitespace().filter_map(|word| word.parse().ok()).collect();
     times.try_into().map_err(|_| anyhow::anyhow!("rank 0 wrote {text:?}"))
 }
 
-fn ended(command: &mut Command) -> Result<()> {
+fn run_checked(command: &mut Command) -> Result<()> {
     let output = command.output().with_context(|| format!("{command:?}"))?;
     if !output.status.success() {
         bail!("{command:?}: {}", String::from_utf8_lossy(&output.stderr));
@@ -89,12 +92,12 @@ fn ended(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// A rank of the bare loop; the first writes the mean of all ranks.
-fn be_a_rank() -> Result<()> {
-    let comm = host::join(Settings::from_environment()?)?;
+/// A rank of the bare loop; rank 0 prints the mean of all ranks.
+fn run_rank() -> Result<()> {
+    let comm = hierarchical::join(BootstrapConfig::from_env()?)?;
     let (input, mut output) = ([1.0f32; COUNT], [0.0f32; COUNT]);
     let out_of_place = timed(&comm, || comm.all_reduce_into(&input, &mut output, ReduceOp::Sum))?;
-    // What does not grow, however often it is summed up.
+    // Zeros do not grow when they are summed repeatedly.
     let mut data = [0.0f32; COUNT];
     let in_place = timed(&comm, || comm.all_reduce(&mut data, ReduceOp::Sum))?;
     let mut all = [out_of_place, in_place];
@@ -105,7 +108,7 @@ fn be_a_rank() -> Result<()> {
     Ok(())
 }
 
-/// Microseconds of a call.
+/// Microseconds per call.
 fn timed<E: std::error::Error + Send + Sync + 'static>(
     comm: &dyn Comm,
     mut call: impl FnMut() -> Result<(), E>,
@@ -115,13 +118,4 @@ fn timed<E: std::error::Error + Send + Sync + 'static>(
     let start = Instant::now();
     (0..CALLS).try_for_each(|_| call())?;
     Ok(start.elapsed().as_secs_f64() * 1e6 / f64::from(CALLS))
-}
-
-/// A folder that goes with what is left in it.
-struct Folder(PathBuf);
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
 }

@@ -1,13 +1,13 @@
-//! 10,000 nodes with 8 GPUs each, placed and written as JSON on one core: once with equal nodes,
-//! as machines have them, once with every node described by itself.
+//! Placement of 10,000 nodes with 8 GPUs each, serialised to JSON on one core: with identical
+//! nodes, as on real machines, and with every node described separately.
 //!
-//! The peers: `scontrol show hostnames`, which scripts run for the list of hosts alone, and
-//! writing the same JSON from a ready tree of values.
+//! Peers: `scontrol show hostnames`, which scripts run just for the host list, and serialising the
+//! same JSON from an existing value tree.
 
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result};
-use regatta_benchmarks::{Times, measure, report};
+use regatta_benchmarks::{RunTimes, measure, report};
 use regatta_model::{AllocatedNode, Allocation, Job, Machine, Reserve, SmtUse, document};
 
 const NODES: usize = 10_000;
@@ -33,7 +33,7 @@ fn main() -> Result<()> {
     println!("{} bytes of JSON", text.len());
     let tree: serde_json::Value = serde_json::from_str(&text)?;
     let peer = measure(|| serde_json::to_string(&tree));
-    report("every node described", measure(work), &[("writing the same JSON from a tree", peer)])
+    report("every node described", measure(work), &[("serialising the value tree", peer)])
 }
 
 fn place(machines: &[Machine], allocation: &Allocation, job: &Job) -> Result<String> {
@@ -41,8 +41,8 @@ fn place(machines: &[Machine], allocation: &Allocation, job: &Job) -> Result<Str
     Ok(document::to_json_line(&placement)?)
 }
 
-/// Slurm's own expansion of as many hosts, if Slurm is here. It needs a configuration to exist.
-fn scontrol() -> Option<Times> {
+/// Slurm's expansion of the same host list, if Slurm is installed. It needs a configuration file.
+fn scontrol() -> Option<RunTimes> {
     let conf = std::env::temp_dir().join(format!("regatta-bench-{}.conf", std::process::id()));
     std::fs::write(&conf, "ClusterName=bench\nSlurmctldHost=localhost\nNodeName=x\n").ok()?;
     let mut command = Command::new("scontrol");

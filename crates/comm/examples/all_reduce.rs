@@ -1,9 +1,11 @@
-//! The sum of all ranks' numbers: `regatta launch -n 4 -- target/release/examples/all_reduce`.
+//! Sums the ranks: `regatta launch -n 4 -- target/release/examples/all_reduce`.
 
-use regatta_comm::{Collectives, Comm, CommError, ReduceOp, host, join::Settings};
+use regatta_comm::{
+    Collectives, Comm, CommError, ReduceOp, bootstrap::BootstrapConfig, hierarchical,
+};
 
 fn main() -> Result<(), CommError> {
-    let comm = host::join(Settings::from_environment()?)?;
+    let comm = hierarchical::join(BootstrapConfig::from_env()?)?;
     let mut sum = [comm.rank() as f32];
     comm.all_reduce(&mut sum, ReduceOp::Sum)?;
     println!("rank {} of {}: the sum is {}", comm.rank(), comm.size(), sum[0]);

@@ -1,5 +1,4 @@
-//! Memory for collectives that go on in the background, or on a device: it belongs to them until they
-//! are over.
+//! Owned memory for asynchronous collectives and for collectives on a device.
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::any::Any;
@@ -8,26 +7,24 @@ use std::ptr::NonNull;
 use crate::dtype::{bytes_of, bytes_of_mut};
 use crate::{CommError, Element};
 
-/// A whole cache line, and enough for any vector instruction.
-const ALIGNMENT: usize = align_of::<Line>();
+/// A cache line, which is enough for any vector instruction.
+const ALIGNMENT: usize = align_of::<CacheLine>();
 
-/// Nothing but its alignment.
 #[repr(align(64))]
-struct Line;
+struct CacheLine;
 
-/// What Linux calls a huge page.
-const LARGE_PAGE: usize = 2 << 20;
+const HUGE_PAGE: usize = 2 << 20;
 
-/// Where memory lies.
+/// The memory a buffer is in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Space {
-    /// Where the processor reaches it.
+pub enum MemorySpace {
+    /// Host memory.
     Host,
-    /// On the device of this number.
+    /// The memory of the device with this index.
     Device(u32),
 }
 
-impl std::fmt::Display for Space {
+impl std::fmt::Display for MemorySpace {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Host => f.write_str("host memory"),
@@ -36,30 +33,30 @@ impl std::fmt::Display for Space {
     }
 }
 
-/// How memory of a device is reached from the host. Whoever implements it keeps the memory alive.
-pub trait Reach: Send + Sync {
-    /// Which device.
+/// Copies between host and device memory. The implementation keeps the device memory alive.
+pub trait DeviceCopy: Send + Sync {
+    /// The device index.
     fn device(&self) -> u32;
 
-    /// Copies bytes to the device, and returns when they are there.
+    /// Copies bytes to the device. Returns when the copy is complete.
     ///
     /// # Safety
-    /// There must be room for them.
-    unsafe fn put(&self, to: *mut u8, from: &[u8]) -> Result<(), CommError>;
+    /// `to` must be valid for writes of `from.len()` bytes on the device.
+    unsafe fn copy_from_host(&self, to: *mut u8, from: &[u8]) -> Result<(), CommError>;
 
-    /// Copies bytes from the device, and returns when they are here.
+    /// Copies bytes from the device. Returns when the copy is complete.
     ///
     /// # Safety
-    /// They must be there.
-    unsafe fn fetch(&self, to: &mut [u8], from: *const u8) -> Result<(), CommError>;
+    /// `from` must be valid for reads of `to.len()` bytes on the device.
+    unsafe fn copy_to_host(&self, to: &mut [u8], from: *const u8) -> Result<(), CommError>;
 }
 
-/// Who frees the memory.
+/// The owner of the memory.
 enum Owner {
-    Nobody,
+    Empty,
     Heap,
-    Somebody { _frees: Box<dyn Any + Send> },
-    Device(Box<dyn Reach>),
+    External { _owner: Box<dyn Any + Send> },
+    Device(Box<dyn DeviceCopy>),
 }
 
 /// Owned bytes, in host memory or on a device.
@@ -71,7 +68,7 @@ pub struct Buffer {
 
 // SAFETY: it owns its bytes as a Vec does, and its owner is Send.
 unsafe impl Send for Buffer {}
-// SAFETY: a shared one can only be read, and whoever reaches a device is Sync.
+// SAFETY: a shared reference only allows reading, and `DeviceCopy` is Sync.
 unsafe impl Sync for Buffer {}
 
 impl std::fmt::Debug for Buffer {
@@ -81,18 +78,18 @@ impl std::fmt::Debug for Buffer {
 }
 
 impl Buffer {
-    /// Zeros on the heap.
+    /// A zero-initialised buffer on the heap.
     pub fn zeroed(bytes: usize) -> Self {
         if bytes == 0 {
-            let nowhere = NonNull::<Line>::dangling().cast();
-            return Self { start: nowhere, bytes, owner: Owner::Nobody };
+            let start = NonNull::<CacheLine>::dangling().cast();
+            return Self { start, bytes, owner: Owner::Empty };
         }
         let layout = layout(bytes);
-        // SAFETY: the layout has a size other than 0.
+        // SAFETY: the layout has a non-zero size.
         let start = unsafe { alloc(layout) };
         let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
-        ask_for_large_pages(start, bytes);
-        // SAFETY: there is room for so many.
+        advise_huge_pages(start, bytes);
+        // SAFETY: the allocation has this size.
         unsafe { start.write_bytes(0, bytes) };
         Self { start, bytes, owner: Owner::Heap }
     }
@@ -104,84 +101,83 @@ impl Buffer {
         buffer
     }
 
-    /// Memory of somebody else, who frees it when dropped.
+    /// Memory owned by another object, which is dropped with the buffer.
     ///
     /// # Safety
-    /// The bytes must be initialised, aligned to 64, valid while `owner` lives, and written by
-    /// nobody else except as the owner's protocol allows.
+    /// The bytes must be initialised, aligned to 64, valid while `owner` lives, and not written by
+    /// others except as the owner's protocol allows.
     pub unsafe fn from_owner(start: NonNull<u8>, bytes: usize, owner: Box<dyn Any + Send>) -> Self {
-        Self { start, bytes, owner: Owner::Somebody { _frees: owner } }
+        Self { start, bytes, owner: Owner::External { _owner: owner } }
     }
 
-    /// Memory of a device.
+    /// Device memory.
     ///
     /// # Safety
-    /// The bytes must be on that device, valid while `reach` lives, and until the buffer is dropped
-    /// used by nobody else while a collective has it.
-    pub unsafe fn on_device(start: NonNull<u8>, bytes: usize, reach: Box<dyn Reach>) -> Self {
-        Self { start, bytes, owner: Owner::Device(reach) }
+    /// The bytes must be on the device, valid while `device` lives, and not accessed by others while
+    /// a collective uses them.
+    pub unsafe fn on_device(start: NonNull<u8>, bytes: usize, device: Box<dyn DeviceCopy>) -> Self {
+        Self { start, bytes, owner: Owner::Device(device) }
     }
 
-    /// Where it lies.
-    pub fn space(&self) -> Space {
+    /// The memory it is in.
+    pub fn space(&self) -> MemorySpace {
         match &self.owner {
-            Owner::Device(reach) => Space::Device(reach.device()),
-            _ => Space::Host,
+            Owner::Device(device) => MemorySpace::Device(device.device()),
+            _ => MemorySpace::Host,
         }
     }
 
-    /// How many bytes it has.
+    /// The size in bytes.
     pub fn len(&self) -> usize {
         self.bytes
     }
 
-    /// Whether it has none.
+    /// Whether it has no bytes.
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
     }
 
-    /// Where its bytes begin: an address of the host, or of the device.
+    /// The start address, in host or device memory.
     pub fn address(&self) -> NonNull<u8> {
         self.start
     }
 
-    /// Its bytes.
+    /// The bytes.
     ///
     /// # Panics
-    /// If it lies on a device, as do the other functions that lend its bytes: see
-    /// [`Buffer::fetch`].
+    /// If the buffer is in device memory, as do the other accessors; use [`Buffer::copy_to_host`].
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: they are initialised, and live as long as we.
-        unsafe { std::slice::from_raw_parts(self.here().as_ptr(), self.bytes) }
+        // SAFETY: the bytes are initialised and live as long as `self`.
+        unsafe { std::slice::from_raw_parts(self.host_ptr().as_ptr(), self.bytes) }
     }
 
-    /// Its bytes, to be written.
+    /// The bytes, mutable.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as before, and nobody else has them.
-        unsafe { std::slice::from_raw_parts_mut(self.here().as_ptr(), self.bytes) }
+        // SAFETY: as above, and access is exclusive.
+        unsafe { std::slice::from_raw_parts_mut(self.host_ptr().as_ptr(), self.bytes) }
     }
 
-    /// Its elements. What does not fill an element is left out.
+    /// The elements. A partial element at the end is left out.
     pub fn as_slice<T: Element>(&self) -> &[T] {
         let count = self.bytes / size_of::<T>();
-        // SAFETY: aligned for any Element, of which any bytes are one.
-        unsafe { std::slice::from_raw_parts(self.here().as_ptr().cast(), count) }
+        // SAFETY: aligned for any Element, and every bit pattern is valid.
+        unsafe { std::slice::from_raw_parts(self.host_ptr().as_ptr().cast(), count) }
     }
 
-    /// Its elements, to be written.
+    /// The elements, mutable.
     pub fn as_mut_slice<T: Element>(&mut self) -> &mut [T] {
         let count = self.bytes / size_of::<T>();
-        // SAFETY: as before, and nobody else has them.
-        unsafe { std::slice::from_raw_parts_mut(self.here().as_ptr().cast(), count) }
+        // SAFETY: as above, and access is exclusive.
+        unsafe { std::slice::from_raw_parts_mut(self.host_ptr().as_ptr().cast(), count) }
     }
 
-    /// Copies elements to its beginning, wherever it lies.
-    pub fn put<T: Element>(&mut self, elements: &[T]) -> Result<(), CommError> {
+    /// Copies elements from host memory to the start of the buffer.
+    pub fn copy_from_host<T: Element>(&mut self, elements: &[T]) -> Result<(), CommError> {
         let bytes = bytes_of(elements);
-        self.has("a copy into it", bytes.len())?;
+        self.check_len("copy into a buffer", bytes.len())?;
         match &self.owner {
-            // SAFETY: there is room for them.
-            Owner::Device(reach) => unsafe { reach.put(self.start.as_ptr(), bytes) },
+            // SAFETY: the length was checked.
+            Owner::Device(device) => unsafe { device.copy_from_host(self.start.as_ptr(), bytes) },
             _ => {
                 self.bytes_mut()[..bytes.len()].copy_from_slice(bytes);
                 Ok(())
@@ -189,13 +185,13 @@ impl Buffer {
         }
     }
 
-    /// Copies elements from its beginning, wherever it lies.
-    pub fn fetch<T: Element>(&self, elements: &mut [T]) -> Result<(), CommError> {
+    /// Copies elements from the start of the buffer to host memory.
+    pub fn copy_to_host<T: Element>(&self, elements: &mut [T]) -> Result<(), CommError> {
         let bytes = bytes_of_mut(elements);
-        self.has("a copy from it", bytes.len())?;
+        self.check_len("copy from a buffer", bytes.len())?;
         match &self.owner {
-            // SAFETY: they are there.
-            Owner::Device(reach) => unsafe { reach.fetch(bytes, self.start.as_ptr()) },
+            // SAFETY: the length was checked.
+            Owner::Device(device) => unsafe { device.copy_to_host(bytes, self.start.as_ptr()) },
             _ => {
                 bytes.copy_from_slice(&self.bytes()[..bytes.len()]);
                 Ok(())
@@ -203,51 +199,49 @@ impl Buffer {
         }
     }
 
-    /// The address, if it is one of the host's.
-    fn here(&self) -> NonNull<u8> {
+    /// The address, if it is in host memory.
+    fn host_ptr(&self) -> NonNull<u8> {
         let space = self.space();
-        assert!(space == Space::Host, "the buffer lies in {space}: use Buffer::put and fetch");
+        let is_host = space == MemorySpace::Host;
+        assert!(is_host, "the buffer is in {space}: use Buffer::copy_from_host and copy_to_host");
         self.start
     }
 
-    fn has(&self, call: &'static str, bytes: usize) -> Result<(), CommError> {
-        let what = || format!("it has {} bytes, not {bytes}", self.bytes);
+    fn check_len(&self, call: &'static str, bytes: usize) -> Result<(), CommError> {
+        let what = || format!("the buffer has {} bytes, {bytes} are needed", self.bytes);
         match bytes <= self.bytes {
             true => Ok(()),
-            false => Err(CommError::Shape { call, what: what() }),
+            false => Err(CommError::InvalidCall { call, what: what() }),
         }
     }
 }
 
-/// A size that no machine has is refused as one that there is no memory for.
-/// Where a large page fits, memory begins with one.
+/// Large buffers are aligned to a huge page. An impossible size is treated as out of memory.
 fn layout(bytes: usize) -> Layout {
-    let alignment = if bytes < LARGE_PAGE { ALIGNMENT } else { LARGE_PAGE };
+    let alignment = if bytes < HUGE_PAGE { ALIGNMENT } else { HUGE_PAGE };
     let wanted = Layout::from_size_align(bytes, alignment);
     wanted.unwrap_or_else(|_| handle_alloc_error(Layout::new::<u8>()))
 }
 
-/// Matrix products walk through much memory in large steps: with small pages they often wait for
-/// the processor to find out where a page is. Only pages that lie inside are asked for, so that
-/// there is not more memory than was wanted.
+/// Matrix products access memory with large strides and suffer TLB misses with small pages. Only
+/// pages completely inside the buffer are advised, so memory use does not grow.
 #[cfg(target_os = "linux")]
-fn ask_for_large_pages(start: NonNull<u8>, bytes: usize) {
+fn advise_huge_pages(start: NonNull<u8>, bytes: usize) {
     use rustix::mm::Advice;
-    let inside = bytes / LARGE_PAGE * LARGE_PAGE;
+    let inside = bytes / HUGE_PAGE * HUGE_PAGE;
     if inside > 0 {
-        // A system that has none answers with an error, and nothing is lost.
-        // SAFETY: it is memory of ours that nothing is in yet.
+        // Best effort: fails on systems without huge pages.
+        // SAFETY: a fresh allocation of at least this size.
         let _ =
             unsafe { rustix::mm::madvise(start.as_ptr().cast(), inside, Advice::LinuxHugepage) };
     }
 }
 
-/// Nobody has tried it elsewhere.
 #[cfg(not(target_os = "linux"))]
-fn ask_for_large_pages(_start: NonNull<u8>, _bytes: usize) {}
+fn advise_huge_pages(_start: NonNull<u8>, _bytes: usize) {}
 
 impl Default for Buffer {
-    /// No bytes.
+    /// An empty buffer.
     fn default() -> Self {
         Self::zeroed(0)
     }
@@ -256,7 +250,7 @@ impl Default for Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         if let Owner::Heap = self.owner {
-            // SAFETY: it was allocated so.
+            // SAFETY: allocated with the same layout.
             unsafe { dealloc(self.start.as_ptr(), layout(self.bytes)) };
         }
     }
@@ -274,39 +268,40 @@ mod tests {
         assert_eq!(buffer.as_slice::<f64>().len(), 1);
         assert_eq!(buffer.bytes().as_ptr() as usize % ALIGNMENT, 0);
         assert!(Buffer::zeroed(0).is_empty());
-        buffer.put(&[9i32]).unwrap();
+        buffer.copy_from_host(&[9i32]).unwrap();
         let mut two = [0i32; 2];
-        buffer.fetch(&mut two).unwrap();
+        buffer.copy_to_host(&mut two).unwrap();
         assert_eq!(two, [9, -1]);
-        assert!(buffer.put(&[0u8; 13]).unwrap_err().to_string().contains("it has 12 bytes"));
+        let error = buffer.copy_from_host(&[0u8; 13]).unwrap_err().to_string();
+        assert_eq!(error, "copy into a buffer: the buffer has 12 bytes, 13 are needed");
     }
 
-    /// A device that is none.
-    struct Far;
+    /// A simulated device.
+    struct FakeDevice;
 
-    impl Reach for Far {
+    impl DeviceCopy for FakeDevice {
         fn device(&self) -> u32 {
             3
         }
 
-        unsafe fn put(&self, _: *mut u8, _: &[u8]) -> Result<(), CommError> {
+        unsafe fn copy_from_host(&self, _: *mut u8, _: &[u8]) -> Result<(), CommError> {
             Ok(())
         }
 
-        unsafe fn fetch(&self, to: &mut [u8], _: *const u8) -> Result<(), CommError> {
+        unsafe fn copy_to_host(&self, to: &mut [u8], _: *const u8) -> Result<(), CommError> {
             to.fill(7);
             Ok(())
         }
     }
 
     #[test]
-    #[should_panic(expected = "lies in the memory of device 3")]
-    fn memory_of_a_device_is_reached_by_copies_only() {
-        // SAFETY: nobody reads or writes there.
-        let buffer = unsafe { Buffer::on_device(NonNull::dangling(), 8, Box::new(Far)) };
+    #[should_panic(expected = "is in the memory of device 3")]
+    fn device_memory_cannot_be_accessed_directly() {
+        // SAFETY: the memory is never accessed.
+        let buffer = unsafe { Buffer::on_device(NonNull::dangling(), 8, Box::new(FakeDevice)) };
         assert_eq!(format!("{buffer:?}"), "Buffer(8 bytes in the memory of device 3)");
         let mut got = [0u8; 2];
-        buffer.fetch(&mut got).unwrap();
+        buffer.copy_to_host(&mut got).unwrap();
         assert_eq!(got, [7, 7]);
         buffer.bytes();
     }

@@ -1,38 +1,37 @@
-//! A collective as data: what is to be done, with which bytes. What ranks must agree on is its
-//! [`Signature`].
+//! A collective or message as data. The part that ranks must agree on is its [`Signature`].
 
 use crate::counts::Counts;
 use crate::{CommError, DType, ReduceOp};
 
-/// Which collective.
+/// The collective or point-to-point operation of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Kind {
-    /// All get the reduction of all.
+pub enum CallKind {
+    /// All ranks get the reduction of all inputs.
     AllReduce,
-    /// The root gets the reduction of all.
+    /// The root gets the reduction of all inputs.
     Reduce,
-    /// All get what the root has.
+    /// All ranks get the root's data.
     Broadcast,
-    /// All get the parts of all, in the order of ranks.
+    /// All ranks get the parts of all ranks, in rank order.
     AllGather,
-    /// Each gets its part of the reduction of all.
+    /// Each rank gets its part of the reduction of all inputs.
     ReduceScatter,
-    /// The root gets the parts of all.
+    /// The root gets the parts of all ranks.
     Gather,
-    /// Each gets its part of what the root has.
+    /// Each rank gets its part of the root's data.
     Scatter,
-    /// Each gets from every rank the part that is for it.
+    /// Each rank sends a part to every rank and gets one from every rank.
     AllToAll,
-    /// Nobody goes on before all are here.
+    /// Returns when all ranks have entered it.
     Barrier,
-    /// One sends to another; only the two take part.
+    /// Sends to one rank.
     Send,
-    /// The other receives.
+    /// Receives from one rank.
     Receive,
 }
 
-impl Kind {
-    /// The collectives in which all take part.
+impl CallKind {
+    /// All collectives.
     pub const ALL: [Self; 9] = [
         Self::AllReduce,
         Self::Reduce,
@@ -45,7 +44,7 @@ impl Kind {
         Self::Barrier,
     ];
 
-    /// Its name.
+    /// The name.
     pub fn name(self) -> &'static str {
         match self {
             Self::AllReduce => "all-reduce",
@@ -62,35 +61,35 @@ impl Kind {
         }
     }
 
-    /// Whether elements are reduced.
+    /// Whether it reduces elements.
     pub fn reduces(self) -> bool {
         matches!(self, Self::AllReduce | Self::Reduce | Self::ReduceScatter)
     }
 
-    /// Whether all ranks have the same number of elements, be it of all or of one other rank.
-    pub fn is_whole(self) -> bool {
+    /// Whether all participating ranks have the same element count.
+    pub fn has_uniform_count(self) -> bool {
         let one = matches!(self, Self::Broadcast | Self::Send | Self::Receive);
         one || matches!(self, Self::AllReduce | Self::Reduce)
     }
 
-    /// Whether one rank has another role than the others.
+    /// Whether it has a root.
     pub fn has_root(self) -> bool {
         matches!(self, Self::Reduce | Self::Broadcast | Self::Gather | Self::Scatter)
     }
 
-    /// Whether it is between two ranks only.
-    pub fn is_message(self) -> bool {
+    /// Whether it is a point-to-point operation.
+    pub fn is_p2p(self) -> bool {
         matches!(self, Self::Send | Self::Receive)
     }
 }
 
-/// One collective, from one rank's side.
+/// A call, as one rank issues it.
 ///
 /// | kind | counts | input | output |
 /// |---|---|---|---|
 /// | all-reduce | of the buffer | count | count |
 /// | reduce | of the buffer | count | count at the root, else none |
-/// | broadcast | of the buffer | none | count; the root's is read |
+/// | broadcast | of the buffer | none | count; read at the root |
 /// | all-gather | of each rank's part | own part | all parts |
 /// | reduce-scatter | of each rank's part | all parts | own part |
 /// | gather | of each rank's part | own part | all parts at the root, else none |
@@ -99,57 +98,56 @@ impl Kind {
 /// | send | of the buffer | count | none |
 /// | receive | of the buffer | none | count |
 ///
-/// In place (`input` is `None`): what would be the input is where it belongs in the output: for
-/// all-gather and gather the rank's own part of it, for scatter and reduce-scatter the output has
-/// room for all parts, and the rank's own part of it is the result. An all-to-all in place gets from
-/// each rank as much as it sends there.
+/// In place (`input` is `None`), the input is at its position in the output: the rank's own part for
+/// all-gather and gather. For scatter and reduce-scatter the output holds all parts, and the rank's
+/// own part is the result. An in-place all-to-all receives from each rank as much as it sends there.
 #[derive(Debug)]
 pub struct Call<'a> {
-    /// Which collective.
-    pub kind: Kind,
-    /// Of what.
+    /// The collective.
+    pub kind: CallKind,
+    /// The element type.
     pub dtype: DType,
-    /// How elements are reduced, if they are.
+    /// The reduction, if there is one.
     pub op: ReduceOp,
-    /// The root; of send and receive, the other rank.
+    /// The root; for send and receive, the peer.
     pub root: u32,
-    /// Tells messages between the same two ranks apart.
+    /// Distinguishes messages between the same two ranks.
     pub tag: u32,
-    /// How many elements.
+    /// The element counts.
     pub counts: Counts<'a>,
-    /// What goes in; `None`: it is in the output.
+    /// The input; `None` if it is in the output.
     pub input: Option<&'a [u8]>,
-    /// What comes out.
+    /// The output.
     pub output: &'a mut [u8],
 }
 
-/// What ranks must agree on when they call a collective.
+/// The properties of a call that all ranks must agree on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Signature {
-    /// Which collective.
-    pub kind: Kind,
-    /// Of what.
+    /// The collective.
+    pub kind: CallKind,
+    /// The element type.
     pub dtype: DType,
-    /// How elements are reduced; sum if they are not.
+    /// The reduction; sum if there is none.
     pub op: ReduceOp,
     /// The root; 0 if there is none.
     pub root: u32,
-    /// How many elements, of all ranks together; 0 where every rank has its own number.
+    /// The element count of all ranks together; 0 if it differs between ranks.
     pub count: u64,
-    /// A number for the counts of each rank, where they differ.
+    /// A hash of the counts per rank; 0 if they are equal.
     pub shape: u64,
 }
 
-/// The shape where every rank has counts of its own, which say nothing of those of others.
-const BY_PAIR: u64 = 1;
+/// The shape of calls whose counts are private to each rank.
+const PER_PAIR: u64 = 1;
 
 impl std::fmt::Display for Signature {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}", self.kind.name())?;
         match self.kind {
-            Kind::Barrier => {}
-            Kind::AllToAll if self.shape == BY_PAIR => {
-                write!(f, " of {}, with counts for each pair", self.dtype)?;
+            CallKind::Barrier => {}
+            CallKind::AllToAll if self.shape == PER_PAIR => {
+                write!(f, " of {}, with per-pair counts", self.dtype)?;
             }
             _ => write!(f, " of {} {}", self.count, self.dtype)?,
         }
@@ -164,17 +162,17 @@ impl std::fmt::Display for Signature {
 }
 
 impl Call<'_> {
-    /// What the others must have called, too.
+    /// The signature, which must be the same on all ranks.
     pub fn signature(&self, ranks: usize) -> Signature {
         let count = match &self.counts {
-            Counts::Exchange { .. } => 0,
-            counts if self.kind.is_whole() => counts.of(0) as u64,
+            Counts::PerPair { .. } => 0,
+            counts if self.kind.has_uniform_count() => counts.of(0) as u64,
             counts => counts.total(ranks) as u64,
         };
         let shape = match &self.counts {
             Counts::Equal(_) => 0,
-            Counts::Each(counts) => fingerprint(counts),
-            Counts::Exchange { .. } => BY_PAIR,
+            Counts::PerRank(counts) => hash_counts(counts),
+            Counts::PerPair { .. } => PER_PAIR,
         };
         Signature {
             kind: self.kind,
@@ -186,70 +184,74 @@ impl Call<'_> {
         }
     }
 
-    /// Whether its counts make sense, and the buffers have the lengths that they ask for.
+    /// Checks the counts and the sizes of the buffers.
     pub fn check(&self, rank: u32, ranks: u32) -> Result<(), CommError> {
         self.check_lengths(rank, ranks, self.input.map(<[u8]>::len), self.output.len())
     }
 
-    /// The same for buffers of so many bytes that lie elsewhere.
+    /// The same for buffers of these sizes in bytes.
     pub(crate) fn check_lengths(
         &self,
         rank: u32,
         ranks: u32,
-        given: Option<usize>,
-        room: usize,
+        input_bytes: Option<usize>,
+        output_bytes: usize,
     ) -> Result<(), CommError> {
-        let wrong = |what: String| Err(CommError::Shape { call: self.kind.name(), what });
-        let peers = matches!(self.kind, Kind::Send | Kind::Receive) || self.kind.has_root();
-        if peers && self.root >= ranks {
-            return wrong(format!("rank {} does not exist, there are {ranks}", self.root));
+        let invalid = |what: String| Err(CommError::InvalidCall { call: self.kind.name(), what });
+        if (self.kind.is_p2p() || self.kind.has_root()) && self.root >= ranks {
+            let root = self.root;
+            return invalid(format!(
+                "rank {root} is out of range: the communicator has {ranks} ranks"
+            ));
         }
         let size = self.dtype.size();
-        let fit = self.counts.fit(self.kind, rank as usize, ranks as usize, given.is_none());
-        if let Err(what) = fit.and_then(|()| self.counts.addressable(ranks as usize, size)) {
-            return wrong(what);
+        let in_place = input_bytes.is_none();
+        let valid = self.counts.validate(self.kind, rank as usize, ranks as usize, in_place);
+        if let Err(what) = valid.and_then(|()| self.counts.check_size(ranks as usize, size)) {
+            return invalid(what);
         }
         let (input, output) = self.lengths(rank as usize, ranks as usize);
-        match given {
-            Some(given) if given != input * size => {
-                wrong(format!("the input has {} elements, {input} are needed", given / size))
+        match input_bytes {
+            Some(bytes) if bytes != input * size => {
+                invalid(format!("the input has {} elements, {input} are needed", bytes / size))
             }
-            _ if room != output * size => {
-                wrong(format!("the output has {} elements, {output} are needed", room / size))
+            _ if output_bytes != output * size => {
+                let have = output_bytes / size;
+                invalid(format!("the output has {have} elements, {output} are needed"))
             }
             _ => Ok(()),
         }
     }
 
-    /// The elements of input and output that this rank must have.
+    /// The element counts of this rank's input and output.
     pub fn lengths(&self, rank: usize, ranks: usize) -> (usize, usize) {
         let (part, all) = (self.counts.of(rank), self.counts.total(ranks));
         let root = self.root as usize == rank;
-        let placed = self.input.is_none();
+        let in_place = self.input.is_none();
         match self.kind {
-            Kind::Barrier => (0, 0),
-            Kind::AllReduce => (part, part),
-            // In place, the others give what they have and get nothing.
-            Kind::Reduce if root || placed => (part, part),
-            Kind::Reduce => (part, 0),
-            Kind::Broadcast | Kind::Receive => (0, part),
-            Kind::Send => (part, if placed { part } else { 0 }),
-            Kind::AllGather => (part, all),
-            Kind::ReduceScatter => (all, if placed { all } else { part }),
-            Kind::Gather if root => (part, all),
-            Kind::Gather => (part, if placed { part } else { 0 }),
-            Kind::Scatter if root => (all, if placed { all } else { part }),
-            Kind::Scatter => (0, part),
-            Kind::AllToAll => match &self.counts {
-                Counts::Exchange { send, .. } => (send.iter().sum(), all),
+            CallKind::Barrier => (0, 0),
+            CallKind::AllReduce => (part, part),
+            // In place, ranks other than the root provide their data in the output.
+            CallKind::Reduce if root || in_place => (part, part),
+            CallKind::Reduce => (part, 0),
+            CallKind::Broadcast | CallKind::Receive => (0, part),
+            CallKind::Send => (part, if in_place { part } else { 0 }),
+            CallKind::AllGather => (part, all),
+            CallKind::ReduceScatter => (all, if in_place { all } else { part }),
+            CallKind::Gather if root => (part, all),
+            CallKind::Gather => (part, if in_place { part } else { 0 }),
+            CallKind::Scatter if root => (all, if in_place { all } else { part }),
+            CallKind::Scatter => (0, part),
+            CallKind::AllToAll => match &self.counts {
+                Counts::PerPair { send, .. } => (send.iter().sum(), all),
                 _ => (all, all),
             },
         }
     }
 }
 
-/// FNV-1a over the counts: ranks that differ in one differ in this.
-fn fingerprint(counts: &[usize]) -> u64 {
+/// FNV-1a over the counts.
+fn hash_counts(counts: &[usize]) -> u64 {
     let bytes = counts.iter().flat_map(|c| (*c as u64).to_le_bytes());
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
@@ -260,43 +262,43 @@ fn fingerprint(counts: &[usize]) -> u64 {
 mod tests {
     use super::*;
 
-    fn call(kind: Kind, counts: Counts<'static>) -> Call<'static> {
+    fn call(kind: CallKind, counts: Counts<'static>) -> Call<'static> {
         let (dtype, op) = (DType::F32, ReduceOp::Sum);
         Call { kind, dtype, op, root: 1, tag: 0, counts, input: Some(&[]), output: &mut [] }
     }
 
     #[test]
-    fn signatures_are_the_same_where_ranks_agree() {
+    fn signatures_ignore_private_counts() {
         let exchange = |send: &[usize]| {
-            let counts = Counts::Exchange { send: send.to_vec().into(), receive: vec![].into() };
-            call(Kind::AllToAll, counts).signature(2)
+            let counts = Counts::PerPair { send: send.to_vec().into(), receive: vec![].into() };
+            call(CallKind::AllToAll, counts).signature(2)
         };
         assert_eq!(exchange(&[1, 2]), exchange(&[0, 7]));
-        assert_eq!(exchange(&[]).to_string(), "all-to-all of f32, with counts for each pair");
-        let even = call(Kind::AllToAll, Counts::Equal(0)).signature(2);
+        assert_eq!(exchange(&[]).to_string(), "all-to-all of f32, with per-pair counts");
+        let even = call(CallKind::AllToAll, Counts::Equal(0)).signature(2);
         assert_ne!(exchange(&[]), even);
-        // A message is as long as it is, however many ranks there are.
-        let message = call(Kind::Send, Counts::Equal(3)).signature(5);
+        // The count of a message does not depend on the number of ranks.
+        let message = call(CallKind::Send, Counts::Equal(3)).signature(5);
         assert_eq!(message.to_string(), "send of 3 f32");
     }
 
     #[test]
-    fn counts_that_make_no_sense_are_refused() {
+    fn invalid_counts_are_rejected() {
         let error = |kind, counts| call(kind, counts).check(0, 2).unwrap_err().to_string();
-        let each = || Counts::Each(vec![0, 0].into());
-        let exchange = |send: &[usize], receive: &[usize]| Counts::Exchange {
+        let per_rank = || Counts::PerRank(vec![0, 0].into());
+        let exchange = |send: &[usize], receive: &[usize]| Counts::PerPair {
             send: send.to_vec().into(),
             receive: receive.to_vec().into(),
         };
-        assert!(error(Kind::AllToAll, each()).contains("Counts::Exchange"));
-        assert!(error(Kind::AllReduce, each()).contains("Counts::Equal"));
-        assert!(error(Kind::AllGather, exchange(&[], &[])).contains("only an all-to-all"));
-        assert!(error(Kind::AllToAll, exchange(&[1, 0], &[2, 0])).contains("itself"));
-        assert!(error(Kind::AllToAll, exchange(&[1], &[1, 0])).contains("there are 2"));
-        assert!(error(Kind::AllGather, Counts::Each(vec![1].into())).contains("for 1 ranks"));
-        let huge = Counts::Each(vec![usize::MAX, 5].into());
-        assert!(error(Kind::AllGather, huge).contains("no memory has"));
-        let placed = Call { input: None, ..call(Kind::AllToAll, exchange(&[0, 1], &[0, 2])) };
-        assert!(placed.check(0, 2).unwrap_err().to_string().contains("in place"));
+        assert!(error(CallKind::AllToAll, per_rank()).contains("Counts::PerPair"));
+        assert!(error(CallKind::AllReduce, per_rank()).contains("Counts::Equal"));
+        assert!(error(CallKind::AllGather, exchange(&[], &[])).contains("only an all-to-all"));
+        assert!(error(CallKind::AllToAll, exchange(&[1, 0], &[2, 0])).contains("itself"));
+        assert!(error(CallKind::AllToAll, exchange(&[1], &[1, 0])).contains("2 ranks"));
+        assert!(error(CallKind::AllGather, Counts::PerRank(vec![1].into())).contains("1 counts"));
+        let huge = Counts::PerRank(vec![usize::MAX, 5].into());
+        assert!(error(CallKind::AllGather, huge).contains("address space"));
+        let in_place = Call { input: None, ..call(CallKind::AllToAll, exchange(&[0, 1], &[0, 2])) };
+        assert!(in_place.check(0, 2).unwrap_err().to_string().contains("in-place"));
     }
 }

@@ -1,17 +1,17 @@
-//! What people call: collectives on slices of numbers.
+//! The typed interface: collectives on slices.
 
 use crate::dtype::{bytes_of, bytes_of_mut};
-use crate::{Call, Comm, CommError, Counts, Element, Kind, ReduceOp};
+use crate::{Call, CallKind, Comm, CommError, Counts, Element, ReduceOp};
 
-/// Collectives on slices. Every [`Comm`] has them.
+/// Collectives on slices, for every [`Comm`].
 pub trait Collectives: Comm {
-    /// All get the reduction of all ranks' `data`, in its place.
+    /// Reduces `data` over all ranks, in place.
     fn all_reduce<T: Element>(&self, data: &mut [T], op: ReduceOp) -> Result<(), CommError> {
         let counts = Counts::Equal(data.len());
-        self.run(Call { op, counts, output: bytes_of_mut(data), ..call::<T>(Kind::AllReduce) })
+        self.run(Call { op, counts, output: bytes_of_mut(data), ..call::<T>(CallKind::AllReduce) })
     }
 
-    /// All get the reduction of all ranks' `input` in `output`.
+    /// Reduces `input` over all ranks into `output`.
     fn all_reduce_into<T: Element>(
         &self,
         input: &[T],
@@ -19,16 +19,22 @@ pub trait Collectives: Comm {
         op: ReduceOp,
     ) -> Result<(), CommError> {
         let counts = Counts::Equal(output.len());
-        self.run(Call { op, counts, ..filled(Kind::AllReduce, input, output) })
+        self.run(Call { op, counts, ..with_buffers(CallKind::AllReduce, input, output) })
     }
 
-    /// The root gets the reduction of all ranks' `data`, in its place; the others' is not changed.
+    /// Reduces `data` over all ranks in place at the root. Other ranks' `data` is unchanged.
     fn reduce<T: Element>(&self, data: &mut [T], op: ReduceOp, root: u32) -> Result<(), CommError> {
         let counts = Counts::Equal(data.len());
-        self.run(Call { op, root, counts, output: bytes_of_mut(data), ..call::<T>(Kind::Reduce) })
+        self.run(Call {
+            op,
+            root,
+            counts,
+            output: bytes_of_mut(data),
+            ..call::<T>(CallKind::Reduce)
+        })
     }
 
-    /// The root gets the reduction of all ranks' `input` in `output`; the others' is empty.
+    /// Reduces `input` over all ranks into the root's `output`, which is empty on other ranks.
     fn reduce_into<T: Element>(
         &self,
         input: &[T],
@@ -37,38 +43,43 @@ pub trait Collectives: Comm {
         root: u32,
     ) -> Result<(), CommError> {
         let counts = Counts::Equal(input.len());
-        self.run(Call { op, root, counts, ..filled(Kind::Reduce, input, output) })
+        self.run(Call { op, root, counts, ..with_buffers(CallKind::Reduce, input, output) })
     }
 
-    /// All get the root's `data`.
+    /// Copies the root's `data` to all ranks.
     fn broadcast<T: Element>(&self, data: &mut [T], root: u32) -> Result<(), CommError> {
         let counts = Counts::Equal(data.len());
-        self.run(Call { root, counts, output: bytes_of_mut(data), ..call::<T>(Kind::Broadcast) })
+        self.run(Call {
+            root,
+            counts,
+            output: bytes_of_mut(data),
+            ..call::<T>(CallKind::Broadcast)
+        })
     }
 
-    /// All get the `part`s of all ranks, one after the other.
+    /// Concatenates the `part`s of all ranks in rank order.
     fn all_gather<T: Element>(&self, part: &[T], all: &mut [T]) -> Result<(), CommError> {
         let counts = Counts::Equal(part.len());
-        self.run(Call { counts, ..filled(Kind::AllGather, part, all) })
+        self.run(Call { counts, ..with_buffers(CallKind::AllGather, part, all) })
     }
 
-    /// The same with a number of elements for each rank.
+    /// The same with an element count per rank.
     fn all_gather_v<T: Element>(
         &self,
         part: &[T],
         all: &mut [T],
         counts: &[usize],
     ) -> Result<(), CommError> {
-        self.run(Call { counts: each(counts), ..filled(Kind::AllGather, part, all) })
+        self.run(Call { counts: per_rank(counts), ..with_buffers(CallKind::AllGather, part, all) })
     }
 
-    /// All get the parts of all ranks, which are each where they belong in `all` already.
+    /// An all-gather whose own part is already at its position in `all`.
     fn all_gather_in_place<T: Element>(&self, all: &mut [T]) -> Result<(), CommError> {
         let counts = Counts::Equal(all.len() / (self.size() as usize).max(1));
-        self.run(Call { counts, output: bytes_of_mut(all), ..call::<T>(Kind::AllGather) })
+        self.run(Call { counts, output: bytes_of_mut(all), ..call::<T>(CallKind::AllGather) })
     }
 
-    /// Each gets its part of the reduction of `all`.
+    /// Reduces `all` over all ranks and returns this rank's part.
     fn reduce_scatter<T: Element>(
         &self,
         all: &[T],
@@ -76,10 +87,10 @@ pub trait Collectives: Comm {
         op: ReduceOp,
     ) -> Result<(), CommError> {
         let counts = Counts::Equal(part.len());
-        self.run(Call { op, counts, ..filled(Kind::ReduceScatter, all, part) })
+        self.run(Call { op, counts, ..with_buffers(CallKind::ReduceScatter, all, part) })
     }
 
-    /// The same with a number of elements for each rank.
+    /// The same with an element count per rank.
     fn reduce_scatter_v<T: Element>(
         &self,
         all: &[T],
@@ -87,27 +98,35 @@ pub trait Collectives: Comm {
         counts: &[usize],
         op: ReduceOp,
     ) -> Result<(), CommError> {
-        self.run(Call { op, counts: each(counts), ..filled(Kind::ReduceScatter, all, part) })
+        self.run(Call {
+            op,
+            counts: per_rank(counts),
+            ..with_buffers(CallKind::ReduceScatter, all, part)
+        })
     }
 
-    /// Each gets its part of the reduction of `all` where that part is; what becomes of the others is
-    /// not known.
+    /// The same with the result at its position in `all`. The other parts are unspecified.
     fn reduce_scatter_in_place<T: Element>(
         &self,
         all: &mut [T],
         op: ReduceOp,
     ) -> Result<(), CommError> {
         let counts = Counts::Equal(all.len() / (self.size() as usize).max(1));
-        self.run(Call { op, counts, output: bytes_of_mut(all), ..call::<T>(Kind::ReduceScatter) })
+        self.run(Call {
+            op,
+            counts,
+            output: bytes_of_mut(all),
+            ..call::<T>(CallKind::ReduceScatter)
+        })
     }
 
-    /// The root gets the `part`s of all; the others' `all` is empty.
+    /// Concatenates the `part`s of all ranks at the root. `all` is empty on other ranks.
     fn gather<T: Element>(&self, part: &[T], all: &mut [T], root: u32) -> Result<(), CommError> {
         let counts = Counts::Equal(part.len());
-        self.run(Call { root, counts, ..filled(Kind::Gather, part, all) })
+        self.run(Call { root, counts, ..with_buffers(CallKind::Gather, part, all) })
     }
 
-    /// The same with a number of elements for each rank.
+    /// The same with an element count per rank.
     fn gather_v<T: Element>(
         &self,
         part: &[T],
@@ -115,16 +134,20 @@ pub trait Collectives: Comm {
         counts: &[usize],
         root: u32,
     ) -> Result<(), CommError> {
-        self.run(Call { root, counts: each(counts), ..filled(Kind::Gather, part, all) })
+        self.run(Call {
+            root,
+            counts: per_rank(counts),
+            ..with_buffers(CallKind::Gather, part, all)
+        })
     }
 
-    /// Each gets its part of the root's `all`; the others' `all` is empty.
+    /// Distributes the parts of the root's `all`, which is empty on other ranks.
     fn scatter<T: Element>(&self, all: &[T], part: &mut [T], root: u32) -> Result<(), CommError> {
         let counts = Counts::Equal(part.len());
-        self.run(Call { root, counts, ..filled(Kind::Scatter, all, part) })
+        self.run(Call { root, counts, ..with_buffers(CallKind::Scatter, all, part) })
     }
 
-    /// The same with a number of elements for each rank.
+    /// The same with an element count per rank.
     fn scatter_v<T: Element>(
         &self,
         all: &[T],
@@ -132,22 +155,26 @@ pub trait Collectives: Comm {
         counts: &[usize],
         root: u32,
     ) -> Result<(), CommError> {
-        self.run(Call { root, counts: each(counts), ..filled(Kind::Scatter, all, part) })
+        self.run(Call {
+            root,
+            counts: per_rank(counts),
+            ..with_buffers(CallKind::Scatter, all, part)
+        })
     }
 
-    /// Each sends a part to every rank, and gets one from every rank; all are of one length.
+    /// Sends a part to every rank and receives one from every rank, all of equal size.
     fn all_to_all<T: Element>(&self, to: &[T], from: &mut [T]) -> Result<(), CommError> {
         let counts = Counts::Equal(to.len() / (self.size() as usize).max(1));
-        self.run(Call { counts, ..filled(Kind::AllToAll, to, from) })
+        self.run(Call { counts, ..with_buffers(CallKind::AllToAll, to, from) })
     }
 
-    /// The same in place: what goes to a rank gives way to what comes from it.
+    /// The same in place: the part sent to a rank is replaced by the one received from it.
     fn all_to_all_in_place<T: Element>(&self, data: &mut [T]) -> Result<(), CommError> {
         let counts = Counts::Equal(data.len() / (self.size() as usize).max(1));
-        self.run(Call { counts, output: bytes_of_mut(data), ..call::<T>(Kind::AllToAll) })
+        self.run(Call { counts, output: bytes_of_mut(data), ..call::<T>(CallKind::AllToAll) })
     }
 
-    /// The same with numbers of elements: what goes to each rank, and what comes from each.
+    /// The same with send and receive counts per rank.
     fn all_to_all_v<T: Element>(
         &self,
         to: &[T],
@@ -155,37 +182,37 @@ pub trait Collectives: Comm {
         from: &mut [T],
         receive: &[usize],
     ) -> Result<(), CommError> {
-        let counts = Counts::Exchange { send: send.into(), receive: receive.into() };
-        self.run(Call { counts, ..filled(Kind::AllToAll, to, from) })
+        let counts = Counts::PerPair { send: send.into(), receive: receive.into() };
+        self.run(Call { counts, ..with_buffers(CallKind::AllToAll, to, from) })
     }
 
-    /// Sends to one rank, which must receive.
+    /// Sends to one rank, which must post a matching receive.
     fn send<T: Element>(&self, data: &[T], to: u32, tag: u32) -> Result<(), CommError> {
         let counts = Counts::Equal(data.len());
-        self.run(Call { root: to, tag, counts, ..filled(Kind::Send, data, &mut []) })
+        self.run(Call { root: to, tag, counts, ..with_buffers(CallKind::Send, data, &mut []) })
     }
 
     /// Receives from one rank.
     fn receive<T: Element>(&self, data: &mut [T], from: u32, tag: u32) -> Result<(), CommError> {
         let counts = Counts::Equal(data.len());
         let output = bytes_of_mut(data);
-        self.run(Call { root: from, tag, counts, output, ..call::<T>(Kind::Receive) })
+        self.run(Call { root: from, tag, counts, output, ..call::<T>(CallKind::Receive) })
     }
 
-    /// Nobody goes on before all are here.
+    /// Returns when all ranks have entered the barrier.
     fn barrier(&self) -> Result<(), CommError> {
-        self.run(call::<u8>(Kind::Barrier))
+        self.run(call::<u8>(CallKind::Barrier))
     }
 }
 
 impl<C: Comm + ?Sized> Collectives for C {}
 
-fn each(counts: &[usize]) -> Counts<'_> {
-    Counts::Each(counts.into())
+fn per_rank(counts: &[usize]) -> Counts<'_> {
+    Counts::PerRank(counts.into())
 }
 
 /// A call without buffers.
-fn call<'a, T: Element>(kind: Kind) -> Call<'a> {
+fn call<'a, T: Element>(kind: CallKind) -> Call<'a> {
     Call {
         kind,
         dtype: T::DTYPE,
@@ -198,6 +225,6 @@ fn call<'a, T: Element>(kind: Kind) -> Call<'a> {
     }
 }
 
-fn filled<'a, T: Element>(kind: Kind, input: &'a [T], output: &'a mut [T]) -> Call<'a> {
+fn with_buffers<'a, T: Element>(kind: CallKind, input: &'a [T], output: &'a mut [T]) -> Call<'a> {
     Call { input: Some(bytes_of(input)), output: bytes_of_mut(output), ..call::<T>(kind) }
 }

@@ -1,4 +1,4 @@
-//! The one trait: what every way to connect ranks can do.
+//! The communicator trait.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
@@ -7,115 +7,113 @@ use crate::buffer::Buffer;
 use crate::error::Peer;
 use crate::{Call, CommError, OwnedCall};
 
-/// Ranks that are connected.
+/// A communicator.
 ///
-/// All ranks call the same, in the same order. A call ends on every rank, well or with an error, in
-/// bounded time; after an error the communicator is only good to be dropped.
+/// All ranks issue the same calls in the same order. Every call returns on every rank within bounded
+/// time, with success or an error. After an error the communicator can only be dropped.
 pub trait Comm: Send + Sync {
     /// This rank.
     fn rank(&self) -> u32;
 
-    /// How many ranks there are.
+    /// The number of ranks.
     fn size(&self) -> u32;
 
-    /// A rank and where it is.
+    /// A rank and its host.
     fn peer(&self, rank: u32) -> Peer;
 
-    /// Does one collective, and returns when this rank's part in it is over.
+    /// Runs a call and returns when this rank's part of it is complete.
     fn run(&self, call: Call<'_>) -> Result<(), CommError>;
 
-    /// Does several as a group: first all messages, at once, so that ranks may send to each other
-    /// in any order, then the collectives, in theirs.
+    /// Runs a group of calls: first all messages concurrently, so ranks may send to each other in any
+    /// order, then the collectives in order.
     fn run_group(&self, calls: Vec<Call<'_>>) -> Result<(), CommError> {
         calls.into_iter().try_for_each(|call| self.run(call))
     }
 
-    /// Does one whose buffers may lie on a device, so many times in a row. On a device all are
-    /// queued, and waited for once.
+    /// Runs a call whose buffers may be in device memory `times` times, back to back. On a device all
+    /// repetitions are enqueued and synchronised once.
     fn run_owned(&self, call: &mut OwnedCall, times: u32) -> Result<(), CommError>;
 
-    /// Sends and receives messages whose buffers may lie on a device, all at once, so many times in
-    /// a row.
-    fn run_messages(&self, messages: &mut [OwnedCall], times: u32) -> Result<(), CommError>;
+    /// Runs point-to-point messages concurrently, `times` times, back to back. Their buffers may be
+    /// in device memory.
+    fn run_p2p(&self, messages: &mut [OwnedCall], times: u32) -> Result<(), CommError>;
 
-    /// Begins one that goes on while the caller does something else. They are done in the order of
-    /// their beginnings, and so are those that [`Comm::run`] does.
+    /// Starts an asynchronous call. All calls of a communicator, including those of [`Comm::run`],
+    /// run in the order they were issued.
     fn start(&self, call: OwnedCall) -> Pending;
 
-    /// A new communicator for the ranks that give the same colour, ordered by key, then by rank
-    /// here. All ranks take part; `None` is in none.
+    /// Creates a sub-communicator of the ranks with the same colour, ordered by key, then by rank
+    /// (`MPI_Comm_split`). All ranks must call it; a rank with `None` gets no communicator.
     fn split(&self, colour: Option<u32>, key: i64) -> Result<Option<Box<dyn Comm>>, CommError>;
 
-    /// Memory that this communicator likes best: what lies there may need one copy less.
+    /// Allocates host memory from which collectives may need one copy less.
     fn buffer(&self, bytes: usize) -> Buffer {
         Buffer::zeroed(bytes)
     }
 
-    /// Memory on this rank's device, filled by [`Buffer::put`]. Calls on it are done by
-    /// [`Comm::start`], without a copy to the host.
+    /// Allocates memory on this rank's device, to be filled by [`Buffer::copy_from_host`]. Calls on
+    /// it ([`Comm::start`]) do not copy to the host.
     fn device_buffer(&self, _bytes: usize) -> Result<Buffer, CommError> {
         Err(no_device())
     }
 
-    /// Gives up, so that no other rank waits for this one.
+    /// Aborts the communicator on all ranks.
     fn abort(&self, why: &str);
 
-    /// Whether it is known, without waiting for anybody, that every further call fails: a rank is
-    /// gone, or has given up. The next call says which.
-    fn is_over(&self) -> bool;
+    /// Whether the communicator is known to have failed, without blocking. The next call returns the
+    /// error.
+    fn has_failed(&self) -> bool;
 }
 
-/// A collective that goes on.
-#[must_use = "the result is known, and the buffers are back, when it was waited for"]
+/// An asynchronous call in progress.
+#[must_use = "wait() returns the result and the buffers"]
 #[derive(Debug)]
 pub struct Pending {
     result: Receiver<Result<OwnedCall, CommError>>,
-    /// By which numbers an error is to name ranks, if not by those of the communicator.
-    numbers: Option<Arc<[u32]>>,
+    /// The ranks to translate errors to, if any.
+    ranks: Option<Arc<[u32]>>,
 }
 
-/// How a [`Pending`] is told of its end.
-pub type Finish = Box<dyn FnOnce(Result<OwnedCall, CommError>) + Send>;
+/// Completes a [`Pending`] call.
+pub type Completion = Box<dyn FnOnce(Result<OwnedCall, CommError>) + Send>;
 
 impl Pending {
-    /// One that ends when the function is called.
-    pub fn new() -> (Self, Finish) {
+    /// A pending call and the function that completes it.
+    pub fn new() -> (Self, Completion) {
         let (sender, result) = sync_channel(1);
-        // Whoever does not wait does not want to know.
-        let finish = move |ended| drop(sender.send(ended));
-        (Self { result, numbers: None }, Box::new(finish))
+        // Sending fails if the caller dropped the handle without waiting.
+        let complete = move |result| drop(sender.send(result));
+        (Self { result, ranks: None }, Box::new(complete))
     }
 
-    /// The same, with ranks named by other numbers if it fails.
-    pub(crate) fn renumbered(self, numbers: Arc<[u32]>) -> Self {
-        Self { numbers: Some(numbers), ..self }
+    /// Translates the ranks of an error.
+    pub(crate) fn translate_ranks(self, ranks: Arc<[u32]>) -> Self {
+        Self { ranks: Some(ranks), ..self }
     }
 
-    /// Waits for the end, and gives the buffers back.
+    /// Waits for completion and returns the buffers.
     pub fn wait(self) -> Result<OwnedCall, CommError> {
-        let gone = || CommError::System {
-            what: "a collective in the background".to_owned(),
-            why: "the communicator is gone".to_owned(),
+        let panicked = || CommError::System {
+            what: "asynchronous call".to_owned(),
+            why: "the worker thread of the communicator panicked".to_owned(),
         };
-        let ended = self.result.recv().unwrap_or_else(|_| Err(gone()));
-        ended.map_err(|error| match &self.numbers {
-            Some(numbers) => error.renumbered(numbers),
+        let result = self.result.recv().unwrap_or_else(|_| Err(panicked()));
+        result.map_err(|error| match &self.ranks {
+            Some(ranks) => error.translate_ranks(ranks),
             None => error,
         })
     }
 }
 
-/// What says that there is no device.
 pub(crate) fn no_device() -> CommError {
     CommError::System {
-        what: "memory on a device".to_owned(),
-        why: "these ranks have none: connect them by nccl::over".to_owned(),
+        what: "cannot allocate device memory".to_owned(),
+        why: "this communicator has no device; create it with nccl::init".to_owned(),
     }
 }
 
-/// In which order the ranks of each colour stand after a split: rank, colour and key of all in, the
-/// old ranks of `colour` out.
-pub fn order(all: &[(Option<u32>, i64)], colour: u32) -> Vec<u32> {
+/// The parent ranks of a colour's sub-communicator, in order, from the colours and keys of all ranks.
+pub fn split_order(all: &[(Option<u32>, i64)], colour: u32) -> Vec<u32> {
     let same = all.iter().enumerate().filter(|(_, (c, _))| *c == Some(colour));
     let mut ranks: Vec<(i64, u32)> = same.map(|(rank, (_, key))| (*key, rank as u32)).collect();
     ranks.sort_unstable();
@@ -127,9 +125,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_split_orders_by_key_then_rank() {
+    fn split_orders_by_key_then_rank() {
         let all = [(Some(1), 5), (Some(0), 0), (Some(1), -2), (None, 0), (Some(1), 5)];
-        assert_eq!(order(&all, 1), [2, 0, 4]);
-        assert_eq!(order(&all, 0), [1]);
+        assert_eq!(split_order(&all, 1), [2, 0, 4]);
+        assert_eq!(split_order(&all, 0), [1]);
     }
 }

@@ -1,108 +1,109 @@
-//! How many elements a collective has, for whom.
+//! Element counts of a collective.
 
 use std::borrow::Cow;
 
-use crate::Kind;
+use crate::CallKind;
 
-/// How many elements each rank has or gets.
+/// The element count of each rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Counts<'a> {
-    /// The same number for all.
+    /// The same count for all ranks.
     Equal(usize),
-    /// A number for each rank; all ranks say the same.
-    Each(Cow<'a, [usize]>),
-    /// All-to-all: what goes to each rank, and what comes from each; every rank has its own.
-    Exchange {
-        /// To each.
+    /// A count per rank, the same list on all ranks.
+    PerRank(Cow<'a, [usize]>),
+    /// All-to-all: counts per pair of ranks. Each rank knows only its own.
+    PerPair {
+        /// To each rank.
         send: Cow<'a, [usize]>,
-        /// From each.
+        /// From each rank.
         receive: Cow<'a, [usize]>,
     },
 }
 
 impl Counts<'_> {
-    /// The elements of a rank; of an exchange, those that come from it.
+    /// The count of a rank; for per-pair counts, the number received from it.
     pub fn of(&self, rank: usize) -> usize {
         match self {
             Self::Equal(count) => *count,
-            Self::Each(counts) => counts.get(rank).copied().unwrap_or(0),
-            Self::Exchange { receive, .. } => receive.get(rank).copied().unwrap_or(0),
+            Self::PerRank(counts) => counts.get(rank).copied().unwrap_or(0),
+            Self::PerPair { receive, .. } => receive.get(rank).copied().unwrap_or(0),
         }
     }
 
-    /// The elements of all `ranks` ranks together.
+    /// The total count of all ranks.
     pub fn total(&self, ranks: usize) -> usize {
         match self {
             Self::Equal(count) => count * ranks,
-            Self::Each(counts) => counts.iter().sum(),
-            Self::Exchange { receive, .. } => receive.iter().sum(),
+            Self::PerRank(counts) => counts.iter().sum(),
+            Self::PerPair { receive, .. } => receive.iter().sum(),
         }
     }
 
-    /// Where the elements of a rank begin.
+    /// The offset of a rank's elements.
     pub fn offset(&self, rank: usize) -> usize {
         match self {
             Self::Equal(count) => count * rank,
-            Self::Each(counts) => counts.iter().take(rank).sum(),
-            Self::Exchange { receive, .. } => receive.iter().take(rank).sum(),
+            Self::PerRank(counts) => counts.iter().take(rank).sum(),
+            Self::PerPair { receive, .. } => receive.iter().take(rank).sum(),
         }
     }
 
-    /// Where the elements begin that an all-to-all sends to a rank, and how many they are.
-    pub fn sent_to(&self, rank: usize) -> (usize, usize) {
+    /// The offset and count of the elements that an all-to-all sends to a rank.
+    pub fn send_block(&self, rank: usize) -> (usize, usize) {
         match self {
-            Self::Exchange { send, .. } => {
+            Self::PerPair { send, .. } => {
                 (send.iter().take(rank).sum(), send.get(rank).copied().unwrap_or(0))
             }
             _ => (self.offset(rank), self.of(rank)),
         }
     }
 
-    /// The same, with numbers of its own.
+    /// The counts as owned values.
     pub fn into_owned(self) -> Counts<'static> {
         match self {
             Counts::Equal(count) => Counts::Equal(count),
-            Counts::Each(counts) => Counts::Each(counts.into_owned().into()),
-            Counts::Exchange { send, receive } => Counts::Exchange {
+            Counts::PerRank(counts) => Counts::PerRank(counts.into_owned().into()),
+            Counts::PerPair { send, receive } => Counts::PerPair {
                 send: send.into_owned().into(),
                 receive: receive.into_owned().into(),
             },
         }
     }
 
-    /// Whether a collective can have such counts on this rank; if not, why.
-    pub(crate) fn fit(
+    /// Checks that a collective may have these counts on this rank.
+    pub(crate) fn validate(
         &self,
-        kind: Kind,
+        kind: CallKind,
         rank: usize,
         ranks: usize,
         in_place: bool,
     ) -> Result<(), String> {
-        let wrong = |what: &str| Err(what.to_owned());
-        let for_all = |counts: &[usize]| match counts.len() == ranks {
+        let invalid = |what: &str| Err(what.to_owned());
+        let check_len = |counts: &[usize]| match counts.len() == ranks {
             true => Ok(()),
-            false => Err(format!("counts for {} ranks, there are {ranks}", counts.len())),
+            false => Err(format!("{} counts are given for {ranks} ranks", counts.len())),
         };
         match self {
             Self::Equal(_) => Ok(()),
-            Self::Each(_) if kind.is_whole() => {
-                wrong("all ranks have the same number of elements: say it once (Counts::Equal)")
+            Self::PerRank(_) if kind.has_uniform_count() => {
+                invalid("all ranks have the same count: use Counts::Equal")
             }
-            Self::Each(_) if kind == Kind::AllToAll => wrong(
-                "a count for each rank does not say what goes and what comes: say both \
-                 (Counts::Exchange)",
-            ),
-            Self::Each(counts) => for_all(counts),
-            Self::Exchange { .. } if kind != Kind::AllToAll => {
-                wrong("only an all-to-all has counts for each pair (Counts::Exchange)")
+            Self::PerRank(_) if kind == CallKind::AllToAll => {
+                invalid("an all-to-all needs send and receive counts: use Counts::PerPair")
             }
-            Self::Exchange { send, receive } => {
-                for_all(send)?;
-                for_all(receive)?;
+            Self::PerRank(counts) => check_len(counts),
+            Self::PerPair { .. } if kind != CallKind::AllToAll => {
+                invalid("only an all-to-all has per-pair counts (Counts::PerPair)")
+            }
+            Self::PerPair { send, receive } => {
+                check_len(send)?;
+                check_len(receive)?;
                 match send.get(rank) == receive.get(rank) {
-                    false => wrong("what this rank sends itself is not what it expects of itself"),
+                    false => invalid(
+                        "the counts that this rank sends to and receives from itself differ",
+                    ),
                     true if in_place && send != receive => {
-                        wrong("in place, as much comes from each rank as goes to it")
+                        invalid("an in-place all-to-all needs equal send and receive counts")
                     }
                     true => Ok(()),
                 }
@@ -110,20 +111,20 @@ impl Counts<'_> {
         }
     }
 
-    /// Whether all the elements are fewer bytes than addresses go.
-    pub(crate) fn addressable(&self, ranks: usize, size: usize) -> Result<(), String> {
+    /// Checks that the total size in bytes does not overflow.
+    pub(crate) fn check_size(&self, ranks: usize, size: usize) -> Result<(), String> {
         let sum =
             |counts: &[usize]| counts.iter().try_fold(0usize, |sum, count| sum.checked_add(*count));
-        let most = match self {
+        let total = match self {
             Self::Equal(count) => count.checked_mul(ranks),
-            Self::Each(counts) => sum(counts),
-            Self::Exchange { send, receive } => {
+            Self::PerRank(counts) => sum(counts),
+            Self::PerPair { send, receive } => {
                 sum(send).and_then(|sent| Some(sent.max(sum(receive)?)))
             }
         };
-        match most.and_then(|most| most.checked_mul(size)) {
+        match total.and_then(|total| total.checked_mul(size)) {
             Some(bytes) if bytes <= isize::MAX as usize => Ok(()),
-            _ => Err("no memory has so many elements".to_owned()),
+            _ => Err("the counts exceed the address space".to_owned()),
         }
     }
 }

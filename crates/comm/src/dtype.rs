@@ -1,13 +1,13 @@
-//! What elements a buffer has.
+//! Element types.
 
 use half::{bf16, f16};
 
-/// A type of elements.
+/// An element type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum DType {
-    /// Half precision.
+    /// IEEE 754 half precision.
     F16,
-    /// Brain float.
+    /// bfloat16.
     Bf16,
     /// Single precision.
     F32,
@@ -26,7 +26,7 @@ pub enum DType {
 }
 
 impl DType {
-    /// All of them.
+    /// All element types.
     pub const ALL: [Self; 9] = [
         Self::F16,
         Self::Bf16,
@@ -39,7 +39,7 @@ impl DType {
         Self::U8,
     ];
 
-    /// Bytes of one element.
+    /// The element size in bytes.
     pub fn size(self) -> usize {
         match self {
             Self::I8 | Self::U8 => 1,
@@ -49,7 +49,7 @@ impl DType {
         }
     }
 
-    /// Its short name.
+    /// The name.
     pub fn name(self) -> &'static str {
         match self {
             Self::F16 => "f16",
@@ -75,10 +75,10 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A type that collectives can carry: any bytes of its size are a value of it, and it has no bytes
-/// that are none of its value. Sealed, for unsafe code relies on that.
+/// An element of a collective: every bit pattern is valid, and there is no padding. Sealed, because
+/// unsafe code relies on that.
 pub trait Element: sealed::Sealed + Copy + Send + Sync + std::fmt::Debug + 'static {
-    /// Its name at run time.
+    /// The run-time type.
     const DTYPE: DType;
 }
 
@@ -94,15 +94,15 @@ macro_rules! elements {
 
 elements!(f16 => F16, bf16 => Bf16, f32 => F32, f64 => F64, i8 => I8, i16 => I16, i32 => I32, i64 => I64, u8 => U8);
 
-/// The bytes of elements.
+/// The bytes of a slice.
 pub fn bytes_of<T: Element>(elements: &[T]) -> &[u8] {
-    // SAFETY: an Element has no padding, and bytes may lie anywhere.
+    // SAFETY: an Element has no padding, and bytes need no alignment.
     unsafe { std::slice::from_raw_parts(elements.as_ptr().cast(), size_of_val(elements)) }
 }
 
-/// The bytes of elements, to be written.
+/// The bytes of a slice, mutable.
 pub fn bytes_of_mut<T: Element>(elements: &mut [T]) -> &mut [u8] {
-    // SAFETY: an Element has no padding, bytes may lie anywhere, and any bytes are an Element.
+    // SAFETY: an Element has no padding, bytes need no alignment, and every bit pattern is valid.
     unsafe { std::slice::from_raw_parts_mut(elements.as_mut_ptr().cast(), size_of_val(elements)) }
 }
 
@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_those_of_the_types() {
+    fn sizes_match_the_rust_types() {
         fn check<T: Element>() {
             assert_eq!(T::DTYPE.size(), size_of::<T>(), "{}", T::DTYPE);
         }
@@ -127,10 +127,10 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_the_elements() {
-        let mut numbers = [1.0f32, -2.0];
-        bytes_of_mut(&mut numbers)[7] ^= 0x80;
-        assert_eq!(numbers, [1.0, 2.0]);
-        assert_eq!(bytes_of(&numbers)[..4], 1.0f32.to_ne_bytes());
+    fn bytes_alias_the_elements() {
+        let mut values = [1.0f32, -2.0];
+        bytes_of_mut(&mut values)[7] ^= 0x80;
+        assert_eq!(values, [1.0, 2.0]);
+        assert_eq!(bytes_of(&values)[..4], 1.0f32.to_ne_bytes());
     }
 }

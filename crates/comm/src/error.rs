@@ -1,164 +1,165 @@
-//! What can go wrong between ranks.
+//! Errors of collectives and of the bootstrap.
 
 use crate::{DType, Signature};
 
-/// A rank and where it is.
+/// A rank and its host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peer {
-    /// Its number in the communicator.
+    /// The rank in this communicator, or the global rank.
     pub rank: u32,
-    /// Its node.
+    /// The host it runs on.
     pub host: String,
+    /// Whether `rank` is a global rank, because the peer is not a member of this communicator.
+    pub global: bool,
 }
 
-/// How the node of a rank is told that is in none of the communicator's places.
-const OUTSIDE: &str = ", in the numbers of the world";
-
 impl Peer {
-    /// One that is not of the communicator, by its number in the world.
-    pub(crate) fn outside(rank: u32, host: &str) -> Self {
-        Self { rank, host: format!("{host}{OUTSIDE}") }
+    /// A member of the communicator.
+    pub fn new(rank: u32, host: impl Into<String>) -> Self {
+        Self { rank, host: host.into(), global: false }
     }
 
-    /// Whether it is one.
-    pub(crate) fn is_outside(&self) -> bool {
-        self.host.ends_with(OUTSIDE)
+    /// A rank outside the communicator, by its global rank.
+    pub fn global(rank: u32, host: impl Into<String>) -> Self {
+        Self { rank, host: host.into(), global: true }
     }
 
-    /// Takes its number among all ranks, given those of the communicator's ranks.
-    fn renumber(&mut self, numbers: &[u32]) {
-        if let Some(host) = self.host.strip_suffix(OUTSIDE) {
-            self.host = host.to_owned();
-        } else if let Some(number) = numbers.get(self.rank as usize) {
-            self.rank = *number;
+    /// Replaces a communicator rank by its entry in `ranks`. A global rank stays as it is.
+    fn translate(&mut self, ranks: &[u32]) {
+        if self.global {
+            self.global = false;
+        } else if let Some(rank) = ranks.get(self.rank as usize) {
+            self.rank = *rank;
         }
     }
 }
 
 impl std::fmt::Display for Peer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "rank {} on {}", self.rank, self.host)
+        let scope = if self.global { "global " } else { "" };
+        write!(f, "{scope}rank {} on {}", self.rank, self.host)
     }
 }
 
-/// Why a collective failed. After any of these but [`CommError::Shape`] the communicator is of no
-/// more use: close it, and build another.
+/// Why a call failed. After any error but [`CommError::InvalidCall`] the communicator is unusable:
+/// drop it and create a new one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CommError {
-    /// The buffers do not fit the call. Nothing was sent.
+    /// The arguments or buffers of a call are invalid. Nothing was sent.
     #[error("{call}: {what}")]
-    Shape {
-        /// Which collective.
+    InvalidCall {
+        /// The collective.
         call: &'static str,
-        /// What does not fit.
+        /// What is invalid.
         what: String,
     },
-    /// A rank is gone.
-    #[error("{peer} is gone ({why}) during {call}")]
-    Lost {
-        /// Which.
+    /// A rank died or can no longer be reached.
+    #[error("{peer} was lost during {call}: {why}")]
+    RankLost {
+        /// The lost rank.
         peer: Peer,
-        /// How it is known.
+        /// How it was detected.
         why: String,
-        /// What was being done.
+        /// The call in progress.
         call: String,
     },
-    /// Ranks called different things.
+    /// Ranks issued different calls.
     #[error(
-        "ranks disagree in call {sequence} of this communicator: {ours_by} called {ours}, {theirs_by} \
-         called {theirs}; all ranks must call the same, in the same order"
+        "collective mismatch in call {sequence} of this communicator: {ours_by} called {ours}, \
+         {theirs_by} called {theirs}; all ranks must issue the same calls in the same order"
     )]
-    Disagree {
-        /// The how-manieth call of the communicator it is.
+    CallMismatch {
+        /// The sequence number of the call in the communicator.
         sequence: u64,
         /// This rank.
         ours_by: Peer,
-        /// What it called.
+        /// Its call.
         ours: Box<Signature>,
-        /// The other.
+        /// The other rank.
         theirs_by: Peer,
-        /// What that called.
+        /// Its call.
         theirs: Box<Signature>,
     },
-    /// In an all-to-all or a message, what a rank sends is not what the other expects.
+    /// The send count of an all-to-all or a message differs from the receive count.
     #[error(
-        "{from} sends {sent} {dtype} to {to}, which expects {expected}; both must say the same"
+        "{from} sends {sent} {dtype} to {to}, which expects {expected}; send and receive counts \
+         must match"
     )]
-    Unmatched {
-        /// Who sends.
+    CountMismatch {
+        /// The sender.
         from: Peer,
-        /// To whom.
+        /// The receiver.
         to: Peer,
-        /// Of what.
+        /// The element type.
         dtype: DType,
-        /// How many elements it sends.
+        /// Elements sent.
         sent: u64,
-        /// How many the other expects.
+        /// Elements expected.
         expected: u64,
     },
-    /// Ranks did not come in time.
-    #[error("{call}: after {seconds} s nothing came from {}", list(.missing))]
-    Late {
-        /// What was being done.
+    /// Ranks did not enter the call in time.
+    #[error("{call}: timed out after {seconds} s waiting for {}", list(.missing))]
+    Timeout {
+        /// The call in progress.
         call: String,
-        /// How long was waited.
+        /// The time waited.
         seconds: u64,
-        /// Who did not come.
+        /// The late ranks.
         missing: Vec<Peer>,
     },
-    /// Two ranks live, and what one sends does not come to the other.
-    #[error("the path from {from} to {to} is broken ({why}) during {call}")]
-    Path {
-        /// Who sends.
+    /// Both ranks are alive, but messages from one do not reach the other.
+    #[error("the link from {from} to {to} failed during {call}: {why}")]
+    LinkBroken {
+        /// The sender.
         from: Peer,
-        /// Who should receive.
+        /// The receiver.
         to: Peer,
-        /// How it is known.
+        /// How it was detected.
         why: String,
-        /// What was being done.
+        /// The call in progress.
         call: String,
     },
-    /// Another rank gave up.
-    #[error("{by} gave up: {why}")]
+    /// A rank aborted the communicator.
+    #[error("{by} aborted: {why}")]
     Aborted {
-        /// Who.
+        /// The rank that aborted.
         by: Peer,
-        /// Why.
+        /// Its reason.
         why: String,
     },
-    /// Ranks could not be connected.
-    #[error("ranks cannot be connected: {what}; {hint}")]
-    Join {
-        /// What is so.
+    /// The ranks could not be connected.
+    #[error("bootstrap failed: {what}; {hint}")]
+    Bootstrap {
+        /// The cause.
         what: String,
-        /// What to do.
+        /// The fix.
         hint: String,
     },
-    /// The system did not do what was asked.
+    /// An operating-system or library call failed.
     #[error("{what}: {why}")]
     System {
-        /// What was asked.
+        /// The operation.
         what: String,
-        /// Its answer.
+        /// The error.
         why: String,
     },
 }
 
 impl CommError {
-    /// The same, with ranks named by other numbers than the communicator's.
-    pub(crate) fn renumbered(mut self, numbers: &[u32]) -> Self {
+    /// The same error with every communicator rank replaced by its entry in `ranks`.
+    pub(crate) fn translate_ranks(mut self, ranks: &[u32]) -> Self {
         match &mut self {
-            Self::Lost { peer, .. } | Self::Aborted { by: peer, .. } => peer.renumber(numbers),
-            Self::Disagree { ours_by: one, theirs_by: other, .. }
-            | Self::Unmatched { from: one, to: other, .. }
-            | Self::Path { from: one, to: other, .. } => {
-                one.renumber(numbers);
-                other.renumber(numbers);
+            Self::RankLost { peer, .. } | Self::Aborted { by: peer, .. } => peer.translate(ranks),
+            Self::CallMismatch { ours_by: one, theirs_by: other, .. }
+            | Self::CountMismatch { from: one, to: other, .. }
+            | Self::LinkBroken { from: one, to: other, .. } => {
+                one.translate(ranks);
+                other.translate(ranks);
             }
-            Self::Late { missing, .. } => {
-                missing.iter_mut().for_each(|peer| peer.renumber(numbers));
+            Self::Timeout { missing, .. } => {
+                missing.iter_mut().for_each(|peer| peer.translate(ranks));
             }
-            Self::Shape { .. } | Self::Join { .. } | Self::System { .. } => {}
+            Self::InvalidCall { .. } | Self::Bootstrap { .. } | Self::System { .. } => {}
         }
         self
     }

@@ -1,159 +1,163 @@
-//! Runs a [`Program`] on a [`Transport`]: whatever can be done is posted, and waited for together.
+//! Runs a [`Program`] on a [`Transport`]: posts every operation whose dependencies are met and
+//! waits for all posted operations together.
 
-mod agree;
-mod cut;
-mod expected;
-mod flow;
-mod memory;
-mod plan;
+mod block_layout;
+mod count_exchange;
+mod dependency_scheduler;
+mod expected_message;
+mod planner;
+mod program_buffers;
 
 use std::time::Duration;
 
 use crate::schedule::Program;
-use crate::transport::{Landing, Lane, Ticket, Transport};
-use crate::{Call, CommError, DType, Kind, ReduceOp, kernel};
-use cut::Cut;
-use expected::{Expected, in_elements};
-use flow::{Act, Flow, Id, Work};
-use memory::Memory;
-pub use memory::Room;
-pub use plan::Planner;
+use crate::transport::{MatchKey, RecvAction, RequestId, Transport};
+use crate::{Call, CallKind, CommError, DType, ReduceOp, kernel};
+use block_layout::BlockLayout;
+use dependency_scheduler::{DependencyScheduler, SegmentId, StepKind, StepOp};
+use expected_message::{ExpectedMessage, bytes_to_elements};
+pub use planner::Planner;
+use program_buffers::ProgramBuffers;
+pub use program_buffers::Scratch;
 
-/// How long a transport is let wait at once; it knows itself when it was too long.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// Upper bound on one wait in the transport, which has its own timeouts.
+const PROGRESS_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What of a long message is done at once. It should still be in a fast cache when it is passed on,
-/// and be long enough that a message more costs nothing.
-const SEGMENT: usize = 256 << 10;
+/// Pipelining granularity of long messages: small enough that a segment is still in a fast cache
+/// when it is forwarded, large enough that the per-message overhead is negligible.
+const SEGMENT_BYTES: usize = 256 << 10;
 
-/// Does a collective in which all take part, as the program says, with scratch room from `room`.
+/// Runs a collective as its program prescribes.
 pub fn run(
     transport: &mut dyn Transport,
     call: Call<'_>,
     program: &Program,
-    room: &mut Room,
+    scratch: &mut Scratch,
 ) -> Result<(), CommError> {
-    run_in_segments(transport, call, program, room, SEGMENT)
+    run_segmented(transport, call, program, scratch, SEGMENT_BYTES)
 }
 
-/// The same with segments of another length, a multiple of 8 that is the same on all ranks.
-pub fn run_in_segments(
+/// [`run`] with another segment length: a multiple of 8, identical on all ranks.
+pub fn run_segmented(
     transport: &mut dyn Transport,
     call: Call<'_>,
     program: &Program,
-    room: &mut Room,
-    segment: usize,
+    scratch: &mut Scratch,
+    segment_bytes: usize,
 ) -> Result<(), CommError> {
-    let ended = steps(&mut *transport, call, program, room, segment);
-    // The others know what the transport knows, but not what is wrong with a program or its counts.
-    if let Err(error @ (CommError::System { .. } | CommError::Unmatched { .. })) = &ended {
-        (transport.abort())(&error.to_string());
+    let result = run_program(&mut *transport, call, program, scratch, segment_bytes);
+    // The transport propagates its own errors, but not those of a program or its counts.
+    if let Err(error @ (CommError::System { .. } | CommError::CountMismatch { .. })) = &result {
+        (transport.abort_fn())(&error.to_string());
     }
-    ended
+    result
 }
 
-fn steps(
+fn run_program(
     transport: &mut dyn Transport,
     call: Call<'_>,
     program: &Program,
-    room: &mut Room,
-    segment: usize,
+    scratch: &mut Scratch,
+    segment_bytes: usize,
 ) -> Result<(), CommError> {
     transport.begin(call.signature(transport.ranks() as usize))?;
     let (rank, ranks) = (transport.rank(), transport.ranks());
     let (dtype, op) = (call.dtype, call.op);
-    // Only who gets a reduction divides it: in place, the others' bytes are still what they gave.
-    let divides = op == ReduceOp::Average
+    // In place, the buffer of a rank that gets no result still holds that rank's contribution and
+    // must not be divided.
+    let averages = op == ReduceOp::Average
         && call.kind.reduces()
-        && (call.kind != Kind::Reduce || call.root == rank);
-    agree::on_counts(&mut *transport, &call)?;
-    let cut = Cut::new(&call, program, rank, ranks);
-    let outside = |piece| {
-        let what = format!("the program of {}", cut.kind.name());
-        CommError::System { what, why: format!("there is no {piece:?} on this rank") }
+        && (call.kind != CallKind::Reduce || call.root == rank);
+    count_exchange::check_counts(&mut *transport, &call)?;
+    let layout = BlockLayout::new(&call, program, rank, ranks);
+    let out_of_bounds = |blocks| {
+        let what = format!("the program of {}", layout.kind.name());
+        CommError::System { what, why: format!("this rank has no {blocks:?}") }
     };
-    let flow = Flow::new(program, &cut, segment).map_err(outside)?;
-    let mut memory = Memory::new(call, &cut, room);
-    let open = Open { transport, tickets: 0 };
-    Doing { open, flow, posted: Vec::new() }.all(&memory, (dtype, op))?;
+    let scheduler =
+        DependencyScheduler::new(program, &layout, segment_bytes).map_err(out_of_bounds)?;
+    let mut buffers = ProgramBuffers::new(call, &layout, scratch);
+    let posted = PostedOps { transport, pending: 0 };
+    Execution { posted, scheduler, requests: Vec::new(), dtype, op }.run(&buffers)?;
     transport.end();
-    if divides && let Some(result) = cut.result() {
-        kernel::finish(dtype, op, ranks, memory.result(result));
+    if averages && let Some(result) = layout.result() {
+        kernel::finalize(dtype, op, ranks, buffers.result(result));
     }
     Ok(())
 }
 
-/// Sends to ranks and receives from them, all at once.
-pub fn messages(transport: &mut dyn Transport, calls: Vec<Call<'_>>) -> Result<(), CommError> {
-    messages_beside(transport, calls, &mut || Ok(PATIENCE))
+/// Runs a group of sends and receives concurrently.
+pub fn run_p2p(transport: &mut dyn Transport, calls: Vec<Call<'_>>) -> Result<(), CommError> {
+    run_p2p_with(transport, calls, &mut || Ok(PROGRESS_TIMEOUT))
 }
 
-/// The same while something else goes on, which has a turn again and again, and says how long it
-/// can be left alone.
-pub(crate) fn messages_beside(
+/// [`run_p2p`], calling `progress_other` before each wait. It drives another transport and returns
+/// how long that transport can go without progress.
+pub(crate) fn run_p2p_with(
     transport: &mut dyn Transport,
     calls: Vec<Call<'_>>,
-    beside: &mut dyn FnMut() -> Result<Duration, CommError>,
+    progress_other: &mut dyn FnMut() -> Result<Duration, CommError>,
 ) -> Result<(), CommError> {
     let (sends, receives): (Vec<_>, Vec<_>) =
-        calls.into_iter().partition(|call| call.kind == Kind::Send);
-    let expected: Vec<Expected> = receives.iter().map(Expected::of).collect();
-    let mut open = Open { transport, tickets: 0 };
-    // Receives first: what comes early then has a place already.
+        calls.into_iter().partition(|call| call.kind == CallKind::Send);
+    let expected: Vec<ExpectedMessage> = receives.iter().map(ExpectedMessage::of).collect();
+    let mut posted = PostedOps { transport, pending: 0 };
+    // Receives first, so that early messages already have a destination buffer.
     for call in receives {
-        let (lane, into): (_, *mut [u8]) = (Lane::Tag(call.tag), call.output);
-        // SAFETY: the call lends its buffers for longer than `open` lives, which waits for the
-        // operation or cancels it.
-        unsafe { open.transport.post_receive(call.root, lane, into, Landing::Replace) }?;
-        open.tickets += 1;
+        let (key, into): (_, *mut [u8]) = (MatchKey::Tag(call.tag), call.output);
+        // SAFETY: the call's buffers outlive `posted`, which waits for the operation or cancels it.
+        unsafe { posted.transport.post_receive(call.root, key, into, RecvAction::Copy) }?;
+        posted.pending += 1;
     }
     for call in sends {
         let bytes: *const [u8] = call.input.unwrap_or(call.output);
         // SAFETY: as above.
-        unsafe { open.transport.post_send(call.root, Lane::Tag(call.tag), bytes) }?;
-        open.tickets += 1;
+        unsafe { posted.transport.post_send(call.root, MatchKey::Tag(call.tag), bytes) }?;
+        posted.pending += 1;
     }
-    let ended = open.wait_beside(beside);
-    drop(open);
-    let ended = ended.map_err(|error| in_elements(error, &expected));
-    if let Err(error @ CommError::Unmatched { .. }) = &ended {
-        (transport.abort())(&error.to_string());
+    let result = posted.wait_with(progress_other);
+    drop(posted);
+    let result = result.map_err(|error| bytes_to_elements(error, &expected));
+    if let Err(error @ CommError::CountMismatch { .. }) = &result {
+        (transport.abort_fn())(&error.to_string());
     }
-    ended
+    result
 }
 
-/// A program that is being done.
-struct Doing<'t> {
-    open: Open<'t>,
-    flow: Flow,
-    posted: Vec<(Ticket, Id)>,
+/// A running program.
+struct Execution<'t> {
+    posted: PostedOps<'t>,
+    scheduler: DependencyScheduler,
+    requests: Vec<(RequestId, SegmentId)>,
+    dtype: DType,
+    op: ReduceOp,
 }
 
-impl Doing<'_> {
-    fn all(&mut self, memory: &Memory<'_>, of: (DType, ReduceOp)) -> Result<(), CommError> {
-        let mut done: Vec<Ticket> = Vec::new();
-        while !self.flow.is_over() {
-            let mut patience = PATIENCE;
-            while let Some((id, work)) = self.flow.take() {
-                if work.act == Act::Copy {
-                    memory.copy(&work)?;
-                    self.flow.done(id);
-                    // Messages should not wait for the next one.
-                    patience = Duration::ZERO;
+impl Execution<'_> {
+    fn run(&mut self, buffers: &ProgramBuffers<'_>) -> Result<(), CommError> {
+        let mut completed: Vec<RequestId> = Vec::new();
+        while !self.scheduler.is_complete() {
+            let mut timeout = PROGRESS_TIMEOUT;
+            while let Some((id, step)) = self.scheduler.next_ready() {
+                if step.kind == StepKind::Copy {
+                    buffers.copy(&step)?;
+                    self.scheduler.complete(id);
+                    // Let messages progress before the next copy.
+                    timeout = Duration::ZERO;
                     break;
                 }
-                let ticket = self.post(&work, memory, of)?;
-                self.open.tickets += 1;
-                self.posted.push((ticket, id));
+                let request = self.post(&step, buffers)?;
+                self.posted.pending += 1;
+                self.requests.push((request, id));
             }
-            if self.open.tickets == 0 {
+            if self.posted.pending == 0 {
                 continue;
             }
-            self.open.transport.progress(patience, &mut done)?;
-            self.open.tickets = self.open.tickets.saturating_sub(done.len());
-            for ticket in done.drain(..) {
-                if let Some(at) = self.posted.iter().position(|(posted, _)| *posted == ticket) {
-                    self.flow.done(self.posted.swap_remove(at).1);
+            self.posted.transport.progress(timeout, &mut completed)?;
+            self.posted.pending = self.posted.pending.saturating_sub(completed.len());
+            for request in completed.drain(..) {
+                if let Some(at) = self.requests.iter().position(|(posted, _)| *posted == request) {
+                    self.scheduler.complete(self.requests.swap_remove(at).1);
                 }
             }
         }
@@ -162,62 +166,61 @@ impl Doing<'_> {
 
     fn post(
         &mut self,
-        work: &Work,
-        memory: &Memory<'_>,
-        (dtype, op): (DType, ReduceOp),
-    ) -> Result<Ticket, CommError> {
-        let transport = &mut *self.open.transport;
-        let (reads, writes) = (memory.source(&work.reads)?, memory.target(&work.writes)?);
-        // SAFETY: the memory lives longer than `open`, which waits or cancels, and the flow begins
-        // nothing that reads or writes what is written, or writes what is read, before this is done.
+        step: &StepOp,
+        buffers: &ProgramBuffers<'_>,
+    ) -> Result<RequestId, CommError> {
+        let (transport, key) = (&mut *self.posted.transport, MatchKey::Collective);
+        let (reads, writes) = (buffers.source(&step.reads)?, buffers.target(&step.writes)?);
+        // SAFETY: the buffers outlive `posted`, which waits for the operation or cancels it. The
+        // scheduler starts no conflicting read or write before the operation completes.
         unsafe {
-            match work.act {
-                Act::Send(to) => transport.post_send(to, Lane::Call, reads),
-                Act::Receive(from) if work.reads.is_none() => {
-                    transport.post_receive(from, Lane::Call, writes, Landing::Replace)
+            match step.kind {
+                StepKind::Send(to) => transport.post_send(to, key, reads),
+                StepKind::Receive(from) if step.reads.is_none() => {
+                    transport.post_receive(from, key, writes, RecvAction::Copy)
                 }
-                Act::Receive(from) if work.reads == work.writes => {
-                    transport.post_receive(from, Lane::Call, writes, Landing::Reduce(dtype, op))
+                StepKind::Receive(from) if step.reads == step.writes => {
+                    let reduce = RecvAction::Reduce(self.dtype, self.op);
+                    transport.post_receive(from, key, writes, reduce)
                 }
-                _ => {
-                    let Act::Receive(from) = work.act else { return Err(memory::nothing()) };
-                    transport.post_reduce(from, Lane::Call, writes, reads, dtype, op)
+                StepKind::Receive(from) => {
+                    transport.post_reduce(from, key, writes, reads, self.dtype, self.op)
                 }
+                StepKind::Copy => Err(program_buffers::invalid_range()),
             }
         }
     }
 }
 
-/// What is posted and not yet done. It is cancelled when this is dropped, for the memory is only
-/// lent.
-struct Open<'t> {
+/// Counts pending operations and cancels them when dropped, because their memory is borrowed.
+struct PostedOps<'t> {
     transport: &'t mut dyn Transport,
-    tickets: usize,
+    pending: usize,
 }
 
-impl Open<'_> {
-    /// Until all that is posted is done.
+impl PostedOps<'_> {
+    /// Waits for all pending operations.
     fn wait(&mut self) -> Result<(), CommError> {
-        self.wait_beside(&mut || Ok(PATIENCE))
+        self.wait_with(&mut || Ok(PROGRESS_TIMEOUT))
     }
 
-    fn wait_beside(
+    fn wait_with(
         &mut self,
-        beside: &mut dyn FnMut() -> Result<Duration, CommError>,
+        progress_other: &mut dyn FnMut() -> Result<Duration, CommError>,
     ) -> Result<(), CommError> {
-        let mut done: Vec<Ticket> = Vec::new();
-        while self.tickets > 0 {
-            self.transport.progress(beside()?, &mut done)?;
-            self.tickets = self.tickets.saturating_sub(done.len());
-            done.clear();
+        let mut completed: Vec<RequestId> = Vec::new();
+        while self.pending > 0 {
+            self.transport.progress(progress_other()?, &mut completed)?;
+            self.pending = self.pending.saturating_sub(completed.len());
+            completed.clear();
         }
         Ok(())
     }
 }
 
-impl Drop for Open<'_> {
+impl Drop for PostedOps<'_> {
     fn drop(&mut self) {
-        if self.tickets > 0 {
+        if self.pending > 0 {
             self.transport.cancel();
         }
     }

@@ -1,29 +1,29 @@
-//! Reductions of bytes, as fast as memory is. Plain loops, which the compiler makes vectors of,
-//! once for each set of instructions that processors have; which one is asked at run time.
+//! Reduction kernels, limited by memory bandwidth. Plain loops that the compiler vectorises, once
+//! per instruction set; the CPU is detected at run time.
 //!
-//! Half precision is computed in single precision and rounded to nearest even after every step, so
-//! that the result does not depend on how many are reduced at once. Bytes may begin anywhere.
+//! f16 and bf16 are computed in f32 and rounded to nearest even after every step, so that the
+//! result does not depend on how many inputs are reduced at once. Buffers may be unaligned.
 
-mod half_floats;
-mod number;
+mod f16;
+mod reduce_fn;
 pub mod stream;
 
-use self::number::{
-    Bf16, Fold, Greatest, Least, Number, Product, Sum, Unaligned, lanes, lanes_mut,
+use self::reduce_fn::{
+    Bf16, Max, Min, Product, ReduceFn, Reducible, Sum, Unaligned, elements, elements_mut,
 };
 use crate::{DType, ReduceOp};
 
-/// What is reduced in one go when there are many: it stays in the nearest cache.
+/// Block size when many inputs are reduced: a block stays in the L1 cache.
 const BLOCK_BYTES: usize = 8 << 10;
 
-/// `into = into ∘ from`. Where lengths differ, the shorter counts.
+/// `into = into ∘ from`, up to the shorter length.
 pub fn reduce(dtype: DType, op: ReduceOp, into: &mut [u8], from: &[u8]) {
-    each_type(dtype, op, Work::Into(into, from));
+    dispatch_dtype(dtype, op, Operands::Into(into, from));
 }
 
 /// `out = a ∘ b`.
-pub fn reduce_two(dtype: DType, op: ReduceOp, out: &mut [u8], a: &[u8], b: &[u8]) {
-    each_type(dtype, op, Work::Two(out, a, b));
+pub fn reduce_pair(dtype: DType, op: ReduceOp, out: &mut [u8], a: &[u8], b: &[u8]) {
+    dispatch_dtype(dtype, op, Operands::Two(out, a, b));
 }
 
 /// `out = (input(0) ∘ input(1)) ∘ … ∘ input(inputs - 1)`, in this order.
@@ -37,25 +37,25 @@ pub fn reduce_many<'a>(
     match inputs {
         0 => {}
         1 => copy(out, input(0)),
-        2 => reduce_two(dtype, op, out, input(0), input(1)),
+        2 => reduce_pair(dtype, op, out, input(0), input(1)),
         _ => {
             for (at, block) in out.chunks_mut(BLOCK_BYTES).enumerate() {
                 let start = at * BLOCK_BYTES;
                 let cut = |input: &'a [u8]| &input[start.min(input.len())..];
-                reduce_two(dtype, op, block, cut(input(0)), cut(input(1)));
+                reduce_pair(dtype, op, block, cut(input(0)), cut(input(1)));
                 (2..inputs).for_each(|i| reduce(dtype, op, block, cut(input(i))));
             }
         }
     }
 }
 
-/// What is left to do after all were reduced: the average's division.
-pub fn finish(dtype: DType, op: ReduceOp, ranks: u32, data: &mut [u8]) {
+/// Divides by the number of ranks if the reduction is an average.
+pub fn finalize(dtype: DType, op: ReduceOp, ranks: u32, data: &mut [u8]) {
     if op != ReduceOp::Average {
         return;
     }
     match dtype {
-        DType::F16 => half_floats::divide(data, ranks),
+        DType::F16 => f16::divide(data, ranks),
         DType::Bf16 => divide::<Bf16>(data, ranks),
         DType::F32 => divide::<f32>(data, ranks),
         DType::F64 => divide::<f64>(data, ranks),
@@ -72,113 +72,113 @@ fn copy(out: &mut [u8], from: &[u8]) {
     out[..length].copy_from_slice(&from[..length]);
 }
 
-/// What a loop has to do.
-enum Work<'a> {
+/// Operands of a reduction loop.
+enum Operands<'a> {
     Into(&'a mut [u8], &'a [u8]),
     Two(&'a mut [u8], &'a [u8], &'a [u8]),
 }
 
-fn each_type(dtype: DType, op: ReduceOp, work: Work<'_>) {
+fn dispatch_dtype(dtype: DType, op: ReduceOp, operands: Operands<'_>) {
     match dtype {
-        DType::F16 => each_op_of_halves(op, work),
-        DType::Bf16 => each_op::<Bf16>(op, work),
-        DType::F32 => each_op::<f32>(op, work),
-        DType::F64 => each_op::<f64>(op, work),
-        DType::I8 => each_op::<i8>(op, work),
-        DType::I16 => each_op::<i16>(op, work),
-        DType::I32 => each_op::<i32>(op, work),
-        DType::I64 => each_op::<i64>(op, work),
-        DType::U8 => each_op::<u8>(op, work),
+        DType::F16 => dispatch_f16_op(op, operands),
+        DType::Bf16 => dispatch_op::<Bf16>(op, operands),
+        DType::F32 => dispatch_op::<f32>(op, operands),
+        DType::F64 => dispatch_op::<f64>(op, operands),
+        DType::I8 => dispatch_op::<i8>(op, operands),
+        DType::I16 => dispatch_op::<i16>(op, operands),
+        DType::I32 => dispatch_op::<i32>(op, operands),
+        DType::I64 => dispatch_op::<i64>(op, operands),
+        DType::U8 => dispatch_op::<u8>(op, operands),
     }
 }
 
-fn each_op<T: Number>(op: ReduceOp, work: Work<'_>) {
+fn dispatch_op<T: Reducible>(op: ReduceOp, operands: Operands<'_>) {
     match op {
-        ReduceOp::Sum | ReduceOp::Average => run::<T, Sum>(work),
-        ReduceOp::Product => run::<T, Product>(work),
-        ReduceOp::Min => run::<T, Least>(work),
-        ReduceOp::Max => run::<T, Greatest>(work),
+        ReduceOp::Sum | ReduceOp::Average => run::<T, Sum>(operands),
+        ReduceOp::Product => run::<T, Product>(operands),
+        ReduceOp::Min => run::<T, Min>(operands),
+        ReduceOp::Max => run::<T, Max>(operands),
     }
 }
 
-fn each_op_of_halves(op: ReduceOp, work: Work<'_>) {
+fn dispatch_f16_op(op: ReduceOp, operands: Operands<'_>) {
     match op {
-        ReduceOp::Sum | ReduceOp::Average => half_floats::run::<Sum>(work),
-        ReduceOp::Product => half_floats::run::<Product>(work),
-        ReduceOp::Min => half_floats::run::<Least>(work),
-        ReduceOp::Max => half_floats::run::<Greatest>(work),
+        ReduceOp::Sum | ReduceOp::Average => f16::run::<Sum>(operands),
+        ReduceOp::Product => f16::run::<Product>(operands),
+        ReduceOp::Min => f16::run::<Min>(operands),
+        ReduceOp::Max => f16::run::<Max>(operands),
     }
 }
 
-/// The loop itself. It is compiled into each of the functions below.
+/// The reduction loop, compiled once per instruction set below.
 #[inline(always)]
-fn plain<T: Number, F: Fold>(work: Work<'_>) {
-    match work {
-        Work::Into(into, from) => {
-            for (into, from) in lanes_mut::<T>(into).iter_mut().zip(lanes::<T>(from)) {
-                *into = Unaligned(F::two(into.0, from.0));
+fn reduce_loop<T: Reducible, F: ReduceFn>(operands: Operands<'_>) {
+    match operands {
+        Operands::Into(into, from) => {
+            for (into, from) in elements_mut::<T>(into).iter_mut().zip(elements::<T>(from)) {
+                *into = Unaligned(F::apply(into.0, from.0));
             }
         }
-        Work::Two(out, a, b) => {
-            let inputs = lanes::<T>(a).iter().zip(lanes::<T>(b));
-            for (out, (a, b)) in lanes_mut::<T>(out).iter_mut().zip(inputs) {
-                *out = Unaligned(F::two(a.0, b.0));
+        Operands::Two(out, a, b) => {
+            let inputs = elements::<T>(a).iter().zip(elements::<T>(b));
+            for (out, (a, b)) in elements_mut::<T>(out).iter_mut().zip(inputs) {
+                *out = Unaligned(F::apply(a.0, b.0));
             }
         }
     }
 }
 
 #[inline(always)]
-fn plain_divide<T: Number>(data: &mut [u8], ranks: u32) {
-    for value in lanes_mut::<T>(data) {
-        *value = Unaligned(value.0.divided(ranks));
+fn divide_loop<T: Reducible>(data: &mut [u8], ranks: u32) {
+    for value in elements_mut::<T>(data) {
+        *value = Unaligned(value.0.div_by(ranks));
     }
 }
 
 #[cfg(target_arch = "x86_64")]
-mod by_instructions {
+mod isa {
     use super::*;
 
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-    pub fn avx512<T: Number, F: Fold>(work: Work<'_>) {
-        plain::<T, F>(work);
+    pub fn avx512<T: Reducible, F: ReduceFn>(operands: Operands<'_>) {
+        reduce_loop::<T, F>(operands);
     }
 
     #[target_feature(enable = "avx2")]
-    pub fn avx2<T: Number, F: Fold>(work: Work<'_>) {
-        plain::<T, F>(work);
+    pub fn avx2<T: Reducible, F: ReduceFn>(operands: Operands<'_>) {
+        reduce_loop::<T, F>(operands);
     }
 
     #[target_feature(enable = "avx2")]
-    pub fn divide_avx2<T: Number>(data: &mut [u8], ranks: u32) {
-        plain_divide::<T>(data, ranks);
+    pub fn divide_avx2<T: Reducible>(data: &mut [u8], ranks: u32) {
+        divide_loop::<T>(data, ranks);
     }
 }
 
-fn run<T: Number, F: Fold>(work: Work<'_>) {
+fn run<T: Reducible, F: ReduceFn>(operands: Operands<'_>) {
     #[cfg(target_arch = "x86_64")]
     {
-        let wide = is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw");
-        let whole = is_x86_feature_detected!("avx512vl") && is_x86_feature_detected!("avx512dq");
-        if wide && whole {
-            // SAFETY: the processor has these instructions.
-            return unsafe { by_instructions::avx512::<T, F>(work) };
+        let avx512 = is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw");
+        let vl_dq = is_x86_feature_detected!("avx512vl") && is_x86_feature_detected!("avx512dq");
+        if avx512 && vl_dq {
+            // SAFETY: the CPU supports these instructions.
+            return unsafe { isa::avx512::<T, F>(operands) };
         }
         if is_x86_feature_detected!("avx2") {
-            // SAFETY: the processor has these instructions.
-            return unsafe { by_instructions::avx2::<T, F>(work) };
+            // SAFETY: the CPU supports these instructions.
+            return unsafe { isa::avx2::<T, F>(operands) };
         }
     }
-    plain::<T, F>(work);
+    reduce_loop::<T, F>(operands);
 }
 
-fn divide<T: Number>(data: &mut [u8], ranks: u32) {
+fn divide<T: Reducible>(data: &mut [u8], ranks: u32) {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx2") {
-        // SAFETY: the processor has these instructions.
-        return unsafe { by_instructions::divide_avx2::<T>(data, ranks) };
+        // SAFETY: the CPU supports these instructions.
+        return unsafe { isa::divide_avx2::<T>(data, ranks) };
     }
-    plain_divide::<T>(data, ranks);
+    divide_loop::<T>(data, ranks);
 }
 
 #[cfg(test)]

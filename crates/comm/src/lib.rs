@@ -1,25 +1,23 @@
-//! Collectives between the ranks of a job: fast, honest, and they never hang.
+//! Collective communication between the ranks of a job: fast, deterministic, and free of hangs.
 //!
-//! [`Comm`] is the one trait, over [`Call`]s, which say what is to be done in bytes; what people
-//! call, with slices of numbers, is [`Collectives`], which every `Comm` has.
+//! [`Comm`] is the one trait. It runs [`Call`]s, which describe a collective on bytes;
+//! [`Collectives`], which every `Comm` implements, is the typed interface on slices.
 
-pub mod background;
-pub mod blame;
+pub mod bootstrap;
 pub mod buffer;
 pub mod call;
 pub mod collectives;
 pub mod comm;
-pub mod count;
 pub mod counts;
 pub mod dtype;
 pub mod error;
 pub mod execute;
 pub mod fabric;
-pub mod fake;
-pub mod host;
-pub mod join;
+pub mod fault_channel;
+pub mod gpu;
+pub mod hierarchical;
+pub mod in_process;
 pub mod kernel;
-pub mod named;
 pub mod nccl;
 pub mod op;
 pub mod owned;
@@ -27,18 +25,21 @@ pub mod reference;
 pub mod schedule;
 pub mod shm;
 pub mod tcp;
+pub mod traffic;
+pub mod translate_ranks;
 pub mod transport;
 pub mod tune;
-pub mod whole;
+pub mod wait_graph;
+pub mod worker;
 
-pub use buffer::{Buffer, Space};
-pub use call::{Call, Kind, Signature};
+pub use buffer::{Buffer, MemorySpace};
+pub use call::{Call, CallKind, Signature};
 pub use collectives::Collectives;
 pub use comm::{Comm, Pending};
-pub use count::{Counted, Counters, Sent};
 pub use counts::Counts;
 pub use dtype::{DType, Element};
 pub use error::CommError;
-pub use named::Named;
 pub use op::ReduceOp;
 pub use owned::OwnedCall;
+pub use traffic::{CountingComm, TrafficCounters, TrafficSnapshot};
+pub use translate_ranks::TranslatedComm;

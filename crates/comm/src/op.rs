@@ -1,25 +1,25 @@
-//! How elements of several ranks become one.
+//! Reduction operations.
 
 /// A reduction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ReduceOp {
-    /// The sum; of integers, without regard to overflow.
+    /// The sum; integers wrap on overflow.
     Sum,
-    /// The product, likewise.
+    /// The product; integers wrap on overflow.
     Product,
-    /// The least. If one is not a number, so is the result.
+    /// The minimum. NaN propagates.
     Min,
-    /// The greatest, likewise.
+    /// The maximum. NaN propagates.
     Max,
-    /// The sum, divided by the number of ranks; of integers, rounded towards zero.
+    /// The sum divided by the number of ranks; integers round towards zero.
     Average,
 }
 
 impl ReduceOp {
-    /// All of them.
+    /// All reductions.
     pub const ALL: [Self; 5] = [Self::Sum, Self::Product, Self::Min, Self::Max, Self::Average];
 
-    /// Its name.
+    /// The name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Sum => "sum",

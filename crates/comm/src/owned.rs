@@ -1,67 +1,65 @@
-//! A collective that owns its buffers, so that it can go on while the caller does something else,
-//! and that may have them on a device.
+//! A call that owns its buffers, for asynchronous execution and device memory.
 
-use crate::buffer::{Buffer, Space};
-use crate::{Call, CommError, Counts, DType, Kind, ReduceOp};
+use crate::buffer::{Buffer, MemorySpace};
+use crate::{Call, CallKind, CommError, Counts, DType, ReduceOp};
 
-/// A collective that owns its buffers.
+/// A call that owns its buffers, in host or device memory.
 #[derive(Debug)]
 pub struct OwnedCall {
-    /// Which collective.
-    pub kind: Kind,
-    /// Of what.
+    /// The collective.
+    pub kind: CallKind,
+    /// The element type.
     pub dtype: DType,
-    /// How elements are reduced, if they are.
+    /// The reduction, if there is one.
     pub op: ReduceOp,
-    /// The root; of send and receive, the other rank.
+    /// The root; for send and receive, the peer.
     pub root: u32,
-    /// Tells messages between the same two ranks apart.
+    /// Distinguishes messages between the same two ranks.
     pub tag: u32,
-    /// How many elements.
+    /// The element counts.
     pub counts: Counts<'static>,
-    /// What goes in; `None`: it is in the output.
+    /// The input; `None` if it is in the output.
     pub input: Option<Buffer>,
-    /// What comes out.
+    /// The output.
     pub output: Buffer,
 }
 
 impl OwnedCall {
-    /// A collective in place; what it does not say is sum, root 0 and tag 0.
-    pub fn new(kind: Kind, dtype: DType, counts: Counts<'static>, output: Buffer) -> Self {
+    /// An in-place call with reduction sum, root 0 and tag 0.
+    pub fn new(kind: CallKind, dtype: DType, counts: Counts<'static>, output: Buffer) -> Self {
         let op = ReduceOp::Sum;
         Self { kind, dtype, op, root: 0, tag: 0, counts, input: None, output }
     }
 
-    /// An all-reduce in place.
+    /// An in-place all-reduce.
     pub fn all_reduce(dtype: DType, op: ReduceOp, buffer: Buffer) -> Self {
         let counts = Counts::Equal(buffer.len() / dtype.size());
-        Self { op, ..Self::new(Kind::AllReduce, dtype, counts, buffer) }
+        Self { op, ..Self::new(CallKind::AllReduce, dtype, counts, buffer) }
     }
 
-    /// Where its buffers lie: all together, or it is an error.
-    pub fn space(&self) -> Result<Space, CommError> {
+    /// The memory its buffers are in, which must be the same.
+    pub fn space(&self) -> Result<MemorySpace, CommError> {
         let (space, input) = (self.output.space(), self.input.as_ref().map(Buffer::space));
         match input {
-            Some(other) if other != space => Err(CommError::Shape {
+            Some(other) if other != space => Err(CommError::InvalidCall {
                 call: self.kind.name(),
-                what: format!("the input lies in {other}, the output in {space}"),
+                what: format!("the input is in {other}, the output in {space}"),
             }),
             _ => Ok(space),
         }
     }
 
-    /// Whether its counts make sense, its buffers have the lengths that they ask for, and lie
-    /// together.
+    /// Checks the counts, the sizes of the buffers and the memory they are in.
     pub fn check(&self, rank: u32, ranks: u32) -> Result<(), CommError> {
         self.space()?;
-        let given = self.input.as_ref().map(Buffer::len);
-        self.described().check_lengths(rank, ranks, given, self.output.len())
+        let input_bytes = self.input.as_ref().map(Buffer::len);
+        self.without_buffers().check_lengths(rank, ranks, input_bytes, self.output.len())
     }
 
-    /// The call, with the buffers lent. They must lie in host memory.
+    /// The call with borrowed buffers, which must be in host memory.
     ///
     /// # Panics
-    /// If they do not.
+    /// If they are in device memory.
     pub fn as_call(&mut self) -> Call<'_> {
         let input = self.input.as_ref().map(Buffer::bytes);
         Call {
@@ -76,8 +74,8 @@ impl OwnedCall {
         }
     }
 
-    /// The call without its bytes, wherever they lie.
-    pub(crate) fn described(&self) -> Call<'static> {
+    /// The call with empty buffers.
+    pub(crate) fn without_buffers(&self) -> Call<'static> {
         Call {
             kind: self.kind,
             dtype: self.dtype,

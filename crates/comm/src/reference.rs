@@ -1,14 +1,14 @@
-//! What collectives should give, worked out the plain way from all ranks' inputs: what fast ones
-//! are held against, and what the [`crate::fake`] gives.
+//! The reference implementation of all collectives, computed from the inputs of all ranks. Tests
+//! compare the engines with it, and [`crate::in_process`] uses it.
 
 use half::{bf16, f16};
 
-use crate::{Counts, DType, Kind, ReduceOp};
+use crate::{CallKind, Counts, DType, ReduceOp};
 
-/// What each rank gets, from what each gave. `inputs` are what the table at [`crate::Call`] says;
-/// of a broadcast, the root's is what all get. For counts of each rank's own see [`exchanged`].
-pub fn outputs(
-    kind: Kind,
+/// The output of each rank. `inputs` follow the table at [`crate::Call`]; for a broadcast, the root's
+/// input is its data. For per-pair counts see [`all_to_all_v`].
+pub fn expected_outputs(
+    kind: CallKind,
     dtype: DType,
     op: ReduceOp,
     root: usize,
@@ -27,37 +27,37 @@ pub fn outputs(
         all
     };
     match kind {
-        Kind::AllReduce => vec![reduced(dtype, op, inputs); ranks],
-        Kind::Reduce => only(root, reduced(dtype, op, inputs)),
-        Kind::Broadcast => vec![inputs[root].clone(); ranks],
-        Kind::AllGather => vec![inputs.concat(); ranks],
-        Kind::Gather => only(root, inputs.concat()),
-        Kind::ReduceScatter => {
-            let all = reduced(dtype, op, inputs);
+        CallKind::AllReduce => vec![reduce(dtype, op, inputs); ranks],
+        CallKind::Reduce => only(root, reduce(dtype, op, inputs)),
+        CallKind::Broadcast => vec![inputs[root].clone(); ranks],
+        CallKind::AllGather => vec![inputs.concat(); ranks],
+        CallKind::Gather => only(root, inputs.concat()),
+        CallKind::ReduceScatter => {
+            let all = reduce(dtype, op, inputs);
             (0..ranks).map(|rank| part(&all, rank)).collect()
         }
-        Kind::Scatter => (0..ranks).map(|rank| part(&inputs[root], rank)).collect(),
-        Kind::AllToAll => {
+        CallKind::Scatter => (0..ranks).map(|rank| part(&inputs[root], rank)).collect(),
+        CallKind::AllToAll => {
             let from = |rank| (0..ranks).flat_map(|r| part(&inputs[r], rank)).collect();
             (0..ranks).map(from).collect()
         }
-        Kind::Barrier | Kind::Send | Kind::Receive => vec![Vec::new(); ranks],
+        CallKind::Barrier | CallKind::Send | CallKind::Receive => vec![Vec::new(); ranks],
     }
 }
 
-/// All-to-all with counts of each rank's own: `send[r]` is what rank `r` sends to each.
-pub fn exchanged(dtype: DType, send: &[Vec<usize>], inputs: &[Vec<u8>]) -> Vec<Vec<u8>> {
+/// An all-to-all with per-pair counts: `send[r]` are the counts that rank `r` sends to each rank.
+pub fn all_to_all_v(dtype: DType, send: &[Vec<usize>], inputs: &[Vec<u8>]) -> Vec<Vec<u8>> {
     let size = dtype.size();
     let part = |from: usize, to: usize| {
         let start = send[from][..to].iter().sum::<usize>() * size;
         &inputs[from][start..start + send[from][to] * size]
     };
-    let got = |to| (0..inputs.len()).flat_map(|from| part(from, to).to_vec()).collect();
-    (0..inputs.len()).map(got).collect()
+    let output = |to| (0..inputs.len()).flat_map(|from| part(from, to).to_vec()).collect();
+    (0..inputs.len()).map(output).collect()
 }
 
-/// The reduction of all inputs, in the order of ranks.
-fn reduced(dtype: DType, op: ReduceOp, inputs: &[Vec<u8>]) -> Vec<u8> {
+/// The reduction of all inputs, in rank order.
+fn reduce(dtype: DType, op: ReduceOp, inputs: &[Vec<u8>]) -> Vec<u8> {
     match dtype {
         DType::F16 => floats(
             op,
@@ -97,7 +97,7 @@ fn floats<const N: usize>(
     read: impl Fn([u8; N]) -> f64,
     write: impl Fn(f64) -> [u8; N],
 ) -> Vec<u8> {
-    // Rounded after each step, as the fast ones do; min and max of what is not a number are not.
+    // Rounded after each step, as the engines do. NaN propagates through min and max.
     let two = |a: f64, b: f64| match op {
         ReduceOp::Sum | ReduceOp::Average => a + b,
         ReduceOp::Product => a * b,
@@ -131,7 +131,7 @@ fn integers<const N: usize>(
     })
 }
 
-/// Has a function make one element of the elements that all inputs have in one place.
+/// Combines the elements of all inputs at each index.
 fn each<const N: usize>(
     inputs: &[Vec<u8>],
     one: impl Fn(&mut dyn Iterator<Item = [u8; N]>) -> [u8; N],
@@ -155,31 +155,48 @@ mod tests {
     }
 
     #[test]
-    fn by_hand() {
+    fn matches_hand_computed_results() {
         let inputs = of(&[&[1i32, 5], &[2, -7], &[4, 0]]);
-        let all =
-            |kind, op, count| outputs(kind, DType::I32, op, 1, &Counts::Equal(count), &inputs);
-        assert_eq!(all(Kind::AllReduce, ReduceOp::Sum, 2)[2], bytes_of(&[7i32, -2]));
-        assert_eq!(all(Kind::AllReduce, ReduceOp::Average, 2)[0], bytes_of(&[2i32, 0]));
-        assert_eq!(all(Kind::Reduce, ReduceOp::Max, 2)[1], bytes_of(&[4i32, 5]));
-        assert!(all(Kind::Reduce, ReduceOp::Max, 2)[0].is_empty());
-        assert_eq!(all(Kind::Broadcast, ReduceOp::Sum, 2)[0], bytes_of(&[2i32, -7]));
-        assert_eq!(all(Kind::AllGather, ReduceOp::Sum, 2)[1], bytes_of(&[1i32, 5, 2, -7, 4, 0]));
-        let uneven = Counts::Each(vec![0, 2, 0].into());
-        let parts = outputs(Kind::ReduceScatter, DType::I32, ReduceOp::Min, 0, &uneven, &inputs);
+        let all = |kind, op, count| {
+            expected_outputs(kind, DType::I32, op, 1, &Counts::Equal(count), &inputs)
+        };
+        assert_eq!(all(CallKind::AllReduce, ReduceOp::Sum, 2)[2], bytes_of(&[7i32, -2]));
+        assert_eq!(all(CallKind::AllReduce, ReduceOp::Average, 2)[0], bytes_of(&[2i32, 0]));
+        assert_eq!(all(CallKind::Reduce, ReduceOp::Max, 2)[1], bytes_of(&[4i32, 5]));
+        assert!(all(CallKind::Reduce, ReduceOp::Max, 2)[0].is_empty());
+        assert_eq!(all(CallKind::Broadcast, ReduceOp::Sum, 2)[0], bytes_of(&[2i32, -7]));
+        assert_eq!(
+            all(CallKind::AllGather, ReduceOp::Sum, 2)[1],
+            bytes_of(&[1i32, 5, 2, -7, 4, 0])
+        );
+        let uneven = Counts::PerRank(vec![0, 2, 0].into());
+        let parts = expected_outputs(
+            CallKind::ReduceScatter,
+            DType::I32,
+            ReduceOp::Min,
+            0,
+            &uneven,
+            &inputs,
+        );
         assert_eq!(parts, [vec![], bytes_of(&[1i32, -7]).to_vec(), vec![]]);
         let square = of(&[&[1u8, 2], &[3, 4]]);
-        let turned =
-            outputs(Kind::AllToAll, DType::U8, ReduceOp::Sum, 0, &Counts::Equal(1), &square);
-        assert_eq!(turned, [[1, 3], [2, 4]]);
+        let transposed = expected_outputs(
+            CallKind::AllToAll,
+            DType::U8,
+            ReduceOp::Sum,
+            0,
+            &Counts::Equal(1),
+            &square,
+        );
+        assert_eq!(transposed, [[1, 3], [2, 4]]);
         let send = [vec![2, 0], vec![1, 1]];
-        assert_eq!(exchanged(DType::U8, &send, &square), [vec![1, 2, 3], vec![4]]);
+        assert_eq!(all_to_all_v(DType::U8, &send, &square), [vec![1, 2, 3], vec![4]]);
     }
 
     #[test]
-    fn what_is_not_a_number_stays_so() {
+    fn nan_propagates_through_min() {
         let inputs = of(&[&[f32::NAN], &[1.0]]);
-        let least = reduced(DType::F32, ReduceOp::Min, &inputs);
-        assert!(f32::from_ne_bytes(least.try_into().unwrap()).is_nan());
+        let min = reduce(DType::F32, ReduceOp::Min, &inputs);
+        assert!(f32::from_ne_bytes(min.try_into().unwrap()).is_nan());
     }
 }

@@ -1,113 +1,112 @@
-//! Messages from one rank to another: what a way to connect ranks must do, so that
-//! [`crate::execute`] can run programs on it.
+//! Point-to-point transport between the ranks of a communicator, on which [`crate::execute`] runs
+//! collective schedules.
 //!
-//! Nothing here waits but [`Transport::progress`]. Operations are posted with the memory that they
-//! read or write, and the memory is lent until they are done or cancelled. That cannot be said with
-//! lifetimes, as it ends at a call and not at the end of a scope; so it is raw memory, posting is
-//! `unsafe`, and the one who posts keeps the promise: see [`Transport::post_send`].
+//! Only [`Transport::progress`] blocks. A posted operation borrows the memory it reads or writes
+//! until it completes or is cancelled. Lifetimes cannot express that, because the borrow ends at a
+//! call rather than at the end of a scope. Posting therefore takes raw memory and is `unsafe`; see
+//! [`Transport::post_send`].
 
 use std::time::Duration;
 
-use crate::background::Abort;
 use crate::error::Peer;
+use crate::worker::AbortFn;
 use crate::{CommError, DType, ReduceOp, Signature};
 
-/// Which messages belong together. Those of a rank to another in one lane come as they were sent;
-/// those of different lanes may overtake each other.
+/// Matches sends with receives. Messages between two ranks with the same key arrive in order;
+/// messages with different keys may overtake each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Lane {
-    /// Of the collective that goes on, in which all take part.
-    Call,
-    /// Between two ranks, with this tag.
+pub enum MatchKey {
+    /// Part of the current collective.
+    Collective,
+    /// A point-to-point message with this tag.
     Tag(u32),
 }
 
-/// What becomes of the bytes that come.
+/// What to do with received bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Landing {
-    /// They replace what is there.
-    Replace,
-    /// They are reduced with what is there, as they come.
+pub enum RecvAction {
+    /// Copy them to the destination.
+    Copy,
+    /// Reduce them with the destination as they arrive.
     Reduce(DType, ReduceOp),
 }
 
-/// One posted operation.
+/// A posted operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Ticket(pub u64);
+pub struct RequestId(pub u64);
 
-/// A rank's way to the others of its communicator.
+/// A rank's transport to the other ranks of its communicator.
 pub trait Transport: Send {
     /// This rank.
     fn rank(&self) -> u32;
 
-    /// How many there are.
+    /// The number of ranks.
     fn ranks(&self) -> u32;
 
-    /// All ranks, in their order.
+    /// All ranks, in order.
     fn peers(&self) -> Vec<Peer>;
 
-    /// A collective begins. Its messages tell what it is, so that ranks which call something else
-    /// are found out.
+    /// Starts a collective. Its messages carry the signature, so mismatching calls are detected.
     fn begin(&mut self, signature: Signature) -> Result<(), CommError>;
 
-    /// The collective is over, and all that was posted is done.
+    /// Completes the collective. All posted operations must be complete.
     fn end(&mut self);
 
-    /// Sends bytes. It is done when the memory is no longer read, not when they have arrived.
+    /// Posts a send. It completes when the memory is no longer read, not when the data has arrived.
     ///
     /// # Safety
-    /// The bytes must be valid, and written by nobody, until [`Self::progress`] has given the
-    /// ticket back or [`Self::cancel`] has returned.
+    /// The bytes must stay valid and must not be written until [`Self::progress`] has returned the
+    /// request or [`Self::cancel`] has returned.
     unsafe fn post_send(
         &mut self,
         to: u32,
-        lane: Lane,
+        match_key: MatchKey,
         bytes: *const [u8],
-    ) -> Result<Ticket, CommError>;
+    ) -> Result<RequestId, CommError>;
 
-    /// Receives bytes: exactly as many as there is room for.
+    /// Posts a receive of exactly `into.len()` bytes.
     ///
     /// # Safety
-    /// The bytes must be valid and initialised, and read or written by nobody else, until
-    /// [`Self::progress`] has given the ticket back or [`Self::cancel`] has returned.
+    /// The bytes must stay valid and initialised, and must not be accessed by others, until
+    /// [`Self::progress`] has returned the request or [`Self::cancel`] has returned.
     unsafe fn post_receive(
         &mut self,
         from: u32,
-        lane: Lane,
+        match_key: MatchKey,
         into: *mut [u8],
-        landing: Landing,
-    ) -> Result<Ticket, CommError>;
+        action: RecvAction,
+    ) -> Result<RequestId, CommError>;
 
-    /// Receives bytes and reduces them with others: `into` becomes `with ∘` what comes. Both are of
-    /// one length, and do not overlap. A transport that can do without the copy should.
+    /// Posts a receive that stores `operand ∘ received` in `into`. Both have the same length and do
+    /// not overlap. A transport that can avoid the copy should override this.
     ///
     /// # Safety
-    /// As of [`Self::post_receive`], and `with` must be valid, and written by nobody, as long.
+    /// As for [`Self::post_receive`]; `operand` must stay valid and must not be written as long.
     unsafe fn post_reduce(
         &mut self,
         from: u32,
-        lane: Lane,
+        match_key: MatchKey,
         into: *mut [u8],
-        with: *const [u8],
+        operand: *const [u8],
         dtype: DType,
         op: ReduceOp,
-    ) -> Result<Ticket, CommError> {
-        let length = into.len().min(with.len());
-        // SAFETY: both are valid, as promised, and this rank's alone until they are posted.
+    ) -> Result<RequestId, CommError> {
+        let length = into.len().min(operand.len());
+        // SAFETY: the caller guarantees that both are valid and exclusively accessible.
         unsafe {
-            std::ptr::copy(with.cast::<u8>(), into.cast::<u8>(), length);
-            self.post_receive(from, lane, into, Landing::Reduce(dtype, op))
+            std::ptr::copy(operand.cast::<u8>(), into.cast::<u8>(), length);
+            self.post_receive(from, match_key, into, RecvAction::Reduce(dtype, op))
         }
     }
 
-    /// Moves bytes, and waits at most so long until an operation is done. Adds those that are to
-    /// `done`. An error is final: what is posted is to be cancelled, and all other ranks learn of
-    /// it.
-    fn progress(&mut self, timeout: Duration, done: &mut Vec<Ticket>) -> Result<(), CommError>;
+    /// Makes progress and waits at most `timeout` for an operation to complete. Appends completed
+    /// requests to `done`. An error is final: the caller must cancel what is posted, and all other
+    /// ranks learn of the error.
+    fn progress(&mut self, timeout: Duration, done: &mut Vec<RequestId>) -> Result<(), CommError>;
 
-    /// Forgets all that is posted: its memory is not touched any more.
+    /// Cancels all posted operations. Their memory is not accessed afterwards.
     fn cancel(&mut self);
 
-    /// How to make it give up, and the others with it.
-    fn abort(&self) -> Abort;
+    /// A function that aborts the communicator on all ranks.
+    fn abort_fn(&self) -> AbortFn;
 }

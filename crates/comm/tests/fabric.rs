@@ -1,76 +1,85 @@
-//! Ranks whose messages go through libfabric do what every communicator must, and never hang.
+//! The communicator test suite and fault tests over libfabric.
 //! Skipped in words where there is no libfabric.
 
-#![allow(clippy::unwrap_used, reason = "a test's own functions may panic as it may")]
+#![allow(clippy::unwrap_used, reason = "test helpers may panic like the tests")]
 
-#[path = "tcp/meeting.rs"]
-mod meeting;
-#[allow(dead_code, reason = "it serves the tests of TCP too")]
-#[path = "tcp/process.rs"]
-mod process;
+#[path = "tcp/port_file.rs"]
+mod port_file;
+#[allow(dead_code, reason = "shared with the TCP tests")]
+#[path = "tcp/rank_process.rs"]
+mod rank_process;
 mod suite;
 
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use regatta_comm::background::Background;
-use regatta_comm::fabric::{Choice, offered};
-use regatta_comm::join::{Settings, engine, join, listen};
-use regatta_comm::{Collectives, Comm, CommError, DType, Kind, ReduceOp, host};
+use regatta_comm::bootstrap::{BootstrapConfig, engine, join, listen};
+use regatta_comm::fabric::{ProviderChoice, available_providers};
+use regatta_comm::worker::Communicator;
+use regatta_comm::{CallKind, Collectives, Comm, CommError, DType, ReduceOp, hierarchical};
 use regatta_wire::secret::Secret;
 
-use process::{ARGUMENTS, Kept, Orders, as_rank, environment, own_settings, said, secret_file};
+use rank_process::{
+    ARGUMENTS, RankScript, SecretFile, as_rank, environment, error_of, own_config, secret_file,
+};
 
-/// The providers that need nothing but a kernel. That of shared memory wants ranks to be processes.
+/// Providers without hardware requirements. shm needs each rank in its own process.
 const PROVIDERS: [&str; 2] = ["tcp", "shm"];
 
-/// Set for a process that is a rank: what it is to do.
-const SCENE: &str = "REGATTA_TEST_SCENE";
+/// Set for a rank process.
+const RANK_PROCESS: &str = "REGATTA_TEST_SUITE_RANK";
 
-/// Whether a provider is here; if not, that is said.
-fn is_here(provider: &str) -> bool {
-    let offered = match offered() {
-        Ok(offered) => offered,
+/// Whether a provider is available; prints why not.
+fn is_available(provider: &str) -> bool {
+    let available_providers = match available_providers() {
+        Ok(available_providers) => available_providers,
         Err(why) => {
             println!("skipped: {why}");
             return false;
         }
     };
     let layered = [format!("{provider}/"), format!("{provider};")];
-    let here = offered.iter().any(|name| layered.iter().any(|start| name.starts_with(start)));
-    if !here {
-        println!("skipped: libfabric has no {provider} here, but {}", offered.join(", "));
+    let found =
+        available_providers.iter().any(|name| layered.iter().any(|start| name.starts_with(start)));
+    if !found {
+        println!(
+            "skipped: libfabric has no {provider}; available: {}",
+            available_providers.join(", ")
+        );
     }
-    here
+    found
 }
 
-fn threads() -> impl Iterator<Item = &'static str> {
-    here().filter(|provider| *provider != "shm")
+fn thread_providers() -> impl Iterator<Item = &'static str> {
+    providers().filter(|provider| *provider != "shm")
 }
 
-fn here() -> impl Iterator<Item = &'static str> {
-    PROVIDERS.into_iter().filter(|provider| is_here(provider))
+fn providers() -> impl Iterator<Item = &'static str> {
+    PROVIDERS.into_iter().filter(|provider| is_available(provider))
 }
 
-/// Settings for all ranks of a world on this machine.
-fn settings(size: u32, provider: &str) -> Vec<Settings> {
+/// The configurations of all ranks on this machine.
+fn configs(size: u32, provider: &str) -> Vec<BootstrapConfig> {
     let secret = Secret::generate().unwrap();
     let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
     let port = listener.local_addr().unwrap().port();
-    let rank = |rank| Settings {
+    let rank = |rank| BootstrapConfig {
         host: format!("node{rank}"),
-        join_within: Duration::from_secs(30),
-        fabric: Choice::parse(provider),
-        ..Settings::new(rank, size, "127.0.0.1", port, secret.clone())
+        join_timeout: Duration::from_secs(30),
+        fabric: ProviderChoice::parse(provider),
+        ..BootstrapConfig::new(rank, size, "127.0.0.1", port, secret.clone())
     };
-    let mut all: Vec<Settings> = (0..size).map(rank).collect();
+    let mut all: Vec<BootstrapConfig> = (0..size).map(rank).collect();
     all[0].listener = Some(listener);
     all
 }
 
-/// What joining comes to, on each rank.
-fn joined<R: Send>(all: Vec<Settings>, join: impl Fn(Settings) -> R + Sync) -> Vec<R> {
+/// The result of joining on each rank.
+fn join_all<R: Send>(
+    all: Vec<BootstrapConfig>,
+    join: impl Fn(BootstrapConfig) -> R + Sync,
+) -> Vec<R> {
     let join = &join;
     std::thread::scope(|scope| {
         let threads: Vec<_> = all.into_iter().map(|s| scope.spawn(move || join(s))).collect();
@@ -78,57 +87,61 @@ fn joined<R: Send>(all: Vec<Settings>, join: impl Fn(Settings) -> R + Sync) -> V
     })
 }
 
-fn world(size: u32, provider: &str) -> Vec<Background> {
-    joined(settings(size, provider), |settings| join(settings).unwrap())
+fn world(size: u32, provider: &str) -> Vec<Communicator> {
+    join_all(configs(size, provider), |config| join(config).unwrap())
 }
 
-/// One world for many cases: to open endpoints takes its time.
-fn every_kind(size: u32, provider: &str, counts: &[usize]) {
+/// Runs many cases on one communicator, because opening endpoints is slow.
+fn all_collectives(size: u32, provider: &str, counts: &[usize]) {
     let cases = suite::cases(size, counts);
-    suite::on_all(world(size, provider), |comm| {
-        cases.iter().for_each(|case| case.check_own(comm));
+    suite::on_all_ranks(world(size, provider), |comm| {
+        cases.iter().for_each(|case| case.check_on_rank(comm));
     });
 }
 
 #[test]
-fn messages_really_go_through_libfabric() {
-    for provider in threads() {
-        let carried = joined(settings(2, provider), |settings| {
-            engine(settings).unwrap().carried().to_owned()
+fn the_selected_provider_is_used() {
+    for provider in thread_providers() {
+        let transport_name = join_all(configs(2, provider), |config| {
+            engine(config).unwrap().transport_name().to_owned()
         });
         let start = format!("libfabric: {provider}");
-        assert!(carried.iter().all(|carried| carried.starts_with(&start)), "{carried:?}");
+        assert!(
+            transport_name.iter().all(|transport_name| transport_name.starts_with(&start)),
+            "{transport_name:?}"
+        );
     }
 }
 
 #[test]
-fn every_collective_gives_what_the_reference_gives() {
-    for provider in threads() {
+fn collectives_match_the_reference() {
+    for provider in thread_providers() {
         for size in 1..=5 {
-            every_kind(size, provider, &[0, 1, 7, 100, 5003]);
+            all_collectives(size, provider, &[0, 1, 7, 100, 5003]);
         }
     }
 }
 
 #[test]
-fn special_ones_too() {
-    for provider in threads() {
-        suite::special(|size| world(size, provider));
+fn edge_cases() {
+    for provider in thread_providers() {
+        suite::edge_cases(|size| world(size, provider));
     }
 }
 
 #[test]
-fn long_messages_of_all_lengths() {
-    for provider in threads() {
-        // Around the limits of short messages and of parts, and many parts.
+fn messages_around_the_eager_and_chunk_limits_match_the_reference() {
+    for provider in thread_providers() {
+        // Around the eager limit and the chunk size, and many chunks.
         let counts = [1000, 2030, 4096, 65_535, 65_537, 600_001];
-        suite::on_all(world(3, provider), |comm| {
+        suite::on_all_ranks(world(3, provider), |comm| {
             for count in counts {
-                for kind in [Kind::AllReduce, Kind::AllGather] {
+                for kind in [CallKind::AllReduce, CallKind::AllGather] {
                     let (dtype, op) = (DType::F32, ReduceOp::Sum);
-                    let (sizes, in_place) = (suite::Sizes::Equal(count), kind == Kind::AllReduce);
+                    let (sizes, in_place) =
+                        (suite::Sizes::Equal(count), kind == CallKind::AllReduce);
                     suite::Case { kind, dtype, op, root: 1, sizes, in_place, seed: 0 }
-                        .check_own(comm);
+                        .check_on_rank(comm);
                 }
             }
         });
@@ -136,10 +149,10 @@ fn long_messages_of_all_lengths() {
 }
 
 #[test]
-fn messages_of_other_tags_may_overtake_large_ones() {
-    for provider in threads() {
+fn messages_with_other_tags_overtake_large_ones() {
+    for provider in thread_providers() {
         let (large, small) = (vec![7u8; 3 << 20], [1u8]);
-        suite::on_all(world(2, provider), |comm| match comm.rank() {
+        suite::on_all_ranks(world(2, provider), |comm| match comm.rank() {
             0 => {
                 comm.send(&large, 1, 1).unwrap();
                 comm.send(&small, 1, 2).unwrap();
@@ -157,9 +170,9 @@ fn messages_of_other_tags_may_overtake_large_ones() {
 }
 
 #[test]
-fn a_rank_far_ahead_waits_and_nothing_is_lost() {
-    for provider in threads() {
-        suite::on_all(world(2, provider), |comm| {
+fn a_sender_beyond_its_window_waits_for_credits() {
+    for provider in thread_providers() {
+        suite::on_all_ranks(world(2, provider), |comm| {
             for i in 0..5000i32 {
                 match comm.rank() {
                     0 => comm.send(&[i], 1, 0).unwrap(),
@@ -178,9 +191,9 @@ fn a_rank_far_ahead_waits_and_nothing_is_lost() {
 }
 
 #[test]
-fn communicators_of_one_rank_work_at_the_same_time() {
-    for provider in threads() {
-        suite::on_all(world(4, provider), |comm| {
+fn communicators_of_one_rank_run_concurrently() {
+    for provider in thread_providers() {
+        suite::on_all_ranks(world(4, provider), |comm| {
             let pair = comm.split(Some(comm.rank() / 2), 0).unwrap().unwrap();
             std::thread::scope(|scope| {
                 scope.spawn(|| {
@@ -201,41 +214,41 @@ fn communicators_of_one_rank_work_at_the_same_time() {
 }
 
 #[test]
-fn ranks_that_disagree_are_told_and_those_that_leave_too() {
-    for provider in threads() {
-        let mut all = settings(3, provider);
+fn a_call_mismatch_is_reported_by_all_ranks() {
+    for provider in thread_providers() {
+        let mut all = configs(3, provider);
         all.iter_mut().for_each(|s| s.desync_after = Duration::from_millis(500));
         let start = Instant::now();
-        let errors = suite::on_all(joined(all, |s| join(s).unwrap()), |comm| {
+        let errors = suite::on_all_ranks(join_all(all, |s| join(s).unwrap()), |comm| {
             comm.barrier().unwrap();
-            // Of several parts, so that memory is lent when it goes wrong.
+            // Several chunks, so user memory is in use when the call fails.
             let count = if comm.rank() == 1 { 900_000 } else { 1_000_000 };
             let error = comm.all_reduce(&mut vec![1.0f32; count], ReduceOp::Sum).unwrap_err();
             std::thread::sleep(Duration::from_millis(100));
             error
         });
         for error in &errors {
-            assert!(matches!(error, CommError::Disagree { .. }), "{error}");
-            let said = error.to_string();
-            assert!(said.contains("900000 f32") && said.contains("1000000 f32"), "{said}");
+            assert!(matches!(error, CommError::CallMismatch { .. }), "{error}");
+            let text = error.to_string();
+            assert!(text.contains("900000 f32") && text.contains("1000000 f32"), "{text}");
         }
         assert!(start.elapsed() < Duration::from_secs(15), "{errors:?}");
     }
 }
 
 #[test]
-fn a_communicator_that_is_given_up_does_not_harm_the_others() {
-    for provider in threads() {
-        suite::on_all(world(3, provider), |comm| {
-            let part = comm.split(Some(0), 0).unwrap().unwrap();
+fn an_aborted_communicator_does_not_affect_others() {
+    for provider in thread_providers() {
+        suite::on_all_ranks(world(3, provider), |comm| {
+            let split = comm.split(Some(0), 0).unwrap().unwrap();
             comm.barrier().unwrap();
             if comm.rank() == 2 {
-                part.abort("it has had enough");
+                split.abort("test abort");
             }
             let error = (0..100)
-                .find_map(|_| part.all_reduce(&mut vec![1.0f32; 1_000_000], ReduceOp::Sum).err());
+                .find_map(|_| split.all_reduce(&mut vec![1.0f32; 1_000_000], ReduceOp::Sum).err());
             assert!(matches!(error, Some(CommError::Aborted { .. })), "{error:?}");
-            drop(part);
+            drop(split);
             let mut sum = vec![1.0f32; 300_000];
             comm.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
             assert!(sum.iter().all(|v| *v == 3.0));
@@ -244,53 +257,53 @@ fn a_communicator_that_is_given_up_does_not_harm_the_others() {
 }
 
 #[test]
-fn across_nodes_it_carries_what_shared_memory_does_not() {
-    if !is_here("tcp") {
+fn hierarchical_communicators_use_libfabric_between_nodes() {
+    if !is_available("tcp") {
         return;
     }
     let on_nodes = |size| {
-        let mut all = settings(size, "tcp");
+        let mut all = configs(size, "tcp");
         all.iter_mut().for_each(|s| s.node = format!("node{}", s.rank / 2));
-        joined(all, |settings| host::join(settings).unwrap())
+        join_all(all, |config| hierarchical::join(config).unwrap())
     };
     let cases = suite::cases(4, &[0, 1, 7, 20_000]);
-    suite::on_all(on_nodes(4), |comm| cases.iter().for_each(|case| case.check_own(comm)));
+    suite::on_all_ranks(on_nodes(4), |comm| cases.iter().for_each(|case| case.check_on_rank(comm)));
 }
 
 #[test]
-fn what_cannot_be_is_told_to_all() {
-    let errors = |all| joined(all, |settings| join(settings).err().unwrap().to_string());
-    for error in errors(settings(2, "carrier-pigeons")) {
-        let said = "rank 0 on node0 cannot use libfabric as asked: ";
-        assert!(error.contains(said) && error.contains("REGATTA_FABRIC"), "{error}");
+fn unavailable_providers_are_reported_by_all_ranks() {
+    let errors = |all| join_all(all, |config| join(config).err().unwrap().to_string());
+    for error in errors(configs(2, "nonexistent")) {
+        let expected = "rank 0 on node0 cannot use the selected libfabric provider: ";
+        assert!(error.contains(expected) && error.contains("REGATTA_FABRIC"), "{error}");
     }
-    let mut all = settings(3, "tcp");
-    all[2].fabric = Choice::Tcp;
+    let mut all = configs(3, "tcp");
+    all[2].fabric = ProviderChoice::Tcp;
     for error in errors(all) {
-        let said = "rank 0 on node0 and rank 2 on node2 want different networks";
-        assert!(error.contains(said), "{error}");
+        let expected = "rank 0 on node0 and rank 2 on node2 select different networks";
+        assert!(error.contains(expected), "{error}");
     }
-    if is_here("shm") {
-        let mut all = settings(2, "shm");
+    if is_available("shm") {
+        let mut all = configs(2, "shm");
         all[1].node = "another".to_owned();
         for error in errors(all) {
-            assert!(error.contains("shm does not reach ranks of other nodes"), "{error}");
+            assert!(error.contains("shm cannot reach ranks on other nodes"), "{error}");
         }
-        for error in errors(settings(2, "shm")) {
+        for error in errors(configs(2, "shm")) {
             assert!(
-                error.contains("rank 1 on node1") && error.contains("of one process"),
+                error.contains("rank 1 on node1") && error.contains("of the same process"),
                 "{error}"
             );
         }
     }
 }
 
-/// Ranks that are processes: a function of this program, and what it is to know.
+/// Starts rank processes that run a test of this program, configured by `configure`.
 fn start(
     ranks: u32,
     provider: &str,
-    rank_is: impl Fn(&mut Command, &[(String, String)]),
-) -> (Vec<Child>, Kept) {
+    configure: impl Fn(&mut Command, &[(String, String)]),
+) -> (Vec<Child>, SecretFile) {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
     let secret = secret_file(&std::env::temp_dir(), &format!("fabric-{number}"));
@@ -298,47 +311,47 @@ fn start(
         let mut command = Command::new(std::env::current_exe().unwrap());
         let mut environment = environment(rank, ranks, "127.0.0.1", &secret.0);
         environment.push(("REGATTA_FABRIC".to_owned(), provider.to_owned()));
-        rank_is(&mut command, &environment);
+        configure(&mut command, &environment);
         command.spawn().unwrap()
     };
     ((0..ranks).map(rank).collect(), secret)
 }
 
 #[test]
-fn ranks_that_are_processes() {
-    for provider in here() {
+fn rank_processes_pass_the_suite() {
+    for provider in providers() {
         for ranks in 1..=5 {
             let (children, _secret) = start(ranks, provider, |command, environment| {
-                command.args(["--exact", "a_rank_of_the_suite", "--nocapture"]);
-                command.env(SCENE, "suite").envs(environment.iter().cloned());
+                command.args(["--exact", "suite_rank_main", "--nocapture"]);
+                command.env(RANK_PROCESS, "suite").envs(environment.iter().cloned());
                 command.stdout(Stdio::piped()).stderr(Stdio::piped());
             });
             for (rank, child) in children.into_iter().enumerate() {
-                let ended = child.wait_with_output().unwrap();
-                let said = String::from_utf8_lossy(&ended.stderr);
-                assert!(ended.status.success(), "{provider}, rank {rank} of {ranks}: {said}");
+                let output = child.wait_with_output().unwrap();
+                let stderr = String::from_utf8_lossy(&output.stderr);
+                assert!(output.status.success(), "{provider}, rank {rank} of {ranks}: {stderr}");
             }
         }
     }
 }
 
-/// The rank itself.
+/// The rank process.
 #[test]
-fn a_rank_of_the_suite() {
-    if std::env::var_os(SCENE).is_none() {
+fn suite_rank_main() {
+    if std::env::var_os(RANK_PROCESS).is_none() {
         return;
     }
-    let comm = join(own_settings()).unwrap();
+    let comm = join(own_config()).unwrap();
     let (rank, size) = (comm.rank(), comm.size());
     for case in suite::cases(size, &[0, 1, 7, 100, 5003]) {
-        case.check_own(&comm);
+        case.check_on_rank(&comm);
     }
-    let part = comm.split(Some(rank % 2), -i64::from(rank)).unwrap().unwrap();
+    let split = comm.split(Some(rank % 2), -i64::from(rank)).unwrap().unwrap();
     let mut sum = vec![rank as i64; 50_000];
-    part.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
-    let right: u32 = (0..size).filter(|other| other % 2 == rank % 2).sum();
-    assert!(sum.iter().all(|value| *value == i64::from(right)));
-    // One is far ahead of the other.
+    split.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
+    let expected: u32 = (0..size).filter(|other| other % 2 == rank % 2).sum();
+    assert!(sum.iter().all(|value| *value == i64::from(expected)));
+    // Rank 0 runs ahead of rank 1.
     for i in 0..3000i32 {
         let mut came = [0];
         match rank {
@@ -354,16 +367,16 @@ fn a_rank_of_the_suite() {
 }
 
 #[test]
-fn a_rank_that_is_killed_is_named() {
-    // Whoever is killed while it holds a lock of shm's memory holds up all others: not so here.
-    for provider in threads() {
+fn a_killed_rank_is_named() {
+    // Not with shm: a rank killed while it holds a lock in shm's memory blocks all others.
+    for provider in thread_providers() {
         for (kind, count, victim) in [
-            (Kind::AllReduce, 1_000_000, 2),
-            (Kind::Broadcast, 300_000, 0),
-            (Kind::AllGather, 1000, 1),
-            (Kind::Barrier, 0, 2),
+            (CallKind::AllReduce, 1_000_000, 2),
+            (CallKind::Broadcast, 300_000, 0),
+            (CallKind::AllGather, 1000, 1),
+            (CallKind::Barrier, 0, 2),
         ] {
-            let orders = Orders {
+            let script = RankScript {
                 kind,
                 count,
                 victim,
@@ -375,24 +388,24 @@ fn a_rank_that_is_killed_is_named() {
             let start_at = Instant::now();
             let (children, _secret) = start(3, provider, |command, environment| {
                 command.args(ARGUMENTS);
-                as_rank(command, orders, environment);
+                as_rank(command, script, environment);
             });
             let killed = children[victim as usize].id();
-            let said: Vec<_> = children.into_iter().map(said).collect();
-            for (rank, said) in said.iter().enumerate() {
+            let errors: Vec<_> = children.into_iter().map(error_of).collect();
+            for (rank, error) in errors.iter().enumerate() {
                 if rank as u32 == victim {
-                    assert_eq!(*said, None, "{provider}: {orders:?}");
+                    assert_eq!(*error, None, "{provider}: {script:?}");
                     continue;
                 }
-                let said = said.as_deref().unwrap_or("nothing");
-                let named = said.contains(&format!("rank {victim} on "));
-                assert!(named && said.contains(" is gone "), "{provider}: {orders:?}: {said}");
+                let error = error.as_deref().unwrap_or("no error");
+                let named = error.contains(&format!("rank {victim} on "));
+                assert!(named && error.contains(" was lost "), "{provider}: {script:?}: {error}");
             }
-            assert!(start_at.elapsed() < Duration::from_secs(20), "{provider}: {orders:?}");
-            let memory = std::fs::read_dir("/dev/shm").unwrap().flatten();
-            let mut memory = memory.map(|file| file.file_name().to_string_lossy().into_owned());
-            let left = memory.find(|name| name.starts_with(&format!("{killed}:")));
-            assert_eq!(left, None, "left behind");
+            assert!(start_at.elapsed() < Duration::from_secs(20), "{provider}: {script:?}");
+            let segments = std::fs::read_dir("/dev/shm").unwrap().flatten();
+            let mut segments = segments.map(|file| file.file_name().to_string_lossy().into_owned());
+            let left = segments.find(|name| name.starts_with(&format!("{killed}:")));
+            assert_eq!(left, None, "leaked segment");
         }
     }
 }

@@ -1,72 +1,72 @@
-//! Ranks of one node, through shared memory: right results, from threads; and from processes, that
-//! whatever happens to one of them, the others are told.
+//! Shared-memory communicator: correct results between threads, and fault reports between
+//! processes.
 
-#![allow(clippy::unwrap_used, reason = "a test's own functions may panic as it may")]
+#![allow(clippy::unwrap_used, reason = "test helpers may panic")]
 
-mod ranks;
+mod rank_processes;
 mod suite;
 
 use std::time::Duration;
 
-use regatta_comm::background::Background;
-use regatta_comm::shm::{self, Settings};
+use regatta_comm::shm::{self, ShmConfig};
+use regatta_comm::worker::Communicator;
 use regatta_comm::{Buffer, Collectives, Comm, CommError, DType, OwnedCall, ReduceOp};
 
-fn world(ranks: u32) -> Vec<Background> {
+fn world(ranks: u32) -> Vec<Communicator> {
     shm::world(ranks).unwrap()
 }
 
-/// Slots as small as they can be, so that everything takes many rounds.
-fn narrow(ranks: u32) -> Vec<Background> {
-    shm::world_with(ranks, Settings { chunk_bytes: 1, ..Settings::default() }).unwrap()
+/// Minimal slots, so that everything takes many rounds.
+fn world_with_small_slots(ranks: u32) -> Vec<Communicator> {
+    shm::world_with(ranks, ShmConfig { chunk_bytes: 1, ..ShmConfig::default() }).unwrap()
 }
 
 #[test]
-fn every_collective_gives_what_the_reference_gives() {
-    suite::every_kind(&[1, 2, 3, 5, 8, 17], &[0, 1, 7, 100], world);
-    suite::special(world);
+fn all_collectives_match_the_reference() {
+    suite::all_collectives(&[1, 2, 3, 5, 8, 17], &[0, 1, 7, 100], world);
+    suite::edge_cases(world);
 }
 
 #[test]
-fn what_does_not_fit_into_a_slot_goes_in_rounds() {
-    suite::every_kind(&[1, 2, 3, 5], &[4099, 20_011, 33_333], narrow);
-    suite::special(narrow);
+fn payloads_larger_than_a_slot_match_the_reference() {
+    suite::all_collectives(&[1, 2, 3, 5], &[4099, 20_011, 33_333], world_with_small_slots);
+    suite::edge_cases(world_with_small_slots);
 }
 
 #[test]
-fn all_is_the_same_when_calls_are_compared_first() {
-    let debug = Settings { debug: true, ..Settings::default() };
-    suite::every_kind(&[2, 3], &[0, 9, 5000], |ranks| shm::world_with(ranks, debug).unwrap());
-    suite::special(|ranks| shm::world_with(ranks, debug).unwrap());
+fn debug_mode_matches_the_reference() {
+    let debug = ShmConfig { debug: true, ..ShmConfig::default() };
+    suite::all_collectives(&[2, 3], &[0, 9, 5000], |ranks| shm::world_with(ranks, debug).unwrap());
+    suite::edge_cases(|ranks| shm::world_with(ranks, debug).unwrap());
 }
 
 #[test]
-fn any_combination_is_right() {
-    suite::product(600, world);
+fn sampled_combinations_match_the_reference() {
+    suite::sampled_combinations(600, world);
 }
 
 #[test]
-fn any_messages_arrive() {
-    suite::any_messages(24, 1..9, world);
-    suite::any_groups(24, 1..9, world);
+fn random_messages_are_delivered() {
+    suite::random_messages(24, 1..9, world);
+    suite::random_message_groups(24, 1..9, world);
 }
 
 #[test]
-fn any_session_is_right() {
-    suite::any_session(32, 1..18, world);
-    suite::any_session(32, 1..6, narrow);
+fn random_sessions_match_the_reference() {
+    suite::random_sessions(32, 1..18, world);
+    suite::random_sessions(32, 1..6, world_with_small_slots);
 }
 
 #[test]
-fn huge_ones_too() {
-    suite::huge(world);
+fn large_buffers_match_the_reference() {
+    suite::large_buffers(world);
 }
 
 #[test]
-fn messages_overtake_by_tag_and_may_cross() {
-    suite::on_all(world(2), |comm| {
+fn messages_match_by_tag_and_may_cross() {
+    suite::on_all_ranks(world(2), |comm| {
         let (me, other) = (comm.rank(), 1 - comm.rank());
-        // Far more than there is room for, both ways at once.
+        // More than fits into the slots, in both directions at once.
         let large = vec![me as i64; 300_000];
         comm.send(&large, other, 1).unwrap();
         comm.send(&[me as u8 + 5], other, 2).unwrap();
@@ -84,8 +84,8 @@ fn messages_overtake_by_tag_and_may_cross() {
 }
 
 #[test]
-fn ranks_may_all_send_in_a_circle_before_they_receive() {
-    suite::on_all(world(4), |comm| {
+fn cyclic_sends_before_receives_do_not_deadlock() {
+    suite::on_all_ranks(world(4), |comm| {
         let (me, ranks) = (comm.rank(), comm.size());
         let large = vec![me; 300_000];
         comm.send(&large.iter().map(|v| *v as i32).collect::<Vec<_>>(), (me + 1) % ranks, 1)
@@ -98,9 +98,9 @@ fn ranks_may_all_send_in_a_circle_before_they_receive() {
 }
 
 #[test]
-fn sums_are_the_same_bits_on_all_ranks_and_every_time() {
+fn sums_are_bit_identical_on_all_ranks_and_reproducible() {
     let sums = |ranks| {
-        suite::on_all(narrow(ranks), |comm| {
+        suite::on_all_ranks(world_with_small_slots(ranks), |comm| {
             let mut data: Vec<f32> =
                 (0..50_000).map(|i| 1.0 / (1.0 + (i * (comm.rank() + 3)) as f32)).collect();
             comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
@@ -112,7 +112,7 @@ fn sums_are_the_same_bits_on_all_ranks_and_every_time() {
     assert_eq!(first, sums(5));
 }
 
-/// A sum of buffers of the communicator, or of others.
+/// An average over buffers from the arena or from the heap.
 fn sum_of_buffers(comm: &dyn Comm, shared: bool, in_place: bool) -> Vec<u32> {
     let count = 70_001;
     let value = |i: usize| 1.0 / (1.0 + (i * (comm.rank() as usize + 3)) as f32);
@@ -134,14 +134,14 @@ fn sum_of_buffers(comm: &dyn Comm, shared: bool, in_place: bool) -> Vec<u32> {
 }
 
 #[test]
-fn buffers_of_the_communicator_give_the_same_bits_without_copies() {
+fn zero_copy_reductions_are_bit_identical_to_copied_ones() {
     for ranks in [1, 2, 3, 5] {
-        let all = suite::on_all(world(ranks), |comm| {
+        let all = suite::on_all_ranks(world(ranks), |comm| {
             let plain = sum_of_buffers(comm, false, true);
             for (shared, in_place) in [(true, true), (true, false), (comm.rank() != 1, true)] {
                 assert_eq!(sum_of_buffers(comm, shared, in_place), plain);
             }
-            // In a part of the world they are reached, too.
+            // A split communicator reaches the arena, too.
             let part = comm.split(Some(comm.rank() / 2), -i64::from(comm.rank())).unwrap().unwrap();
             assert_eq!(sum_of_buffers(&*part, true, true), sum_of_buffers(&*part, false, true));
             plain
@@ -151,16 +151,16 @@ fn buffers_of_the_communicator_give_the_same_bits_without_copies() {
 }
 
 fn errors(
-    world: Vec<Background>,
-    work: impl Fn(&Background) -> Result<(), CommError> + Sync,
+    world: Vec<Communicator>,
+    work: impl Fn(&Communicator) -> Result<(), CommError> + Sync,
 ) -> Vec<String> {
-    suite::on_all(world, |comm| work(comm).unwrap_err().to_string())
+    suite::on_all_ranks(world, |comm| work(comm).unwrap_err().to_string())
 }
 
 #[test]
-fn ranks_that_disagree_are_told_by_name() {
+fn call_mismatch_reports_both_calls() {
     for debug in [false, true] {
-        let settings = Settings { debug, ..Settings::default() };
+        let settings = ShmConfig { debug, ..ShmConfig::default() };
         let world = || shm::world_with(2, settings).unwrap();
         let sizes = errors(world(), |comm| {
             let mut data = vec![1.0f32; 3 + comm.rank() as usize];
@@ -187,7 +187,7 @@ fn ranks_that_disagree_are_told_by_name() {
 }
 
 #[test]
-fn a_root_that_goes_on_is_told_later() {
+fn root_mismatch_is_reported_to_ranks_that_ran_ahead() {
     let errors = errors(world(3), |comm| {
         let root = u32::from(comm.rank() == 2);
         loop {
@@ -198,8 +198,8 @@ fn a_root_that_goes_on_is_told_later() {
 }
 
 #[test]
-fn a_message_of_another_length_is_a_disagreement() {
-    let ends = suite::on_all(world(2), |comm| match comm.rank() {
+fn message_length_mismatch_is_reported() {
+    let ends = suite::on_all_ranks(world(2), |comm| match comm.rank() {
         0 => comm.send(&[1u8, 2], 1, 0).and_then(|()| comm.barrier()),
         _ => comm.receive(&mut [0u8; 3], 0, 0),
     });
@@ -209,37 +209,37 @@ fn a_message_of_another_length_is_a_disagreement() {
     }
 }
 
-fn hasty() -> Settings {
-    Settings { desync_after: Duration::from_millis(300), ..Settings::default() }
+fn short_timeout() -> ShmConfig {
+    ShmConfig { desync_after: Duration::from_millis(300), ..ShmConfig::default() }
 }
 
-/// Not so hasty that it matters who begins first.
-fn patient() -> Settings {
-    Settings { desync_after: Duration::from_secs(2), ..Settings::default() }
+/// Long enough that the start order does not matter.
+fn long_timeout() -> ShmConfig {
+    ShmConfig { desync_after: Duration::from_secs(2), ..ShmConfig::default() }
 }
 
 #[test]
-fn a_rank_that_does_not_come_is_named() {
+fn timeout_names_the_missing_rank() {
     let barrier = std::sync::Barrier::new(3);
-    let ends = suite::on_all(shm::world_with(3, hasty()).unwrap(), |comm| {
+    let ends = suite::on_all_ranks(shm::world_with(3, short_timeout()).unwrap(), |comm| {
         let end = if comm.rank() == 1 { Ok(()) } else { comm.barrier() };
-        // It lives all the while, it just does not call.
+        // Rank 1 is alive throughout; it just makes no call.
         barrier.wait();
         end
     });
     for rank in [0, 2] {
         let error = ends[rank].clone().unwrap_err();
         assert!(
-            matches!(&error, CommError::Late { missing, .. } if missing.len() == 1 && missing[0].rank == 1),
+            matches!(&error, CommError::Timeout { missing, .. } if missing.len() == 1 && missing[0].rank == 1),
             "{error:?}"
         );
     }
 }
 
 #[test]
-fn one_that_waits_for_a_third_is_not_blamed() {
+fn rank_waiting_for_a_third_is_not_reported() {
     let barrier = std::sync::Barrier::new(3);
-    let ends = suite::on_all(shm::world_with(3, patient()).unwrap(), |comm| {
+    let ends = suite::on_all_ranks(shm::world_with(3, long_timeout()).unwrap(), |comm| {
         let end = match comm.rank() {
             0 => comm.receive(&mut [0u8], 2, 0),
             1 => comm.barrier(),
@@ -249,39 +249,41 @@ fn one_that_waits_for_a_third_is_not_blamed() {
         end
     });
     for end in &ends[..2] {
-        let Err(CommError::Late { missing, .. }) = end else { panic!("{end:?}") };
+        let Err(CommError::Timeout { missing, .. }) = end else { panic!("{end:?}") };
         assert_eq!(missing.iter().map(|peer| peer.rank).collect::<Vec<_>>(), [2], "{end:?}");
     }
 }
 
 #[test]
-fn a_root_that_waits_for_a_third_is_not_blamed() {
+fn root_waiting_for_a_third_is_not_reported() {
     let barrier = std::sync::Barrier::new(3);
-    let ends = suite::on_all(shm::world_with(3, patient()).unwrap(), |comm| {
+    let ends = suite::on_all_ranks(shm::world_with(3, long_timeout()).unwrap(), |comm| {
         let all = vec![1u8; if comm.rank() == 1 { 3000 } else { 0 }];
         let scatter = |_| comm.scatter(&all, &mut [0u8; 1000], 1);
-        // The root is some calls ahead before it waits for the last.
+        // The root is some calls ahead before it waits for the last rank.
         let end = (0..if comm.rank() == 2 { 1 } else { 100 }).try_for_each(scatter);
         barrier.wait();
         end
     });
     for end in &ends[..2] {
-        let Err(CommError::Late { missing, .. }) = end else { panic!("{end:?}") };
+        let Err(CommError::Timeout { missing, .. }) = end else { panic!("{end:?}") };
         assert_eq!(missing.iter().map(|peer| peer.rank).collect::<Vec<_>>(), [2], "{end:?}");
     }
 }
 
 #[test]
-fn one_that_waits_elsewhere_is_not_blamed() {
-    suite::blame::one_that_waits_elsewhere_is_not_blamed(shm::world_with(3, patient()).unwrap());
+fn rank_waiting_in_another_communicator_is_not_reported() {
+    suite::timeouts::rank_waiting_in_another_communicator_is_not_reported(
+        shm::world_with(3, long_timeout()).unwrap(),
+    );
 }
 
 #[test]
-fn a_difference_that_nobody_waits_for_is_told_some_calls_later() {
-    // All calls that follow are small, or some go through slots, and some do not.
+fn unobserved_mismatch_is_reported_some_calls_later() {
+    // Subsequent calls are all inline, or partly through slots.
     for sizes in [&[1; 20][..], &[500, 1, 1, 500, 500]] {
         let errors = errors(world(4), |comm| {
-            // Rank 0 believes that it is the root, and so waits for nobody.
+            // Rank 0 believes to be the root and therefore waits for no one.
             let root = if comm.rank() == 0 { 0 } else { 3 };
             let all = vec![1u8; if comm.rank() == root { 28 } else { 0 }];
             comm.scatter(&all, &mut [0; 7], root)?;
@@ -296,8 +298,10 @@ fn a_difference_that_nobody_waits_for_is_told_some_calls_later() {
 }
 
 #[test]
-fn one_that_waits_for_a_message_disagrees_with_a_collective() {
-    let ends = suite::on_all(shm::world_with(2, hasty()).unwrap(), |comm| match comm.rank() {
+fn collective_and_message_are_reported_as_a_mismatch() {
+    let ends = suite::on_all_ranks(shm::world_with(2, short_timeout()).unwrap(), |comm| match comm
+        .rank()
+    {
         0 => comm.barrier(),
         _ => comm.receive(&mut [0u8], 0, 0),
     });
@@ -308,29 +312,30 @@ fn one_that_waits_for_a_message_disagrees_with_a_collective() {
 }
 
 #[test]
-fn a_rank_that_gives_up_or_leaves_is_not_waited_for() {
-    let ends = suite::on_all(world(3), |comm| match comm.rank() {
+fn aborted_or_closed_rank_fails_the_others() {
+    let ends = suite::on_all_ranks(world(3), |comm| match comm.rank() {
         2 => {
-            comm.abort("it has had enough");
+            comm.abort("out of data");
             Ok(())
         }
         _ => comm.barrier(),
     });
     for end in &ends[..2] {
         let error = end.clone().unwrap_err().to_string();
-        assert!(error.contains("rank 2 on this node gave up: it has had enough"), "{error}");
+        assert!(error.contains("rank 2 on this node aborted: out of data"), "{error}");
     }
     let mut world = world(3);
     drop(world.pop());
-    let ends = suite::on_all(world, |comm| comm.all_reduce(&mut [1u8; 100_000], ReduceOp::Sum));
+    let ends =
+        suite::on_all_ranks(world, |comm| comm.all_reduce(&mut [1u8; 100_000], ReduceOp::Sum));
     for end in ends {
-        assert!(matches!(end.unwrap_err(), CommError::Lost { peer, .. } if peer.rank == 2));
+        assert!(matches!(end.unwrap_err(), CommError::RankLost { peer, .. } if peer.rank == 2));
     }
 }
 
 #[test]
-fn work_in_the_background_ends_with_its_rank() {
-    let ends = suite::on_all(world(2), |comm| {
+fn background_calls_fail_when_a_rank_aborts() {
+    let ends = suite::on_all_ranks(world(2), |comm| {
         let buffer = comm.buffer(1 << 20);
         let call = OwnedCall::all_reduce(DType::F32, ReduceOp::Sum, buffer);
         if comm.rank() == 1 {

@@ -1,95 +1,95 @@
-//! Ranks that are connected by TCP do what every communicator must, and never hang.
+//! The communicator test suite and fault tests over TCP.
 
-#![allow(clippy::unwrap_used, reason = "a test's own functions may panic as it may")]
+#![allow(clippy::unwrap_used, reason = "test helpers may panic like the tests")]
 
 #[path = "tcp/algorithms.rs"]
 mod algorithms;
-#[path = "tcp/bound.rs"]
-mod bound;
-#[path = "tcp/cluster.rs"]
-mod cluster;
-#[path = "tcp/disagree.rs"]
-mod disagree;
-#[path = "tcp/joining.rs"]
-mod joining;
-#[path = "tcp/killed.rs"]
-mod killed;
-#[path = "tcp/meeting.rs"]
-mod meeting;
-#[path = "tcp/odd.rs"]
-mod odd;
-#[path = "tcp/process.rs"]
-mod process;
-#[path = "tcp/seeded.rs"]
-mod seeded;
+#[path = "tcp/bootstrap_errors.rs"]
+mod bootstrap_errors;
+#[path = "tcp/call_mismatch.rs"]
+mod call_mismatch;
+#[path = "tcp/network_faults.rs"]
+mod network_faults;
+#[path = "tcp/nic_binding.rs"]
+mod nic_binding;
+#[path = "tcp/port_file.rs"]
+mod port_file;
+#[path = "tcp/random_mismatch.rs"]
+mod random_mismatch;
+#[path = "tcp/rank_failure.rs"]
+mod rank_failure;
+#[path = "tcp/rank_process.rs"]
+mod rank_process;
+#[path = "tcp/seeded_rng.rs"]
+mod seeded_rng;
 mod suite;
 
 use std::time::Duration;
 
-use regatta_comm::background::Background;
-use regatta_comm::join::{Settings, join, listen};
-use regatta_comm::{Collectives, Comm, DType, Kind, ReduceOp};
+use regatta_comm::bootstrap::{BootstrapConfig, join, listen};
+use regatta_comm::worker::Communicator;
+use regatta_comm::{CallKind, Collectives, Comm, DType, ReduceOp};
 use regatta_wire::secret::Secret;
 
-/// Settings for all ranks of a world on this machine.
-fn settings(size: u32) -> Vec<Settings> {
+/// The configurations of all ranks on this machine.
+fn configs(size: u32) -> Vec<BootstrapConfig> {
     let secret = Secret::generate().unwrap();
     let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
     let port = listener.local_addr().unwrap().port();
-    let rank = |rank| Settings {
+    let rank = |rank| BootstrapConfig {
         host: format!("node{rank}"),
-        join_within: Duration::from_secs(20),
-        ..Settings::new(rank, size, "127.0.0.1", port, secret.clone())
+        join_timeout: Duration::from_secs(20),
+        ..BootstrapConfig::new(rank, size, "127.0.0.1", port, secret.clone())
     };
-    let mut all: Vec<Settings> = (0..size).map(rank).collect();
+    let mut all: Vec<BootstrapConfig> = (0..size).map(rank).collect();
     all[0].listener = Some(listener);
     all
 }
 
-fn joined(all: Vec<Settings>) -> Vec<Background> {
+fn join_all(all: Vec<BootstrapConfig>) -> Vec<Communicator> {
     std::thread::scope(|scope| {
         let threads: Vec<_> = all.into_iter().map(|s| scope.spawn(|| join(s))).collect();
         threads.into_iter().map(|t| t.join().unwrap().unwrap()).collect()
     })
 }
 
-fn world(size: u32) -> Vec<Background> {
-    joined(settings(size))
+fn world(size: u32) -> Vec<Communicator> {
+    join_all(configs(size))
 }
 
 #[test]
-fn every_collective_gives_what_the_reference_gives() {
-    suite::every_kind(&[1, 2, 3, 4, 5, 8, 9], &[0, 1, 7, 100, 5003], world);
+fn collectives_match_the_reference() {
+    suite::all_collectives(&[1, 2, 3, 4, 5, 8, 9], &[0, 1, 7, 100, 5003], world);
 }
 
 #[test]
-fn special_ones_too() {
-    suite::special(world);
+fn edge_cases() {
+    suite::edge_cases(world);
 }
 
 #[test]
-fn any_combination_is_right() {
-    suite::product(600, world);
+fn sampled_combinations_match_the_reference() {
+    suite::sampled_combinations(600, world);
 }
 
 #[test]
-fn any_messages_arrive() {
-    suite::any_messages(16, 1..9, world);
-    suite::any_groups(16, 1..9, world);
+fn random_messages_are_delivered() {
+    suite::random_messages(16, 1..9, world);
+    suite::random_message_groups(16, 1..9, world);
 }
 
 #[test]
-fn any_session_is_right() {
-    suite::any_session(24, 1..18, world);
+fn random_sessions_match_the_reference() {
+    suite::random_sessions(24, 1..18, world);
 }
 
 #[test]
-fn huge_ones_too() {
-    suite::huge(world);
+fn large_buffers_match_the_reference() {
+    suite::large_buffers(world);
 }
 
 #[test]
-fn many_ranks_and_large_messages() {
+fn many_ranks_and_large_messages_match_the_reference() {
     let case = |kind, count: usize, in_place| suite::Case {
         kind,
         dtype: DType::F32,
@@ -99,19 +99,21 @@ fn many_ranks_and_large_messages() {
         in_place,
         seed: 3,
     };
-    for kind in [Kind::AllReduce, Kind::ReduceScatter, Kind::Barrier, Kind::Broadcast] {
+    for kind in
+        [CallKind::AllReduce, CallKind::ReduceScatter, CallKind::Barrier, CallKind::Broadcast]
+    {
         case(kind, 1000, false).check(world(17));
     }
-    for kind in Kind::ALL {
-        let in_place = kind == Kind::AllReduce || kind == Kind::ReduceScatter;
+    for kind in CallKind::ALL {
+        let in_place = kind == CallKind::AllReduce || kind == CallKind::ReduceScatter;
         case(kind, 1_000_003, in_place).check(world(3));
     }
 }
 
 #[test]
-fn messages_of_other_tags_may_overtake_large_ones() {
+fn messages_with_other_tags_overtake_large_ones() {
     let (large, small) = (vec![7u8; 3 << 20], [1u8]);
-    suite::on_all(world(2), |comm| match comm.rank() {
+    suite::on_all_ranks(world(2), |comm| match comm.rank() {
         0 => {
             comm.send(&large, 1, 1).unwrap();
             comm.send(&small, 1, 2).unwrap();
@@ -128,8 +130,8 @@ fn messages_of_other_tags_may_overtake_large_ones() {
 }
 
 #[test]
-fn communicators_of_one_rank_work_at_the_same_time() {
-    suite::on_all(world(4), |comm| {
+fn communicators_of_one_rank_run_concurrently() {
+    suite::on_all_ranks(world(4), |comm| {
         let pair = comm.split(Some(comm.rank() / 2), 0).unwrap().unwrap();
         std::thread::scope(|scope| {
             scope.spawn(|| {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use regatta_model::units::bytes;
+use regatta_model::units::format_bytes;
 use regatta_model::{BenchResult, BenchRow, BenchTable, Operation};
 use serde::Serialize;
 
@@ -220,7 +220,7 @@ impl BaselineCheck {
     pub fn message(&self, tolerance: Tolerance) -> String {
         let Self { operation, place, metric, expected, wrong, .. } = self;
         let what =
-            format!("{operation} of {} ({} B), {place}", bytes(self.size_bytes), self.size_bytes);
+            format!("{operation} of {} ({} B), {place}", format_bytes(self.size_bytes), self.size_bytes);
         let unit = metric.unit();
         let Some(measured) = self.measured else {
             return format!("{what}: not measured (baseline: {expected:.2} {unit})");

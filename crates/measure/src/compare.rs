@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use regatta_model::units::bytes;
+use regatta_model::units::format_bytes;
 use regatta_model::{BenchResult, BenchTable, Operation};
 use serde::Serialize;
 
@@ -183,7 +183,7 @@ impl Comparison {
 }
 
 fn row_cells(row: &ComparedRow) -> Vec<String> {
-    let mut cells = vec![bytes(row.size_bytes)];
+    let mut cells = vec![format_bytes(row.size_bytes)];
     let pairs = row.values.iter().zip(&row.ratios);
     for (index, (value, ratio)) in pairs.enumerate() {
         cells.push(format_value(*value));

@@ -160,10 +160,10 @@ mod tests {
     proptest! {
         #[test]
         fn buffers_never_exceed_the_requested_size(
-            at in 0..Operation::NAMED.len(), ranks in 0u32..100, element in 0u64..9,
+            at in 0..Operation::KNOWN.len(), ranks in 0u32..100, element in 0u64..9,
             requested in 0u64..u64::MAX,
         ) {
-            let found = buffer_counts(&Operation::NAMED[at], ranks, element, requested);
+            let found = buffer_counts(&Operation::KNOWN[at], ranks, element, requested);
             prop_assert!(found.size_bytes(element) <= requested);
         }
     }

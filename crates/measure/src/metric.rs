@@ -61,7 +61,7 @@ impl Metric {
         measured: &Measurement,
     ) -> Option<f64> {
         let derived = || {
-            let osu = result.program == regatta_model::bench::Program::Osu;
+            let osu = result.program == regatta_model::bench::BenchProgram::Osu;
             if osu && formula::is_chunked(&table.operation) {
                 return None;
             }

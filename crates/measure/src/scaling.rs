@@ -72,7 +72,7 @@ pub fn table(all: &[Scaling]) -> String {
     let mut text = String::new();
     for scaling in all {
         let (case, separator) = (&scaling.case, if text.is_empty() { "" } else { "\n" });
-        let size = units::bytes(case.size_bytes);
+        let size = units::format_bytes(case.size_bytes);
         let head = format!("{} {size} {}", case.operation, case.variant());
         text.push_str(&format!("{separator}{}\n", head.trim_end()));
         let header = ["nodes", "time (us)", "busbw (GB/s)", "efficiency"];

@@ -204,7 +204,7 @@ fn table_rows(group: &[BestSetting], settings: &[SweepSetting]) -> Vec<Vec<Strin
     for best in group {
         let setting = settings.get(best.run).map(ToString::to_string).unwrap_or_default();
         table_rows.push(vec![
-            units::bytes(best.case.size_bytes),
+            units::format_bytes(best.case.size_bytes),
             text_table::format_value(Some(best.time_us)),
             text_table::format_value(best.busbw),
             best.speedup.map_or_else(|| "-".to_owned(), |times| format!("{times:.2}x")),

@@ -12,7 +12,7 @@ use regatta_measure::metric::Metric;
 use regatta_measure::plot::{html, svg};
 use regatta_measure::read::read;
 use regatta_measure::write;
-use regatta_model::bench::Program;
+use regatta_model::bench::BenchProgram;
 use regatta_model::{BenchResult, BenchRow, BenchTable, Measurement, Operation};
 
 fn talk() -> Vec<BenchResult> {
@@ -22,7 +22,7 @@ fn talk() -> Vec<BenchResult> {
 
 /// The two-node runs: no plug-in, plug-in, plug-in with RDMA.
 fn on_two_nodes() -> Vec<BenchResult> {
-    let two = |run: &BenchResult| run.program == Program::RcclTests && run.shape.nodes == Some(2);
+    let two = |run: &BenchResult| run.program == BenchProgram::RcclTests && run.shape.nodes == Some(2);
     talk().into_iter().filter(two).collect()
 }
 
@@ -108,7 +108,7 @@ fn missing_bandwidths_are_derived_from_times() {
     let found = compare(std::slice::from_ref(&run), CompareOptions::default());
     assert_eq!(found[0].rows[0].values, [Some(1.5)]);
     // OSU's all-gather size is one chunk.
-    (run.program, run.tables[0].operation) = (Program::Osu, Operation::AllGather);
+    (run.program, run.tables[0].operation) = (BenchProgram::Osu, Operation::AllGather);
     assert!(compare(&[run], CompareOptions::default()).is_empty());
 }
 

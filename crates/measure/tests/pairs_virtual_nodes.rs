@@ -8,7 +8,7 @@ use regatta_comm::background::Background;
 use regatta_comm::join::{Settings, listen};
 use regatta_comm::{Comm, host};
 use regatta_measure::pairs::{BurstOptions, PairsOptions, measure};
-use regatta_model::bench::Pairs;
+use regatta_model::bench::PairMatrices;
 use regatta_wire::secret::Secret;
 
 /// One rank per entry, on the given virtual node.
@@ -30,13 +30,13 @@ fn world(nodes: &[&str]) -> Vec<Background> {
     })
 }
 
-fn measured(nodes: &[&str], all_ranks: bool) -> Pairs {
+fn measured(nodes: &[&str], all_ranks: bool) -> PairMatrices {
     // More in flight than any transport buffer holds.
     let burst =
         BurstOptions { bytes: 3 << 20, window: 3, iterations: 2, ..BurstOptions::default() };
     let options = &PairsOptions { all_ranks, burst, ..PairsOptions::default() };
     let world = world(nodes);
-    let all: Vec<Option<Pairs>> = std::thread::scope(|scope| {
+    let all: Vec<Option<PairMatrices>> = std::thread::scope(|scope| {
         let rank = |comm| scope.spawn(move || measure(comm, options, &mut |_, _| {}).unwrap());
         let threads: Vec<_> = world.iter().map(|comm| comm as &dyn Comm).map(rank).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
@@ -44,9 +44,9 @@ fn measured(nodes: &[&str], all_ranks: bool) -> Pairs {
     all.into_iter().next().flatten().unwrap()
 }
 
-fn assert_all_pairs(pairs: &Pairs, ranks: &[u32]) {
-    let ends: Vec<u32> = pairs.ends.iter().map(|end| end.rank).collect();
-    assert_eq!((ends.as_slice(), pairs.fault()), (ranks, None));
+fn assert_all_pairs(pairs: &PairMatrices, ranks: &[u32]) {
+    let ends: Vec<u32> = pairs.endpoints.iter().map(|end| end.rank).collect();
+    assert_eq!((ends.as_slice(), pairs.inconsistency()), (ranks, None));
     for matrix in [&pairs.bandwidth, &pairs.latency_us, &pairs.latency_median_us] {
         for (i, row) in matrix.iter().enumerate() {
             for (j, cell) in row.iter().enumerate() {

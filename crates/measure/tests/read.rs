@@ -8,7 +8,7 @@ use std::path::Path;
 use regatta_measure::buffer_mode::BufferMode;
 use regatta_measure::formula;
 use regatta_measure::read::{ReadError, read};
-use regatta_model::bench::{Program, SizeStep};
+use regatta_model::bench::{BenchProgram, SizeStep};
 use regatta_model::{BenchResult, BenchRow, Operation, document};
 
 fn data(name: &str) -> String {
@@ -43,8 +43,8 @@ fn tables_of_a_talk_are_parsed_without_loss() {
     for result in &all {
         let rows = result.tables.iter().flat_map(|table| &table.rows);
         parsed.extend(rows.map(|row| cells(row.line.as_deref().unwrap()).join("\t")));
-        parsed.extend(result.sheets.iter().flat_map(|s| &s.rows).map(|row| row.join("\t")));
-        parsed.extend(result.sheets.iter().map(|sheet| sheet.title.clone()));
+        parsed.extend(result.raw_tables.iter().flat_map(|s| &s.rows).map(|row| row.join("\t")));
+        parsed.extend(result.raw_tables.iter().map(|sheet| sheet.title.clone()));
     }
     let text = data("frontier-rccl.txt");
     let is_header = |line: &str| line.contains("size (B)") || line.contains("algbw (GB/s)");
@@ -61,7 +61,7 @@ fn tables_of_a_talk_are_parsed_without_loss() {
 fn rows_of_a_talk_have_the_printed_values() {
     let all = results("frontier-rccl.txt");
     let runs: Vec<&BenchResult> =
-        all.iter().filter(|result| result.program == Program::RcclTests).collect();
+        all.iter().filter(|result| result.program == BenchProgram::RcclTests).collect();
     assert_eq!(runs.len(), 4);
     let ranks: Vec<_> = runs.iter().map(|run| (run.shape.ranks, run.shape.nodes)).collect();
     assert_eq!(ranks[0], (Some(8), Some(1)));
@@ -117,13 +117,13 @@ fn other_tables_are_kept_cell_by_cell() {
     let all = results("frontier-rccl.txt");
     let images = all.iter().find(|result| result.label == "TensorFlow Example").unwrap();
     assert_eq!(
-        images.sheets[0].rows[0],
+        images.raw_tables[0].rows[0],
         ["", "No Plugin", "With the Plugin", "With the Plugin + GDR=3"]
     );
     let last = ["64 nodes, 512 ranks", "388282.87", "477924.70", "508689.71"];
-    assert_eq!(images.sheets[0].rows[3], last);
+    assert_eq!(images.raw_tables[0].rows[3], last);
     let trained = results("cray-ex-nccl.txt");
-    let sheets: Vec<_> = trained.iter().flat_map(|result| &result.sheets).collect();
+    let sheets: Vec<_> = trained.iter().flat_map(|result| &result.raw_tables).collect();
     assert_eq!(sheets.len(), 2);
     assert_eq!(sheets[0].title, "Benchmark: resnet50 with batch size 32");
     assert_eq!(sheets[0].rows[6][..4], ["8 GPUs --", "2M/8G:", "p50:", "0.026s"]);
@@ -132,7 +132,7 @@ fn other_tables_are_kept_cell_by_cell() {
 #[test]
 fn a_complete_run_is_parsed_with_its_metadata() {
     let run = results("cray-ex-nccl.txt").remove(0);
-    assert_eq!((run.program, run.complete), (Program::NcclTests, true));
+    assert_eq!((run.program, run.complete), (BenchProgram::NcclTests, true));
     assert_eq!((run.shape.ranks, run.shape.nodes), (Some(8), Some(2)));
     assert_eq!(run.versions["nccl"], "2.20.5+cuda12.4");
     assert_eq!(run.settings["NCCL_ALGO"], "Tree");
@@ -182,7 +182,7 @@ fn several_runs_and_a_truncated_one_are_parsed() {
     let all = results("versions/v2.17-broadcast-twice.txt");
     assert_eq!((all.len(), all[0].complete, all[1].complete), (2, true, false));
     assert_eq!(all[1].label, "v2.17-broadcast-twice #2");
-    assert_eq!(all[0].summary.as_ref().unwrap().average_good, Some(false));
+    assert_eq!(all[0].summary.as_ref().unwrap().average_ok, Some(false));
     let wrong = |row: &BenchRow| row.out_of_place.as_ref().and_then(|m| m.wrong);
     assert_eq!(wrong(&all[0].tables[0].rows[1]), Some(1_000_000));
     let cut = &all[1].tables[0].rows[1];
@@ -196,7 +196,7 @@ fn per_iteration_columns_and_timestamps_are_parsed() {
     assert_eq!(run.tables[0].operation, Operation::AllToAll);
     assert_eq!(run.versions["nccl-library"], "22907");
     let row = &run.tables[0].rows[0];
-    let spread = row.in_place.as_ref().unwrap().spread.as_ref().unwrap();
+    let spread = row.in_place.as_ref().unwrap().call_stats.as_ref().unwrap();
     assert_eq!(
         (spread.min_us, spread.p99_us, spread.cv_percent),
         (Some(20.0), Some(29.8), Some(4.42))
@@ -212,7 +212,7 @@ fn rccl_tests_with_in_place_only_is_parsed() {
     let noisy = text.replacen("# Using", "library banner\n# Using", 1);
     let run = only("versions/rccl-in-place.txt");
     assert_eq!(read("versions/rccl-in-place.txt", &noisy).unwrap()[0], run);
-    assert_eq!(run.program, Program::RcclTests);
+    assert_eq!(run.program, BenchProgram::RcclTests);
     assert_eq!(run.versions["rccl-tests"], "develop:ae3e635");
     let row = &run.tables[0].rows[0];
     assert_eq!((&row.out_of_place, row.in_place.as_ref().unwrap().busbw), (&None, Some(7.23)));
@@ -228,7 +228,7 @@ fn nccl_tests_json_is_parsed() {
     let row = &run.tables[0].rows[0];
     let (out, inside) = (row.out_of_place.as_ref().unwrap(), row.in_place.as_ref().unwrap());
     assert_eq!((out.time_us, out.wrong, inside.algbw), (Some(9.25), Some(0), None));
-    assert_eq!(out.spread.as_ref().unwrap().p95_us, Some(10.5));
+    assert_eq!(out.call_stats.as_ref().unwrap().p95_us, Some(10.5));
 }
 
 #[test]
@@ -249,8 +249,8 @@ fn osu_micro_benchmarks_are_parsed() {
         (Some(64), Some("MPI_FLOAT"))
     );
     let row = full[0].tables[0].rows[1].out_of_place.as_ref().unwrap();
-    assert_eq!(row.rank_spread.as_ref().unwrap().max_us, Some(812.4));
-    assert_eq!((row.iterations, row.spread.as_ref().unwrap().p99_us), (Some(100), Some(901.0)));
+    assert_eq!(row.rank_stats.as_ref().unwrap().max_us, Some(812.4));
+    assert_eq!((row.iterations, row.call_stats.as_ref().unwrap().p99_us), (Some(100), Some(901.0)));
     let overlapped = only("osu/osu_iallreduce.txt");
     let row = overlapped.tables[0].rows[0].out_of_place.as_ref().unwrap();
     assert_eq!((row.time_us, row.other["Overlap(%)"]), (Some(12.5), 71.35));
@@ -274,7 +274,7 @@ fn pages_without_comment_signs_are_parsed() {
     assert_eq!((all.len(), all[0].devices.len(), all[0].shape.nodes), (2, 2, Some(2)));
     assert_eq!(all[0].command.as_deref(), Some("mpirun -np 4 -npernode 2 ./all_reduce_perf -b 8"));
     assert_eq!(all[0].tables[0].rows[0].out_of_place.as_ref().unwrap().time_us, Some(1.5));
-    assert_eq!(all[1].sheets[0].rows.len(), 2);
+    assert_eq!(all[1].raw_tables[0].rows.len(), 2);
 }
 
 #[test]

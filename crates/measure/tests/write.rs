@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use regatta_measure::read::read;
 use regatta_measure::write::{CSV_COLUMNS, csv, nccl_tests};
 use regatta_model::bench::{
-    BenchDevice, BenchParameters, BenchSummary, Operation, Program, SizeStep, Spread,
+    BenchDevice, BenchParameters, BenchSummary, Operation, BenchProgram, SizeStep, TimeStats,
 };
 use regatta_model::document::{from_json, to_json};
 use regatta_model::{BenchResult, BenchRow, BenchTable, Measurement};
@@ -83,14 +83,14 @@ fn measurement(value: ValueStrategy, all_columns: bool) -> impl Strategy<Value =
     let spread =
         (value(999_999), value(999_999), value(999_999), value(999_999), rest(), rest(), rest());
     let spread = spread.prop_map(|(min_us, max_us, p99_us, cv_percent, p50_us, p90_us, p95_us)| {
-        let spread = Spread { min_us, max_us, p99_us, cv_percent, p50_us, p90_us, p95_us };
-        (spread != Spread::default()).then_some(spread)
+        let spread = TimeStats { min_us, max_us, p99_us, cv_percent, p50_us, p90_us, p95_us };
+        (spread != TimeStats::default()).then_some(spread)
     });
     let iterations = if all_columns { of(any::<u64>()).boxed() } else { Just(None).boxed() };
     (value(999_999), value(99_999), value(99_999), of(0u64..999_999), spread, rest(), iterations)
         .prop_map(|(time_us, algbw, busbw, wrong, spread, error, iterations)| {
             let values =
-                Measurement { time_us, algbw, busbw, wrong, spread, ..Measurement::default() };
+                Measurement { time_us, algbw, busbw, wrong, call_stats: spread, ..Measurement::default() };
             Measurement { error, iterations, ..values }
         })
 }
@@ -111,7 +111,7 @@ fn row(value: ValueStrategy, all_columns: bool) -> impl Strategy<Value = BenchRo
 }
 
 fn tables(value: ValueStrategy, all_columns: bool) -> impl Strategy<Value = Vec<BenchTable>> {
-    let operation = (0..11usize).prop_map(|at| Operation::NAMED[at].clone());
+    let operation = (0..11usize).prop_map(|at| Operation::KNOWN[at].clone());
     let redop = of(prop_oneof![Just("sum".to_owned()), Just("none".to_owned())]);
     (operation, redop, of(-1i64..9), vec(vec(row(value, all_columns), 1..6), 1..4)).prop_map(
         |(operation, redop, root, all)| {
@@ -139,7 +139,7 @@ fn parameters() -> impl Strategy<Value = BenchParameters> {
         step,
         warmup: n[4],
         iterations: n[5],
-        aggregated,
+        agg_iters: aggregated,
         check: n[6],
         graph,
         unalign,
@@ -174,13 +174,13 @@ fn printed(value: ValueStrategy) -> impl Strategy<Value = BenchResult> {
             // A run without a mean is incomplete.
             let mean = Some(mean.unwrap_or(1.0));
             let out_of_bounds = Some(u64::from(wrong));
-            BenchSummary { out_of_bounds, average_busbw: mean, average_good: good }
+            BenchSummary { out_of_bounds, average_busbw: mean, average_ok: good }
         });
     let around =
         (of(parameters()), vec(device(), 0..4), vec("# [A-Z][a-z ]{0,20}[a-z]", 0..3), of(summary));
     (tables(value, false), around).prop_map(|(tables, (parameters, devices, notes, summary))| {
         let complete = summary.is_some();
-        let program = Program::NcclTests;
+        let program = BenchProgram::NcclTests;
         let result =
             BenchResult { program, label: "x".to_owned(), tables, ..BenchResult::default() };
         BenchResult { parameters, devices, notes, summary, complete, ..result }
@@ -220,7 +220,7 @@ proptest! {
         tables in tables(any_value, true), label in ".{1,12}", backend in of("[a-z\", ]{1,5}"),
         ranks in of(1u32..9), nodes in of(1u32..9), text in "\\PC{0,9}",
     ) {
-        let mut one = BenchResult { program: Program::Osu, label, tables, ..BenchResult::default() };
+        let mut one = BenchResult { program: BenchProgram::Osu, label, tables, ..BenchResult::default() };
         (one.backend, one.shape.ranks, one.shape.nodes) = (backend, ranks, nodes);
         one.complete = true;
         let mut two = one.clone();

@@ -1,15 +1,16 @@
-//! One rank of ours.
+//! A rank of ours.
 
 use std::time::Instant;
 
 use anyhow::Result;
-use regatta_comm::{Collectives, Comm, ReduceOp, host, join::Settings};
+use regatta_comm::bootstrap::BootstrapConfig;
+use regatta_comm::{Collectives, Comm, ReduceOp, hierarchical};
 
 use crate::{NAMES, ROUNDS};
 
-/// Does what the arguments say; rank 0 prints a line "operation bytes seconds" for each round.
-pub fn be_one() -> Result<()> {
-    let comm = host::join(Settings::from_environment()?)?;
+/// Runs the requested sizes; rank 0 prints a line "operation bytes seconds" per round.
+pub fn run() -> Result<()> {
+    let comm = hierarchical::join(BootstrapConfig::from_env()?)?;
     let pairs: Vec<u64> = std::env::args().skip(1).filter_map(|a| a.parse().ok()).collect();
     for name in NAMES {
         for pair in pairs.chunks_exact(2) {
@@ -22,7 +23,7 @@ pub fn be_one() -> Result<()> {
     Ok(())
 }
 
-/// The seconds of each round: the slowest rank's.
+/// Seconds of each round, maximum over the ranks.
 fn timed(comm: &dyn Comm, name: &str, repeats: u64, count: usize) -> Result<Vec<f64>> {
     let part = count / comm.size() as usize;
     let (mut data, mut out) = (vec![1.0f32; count], vec![0.0f32; count]);

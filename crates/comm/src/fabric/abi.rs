@@ -1,21 +1,21 @@
-//! What of libfabric's binary interface is used, as its headers have it. Of tables of functions only
-//! the beginning is declared, and of what the library allocates too: both only grow at the end.
-//! Checked against the headers of 1.17 and of 2.7, in which all of this lies at the same places.
+//! The part of libfabric's ABI that is used. Function tables and structures allocated by the library
+//! are only declared up to the last field in use, because both only grow at the end. Checked against
+//! the headers of 1.17 and 2.7, which agree on all of it.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::offset_of;
 
-/// The interface that is asked for; newer libraries keep to it.
+/// The requested API version; newer libraries are compatible with it.
 pub const API: u32 = (1 << 16) | 9;
 
 pub const TAGGED: u64 = 1 << 3;
 pub const RECV: u64 = 1 << 10;
 pub const SEND: u64 = 1 << 11;
-/// The provider writes into the context of an operation.
+/// The provider uses the context of an operation as scratch space.
 pub const MODE_CONTEXT: u64 = 1 << 59;
-/// It writes into it, and needs twice the room.
+/// The same with twice the space.
 pub const MODE_CONTEXT2: u64 = 1 << 52;
-/// To `fi_getinfo`: the address is this side's.
+/// For `fi_getinfo`: the address is the source address.
 pub const SOURCE: u64 = 1 << 57;
 
 pub const MR_LOCAL: c_int = 1 << 2;
@@ -40,11 +40,11 @@ pub const EAGAIN: isize = 11;
 pub const EAVAIL: isize = 259;
 pub const ECANCELED: c_int = 125;
 
-/// What an operation is known by, with the room that providers want.
+/// The context of an operation, with the scratch space that providers require.
 #[repr(C, align(16))]
 pub struct Context {
     pub internal: [*mut c_void; 8],
-    /// Which operation it is.
+    /// The request slot.
     pub number: usize,
 }
 
@@ -121,7 +121,7 @@ pub struct FabricAttr {
     pub api_version: u32,
 }
 
-/// What all objects begin with.
+/// The common prefix of all objects.
 #[repr(C)]
 pub struct Fid {
     pub fclass: usize,
@@ -255,7 +255,7 @@ pub struct AvOps {
         unsafe extern "C" fn(*mut Av, *const c_void, usize, *mut u64, u64, *mut c_void) -> c_int,
 }
 
-/// With room for what newer ones have.
+/// Padded for newer versions.
 #[repr(C)]
 pub struct AvAttr {
     pub kind: c_int,
@@ -278,7 +278,7 @@ pub struct CqOps {
     pub readerr: unsafe extern "C" fn(*mut Cq, *mut CqError, u64) -> isize,
 }
 
-/// With room for what newer ones have.
+/// Padded for newer versions.
 #[repr(C)]
 pub struct CqAttr {
     pub size: usize,
@@ -296,7 +296,7 @@ pub struct CqEntry {
     pub len: usize,
 }
 
-/// With room for what newer ones have.
+/// Padded for newer versions.
 #[repr(C)]
 pub struct CqError {
     pub context: *mut c_void,
@@ -311,7 +311,7 @@ pub struct CqError {
     pub rest: [usize; 8],
 }
 
-/// The places in the headers.
+/// The offsets in the headers.
 #[cfg(target_pointer_width = "64")]
 const _: () = {
     assert!(size_of::<Info>() == 120 && offset_of!(Info, tx_attr) == 72);

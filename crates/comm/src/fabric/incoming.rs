@@ -1,207 +1,216 @@
-//! Messages from other ranks.
+//! Matching and receiving messages from a peer.
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::gear::{Gear, Lent, Work};
-use super::opening::Message;
-use super::outgoing::{AHEAD, PARTS};
-use crate::tcp::{Key, Posted};
-use crate::transport::Landing;
+use super::eager_header::Message;
+use super::outgoing::{MAX_CHUNKS_IN_FLIGHT, SEND_WINDOW};
+use super::requests::{Op, RequestPool, UserMemory};
+use crate::tcp::{MessageKey, PostedRecv};
+use crate::transport::RecvAction;
 
-/// What came from a rank so far, and what is wanted of it.
+/// The posted receives and unexpected messages of a peer.
 #[derive(Default)]
-pub struct Inbox {
-    /// The next opening.
+pub struct MatchQueue {
+    /// The next sequence number.
     next: u64,
-    /// Openings that have overtaken others, which providers may let them.
-    held: BTreeMap<u64, (Message, Vec<u8>)>,
-    /// Messages that nobody has asked for, in the order in which they were sent.
-    early: VecDeque<Early>,
-    /// What was asked for and has not come.
-    pub posted: VecDeque<Posted>,
-    /// Messages that were asked for, and of which the rank has not been told.
-    pub taken: u64,
+    /// Headers that overtook others. Providers may reorder messages.
+    reordered: BTreeMap<u64, (Message, Vec<u8>)>,
+    /// The unexpected-message queue, in sending order.
+    unexpected: VecDeque<UnexpectedMessage>,
+    /// Posted receives without a message.
+    pub posted: VecDeque<PostedRecv>,
+    /// Consumed messages for which the peer has not received credits.
+    pub credits: u64,
 }
 
-/// A message that nobody has asked for.
+/// A message without a posted receive.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Early {
+pub struct UnexpectedMessage {
     pub message: Message,
-    /// The whole of it if it is short.
-    pub short: Vec<u8>,
-    /// A long one that is fetched already: by which number it is known.
+    /// The payload of an eager message.
+    pub eager: Vec<u8>,
+    /// The ID of a large message that is being fetched.
     pub fetched: Option<u64>,
 }
 
-impl Inbox {
-    /// Whether it is this opening's turn. Then the next one's has come.
+impl MatchQueue {
+    /// Whether this header is the next in sequence. If so, advances the sequence.
     pub fn is_next(&mut self, message: &Message) -> bool {
         let next = message.sequence == self.next;
         self.next += u64::from(next);
         next
     }
 
-    /// An opening came too soon. [`Self::in_turn`] gives it back when its turn has come.
-    pub fn put(&mut self, message: Message, short: &[u8]) {
-        let far = message.sequence.wrapping_sub(self.next) > 2 * AHEAD;
-        if !far {
-            self.held.insert(message.sequence, (message, short.to_vec()));
+    /// Stores a header that arrived early. [`Self::next_in_order`] returns it in order.
+    pub fn reorder(&mut self, message: Message, eager: &[u8]) {
+        let out_of_range = message.sequence.wrapping_sub(self.next) > 2 * SEND_WINDOW;
+        if !out_of_range {
+            self.reordered.insert(message.sequence, (message, eager.to_vec()));
         }
     }
 
-    /// The next opening in the order in which they were sent.
-    pub fn in_turn(&mut self) -> Option<(Message, Vec<u8>)> {
-        let next = self.held.remove(&self.next)?;
+    /// The next stored header, if it is in sequence.
+    pub fn next_in_order(&mut self) -> Option<(Message, Vec<u8>)> {
+        let next = self.reordered.remove(&self.next)?;
         self.next += 1;
         Some(next)
     }
 
-    /// Who asked for such a message first.
-    pub fn asked(&mut self, key: Key) -> Option<Posted> {
+    /// Takes the first matching posted receive.
+    pub fn take_posted(&mut self, key: MessageKey) -> Option<PostedRecv> {
         let at = self.posted.iter().position(|posted| posted.key == key)?;
         self.posted.remove(at)
     }
 
-    /// Keeps what nobody has asked for.
-    pub fn keep(&mut self, message: Message, short: Vec<u8>) {
-        self.early.push_back(Early { message, short, fetched: None });
+    /// Appends to the unexpected-message queue.
+    pub fn push_unexpected(&mut self, message: Message, eager: Vec<u8>) {
+        self.unexpected.push_back(UnexpectedMessage { message, eager, fetched: None });
     }
 
-    /// The first such message that came before it was asked for.
-    pub fn early(&mut self, wanted: impl Fn(Key) -> bool) -> Option<Early> {
-        let at = self.early.iter().position(|early| wanted(early.message.head.key))?;
-        self.early.remove(at)
+    /// Takes the first unexpected message with a matching key.
+    pub fn take_unexpected(
+        &mut self,
+        matches: impl Fn(MessageKey) -> bool,
+    ) -> Option<UnexpectedMessage> {
+        let at = self.unexpected.iter().position(|one| matches(one.message.header.key))?;
+        self.unexpected.remove(at)
     }
 
-    /// A long message that nobody has asked for, and that is still with who sends it.
-    pub fn unfetched(&mut self) -> Option<&mut Early> {
-        self.early.iter_mut().find(|early| early.message.part > 0 && early.fetched.is_none())
+    /// A large unexpected message that is not being fetched yet.
+    pub fn unfetched(&mut self) -> Option<&mut UnexpectedMessage> {
+        let unfetched =
+            |one: &&mut UnexpectedMessage| one.message.chunk_bytes > 0 && one.fetched.is_none();
+        self.unexpected.iter_mut().find(unfetched)
     }
 }
 
-/// A long message that comes.
-pub struct Coming {
+/// A large message being received.
+pub struct IncomingMessage {
     pub from: u32,
     pub message: Message,
-    /// Who gets it; `None`: nobody yet, or any more.
-    pub posted: Option<Posted>,
-    /// Where it is kept if nobody has asked for it yet.
-    kept: Option<Vec<u8>>,
+    /// The matching receive; `None` if it is not posted yet or was cancelled.
+    pub posted: Option<PostedRecv>,
+    /// The payload of an unexpected message.
+    buffered: Option<Vec<u8>>,
     at: usize,
-    /// Parts that have to be received once more, as the memory for them was taken back.
-    pub again: Vec<usize>,
-    pub flying: usize,
+    /// Chunks to be received again, because their memory was reclaimed.
+    pub reposts: Vec<usize>,
+    pub in_flight: usize,
 }
 
-impl Coming {
-    pub fn new(from: u32, message: Message, posted: Option<Posted>) -> Self {
-        Self { from, message, posted, kept: None, at: 0, again: Vec::new(), flying: 0 }
+impl IncomingMessage {
+    pub fn new(from: u32, message: Message, posted: Option<PostedRecv>) -> Self {
+        Self { from, message, posted, buffered: None, at: 0, reposts: Vec::new(), in_flight: 0 }
     }
 
-    /// One that is fetched before it is asked for; `None`: there is no memory for it.
-    pub fn early(from: u32, message: Message) -> Option<Self> {
-        let mut kept = Vec::new();
-        kept.try_reserve_exact(message.head.length as usize).ok()?;
-        kept.resize(message.head.length as usize, 0);
-        Some(Self { kept: Some(kept), ..Self::new(from, message, None) })
+    /// An unexpected message to be fetched; `None` if there is no memory for it.
+    pub fn unexpected(from: u32, message: Message) -> Option<Self> {
+        let mut buffered = Vec::new();
+        buffered.try_reserve_exact(message.header.length as usize).ok()?;
+        buffered.resize(message.header.length as usize, 0);
+        Some(Self { buffered: Some(buffered), ..Self::new(from, message, None) })
     }
 
-    /// Nobody wants it any more; what still comes is thrown away.
-    pub fn forget(&mut self) {
-        (self.posted, self.kept) = (None, None);
+    /// Discards the message. Chunks that still arrive are dropped.
+    pub fn discard(&mut self) {
+        (self.posted, self.buffered) = (None, None);
     }
 
-    /// A part came that was not received where it belongs.
-    pub fn put(&mut self, at: usize, bytes: &[u8]) {
-        match (&mut self.kept, &self.posted) {
-            (Some(kept), _) => kept[at..at + bytes.len()].copy_from_slice(bytes),
-            (None, Some(posted)) => posted.target().put(at, bytes),
+    /// Stores a chunk that arrived in a bounce buffer.
+    pub fn write(&mut self, at: usize, bytes: &[u8]) {
+        match (&mut self.buffered, &self.posted) {
+            (Some(buffered), _) => buffered[at..at + bytes.len()].copy_from_slice(bytes),
+            (None, Some(posted)) => posted.recv_buffer().write(at, bytes),
             (None, None) => {}
         }
     }
 
-    /// Hands over what was kept. Who gets it has it then.
-    pub fn hand_over(self) -> Option<Posted> {
-        if let (Some(kept), Some(posted)) = (&self.kept, &self.posted) {
-            posted.target().put(0, kept);
+    /// Copies a buffered payload to the posted receive and returns the receive.
+    pub fn finish(self) -> Option<PostedRecv> {
+        if let (Some(buffered), Some(posted)) = (&self.buffered, &self.posted) {
+            posted.recv_buffer().write(0, buffered);
         }
         self.posted
     }
 
     fn length(&self) -> usize {
-        self.message.head.length as usize
+        self.message.header.length as usize
     }
 
-    /// Posts what can be posted.
-    pub fn pump(&mut self, id: u64, gear: &mut Gear) -> Result<(), String> {
-        let part = self.message.part as usize;
-        if part == 0 || part > gear.part {
-            return Err(format!("its parts have {part} bytes, ours {}", gear.part));
+    /// Posts as many chunk receives as possible.
+    pub fn post(&mut self, id: u64, pool: &mut RequestPool) -> Result<(), String> {
+        let chunk = self.message.chunk_bytes as usize;
+        if chunk == 0 || chunk > pool.chunk_bytes {
+            return Err(format!(
+                "the peer's chunk size is {chunk} bytes, this rank's is {}",
+                pool.chunk_bytes
+            ));
         }
-        while self.flying < PARTS {
-            let at = self.again.last().copied().unwrap_or(self.at);
+        while self.in_flight < MAX_CHUNKS_IN_FLIGHT {
+            let at = self.reposts.last().copied().unwrap_or(self.at);
             if at >= self.length() {
                 break;
             }
-            let size = part.min(self.length() - at);
-            let number = self.message.first_part + (at / part) as u64;
-            let kept = self.kept.is_some();
-            let straight = |posted: &&Posted| posted.landing == Landing::Replace && !kept;
-            let into = self.posted.as_ref().filter(straight).map(|posted| Lent {
-                // SAFETY: the message is as long as what was posted for it.
+            let size = chunk.min(self.length() - at);
+            let number = self.message.first_chunk + (at / chunk) as u64;
+            let buffered = self.buffered.is_some();
+            let direct = |posted: &&PostedRecv| posted.action == RecvAction::Copy && !buffered;
+            let into = self.posted.as_ref().filter(direct).map(|posted| UserMemory {
+                // SAFETY: the message is as long as the posted receive.
                 start: unsafe { posted.start.add(at) },
-                channel: posted.key.channel,
+                comm_id: posted.key.comm_id,
             });
-            if !gear.receive_part(Work::In(id, at, size), (self.from, number), into, size)? {
+            let op = Op::RecvChunk(id, at, size);
+            if !pool.receive_chunk(op, self.from, number, into, size)? {
                 break;
             }
-            if self.again.pop().is_none() {
+            if self.reposts.pop().is_none() {
                 self.at += size;
             }
-            self.flying += 1;
+            self.in_flight += 1;
         }
         Ok(())
     }
 
-    /// Whether all has come, and nobody needs to ask for it.
+    /// Whether all chunks have arrived and the message is matched or discarded.
     pub fn is_done(&self) -> bool {
-        let came = self.at >= self.length() && self.again.is_empty() && self.flying == 0;
-        came && (self.kept.is_none() || self.posted.is_some())
+        let arrived = self.at >= self.length() && self.reposts.is_empty() && self.in_flight == 0;
+        arrived && (self.buffered.is_none() || self.posted.is_some())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tcp::Head;
+    use crate::tcp::Header;
 
     fn message(sequence: u64) -> Message {
-        let key = Key { channel: 1, tagged: true, number: sequence % 2 };
-        let head = Head { key, length: 0, what: 0, stripes: 1 };
-        Message { sequence, head, first_part: 0, part: 0 }
+        let key = MessageKey { comm_id: 1, tagged: true, number: sequence % 2 };
+        let header = Header { key, length: 0, signature_hash: 0, stripes: 1 };
+        Message { sequence, header, first_chunk: 0, chunk_bytes: 0 }
     }
 
     #[test]
-    fn what_overtakes_waits_for_its_turn() {
-        let mut inbox = Inbox::default();
-        let mut turns = Vec::new();
+    fn reordered_headers_are_delivered_in_sequence() {
+        let mut queue = MatchQueue::default();
+        let mut delivered = Vec::new();
         for sequence in [1, 0, 3, 4, 2, 2, 1 << 40] {
-            match inbox.is_next(&message(sequence)) {
-                true => turns.push(sequence),
-                false => inbox.put(message(sequence), &[]),
+            match queue.is_next(&message(sequence)) {
+                true => delivered.push(sequence),
+                false => queue.reorder(message(sequence), &[]),
             }
-            while let Some((message, _)) = inbox.in_turn() {
-                turns.push(message.sequence);
+            while let Some((message, _)) = queue.next_in_order() {
+                delivered.push(message.sequence);
             }
         }
-        assert_eq!(turns, [0, 1, 2, 3, 4]);
+        assert_eq!(delivered, [0, 1, 2, 3, 4]);
     }
 
     #[test]
-    fn the_first_of_a_lane_comes_first() {
-        let mut inbox = Inbox::default();
-        (0..4).for_each(|sequence| inbox.keep(message(sequence), vec![sequence as u8]));
-        let mut take = |number| inbox.early(|key| key.number == number).map(|early| early.short);
+    fn unexpected_messages_match_in_sending_order() {
+        let mut queue = MatchQueue::default();
+        (0..4).for_each(|sequence| queue.push_unexpected(message(sequence), vec![sequence as u8]));
+        let mut take = |tag| queue.take_unexpected(|key| key.number == tag).map(|one| one.eager);
         assert_eq!([take(1), take(0), take(1)], [Some(vec![1]), Some(vec![0]), Some(vec![3])]);
         assert_eq!(take(1), None);
     }

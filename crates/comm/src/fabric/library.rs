@@ -1,4 +1,4 @@
-//! libfabric's library, opened at run time, and what its providers offer.
+//! libfabric, loaded at run time, and the providers it offers.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::net::IpAddr;
@@ -8,13 +8,13 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use libloading::Symbol;
 
 use super::abi::{self, Fabric, FabricAttr, Info};
-use super::leaving;
+use super::atexit_guard;
 
-/// Names another library than the system finds.
+/// The environment variable with the path of another libfabric.
 const VARIABLE: &str = "REGATTA_LIBFABRIC";
 const NAME: &str = "libfabric.so.1";
 
-/// The functions that the library exports; all others are in the objects it makes.
+/// The exported functions. All others are reached through the objects they create.
 pub struct Library {
     getinfo: unsafe extern "C" fn(
         u32,
@@ -28,38 +28,38 @@ pub struct Library {
     dupinfo: unsafe extern "C" fn(*const Info) -> *mut Info,
     fabric: unsafe extern "C" fn(*mut FabricAttr, *mut *mut Fabric, *mut c_void) -> c_int,
     strerror: unsafe extern "C" fn(c_int) -> *const c_char,
-    // Never closed: providers leave threads and handlers behind.
+    // Never closed, because providers leave threads and handlers behind.
     _library: libloading::Library,
 }
 
-/// The library, opened once. In words why not.
+/// The library, loaded once, or why it cannot be loaded.
 pub fn library() -> Result<&'static Library, String> {
     static OPENED: OnceLock<Result<Library, String>> = OnceLock::new();
-    OPENED.get_or_init(|| undisturbed(Library::open)).as_ref().map_err(Clone::clone)
+    OPENED.get_or_init(|| preserving_process_state(Library::open)).as_ref().map_err(Clone::clone)
 }
 
-/// Which offers are wanted.
+/// The query for providers.
 #[derive(Debug, Clone, Copy)]
-pub struct Wanted<'a> {
-    /// Of which provider.
+pub struct InfoQuery<'a> {
+    /// The provider; `None` for all.
     pub provider: Option<&'a str>,
-    /// At which address of this node.
+    /// The source address.
     pub source: Option<IpAddr>,
-    /// Also of those that want memory to be registered, even what is only sent.
-    pub registered: bool,
+    /// Whether to include providers that require registration of local buffers (`FI_MR_LOCAL`).
+    pub allow_registration: bool,
 }
 
 impl Library {
     fn open() -> Result<Self, String> {
         let path = std::env::var_os(VARIABLE).map_or_else(|| PathBuf::from(NAME), PathBuf::from);
-        // SAFETY: a library of the system, whose constructors we clean up after.
+        // SAFETY: a system library; `preserving_process_state` undoes what its constructors change.
         let library = unsafe { libloading::Library::new(&path) };
         let library = library.map_err(|error| {
             format!(
-                "{NAME} cannot be opened ({error}); install libfabric, or name it by {VARIABLE}"
+                "cannot load {NAME} ({error}); install libfabric, or set {VARIABLE} to its path"
             )
         })?;
-        leaving::watch_the_end();
+        atexit_guard::install();
         Ok(Self {
             getinfo: symbol(&library, c"fi_getinfo")?,
             freeinfo: symbol(&library, c"fi_freeinfo")?,
@@ -70,50 +70,50 @@ impl Library {
         })
     }
 
-    /// What an error's number means.
-    pub fn explain(&self, code: impl TryInto<c_int>) -> String {
+    /// The text of an error code.
+    pub fn error_text(&self, code: impl TryInto<c_int>) -> String {
         let code: c_int = code.try_into().unwrap_or(c_int::MAX);
-        // SAFETY: the function takes any number, and returns a text that stays.
+        // SAFETY: the function accepts any code and returns a static string.
         let text = unsafe { (self.strerror)(code.wrapping_abs()) };
         if text.is_null() {
             return format!("error {code}");
         }
-        // SAFETY: it is a text.
+        // SAFETY: a non-null NUL-terminated string.
         unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
     }
 
-    /// What there is of reliable, unconnected endpoints with tagged messages.
-    pub fn offers(&'static self, wanted: Wanted<'_>) -> Result<Offers, String> {
-        let hints = self.hints(wanted)?;
-        let node = wanted.source.and_then(|ip| CString::new(ip.to_string()).ok());
+    /// Providers of reliable datagram endpoints (`FI_EP_RDM`) with tagged messages.
+    pub fn infos(&'static self, query: InfoQuery<'_>) -> Result<InfoList, String> {
+        let hints = self.hints(query)?;
+        let node = query.source.and_then(|ip| CString::new(ip.to_string()).ok());
         let (node, flags) = match &node {
             Some(node) => (node.as_ptr(), abi::SOURCE),
             None => (std::ptr::null(), 0),
         };
         let mut first = std::ptr::null_mut();
-        let code = undisturbed(|| {
-            // SAFETY: all pointers are valid or null, as the function allows.
+        let code = preserving_process_state(|| {
+            // SAFETY: all pointers are valid or null, which the function allows.
             unsafe {
                 (self.getinfo)(abi::API, node, std::ptr::null(), flags, hints.first, &mut first)
             }
         });
         match code {
-            0 => Ok(Offers { library: self, first }),
-            code => Err(self.explain(code)),
+            0 => Ok(InfoList { library: self, first }),
+            code => Err(self.error_text(code)),
         }
     }
 
-    fn hints(&'static self, wanted: Wanted<'_>) -> Result<Offers, String> {
-        // SAFETY: of nothing it makes an empty one.
+    fn hints(&'static self, query: InfoQuery<'_>) -> Result<InfoList, String> {
+        // SAFETY: with null, the function allocates an empty fi_info.
         let first = unsafe { (self.dupinfo)(std::ptr::null()) };
-        let hints = Offers { library: self, first };
-        // SAFETY: it is ours alone, and if there is one, it has all its parts.
+        let hints = InfoList { library: self, first };
+        // SAFETY: exclusively owned, and its attributes are never null.
         let Some(info) = (unsafe { first.as_mut() }) else {
-            return Err("there is no memory for a question to libfabric".to_owned());
+            return Err("out of memory for the libfabric hints".to_owned());
         };
         info.caps = abi::TAGGED;
         info.mode = abi::MODE_CONTEXT | abi::MODE_CONTEXT2;
-        let local = if wanted.registered { abi::MR_LOCAL } else { 0 };
+        let local = if query.allow_registration { abi::MR_LOCAL } else { 0 };
         let modes = abi::MR_VIRT_ADDR | abi::MR_ALLOCATED | abi::MR_PROV_KEY | abi::MR_ENDPOINT;
         // SAFETY: as above.
         unsafe {
@@ -121,52 +121,52 @@ impl Library {
             (*info.domain_attr).mr_mode = modes | local;
             (*info.domain_attr).threading = abi::THREAD_DOMAIN;
             (*info.domain_attr).data_progress = abi::PROGRESS_MANUAL;
-            if let Some(name) = wanted.provider.and_then(|name| CString::new(name).ok()) {
-                // The library frees it.
+            if let Some(name) = query.provider.and_then(|name| CString::new(name).ok()) {
+                // Freed by fi_freeinfo.
                 (*info.fabric_attr).prov_name = libc::strdup(name.as_ptr());
             }
         }
         Ok(hints)
     }
 
-    /// Opens the fabric of an offer.
+    /// Opens a fabric.
     ///
     /// # Safety
-    /// The attributes must be those of an offer.
+    /// The attributes must be those of a [`FabricInfo`].
     pub unsafe fn open_fabric(&self, attributes: *mut FabricAttr) -> Result<*mut Fabric, String> {
         let mut fabric = std::ptr::null_mut();
-        // SAFETY: promised by the caller.
+        // SAFETY: guaranteed by the caller.
         match unsafe { (self.fabric)(attributes, &mut fabric, std::ptr::null_mut()) } {
             0 => Ok(fabric),
-            code => Err(self.explain(code)),
+            code => Err(self.error_text(code)),
         }
     }
 }
 
 fn symbol<F: Copy>(library: &libloading::Library, name: &CStr) -> Result<F, String> {
-    // SAFETY: the types are those of the library's headers.
+    // SAFETY: the types match the library's headers.
     let found: Result<Symbol<'_, F>, _> = unsafe { library.get(name.to_bytes_with_nul()) };
-    found.map(|f| *f).map_err(|error| format!("{NAME} is none: {error}"))
+    found.map(|f| *f).map_err(|error| format!("{NAME} is incompatible: {error}"))
 }
 
-/// A list of offers, freed when dropped.
-pub struct Offers {
+/// A list of fi_info structures, freed when dropped.
+pub struct InfoList {
     library: &'static Library,
     first: *mut Info,
 }
 
-// SAFETY: a list that nobody else has.
-unsafe impl Send for Offers {}
+// SAFETY: exclusively owned.
+unsafe impl Send for InfoList {}
 
-impl Offers {
-    /// Provider and domain of each.
+impl InfoList {
+    /// The provider and domain of each entry.
     pub fn names(&self) -> Vec<(String, String)> {
         let text = |text: *const c_char| match text.is_null() {
             true => String::new(),
-            // SAFETY: a text of the library's, which lives as long as the list.
+            // SAFETY: a string owned by the list.
             false => unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned(),
         };
-        // SAFETY: what the library gives has all its parts.
+        // SAFETY: the attributes of an fi_info are never null.
         let name = |info: &Info| unsafe {
             (text((*info.fabric_attr).prov_name), text((*info.domain_attr).name))
         };
@@ -174,7 +174,7 @@ impl Offers {
     }
 
     fn iter(&self) -> impl Iterator<Item = &Info> {
-        // SAFETY: a list that ends with null, and lives as long as we.
+        // SAFETY: a null-terminated list that lives as long as `self`.
         let mut next = unsafe { self.first.as_ref() };
         std::iter::from_fn(move || {
             let this = next?;
@@ -184,69 +184,69 @@ impl Offers {
         })
     }
 
-    /// One of them, alone.
-    pub fn take(&self, index: usize) -> Option<Offer> {
+    /// A copy of one entry.
+    pub fn get(&self, index: usize) -> Option<FabricInfo> {
         let info = self.iter().nth(index)?;
-        // SAFETY: it is one of the library's; the copy has no next.
+        // SAFETY: a valid entry; the copy has no successor.
         let first = unsafe { (self.library.dupinfo)(info) };
-        let offer = Offers { library: self.library, first };
-        (!first.is_null()).then_some(Offer(offer))
+        let info = InfoList { library: self.library, first };
+        (!first.is_null()).then_some(FabricInfo(info))
     }
 }
 
-impl Drop for Offers {
+impl Drop for InfoList {
     fn drop(&mut self) {
         if !self.first.is_null() {
-            // SAFETY: the library made it, and nobody has it any more.
+            // SAFETY: allocated by the library, and not referenced any more.
             unsafe { (self.library.freeinfo)(self.first) };
         }
     }
 }
 
-/// One offer.
-pub struct Offer(Offers);
+/// One fi_info.
+pub struct FabricInfo(InfoList);
 
-impl Offer {
-    /// The library it is of.
+impl FabricInfo {
+    /// The library it belongs to.
     pub fn library(&self) -> &'static Library {
         self.0.library
     }
 
-    /// As the library's functions want it; never null.
+    /// The raw pointer; never null.
     pub fn raw(&self) -> *mut Info {
         self.0.first
     }
 
-    /// Its provider and domain.
+    /// The provider and domain.
     pub fn name(&self) -> (String, String) {
         self.0.names().into_iter().next().unwrap_or_default()
     }
 }
 
-/// Does something of libfabric's, after which signals are handled and the thread is bound as before:
-/// libraries that come with it take over the one and change the other when they are opened.
-fn undisturbed<R>(work: impl FnOnce() -> R) -> R {
-    static ALONE: Mutex<()> = Mutex::new(());
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let bound = rustix::thread::sched_getaffinity(None);
-    let handled: Vec<(c_int, libc::sigaction)> =
+/// Runs `work` and restores signal handlers and the thread's CPU affinity afterwards. Libraries
+/// loaded with libfabric change both when they are opened.
+fn preserving_process_state<R>(work: impl FnOnce() -> R) -> R {
+    static LOCK: Mutex<()> = Mutex::new(());
+    let _guard = LOCK.lock().unwrap_or_else(PoisonError::into_inner);
+    let affinity = rustix::thread::sched_getaffinity(None);
+    let handlers: Vec<(c_int, libc::sigaction)> =
         (1..=64).filter_map(|signal| Some((signal, handler(signal)?))).collect();
     let result = work();
-    for (signal, before) in handled {
-        // SAFETY: it was so before. It fails for those that cannot be handled, which are as before.
+    for (signal, before) in handlers {
+        // SAFETY: restores a previous handler. Fails for signals that cannot be handled at all.
         unsafe { libc::sigaction(signal, &before, std::ptr::null_mut()) };
     }
-    if let Ok(bound) = bound {
-        // If it fails the thread runs elsewhere, as it may.
-        let _ = rustix::thread::sched_setaffinity(None, &bound);
+    if let Ok(affinity) = affinity {
+        // Best effort: on failure the thread keeps the changed affinity.
+        let _ = rustix::thread::sched_setaffinity(None, &affinity);
     }
     result
 }
 
 fn handler(signal: c_int) -> Option<libc::sigaction> {
-    // SAFETY: a structure of numbers and pointers, which may be null.
+    // SAFETY: all fields are integers or pointers, for which zero is valid.
     let mut handler: libc::sigaction = unsafe { std::mem::zeroed() };
-    // SAFETY: it only reads how the signal is handled.
-    let asked = unsafe { libc::sigaction(signal, std::ptr::null(), &mut handler) };
-    (asked == 0).then_some(handler)
+    // SAFETY: only reads the current handler.
+    let result = unsafe { libc::sigaction(signal, std::ptr::null(), &mut handler) };
+    (result == 0).then_some(handler)
 }

@@ -1,44 +1,45 @@
-//! Ranks of different nodes, through libfabric, where it is found at run time: Slingshot (cxi), EFA,
-//! InfiniBand (verbs), Omni-Path, or by name any other provider.
+//! Inter-node communication over libfabric, loaded at run time: Slingshot (cxi), EFA, InfiniBand
+//! (verbs), Omni-Path, or any other provider by name.
 //!
-//! Only the messages between ranks go this way. How ranks find each other and know each other, signs
-//! of life, and what is wrong stay with `tcp`: rank 0's connections. A `Carrier` takes the place of
-//! the connections between ranks, and everything above it is the same.
+//! Only data messages use libfabric. Bootstrap, authentication, heartbeats and fault reports stay on
+//! the TCP control plane. A [`FabricTransport`] replaces the data connections between ranks; the
+//! layers above it are unchanged.
 //!
-//! libfabric proves nothing of who sends: whoever reaches a rank's endpoint can send to it. Strays
-//! of other jobs are told by a number made of the job's secret and thrown away, which is no
-//! protection from somebody who listens. Fabrics that share a network keep jobs apart themselves.
+//! libfabric does not authenticate senders: any process that reaches a rank's endpoint can send to
+//! it. Stray messages of other jobs are detected by a job key derived from the secret and dropped,
+//! which does not protect against eavesdroppers. Shared fabrics isolate jobs themselves.
 
 mod abi;
-mod carrier;
-mod choose;
-mod gear;
+mod atexit_guard;
+mod eager_header;
+mod endpoint;
 mod incoming;
-mod leaving;
 mod library;
-mod meet;
-mod opening;
+mod negotiate;
 mod outgoing;
-mod port;
+mod provider_choice;
+mod requests;
+mod shm_cleanup;
 mod tag;
 #[cfg(test)]
 mod tests;
-mod tidy;
+mod transport;
 
-pub use choose::Choice;
+pub use provider_choice::ProviderChoice;
 
-pub(crate) use carrier::{Carrier, GRACE, SHORT_GRACE};
-pub(crate) use choose::Wish;
-pub(crate) use meet::{connect, fast_network};
+pub(crate) use negotiate::{connect, has_fabric};
+pub(crate) use provider_choice::Preference;
+pub(crate) use transport::{CANCEL_TIMEOUT, CANCEL_TIMEOUT_RANK_LOST, FabricTransport};
 
-/// What libfabric offers here, each as `PROVIDER/DOMAIN`; in words why it cannot be asked.
-pub fn offered() -> Result<Vec<String>, String> {
-    let wanted = library::Wanted { provider: None, source: None, registered: true };
+/// The libfabric providers available on this node, each as `PROVIDER/DOMAIN`, or why libfabric
+/// cannot be queried.
+pub fn available_providers() -> Result<Vec<String>, String> {
+    let query = library::InfoQuery { provider: None, source: None, allow_registration: true };
     let mut names: Vec<String> = library::library()?
-        .offers(wanted)?
+        .infos(query)?
         .names()
         .into_iter()
-        .map(|(p, d)| format!("{p}/{d}"))
+        .map(|(provider, domain)| format!("{provider}/{domain}"))
         .collect();
     names.sort_unstable();
     names.dedup();

@@ -1,104 +1,116 @@
 //! Messages to other ranks.
 
-use super::gear::{Gear, Lent};
-use super::opening::{Kind, Message};
-use crate::tcp::Head;
-use crate::transport::Ticket;
+use super::eager_header::{HeaderKind, Message};
+use super::requests::{RequestPool, UserMemory};
+use crate::tcp::Header;
+use crate::transport::RequestId;
 
-/// So many parts of a message are on their way at once.
-pub const PARTS: usize = 8;
+/// Chunks of a message in flight at once.
+pub const MAX_CHUNKS_IN_FLIGHT: usize = 8;
 
-/// So many messages to a rank may be on their way that it has not asked for. Then this one waits.
-pub const AHEAD: u64 = 1024;
+/// Messages to a peer that may be unconsumed. Further sends wait for credits.
+pub const SEND_WINDOW: u64 = 1024;
 
-/// What was sent to a rank so far.
+/// The send state of a peer.
 #[derive(Debug, Default)]
-pub struct Flow {
+pub struct SendWindow {
     sequence: u64,
-    parts: u64,
-    ahead: u64,
+    chunks: u64,
+    unconsumed: u64,
 }
 
-impl Flow {
-    /// It has taken so many.
-    pub fn taken(&mut self, count: u64) {
-        self.ahead = self.ahead.saturating_sub(count);
+impl SendWindow {
+    /// The peer has consumed this many messages.
+    pub fn credit(&mut self, count: u64) {
+        self.unconsumed = self.unconsumed.saturating_sub(count);
     }
 }
 
-/// A message on its way.
-pub struct Sending {
+/// A message being sent.
+pub struct OutgoingMessage {
     pub to: u32,
-    pub head: Head,
-    pub ticket: Ticket,
-    /// Whose memory it is; `None`: it was taken back, and only its length counts.
-    pub lent: Option<Lent>,
-    /// The opening has left.
-    pub opened: bool,
-    first_part: u64,
+    pub header: Header,
+    pub request: RequestId,
+    /// The user memory; `None` if it was reclaimed, in which case arbitrary bytes are sent.
+    pub user: Option<UserMemory>,
+    /// Whether the header was sent.
+    pub header_sent: bool,
+    first_chunk: u64,
     at: usize,
-    pub flying: usize,
+    pub in_flight: usize,
 }
 
-impl Sending {
-    pub fn new(to: u32, head: Head, ticket: Ticket, start: *const u8) -> Self {
-        let lent = Some(Lent { start: start.cast_mut(), channel: head.key.channel });
-        Self { to, head, ticket, lent, opened: false, first_part: 0, at: 0, flying: 0 }
+impl OutgoingMessage {
+    pub fn new(to: u32, header: Header, request: RequestId, start: *const u8) -> Self {
+        let user = Some(UserMemory { start: start.cast_mut(), comm_id: header.key.comm_id });
+        Self { to, header, request, user, header_sent: false, first_chunk: 0, at: 0, in_flight: 0 }
     }
 
     fn length(&self) -> usize {
-        self.head.length as usize
+        self.header.length as usize
     }
 
-    /// Posts what can be posted.
-    pub fn pump(&mut self, id: u64, flow: &mut Flow, gear: &mut Gear) -> Result<(), String> {
-        if !self.opened {
-            self.open(flow, gear)?;
+    /// Posts the header and as many chunks as possible.
+    pub fn post(
+        &mut self,
+        id: u64,
+        window: &mut SendWindow,
+        pool: &mut RequestPool,
+    ) -> Result<(), String> {
+        if !self.header_sent {
+            self.send_header(window, pool)?;
         }
-        while self.opened && self.at < self.length() && self.flying < PARTS {
-            let size = gear.part.min(self.length() - self.at);
-            let number = self.first_part + (self.at / gear.part) as u64;
+        while self.header_sent && self.at < self.length() && self.in_flight < MAX_CHUNKS_IN_FLIGHT {
+            let size = pool.chunk_bytes.min(self.length() - self.at);
+            let number = self.first_chunk + (self.at / pool.chunk_bytes) as u64;
             let at = self.at;
-            // SAFETY: it is within the message.
-            let start = |lent: Lent| Lent { start: unsafe { lent.start.add(at) }, ..lent };
-            if !gear.send_part(id, self.to, number, self.lent.map(start), size)? {
+            let chunk = self.user.map(|user| UserMemory {
+                // SAFETY: the offset lies within the message.
+                start: unsafe { user.start.add(at) },
+                ..user
+            });
+            if !pool.send_chunk(id, self.to, number, chunk, size)? {
                 break;
             }
             self.at += size;
-            self.flying += 1;
+            self.in_flight += 1;
         }
         Ok(())
     }
 
-    fn open(&mut self, flow: &mut Flow, gear: &mut Gear) -> Result<(), String> {
-        if flow.ahead >= AHEAD {
+    fn send_header(
+        &mut self,
+        window: &mut SendWindow,
+        pool: &mut RequestPool,
+    ) -> Result<(), String> {
+        if window.unconsumed >= SEND_WINDOW {
             return Ok(());
         }
-        let (length, mut short): (_, &[u8]) = (self.length(), &[]);
-        let is_short = length <= gear.longest_short();
-        if let Some(lent) = self.lent.filter(|_| is_short && length > 0) {
-            // SAFETY: it is lent until the message is done.
-            short = unsafe { std::slice::from_raw_parts(lent.start, length) };
+        let (length, mut eager): (_, &[u8]) = (self.length(), &[]);
+        let is_eager = length <= pool.eager_limit();
+        if let Some(user) = self.user.filter(|_| is_eager && length > 0) {
+            // SAFETY: user memory is valid until the message completes.
+            eager = unsafe { std::slice::from_raw_parts(user.start, length) };
         }
-        let part = if is_short { 0 } else { gear.part as u32 };
-        let (sequence, first_part) = (flow.sequence, flow.parts);
-        let message = Message { sequence, head: self.head, first_part, part };
-        if gear.open(self.to, Kind::Message(message), short)? {
-            self.opened = true;
-            flow.sequence += 1;
-            flow.ahead += 1;
-            if is_short {
+        let chunk_bytes = if is_eager { 0 } else { pool.chunk_bytes as u32 };
+        let (sequence, first_chunk) = (window.sequence, window.chunks);
+        let message = Message { sequence, header: self.header, first_chunk, chunk_bytes };
+        if pool.send_header(self.to, HeaderKind::Message(message), eager)? {
+            self.header_sent = true;
+            window.sequence += 1;
+            window.unconsumed += 1;
+            if is_eager {
                 self.at = length;
             } else {
-                self.first_part = first_part;
-                flow.parts += length.div_ceil(gear.part) as u64;
+                self.first_chunk = first_chunk;
+                window.chunks += length.div_ceil(pool.chunk_bytes) as u64;
             }
         }
         Ok(())
     }
 
-    /// Whether its memory is not needed any more.
+    /// Whether the user memory is no longer needed.
     pub fn is_done(&self) -> bool {
-        self.opened && self.at == self.length() && self.flying == 0
+        self.header_sent && self.at == self.length() && self.in_flight == 0
     }
 }

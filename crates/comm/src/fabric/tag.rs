@@ -1,34 +1,33 @@
-//! The tags of libfabric's messages: what opens a message of ours has one tag, whoever sends it;
-//! each part of a long one has its own.
+//! libfabric tags. All headers share one tag; each chunk of a large message has its own.
 
-/// How tags are made in a job of so many ranks.
+/// The tag layout of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Tags {
+pub struct FabricTags {
     rank_bits: u32,
-    part_bits: u32,
+    chunk_bits: u32,
 }
 
-/// So many parts of one sender may be on their way before numbers are used again.
-const FEWEST_PART_BITS: u32 = 16;
+/// Enough for the chunks of one sender in flight before numbers are reused.
+const MIN_CHUNK_BITS: u32 = 16;
 
-impl Tags {
-    /// With so many bits; `None`: they are too few.
+impl FabricTags {
+    /// The layout for this many tag bits; `None` if they are too few.
     pub fn new(bits: u32, ranks: u32) -> Option<Self> {
         let rank_bits = u32::BITS - ranks.saturating_sub(1).leading_zeros();
-        let part_bits = bits.checked_sub(1 + rank_bits)?.min(32);
-        (part_bits >= FEWEST_PART_BITS).then_some(Self { rank_bits, part_bits })
+        let chunk_bits = bits.checked_sub(1 + rank_bits)?.min(32);
+        (chunk_bits >= MIN_CHUNK_BITS).then_some(Self { rank_bits, chunk_bits })
     }
 
-    /// What opens messages.
-    pub fn opening(self) -> u64 {
+    /// The tag of headers.
+    pub fn header(self) -> u64 {
         0
     }
 
-    /// A part, by its sender and its number.
-    pub fn part(self, from: u32, number: u64) -> u64 {
-        let number = number & ((1 << self.part_bits) - 1);
-        let is_part = 1 << (self.rank_bits + self.part_bits);
-        is_part | (u64::from(from) << self.part_bits) | number
+    /// The tag of a chunk, by its sender and number.
+    pub fn chunk(self, from: u32, number: u64) -> u64 {
+        let number = number & ((1 << self.chunk_bits) - 1);
+        let is_chunk = 1 << (self.rank_bits + self.chunk_bits);
+        is_chunk | (u64::from(from) << self.chunk_bits) | number
     }
 }
 
@@ -37,11 +36,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_two_messages_have_one_tag() {
-        let tags = Tags::new(48, 1000).unwrap();
-        let mut all = vec![tags.opening()];
+    fn tags_are_unique() {
+        let tags = FabricTags::new(48, 1000).unwrap();
+        let mut all = vec![tags.header()];
         for from in [0, 1, 999] {
-            all.extend([0, 1, 70_000].map(|number| tags.part(from, number)));
+            all.extend([0, 1, 70_000].map(|number| tags.chunk(from, number)));
         }
         assert!(all.iter().all(|tag| *tag < 1 << 48));
         all.sort_unstable();
@@ -50,10 +49,10 @@ mod tests {
     }
 
     #[test]
-    fn too_few_bits_are_refused() {
-        assert!(Tags::new(64, u32::MAX).is_some());
-        assert!(Tags::new(20, 1000).is_none());
-        assert!(Tags::new(0, 1).is_none());
-        assert_eq!(Tags::new(64, 1).unwrap().part(0, 1 << 40), 1 << 32);
+    fn too_few_bits_are_rejected() {
+        assert!(FabricTags::new(64, u32::MAX).is_some());
+        assert!(FabricTags::new(20, 1000).is_none());
+        assert!(FabricTags::new(0, 1).is_none());
+        assert_eq!(FabricTags::new(64, 1).unwrap().chunk(0, 1 << 40), 1 << 32);
     }
 }

@@ -1,170 +1,172 @@
-//! Two ranks in one thread, each with a carrier. Skipped in words where there is no libfabric.
+//! Two ranks in one thread, each with a transport. Skipped with a message if libfabric is missing.
 
 use std::time::{Duration, Instant};
 
-use super::carrier::{Carrier, GRACE};
-use super::choose::Choice;
-use super::gear::Gear;
-use super::meet::open;
-use super::tag::Tags;
-use crate::tcp::{Channels, Head, Key, Posted};
-use crate::transport::{Landing, Ticket};
+use super::negotiate::open;
+use super::provider_choice::ProviderChoice;
+use super::requests::RequestPool;
+use super::tag::FabricTags;
+use super::transport::{CANCEL_TIMEOUT, FabricTransport};
+use crate::tcp::{CommTable, Header, MessageKey, PostedRecv};
+use crate::transport::{RecvAction, RequestId};
 use crate::{DType, ReduceOp};
 
-const CHANNEL: u64 = 5;
+const COMM_ID: u64 = 5;
 
 struct Rank {
-    carrier: Carrier,
-    channels: Channels,
+    transport: FabricTransport,
+    comms: CommTable,
 }
 
-/// Two ranks over libfabric's tcp; as if the provider wanted memory to be registered, or not.
-fn two(registered: bool) -> Option<[Rank; 2]> {
+/// Two ranks over the tcp provider, optionally simulating required memory registration.
+fn two_ranks(registration: bool) -> Option<[Rank; 2]> {
     let localhost = Some(std::net::Ipv4Addr::LOCALHOST.into());
-    let port = || open(&Choice::parse("tcp"), localhost, 0, 1);
-    let mut ports = match (port(), port()) {
+    let endpoint = || open(&ProviderChoice::parse("tcp"), localhost, 0, 1);
+    let mut endpoints = match (endpoint(), endpoint()) {
         (Ok(one), Ok(other)) => [one, other],
         (Err(why), _) | (_, Err(why)) => {
             println!("skipped: {why}");
             return None;
         }
     };
-    let addresses: Vec<_> = ports.iter().map(|port| port.address().unwrap()).collect();
-    for port in &mut ports {
-        port.reach(&addresses).unwrap();
-        if registered {
-            port.want_registration();
+    let addresses: Vec<_> = endpoints.iter().map(|endpoint| endpoint.address().unwrap()).collect();
+    for endpoint in &mut endpoints {
+        endpoint.insert_addresses(&addresses).unwrap();
+        if registration {
+            endpoint.require_registration();
         }
     }
     let mut rank = 0;
-    Some(ports.map(|port| {
-        let gear = Gear::new(port, Tags::new(48, 2).unwrap(), 7, rank);
+    Some(endpoints.map(|endpoint| {
+        let pool = RequestPool::new(endpoint, FabricTags::new(48, 2).unwrap(), 7, rank);
         rank += 1;
-        Rank { carrier: Carrier::new(gear, 7, &addresses).unwrap(), channels: Channels::default() }
+        let transport = FabricTransport::new(pool, 7, &addresses).unwrap();
+        Rank { transport, comms: CommTable::default() }
     }))
 }
 
 #[test]
-fn what_cannot_be_closed_takes_nothing_more_and_is_closed_later() {
+fn a_busy_endpoint_rejects_posts_and_can_be_closed_later() {
     let localhost = Some(std::net::Ipv4Addr::LOCALHOST.into());
-    let mut port = match open(&Choice::parse("tcp"), localhost, 0, 1) {
-        Ok(port) => port,
+    let mut endpoint = match open(&ProviderChoice::parse("tcp"), localhost, 0, 1) {
+        Ok(endpoint) => endpoint,
         Err(why) => return println!("skipped: {why}"),
     };
-    let mut room = vec![0u8; 100];
-    port.want_registration();
-    port.register(room.as_mut_ptr(), room.len()).unwrap();
-    port.pretend_busy(true);
-    assert!(!port.shut() && !port.close());
-    let (bytes, none) = ((room.as_ptr(), room.len()), std::ptr::null_mut());
-    // SAFETY: nothing is posted.
-    let refused = unsafe { port.send(0, bytes, none, 0, std::ptr::null_mut()) };
-    assert!(refused.unwrap_err().contains("shut"));
-    port.pretend_busy(false);
-    assert!(port.close() && port.close());
+    let mut memory = vec![0u8; 100];
+    endpoint.require_registration();
+    endpoint.register(memory.as_mut_ptr(), memory.len()).unwrap();
+    endpoint.simulate_busy(true);
+    assert!(!endpoint.close_ep() && !endpoint.close());
+    let (bytes, none) = ((memory.as_ptr(), memory.len()), std::ptr::null_mut());
+    // SAFETY: nothing is posted, because the endpoint is closed.
+    let rejected = unsafe { endpoint.send(0, bytes, none, 0, std::ptr::null_mut()) };
+    assert!(rejected.unwrap_err().contains("closed"));
+    endpoint.simulate_busy(false);
+    assert!(endpoint.close() && endpoint.close());
 }
 
-fn key(tag: u64) -> Key {
-    Key { channel: CHANNEL, tagged: true, number: tag }
+fn key(tag: u64) -> MessageKey {
+    MessageKey { comm_id: COMM_ID, tagged: true, number: tag }
 }
 
 impl Rank {
     fn send(&mut self, to: u32, tag: u64, bytes: &[u8]) {
-        let head = Head { key: key(tag), length: bytes.len() as u64, what: 0, stripes: 1 };
-        self.carrier.send(to, head, Ticket(tag), bytes.as_ptr(), &mut self.channels);
+        let length = bytes.len() as u64;
+        let header = Header { key: key(tag), length, signature_hash: 0, stripes: 1 };
+        self.transport.send(to, header, RequestId(tag), bytes.as_ptr(), &mut self.comms);
     }
 
-    fn receive(&mut self, from: u32, tag: u64, into: &mut [u8], landing: Landing) {
+    fn receive(&mut self, from: u32, tag: u64, into: &mut [u8], action: RecvAction) {
         let (start, length) = (into.as_mut_ptr(), into.len());
-        let posted = Posted {
+        let posted = PostedRecv {
             key: key(tag),
-            what: 0,
-            ticket: Ticket(tag),
+            signature_hash: 0,
+            request: RequestId(tag),
             start,
             length,
-            landing,
-            with: None,
+            action,
+            operand: None,
         };
-        self.carrier.receive(from, posted, &mut self.channels);
+        self.transport.receive(from, posted, &mut self.comms);
     }
 
-    /// Looks once. Whether an operation is done.
-    fn looks(&mut self) -> bool {
-        let broken = self.carrier.pass(&mut self.channels);
+    /// Makes progress once. Returns whether a request completed.
+    fn progress(&mut self) -> bool {
+        let broken = self.transport.progress(&mut self.comms);
         assert!(broken.is_empty(), "{broken:?}");
-        self.carrier.rest();
-        !std::mem::take(&mut self.channels.get(CHANNEL).done).is_empty()
+        self.transport.sleep_hint();
+        !std::mem::take(&mut self.comms.get(COMM_ID).completed).is_empty()
     }
 }
 
-/// Until each has done so many operations.
-fn run(ranks: &mut [Rank; 2], mut wanted: [usize; 2]) {
+/// Makes progress until each rank has completed this many requests.
+fn run(ranks: &mut [Rank; 2], mut pending: [usize; 2]) {
     let until = Instant::now() + Duration::from_secs(60);
-    while wanted != [0, 0] {
-        assert!(Instant::now() < until, "still to do: {wanted:?}");
-        for (rank, wanted) in ranks.iter_mut().zip(&mut wanted) {
-            *wanted -= usize::from(rank.looks()).min(*wanted);
+    while pending != [0, 0] {
+        assert!(Instant::now() < until, "pending: {pending:?}");
+        for (rank, pending) in ranks.iter_mut().zip(&mut pending) {
+            *pending -= usize::from(rank.progress()).min(*pending);
         }
     }
 }
 
-fn numbers(count: usize, from: u8) -> Vec<u8> {
+fn pattern(count: usize, from: u8) -> Vec<u8> {
     (0..count).map(|i| (i % 50) as u8 + from).collect()
 }
 
 #[test]
-fn messages_of_all_lengths_land_where_they_should() {
-    for registered in [false, true] {
-        let Some(mut ranks) = two(registered) else { return };
+fn messages_of_all_sizes_are_copied_and_reduced() {
+    for registration in [false, true] {
+        let Some(mut ranks) = two_ranks(registration) else { return };
         for length in [0, 1, 5000, 16_312, 16_313, 262_144, 262_145, 3_000_001] {
-            for landing in [Landing::Replace, Landing::Reduce(DType::U8, ReduceOp::Sum)] {
-                let (sent, mut got) = (numbers(length, 1), numbers(length, 3));
-                ranks[1].receive(0, 9, &mut got, landing);
+            for action in [RecvAction::Copy, RecvAction::Reduce(DType::U8, ReduceOp::Sum)] {
+                let (sent, mut got) = (pattern(length, 1), pattern(length, 3));
+                ranks[1].receive(0, 9, &mut got, action);
                 ranks[0].send(1, 9, &sent);
                 run(&mut ranks, [1, 1]);
-                let sum = landing != Landing::Replace;
-                let right = |i: usize| sent[i] + if sum { (i % 50) as u8 + 3 } else { 0 };
-                assert!((0..length).all(|i| got[i] == right(i)), "{length} {landing:?}");
+                let sum = action != RecvAction::Copy;
+                let expected = |i: usize| sent[i] + if sum { (i % 50) as u8 + 3 } else { 0 };
+                assert!((0..length).all(|i| got[i] == expected(i)), "{length} {action:?}");
             }
         }
     }
 }
 
 #[test]
-fn what_nobody_asks_for_is_fetched_and_kept() {
-    let Some(mut ranks) = two(false) else { return };
-    let (sent, mut got) = (numbers(1_000_000, 0), vec![0; 1_000_000]);
+fn large_unexpected_messages_are_fetched() {
+    let Some(mut ranks) = two_ranks(false) else { return };
+    let (sent, mut got) = (pattern(1_000_000, 0), vec![0; 1_000_000]);
     ranks[0].send(1, 1, &sent);
     run(&mut ranks, [1, 0]);
     drop(sent);
-    ranks[1].receive(0, 1, &mut got, Landing::Replace);
+    ranks[1].receive(0, 1, &mut got, RecvAction::Copy);
     run(&mut ranks, [0, 1]);
-    assert_eq!(got, numbers(1_000_000, 0));
+    assert_eq!(got, pattern(1_000_000, 0));
 }
 
 #[test]
-fn memory_that_is_taken_back_is_not_touched_and_the_next_message_comes() {
-    let Some(mut ranks) = two(false) else { return };
-    let (sent, mut got) = (numbers(4_000_000, 1), vec![0; 4_000_000]);
-    ranks[1].receive(0, 1, &mut got, Landing::Replace);
+fn cancelled_memory_is_not_written_and_later_messages_arrive() {
+    let Some(mut ranks) = two_ranks(false) else { return };
+    let (sent, mut got) = (pattern(4_000_000, 1), vec![0; 4_000_000]);
+    ranks[1].receive(0, 1, &mut got, RecvAction::Copy);
     ranks[0].send(1, 1, &sent);
-    // Until something has come, and by far not all.
-    while ranks[1].channels.get(CHANNEL).moved == 0 {
-        ranks.iter_mut().for_each(|rank| drop(rank.carrier.pass(&mut rank.channels)));
+    // Until part of the message has arrived.
+    while ranks[1].comms.get(COMM_ID).bytes_moved == 0 {
+        ranks.iter_mut().for_each(|rank| drop(rank.transport.progress(&mut rank.comms)));
     }
-    // Both at once, for one waits for the other.
+    // Concurrently, because the ranks wait for each other.
     std::thread::scope(|scope| {
         for rank in &mut ranks {
-            scope.spawn(|| rank.carrier.cancel(CHANNEL, GRACE, &mut rank.channels));
+            scope.spawn(|| rank.transport.cancel(COMM_ID, CANCEL_TIMEOUT, &mut rank.comms));
         }
     });
     let (before, mut next) = (got.clone(), [0; 3]);
     drop(sent);
-    ranks[1].receive(0, 2, &mut next, Landing::Replace);
+    ranks[1].receive(0, 2, &mut next, RecvAction::Copy);
     ranks[0].send(1, 2, &[4, 5, 6]);
     run(&mut ranks, [1, 1]);
     for _ in 0..1000 {
-        ranks.iter_mut().for_each(|rank| assert!(!rank.looks()));
+        ranks.iter_mut().for_each(|rank| assert!(!rank.progress()));
     }
     assert!(got == before);
     assert_eq!(next, [4, 5, 6]);

@@ -1,23 +1,23 @@
-//! Copies past the caches: for what another processor reads next, or nobody soon. The line need not
-//! be fetched before it is written, and whoever reads it need not fetch it out of our cache.
+//! Non-temporal (streaming) copies, for data that another core reads next or that is not read soon.
+//! They avoid the read for ownership, and the reader does not fetch the line from this core's cache.
 
-/// Copies. What is written is only sure to be seen by others after [`settle`].
+/// Copies with streaming stores, which are ordered before later stores only by [`sfence`].
 pub fn copy(out: &mut [u8], from: &[u8]) {
     let length = out.len().min(from.len());
     let (out, from) = (&mut out[..length], &from[..length]);
     #[cfg(target_arch = "x86_64")]
     if length >= LINE_BYTES && is_x86_feature_detected!("avx2") {
-        // SAFETY: the processor has these instructions.
-        return unsafe { stream(out, from) };
+        // SAFETY: the CPU supports these instructions.
+        return unsafe { copy_avx2(out, from) };
     }
     out.copy_from_slice(from);
 }
 
-/// Has all that was copied be there before anything that is written later.
+/// Orders streaming stores before all later stores.
 #[inline]
-pub fn settle() {
+pub fn sfence() {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: all processors of this kind have it.
+    // SAFETY: SSE is part of x86-64.
     unsafe {
         std::arch::x86_64::_mm_sfence();
     }
@@ -28,7 +28,7 @@ const LINE_BYTES: usize = 64;
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-fn stream(out: &mut [u8], from: &[u8]) {
+fn copy_avx2(out: &mut [u8], from: &[u8]) {
     use std::arch::x86_64::{__m256i, _mm256_loadu_si256, _mm256_stream_si256};
     let head = out.as_ptr().align_offset(LINE_BYTES).min(out.len());
     let (out_head, out) = out.split_at_mut(head);
@@ -38,7 +38,7 @@ fn stream(out: &mut [u8], from: &[u8]) {
     let (from, from_tail) = from.as_chunks::<LINE_BYTES>();
     for (out, from) in out.iter_mut().zip(from) {
         let (out, from) = (out.as_mut_ptr().cast::<__m256i>(), from.as_ptr().cast::<__m256i>());
-        // SAFETY: both are a line long, and the output is aligned to one.
+        // SAFETY: both are one cache line long, and the output is aligned to a line.
         unsafe {
             let (low, high) = (_mm256_loadu_si256(from), _mm256_loadu_si256(from.add(1)));
             _mm256_stream_si256(out, low);
@@ -51,12 +51,12 @@ fn stream(out: &mut [u8], from: &[u8]) {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn copies_every_byte_from_any_start() {
+    fn copies_unaligned_ranges_exactly() {
         for (start, length) in [(0, 0), (1, 63), (3, 64), (5, 1000), (64, 128), (63, 257)] {
             let from: Vec<u8> = (0..start + length).map(|i| i as u8).collect();
             let mut out = vec![0xff; length + 64];
             super::copy(&mut out[start % 64..][..length], &from[start..]);
-            super::settle();
+            super::sfence();
             assert_eq!(out[start % 64..][..length], from[start..]);
             assert!(out[start % 64 + length..].iter().all(|b| *b == 0xff));
         }

@@ -1,4 +1,4 @@
-//! The loops are held against plain arithmetic, element by element.
+//! Compares the kernels with scalar arithmetic, element by element.
 
 use half::{bf16, f16};
 use proptest::prelude::*;
@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::dtype::bytes_of;
 
-/// Reads an element as the widest of its kind.
+/// Reads an element as f64 or i64.
 fn read(dtype: DType, bytes: &[u8]) -> Value {
     macro_rules! take {
         ($type:ty) => {
@@ -32,7 +32,7 @@ enum Value {
     Integer(i64),
 }
 
-/// The same number; what is not a number is like any other such, and zeros have no sign here.
+/// Equality that treats all NaNs as equal and ignores the sign of zero.
 fn same(a: Value, b: Value) -> bool {
     match (a, b) {
         (Value::Float(a), Value::Float(b)) => a == b || (a.is_nan() && b.is_nan()),
@@ -43,8 +43,14 @@ fn same(a: Value, b: Value) -> bool {
 
 fn check(dtype: DType, op: ReduceOp, inputs: &[Vec<u8>], out: &[u8]) -> Result<(), TestCaseError> {
     let counts = crate::Counts::Equal(inputs[0].len() / dtype.size());
-    let right =
-        &crate::reference::outputs(crate::Kind::AllReduce, dtype, op, 0, &counts, inputs)[0];
+    let right = &crate::reference::expected_outputs(
+        crate::CallKind::AllReduce,
+        dtype,
+        op,
+        0,
+        &counts,
+        inputs,
+    )[0];
     let size = dtype.size();
     for (at, (got, right)) in out.chunks(size).zip(right.chunks(size)).enumerate() {
         let (got, right) = (read(dtype, got), read(dtype, right));
@@ -54,9 +60,9 @@ fn check(dtype: DType, op: ReduceOp, inputs: &[Vec<u8>], out: &[u8]) -> Result<(
 }
 
 proptest! {
-    /// Any bytes are numbers: infinities, what is not a number, and all that overflows are there.
+    /// Random bytes include infinities, NaNs and values that overflow.
     #[test]
-    fn every_type_and_reduction_at_any_start(
+    fn all_dtypes_and_ops_match_the_reference_at_any_alignment(
         seed in prop::collection::vec(any::<u8>(), 1..2000),
         (dtype, op) in (prop::sample::select(&DType::ALL[..]), prop::sample::select(&ReduceOp::ALL[..])),
         ranks in 1usize..6,
@@ -72,20 +78,20 @@ proptest! {
         let slices: Vec<&[u8]> = shifted.iter().map(|i| &i[start..]).collect();
         let mut out = vec![0u8; start + bytes];
         reduce_many(dtype, op, &mut out[start..], slices.len(), |i| slices[i]);
-        finish(dtype, op, ranks as u32, &mut out[start..]);
+        finalize(dtype, op, ranks as u32, &mut out[start..]);
         check(dtype, op, &inputs, &out[start..])?;
 
         let mut one_by_one = shifted[0].clone();
         for more in &slices[1..] {
             reduce(dtype, op, &mut one_by_one[start..], more);
         }
-        finish(dtype, op, ranks as u32, &mut one_by_one[start..]);
+        finalize(dtype, op, ranks as u32, &mut one_by_one[start..]);
         check(dtype, op, &inputs, &one_by_one[start..])?;
     }
 }
 
 #[test]
-fn many_are_reduced_block_by_block() {
+fn reduce_many_covers_all_blocks() {
     let count = 3 * BLOCK_BYTES / 4 + 5;
     let inputs: Vec<Vec<u8>> = (0..4u32)
         .map(|r| (0..count as u32).flat_map(|i| ((i * r) as f32).to_ne_bytes()).collect())
@@ -99,7 +105,7 @@ fn many_are_reduced_block_by_block() {
 }
 
 #[test]
-fn brain_floats_round_to_even() {
+fn bf16_rounds_to_nearest_even() {
     let of = |v: f32| bf16::from_f32(v).to_ne_bytes();
     let mut into = of(256.0);
     reduce(DType::Bf16, ReduceOp::Sum, &mut into, &of(1.0));
@@ -110,7 +116,7 @@ fn brain_floats_round_to_even() {
 }
 
 #[test]
-fn zeros_of_either_sign_are_in_order() {
+fn min_and_max_order_signed_zeros() {
     let zeros = [bytes_of(&[0.0f32, -0.0, 1.0]).to_vec(), bytes_of(&[-0.0f32, 0.0, 1.0]).to_vec()];
     for (op, sign) in [(ReduceOp::Min, -0.0f32), (ReduceOp::Max, 0.0)] {
         for (a, b) in [(0, 1), (1, 0)] {

@@ -1,260 +1,271 @@
-//! Calls on host memory, which go through the device and back, and calls on memory of the device.
+//! Runs calls on host memory, which is staged through the device, and on device memory.
 
 use std::ffi::c_void;
 
-use super::Nccl;
-use super::queue::{Message, Parts, Spots, number};
-use crate::{Buffer, Call, CommError, Counts, DType, Kind, OwnedCall, ReduceOp, kernel};
+use super::NcclEngine;
+use super::enqueue::{ByteLayout, DeviceBuffers, Transfer, nccl_dtype};
+use crate::{Buffer, Call, CallKind, CommError, Counts, DType, OwnedCall, ReduceOp, kernel};
 
-impl Nccl {
-    /// Puts the call's input on the device, has it done there, and fetches the output.
-    pub(super) fn staged(&mut self, call: Call<'_>) -> Result<(), CommError> {
-        if call.kind.reduces() && number(call.dtype).is_none() {
-            return self.reduced_here(call);
+/// Alignment of staged messages.
+const STAGING_ALIGNMENT: usize = 64;
+
+impl NcclEngine {
+    /// Runs a call on host memory: copies the input to the device, runs there and copies the output
+    /// back.
+    pub(super) fn run_via_host(&mut self, call: Call<'_>) -> Result<(), CommError> {
+        if call.kind.reduces() && nccl_dtype(call.dtype).is_none() {
+            return self.reduce_on_host(call);
         }
-        self.agree_on_counts(&call)?;
+        self.check_counts(&call)?;
         let counts = call.counts.clone();
         let (rank, ranks) = (self.rank as usize, self.peers.len());
-        let parts = Parts { counts: &counts, size: call.dtype.size() };
-        let input = given(&call, &parts, rank);
-        self.make_room(input.len().max(4), call.output.len().max(4))?;
-        self.device.put(self.input.start, input)?;
-        // An average is a sum that is divided here, as all other communicators do it.
+        let layout = ByteLayout { counts: &counts, size: call.dtype.size() };
+        let input = contribution(&call, &layout, rank);
+        self.reserve_staging(input.len().max(4), call.output.len().max(4))?;
+        self.device.copy_from_host(self.input.start, input)?;
+        // An average is a sum divided on the host, as in all other communicators.
         let op = if call.op == ReduceOp::Average { ReduceOp::Sum } else { call.op };
-        let spots = Spots { from: self.input.start, to: self.output.start };
-        let asked = Call { op, counts: counts.clone(), input: call.input, output: &mut [], ..call };
-        self.queue(&asked, &parts, spots)?;
-        let place = result(&call, &parts, rank);
-        let got = &mut call.output[place];
-        // To fetch into memory that the device does not know waits for all that is queued, however
-        // long: first it must be done.
-        self.settle(call.kind, &[call.root])?;
-        self.device.fetch(got, self.output.start)?;
-        self.device.wait()?;
+        let buffers = self.staging();
+        let device_call =
+            Call { op, counts: counts.clone(), input: call.input, output: &mut [], ..call };
+        self.enqueue(&device_call, &layout, buffers)?;
+        let range = result_range(&call, &layout, rank);
+        let result = &mut call.output[range];
+        // A copy to pageable memory blocks until the stream is idle, without a timeout: wait first.
+        self.synchronize(call.kind, &[call.root])?;
+        self.device.copy_to_host(result, self.output.start)?;
+        self.device.synchronize()?;
         if call.kind.reduces() {
-            kernel::finish(call.dtype, call.op, ranks as u32, got);
+            kernel::finalize(call.dtype, call.op, ranks as u32, result);
         }
         Ok(())
     }
 
-    /// Sends and receives messages at once. As the library has no tags, those between two ranks go in
-    /// the order of theirs.
-    pub(super) fn staged_messages(&mut self, mut calls: Vec<Call<'_>>) -> Result<(), CommError> {
+    /// Runs a group of messages from and to host memory. NCCL has no tags, so messages between two
+    /// ranks are ordered by tag.
+    pub(super) fn run_p2p_via_host(&mut self, mut calls: Vec<Call<'_>>) -> Result<(), CommError> {
         calls.sort_by_key(|call| call.tag);
         let (sends, mut receives): (Vec<_>, Vec<_>) =
-            calls.into_iter().partition(|call| call.kind == Kind::Send);
-        let given = |call: &Call<'_>| call.input.map_or(call.output.len(), <[u8]>::len);
-        let (gives, input) = laid_out(&sends, given);
-        let (takes, output) = laid_out(&receives, |call| call.output.len());
-        self.make_room(input.max(4), output.max(4))?;
-        let gives = at(gives, self.input.start);
-        let takes = at(takes, self.output.start);
-        for (call, message) in sends.iter().zip(&gives) {
-            self.device.put(message.address, call.input.unwrap_or(call.output))?;
+            calls.into_iter().partition(|call| call.kind == CallKind::Send);
+        let sent_bytes = |call: &Call<'_>| call.input.map_or(call.output.len(), <[u8]>::len);
+        let input = staged_bytes(&sends, sent_bytes);
+        let output = staged_bytes(&receives, |call| call.output.len());
+        self.reserve_staging(input.max(4), output.max(4))?;
+        let send_transfers = staged(&sends, self.input.start, sent_bytes);
+        let recv_transfers = staged(&receives, self.output.start, |call| call.output.len());
+        for (call, transfer) in sends.iter().zip(&send_transfers) {
+            self.device.copy_from_host(transfer.address, call.input.unwrap_or(call.output))?;
         }
-        self.queue_messages(&gives, &takes)?;
-        self.settle(Kind::Send, &partners(&gives, &takes))?;
-        for (call, message) in receives.iter_mut().zip(&takes) {
-            self.device.fetch(call.output, message.address)?;
+        self.enqueue_transfers(&send_transfers, &recv_transfers)?;
+        self.synchronize(CallKind::Send, &peer_ranks(&send_transfers, &recv_transfers))?;
+        for (call, transfer) in receives.iter_mut().zip(&recv_transfers) {
+            self.device.copy_to_host(call.output, transfer.address)?;
         }
-        self.device.wait()
+        self.device.synchronize()
     }
 
-    /// Has a call done on buffers of this rank's device, where they lie, so many times.
-    pub(super) fn on_device(&mut self, owned: &mut OwnedCall, times: u32) -> Result<(), CommError> {
-        let call = owned.described();
-        if done_by_host(&call) {
-            return (0..times).try_for_each(|_| self.through_host(owned));
+    /// Runs a call on buffers of this rank's device, `times` times back to back.
+    pub(super) fn run_on_device(
+        &mut self,
+        owned: &mut OwnedCall,
+        times: u32,
+    ) -> Result<(), CommError> {
+        let call = owned.without_buffers();
+        if needs_host(&call) {
+            return (0..times).try_for_each(|_| self.run_copied_to_host(owned));
         }
-        self.agree_on_counts(&call)?;
+        self.check_counts(&call)?;
         for batch in self.batches(owned.output.len(), times) {
-            (0..batch).try_for_each(|_| self.queue_on_device(owned))?;
-            self.settle(call.kind, &[call.root])?;
+            (0..batch).try_for_each(|_| self.enqueue_on_device(owned))?;
+            self.synchronize(call.kind, &[call.root])?;
         }
         Ok(())
     }
 
-    /// How many calls are queued at once, so that none of a batch is late because of the others, and
-    /// the runtime, which takes some thousand, does not keep us.
+    /// Splits repeated calls into batches: short enough that a batch stays within the timeout and
+    /// below the runtime's limit of some thousand queued operations, beyond which it blocks.
     fn batches(&self, bytes: usize, times: u32) -> impl Iterator<Item = u32> + use<> {
-        const MOST: u64 = 256;
-        // Bytes a second that any network carries.
-        const SLOW: u64 = 100_000_000;
-        let in_time = self.settings.desync_after.as_secs() / 4 * SLOW;
-        let batch = (in_time / (bytes as u64).max(1)).clamp(1, MOST) as u32;
+        const MAX_BATCH: u64 = 256;
+        // A lower bound on network bandwidth.
+        const MIN_BYTES_PER_S: u64 = 100_000_000;
+        let bytes_in_time = self.config.desync_after.as_secs() / 4 * MIN_BYTES_PER_S;
+        let batch = (bytes_in_time / (bytes as u64).max(1)).clamp(1, MAX_BATCH) as u32;
         (0..times).step_by(batch as usize).map(move |done| batch.min(times - done))
     }
 
-    /// Has the library queue a call on buffers of this rank's device.
-    fn queue_on_device(&mut self, owned: &OwnedCall) -> Result<(), CommError> {
-        let call = owned.described();
-        let parts = Parts { counts: &owned.counts, size: call.dtype.size() };
+    fn enqueue_on_device(&mut self, owned: &OwnedCall) -> Result<(), CommError> {
+        let call = owned.without_buffers();
+        let layout = ByteLayout { counts: &owned.counts, size: call.dtype.size() };
         let address = |buffer: &Buffer| buffer.address().as_ptr().cast::<c_void>();
         let output = address(&owned.output);
-        let input = owned.input.as_ref().filter(|_| call.kind != Kind::Broadcast).map(address);
-        let mut spots = spots(&call, &parts, self.rank as usize, input, output);
-        if call.kind == Kind::Barrier {
-            spots = Spots { from: self.input.start, to: self.output.start };
+        let input = owned.input.as_ref().filter(|_| call.kind != CallKind::Broadcast).map(address);
+        let mut buffers = device_buffers(&call, &layout, self.rank as usize, input, output);
+        if call.kind == CallKind::Barrier {
+            buffers = self.staging();
         }
-        if call.kind == Kind::AllToAll && input.is_none() {
-            // What comes would overwrite what has yet to go.
-            self.make_room(owned.output.len().max(4), 4)?;
+        if call.kind == CallKind::AllToAll && input.is_none() {
+            // In place, received data would overwrite unsent data.
+            self.reserve_staging(owned.output.len().max(4), 4)?;
             self.device.copy(self.input.start, output, owned.output.len())?;
-            spots.from = self.input.start;
+            buffers.send = self.input.start;
         }
-        self.queue(&call, &parts, spots)?;
-        self.accepted(call.kind)
+        self.enqueue(&call, &layout, buffers)?;
+        self.wait_enqueued(call.kind)
     }
 
-    /// Messages from and to buffers of this rank's device, so many times.
-    pub(super) fn messages_on_device(
+    /// Runs messages from and to buffers of this rank's device, `times` times back to back.
+    pub(super) fn run_p2p_on_device(
         &mut self,
         calls: &[OwnedCall],
         times: u32,
     ) -> Result<(), CommError> {
-        let message = |call: &OwnedCall| {
+        let transfer = |call: &OwnedCall| {
             let buffer = call.input.as_ref().unwrap_or(&call.output);
             let address = buffer.address().as_ptr().cast();
-            Message { with: call.root as usize, address, bytes: buffer.len() }
+            Transfer { peer: call.root as usize, address, bytes: buffer.len() }
         };
-        let of = |kind: Kind| {
-            let mut some: Vec<&OwnedCall> = calls.iter().filter(|c| c.kind == kind).collect();
-            some.sort_by_key(|call| call.tag);
-            some.into_iter().map(message).collect::<Vec<_>>()
+        let transfers = |kind: CallKind| {
+            let mut calls: Vec<&OwnedCall> = calls.iter().filter(|c| c.kind == kind).collect();
+            calls.sort_by_key(|call| call.tag);
+            calls.into_iter().map(transfer).collect::<Vec<_>>()
         };
-        let (gives, takes) = (of(Kind::Send), of(Kind::Receive));
-        let partners = partners(&gives, &takes);
-        let bytes = gives.iter().chain(&takes).map(|message| message.bytes).sum();
+        let (sends, recvs) = (transfers(CallKind::Send), transfers(CallKind::Receive));
+        let peers = peer_ranks(&sends, &recvs);
+        let bytes = sends.iter().chain(&recvs).map(|transfer| transfer.bytes).sum();
         for batch in self.batches(bytes, times) {
             for _ in 0..batch {
-                self.queue_messages(&gives, &takes)?;
-                self.accepted(Kind::Send)?;
+                self.enqueue_transfers(&sends, &recvs)?;
+                self.wait_enqueued(CallKind::Send)?;
             }
-            self.settle(Kind::Send, &partners)?;
+            self.synchronize(CallKind::Send, &peers)?;
         }
         Ok(())
     }
 
-    /// What the library cannot do on the device, or does otherwise.
-    fn through_host(&mut self, owned: &mut OwnedCall) -> Result<(), CommError> {
-        let copied = |buffer: &Buffer| {
+    /// Runs a call on device buffers that NCCL does not support via host memory.
+    fn run_copied_to_host(&mut self, owned: &mut OwnedCall) -> Result<(), CommError> {
+        let to_host = |buffer: &Buffer| {
             let mut bytes = vec![0u8; buffer.len()];
-            buffer.fetch(&mut bytes).map(|()| bytes)
+            buffer.copy_to_host(&mut bytes).map(|()| bytes)
         };
-        let mut output = copied(&owned.output)?;
-        let input = owned.input.as_ref().map(copied).transpose()?;
-        let call = owned.described();
-        self.staged(Call { input: input.as_deref(), output: &mut output, ..call })?;
-        owned.output.put(&output)
+        let mut output = to_host(&owned.output)?;
+        let input = owned.input.as_ref().map(to_host).transpose()?;
+        let call = owned.without_buffers();
+        self.run_via_host(Call { input: input.as_deref(), output: &mut output, ..call })?;
+        owned.output.copy_from_host(&output)
     }
 
-    /// A reduction of a type that the library does not know: all is gathered, and reduced here.
-    fn reduced_here(&mut self, call: Call<'_>) -> Result<(), CommError> {
+    /// Reduces a type that NCCL does not support: gathers all inputs and reduces them on the host.
+    fn reduce_on_host(&mut self, call: Call<'_>) -> Result<(), CommError> {
         let (rank, ranks) = (self.rank as usize, self.peers.len());
         let input = call.input.unwrap_or(call.output).to_vec();
         let mut all = vec![0; input.len() * ranks];
-        self.staged(Call {
-            kind: Kind::AllGather,
+        self.run_via_host(Call {
+            kind: CallKind::AllGather,
             dtype: DType::U8,
             counts: Counts::Equal(input.len()),
             input: Some(&input),
             output: &mut all,
             ..call
         })?;
-        let (mut sum, inputs) = (vec![0; input.len()], all.chunks_exact(input.len().max(1)));
-        let inputs: Vec<&[u8]> = inputs.collect();
+        let mut reduced = vec![0; input.len()];
+        let inputs: Vec<&[u8]> = all.chunks_exact(input.len().max(1)).collect();
         if !input.is_empty() {
-            kernel::reduce_many(call.dtype, call.op, &mut sum, inputs.len(), |i| inputs[i]);
-            kernel::finish(call.dtype, call.op, ranks as u32, &mut sum);
+            kernel::reduce_many(call.dtype, call.op, &mut reduced, inputs.len(), |i| inputs[i]);
+            kernel::finalize(call.dtype, call.op, ranks as u32, &mut reduced);
         }
-        let parts = Parts { counts: &call.counts, size: call.dtype.size() };
-        let place = result(&call, &parts, rank);
-        let from = if call.kind == Kind::ReduceScatter { parts.at(rank) } else { 0 };
-        let bytes = place.len();
-        call.output[place].copy_from_slice(&sum[from..from + bytes]);
+        let layout = ByteLayout { counts: &call.counts, size: call.dtype.size() };
+        let range = result_range(&call, &layout, rank);
+        let from = if call.kind == CallKind::ReduceScatter { layout.offset(rank) } else { 0 };
+        let bytes = range.len();
+        call.output[range].copy_from_slice(&reduced[from..from + bytes]);
         Ok(())
+    }
+
+    /// The staging buffers.
+    fn staging(&self) -> DeviceBuffers {
+        DeviceBuffers { send: self.input.start, recv: self.output.start }
     }
 }
 
-/// With whom messages are exchanged.
-fn partners(gives: &[Message], takes: &[Message]) -> Vec<u32> {
-    gives.iter().chain(takes).map(|message| message.with as u32).collect()
+fn peer_ranks(sends: &[Transfer], recvs: &[Transfer]) -> Vec<u32> {
+    sends.iter().chain(recvs).map(|transfer| transfer.peer as u32).collect()
 }
 
-/// Messages one after the other in one memory, and how long it must be.
-fn laid_out(
+/// Size of a staging buffer for consecutive messages.
+fn staged_bytes(calls: &[Call<'_>], bytes: impl Fn(&Call<'_>) -> usize) -> usize {
+    calls.iter().map(|call| bytes(call).next_multiple_of(STAGING_ALIGNMENT)).sum()
+}
+
+/// Consecutive messages in a staging buffer.
+fn staged(
     calls: &[Call<'_>],
+    start: *mut c_void,
     bytes: impl Fn(&Call<'_>) -> usize,
-) -> (Vec<(usize, usize, usize)>, usize) {
-    let mut end = 0;
-    let place = |call: &Call<'_>| {
-        let start = end;
-        end += bytes(call).next_multiple_of(64);
-        (call.root as usize, start, bytes(call))
+) -> Vec<Transfer> {
+    let mut offset = 0;
+    let transfer = |call: &Call<'_>| {
+        let (address, bytes) = (start.wrapping_byte_add(offset), bytes(call));
+        offset += bytes.next_multiple_of(STAGING_ALIGNMENT);
+        Transfer { peer: call.root as usize, address, bytes }
     };
-    (calls.iter().map(place).collect(), end)
+    calls.iter().map(transfer).collect()
 }
 
-/// The same where that memory is.
-fn at(places: Vec<(usize, usize, usize)>, start: *mut c_void) -> Vec<Message> {
-    let message =
-        |(with, offset, bytes)| Message { with, address: start.wrapping_byte_add(offset), bytes };
-    places.into_iter().map(message).collect()
-}
-
-/// What goes through the host even if it lies on the device: 16-bit integers are reduced there, and
-/// averages of integers divided, for old versions of the library take signed ones for unsigned.
-fn done_by_host(call: &Call<'_>) -> bool {
+/// Whether a call on device memory must run via the host: NCCL has no 16-bit integers, and its old
+/// versions average signed integers as unsigned ones.
+fn needs_host(call: &Call<'_>) -> bool {
     let float = matches!(call.dtype, DType::F16 | DType::Bf16 | DType::F32 | DType::F64);
-    let average = call.op == ReduceOp::Average && !float;
-    call.kind.reduces() && (number(call.dtype).is_none() || average)
+    let integer_average = call.op == ReduceOp::Average && !float;
+    call.kind.reduces() && (nccl_dtype(call.dtype).is_none() || integer_average)
 }
 
-/// Where on the device begins what a rank gives and what it gets, in place and not.
-fn spots(
+/// Start addresses of a rank's contribution and result in its device buffers.
+fn device_buffers(
     call: &Call<'_>,
-    parts: &Parts<'_>,
+    layout: &ByteLayout<'_>,
     rank: usize,
     input: Option<*mut c_void>,
     output: *mut c_void,
-) -> Spots {
-    let own = output.wrapping_byte_add(parts.at(rank));
+) -> DeviceBuffers {
+    let own = output.wrapping_byte_add(layout.offset(rank));
     let root = call.root as usize == rank;
-    match (input, call.kind) {
-        (Some(input), _) => Spots { from: input, to: output },
-        (None, Kind::AllGather) => Spots { from: own, to: output },
-        (None, Kind::Gather) if root => Spots { from: own, to: output },
-        (None, Kind::ReduceScatter) => Spots { from: output, to: own },
-        (None, Kind::Scatter) if root => Spots { from: output, to: own },
-        (None, _) => Spots { from: output, to: output },
-    }
+    let (send, recv) = match (input, call.kind) {
+        (Some(input), _) => (input, output),
+        (None, CallKind::AllGather) => (own, output),
+        (None, CallKind::Gather) if root => (own, output),
+        (None, CallKind::ReduceScatter) => (output, own),
+        (None, CallKind::Scatter) if root => (output, own),
+        (None, _) => (output, output),
+    };
+    DeviceBuffers { send: send.cast_const(), recv }
 }
 
-/// What this rank puts on the device.
-fn given<'a>(call: &'a Call<'_>, parts: &Parts<'_>, rank: usize) -> &'a [u8] {
-    let own = parts.at(rank)..parts.at(rank) + parts.bytes(rank);
+/// The bytes that this rank contributes.
+fn contribution<'a>(call: &'a Call<'_>, layout: &ByteLayout<'_>, rank: usize) -> &'a [u8] {
+    let own = layout.offset(rank)..layout.offset(rank) + layout.bytes(rank);
     let root = call.root as usize == rank;
     match (call.input, call.kind) {
-        (_, Kind::Broadcast) if root => &*call.output,
-        (_, Kind::Broadcast | Kind::Receive | Kind::Barrier) => &[],
+        (_, CallKind::Broadcast) if root => &*call.output,
+        (_, CallKind::Broadcast | CallKind::Receive | CallKind::Barrier) => &[],
         (Some(input), _) => input,
-        (None, Kind::Scatter) if !root => &[],
-        (None, Kind::AllGather) => &call.output[own],
-        (None, Kind::Gather) if root => &call.output[own],
+        (None, CallKind::Scatter) if !root => &[],
+        (None, CallKind::AllGather) => &call.output[own],
+        (None, CallKind::Gather) if root => &call.output[own],
         (None, _) => &*call.output,
     }
 }
 
-/// Where in the output what this rank gets belongs. On the device it is at the beginning.
-fn result(call: &Call<'_>, parts: &Parts<'_>, rank: usize) -> std::ops::Range<usize> {
+/// The output bytes of this rank's result, which starts at offset 0 in the staging buffer.
+fn result_range(call: &Call<'_>, layout: &ByteLayout<'_>, rank: usize) -> std::ops::Range<usize> {
     let root = call.root as usize == rank;
-    let own = parts.at(rank)..parts.at(rank) + parts.bytes(rank);
-    let placed = call.input.is_none();
+    let own = layout.offset(rank)..layout.offset(rank) + layout.bytes(rank);
+    let in_place = call.input.is_none();
     match call.kind {
-        Kind::Send => 0..0,
-        Kind::Reduce | Kind::Gather if !root => 0..0,
-        Kind::ReduceScatter if placed => own,
-        Kind::Scatter if placed && root => own,
+        CallKind::Send => 0..0,
+        CallKind::Reduce | CallKind::Gather if !root => 0..0,
+        CallKind::ReduceScatter if in_place => own,
+        CallKind::Scatter if in_place && root => own,
         _ => 0..call.output.len(),
     }
 }

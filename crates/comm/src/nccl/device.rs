@@ -1,86 +1,95 @@
-//! A device and memory on it.
+//! A device, its stream and its memory.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-use super::sys::{ANY_DIRECTION, Functions, NON_BLOCKING, NOT_READY, OK, Stream};
 use crate::CommError;
+use crate::gpu::sys::{
+    MEMCPY_DEFAULT, NOT_READY, Runtime, STREAM_NON_BLOCKING, SUCCESS, Stream,
+    StreamOrderedAllocator,
+};
 
-/// One device, and a queue of work on it.
-pub struct Device {
-    pub functions: Arc<Functions>,
+/// A device and a stream on it.
+pub struct GpuDevice {
+    pub runtime: Arc<Runtime>,
     pub stream: Stream,
-    number: c_int,
+    allocator: StreamOrderedAllocator,
+    index: c_int,
 }
 
 // SAFETY: the runtime may be called from any thread.
-unsafe impl Send for Device {}
-// SAFETY: by several at once, too.
-unsafe impl Sync for Device {}
+unsafe impl Send for GpuDevice {}
+// SAFETY: the runtime is thread-safe.
+unsafe impl Sync for GpuDevice {}
 
-impl Device {
-    /// Opens a device.
-    pub fn open(functions: Arc<Functions>, number: u32) -> Result<Self, CommError> {
-        let mut device = Self { functions, stream: null_mut(), number: number as c_int };
-        let _selected = device.select()?;
+impl GpuDevice {
+    /// Opens a device by its runtime index.
+    pub fn open(runtime: Arc<Runtime>, index: u32) -> Result<Self, CommError> {
+        let allocator = runtime.stream_ordered.ok_or_else(|| CommError::Bootstrap {
+            what: "the GPU runtime has no stream-ordered allocator".to_owned(),
+            hint: "use CUDA 11.2, ROCm 5.2 or newer".to_owned(),
+        })?;
+        let mut device = Self { runtime, stream: null_mut(), allocator, index: index as c_int };
+        let _guard = device.make_current()?;
+        let create = device.runtime.stream_create_with_flags;
         // SAFETY: the function writes one pointer.
-        let code = unsafe { (device.functions.stream_create)(&mut device.stream, NON_BLOCKING) };
-        device.check("a stream", code)?;
+        let code = unsafe { create(&mut device.stream, STREAM_NON_BLOCKING) };
+        device.check("creating a stream", code)?;
         Ok(device)
     }
 
-    /// As the runtime counts them.
-    pub fn number(&self) -> u32 {
-        self.number as u32
+    /// The runtime index.
+    pub fn index(&self) -> u32 {
+        self.index as u32
     }
 
-    /// Makes it the one that this thread works with, until what is returned is dropped.
-    pub fn select(&self) -> Result<Selected, CommError> {
-        let mut before = self.number;
-        // SAFETY: the function writes one number.
-        let code = unsafe { (self.functions.get_device)(&mut before) };
-        self.check("the device of a thread", code)?;
-        // SAFETY: the function takes any number.
-        let code = unsafe { (self.functions.set_device)(self.number) };
-        self.check(&format!("device {}", self.number), code)?;
-        Ok(Selected { functions: self.functions.clone(), before })
+    /// Makes this the current device of the thread until the guard is dropped.
+    pub fn make_current(&self) -> Result<CurrentDevice, CommError> {
+        let mut previous = self.index;
+        // SAFETY: the function writes one integer.
+        let code = unsafe { (self.runtime.get_device)(&mut previous) };
+        self.check("querying the current device", code)?;
+        // SAFETY: the function accepts any index.
+        let code = unsafe { (self.runtime.set_device)(self.index) };
+        self.check(&format!("device {}", self.index), code)?;
+        Ok(CurrentDevice { runtime: self.runtime.clone(), previous })
     }
 
     pub fn check(&self, what: &str, code: c_int) -> Result<(), CommError> {
         match code {
-            OK => Ok(()),
+            SUCCESS => Ok(()),
             code => Err(CommError::System {
                 what: what.to_owned(),
-                why: self.functions.explain_runtime(code),
+                why: self.runtime.error_string(code),
             }),
         }
     }
 
-    /// Memory on it. It comes and goes in the order of the stream, for other ways to allocate wait
-    /// for all that the device does: a collective, say, of a rank that waits for this one.
-    pub fn memory(self: &Arc<Self>, bytes: usize) -> Result<DeviceMemory, CommError> {
-        let _selected = self.select()?;
+    /// Allocates device memory in stream order. Other allocators synchronise the whole device,
+    /// which may be running a collective that waits for this rank.
+    pub fn alloc(self: &Arc<Self>, bytes: usize) -> Result<DeviceMemory, CommError> {
+        let _guard = self.make_current()?;
         let mut start = null_mut();
         // SAFETY: the function writes one pointer.
-        let code = unsafe { (self.functions.malloc)(&mut start, bytes.max(1), self.stream) };
-        self.check(&format!("{bytes} bytes on device {}", self.number), code)?;
+        let code = unsafe { (self.allocator.malloc)(&mut start, bytes.max(1), self.stream) };
+        self.check(&format!("allocating {bytes} bytes on device {}", self.index), code)?;
         let memory = DeviceMemory { start, bytes, device: self.clone() };
-        self.wait()?;
+        self.synchronize()?;
         Ok(memory)
     }
 
-    /// Queues a copy of host memory to the device. Both must live until the queue is empty.
-    pub fn put(&self, to: *mut c_void, from: &[u8]) -> Result<(), CommError> {
+    /// Enqueues a copy to the device. Both buffers must live until the stream is idle.
+    pub fn copy_from_host(&self, to: *mut c_void, from: &[u8]) -> Result<(), CommError> {
         self.copy(to, from.as_ptr().cast(), from.len())
     }
 
-    /// Queues a copy from the device to host memory, likewise.
-    pub fn fetch(&self, to: &mut [u8], from: *const c_void) -> Result<(), CommError> {
+    /// Enqueues a copy to the host, under the same condition.
+    pub fn copy_to_host(&self, to: &mut [u8], from: *const c_void) -> Result<(), CommError> {
         self.copy(to.as_mut_ptr().cast(), from, to.len())
     }
 
-    /// Queues a copy on the device, likewise.
+    /// Enqueues a copy in either direction or on the device, under the same condition.
     pub fn copy(
         &self,
         to: *mut c_void,
@@ -90,47 +99,48 @@ impl Device {
         if bytes == 0 {
             return Ok(());
         }
-        // SAFETY: the callers give memory of this length, which lives until the queue is empty.
-        let code = unsafe { (self.functions.copy)(to, from, bytes, ANY_DIRECTION, self.stream) };
-        self.check("a copy to or from the device", code)
+        let memcpy = self.runtime.memcpy_async;
+        // SAFETY: callers pass memory of this length that lives until the stream is idle.
+        let code = unsafe { memcpy(to, from, bytes, MEMCPY_DEFAULT, self.stream) };
+        self.check("copying to or from the device", code)
     }
 
-    /// Waits until all that is queued is done.
-    pub fn wait(&self) -> Result<(), CommError> {
-        // SAFETY: the stream is ours.
-        let code = unsafe { (self.functions.stream_wait)(self.stream) };
-        self.check("work on the device", code)
+    /// Waits until the stream is idle.
+    pub fn synchronize(&self) -> Result<(), CommError> {
+        // SAFETY: the stream is valid.
+        let code = unsafe { (self.runtime.stream_synchronize)(self.stream) };
+        self.check("synchronising the stream", code)
     }
 
-    /// Whether all that is queued is done.
+    /// Whether the stream is idle.
     pub fn is_idle(&self) -> Result<bool, CommError> {
-        // SAFETY: the stream is ours.
-        match unsafe { (self.functions.stream_query)(self.stream) } {
+        // SAFETY: the stream is valid.
+        match unsafe { (self.runtime.stream_query)(self.stream) } {
             NOT_READY => Ok(false),
-            code => self.check("work on the device", code).map(|()| true),
+            code => self.check("querying the stream", code).map(|()| true),
         }
     }
 }
 
-impl Drop for Device {
+impl Drop for GpuDevice {
     fn drop(&mut self) {
         if !self.stream.is_null() {
-            // SAFETY: the stream is ours, and nobody uses it any more.
-            unsafe { (self.functions.stream_destroy)(self.stream) };
+            // SAFETY: the stream is valid and unused from here on.
+            unsafe { (self.runtime.stream_destroy)(self.stream) };
         }
     }
 }
 
-/// While this lives, a thread works with another device than before.
-pub struct Selected {
-    functions: Arc<Functions>,
-    before: c_int,
+/// Restores the previous current device of the thread when dropped.
+pub struct CurrentDevice {
+    runtime: Arc<Runtime>,
+    previous: c_int,
 }
 
-impl Drop for Selected {
+impl Drop for CurrentDevice {
     fn drop(&mut self) {
-        // SAFETY: the function takes any number.
-        unsafe { (self.functions.set_device)(self.before) };
+        // SAFETY: the function accepts any index.
+        unsafe { (self.runtime.set_device)(self.previous) };
     }
 }
 
@@ -138,17 +148,17 @@ impl Drop for Selected {
 pub struct DeviceMemory {
     pub start: *mut c_void,
     pub bytes: usize,
-    device: Arc<Device>,
+    device: Arc<GpuDevice>,
 }
 
-// SAFETY: it is memory that is owned, wherever it lies.
+// SAFETY: it owns its memory, which is not bound to a thread.
 unsafe impl Send for DeviceMemory {}
-// SAFETY: a shared one tells its address only.
+// SAFETY: a shared reference only exposes the address.
 unsafe impl Sync for DeviceMemory {}
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        // SAFETY: it was allocated so.
-        unsafe { (self.device.functions.free)(self.start, self.device.stream) };
+        // SAFETY: it was allocated by the matching function on this stream.
+        unsafe { (self.device.allocator.free)(self.start, self.device.stream) };
     }
 }

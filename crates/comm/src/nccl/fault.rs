@@ -1,66 +1,66 @@
-//! What is wrong, as far as the ranks can find out by the communicator through which they met: the
-//! library itself knows only that something is.
+//! Fault diagnosis over the bootstrap communicator: NCCL itself only reports that something failed.
 
 use std::ptr::null_mut;
 
-use super::Nccl;
+use super::NcclEngine;
 use super::sys::RawComm;
-use crate::shm::sign;
-use crate::{Call, Collectives, CommError, Counts, Kind, ReduceOp, Signature};
+use crate::shm::signature_codec;
+use crate::{Call, Collectives, CommError, Counts, ReduceOp, Signature};
 
-/// Bytes in which a rank says what it called: the number of the call, and its signature.
-const SAID: usize = 8 + sign::SIGN_WORDS * 8;
+/// Bytes of a sequence number and a signature.
+const SIGNATURE_BYTES: usize = 8 + signature_codec::SIGNATURE_WORDS * 8;
 
-impl Nccl {
-    /// Ends the communicator, and says why as well as can be known.
-    pub(super) fn give_up(&mut self, error: CommError, call: Signature) -> CommError {
-        if let CommError::Shape { .. } = error {
+impl NcclEngine {
+    /// Aborts the communicator with the most specific error that can be determined.
+    pub(super) fn fail_with_diagnosis(&mut self, error: CommError, call: Signature) -> CommError {
+        if let CommError::InvalidCall { .. } = error {
             return error;
         }
-        let message = matches!(call.kind, Kind::Send | Kind::Receive);
-        let known = matches!(
+        let specific = matches!(
             error,
-            CommError::Aborted { .. } | CommError::Unmatched { .. } | CommError::Disagree { .. }
+            CommError::Aborted { .. }
+                | CommError::CountMismatch { .. }
+                | CommError::CallMismatch { .. }
         );
-        let error = if message || known { error } else { self.inquire(error, call) };
-        self.end(error)
+        let error = match call.kind.is_p2p() || specific {
+            true => error,
+            // All failing ranks exchange their signatures. The bootstrap communicator names a rank
+            // that died or does not respond; the signatures name a rank that called something else.
+            false => self.compare_signatures(call).err().unwrap_or(error),
+        };
+        self.fail(error)
     }
 
-    /// Ends the communicator, and has all others end it for that reason.
-    pub(super) fn end(&mut self, error: CommError) -> CommError {
-        // They hear it first: to abort may take a while.
-        self.meeting.abort(&error.to_string());
-        if let Some(raw) = self.given_out() {
-            self.break_off(raw);
+    /// Aborts the communicator on all ranks.
+    pub(super) fn fail(&mut self, error: CommError) -> CommError {
+        // Notify the others first, because aborting may take a while.
+        self.bootstrap.abort(&error.to_string());
+        if let Some(raw) = self.take_raw() {
+            self.abort_raw(raw);
         }
         self.failed = Some(error.clone());
         error
     }
 
-    /// The communicator of the library, which is used no more but to end it.
-    pub(super) fn given_out(&mut self) -> Option<RawComm> {
+    /// Takes the library's communicator, which is then only finalized or aborted.
+    pub(super) fn take_raw(&mut self) -> Option<RawComm> {
         let raw = std::mem::replace(&mut self.raw, null_mut());
         (!raw.is_null()).then_some(raw)
     }
 
-    /// All that fail tell each other what they called: whoever is gone or does not come is found by
-    /// the communicator they met through, whoever called something else by what he says.
-    fn inquire(&self, error: CommError, call: Signature) -> CommError {
-        self.compare(call).err().unwrap_or(error)
-    }
-
-    /// All ranks tell each other what they call.
-    pub(super) fn compare(&self, call: Signature) -> Result<(), CommError> {
-        if matches!(call.kind, Kind::Send | Kind::Receive) {
+    /// Checks that all ranks make the same collective call.
+    pub(super) fn compare_signatures(&self, call: Signature) -> Result<(), CommError> {
+        if call.kind.is_p2p() {
             return Ok(());
         }
-        let words = [self.calls].into_iter().chain(sign::encode(&call));
-        let said: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
-        let mut all = vec![0u8; SAID * self.peers.len()];
-        self.meeting.all_gather(&said, &mut all)?;
-        let other = all.chunks_exact(SAID).zip(&self.peers).find(|(other, _)| *other != said);
-        match other.and_then(|(other, peer)| Some((called(other)?, peer))) {
-            Some((theirs, peer)) => Err(CommError::Disagree {
+        let words = [self.calls].into_iter().chain(signature_codec::encode(&call));
+        let own: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
+        let mut all = vec![0u8; SIGNATURE_BYTES * self.peers.len()];
+        self.bootstrap.all_gather(&own, &mut all)?;
+        let other =
+            all.chunks_exact(SIGNATURE_BYTES).zip(&self.peers).find(|(other, _)| *other != own);
+        match other.and_then(|(other, peer)| Some((decode_signature(other)?, peer))) {
+            Some((theirs, peer)) => Err(CommError::CallMismatch {
                 sequence: self.calls,
                 ours_by: self.peers[self.rank as usize].clone(),
                 ours: Box::new(call),
@@ -71,23 +71,22 @@ impl Nccl {
         }
     }
 
-    /// Whether what each rank sends is what the others expect. The library would wait for ever, or
-    /// write where nothing belongs.
-    pub(super) fn agree_on_counts(&self, call: &Call<'_>) -> Result<(), CommError> {
-        let Counts::Exchange { send, receive } = &call.counts else { return Ok(()) };
-        let said: Vec<i64> = send.iter().map(|count| *count as i64).collect();
-        let mut heard = vec![0i64; said.len()];
-        self.meeting.all_to_all(&said, &mut heard)?;
-        let odd = (0..heard.len()).find(|&rank| heard[rank] != receive[rank] as i64);
-        let mut finder = [odd.map_or(-1, |_| i64::from(self.rank))];
-        self.meeting.all_reduce(&mut finder, ReduceOp::Max)?;
-        let Ok(finder) = u32::try_from(finder[0]) else { return Ok(()) };
-        let mut found = odd.map_or([0; 3], |r| [r as i64, heard[r], receive[r] as i64]);
-        self.meeting.broadcast(&mut found, finder)?;
-        let peer = |rank: u32| self.meeting.peer(rank);
-        Err(CommError::Unmatched {
-            from: peer(found[0] as u32),
-            to: peer(finder),
+    /// Checks that send and receive counts match. NCCL would hang or overrun a buffer.
+    pub(super) fn check_counts(&self, call: &Call<'_>) -> Result<(), CommError> {
+        let Counts::PerPair { send, receive } = &call.counts else { return Ok(()) };
+        let sent: Vec<i64> = send.iter().map(|count| *count as i64).collect();
+        let mut received = vec![0i64; sent.len()];
+        self.bootstrap.all_to_all(&sent, &mut received)?;
+        let mismatch = (0..received.len()).find(|&rank| received[rank] != receive[rank] as i64);
+        // The highest rank with a mismatch reports it to all ranks.
+        let mut reporter = [mismatch.map_or(-1, |_| i64::from(self.rank))];
+        self.bootstrap.all_reduce(&mut reporter, ReduceOp::Max)?;
+        let Ok(reporter) = u32::try_from(reporter[0]) else { return Ok(()) };
+        let mut found = mismatch.map_or([0; 3], |r| [r as i64, received[r], receive[r] as i64]);
+        self.bootstrap.broadcast(&mut found, reporter)?;
+        Err(CommError::CountMismatch {
+            from: self.bootstrap.peer(found[0] as u32),
+            to: self.bootstrap.peer(reporter),
             dtype: call.dtype,
             sent: found[1] as u64,
             expected: found[2] as u64,
@@ -95,9 +94,8 @@ impl Nccl {
     }
 }
 
-/// What a rank says that it called.
-fn called(said: &[u8]) -> Option<Signature> {
-    let (words, _) = said.as_chunks::<8>();
+fn decode_signature(bytes: &[u8]) -> Option<Signature> {
+    let (words, _) = bytes.as_chunks::<8>();
     let word = |at: usize| words.get(at).map(|word| u64::from_le_bytes(*word));
-    sign::decode([word(1)?, word(2)?, word(3)?])
+    signature_codec::decode([word(1)?, word(2)?, word(3)?])
 }

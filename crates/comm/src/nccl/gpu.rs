@@ -1,102 +1,103 @@
-//! Buffers on a device, for calls that are done there.
+//! Buffers in device memory.
 
 use std::any::Any;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::device::{Device, DeviceMemory};
-use super::sys::{Functions, Vendor};
+use super::device::{DeviceMemory, GpuDevice};
 use crate::CommError;
-use crate::buffer::{Buffer, Reach};
+use crate::buffer::{Buffer, DeviceCopy};
+use crate::gpu::sys::{Runtime, Vendor};
 
-/// A device of which this process has buffers. Communicators use those of their own device.
+/// A device on which this process allocates buffers. Communicators accept buffers of their own
+/// device.
 #[derive(Clone)]
 pub struct Gpu {
-    device: Arc<Device>,
+    device: Arc<GpuDevice>,
 }
 
 impl Gpu {
-    /// Opens a device, as the runtime counts those that it sees.
-    pub fn open(vendor: Vendor, number: u32) -> Result<Self, CommError> {
-        Self::with(Arc::new(Functions::open(vendor)?), number)
+    /// Opens a device by its index among those visible to the runtime.
+    pub fn open(vendor: Vendor, index: u32) -> Result<Self, CommError> {
+        Self::with_runtime(Arc::new(Runtime::open(vendor)?), index)
     }
 
-    pub(super) fn with(functions: Arc<Functions>, number: u32) -> Result<Self, CommError> {
-        Ok(Self { device: Arc::new(Device::open(functions, number)?) })
+    pub(super) fn with_runtime(runtime: Arc<Runtime>, index: u32) -> Result<Self, CommError> {
+        Ok(Self { device: Arc::new(GpuDevice::open(runtime, index)?) })
     }
 
-    /// How many bytes of its memory nobody has.
+    /// Free memory on the device.
     pub fn free_bytes(&self) -> Result<u64, CommError> {
-        let _selected = self.device.select()?;
+        let _guard = self.device.make_current()?;
         let (mut free, mut total) = (0, 0);
-        // SAFETY: the function writes two numbers.
-        let code = unsafe { (self.device.functions.memory_info)(&mut free, &mut total) };
-        self.device.check("the memory of a device", code)?;
+        // SAFETY: the function writes two integers.
+        let code = unsafe { (self.device.runtime.mem_get_info)(&mut free, &mut total) };
+        self.device.check("querying device memory", code)?;
         Ok(free as u64)
     }
 
-    /// Memory on it. What is in it is not known before it is written.
+    /// Allocates device memory, uninitialised.
     pub fn buffer(&self, bytes: usize) -> Result<Buffer, CommError> {
-        let memory = self.device.memory(bytes)?;
+        let memory = self.device.alloc(bytes)?;
         let start = NonNull::new(memory.start.cast()).unwrap_or(NonNull::dangling());
-        let owner = Owner::Own { _memory: memory };
+        let owner = MemoryOwner::Owned { _memory: memory };
         // SAFETY: it is memory of this device, which the owner frees.
-        Ok(unsafe { self.adopted(start, bytes, owner) })
+        Ok(unsafe { self.wrap(start, bytes, owner) })
     }
 
-    /// Memory on it that is somebody else's, who frees it when `owner` is dropped: a tensor of
-    /// another library, say, that `owner` keeps alive.
+    /// Wraps device memory of another library, which frees it when `owner` is dropped: a tensor
+    /// that `owner` keeps alive, for example.
     ///
-    /// Collectives work on a stream of their own. What was queued elsewhere to write the memory must
-    /// be over before a call gets the buffer, and nothing may be queued that touches it until the
-    /// call was waited for.
+    /// Collectives run on their own stream. Earlier work on other streams that writes the memory
+    /// must have completed before a call gets the buffer, and no other work may touch it until the
+    /// call has been waited for.
     ///
     /// # Safety
-    /// `start` must be the address of `bytes` bytes of this device's memory, or of memory that it
-    /// reaches, valid until `owner` is dropped, and used as said above.
+    /// `start` must be the address of `bytes` bytes that this device can access, valid until
+    /// `owner` is dropped, and used as described above.
     pub unsafe fn adopt(
         &self,
         start: NonNull<u8>,
         bytes: usize,
         owner: Box<dyn Any + Send + Sync>,
     ) -> Buffer {
-        // SAFETY: as the caller says.
-        unsafe { self.adopted(start, bytes, Owner::Somebody { _frees: owner }) }
+        // SAFETY: as required of the caller.
+        unsafe { self.wrap(start, bytes, MemoryOwner::External { _owner: owner }) }
     }
 
     /// # Safety
     /// As for [`Gpu::adopt`].
-    unsafe fn adopted(&self, start: NonNull<u8>, bytes: usize, owner: Owner) -> Buffer {
-        let reach = OnGpu { device: self.device.clone(), _owner: owner };
-        // SAFETY: as the caller says.
-        unsafe { Buffer::on_device(start, bytes, Box::new(reach)) }
+    unsafe fn wrap(&self, start: NonNull<u8>, bytes: usize, owner: MemoryOwner) -> Buffer {
+        let memory = GpuMemory { device: self.device.clone(), _owner: owner };
+        // SAFETY: as required of the caller.
+        unsafe { Buffer::on_device(start, bytes, Box::new(memory)) }
     }
 }
 
-/// Who frees the memory.
-enum Owner {
-    Own { _memory: DeviceMemory },
-    Somebody { _frees: Box<dyn Any + Send + Sync> },
+/// MemoryOwner of the memory.
+enum MemoryOwner {
+    Owned { _memory: DeviceMemory },
+    External { _owner: Box<dyn Any + Send + Sync> },
 }
 
-/// How a buffer is reached.
-struct OnGpu {
-    device: Arc<Device>,
-    _owner: Owner,
+/// GpuDevice memory of a buffer.
+struct GpuMemory {
+    device: Arc<GpuDevice>,
+    _owner: MemoryOwner,
 }
 
-impl Reach for OnGpu {
+impl DeviceCopy for GpuMemory {
     fn device(&self) -> u32 {
-        self.device.number()
+        self.device.index()
     }
 
-    unsafe fn put(&self, to: *mut u8, from: &[u8]) -> Result<(), CommError> {
-        self.device.put(to.cast(), from)?;
-        self.device.wait()
+    unsafe fn copy_from_host(&self, to: *mut u8, from: &[u8]) -> Result<(), CommError> {
+        self.device.copy_from_host(to.cast(), from)?;
+        self.device.synchronize()
     }
 
-    unsafe fn fetch(&self, to: &mut [u8], from: *const u8) -> Result<(), CommError> {
-        self.device.fetch(to, from.cast())?;
-        self.device.wait()
+    unsafe fn copy_to_host(&self, to: &mut [u8], from: *const u8) -> Result<(), CommError> {
+        self.device.copy_to_host(to, from.cast())?;
+        self.device.synchronize()
     }
 }

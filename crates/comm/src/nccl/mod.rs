@@ -1,31 +1,29 @@
-//! Collectives of NCCL or RCCL, which are opened at run time.
+//! NCCL and RCCL, loaded at run time.
 //!
-//! Calls on buffers of the device ([`Comm::device_buffer`], [`Gpu`]) are done where they lie, on a
-//! stream of the communicator; what lies in host memory goes through the device and back. Ranks
-//! meet through another communicator, which tells them where, and by which they find out what is
-//! wrong.
+//! Calls on device buffers ([`Comm::device_buffer`], [`Gpu`]) run in place on a stream of the
+//! communicator; host buffers are staged through the device. A bootstrap communicator distributes
+//! the unique id and diagnoses faults.
 //!
-//! All communicators that are split off one stand in one line with it, and their calls are done one after the
-//! other: the library does not promise more. So all ranks must call them in the same order, whichever
-//! communicator they are of.
+//! All communicators split off one share its ticket queue, and their calls run one after the other,
+//! because NCCL does not guarantee more. All ranks must therefore issue their calls in the same
+//! order across these communicators.
 //!
-//! Where the library differs from other communicators:
-//! - Ranks that call different things may all be done, with wrong numbers: only
-//!   [`Settings::debug`] finds all of them. Of the rest those are found that do not end.
-//! - It has no tags: messages between two ranks must be received in the order in which they were
-//!   sent; in a group, they go in the order of their tags.
-//! - Its least and greatest of what is not a number may be a number.
-//! - On the device, an average of floats is the sum of what each rank has, divided first: it may
-//!   differ in the last bits from the sum divided once, which all others give, and so do calls on
-//!   host memory here.
-//! - It has no 16-bit integers, and not all versions average signed ones. Those reductions go
-//!   through host memory wherever the buffers lie.
+//! Differences from the other communicators:
+//! - A call mismatch may go undetected and produce wrong results; only [`NcclConfig::debug`] detects
+//!   every mismatch. Without it, those that hang are detected.
+//! - NCCL has no tags: messages between two ranks must be received in the order in which they were
+//!   sent; within a group, they are ordered by tag.
+//! - Min and max may drop a NaN.
+//! - On the device, an average divides each contribution before the sum and may differ in the last
+//!   bits from the sum divided once, which all others compute, including calls on host memory here.
+//! - NCCL has no 16-bit integers, and not all versions average signed integers. Those reductions run
+//!   via host memory.
 
 mod call;
 mod device;
+mod enqueue;
 mod fault;
 mod gpu;
-mod queue;
 mod sys;
 mod wait;
 
@@ -34,190 +32,205 @@ use std::ptr::null_mut;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use crate::background::{Abort, Background, Engine, Memory, Over, apart, elsewhere};
-use crate::buffer::{Buffer, Space};
+use crate::buffer::{Buffer, MemorySpace};
 use crate::error::Peer;
-use crate::{Call, Collectives, Comm, CommError, Kind, OwnedCall, Signature};
-use device::{Device, DeviceMemory};
-use sys::{Config, Functions, IN_PROGRESS, OK, RawComm, UniqueId};
+use crate::gpu::sys::{Runtime, SUCCESS};
+use crate::worker::{
+    AbortFn, Allocator, Communicator, Engine, HasFailedFn, first_device_buffer, split_p2p,
+};
+use crate::{Call, CallKind, Collectives, Comm, CommError, OwnedCall, Signature};
+use device::{DeviceMemory, GpuDevice};
+use sys::{IN_PROGRESS, NcclApi, OK, RawComm, RawConfig, UniqueId};
 
+pub use crate::gpu::sys::Vendor;
 pub use gpu::Gpu;
-pub use sys::Vendor;
 
-/// How ranks use their devices.
+/// Configuration of a communicator.
 #[derive(Debug, Clone, Copy)]
-pub struct Settings {
-    /// Whose library.
+pub struct NcclConfig {
+    /// The GPU vendor.
     pub vendor: Vendor,
-    /// The device of this rank, as the runtime counts those that it sees.
+    /// This rank's device, by its index among those visible to the runtime.
     pub device: u32,
-    /// How long a collective may take when others do not come.
+    /// Timeout of a collective.
     pub desync_after: Duration,
-    /// Whether all ranks compare what they call before any data moves. The same for all ranks.
+    /// Compare signatures before each collective. Must be equal on all ranks.
     pub debug: bool,
-    /// Whether the library may keep this rank waiting. Each call is then about 20 µs shorter, as the
-    /// library needs no thread for it; but a rank that dies before it is connected with another
-    /// keeps that one for as long as the library tries, about a minute, or, if it is only stopped,
-    /// until it goes on.
+    /// Use NCCL in blocking mode. Saves about 20 µs per call, because NCCL needs no helper thread,
+    /// but a peer that dies before it is connected blocks this rank for about a minute, and a
+    /// stopped peer blocks it until it continues.
     pub blocking: bool,
 }
 
 /// One rank.
-struct Nccl {
+struct NcclEngine {
+    api: Arc<NcclApi>,
     rank: u32,
     peers: Vec<Peer>,
     raw: RawComm,
-    device: Arc<Device>,
-    /// Room on the device for what goes in and what comes out.
+    device: Arc<GpuDevice>,
+    /// Staging buffers on the device.
     input: DeviceMemory,
     output: DeviceMemory,
-    settings: Settings,
-    /// Where buffers come from.
+    config: NcclConfig,
+    /// Allocates device buffers for the caller.
     gpu: Gpu,
-    /// How many collectives were begun.
+    /// Sequence number of the last collective.
     calls: u64,
-    /// Why it is to give up.
+    /// Why this rank aborted.
     aborted: Arc<OnceLock<String>>,
-    /// After an error there is nothing but that error.
+    /// The error that every further call returns.
     failed: Option<CommError>,
-    /// How the ranks met, how their parts meet, and how they find out what is wrong.
-    meeting: Arc<dyn Comm>,
+    /// Distributes unique ids, splits communicators and diagnoses faults.
+    bootstrap: Arc<dyn Comm>,
 }
 
-// SAFETY: the library's communicator may be used by any thread, one at a time, as `&mut` sees to.
-unsafe impl Send for Nccl {}
+// SAFETY: the raw communicator may be used by any one thread at a time; `&mut self` ensures that.
+unsafe impl Send for NcclEngine {}
 
-/// A communicator on devices for the ranks of another one, which it keeps.
-pub fn over(meeting: Box<dyn Comm>, settings: Settings) -> Result<Background, CommError> {
-    let functions = Arc::new(Functions::open(settings.vendor)?);
-    Ok(Background::new(Box::new(Nccl::join(functions, meeting.into(), settings)?)))
+/// Creates a device communicator for the ranks of `bootstrap`, which it keeps.
+pub fn init(bootstrap: Box<dyn Comm>, config: NcclConfig) -> Result<Communicator, CommError> {
+    let (runtime, api) = open(config.vendor)?;
+    let engine = NcclEngine::join(Arc::new(runtime), Arc::new(api), bootstrap.into(), config)?;
+    Ok(Communicator::new(Box::new(engine)))
 }
 
-/// How many devices the runtime sees.
-pub fn devices(vendor: Vendor) -> Result<u32, CommError> {
-    let functions = Functions::open(vendor)?;
+/// Loads the runtime first: NCCL needs it, and may not find it by itself.
+fn open(vendor: Vendor) -> Result<(Runtime, NcclApi), CommError> {
+    let runtime = Runtime::open(vendor)?;
+    Ok((runtime, NcclApi::open(vendor)?))
+}
+
+/// Number of devices visible to the runtime.
+pub fn device_count(vendor: Vendor) -> Result<u32, CommError> {
+    let (runtime, _api) = open(vendor)?;
     let mut count = 0;
-    // SAFETY: the function writes one number.
-    match unsafe { (functions.device_count)(&mut count) } {
-        OK => Ok(count.unsigned_abs()),
+    // SAFETY: the function writes one integer.
+    match unsafe { (runtime.get_device_count)(&mut count) } {
+        SUCCESS => Ok(count.unsigned_abs()),
         code => Err(CommError::System {
-            what: "the number of devices".to_owned(),
-            why: functions.explain_runtime(code),
+            what: "counting the devices".to_owned(),
+            why: runtime.error_string(code),
         }),
     }
 }
 
-/// Where a device is plugged in, as in `0000:07:00.0`, by its number as the runtime counts.
-pub fn bus(vendor: Vendor, device: u32) -> Result<String, CommError> {
-    let functions = Functions::open(vendor)?;
-    let mut text = [0 as c_char; BUS_BYTES];
-    // SAFETY: the function writes so many bytes at most, the last of which is 0.
-    let code = unsafe { (functions.bus)(text.as_mut_ptr(), BUS_BYTES as c_int, device as c_int) };
+/// PCI bus id of a device, such as `0000:07:00.0`, by its runtime index.
+pub fn pci_bus_id(vendor: Vendor, device: u32) -> Result<String, CommError> {
+    let (runtime, _api) = open(vendor)?;
+    let mut text = [0 as c_char; PCI_BUS_ID_BYTES];
+    let query = runtime.device_get_pci_bus_id;
+    // SAFETY: the function writes at most this many bytes, including the terminating 0.
+    let code = unsafe { query(text.as_mut_ptr(), PCI_BUS_ID_BYTES as c_int, device as c_int) };
     match code {
-        OK => {
+        SUCCESS => {
             let bytes = text.iter().take_while(|byte| **byte != 0).map(|byte| *byte as u8);
             Ok(String::from_utf8_lossy(&bytes.collect::<Vec<_>>()).to_lowercase())
         }
         code => Err(CommError::System {
-            what: format!("the place of device {device}"),
-            why: functions.explain_runtime(code),
+            what: format!("PCI bus id of device {device}"),
+            why: runtime.error_string(code),
         }),
     }
 }
 
-/// Room for such a text.
-pub const BUS_BYTES: usize = 32;
+/// Buffer size for a PCI bus id.
+pub const PCI_BUS_ID_BYTES: usize = 32;
 
-/// The library's version.
+/// Version of the library.
 pub fn version(vendor: Vendor) -> Result<String, CommError> {
-    let functions = Functions::open(vendor)?;
-    let mut number = 0;
-    // SAFETY: the function writes one number.
-    explain(&functions, "the version", unsafe { (functions.version)(&mut number) })?;
-    // Before 2.9 a part less was in the number.
-    let (major, rest) = if number < 10_000 { (1000, 100) } else { (10_000, 100) };
-    let (minor, patch) = (number % major / rest, number % rest);
-    Ok(format!("{}.{minor}.{patch}", number / major))
+    let (_runtime, api) = open(vendor)?;
+    let mut version = 0;
+    // SAFETY: the function writes one integer.
+    check(&api, "library version", unsafe { (api.get_version)(&mut version) })?;
+    // Versions before 2.9 are encoded with one digit less for the minor version.
+    let major = if version < 10_000 { 1000 } else { 10_000 };
+    let (minor, patch) = (version % major / 100, version % 100);
+    Ok(format!("{}.{minor}.{patch}", version / major))
 }
 
-impl Nccl {
+impl NcclEngine {
     fn join(
-        functions: Arc<Functions>,
-        meeting: Arc<dyn Comm>,
-        settings: Settings,
+        runtime: Arc<Runtime>,
+        api: Arc<NcclApi>,
+        bootstrap: Arc<dyn Comm>,
+        config: NcclConfig,
     ) -> Result<Self, CommError> {
-        let device = all_ready(meeting.as_ref(), Device::open(functions.clone(), settings.device))?;
-        Self::connect(Arc::new(device), meeting.clone(), settings)
-            .inspect_err(|error| meeting.abort(&error.to_string()))
+        let device = GpuDevice::open(runtime, config.device);
+        let device = all_ranks_have_devices(bootstrap.as_ref(), device)?;
+        Self::connect(api, Arc::new(device), bootstrap.clone(), config)
+            .inspect_err(|error| bootstrap.abort(&error.to_string()))
     }
 
-    /// Connects the devices of ranks that all have one.
+    /// Initialises the communicator once all ranks have opened their devices.
     fn connect(
-        device: Arc<Device>,
-        meeting: Arc<dyn Comm>,
-        settings: Settings,
+        api: Arc<NcclApi>,
+        device: Arc<GpuDevice>,
+        bootstrap: Arc<dyn Comm>,
+        config: NcclConfig,
     ) -> Result<Self, CommError> {
-        let functions = device.functions.clone();
-        let _selected = device.select()?;
+        let _guard = device.make_current()?;
         let mut id = UniqueId([0; 128]);
-        if meeting.rank() == 0 {
+        if bootstrap.rank() == 0 {
             // SAFETY: the function writes one id.
-            explain(&functions, "a meeting place", unsafe { (functions.unique_id)(&mut id) })?;
+            check(&api, "creating a unique id", unsafe { (api.get_unique_id)(&mut id) })?;
         }
-        meeting.broadcast(&mut id.0, 0)?;
-        let (rank, size) = (meeting.rank(), meeting.size());
-        let mut nccl = Self {
+        bootstrap.broadcast(&mut id.0, 0)?;
+        let (rank, size) = (bootstrap.rank(), bootstrap.size());
+        let mut engine = Self {
+            api,
             rank,
-            peers: (0..size).map(|r| meeting.peer(r)).collect(),
+            peers: (0..size).map(|r| bootstrap.peer(r)).collect(),
             raw: null_mut(),
-            input: device.memory(1)?,
-            output: device.memory(1)?,
+            input: device.alloc(1)?,
+            output: device.alloc(1)?,
+            gpu: Gpu::with_runtime(device.runtime.clone(), config.device)?,
             device,
-            settings,
-            gpu: Gpu::with(functions.clone(), settings.device)?,
+            config,
             calls: 0,
             aborted: Arc::default(),
             failed: None,
-            meeting,
+            bootstrap,
         };
-        let (count, mut config) = (size as c_int, Config::new(settings.blocking));
-        // SAFETY: the function writes one pointer; all ranks give the same id and size.
-        let code =
-            unsafe { (functions.init)(&mut nccl.raw, count, id, rank as c_int, &mut config) };
-        let joined = explain(&functions, "a communicator", code).and_then(|()| nccl.awaken());
-        joined.map_err(|error| nccl.end(error)).map(|()| nccl)
+        let (size, rank, mut raw_config) =
+            (size as c_int, rank as c_int, RawConfig::new(config.blocking));
+        let init_rank = engine.api.comm_init_rank_config;
+        // SAFETY: the function writes one pointer; all ranks pass the same id and size.
+        let code = unsafe { init_rank(&mut engine.raw, size, id, rank, &mut raw_config) };
+        let connected =
+            engine.check("communicator initialisation", code).and_then(|()| engine.wait_init());
+        connected.map_err(|error| engine.fail(error)).map(|()| engine)
     }
 
-    /// Makes room for a call.
-    fn make_room(&mut self, input: usize, output: usize) -> Result<(), CommError> {
+    /// Grows the staging buffers to these sizes.
+    fn reserve_staging(&mut self, input: usize, output: usize) -> Result<(), CommError> {
         if self.input.bytes < input {
-            self.input = self.device.memory(input.next_power_of_two())?;
+            self.input = self.device.alloc(input.next_power_of_two())?;
         }
         if self.output.bytes < output {
-            self.output = self.device.memory(output.next_power_of_two())?;
+            self.output = self.device.alloc(output.next_power_of_two())?;
         }
         Ok(())
     }
 
-    /// A rank that sends to itself waits for itself, unless it does both at once.
-    fn not_alone(&self, kind: Kind, other: u32) -> Result<(), CommError> {
-        let message = matches!(kind, Kind::Send | Kind::Receive);
-        if !message || other != self.rank {
+    /// Rejects a send to or receive from this rank itself, which would deadlock outside a group.
+    fn check_not_self(&self, kind: CallKind, peer: u32) -> Result<(), CommError> {
+        if !kind.is_p2p() || peer != self.rank {
             return Ok(());
         }
-        let what = "to oneself one sends and receives in one group (Comm::run_group)".to_owned();
-        Err(CommError::Shape { call: kind.name(), what })
+        let what =
+            "send to and receive from this rank itself in one group (Comm::run_group)".to_owned();
+        Err(CommError::InvalidCall { call: kind.name(), what })
     }
 
-    /// What says that buffers lie where this rank does not work.
-    fn not_ours(&self, kind: Kind, space: Space) -> CommError {
-        let own = Space::Device(self.settings.device);
-        let what = format!("its buffers lie in {space}, this rank works in {own}");
-        CommError::Shape { call: kind.name(), what }
+    fn wrong_memory_space(&self, kind: CallKind, space: MemorySpace) -> CommError {
+        let own = MemorySpace::Device(self.config.device);
+        let what = format!("the buffers are in {space}, but this rank uses {own}");
+        CommError::InvalidCall { call: kind.name(), what }
     }
 
-    /// Does something with the device, and if it fails, ends the communicator.
-    fn attempt(
+    /// Runs device work; a failure aborts the communicator.
+    fn run_guarded(
         &mut self,
         call: Signature,
         work: impl FnOnce(&mut Self) -> Result<(), CommError>,
@@ -225,39 +238,46 @@ impl Nccl {
         if let Some(error) = &self.failed {
             return Err(error.clone());
         }
-        self.calls += u64::from(!matches!(call.kind, Kind::Send | Kind::Receive));
-        let _selected = self.device.select()?;
-        let compared = if self.settings.debug { self.compare(call) } else { Ok(()) };
-        compared.and_then(|()| work(self)).map_err(|error| self.give_up(error, call))
+        self.calls += u64::from(!call.kind.is_p2p());
+        let _guard = self.device.make_current()?;
+        let compared = if self.config.debug { self.compare_signatures(call) } else { Ok(()) };
+        compared.and_then(|()| work(self)).map_err(|error| self.fail_with_diagnosis(error, call))
+    }
+
+    fn check(&self, what: &str, code: c_int) -> Result<(), CommError> {
+        check(&self.api, what, code)
     }
 }
 
-/// Whether all ranks have their devices: the library would wait for one that does not come for ever.
-fn all_ready<T>(meeting: &dyn Comm, opened: Result<T, CommError>) -> Result<T, CommError> {
-    let mut all = vec![0u8; meeting.size() as usize];
-    meeting.all_gather(&[u8::from(opened.is_ok())], &mut all)?;
+/// Checks that every rank has opened its device: NCCL would wait forever for a missing rank.
+fn all_ranks_have_devices<T>(
+    bootstrap: &dyn Comm,
+    opened: Result<T, CommError>,
+) -> Result<T, CommError> {
+    let mut all = vec![0u8; bootstrap.size() as usize];
+    bootstrap.all_gather(&[u8::from(opened.is_ok())], &mut all)?;
     let device = opened?;
     match (0..).zip(&all).find(|(_, ready)| **ready == 0) {
         Some((rank, _)) => Err(CommError::System {
-            what: "a communicator on devices".to_owned(),
-            why: format!("{} has no device", meeting.peer(rank)),
+            what: "device communicator".to_owned(),
+            why: format!("{} has no device", bootstrap.peer(rank)),
         }),
         None => Ok(device),
     }
 }
 
-/// What a result of the library means.
-fn explain(functions: &Functions, what: &str, code: c_int) -> Result<(), CommError> {
+/// Converts an NCCL result.
+fn check(api: &NcclApi, what: &str, code: c_int) -> Result<(), CommError> {
     match code {
         OK | IN_PROGRESS => Ok(()),
         code => {
-            let why = format!("{}; NCCL_DEBUG=WARN tells more", functions.explain(code));
+            let why = format!("{}; set NCCL_DEBUG=WARN for details", api.error_string(code));
             Err(CommError::System { what: what.to_owned(), why })
         }
     }
 }
 
-impl Engine for Nccl {
+impl Engine for NcclEngine {
     fn rank(&self) -> u32 {
         self.rank
     }
@@ -267,51 +287,51 @@ impl Engine for Nccl {
     }
 
     fn run(&mut self, call: Call<'_>) -> Result<(), CommError> {
-        self.not_alone(call.kind, call.root)?;
+        self.check_not_self(call.kind, call.root)?;
         let signature = call.signature(self.peers.len());
-        self.attempt(signature, |nccl| nccl.staged(call))
+        self.run_guarded(signature, |engine| engine.run_via_host(call))
     }
 
     fn run_group(&mut self, calls: Vec<Call<'_>>) -> Result<(), CommError> {
-        let (messages, collectives) = apart(calls);
+        let (messages, collectives) = split_p2p(calls);
         if let Some(first) = messages.first() {
             let signature = first.signature(self.peers.len());
-            self.attempt(signature, |nccl| nccl.staged_messages(messages))?;
+            self.run_guarded(signature, |engine| engine.run_p2p_via_host(messages))?;
         }
         collectives.into_iter().try_for_each(|call| self.run(call))
     }
 
     fn run_owned(&mut self, call: &mut OwnedCall) -> Result<(), CommError> {
-        let own = Space::Device(self.settings.device);
+        let own = MemorySpace::Device(self.config.device);
         match call.space()? {
-            Space::Host => self.run(call.as_call()),
+            MemorySpace::Host => self.run(call.as_call()),
             space if space == own => self.repeat(call, 1),
-            other => Err(self.not_ours(call.kind, other)),
+            other => Err(self.wrong_memory_space(call.kind, other)),
         }
     }
 
     fn repeat(&mut self, call: &mut OwnedCall, times: u32) -> Result<(), CommError> {
-        if call.space()? != Space::Device(self.settings.device) {
+        if call.space()? != MemorySpace::Device(self.config.device) {
             return (0..times).try_for_each(|_| self.run_owned(call));
         }
-        self.not_alone(call.kind, call.root)?;
-        let signature = call.described().signature(self.peers.len());
-        self.attempt(signature, |nccl| nccl.on_device(call, times))
+        self.check_not_self(call.kind, call.root)?;
+        let signature = call.without_buffers().signature(self.peers.len());
+        self.run_guarded(signature, |engine| engine.run_on_device(call, times))
     }
 
-    fn repeat_messages(&mut self, messages: &mut [OwnedCall], times: u32) -> Result<(), CommError> {
-        if elsewhere(messages)?.is_none() {
+    fn repeat_p2p(&mut self, messages: &mut [OwnedCall], times: u32) -> Result<(), CommError> {
+        if first_device_buffer(messages)?.is_none() {
             return (0..times).try_for_each(|_| {
                 self.run_group(messages.iter_mut().map(OwnedCall::as_call).collect())
             });
         }
-        let own = Space::Device(self.settings.device);
+        let own = MemorySpace::Device(self.config.device);
         if let Some(other) = messages.iter().find(|message| message.output.space() != own) {
-            return Err(self.not_ours(other.kind, other.output.space()));
+            return Err(self.wrong_memory_space(other.kind, other.output.space()));
         }
         let Some(first) = messages.first() else { return Ok(()) };
-        let signature = first.described().signature(self.peers.len());
-        self.attempt(signature, |nccl| nccl.messages_on_device(messages, times))
+        let signature = first.without_buffers().signature(self.peers.len());
+        self.run_guarded(signature, |engine| engine.run_p2p_on_device(messages, times))
     }
 
     fn split(
@@ -319,43 +339,43 @@ impl Engine for Nccl {
         colour: Option<u32>,
         key: i64,
     ) -> Result<Option<Box<dyn Engine>>, CommError> {
-        let Some(part) = self.meeting.split(colour, key)? else { return Ok(None) };
-        let functions = self.device.functions.clone();
-        Ok(Some(Box::new(Self::join(functions, part.into(), self.settings)?)))
+        let Some(bootstrap) = self.bootstrap.split(colour, key)? else { return Ok(None) };
+        let (runtime, api) = (self.device.runtime.clone(), self.api.clone());
+        Ok(Some(Box::new(Self::join(runtime, api, bootstrap.into(), self.config)?)))
     }
 
-    fn memory(&self) -> Memory {
+    fn allocator(&self) -> Allocator {
         let gpu = self.gpu.clone();
         let device = Arc::new(move |bytes| gpu.buffer(bytes));
-        Memory { host: Arc::new(Buffer::zeroed), device: Some(device) }
+        Allocator { host: Arc::new(Buffer::zeroed), device: Some(device) }
     }
 
-    fn in_one_line(&self) -> bool {
+    fn serialized(&self) -> bool {
         true
     }
 
     fn close(&mut self) {
-        if let Some(raw) = self.given_out() {
-            self.farewell(raw);
+        if let Some(raw) = self.take_raw() {
+            self.finalize(raw);
         }
     }
 
-    fn abort(&self) -> Abort {
-        let (aborted, meeting) = (self.aborted.clone(), self.meeting.clone());
+    fn abort_fn(&self) -> AbortFn {
+        let (aborted, bootstrap) = (self.aborted.clone(), self.bootstrap.clone());
         Arc::new(move |why| {
-            // The first reason counts.
+            // Only the first reason is kept.
             let _ = aborted.set(why.to_owned());
-            meeting.abort(why);
+            bootstrap.abort(why);
         })
     }
 
-    fn over(&self) -> Over {
-        let meeting = self.meeting.clone();
-        Arc::new(move || meeting.is_over())
+    fn has_failed_fn(&self) -> HasFailedFn {
+        let bootstrap = self.bootstrap.clone();
+        Arc::new(move || bootstrap.has_failed())
     }
 }
 
-impl Drop for Nccl {
+impl Drop for NcclEngine {
     fn drop(&mut self) {
         self.close();
     }

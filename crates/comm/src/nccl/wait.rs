@@ -1,151 +1,147 @@
-//! Waiting for the library and the device: never for ever, and not for ranks that are gone. The
-//! library itself would wait a minute for a rank that died before they were connected, and for one
-//! that is silent without end, so nothing is asked of it that keeps the caller.
+//! Bounded waits for the library and the device. NCCL itself waits a minute for a rank that died
+//! before it connected and forever for a rank that never calls, so it runs in non-blocking mode and
+//! is polled.
 
 use std::time::{Duration, Instant};
 
+use super::NcclEngine;
 use super::sys::{IN_PROGRESS, OK, RawComm};
-use super::{Nccl, explain};
 use crate::error::Peer;
-use crate::{Collectives, CommError, Kind};
+use crate::{CallKind, Collectives, CommError};
 
-/// How long ranks that are all there may take to connect their devices: many need a while.
-const CONNECT_WITHIN: Duration = Duration::from_secs(300);
+/// How long the ranks may take to connect their devices, which takes a while for many ranks.
+const INIT_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// How long a device may take to stop what was broken off.
-const STOP_WITHIN: Duration = Duration::from_secs(10);
+/// How long the device may take to stop aborted work.
+const ABORT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What is soon over is spun for; what is not is not worth a core.
+/// Short operations are spun for; after this, polling sleeps in between.
 const SPIN: Duration = Duration::from_millis(1);
-const NAP: Duration = Duration::from_micros(20);
+const POLL_SLEEP: Duration = Duration::from_micros(20);
 
-/// How often it is asked how the other ranks are.
-const LOOK: Duration = Duration::from_millis(2);
+/// How often the state of the other ranks is checked.
+const FAULT_CHECK_INTERVAL: Duration = Duration::from_millis(2);
 
-impl Nccl {
+impl NcclEngine {
     /// Waits until all ranks have connected their devices.
-    pub(super) fn awaken(&self) -> Result<(), CommError> {
-        let limit = self.settings.desync_after.max(CONNECT_WITHIN);
-        self.patiently(limit, || self.is_done(self.raw, "a communicator"))?
+    pub(super) fn wait_init(&self) -> Result<(), CommError> {
+        let timeout = self.config.desync_after.max(INIT_TIMEOUT);
+        self.with_timeout(timeout, || self.is_done(self.raw, "communicator initialisation"))?
             .then_some(())
-            .ok_or_else(|| self.late("a communicator", limit, |_| true))
+            .ok_or_else(|| self.timeout_error("communicator initialisation", timeout, |_| true))
     }
 
-    /// Waits until the library has queued what it was asked for: only then it takes the next.
-    pub(super) fn accepted(&self, kind: Kind) -> Result<(), CommError> {
-        let limit = self.settings.desync_after;
-        self.patiently(limit, || self.is_done(self.raw, kind.name()))?
+    /// Waits until the library has enqueued the call; only then it accepts the next one.
+    pub(super) fn wait_enqueued(&self, kind: CallKind) -> Result<(), CommError> {
+        let timeout = self.config.desync_after;
+        self.with_timeout(timeout, || self.is_done(self.raw, kind.name()))?
             .then_some(())
-            .ok_or_else(|| self.late(kind.name(), limit, |_| true))
+            .ok_or_else(|| self.timeout_error(kind.name(), timeout, |_| true))
     }
 
-    /// Waits until the library has queued what it was asked for, and the device has done it.
-    /// Of messages the other ranks are named.
-    pub(super) fn settle(&self, kind: Kind, others: &[u32]) -> Result<(), CommError> {
-        let limit = self.settings.desync_after;
-        let mut queued = false;
-        let done = self.patiently(limit, || {
-            queued = queued || self.is_done(self.raw, kind.name())?;
-            Ok(queued && self.is_idle()?)
+    /// Waits until the device has completed the call. A timed-out message names `peers`.
+    pub(super) fn synchronize(&self, kind: CallKind, peers: &[u32]) -> Result<(), CommError> {
+        let timeout = self.config.desync_after;
+        let mut enqueued = false;
+        let done = self.with_timeout(timeout, || {
+            enqueued = enqueued || self.is_done(self.raw, kind.name())?;
+            Ok(enqueued && self.is_idle()?)
         })?;
-        let message = matches!(kind, Kind::Send | Kind::Receive);
-        done.then_some(())
-            .ok_or_else(|| self.late(kind.name(), limit, |p| !message || others.contains(&p.rank)))
+        let awaited = |peer: &Peer| !kind.is_p2p() || peers.contains(&peer.rank);
+        done.then_some(()).ok_or_else(|| self.timeout_error(kind.name(), timeout, awaited))
     }
 
-    /// Ends a communicator in peace: what was sent to others must have reached them.
-    pub(super) fn farewell(&self, raw: RawComm) {
-        let functions = &self.device.functions;
-        // SAFETY: the communicator is ours.
-        let code = unsafe { (functions.finalize)(raw) };
-        let done = explain(functions, "the end", code).and_then(|()| {
-            let limit = self.settings.desync_after;
-            self.patiently(limit, || self.is_done(raw, "the end"))
+    /// Finalizes and destroys a communicator after all its messages have arrived.
+    pub(super) fn finalize(&self, raw: RawComm) {
+        // SAFETY: the communicator is valid.
+        let code = unsafe { (self.api.comm_finalize)(raw) };
+        let done = self.check("finalizing", code).and_then(|()| {
+            self.with_timeout(self.config.desync_after, || self.is_done(raw, "finalizing"))
         });
         match done {
-            // SAFETY: the communicator is ours, and nobody uses it any more.
-            Ok(true) => drop(unsafe { (functions.destroy)(raw) }),
-            _ => self.break_off(raw),
+            // SAFETY: the communicator is valid and unused from here on.
+            Ok(true) => drop(unsafe { (self.api.comm_destroy)(raw) }),
+            _ => self.abort_raw(raw),
         }
     }
 
-    /// Ends a communicator at once. What it does on the device is over when this returns: whoever
-    /// has buffers there may free them.
-    pub(super) fn break_off(&self, raw: RawComm) {
-        // SAFETY: the communicator is ours, and is used no more.
-        unsafe { (self.device.functions.abort)(raw) };
+    /// Aborts a communicator. Its device work has stopped on return, so that buffers can be freed.
+    pub(super) fn abort_raw(&self, raw: RawComm) {
+        // SAFETY: the communicator is valid and unused from here on.
+        unsafe { (self.api.comm_abort)(raw) };
         let start = Instant::now();
-        // A device that failed does nothing any more.
-        while self.device.is_idle() == Ok(false) && start.elapsed() < STOP_WITHIN {
-            std::thread::sleep(NAP);
+        // A failed device runs nothing any more.
+        while self.device.is_idle() == Ok(false) && start.elapsed() < ABORT_TIMEOUT {
+            std::thread::sleep(POLL_SLEEP);
         }
     }
 
-    /// Whether the library has done what it was asked for.
+    /// Whether the library has finished its current operation.
     fn is_done(&self, raw: RawComm, what: &str) -> Result<bool, CommError> {
-        let mut code = OK;
-        let functions = &self.device.functions;
-        // SAFETY: the communicator is ours; the function writes one number.
-        let asked = unsafe { (functions.async_error)(raw, &mut code) };
-        explain(functions, what, asked).and_then(|()| explain(functions, what, code))?;
-        Ok(code != IN_PROGRESS)
+        let mut state = OK;
+        // SAFETY: the communicator is valid; the function writes one integer.
+        let code = unsafe { (self.api.comm_get_async_error)(raw, &mut state) };
+        self.check(what, code).and_then(|()| self.check(what, state))?;
+        Ok(state != IN_PROGRESS)
     }
 
-    /// Whether the device has done all; not if the library knows of a failure.
+    /// Whether the stream is idle; fails if the library has an asynchronous error.
     fn is_idle(&self) -> Result<bool, CommError> {
         let idle = self.device.is_idle()?;
         if !idle {
-            self.is_done(self.raw, "work on the device")?;
+            self.is_done(self.raw, "device work")?;
         }
         Ok(idle)
     }
 
-    /// Waits until something is done, as long as it may take, and as long as no rank gives up. Tells
-    /// whether it is done.
-    fn patiently(
+    /// Polls `done` until it holds, a rank aborts or the timeout expires; whether it holds.
+    fn with_timeout(
         &self,
-        limit: Duration,
+        timeout: Duration,
         mut done: impl FnMut() -> Result<bool, CommError>,
     ) -> Result<bool, CommError> {
         let start = Instant::now();
-        let mut look = LOOK;
+        let mut next_check = FAULT_CHECK_INTERVAL;
         loop {
             if done()? {
                 return Ok(true);
             }
             let waited = start.elapsed();
-            if waited >= look {
-                look = waited + LOOK;
-                self.go_on()?;
+            if waited >= next_check {
+                next_check = waited + FAULT_CHECK_INTERVAL;
+                self.check_not_aborted()?;
             }
-            if waited >= limit {
+            if waited >= timeout {
                 return Ok(false);
             }
             if waited > SPIN {
-                std::thread::sleep(NAP);
+                std::thread::sleep(POLL_SLEEP);
             }
         }
     }
 
-    /// Whether this rank and all others have not given up.
-    fn go_on(&self) -> Result<(), CommError> {
+    fn check_not_aborted(&self) -> Result<(), CommError> {
         if let Some(why) = self.aborted.get() {
             let by = self.peers[self.rank as usize].clone();
             return Err(CommError::Aborted { by, why: why.clone() });
         }
-        match self.meeting.is_over() {
-            // Its next call says why, and waits for nobody.
-            true => self.meeting.barrier(),
+        match self.bootstrap.has_failed() {
+            // A call on a failed communicator returns its error without waiting.
+            true => self.bootstrap.barrier(),
             false => Ok(()),
         }
     }
 
-    /// Those that did not come.
-    fn late(&self, what: &str, limit: Duration, awaited: impl Fn(&Peer) -> bool) -> CommError {
-        let missing = self.peers.iter().filter(|p| p.rank != self.rank && awaited(p));
-        CommError::Late {
+    fn timeout_error(
+        &self,
+        what: &str,
+        timeout: Duration,
+        awaited: impl Fn(&Peer) -> bool,
+    ) -> CommError {
+        let missing = self.peers.iter().filter(|peer| peer.rank != self.rank && awaited(peer));
+        CommError::Timeout {
             call: what.to_owned(),
-            seconds: limit.as_secs(),
+            seconds: timeout.as_secs(),
             missing: missing.cloned().collect(),
         }
     }

@@ -1,11 +1,11 @@
-//! Collectives as programs: who sends what to whom, in which rounds. Pure data, which can be
-//! printed, checked and simulated before it moves a byte.
+//! Collectives as programs: which rank sends which blocks to which rank in which round. Programs
+//! are pure data that can be printed, checked and simulated before any byte moves.
 //!
-//! A rank's buffer is cut into blocks: of an all-reduce, reduce or broadcast into equal shares, of
-//! the others into the ranks' parts. A round's steps may go on at the same time; the next round
-//! begins, on this rank, when they are over.
+//! A rank's buffer is cut into blocks: equal blocks for all-reduce, reduce and broadcast, one block
+//! per rank otherwise. The steps of a round may run concurrently; a rank starts its next round when
+//! they have completed.
 //!
-//! Which blocks a rank has where, by the table at [`crate::Call`]:
+//! Blocks per buffer, following the table at [`crate::Call`]:
 //!
 //! | kind | input | output |
 //! |---|---|---|
@@ -18,23 +18,23 @@
 //! | scatter | all at the root, else none | its own |
 //! | all-to-all | all: *i* is for rank *i* | all: *i* is from rank *i* |
 //!
-//! A program does the collective in place, too, where input and output are one memory: a copy from
-//! a block of the input to the same of the output is then nothing to do. Only an all-to-all in
-//! place needs a copy of its input first. A barrier has no blocks; its messages are empty.
+//! A program also works in place, where input and output are the same memory: a copy from an input
+//! block to the same output block is then a no-op. Only an in-place all-to-all copies its input
+//! first. A barrier has no blocks; its messages are empty.
 //!
-//! [`algorithm`] writes programs, [`check`] proves them right, [`simulate`] says what they cost,
-//! [`mod@print`] shows them, [`choose`] chooses, by a table that [`decide`] makes of what was
-//! measured.
+//! [`algorithm`] builds programs, [`check`] verifies them, [`simulate`] estimates their cost,
+//! [`mod@format`] prints them, and [`selection`] picks one from a table that [`fit_table`] derives
+//! from measurements.
 
 use std::ops::Range;
 
 pub mod algorithm;
 pub mod check;
-pub mod choose;
+pub mod fit_table;
+pub mod format;
 #[cfg(test)]
-mod concrete;
-pub mod decide;
-pub mod print;
+mod interpreter;
+pub mod selection;
 pub mod simulate;
 
 pub use algorithm::{Algorithm, program};
@@ -42,105 +42,106 @@ pub use algorithm::{Algorithm, program};
 /// How a buffer is cut into blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Blocks {
-    /// Into so many shares, as equal as it goes.
-    Shares(u32),
-    /// Into the parts of the ranks: block *i* is rank *i*'s.
-    Parts,
+    /// This many blocks, equal to within one element.
+    Equal(u32),
+    /// One block per rank: block *i* belongs to rank *i*.
+    PerRank,
 }
 
 impl Blocks {
-    /// How many blocks there are.
+    /// Number of blocks.
     pub fn count(self, ranks: u32) -> u32 {
         match self {
-            Self::Shares(shares) => shares,
-            Self::Parts => ranks,
+            Self::Equal(shares) => shares,
+            Self::PerRank => ranks,
         }
     }
 }
 
-/// Where a share of a buffer lies, in elements. The first shares are longer by one if it does not
-/// come out even.
-pub fn share(elements: usize, shares: u32, index: u32) -> Range<usize> {
-    let (shares, index) = (shares.max(1) as usize, index as usize);
-    let (each, longer) = (elements / shares, elements % shares);
+/// The elements of one of `blocks` equal blocks. The first blocks are one element longer if the
+/// division leaves a remainder.
+pub fn equal_block(elements: usize, blocks: u32, index: u32) -> Range<usize> {
+    let (blocks, index) = (blocks.max(1) as usize, index as usize);
+    let (each, longer) = (elements / blocks, elements % blocks);
     let start = each * index + index.min(longer);
     start..start + each + usize::from(index < longer)
 }
 
-/// Which of a rank's buffers.
+/// One of a rank's buffers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Place {
-    /// What the rank gives; it is not changed. In a collective in place it is the output.
+pub enum BufferKind {
+    /// The rank's contribution; read-only. Aliases the output in an in-place collective.
     Input,
-    /// What the rank gets.
+    /// The rank's result.
     Output,
-    /// Room of the algorithm's own, cut like the output.
+    /// Temporary buffer, cut like the output.
     Scratch,
 }
 
-/// Some blocks of a buffer, one after the other.
+/// Consecutive blocks of a buffer.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Piece {
-    /// Which buffer.
-    pub place: Place,
-    /// Which blocks.
+pub struct BlockRange {
+    /// The buffer.
+    pub buffer: BufferKind,
+    /// The blocks.
     pub blocks: Range<u32>,
 }
 
-/// What a rank does.
+/// One step of a program.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Step {
-    /// Sends blocks to a rank. Between two ranks what is sent first is received first.
+pub enum ProgramStep {
+    /// Sends blocks to a rank. Messages between two ranks keep their order.
     Send {
-        /// To whom.
+        /// Destination rank.
         to: u32,
-        /// What.
-        what: Piece,
+        /// Blocks to send.
+        what: BlockRange,
     },
     /// Receives blocks from a rank.
     Receive {
-        /// From whom.
+        /// Source rank.
         from: u32,
-        /// Where they go.
-        into: Piece,
-        /// Whether they are reduced with what is there; if not, they replace it.
+        /// Destination blocks.
+        into: BlockRange,
+        /// Whether to reduce into the destination instead of overwriting it.
         reduce: bool,
     },
-    /// Copies blocks on the rank itself.
+    /// Copies blocks locally.
     Copy {
-        /// From here.
-        from: Piece,
-        /// To here.
-        to: Piece,
+        /// Source blocks.
+        from: BlockRange,
+        /// Destination blocks.
+        to: BlockRange,
     },
 }
 
-/// Steps that may go on at the same time: none of them reads what another writes.
-pub type Round = Vec<Step>;
+/// Steps that may run concurrently: no step reads or writes a block that another writes.
+pub type Round = Vec<ProgramStep>;
 
-/// What one rank does in a collective.
+/// The program of one rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Program {
     /// How buffers are cut.
     pub blocks: Blocks,
-    /// Round after round.
+    /// The rounds, in order.
     pub rounds: Vec<Round>,
 }
 
 impl Program {
-    /// The blocks of scratch room that it uses, from the first to the last.
+    /// The smallest range that covers all scratch blocks in use.
     pub fn scratch(&self) -> Range<u32> {
-        let pieces = self.rounds.iter().flatten().flat_map(Step::writes);
-        let used = pieces.filter(|piece| piece.place == Place::Scratch && !piece.blocks.is_empty());
-        used.map(|piece| piece.blocks.clone())
+        let pieces = self.rounds.iter().flatten().flat_map(ProgramStep::writes);
+        let used =
+            pieces.filter(|range| range.buffer == BufferKind::Scratch && !range.blocks.is_empty());
+        used.map(|range| range.blocks.clone())
             .reduce(|a, b| a.start.min(b.start)..a.end.max(b.end))
             .unwrap_or(0..0)
     }
 }
 
-impl Step {
-    /// What it changes.
-    fn writes(&self) -> Option<&Piece> {
+impl ProgramStep {
+    /// The blocks that the step writes.
+    fn writes(&self) -> Option<&BlockRange> {
         match self {
             Self::Send { .. } => None,
             Self::Receive { into, .. } => Some(into),
@@ -148,8 +149,8 @@ impl Step {
         }
     }
 
-    /// What it reads.
-    fn reads(&self) -> Option<&Piece> {
+    /// The blocks that the step reads.
+    fn reads(&self) -> Option<&BlockRange> {
         match self {
             Self::Send { what, .. } => Some(what),
             Self::Receive { into, reduce, .. } => reduce.then_some(into),
@@ -163,11 +164,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_cover_a_buffer_without_gaps() {
+    fn equal_blocks_cover_the_buffer_without_gaps() {
         for (elements, shares) in [(0, 3), (1, 3), (7, 3), (9, 3), (5, 1), (1000, 7)] {
             let mut next = 0;
             for index in 0..shares {
-                let share = share(elements, shares, index);
+                let share = equal_block(elements, shares, index);
                 assert_eq!(share.start, next);
                 assert!(share.len().abs_diff(elements / shares as usize) <= 1);
                 next = share.end;

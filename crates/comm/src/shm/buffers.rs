@@ -1,13 +1,13 @@
-//! The caller's buffers, by address: in place, input and output are the same bytes.
+//! The caller's buffers as raw addresses, because in place input and output are the same bytes.
 
 use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::arena::Arena;
 use crate::kernel::stream;
-use crate::{Call, Kind};
+use crate::{Call, CallKind};
 
-/// An output of this size is not in the caches when it is read, and need not push out what is.
+/// Outputs of this size do not stay in the caches and are written with streaming stores.
 const STREAM_OUTPUT_BYTES: usize = 8 << 20;
 
 /// Input and output of a call.
@@ -16,94 +16,95 @@ pub struct Buffers<'a> {
     input_bytes: usize,
     output: *mut u8,
     output_bytes: usize,
-    /// Where this rank's result begins in the output.
+    /// Offset of this rank's result in the output.
     result: usize,
-    /// Whether it is written past the caches.
-    streams: bool,
-    lent: PhantomData<&'a mut [u8]>,
+    /// Whether the output is written with streaming stores.
+    streaming: bool,
+    borrow: PhantomData<&'a mut [u8]>,
 }
 
 impl<'a> Buffers<'a> {
     pub fn new(call: Call<'a>, rank: usize) -> Self {
         let own = call.counts.offset(rank) * call.dtype.size();
         let root = call.root as usize == rank;
-        // What is given in place, and what is got there, is where it belongs in the whole.
-        let placed = call.input.is_none() || call.kind == Kind::Broadcast;
-        let (given, result) = match call.kind {
-            Kind::AllGather => (own, 0),
-            Kind::Gather if root => (own, 0),
-            Kind::ReduceScatter if placed => (0, own),
-            Kind::Scatter if placed && root => (0, own),
+        // In place, contribution and result are at their positions in the full buffer.
+        let in_place = call.input.is_none() || call.kind == CallKind::Broadcast;
+        let (contribution, result) = match call.kind {
+            CallKind::AllGather => (own, 0),
+            CallKind::Gather if root => (own, 0),
+            CallKind::ReduceScatter if in_place => (0, own),
+            CallKind::Scatter if in_place && root => (0, own),
             _ => (0, 0),
         };
         let output = call.output.as_mut_ptr();
         let (input, input_bytes) = match call.input {
-            Some(input) if !placed => (input.as_ptr(), input.len()),
+            Some(input) if !in_place => (input.as_ptr(), input.len()),
             _ => {
-                let given = given.min(call.output.len());
-                (output.wrapping_add(given).cast_const(), call.output.len() - given)
+                let contribution = contribution.min(call.output.len());
+                (output.wrapping_add(contribution).cast_const(), call.output.len() - contribution)
             }
         };
         let output_bytes = call.output.len();
-        // What is reduced in place was just read, and is in the caches.
-        let cached = placed && call.kind.reduces();
-        let streams = output_bytes >= STREAM_OUTPUT_BYTES && !cached;
-        Self { input, input_bytes, output, output_bytes, result, streams, lent: PhantomData }
+        // An in-place reduction has just read the output, so it is cached.
+        let cached = in_place && call.kind.reduces();
+        let streaming = output_bytes >= STREAM_OUTPUT_BYTES && !cached;
+        Self { input, input_bytes, output, output_bytes, result, streaming, borrow: PhantomData }
     }
 
-    /// Where input and output are in the arena, if both are; the output must be all of a buffer.
+    /// Arena offsets of input and output, if both are in the arena and the output is a whole
+    /// buffer.
     pub fn in_arena(&self, arena: &Arena, bytes: usize) -> Option<(usize, usize)> {
-        let whole = self.output_bytes == bytes && self.input_bytes == bytes;
-        let output = whole.then(|| arena.find_whole(self.output, bytes))??;
+        let full_size = self.output_bytes == bytes && self.input_bytes == bytes;
+        let output = full_size.then(|| arena.find_exact(self.output, bytes))??;
         Some((arena.find(self.input, bytes)?, output))
     }
 
     /// Bytes of the input.
     ///
     /// # Safety
-    /// Nothing must write them while they are used.
+    /// The bytes must not be written while they are borrowed.
     pub unsafe fn input(&self, range: Range<usize>) -> &[u8] {
         assert!(range.start <= range.end && range.end <= self.input_bytes);
-        // SAFETY: inside, and as the caller says.
+        // SAFETY: in bounds, and as required of the caller.
         unsafe { std::slice::from_raw_parts(self.input.add(range.start), range.len()) }
     }
 
     /// Bytes of the result.
     ///
     /// # Safety
-    /// Nothing else must read or write them while they are used.
-    #[allow(clippy::mut_from_ref, reason = "the caller sees to it that they do not overlap")]
+    /// The bytes must not be accessed otherwise while they are borrowed.
+    #[allow(clippy::mut_from_ref, reason = "the caller guarantees disjoint ranges")]
     pub unsafe fn output(&self, range: Range<usize>) -> &mut [u8] {
         let (start, end) = (self.result + range.start, self.result + range.end);
         assert!(start <= end && end <= self.output_bytes);
-        // SAFETY: inside, and as the caller says.
+        // SAFETY: in bounds, and as required of the caller.
         unsafe { std::slice::from_raw_parts_mut(self.output.add(start), range.len()) }
     }
 
-    /// Writes to the result.
+    /// Writes result bytes.
     ///
     /// # Safety
     /// As for [`Buffers::output`].
     pub unsafe fn write(&self, range: Range<usize>, data: &[u8]) {
-        // SAFETY: as the caller says.
+        // SAFETY: as required of the caller.
         let out = unsafe { self.output(range) };
-        match self.streams {
+        match self.streaming {
             true => stream::copy(out, data),
             false => out.copy_from_slice(data),
         }
     }
 
-    /// Whether bytes of the input are those of the result.
-    pub fn same(&self, input: usize, output: usize) -> bool {
+    /// Whether these input and output offsets are the same address.
+    pub fn is_aliased(&self, input: usize, output: usize) -> bool {
         std::ptr::eq(self.input.wrapping_add(input), self.output.wrapping_add(self.result + output))
     }
 }
 
-/// Other threads of the rank must see all of the output once the call is over.
+/// Streaming stores must be visible to other threads of the rank after the call.
 impl Drop for Buffers<'_> {
     fn drop(&mut self) {
-        if self.streams {
-            stream::settle();
+        if self.streaming {
+            stream::sfence();
         }
     }
 }

@@ -1,157 +1,155 @@
-//! Where everything is in the memory that the ranks of a communicator share. Pure arithmetic.
+//! Layout of a communicator's shared memory. Pure arithmetic.
 //!
-//! Every rank has a block of cache lines that it alone writes: its posts, what it calls, how it is.
-//! The rest are slots for what does not fit into a line. The memory is of a file with holes, so that
-//! what is never used costs nothing.
+//! Every rank has a block of cache lines that only it writes: its posts, calls and state. Payload
+//! slots follow. The file is sparse, so unused parts cost nothing.
 
-/// A cache line. What two ranks write lies in different ones.
+/// Cache line size. Lines written by different ranks are disjoint.
 pub const LINE_BYTES: usize = 64;
 
-/// How many posts of a rank there is room for. A rank may be this many ahead, less
-/// [`READING`], of the slowest.
-pub const RING: u64 = 16;
+/// Posts per rank in the ring. A rank may be this many posts, minus [`READ_LAG`], ahead of the
+/// slowest.
+pub const POST_RING: u64 = 16;
 
-/// The same of posts with a slot.
-pub const SLOTS: u64 = 4;
+/// Payload slots per rank.
+pub const PAYLOAD_SLOTS: u64 = 4;
 
-/// The same of the pieces of messages to a rank. Many, for the two need not take turns as often, and
-/// small ones need not be waited for.
-pub const MAIL_SLOTS: u64 = 16;
+/// Chunk slots per ordered pair of ranks: many, so that the pair alternates less often and small
+/// sends do not block.
+pub const P2P_SLOTS: u64 = 16;
 
-/// Whoever has posted `n` has no more to read of posts before `n + 1 - READING`.
-pub const READING: u64 = 2;
+/// A rank that has posted `n` has read all posts before `n + 1 - READ_LAG`.
+pub const READ_LAG: u64 = 2;
 
-/// What fits into the line of a post, beside its number and what it belongs to.
+/// Inline payload of a post's line, beside its sequence number and digest.
 pub const INLINE_BYTES: usize = 48;
 
-/// A message is cut into pieces of this size.
-pub const MAIL_BYTES: usize = 32 << 10;
+/// Chunk size of messages.
+pub const P2P_CHUNK_BYTES: usize = 32 << 10;
 
-/// What a message's first line holds beside its header.
-pub const MAIL_INLINE_BYTES: usize = 32;
+/// Inline payload of a chunk's header line.
+pub const P2P_INLINE_BYTES: usize = 32;
 
-/// From here on posts take places of their slots by turns.
-const ROTATED_BYTES: usize = 4 << 10;
+/// Payloads of at least this size rotate through their slot.
+const MIN_ROTATED_BYTES: usize = 4 << 10;
 
-/// In how many communicators a rank can say whom it waits for.
-pub const WAITS: usize = 16;
+/// Wait lines per rank, one per communicator.
+pub const WAIT_LINES: usize = 16;
 
-/// Words with which CPUs are told.
+/// Words of a CPU affinity mask.
 pub const CPU_WORDS: usize = 16;
 
 const PAGE_BYTES: usize = 4096;
 
-/// Of the abort record.
+/// Size of the abort record.
 const HEADER_BYTES: usize = PAGE_BYTES;
 
-// In a rank's block.
+// Offsets in a rank's block.
 const POSTS: usize = 0;
-const CALLS: usize = POSTS + RING as usize * LINE_BYTES;
-const STATE: usize = CALLS + (RING as usize + 1) * LINE_BYTES;
-const BELL: usize = STATE + LINE_BYTES;
-const CPUS: usize = BELL + LINE_BYTES;
+const CALLS: usize = POSTS + POST_RING as usize * LINE_BYTES;
+const STATE: usize = CALLS + (POST_RING as usize + 1) * LINE_BYTES;
+const DOORBELL: usize = STATE + LINE_BYTES;
+const CPUS: usize = DOORBELL + LINE_BYTES;
 const WAITING: usize = CPUS + CPU_WORDS * 8;
 const RANK_BYTES: usize = 4096;
-const _: () = assert!(WAITING + WAITS * LINE_BYTES <= RANK_BYTES);
+const _: () = assert!(WAITING + WAIT_LINES * LINE_BYTES <= RANK_BYTES);
 
-// In a channel.
-const TAKEN: usize = MAIL_SLOTS as usize * LINE_BYTES;
+// Offsets in a point-to-point channel.
+const CONSUMED: usize = P2P_SLOTS as usize * LINE_BYTES;
 const CHANNEL_BYTES: usize = 2048;
-const _: () = assert!(TAKEN + LINE_BYTES <= CHANNEL_BYTES);
+const _: () = assert!(CONSUMED + LINE_BYTES <= CHANNEL_BYTES);
 
-/// The layout for a number of ranks.
+/// Layout for a number of ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Layout {
+pub struct RegionLayout {
     pub ranks: usize,
-    /// How much of a buffer goes through a slot at a time.
+    /// Bytes of a buffer per slot.
     pub chunk_bytes: usize,
 }
 
-impl Layout {
+impl RegionLayout {
     /// The abort record.
     pub fn abort(&self) -> usize {
         0
     }
 
-    /// A rank's post with this number.
-    pub fn post(&self, rank: usize, number: u64) -> usize {
-        self.block(rank) + POSTS + (number % RING) as usize * LINE_BYTES
+    /// A rank's post.
+    pub fn post(&self, rank: usize, seq: u64) -> usize {
+        self.block(rank) + POSTS + (seq % POST_RING) as usize * LINE_BYTES
     }
 
-    /// What a rank calls, in its call with this number; `None`: which message it is at.
-    pub fn call(&self, rank: usize, number: Option<u64>) -> usize {
-        let place = number.map_or(RING, |number| number % RING);
-        self.block(rank) + CALLS + place as usize * LINE_BYTES
+    /// Signature of a rank's collective `seq`, or of its current message.
+    pub fn call(&self, rank: usize, seq: Option<u64>) -> usize {
+        let line = seq.map_or(POST_RING, |seq| seq % POST_RING);
+        self.block(rank) + CALLS + line as usize * LINE_BYTES
     }
 
-    /// How a rank is.
+    /// A rank's state line.
     pub fn state(&self, rank: usize) -> usize {
         self.block(rank) + STATE
     }
 
-    /// What those who wait for a rank sleep on.
-    pub fn bell(&self, rank: usize) -> usize {
-        self.block(rank) + BELL
+    /// A rank's doorbell, on which waiting ranks sleep.
+    pub fn doorbell(&self, rank: usize) -> usize {
+        self.block(rank) + DOORBELL
     }
 
-    /// On which CPUs a rank may be.
+    /// A rank's CPU affinity.
     pub fn cpus(&self, rank: usize) -> usize {
         self.block(rank) + CPUS
     }
 
-    /// Whom a rank waits for, in one of its communicators.
+    /// A rank's wait line.
     pub fn waits(&self, rank: usize, line: usize) -> usize {
         self.block(rank) + WAITING + line * LINE_BYTES
     }
 
-    /// Bytes up to where the ranks' blocks end.
-    pub fn bytes_of_ranks(&self) -> usize {
+    /// End of the ranks' blocks.
+    pub fn rank_blocks_end(&self) -> usize {
         self.block(self.ranks)
     }
 
-    /// The line of a piece of a message.
-    pub fn mail(&self, from: usize, to: usize, number: u64) -> usize {
-        self.channel(from, to) + (number % MAIL_SLOTS) as usize * LINE_BYTES
+    /// Header line of a message chunk.
+    pub fn p2p_header(&self, from: usize, to: usize, seq: u64) -> usize {
+        self.channel(from, to) + (seq % P2P_SLOTS) as usize * LINE_BYTES
     }
 
-    /// How many pieces were taken.
-    pub fn taken(&self, from: usize, to: usize) -> usize {
-        self.channel(from, to) + TAKEN
+    /// Number of consumed chunks.
+    pub fn consumed(&self, from: usize, to: usize) -> usize {
+        self.channel(from, to) + CONSUMED
     }
 
-    /// Room for what a rank posts: a chunk, and after it a share of the reduction of another.
-    pub fn slot(&self, rank: usize, number: u64) -> usize {
-        let slot = rank * SLOTS as usize + (number % SLOTS) as usize;
+    /// Payload slot of a post: a chunk, followed by a reduced shard of another chunk.
+    pub fn slot(&self, rank: usize, seq: u64) -> usize {
+        let slot = rank * PAYLOAD_SLOTS as usize + (seq % PAYLOAD_SLOTS) as usize;
         self.slots() + slot * self.slot_bytes()
     }
 
-    /// Where in its slot a post begins that takes so many bytes of it. The smaller it is the more
-    /// places it takes by turns: what was read long ago is in nobody's nearest cache any more, and is
-    /// written faster.
-    pub fn start(&self, number: u64, bytes: usize) -> usize {
-        if bytes < ROTATED_BYTES {
+    /// Offset of a payload in its slot. Smaller payloads rotate through more positions: lines that
+    /// were read long ago are no longer in the readers' caches and are faster to write.
+    pub fn payload_offset(&self, seq: u64, bytes: usize) -> usize {
+        if bytes < MIN_ROTATED_BYTES {
             return 0;
         }
         let stride = bytes.next_power_of_two();
-        let places = (self.slot_bytes() / stride).max(1) as u64;
-        (number / SLOTS % places) as usize * stride
+        let positions = (self.slot_bytes() / stride).max(1) as u64;
+        (seq / PAYLOAD_SLOTS % positions) as usize * stride
     }
 
-    /// Bytes of such a slot.
+    /// Bytes per payload slot.
     pub fn slot_bytes(&self) -> usize {
         2 * self.chunk_bytes
     }
 
-    /// Room for a piece of a message.
-    pub fn mail_slot(&self, from: usize, to: usize, number: u64) -> usize {
-        let first = (from * self.ranks + to) * MAIL_SLOTS as usize;
-        let slot = first + (number % MAIL_SLOTS) as usize;
-        self.mail_slots() + slot * MAIL_BYTES
+    /// Slot of a message chunk.
+    pub fn p2p_slot(&self, from: usize, to: usize, seq: u64) -> usize {
+        let first = (from * self.ranks + to) * P2P_SLOTS as usize;
+        let slot = first + (seq % P2P_SLOTS) as usize;
+        self.p2p_slots() + slot * P2P_CHUNK_BYTES
     }
 
-    /// Bytes of all.
+    /// Total size.
     pub fn bytes(&self) -> usize {
-        self.mail_slots() + self.ranks * self.ranks * MAIL_SLOTS as usize * MAIL_BYTES
+        self.p2p_slots() + self.ranks * self.ranks * P2P_SLOTS as usize * P2P_CHUNK_BYTES
     }
 
     fn block(&self, rank: usize) -> usize {
@@ -166,8 +164,8 @@ impl Layout {
         self.channel(self.ranks, 0).next_multiple_of(PAGE_BYTES)
     }
 
-    fn mail_slots(&self) -> usize {
-        self.slots() + self.ranks * SLOTS as usize * self.slot_bytes()
+    fn p2p_slots(&self) -> usize {
+        self.slots() + self.ranks * PAYLOAD_SLOTS as usize * self.slot_bytes()
     }
 }
 
@@ -176,30 +174,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_overlaps() {
-        let layout = Layout { ranks: 3, chunk_bytes: 4096 };
-        let mut taken = vec![(layout.abort(), HEADER_BYTES)];
+    fn areas_do_not_overlap() {
+        let layout = RegionLayout { ranks: 3, chunk_bytes: 4096 };
+        let mut areas = vec![(layout.abort(), HEADER_BYTES)];
         for rank in 0..3 {
-            taken.extend((0..RING).map(|n| (layout.post(rank, n), LINE_BYTES)));
-            taken.extend((0..RING).map(|n| (layout.call(rank, Some(n)), LINE_BYTES)));
-            taken.extend((0..SLOTS).map(|n| (layout.slot(rank, n), layout.slot_bytes())));
-            taken.push((layout.call(rank, None), LINE_BYTES));
-            taken.push((layout.state(rank), LINE_BYTES));
-            taken.push((layout.bell(rank), LINE_BYTES));
-            taken.push((layout.cpus(rank), CPU_WORDS * 8));
-            taken.extend((0..WAITS).map(|line| (layout.waits(rank, line), LINE_BYTES)));
+            areas.extend((0..POST_RING).map(|n| (layout.post(rank, n), LINE_BYTES)));
+            areas.extend((0..POST_RING).map(|n| (layout.call(rank, Some(n)), LINE_BYTES)));
+            areas.extend((0..PAYLOAD_SLOTS).map(|n| (layout.slot(rank, n), layout.slot_bytes())));
+            areas.push((layout.call(rank, None), LINE_BYTES));
+            areas.push((layout.state(rank), LINE_BYTES));
+            areas.push((layout.doorbell(rank), LINE_BYTES));
+            areas.push((layout.cpus(rank), CPU_WORDS * 8));
+            areas.extend((0..WAIT_LINES).map(|line| (layout.waits(rank, line), LINE_BYTES)));
             for to in 0..3 {
-                taken.extend((0..MAIL_SLOTS).map(|n| (layout.mail(rank, to, n), LINE_BYTES)));
-                taken.extend((0..MAIL_SLOTS).map(|n| (layout.mail_slot(rank, to, n), MAIL_BYTES)));
-                taken.push((layout.taken(rank, to), LINE_BYTES));
+                areas.extend((0..P2P_SLOTS).map(|n| (layout.p2p_header(rank, to, n), LINE_BYTES)));
+                areas.extend(
+                    (0..P2P_SLOTS).map(|n| (layout.p2p_slot(rank, to, n), P2P_CHUNK_BYTES)),
+                );
+                areas.push((layout.consumed(rank, to), LINE_BYTES));
             }
         }
-        taken.sort_unstable();
-        for pair in taken.windows(2) {
+        areas.sort_unstable();
+        for pair in areas.windows(2) {
             assert!(pair[0].0 + pair[0].1 <= pair[1].0, "{pair:?}");
             assert_eq!(pair[1].0 % LINE_BYTES, 0);
         }
-        let (last, bytes) = taken[taken.len() - 1];
+        let (last, bytes) = areas[areas.len() - 1];
         assert_eq!(last + bytes, layout.bytes());
     }
 }

@@ -1,77 +1,75 @@
-//! Ranks of one node, through memory that they share.
+//! Communicator for the ranks of one node, over shared memory.
 //!
-//! Ranks tell each other one thing only: a *post*, a cache line with a number and, where there is
-//! room, the data itself (`board.rs`). All that is larger goes in rounds through slots (`plan.rs`),
-//! each rank a round ahead of what it reads, so that nobody waits for somebody who is a little
-//! slower. A wait spins, then sleeps, and always ends (`wait.rs`).
+//! Ranks synchronise by *posts*: a cache line with a sequence number and, for small payloads, the
+//! data itself (`region.rs`). Larger payloads go through slots in rounds (`round_plan.rs`); each
+//! rank posts one round ahead of what it reads, which hides small delays. Waits spin, then sleep,
+//! and are always bounded (`wait.rs`).
 //!
-//! Large buffers that the communicator itself has given out are in memory that all ranks reach
-//! (`arena.rs`): they are reduced where they are (`direct.rs`).
+//! Large buffers allocated by the communicator are in memory that all ranks map (`arena.rs`) and
+//! are reduced without copies (`zero_copy.rs`).
 //!
-//! The memory has no name: rank 0 makes it and gives it to the others over a socket that is gone
-//! with it (`meet.rs`), so that nothing is left behind, whoever is killed, and nobody of another user
-//! comes in. That a rank lives is a lock on the memory, which the kernel frees with its process: it
-//! needs no process numbers, which other name spaces do not share, and no thread that listens.
+//! The memory is an anonymous file that rank 0 creates and passes to the others over an abstract
+//! socket (`bootstrap.rs`): nothing is left behind if a rank is killed, and other users have no
+//! access. A file lock that the kernel releases with the process shows that a rank is alive; unlike
+//! process ids it works across PID namespaces, and it needs no heartbeat thread.
 
+mod abort_record;
 mod arena;
-mod barrier;
-mod board;
+mod bootstrap;
 mod buffers;
-mod direct;
-mod exchange;
-mod group;
-mod habit;
-mod home;
+mod copy_collectives;
 mod layout;
-mod mail;
-mod meet;
-mod moves;
-mod plan;
+mod membarrier;
+mod p2p;
 mod reduce;
+mod region;
+mod round_plan;
 mod segment;
-pub(crate) mod sign;
+pub(crate) mod signature_codec;
 mod split;
-mod verdict;
+mod store_policy;
 mod wait;
+mod wait_table;
+mod zero_copy;
 
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
-use self::board::Doing;
 use self::buffers::Buffers;
-use self::habit::Habit;
-use self::layout::{READING, RING, SLOTS};
-use self::mail::Mailbox;
-use self::plan::Plan;
-use self::reduce::Room;
-use self::wait::{Now, Shared};
-use crate::background::{Abort, Background, Engine, Memory, Over, apart};
-use crate::blame::Waits;
+use self::layout::{PAYLOAD_SLOTS, POST_RING, READ_LAG};
+use self::p2p::P2pRing;
+use self::reduce::SlotKind;
+use self::region::Activity;
+use self::round_plan::RoundPlan;
+use self::store_policy::StorePolicy;
+use self::wait::{CallContext, ShmState};
 use crate::error::Peer;
-use crate::{Call, CommError, Kind, Signature};
+use crate::wait_graph::WaitEdges;
+use crate::worker::{AbortFn, Allocator, Communicator, Engine, HasFailedFn, split_p2p};
+use crate::{Call, CallKind, CommError, Signature};
 
-pub use self::meet::{join, join_unless};
+pub use self::bootstrap::{join, join_unless_cancelled};
 
-/// How a communicator is to be.
+/// Configuration of a communicator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Settings {
-    /// How long a rank waits for another that lives before it gives up.
+pub struct ShmConfig {
+    /// Timeout of a wait for a live rank.
     pub desync_after: Duration,
-    /// Whether all ranks compare what they call before any data moves. The same for all ranks.
+    /// Compare signatures before each collective. Must be equal on all ranks.
     pub debug: bool,
-    /// How long ranks wait for each other at the beginning.
-    pub join_within: Duration,
-    /// How much of a buffer goes through shared memory at a time. The same for all ranks.
+    /// Timeout of the bootstrap.
+    pub join_timeout: Duration,
+    /// Bytes of a buffer per slot. Must be equal on all ranks.
     pub chunk_bytes: usize,
 }
 
-impl Default for Settings {
+impl Default for ShmConfig {
     fn default() -> Self {
         Self {
             desync_after: Duration::from_secs(300),
             debug: false,
-            join_within: Duration::from_secs(60),
+            join_timeout: Duration::from_secs(60),
             chunk_bytes: 256 << 10,
         }
     }
@@ -80,39 +78,47 @@ impl Default for Settings {
 /// One rank.
 #[derive(Debug)]
 pub struct ShmEngine {
-    shared: Arc<Shared>,
-    /// The number of its next post.
+    shared: Arc<ShmState>,
+    /// Sequence number of the next post.
     next: u64,
-    /// The posts of all up to this number are of the same calls.
+    /// Signatures of all posts up to this one were compared.
     compared: u64,
-    /// How many collectives it has begun.
+    /// Number of collectives started.
     calls: u64,
-    mailbox: Mailbox,
-    habit: Habit,
-    /// Where its memory is in the file, if it is only for this communicator.
-    region: Option<(u64, u64)>,
+    p2p: P2pRing,
+    store_policy: StorePolicy,
+    /// This communicator's range of the file, if it is freed when all ranks have closed it.
+    owned_range: Option<(u64, u64)>,
 }
 
-/// A world of ranks that are threads of this process, for tests.
-pub fn world(ranks: u32) -> Result<Vec<Background>, CommError> {
-    world_with(ranks, Settings::default())
+/// Communicators of ranks that are threads of this process, for tests.
+pub fn world(ranks: u32) -> Result<Vec<Communicator>, CommError> {
+    world_with(ranks, ShmConfig::default())
 }
 
-/// The same with settings.
-pub fn world_with(ranks: u32, settings: Settings) -> Result<Vec<Background>, CommError> {
-    let engines = meet::threads(ranks, settings)?;
-    Ok(engines.into_iter().map(|engine| Background::new(Box::new(engine))).collect())
+/// [`world`] with a configuration.
+pub fn world_with(ranks: u32, config: ShmConfig) -> Result<Vec<Communicator>, CommError> {
+    let engines = bootstrap::join_threads(ranks, config)?;
+    Ok(engines.into_iter().map(|engine| Communicator::new(Box::new(engine))).collect())
 }
 
 impl ShmEngine {
-    fn new(shared: Shared, region: Option<(u64, u64)>) -> Self {
-        let mailbox = Mailbox::new(shared.peers.len());
-        let habit = Habit::default();
-        Self { shared: Arc::new(shared), next: 1, compared: 0, calls: 0, mailbox, habit, region }
+    fn new(shared: ShmState, owned_range: Option<(u64, u64)>) -> Self {
+        let p2p = P2pRing::new(shared.peers.len());
+        let store_policy = StorePolicy::default();
+        Self {
+            shared: Arc::new(shared),
+            next: 1,
+            compared: 0,
+            calls: 0,
+            p2p,
+            store_policy,
+            owned_range,
+        }
     }
 
     fn rank(&self) -> usize {
-        self.shared.board.rank
+        self.shared.region.rank
     }
 
     fn ranks(&self) -> usize {
@@ -125,90 +131,96 @@ impl ShmEngine {
         (0..self.ranks()).filter(move |other| *other != rank)
     }
 
-    /// Says what this rank calls.
+    /// Publishes this rank's call.
     #[inline]
-    fn begin(&mut self, signature: Signature) -> Result<Now, CommError> {
+    fn begin(&mut self, signature: Signature) -> Result<CallContext, CommError> {
         self.calls += 1;
-        let words = sign::encode(&signature);
-        let now = Now { doing: Doing::Call(self.calls), signature, digest: sign::digest(words) };
-        self.shared.board.announce(now.doing, words);
-        if verdict::is_over(&self.shared.board)
-            && let Some(error) = self.shared.verdict(&now)
+        let words = signature_codec::encode(&signature);
+        let ctx = CallContext {
+            activity: Activity::Collective(self.calls),
+            signature,
+            digest: signature_codec::digest(words),
+        };
+        self.shared.region.publish_call(ctx.activity, words);
+        if abort_record::has_failed(&self.shared.region)
+            && let Some(error) = self.shared.abort_error(&ctx)
         {
             return Err(error);
         }
-        if self.shared.settings.debug {
-            let number = self.turn(Room::Line, &now)?;
-            self.post(number, &now);
-            self.others().try_for_each(|other| self.shared.await_post(other, number, &now))?;
+        if self.shared.config.debug {
+            let seq = self.next_post(SlotKind::Inline, &ctx)?;
+            self.post(seq, &ctx);
+            self.others().try_for_each(|other| self.shared.await_post(other, seq, &ctx))?;
         }
-        Ok(now)
+        Ok(ctx)
     }
 
-    /// The number of the next post, once there is room for it.
+    /// The sequence number of the next post, once its line and slot are free.
     #[inline]
-    fn turn(&mut self, room: Room, now: &Now) -> Result<u64, CommError> {
-        let number = self.next;
-        // The others must have read the post whose place it takes.
-        let places = match room {
-            Room::Line => RING,
-            Room::Slot(_) => SLOTS,
+    fn next_post(&mut self, slot: SlotKind, ctx: &CallContext) -> Result<u64, CommError> {
+        let seq = self.next;
+        // All ranks must have read the post that it replaces.
+        let capacity = match slot {
+            SlotKind::Inline => POST_RING,
+            SlotKind::Slot(_) => PAYLOAD_SLOTS,
         };
-        let read = (number + READING).saturating_sub(places);
+        let read = (seq + READ_LAG).saturating_sub(capacity);
         if read > self.compared {
             for other in self.others() {
-                let board = &self.shared.board;
-                if !board.has_posted(other, read) {
-                    self.shared.wait(other, now, || board.has_posted(other, read))?;
+                let region = &self.shared.region;
+                if !region.has_posted(other, read) {
+                    self.shared.wait(other, ctx, || region.has_posted(other, read))?;
                 }
-                self.compare(other, read, now)?;
+                self.compare(other, read, ctx)?;
             }
             self.compared = read;
         }
-        Ok(number)
+        Ok(seq)
     }
 
-    /// Whether another's posts up to this one are of the calls that this rank's are: nobody may have
-    /// had to look at them. Who is so far ahead that another is in its place, or soon will be, has
-    /// looked at ours.
+    /// Checks that another rank's posts up to `read` belong to the same calls as this rank's; not
+    /// every post is waited for. A rank that is so far ahead that a post was, or is about to be,
+    /// replaced has made this comparison itself.
     #[inline]
-    fn compare(&self, other: usize, read: u64, now: &Now) -> Result<(), CommError> {
-        let board = &self.shared.board;
-        for number in self.compared + 1..=read {
-            let differs = board.digest(other, number) != board.digest(board.rank, number);
+    fn compare(&self, other: usize, read: u64, ctx: &CallContext) -> Result<(), CommError> {
+        let region = &self.shared.region;
+        for seq in self.compared + 1..=read {
+            let differs = region.digest(other, seq) != region.digest(region.rank, seq);
             fence(Ordering::Acquire);
-            if differs && !board.has_posted(other, number + RING - 1) {
-                return Err(self.shared.disagreed_before(other, now));
+            if differs && !region.has_posted(other, seq + POST_RING - 1) {
+                return Err(self.shared.earlier_mismatch_error(other, ctx));
             }
         }
         Ok(())
     }
 
     #[inline]
-    fn post(&mut self, number: u64, now: &Now) {
-        self.habit.settle();
-        self.shared.board.post(number, now.digest);
-        self.next = number + 1;
+    fn post(&mut self, seq: u64, ctx: &CallContext) {
+        self.store_policy.sfence();
+        self.shared.region.post(seq, ctx.digest);
+        self.next = seq + 1;
     }
 
     fn collective(&mut self, call: Call<'_>) -> Result<(), CommError> {
-        let now = self.begin(call.signature(self.ranks()))?;
+        let ctx = self.begin(call.signature(self.ranks()))?;
         let (dtype, op, kind, root) = (call.dtype, call.op, call.kind, call.root as usize);
         match kind {
-            Kind::AllReduce | Kind::Reduce => {
+            CallKind::AllReduce | CallKind::Reduce => {
                 let bytes = call.counts.of(self.rank()) * dtype.size();
-                let wants = kind == Kind::AllReduce || root == self.rank();
+                let wants_result = kind == CallKind::AllReduce || root == self.rank();
                 let buffers = Buffers::new(call, self.rank());
-                self.reduce(&now, reduce::What { dtype, op, wants, bytes }, &buffers)
+                self.reduce(&ctx, reduce::Reduction { dtype, op, wants_result, bytes }, &buffers)
             }
             _ => {
-                let longest = self.longest(&call, &now)?;
-                let chunk = self.shared.settings.chunk_bytes;
-                let plan = Plan::new(&call, self.rank(), self.ranks(), chunk, longest);
+                let max_block_bytes = self.max_block_bytes(&call, &ctx)?;
+                let chunk = self.shared.config.chunk_bytes;
+                let plan = RoundPlan::new(&call, self.rank(), self.ranks(), chunk, max_block_bytes);
                 let buffers = Buffers::new(call, self.rank());
                 match kind {
-                    Kind::ReduceScatter => self.scatter_reduced(&now, &plan, (dtype, op), &buffers),
-                    _ => self.move_all(&now, &plan, &buffers),
+                    CallKind::ReduceScatter => {
+                        self.reduce_scatter(&ctx, &plan, (dtype, op), &buffers)
+                    }
+                    _ => self.run_copies(&ctx, &plan, &buffers),
                 }
             }
         }
@@ -217,7 +229,7 @@ impl ShmEngine {
 
 impl Engine for ShmEngine {
     fn rank(&self) -> u32 {
-        self.shared.board.rank as u32
+        self.shared.region.rank as u32
     }
 
     fn peers(&self) -> Vec<Peer> {
@@ -226,18 +238,18 @@ impl Engine for ShmEngine {
 
     fn run(&mut self, call: Call<'_>) -> Result<(), CommError> {
         let done = match call.kind {
-            Kind::Send => self.send(&call),
-            Kind::Receive => self.receive(call),
+            CallKind::Send => self.send(&call),
+            CallKind::Receive => self.receive(call),
             _ => self.collective(call),
         };
-        self.shared.board.now(Doing::Nothing(self.calls));
+        self.shared.region.set_activity(Activity::Idle(self.calls));
         done
     }
 
     fn run_group(&mut self, calls: Vec<Call<'_>>) -> Result<(), CommError> {
-        let (messages, collectives) = apart(calls);
-        let done = self.run_messages(messages);
-        self.shared.board.now(Doing::Nothing(self.calls));
+        let (messages, collectives) = split_p2p(calls);
+        let done = self.run_p2p(messages);
+        self.shared.region.set_activity(Activity::Idle(self.calls));
         done?;
         collectives.into_iter().try_for_each(|call| self.run(call))
     }
@@ -251,38 +263,38 @@ impl Engine for ShmEngine {
         Ok(child.map(|child| Box::new(child) as Box<dyn Engine>))
     }
 
-    fn memory(&self) -> Memory {
-        let Some(arena) = self.shared.arena.clone() else { return Memory::default() };
-        Memory { host: Arc::new(move |bytes| arena.buffer(bytes)), device: None }
+    fn allocator(&self) -> Allocator {
+        let Some(arena) = self.shared.arena.clone() else { return Allocator::default() };
+        Allocator { host: Arc::new(move |bytes| arena.buffer(bytes)), device: None }
     }
 
-    fn waits(&self) -> Waits {
+    fn waits(&self) -> WaitEdges {
         let shared = self.shared.clone();
-        Arc::new(move || shared.waiting.own())
+        Arc::new(move || shared.wait_record.own_waits())
     }
 
-    fn abort(&self) -> Abort {
+    fn abort_fn(&self) -> AbortFn {
         let shared = self.shared.clone();
         Arc::new(move |why| {
-            let by = shared.peers[shared.board.rank].clone();
-            shared.fail(CommError::Aborted { by, why: why.to_owned() });
+            let by = shared.peers[shared.region.rank].clone();
+            shared.publish_error(CommError::Aborted { by, why: why.to_owned() });
         })
     }
 
-    fn over(&self) -> Over {
+    fn has_failed_fn(&self) -> HasFailedFn {
         let shared = self.shared.clone();
-        Arc::new(move || verdict::is_over(&shared.board))
+        Arc::new(move || abort_record::has_failed(&shared.region))
     }
 }
 
-/// A rank that is no more must not be waited for.
+/// Publishes that this rank will not post again.
 impl Drop for ShmEngine {
     fn drop(&mut self) {
-        self.shared.board.leave();
-        if let Some((start, bytes)) = self.region
-            && verdict::close(&self.shared.board)
+        self.shared.region.mark_closed();
+        if let Some((start, bytes)) = self.owned_range
+            && abort_record::count_close(&self.shared.region)
         {
-            self.shared.segment.free(start, bytes);
+            self.shared.segment.punch_hole(start, bytes);
         }
     }
 }

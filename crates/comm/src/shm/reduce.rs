@@ -1,254 +1,259 @@
-//! Reductions of whole buffers. Small ones every rank reduces for itself; of large ones each reduces
-//! a share, in the order of ranks, so that all get the same bits every time.
+//! Reductions of whole buffers. Small ones are reduced redundantly by every rank, large ones in
+//! shards; always in rank order, so that results are bit-identical and reproducible.
 
 use std::ops::Range;
 
 use super::ShmEngine;
 use super::buffers::Buffers;
-use super::habit::{Costs, LEAST_BYTES};
 use super::layout::INLINE_BYTES;
-use super::plan::{Piece, Shares};
-use super::wait::Now;
-use crate::kernel::{finish, reduce_many};
-use crate::{CommError, DType, Kind, ReduceOp};
+use super::round_plan::{ReduceShards, SlotChunk};
+use super::store_policy::{MIN_STREAM_BYTES, StoreCosts};
+use super::wait::CallContext;
+use crate::kernel::{finalize, reduce_many};
+use crate::{CallKind, CommError, DType, ReduceOp};
 
-/// Up to here it is faster that every rank reduces all.
-const SMALL_BYTES: usize = 8 << 10;
+/// Up to this size redundant reduction is faster.
+const MAX_REDUNDANT_BYTES: usize = 8 << 10;
 
-/// From here on ranks tell each other where their buffers are.
-const DIRECT_BYTES: usize = 64 << 10;
+/// From this size on, ranks exchange buffer offsets for a zero-copy reduction.
+const MIN_ZERO_COPY_BYTES: usize = 64 << 10;
 
-/// What is copied while it is in the nearest cache.
+/// Block size that stays in the L1 cache between reduction and copies.
 pub const BLOCK_BYTES: usize = 8 << 10;
 
-/// Where a post's bytes are.
+/// Location of a post's payload.
 #[derive(Debug, Clone, Copy)]
-pub enum Room {
-    /// In its line.
-    Line,
-    /// In a slot, of which all ranks together know that so many are used.
+pub enum SlotKind {
+    /// In the post's cache line.
+    Inline,
+    /// In a payload slot, of which this many bytes are used.
     Slot(usize),
 }
 
-impl Room {
-    /// For a post of so many bytes, which are of one piece.
+impl SlotKind {
+    /// The location for a contiguous payload.
     pub fn of(bytes: usize) -> Self {
-        if bytes <= INLINE_BYTES { Self::Line } else { Self::Slot(bytes) }
+        if bytes <= INLINE_BYTES { Self::Inline } else { Self::Slot(bytes) }
     }
 }
 
-/// What is to be done.
+/// Parameters of a reduction.
 #[derive(Debug, Clone, Copy)]
-pub struct What {
+pub struct Reduction {
     pub dtype: DType,
     pub op: ReduceOp,
     /// Whether this rank gets the result.
-    pub wants: bool,
+    pub wants_result: bool,
     pub bytes: usize,
 }
 
 impl ShmEngine {
     pub(super) fn reduce(
         &mut self,
-        now: &Now,
-        what: What,
+        ctx: &CallContext,
+        reduction: Reduction,
         buffers: &Buffers<'_>,
     ) -> Result<(), CommError> {
-        match what.bytes <= SMALL_BYTES {
-            true => self.reduce_small(now, what, buffers),
+        match reduction.bytes <= MAX_REDUNDANT_BYTES {
+            true => self.reduce_small(ctx, reduction, buffers),
             false if self.ranks() == 1 => {
-                if !buffers.same(0, 0) {
-                    // SAFETY: not in place, input and output are different bytes.
-                    let (from, to) =
-                        unsafe { (buffers.input(0..what.bytes), buffers.output(0..what.bytes)) };
+                if !buffers.is_aliased(0, 0) {
+                    // SAFETY: out of slot, input and output are disjoint.
+                    let (from, to) = unsafe {
+                        (buffers.input(0..reduction.bytes), buffers.output(0..reduction.bytes))
+                    };
                     to.copy_from_slice(from);
                 }
                 Ok(())
             }
-            // Where only one gets the result, there is nothing to write for the others.
-            false if now.signature.kind == Kind::AllReduce && what.bytes >= DIRECT_BYTES => {
-                match self.reduce_direct(now, what, buffers)? {
+            // A rooted reduction has no outputs on the other ranks.
+            false
+                if ctx.signature.kind == CallKind::AllReduce
+                    && reduction.bytes >= MIN_ZERO_COPY_BYTES =>
+            {
+                match self.reduce_zero_copy(ctx, reduction, buffers)? {
                     true => Ok(()),
-                    false => self.reduce_shares(now, what, buffers),
+                    false => self.reduce_sharded(ctx, reduction, buffers),
                 }
             }
-            false => self.reduce_shares(now, what, buffers),
+            false => self.reduce_sharded(ctx, reduction, buffers),
         }
     }
 
-    /// Everyone posts all it has; who wants the result reduces it.
+    /// Every rank posts its input; ranks that want the result reduce all inputs.
     fn reduce_small(
         &mut self,
-        now: &Now,
-        what: What,
+        ctx: &CallContext,
+        reduction: Reduction,
         buffers: &Buffers<'_>,
     ) -> Result<(), CommError> {
-        let What { dtype, op, wants, bytes } = what;
-        let place = Room::of(bytes);
-        let number = self.turn(place, now)?;
-        // SAFETY: nobody writes the input now.
-        let given = unsafe { buffers.input(0..bytes) };
-        self.put(place, number, 0..bytes, given);
-        self.post(number, now);
-        if !wants {
+        let Reduction { dtype, op, wants_result, bytes } = reduction;
+        let slot = SlotKind::of(bytes);
+        let seq = self.next_post(slot, ctx)?;
+        // SAFETY: the input is not written concurrently.
+        let input = unsafe { buffers.input(0..bytes) };
+        self.write_payload(slot, seq, 0..bytes, input);
+        self.post(seq, ctx);
+        if !wants_result {
             return Ok(());
         }
-        self.others().try_for_each(|other| self.shared.await_post(other, number, now))?;
-        // SAFETY: the own input is posted, it is read from there.
+        self.others().try_for_each(|other| self.shared.await_post(other, seq, ctx))?;
+        // SAFETY: the own input was posted and is read from the slot.
         let out = unsafe { buffers.output(0..bytes) };
-        self.taking(number, bytes, |part| {
+        self.read_payload(seq, bytes, |part| {
             let out = &mut out[part.clone()];
-            let input = |rank: usize| self.posted(place, rank, number, part.clone());
+            let input = |rank: usize| self.payload(slot, rank, seq, part.clone());
             reduce_many(dtype, op, out, self.ranks(), input);
-            finish(dtype, op, self.ranks() as u32, out);
+            finalize(dtype, op, self.ranks() as u32, out);
         });
         Ok(())
     }
 
-    /// Chunk by chunk. In one round a rank gives of one chunk what the others reduce, reduces its
-    /// share of the chunk before, and takes the others' shares of the one before that: it only ever
-    /// waits for what the others did a round ago.
-    fn reduce_shares(
+    /// Pipelines chunks: in one round a rank posts its inputs of one chunk, reduces its shard of
+    /// the previous chunk and reads the other shards of the chunk before. It only waits for posts
+    /// of the previous round.
+    fn reduce_sharded(
         &mut self,
-        now: &Now,
-        what: What,
+        ctx: &CallContext,
+        reduction: Reduction,
         buffers: &Buffers<'_>,
     ) -> Result<(), CommError> {
-        let chunk = self.shared.settings.chunk_bytes;
-        let shares = Shares::new(what.bytes, chunk, self.ranks());
-        let last = if what.wants { shares.rounds + 1 } else { shares.rounds };
+        let chunk = self.shared.config.chunk_bytes;
+        let shards = ReduceShards::new(reduction.bytes, chunk, self.ranks());
+        let last = if reduction.wants_result { shards.rounds + 1 } else { shards.rounds };
         for round in 0..=last {
-            let number = self.next;
-            if round <= shares.rounds {
-                self.turn(shares.room(), now)?;
+            let seq = self.next;
+            if round <= shards.rounds {
+                self.next_post(shards.slot(), ctx)?;
             }
-            if round < shares.rounds {
-                self.give(number, &shares, round, buffers);
+            if round < shards.rounds {
+                self.write_inputs(seq, &shards, round, buffers);
             }
             if round > 0 {
-                self.others().try_for_each(|r| self.shared.await_post(r, number - 1, now))?;
+                self.others().try_for_each(|r| self.shared.await_post(r, seq - 1, ctx))?;
             }
-            if (1..=shares.rounds).contains(&round) {
-                let share = shares.share(round - 1, self.rank());
-                self.reduce_share(number, what, (&shares, share), buffers);
+            if (1..=shards.rounds).contains(&round) {
+                let shard = shards.shard(round - 1, self.rank());
+                self.reduce_shard(seq, reduction, (&shards, shard), buffers);
             }
-            if round <= shares.rounds {
-                self.post(number, now);
+            if round <= shards.rounds {
+                self.post(seq, ctx);
             }
-            if round > 1 && what.wants {
-                self.take(number - 1, &shares, round - 2, buffers);
+            if round > 1 && reduction.wants_result {
+                self.read_results(seq - 1, &shards, round - 2, buffers);
             }
         }
         Ok(())
     }
 
-    /// Copies what others reduce into the slot.
-    fn give(&self, number: u64, shares: &Shares, round: usize, buffers: &Buffers<'_>) {
+    /// Writes the other ranks' shards of the input to the slot.
+    fn write_inputs(&self, seq: u64, shards: &ReduceShards, round: usize, buffers: &Buffers<'_>) {
         for other in self.others() {
-            let share = shares.share(round, other);
-            // SAFETY: of this chunk nothing is written yet.
-            let given = unsafe { buffers.input(share.in_buffer()) };
-            self.put(shares.room(), number, share.in_slot(), given);
+            let shard = shards.shard(round, other);
+            // SAFETY: no output of this chunk has been written yet.
+            let input = unsafe { buffers.input(shard.in_buffer()) };
+            self.write_payload(shards.slot(), seq, shard.in_slot(), input);
         }
     }
 
-    /// Reduces this rank's share, which the others have given in the post before, for the output
-    /// and for the slot, where the others find it.
-    fn reduce_share(
+    /// Reduces this rank's shard from the inputs of the previous post, into the output and the
+    /// slot.
+    fn reduce_shard(
         &self,
-        number: u64,
-        what: What,
-        (shares, share): (&Shares, Piece),
+        seq: u64,
+        reduction: Reduction,
+        (shards, shard): (&ReduceShards, SlotChunk),
         buffers: &Buffers<'_>,
     ) {
-        let What { dtype, op, wants, .. } = what;
-        let mut room = [0; BLOCK_BYTES];
-        self.taking(number - 1, share.bytes, |part| {
-            for block in share.part(part).blocks(BLOCK_BYTES) {
+        let Reduction { dtype, op, wants_result, .. } = reduction;
+        let mut block_result = [0; BLOCK_BYTES];
+        self.read_payload(seq - 1, shard.bytes, |part| {
+            for block in shard.part(part).blocks(BLOCK_BYTES) {
                 let input = |rank: usize| match rank == self.rank() {
-                    // SAFETY: it is written below only, when it is not used any more.
+                    // SAFETY: it is only written below, after it was read.
                     true => unsafe { buffers.input(block.in_buffer()) },
-                    false => self.posted(shares.room(), rank, number - 1, block.in_slot()),
+                    false => self.payload(shards.slot(), rank, seq - 1, block.in_slot()),
                 };
-                let result = &mut room[..block.bytes];
+                let result = &mut block_result[..block.bytes];
                 reduce_many(dtype, op, result, self.ranks(), input);
-                finish(dtype, op, self.ranks() as u32, result);
-                let to = self.to_post(shares.room(), number, shares.result(&block));
-                self.habit.write(share.bytes, to, result);
-                if wants {
-                    // SAFETY: the input is not used any more.
+                finalize(dtype, op, self.ranks() as u32, result);
+                let to = self.payload_mut(shards.slot(), seq, shards.result(&block));
+                self.store_policy.write(shard.bytes, to, result);
+                if wants_result {
+                    // SAFETY: the input has been read.
                     unsafe { buffers.write(block.in_buffer(), result) };
                 }
             }
         });
     }
 
-    /// Copies what others have reduced into the output.
-    fn take(&self, number: u64, shares: &Shares, round: usize, buffers: &Buffers<'_>) {
+    /// Reads the other ranks' reduced shards into the output.
+    fn read_results(&self, seq: u64, shards: &ReduceShards, round: usize, buffers: &Buffers<'_>) {
         for other in self.others() {
-            let share = shares.share(round, other);
-            let from = self.posted(shares.room(), other, number, shares.result(&share));
-            // SAFETY: of this chunk nothing is read any more.
-            unsafe { buffers.write(share.in_buffer(), from) };
+            let shard = shards.shard(round, other);
+            let from = self.payload(shards.slot(), other, seq, shards.result(&shard));
+            // SAFETY: the inputs of this chunk have been read.
+            unsafe { buffers.write(shard.in_buffer(), from) };
         }
     }
 
-    /// Takes what a post has, part by part.
+    /// Reads a payload part by part and publishes the cost if it was measured.
     #[inline]
-    pub(super) fn taking(&self, number: u64, bytes: usize, take: impl FnMut(Range<usize>)) {
-        if let Some((class, costs)) = self.habit.read(number, bytes, take) {
-            self.shared.board.say_costs(class, costs);
+    pub(super) fn read_payload(&self, seq: u64, bytes: usize, take: impl FnMut(Range<usize>)) {
+        if let Some((class, costs)) = self.store_policy.read(seq, bytes, take) {
+            self.shared.region.publish_read_cost(class, costs);
         }
     }
 
-    /// What a rank posted.
+    /// A rank's posted payload.
     #[inline]
-    pub(super) fn posted(
+    pub(super) fn payload(
         &self,
-        room: Room,
+        slot: SlotKind,
         rank: usize,
-        number: u64,
+        seq: u64,
         range: Range<usize>,
     ) -> &[u8] {
-        let (start, room) = self.place(room, rank, number);
-        assert!(range.start <= range.end && range.end <= room);
-        // SAFETY: it is inside; it was posted, and is not written before our next post but one.
+        let (start, length) = self.payload_location(slot, rank, seq);
+        assert!(range.start <= range.end && range.end <= length);
+        // SAFETY: in bounds; it was posted, and is not overwritten before this rank's next post but
+        // one.
         unsafe { std::slice::from_raw_parts(start.add(range.start), range.len()) }
     }
 
-    /// Puts something into what this rank is about to post.
+    /// Writes to the payload of the next post.
     #[inline]
-    pub(super) fn put(&self, room: Room, number: u64, range: Range<usize>, data: &[u8]) {
-        let out = self.to_post(room, number, range);
-        if data.len() < LEAST_BYTES {
+    pub(super) fn write_payload(&self, slot: SlotKind, seq: u64, range: Range<usize>, data: &[u8]) {
+        let out = self.payload_mut(slot, seq, range);
+        if data.len() < MIN_STREAM_BYTES {
             return out.copy_from_slice(data);
         }
-        self.habit.write_all(number, out, data, |class| {
-            let of = |other| self.shared.board.read_costs(other, class);
-            self.others().map(of).fold(Costs::default(), Costs::slower)
+        self.store_policy.write_all(seq, out, data, |class| {
+            let of = |other| self.shared.region.read_cost(other, class);
+            self.others().map(of).fold(StoreCosts::default(), StoreCosts::slower)
         });
     }
 
-    /// Room for what this rank is about to post.
+    /// The payload of the next post.
     #[inline]
-    #[allow(clippy::mut_from_ref, reason = "it is memory of the segment, not of this struct")]
-    fn to_post(&self, room: Room, number: u64, range: Range<usize>) -> &mut [u8] {
-        let (start, room) = self.place(room, self.rank(), number);
-        assert!(range.start <= range.end && range.end <= room);
-        // SAFETY: it is inside; only this rank writes it, and nobody reads it before the post.
+    #[allow(clippy::mut_from_ref, reason = "the memory belongs to the segment, not to self")]
+    fn payload_mut(&self, slot: SlotKind, seq: u64, range: Range<usize>) -> &mut [u8] {
+        let (start, length) = self.payload_location(slot, self.rank(), seq);
+        assert!(range.start <= range.end && range.end <= length);
+        // SAFETY: in bounds; only this rank writes it, and it is not read before the post.
         unsafe { std::slice::from_raw_parts_mut(start.add(range.start), range.len()) }
     }
 
     #[inline]
-    fn place(&self, room: Room, rank: usize, number: u64) -> (*mut u8, usize) {
-        let board = &self.shared.board;
-        match room {
-            Room::Line => (board.inline(rank, number), INLINE_BYTES),
-            Room::Slot(bytes) => {
-                let start = board.layout.start(number, bytes);
-                // SAFETY: it starts inside of the slot.
-                let at = unsafe { board.slot(rank, number).add(start) };
-                (at, board.layout.slot_bytes() - start)
+    fn payload_location(&self, slot: SlotKind, rank: usize, seq: u64) -> (*mut u8, usize) {
+        let region = &self.shared.region;
+        match slot {
+            SlotKind::Inline => (region.inline_payload(rank, seq), INLINE_BYTES),
+            SlotKind::Slot(bytes) => {
+                let start = region.layout.payload_offset(seq, bytes);
+                // SAFETY: the offset is inside the slot.
+                let at = unsafe { region.slot(rank, seq).add(start) };
+                (at, region.layout.slot_bytes() - start)
             }
         }
     }

@@ -1,5 +1,4 @@
-//! Shared memory that has no name, so that none can be left behind: it is gone with the last rank
-//! that has it, however that ended.
+//! Anonymous shared memory, which disappears with the last process that has it open.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
@@ -10,7 +9,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use crate::CommError;
 
-/// A file of memory.
+/// A memory file.
 #[derive(Debug)]
 pub struct Segment {
     file: OwnedFd,
@@ -21,68 +20,68 @@ fn system(what: &str) -> impl Fn(Errno) -> CommError + '_ {
 }
 
 impl Segment {
-    /// A new one, which can grow but never shrink: nobody can be made to read what is not there.
+    /// Creates a file that can grow but not shrink, so that mapped pages always exist.
     pub fn create() -> Result<Self, CommError> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let file = memfd_create("regatta-comm", flags).map_err(system("making shared memory"))?;
+        let file = memfd_create("regatta-comm", flags).map_err(system("creating shared memory"))?;
         fcntl_add_seals(&file, SealFlags::SHRINK).map_err(system("sealing shared memory"))?;
         Ok(Self { file })
     }
 
-    /// One that another rank made.
-    pub fn received(file: OwnedFd) -> Self {
+    /// A segment received from another rank.
+    pub fn from_fd(file: OwnedFd) -> Self {
         Self { file }
     }
 
-    /// The file, to be given to others.
+    /// The file descriptor, to be passed to other ranks.
     pub fn file(&self) -> &OwnedFd {
         &self.file
     }
 
-    /// Makes it at least so long.
+    /// Grows the file to at least `bytes`.
     pub fn grow(&self, bytes: u64) -> Result<(), CommError> {
-        // Unlike a truncation this cannot shrink what another has grown meanwhile.
+        // Unlike ftruncate this cannot shrink what another rank has grown concurrently.
         fallocate(&self.file, FallocateFlags::empty(), bytes.saturating_sub(1), 1)
             .map_err(system("growing shared memory"))
     }
 
-    /// Frees what is in a range: there are zeros then. Where it cannot, it is freed with the file.
-    pub fn free(&self, start: u64, bytes: u64) -> bool {
+    /// Frees the pages of a range, which then reads as zeros; whether that succeeded.
+    pub fn punch_hole(&self, start: u64, bytes: u64) -> bool {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         fallocate(&self.file, flags, start, bytes).is_ok()
     }
 
-    /// Makes a range of it memory of this process.
+    /// Maps a range.
     pub fn map(&self, start: u64, bytes: usize) -> Result<Mapping, CommError> {
         let access = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::SHARED | MapFlags::NORESERVE;
-        // SAFETY: the kernel chooses a place where nothing is.
+        // SAFETY: the kernel chooses a free address range.
         let mapped = unsafe { mmap(std::ptr::null_mut(), bytes, access, flags, &self.file, start) };
         let start = mapped.map_err(system("mapping shared memory"))?;
         let start = NonNull::new(start.cast()).ok_or_else(|| system("mapping")(Errno::NOMEM))?;
         Ok(Mapping { start, bytes })
     }
 
-    /// Shows that this rank lives: the lock goes with the process, and not to its children.
-    pub fn show_life(&self, rank: u32) -> Result<(), CommError> {
+    /// Takes this rank's liveness lock, which is released with the process and not inherited.
+    pub fn lock_liveness(&self, rank: u32) -> Result<(), CommError> {
         let done = self.lock(libc::F_SETLK, rank);
         done.map(drop).map_err(system("locking shared memory"))
     }
 
-    /// Whether the process of a rank, which is another than this, lives.
-    pub fn lives(&self, rank: u32) -> bool {
-        // If it cannot be known, it does: better late than wrong.
+    /// Whether the process of a rank, other than this process, is alive.
+    pub fn is_alive(&self, rank: u32) -> bool {
+        // Alive if unknown: a late error is better than a wrong one.
         self.lock(libc::F_GETLK, rank) != Ok(libc::F_UNLCK)
     }
 
     fn lock(&self, command: i32, rank: u32) -> Result<i32, Errno> {
-        // SAFETY: zeros are a lock.
+        // SAFETY: an all-zero `flock` is valid.
         let mut lock: libc::flock = unsafe { std::mem::zeroed() };
         lock.l_type = libc::F_WRLCK as i16;
         lock.l_whence = libc::SEEK_SET as i16;
         lock.l_start = i64::from(rank);
         lock.l_len = 1;
-        // SAFETY: the file is open, and the lock lives as long as the call.
+        // SAFETY: the file is open, and the lock outlives the call.
         let done = unsafe { libc::fcntl(self.file.as_raw_fd(), command, &raw mut lock) };
         match done {
             0 => Ok(lock.l_type.into()),
@@ -91,31 +90,31 @@ impl Segment {
     }
 }
 
-/// Shared memory at an address.
+/// A mapped range.
 #[derive(Debug)]
 pub struct Mapping {
     start: NonNull<u8>,
     bytes: usize,
 }
 
-// SAFETY: it is memory like any other; who may read and write what is the protocol's business.
+// SAFETY: the memory is not bound to a thread; the protocol rules out data races.
 unsafe impl Send for Mapping {}
-// SAFETY: the same.
+// SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// The address of `bytes` bytes at an offset, which must all be in it.
+    /// The address at an offset; panics unless `bytes` bytes are in bounds.
     #[inline]
     pub fn at(&self, offset: usize, bytes: usize) -> *mut u8 {
         assert!(offset.checked_add(bytes).is_some_and(|end| end <= self.bytes));
-        // SAFETY: it is inside.
+        // SAFETY: in bounds.
         unsafe { self.start.as_ptr().add(offset) }
     }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: it was mapped so, and nobody has its address any more.
+        // SAFETY: it was mapped with this length, and no address of it is in use.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.bytes) };
     }
 }

@@ -1,268 +1,283 @@
-//! Waiting for other ranks, which always ends: with what is waited for, or with an error that says
-//! why it will not come.
+//! Bounded waits for other ranks: they end with the awaited post or with an error that says why it
+//! will not come.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::Settings;
+use super::ShmConfig;
+use super::abort_record;
 use super::arena::Arena;
-use super::board::{Board, Doing};
-use super::home::Waiting;
-use super::layout::{MAIL_SLOTS, RING};
+use super::layout::{P2P_SLOTS, POST_RING};
+use super::region::{Activity, Region};
 use super::segment::Segment;
-use super::verdict;
+use super::wait_table::WaitRecord;
 use crate::error::Peer;
-use crate::{CommError, Kind, Signature};
+use crate::{CallKind, CommError, Signature};
 
-/// How often it is looked at first, without a system call: with a CPU for every rank, and without.
-const SPINS_FREE: u32 = 300;
-const SPINS_CROWDED: u32 = 20;
-/// How long it is looked after that, before it is slept. Others are let run meanwhile: the rank that
-/// is waited for may have been put on this CPU.
-const YIELD_FREE: Duration = Duration::from_millis(1);
-const YIELD_CROWDED: Duration = Duration::from_micros(5);
-/// How often it is looked between two such.
-const SPINS_BETWEEN: u32 = 30;
-/// How long is slept before it is looked whether all are well: at first, and at most.
-pub(super) const NAP: Duration = Duration::from_millis(1);
-pub(super) const NAP_MAX: Duration = Duration::from_millis(16);
+/// Iterations of the initial spin phase, with a CPU per rank and when oversubscribed.
+const SPINS: u32 = 300;
+const SPINS_OVERSUBSCRIBED: u32 = 20;
+/// Duration of the yield phase that follows, before sleeping. It lets the awaited rank run if it
+/// shares this CPU.
+const YIELD_FOR: Duration = Duration::from_millis(1);
+const YIELD_FOR_OVERSUBSCRIBED: Duration = Duration::from_micros(5);
+/// Spin iterations between two yields.
+const SPINS_PER_YIELD: u32 = 30;
+/// Minimum and maximum sleep between fault checks.
+pub(super) const SLEEP_MIN: Duration = Duration::from_millis(1);
+pub(super) const SLEEP_MAX: Duration = Duration::from_millis(16);
 
-/// What this rank does.
+/// A call in progress.
 #[derive(Debug, Clone, Copy)]
-pub struct Now {
-    pub doing: Doing,
+pub struct CallContext {
+    pub activity: Activity,
     pub signature: Signature,
     pub digest: u64,
 }
 
-/// A communicator as its rank and those who may abort it share it.
+/// State of a communicator, shared by its engine and its abort handles.
 #[derive(Debug)]
-pub struct Shared {
-    pub board: Board,
+pub struct ShmState {
+    pub region: Region,
     pub segment: Arc<Segment>,
     pub peers: Vec<Peer>,
-    /// Where buffers can be that all ranks reach; `None` if one cannot.
+    /// The arena; `None` unless all ranks map it.
     pub arena: Option<Arc<Arena>>,
-    /// Under which number each rank shows that it lives.
-    pub lives: Vec<u32>,
-    /// Which ranks are of this process: they live.
-    pub here: Vec<bool>,
+    /// Rank of each rank in the root communicator: key of its liveness lock and its arena range.
+    pub root_ranks: Vec<u32>,
+    /// Ranks in this process, which are alive.
+    pub same_process: Vec<bool>,
     /// Whether there are more ranks than CPUs.
-    pub crowded: bool,
-    /// Where it is said whom is waited for.
-    pub waiting: Waiting,
-    pub settings: Settings,
+    pub oversubscribed: bool,
+    /// Publishes whom this rank waits for.
+    pub wait_record: WaitRecord,
+    pub config: ShmConfig,
 }
 
-impl Shared {
-    /// Waits for a rank's post, which must belong to the same call.
+impl ShmState {
+    /// Waits for a rank's post and checks that it belongs to the same call.
     #[inline]
-    pub fn await_post(&self, rank: usize, number: u64, now: &Now) -> Result<(), CommError> {
-        if !self.board.has_posted(rank, number) {
-            self.wait(rank, now, || self.board.has_posted(rank, number))?;
+    pub fn await_post(&self, rank: usize, seq: u64, ctx: &CallContext) -> Result<(), CommError> {
+        if !self.region.has_posted(rank, seq) {
+            self.wait(rank, ctx, || self.region.has_posted(rank, seq))?;
         }
-        if self.board.digest(rank, number) == now.digest {
+        if self.region.digest(rank, seq) == ctx.digest {
             return Ok(());
         }
-        Err(self.disagreement(rank, now))
+        Err(self.mismatch_error(rank, ctx))
     }
 
-    /// Waits until something holds that a rank brings about.
+    /// Waits for a condition that a rank brings about.
     #[inline]
-    pub fn wait(&self, rank: usize, now: &Now, ready: impl Fn() -> bool) -> Result<(), CommError> {
-        for _ in 0..if self.crowded { SPINS_CROWDED } else { SPINS_FREE } {
+    pub fn wait(
+        &self,
+        rank: usize,
+        ctx: &CallContext,
+        ready: impl Fn() -> bool,
+    ) -> Result<(), CommError> {
+        for _ in 0..if self.oversubscribed { SPINS_OVERSUBSCRIBED } else { SPINS } {
             if ready() {
                 return Ok(());
             }
             std::hint::spin_loop();
         }
-        self.wait_long(&[rank], now, &ready)
+        self.wait_long(&[rank], ctx, &ready)
     }
 
-    /// Waits until something holds that one of several ranks brings about. `now` is what the first
-    /// of them is waited for.
+    /// Waits for a condition that one of several ranks brings about; `ctx` waits for the first of
+    /// them.
     #[cold]
     pub fn wait_long(
         &self,
         ranks: &[usize],
-        now: &Now,
+        ctx: &CallContext,
         ready: &dyn Fn() -> bool,
     ) -> Result<(), CommError> {
         let began = Instant::now();
-        let looking = if self.crowded { YIELD_CROWDED } else { YIELD_FREE };
-        // Only one of them can be slept on.
-        let longest = if ranks.len() == 1 { NAP_MAX } else { NAP };
-        let mut nap = NAP;
+        let yield_for = if self.oversubscribed { YIELD_FOR_OVERSUBSCRIBED } else { YIELD_FOR };
+        // Only one doorbell can be slept on.
+        let max_sleep = if ranks.len() == 1 { SLEEP_MAX } else { SLEEP_MIN };
+        let mut sleep = SLEEP_MIN;
         while !ready() {
             let waited = began.elapsed();
-            if waited < looking {
+            if waited < yield_for {
                 std::thread::yield_now();
-                let looked = (0..SPINS_BETWEEN).take_while(|_| !ready());
-                looked.for_each(|_| std::hint::spin_loop());
+                let spins = (0..SPINS_PER_YIELD).take_while(|_| !ready());
+                spins.for_each(|_| std::hint::spin_loop());
                 continue;
             }
-            self.waiting.say(ranks, waited);
-            let trouble = ranks.iter().find_map(|rank| self.trouble(*rank, now, waited));
-            // What came before the trouble still counts.
-            if let Some(error) = trouble.filter(|_| !ready()) {
-                return Err(self.tell(error, now));
+            self.wait_record.publish(ranks, waited);
+            let failure = ranks.iter().find_map(|rank| self.failure(*rank, ctx, waited));
+            // What arrived before the failure is still delivered.
+            if let Some(error) = failure.filter(|_| !ready()) {
+                return Err(self.publish_or_adopt(error, ctx));
             }
-            let first = ranks.first().copied().unwrap_or(self.board.rank);
-            self.board.sleep(first, nap, || ready() || verdict::is_over(&self.board));
-            nap = (nap * 2).min(longest);
+            let first = ranks.first().copied().unwrap_or(self.region.rank);
+            self.region
+                .wait_doorbell(first, sleep, || ready() || abort_record::has_failed(&self.region));
+            sleep = (sleep * 2).min(max_sleep);
         }
-        self.waiting.say(&[], Duration::ZERO);
+        self.wait_record.publish(&[], Duration::ZERO);
         Ok(())
     }
 
-    /// Why the wait for a rank should end.
-    pub(super) fn trouble(&self, rank: usize, now: &Now, waited: Duration) -> Option<CommError> {
-        if let Some(error) = self.verdict(now) {
+    /// Why the wait for a rank must end.
+    pub(super) fn failure(
+        &self,
+        rank: usize,
+        ctx: &CallContext,
+        waited: Duration,
+    ) -> Option<CommError> {
+        if let Some(error) = self.abort_error(ctx) {
             return Some(error);
         }
-        if let Some(why) = self.end_of(rank) {
-            let (peer, call) = (self.peers[rank].clone(), now.signature.to_string());
-            return Some(CommError::Lost { peer, why: why.to_owned(), call });
+        if let Some(why) = self.exit_reason(rank) {
+            let (peer, call) = (self.peers[rank].clone(), ctx.signature.to_string());
+            return Some(CommError::RankLost { peer, why: why.to_owned(), call });
         }
-        (waited >= self.settings.desync_after).then(|| self.late(rank, now))
+        (waited >= self.config.desync_after).then(|| self.timeout_error(rank, ctx))
     }
 
-    /// How a rank ended, if it did.
-    pub fn end_of(&self, rank: usize) -> Option<&'static str> {
-        if self.board.has_left(rank) {
+    /// Why a rank is gone, if it is.
+    pub fn exit_reason(&self, rank: usize) -> Option<&'static str> {
+        if self.region.has_closed(rank) {
             return Some("it closed the communicator");
         }
-        let dead = !self.here[rank] && !self.segment.lives(self.lives[rank]);
-        dead.then_some("its process ended")
+        let dead = !self.same_process[rank] && !self.segment.is_alive(self.root_ranks[rank]);
+        dead.then_some("its process exited")
     }
 
-    /// Why the communicator is over, if it is.
-    pub fn verdict(&self, now: &Now) -> Option<CommError> {
-        self.verdict_of(&now.signature.to_string())
+    /// The communicator's error, if it has failed.
+    pub fn abort_error(&self, ctx: &CallContext) -> Option<CommError> {
+        self.abort_error_during(&ctx.signature.to_string())
     }
 
-    /// The same, for a rank that is at this.
-    pub fn verdict_of(&self, call: &str) -> Option<CommError> {
-        verdict::read(&self.board, &self.peers, &self.waiting, call)
+    /// [`Self::abort_error`] during a named operation.
+    pub fn abort_error_during(&self, call: &str) -> Option<CommError> {
+        abort_record::read(&self.region, &self.peers, &self.wait_record, call)
     }
 
-    /// Tells all ranks of an error.
-    pub fn fail(&self, error: CommError) -> CommError {
-        verdict::declare(&self.board, &error);
+    /// Publishes an error to all ranks.
+    pub fn publish_error(&self, error: CommError) -> CommError {
+        abort_record::publish(&self.region, &error);
         error
     }
 
-    /// The same, unless another was told first: then that is it for this rank, too.
-    pub fn tell(&self, error: CommError, now: &Now) -> CommError {
-        match verdict::declare(&self.board, &error) {
+    /// Publishes an error, unless another was published first, which then is this rank's error,
+    /// too.
+    pub fn publish_or_adopt(&self, error: CommError, ctx: &CallContext) -> CommError {
+        match abort_record::publish(&self.region, &error) {
             true => error,
-            false => self.verdict(now).unwrap_or(error),
+            false => self.abort_error(ctx).unwrap_or(error),
         }
     }
 
-    /// A rank's post is of another call.
+    /// A rank's post belongs to another call.
     #[cold]
-    fn disagreement(&self, rank: usize, now: &Now) -> CommError {
-        let error = match self.board.announced(rank, now.doing) {
-            Some(theirs) => self.disagree(rank, now, theirs),
-            None => self.late(rank, now),
+    fn mismatch_error(&self, rank: usize, ctx: &CallContext) -> CommError {
+        let error = match self.region.published_call(rank, ctx.activity) {
+            Some(theirs) => self.mismatch(rank, ctx, theirs),
+            None => self.timeout_error(rank, ctx),
         };
-        self.tell(error, now)
+        self.publish_or_adopt(error, ctx)
     }
 
-    /// A rank's post of before is of another call than this rank's was.
+    /// An earlier post of a rank belongs to another call than this rank's.
     #[cold]
-    pub fn disagreed_before(&self, rank: usize, now: &Now) -> CommError {
-        let by = self.peers[self.board.rank].clone();
+    pub fn earlier_mismatch_error(&self, rank: usize, ctx: &CallContext) -> CommError {
+        let by = self.peers[self.region.rank].clone();
         let unknown = || CommError::Aborted {
             by,
             why: format!(
-                "{} called something else than this rank some calls ago",
+                "{} made a different call than this rank some calls ago",
                 self.peers[rank]
             ),
         };
-        let error = self.difference(rank, now).unwrap_or_else(unknown);
-        self.tell(error, now)
+        let error = self.first_mismatch(rank, ctx).unwrap_or_else(unknown);
+        self.publish_or_adopt(error, ctx)
     }
 
-    /// The first of the last calls in which a rank called something else than this one, if any.
-    fn difference(&self, rank: usize, now: &Now) -> Option<CommError> {
-        let calls = now.doing.number();
+    /// The first of the recent calls in which a rank's signature differs from this rank's.
+    fn first_mismatch(&self, rank: usize, ctx: &CallContext) -> Option<CommError> {
+        let calls = ctx.activity.sequence();
         let differs = |call: u64| {
-            let called = |rank: usize| self.board.announced(rank, Doing::Call(call));
-            let (ours, theirs) = (called(self.board.rank)?, called(rank)?);
-            let at = Now { doing: Doing::Call(call), signature: ours, digest: 0 };
-            (ours != theirs).then(|| self.disagree(rank, &at, theirs))
+            let called = |rank: usize| self.region.published_call(rank, Activity::Collective(call));
+            let (ours, theirs) = (called(self.region.rank)?, called(rank)?);
+            let at =
+                CallContext { activity: Activity::Collective(call), signature: ours, digest: 0 };
+            (ours != theirs).then(|| self.mismatch(rank, &at, theirs))
         };
-        (calls.saturating_sub(RING - 1)..=calls).find_map(differs)
+        (calls.saturating_sub(POST_RING - 1)..=calls).find_map(differs)
     }
 
-    pub fn disagree(&self, rank: usize, now: &Now, theirs: Signature) -> CommError {
-        CommError::Disagree {
-            sequence: now.doing.number(),
-            ours_by: self.peers[self.board.rank].clone(),
-            ours: Box::new(now.signature),
+    pub fn mismatch(&self, rank: usize, ctx: &CallContext, theirs: Signature) -> CommError {
+        CommError::CallMismatch {
+            sequence: ctx.activity.sequence(),
+            ours_by: self.peers[self.region.rank].clone(),
+            ours: Box::new(ctx.signature),
             theirs_by: self.peers[rank].clone(),
             theirs: Box::new(theirs),
         }
     }
 
-    /// Whom a rank waits for in a message. Whoever could go on and does not waits for nobody.
-    fn waits_for(&self, rank: usize) -> Option<usize> {
-        let doing = self.board.doing(rank);
-        let theirs = self.board.announced(rank, doing)?;
+    /// The rank that a rank's message waits for; `None` if the message can make progress.
+    fn p2p_waits_for(&self, rank: usize) -> Option<usize> {
+        let activity = self.region.activity(rank);
+        let theirs = self.region.published_call(rank, activity)?;
         let other = theirs.root as usize;
-        let waits = match (doing, theirs.kind) {
-            (Doing::Message(_), _) if other >= self.peers.len() => false,
-            (Doing::Message(_), Kind::Receive) => self.board.on_its_way(other, rank) == 0,
-            (Doing::Message(_), _) => self.board.on_its_way(rank, other) >= MAIL_SLOTS,
+        let waits = match (activity, theirs.kind) {
+            (Activity::P2p(_), _) if other >= self.peers.len() => false,
+            (Activity::P2p(_), CallKind::Receive) => self.region.chunks_in_flight(other, rank) == 0,
+            (Activity::P2p(_), _) => self.region.chunks_in_flight(rank, other) >= P2P_SLOTS,
             _ => false,
         };
         waits.then_some(other)
     }
 
-    /// It takes too long: because a rank called something else, or because it does not come.
-    fn late(&self, rank: usize, now: &Now) -> CommError {
-        let others = || (0..self.peers.len()).filter(|other| *other != self.board.rank);
-        if let Some(disagree) = others().find_map(|other| self.difference(other, now)) {
+    /// The error of a timeout: a mismatch, or late ranks.
+    fn timeout_error(&self, rank: usize, ctx: &CallContext) -> CommError {
+        let others = || (0..self.peers.len()).filter(|other| *other != self.region.rank);
+        if let Some(disagree) = others().find_map(|other| self.first_mismatch(other, ctx)) {
             return disagree;
         }
-        let doing = self.board.doing(rank);
-        let theirs = self.board.announced(rank, doing);
-        let own = self.board.rank as u32;
-        let waits = !matches!(doing, Doing::Message(_)) || self.waits_for(rank).is_some();
-        let stuck = |theirs: &Signature| stuck(own, now, doing, theirs) && waits;
-        if let Some(theirs) = theirs.filter(stuck) {
-            return self.disagree(rank, now, theirs);
+        let activity = self.region.activity(rank);
+        let theirs = self.region.published_call(rank, activity);
+        let own = self.region.rank as u32;
+        let waits = !matches!(activity, Activity::P2p(_)) || self.p2p_waits_for(rank).is_some();
+        let is_deadlocked = |theirs: &Signature| is_deadlocked(own, ctx, activity, theirs) && waits;
+        if let Some(theirs) = theirs.filter(is_deadlocked) {
+            return self.mismatch(rank, ctx, theirs);
         }
-        let collective = matches!(now.doing, Doing::Call(_)) && !now.signature.kind.has_root();
-        let came = |other: usize| self.board.doing(other).number() >= now.doing.number();
-        let missing = |other: &usize| *other == rank || (collective && !came(*other));
+        let collective =
+            matches!(ctx.activity, Activity::Collective(_)) && !ctx.signature.kind.has_root();
+        let has_entered =
+            |other: usize| self.region.activity(other).sequence() >= ctx.activity.sequence();
+        let missing = |other: &usize| *other == rank || (collective && !has_entered(*other));
         let missing: Vec<usize> = others().filter(missing).collect();
-        CommError::Late {
-            call: now.signature.to_string(),
-            seconds: self.settings.desync_after.as_secs(),
-            // Not those who would come if a third came.
-            missing: self.waiting.blamed(&missing, self.settings.desync_after),
+        CommError::Timeout {
+            call: ctx.signature.to_string(),
+            seconds: self.config.desync_after.as_secs(),
+            // Only the root causes, not ranks that are themselves waiting.
+            missing: self.wait_record.root_causes(&missing, self.config.desync_after),
         }
     }
 }
 
-/// Marks the signature of a message that is one of several at once.
-pub const OF_MANY: u64 = 1;
+/// Marks the signature of a message in a group.
+pub const IN_GROUP: u64 = 1;
 
-/// Whether a rank that is at `theirs` will never bring what this one, `own`, waits for.
-fn stuck(own: u32, now: &Now, doing: Doing, theirs: &Signature) -> bool {
-    match (now.doing, doing) {
-        // It is at one that this rank has not called; else it is only behind.
-        (Doing::Message(ours), Doing::Call(other)) => other > ours,
-        // It may wait for a third, who has not come.
-        (Doing::Call(ours), Doing::Message(other)) => {
-            other < ours && theirs.root == own && theirs.shape != OF_MANY
+/// Whether a rank in call `theirs` can never provide what this rank (`own`) waits for.
+fn is_deadlocked(own: u32, ctx: &CallContext, activity: Activity, theirs: &Signature) -> bool {
+    match (ctx.activity, activity) {
+        // It is in a collective that this rank has not reached; otherwise it is only behind.
+        (Activity::P2p(ours), Activity::Collective(other)) => other > ours,
+        // It may be waiting for a third rank.
+        (Activity::Collective(ours), Activity::P2p(other)) => {
+            other < ours && theirs.root == own && theirs.shape != IN_GROUP
         }
-        (Doing::Message(_), Doing::Message(_)) => {
-            let both = theirs.kind == now.signature.kind && theirs.kind == Kind::Receive;
-            both && theirs.root == own && theirs.shape != OF_MANY
+        (Activity::P2p(_), Activity::P2p(_)) => {
+            let both = theirs.kind == ctx.signature.kind && theirs.kind == CallKind::Receive;
+            both && theirs.root == own && theirs.shape != IN_GROUP
         }
         _ => false,
     }

@@ -1,4 +1,4 @@
-//! Opens a connection to a rank and proves the job's secret. It waits, but not longer than it may.
+//! Opens an authenticated connection to a rank, within a deadline.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -11,66 +11,66 @@ use rustix::io::Errno;
 use rustix::net::sockopt;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with};
 
-/// How long at most until it is looked whether there is any use in it still.
-const LOOK: Duration = Duration::from_millis(50);
+/// How often cancellation is checked.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Whom to call, and how.
+/// The target and options of a connection.
 pub struct Dial<'a> {
-    /// Where.
+    /// The remote address.
     pub to: SocketAddr,
-    /// From which address of this node.
+    /// The local address to bind to.
     pub from: Option<IpAddr>,
-    /// The job's.
+    /// The job's secret.
     pub secret: &'a Secret,
-    /// Of the connection.
+    /// The timeouts of the connection.
     pub timing: Timing,
-    /// Until when.
+    /// The deadline.
     pub until: Instant,
-    /// Whether there is no use in it any more.
-    pub stop: &'a dyn Fn() -> bool,
+    /// Whether the attempt was cancelled.
+    pub cancelled: &'a dyn Fn() -> bool,
 }
 
-/// An open connection whose other side is of this job.
-pub struct Line {
-    /// It does not block.
+/// A connection whose remote end has authenticated.
+pub struct AuthConn {
+    /// The socket, in non-blocking mode.
     pub stream: TcpStream,
-    /// Its link, ready.
+    /// The link after its handshake.
     pub link: Link,
 }
 
-/// Why there is none.
+/// Why a connection failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum NoLine {
-    /// Nobody is there, or not yet.
-    Nobody(String),
-    /// Somebody is there whom one must not talk to.
-    Stranger(String),
+pub enum DialError {
+    /// The peer does not respond, or not yet.
+    Unreachable(String),
+    /// The peer failed to authenticate or rejected this rank.
+    Rejected(String),
 }
 
 impl Dial<'_> {
-    /// Connects, and is through with the handshake.
-    pub fn open(&self) -> Result<Line, NoLine> {
-        let nobody = |error: std::io::Error| NoLine::Nobody(error.to_string());
-        let stream = self.connect().map_err(nobody)?;
-        let nonce = random().map_err(nobody)?;
+    /// Connects and completes the handshake.
+    pub fn open(&self) -> Result<AuthConn, DialError> {
+        let unreachable = |error: std::io::Error| DialError::Unreachable(error.to_string());
+        let stream = self.connect().map_err(unreachable)?;
+        let nonce = random().map_err(unreachable)?;
         let link = Link::new(Role::Caller, self.secret, nonce, self.timing, Instant::now());
-        let mut line = Line { stream, link };
+        let mut conn = AuthConn { stream, link };
         let ready = |steps: &[Step]| steps.contains(&Step::Ready).then_some(());
-        self.converse(&mut line, &mut [0; 4 << 10], true, ready)?;
-        Ok(line)
+        self.exchange(&mut conn, &mut [0; 4 << 10], true, ready)?;
+        Ok(conn)
     }
 
-    /// Says something and waits for the answer.
-    pub fn ask(&self, line: &mut Line, what: &[u8]) -> Result<Vec<u8>, NoLine> {
-        line.link.send(what);
-        self.converse(line, &mut [0; 64 << 10], true, frame)
+    /// Sends a message and waits for the reply.
+    pub fn request(&self, conn: &mut AuthConn, message: &[u8]) -> Result<Vec<u8>, DialError> {
+        conn.link.send(message);
+        self.exchange(conn, &mut [0; 64 << 10], true, first_frame)
     }
 
-    /// The same, and reads nothing of what comes after the answer, which is for somebody else. Nor
-    /// does it show signs of life: the other side may take them for messages already.
-    pub fn ask_last(&self, line: &mut Line, what: &[u8]) -> Result<Vec<u8>, NoLine> {
-        line.link.send(what);
-        self.converse(line, &mut [0; 1], false, frame)
+    /// Sends the last control message of a data connection. Reads nothing beyond the reply and sends
+    /// no heartbeats, because the peer treats everything after the reply as data.
+    pub fn request_final(&self, conn: &mut AuthConn, message: &[u8]) -> Result<Vec<u8>, DialError> {
+        conn.link.send(message);
+        self.exchange(conn, &mut [0; 1], false, first_frame)
     }
 
     fn connect(&self) -> std::io::Result<TcpStream> {
@@ -79,12 +79,13 @@ impl Dial<'_> {
                 Ok(stream) => return Ok(stream),
                 Err(error) => error,
             };
-            // A cable may be back in a moment.
-            let away = [ErrorKind::HostUnreachable, ErrorKind::NetworkUnreachable];
-            if !away.contains(&error.kind()) || Instant::now() >= self.until || (self.stop)() {
+            // The network may be back in a moment.
+            let transient = [ErrorKind::HostUnreachable, ErrorKind::NetworkUnreachable];
+            let expired = Instant::now() >= self.until || (self.cancelled)();
+            if !transient.contains(&error.kind()) || expired {
                 return Err(error);
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 
@@ -96,7 +97,7 @@ impl Dial<'_> {
             bind(&socket, &SocketAddr::new(from, 0))?;
         }
         let stream = TcpStream::from(socket);
-        tune(&stream, self.timing.lost_after);
+        set_socket_options(&stream, self.timing.lost_after);
         match connect(&stream, &self.to) {
             Ok(()) => return Ok(stream),
             Err(Errno::INPROGRESS) => {}
@@ -109,35 +110,37 @@ impl Dial<'_> {
         }
     }
 
-    /// Writes what is to be written and reads until something is there.
-    fn converse<T>(
+    /// Writes pending data and reads until `found` returns a result.
+    fn exchange<T>(
         &self,
-        line: &mut Line,
+        conn: &mut AuthConn,
         buffer: &mut [u8],
-        beats: bool,
+        heartbeats: bool,
         found: impl Fn(&[Step]) -> Option<T>,
-    ) -> Result<T, NoLine> {
-        let nobody = |error: std::io::Error| NoLine::Nobody(error.to_string());
+    ) -> Result<T, DialError> {
+        let unreachable = |error: std::io::Error| DialError::Unreachable(error.to_string());
         let mut steps = Vec::new();
         loop {
-            write(line).map_err(nobody)?;
-            match line.stream.read(buffer) {
-                Ok(0) => return Err(NoLine::Nobody("it closed the connection".to_owned())),
+            write(conn).map_err(unreachable)?;
+            match conn.stream.read(buffer) {
+                Ok(0) => {
+                    return Err(DialError::Unreachable("connection closed by the peer".to_owned()));
+                }
                 Ok(count) => {
                     let now = Instant::now();
-                    let taken = line.link.receive(&buffer[..count], now, &mut steps);
-                    // What is pending then tells the other side why.
-                    write(line).map_err(nobody)?;
-                    taken.map_err(|error| NoLine::Stranger(error.to_string()))?;
+                    let received = conn.link.receive(&buffer[..count], now, &mut steps);
+                    // Tells the peer the reason for a rejection.
+                    write(conn).map_err(unreachable)?;
+                    received.map_err(|error| DialError::Rejected(error.to_string()))?;
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    self.wait(&line.stream, PollFlags::IN).map_err(nobody)?;
-                    if beats {
-                        line.link.beat(Instant::now());
+                    self.wait(&conn.stream, PollFlags::IN).map_err(unreachable)?;
+                    if heartbeats {
+                        conn.link.beat(Instant::now());
                     }
                 }
-                Err(error) => return Err(nobody(error)),
+                Err(error) => return Err(unreachable(error)),
             }
             if let Some(found) = found(&steps) {
                 return Ok(found);
@@ -145,12 +148,12 @@ impl Dial<'_> {
         }
     }
 
-    /// A short while. True: something happened.
+    /// Polls for a short time. Returns whether the socket is ready.
     fn wait(&self, stream: &TcpStream, flags: PollFlags) -> std::io::Result<bool> {
-        if Instant::now() >= self.until || (self.stop)() {
-            return Err(std::io::Error::new(ErrorKind::TimedOut, "no answer in time"));
+        if Instant::now() >= self.until || (self.cancelled)() {
+            return Err(std::io::Error::new(ErrorKind::TimedOut, "timed out"));
         }
-        let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(LOOK.subsec_nanos()) };
+        let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(POLL_INTERVAL.subsec_nanos()) };
         match poll(&mut [PollFd::new(stream, flags)], Some(&timeout)) {
             Ok(count) => Ok(count > 0),
             Err(Errno::INTR) => Ok(false),
@@ -159,8 +162,8 @@ impl Dial<'_> {
     }
 }
 
-/// The first frame.
-fn frame(steps: &[Step]) -> Option<Vec<u8>> {
+/// The first frame among the steps.
+fn first_frame(steps: &[Step]) -> Option<Vec<u8>> {
     let frame = |step: &Step| match step {
         Step::Frame(frame) => Some(frame.clone()),
         Step::Ready => None,
@@ -168,12 +171,12 @@ fn frame(steps: &[Step]) -> Option<Vec<u8>> {
     steps.iter().find_map(frame)
 }
 
-fn write(line: &mut Line) -> std::io::Result<()> {
-    while !line.link.pending().is_empty() {
-        match line.stream.write(line.link.pending()) {
-            Ok(count) => line.link.sent(count),
+fn write(conn: &mut AuthConn) -> std::io::Result<()> {
+    while !conn.link.pending().is_empty() {
+        match conn.stream.write(conn.link.pending()) {
+            Ok(count) => conn.link.sent(count),
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            // So little fits a new connection, or it goes out in the next round.
+            // The rest is written in the next round.
             Err(error) if error.kind() == ErrorKind::WouldBlock => break,
             Err(error) => return Err(error),
         }
@@ -181,62 +184,62 @@ fn write(line: &mut Line) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Makes a socket fit for collectives. Its buffers are left to the kernel: it makes them larger as
-/// needed, and what may be asked for is on most systems far below that. While nothing comes, the
-/// kernel sees to it that the path is still there.
-pub fn tune(stream: &TcpStream, lost_after: Duration) {
-    let whole = |part: Duration| Duration::from_secs(part.as_secs().max(1));
-    let (idle, between) = (whole(lost_after / 2), whole(lost_after / 8));
-    let tries = lost_after.saturating_sub(idle).as_secs() / between.as_secs();
+/// Sets TCP_NODELAY and keepalive, so the kernel detects a dead path while the connection is idle.
+/// Buffer sizes are left to the kernel's autotuning, which exceeds what may be requested on most
+/// systems.
+pub fn set_socket_options(stream: &TcpStream, lost_after: Duration) {
+    let seconds = |time: Duration| Duration::from_secs(time.as_secs().max(1));
+    let (idle, interval) = (seconds(lost_after / 2), seconds(lost_after / 8));
+    let probes = lost_after.saturating_sub(idle).as_secs() / interval.as_secs();
     let _ = stream.set_nodelay(true);
     let _ = sockopt::set_socket_keepalive(stream, true);
     let _ = sockopt::set_tcp_keepidle(stream, idle);
-    let _ = sockopt::set_tcp_keepintvl(stream, between);
-    let _ = sockopt::set_tcp_keepcnt(stream, tries.clamp(1, 100) as u32);
+    let _ = sockopt::set_tcp_keepintvl(stream, interval);
+    let _ = sockopt::set_tcp_keepcnt(stream, probes.clamp(1, 100) as u32);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Takes a connection in, slowly, and gives all that comes after that.
-    fn taken_slowly(listener: std::net::TcpListener, secret: Secret, timing: Timing) -> Vec<u8> {
+    /// Accepts a connection slowly and returns all data that follows the reply.
+    fn accept_slowly(listener: std::net::TcpListener, secret: Secret, timing: Timing) -> Vec<u8> {
         let (mut stream, _) = listener.accept().unwrap();
         let now = Instant::now();
         let mut link = Link::new(Role::Listener, &secret, random().unwrap(), timing, now);
         let (mut steps, mut buffer) = (Vec::new(), [0; 4096]);
-        let say = |link: &mut Link, stream: &mut TcpStream| {
+        let flush = |link: &mut Link, stream: &mut TcpStream| {
             stream.write_all(link.pending()).unwrap();
             link.sent(link.pending().len());
         };
-        while frame(&steps).is_none() {
-            say(&mut link, &mut stream);
+        while first_frame(&steps).is_none() {
+            flush(&mut link, &mut stream);
             let count = stream.read(&mut buffer).unwrap();
             link.receive(&buffer[..count], Instant::now(), &mut steps).unwrap();
         }
         std::thread::sleep(Duration::from_millis(300));
-        link.send(b"taken");
-        say(&mut link, &mut stream);
+        link.send(b"accepted");
+        flush(&mut link, &mut stream);
         let mut rest = Vec::new();
         stream.read_to_end(&mut rest).unwrap();
         rest
     }
 
     #[test]
-    fn nothing_but_messages_follows_the_last_question() {
+    fn only_data_follows_the_final_request() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let to = listener.local_addr().unwrap();
         let (secret, limit) = (Secret::generate().unwrap(), Duration::from_secs(10));
         let beat = Duration::from_millis(20);
         let timing = Timing { handshake: limit, beat, lost_after: limit };
         let theirs = secret.clone();
-        let other = std::thread::spawn(move || taken_slowly(listener, theirs, timing));
+        let other = std::thread::spawn(move || accept_slowly(listener, theirs, timing));
         let until = Instant::now() + limit;
-        let dial = Dial { to, from: None, secret: &secret, timing, until, stop: &|| false };
-        let mut line = dial.open().unwrap();
-        assert_eq!(dial.ask_last(&mut line, b"hello").unwrap(), b"taken");
-        line.stream.write_all(b"message").unwrap();
-        drop(line);
+        let dial = Dial { to, from: None, secret: &secret, timing, until, cancelled: &|| false };
+        let mut conn = dial.open().unwrap();
+        assert_eq!(dial.request_final(&mut conn, b"hello").unwrap(), b"accepted");
+        conn.stream.write_all(b"message").unwrap();
+        drop(conn);
         assert_eq!(other.join().unwrap(), b"message");
     }
 }

@@ -1,14 +1,15 @@
-//! All connections of this process with other ranks, shared by its communicators. Whoever waits
-//! moves the bytes of all; one of those who wait sleeps on the connections, the others on it.
+//! All data connections of this process to other ranks, shared by its communicators. Any thread that
+//! waits makes progress for all of them. One waiting thread polls the sockets; the others wait on a
+//! condition variable that it signals.
 
-mod channels;
-mod hooks;
+mod abort_callbacks;
+mod comm_table;
 mod incoming;
 mod outgoing;
-mod pass;
+mod progress;
 mod reader;
-mod silence;
-mod target;
+mod recv_buffer;
+mod tcp_info;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::TcpStream;
@@ -18,292 +19,291 @@ use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-use super::control::{Fault, Left};
-use super::frame::Head;
-use crate::fabric::{Carrier, GRACE, SHORT_GRACE};
-use crate::transport::Ticket;
-pub use channels::{Channels, Trouble};
-pub use hooks::Hook;
+use super::control_messages::{CommClosed, Fault};
+use super::frame::Header;
+use crate::fabric::{CANCEL_TIMEOUT, CANCEL_TIMEOUT_RANK_LOST, FabricTransport};
+use crate::transport::RequestId;
+pub use abort_callbacks::AbortCallback;
+pub use comm_table::{CommTable, ProtocolError};
 use incoming::Incoming;
-pub use incoming::fits;
+pub use incoming::check_match;
 use outgoing::Outgoing;
-use silence::unheard;
-pub use target::Posted;
+pub use recv_buffer::PostedRecv;
+use tcp_info::unacked_for;
 
-/// What other ranks told.
+/// Faults and departures announced by other ranks.
 #[derive(Default)]
-pub struct News {
-    /// Which communicator is over, or all in which a lost rank is.
+pub struct FaultState {
+    /// The aborted communicator, or `None` for every communicator the fault concerns.
     pub faults: Vec<(Option<u64>, Fault)>,
-    /// Who has left what.
-    pub left: HashMap<(u64, u32), Left>,
-    /// Where all are there and agree.
+    /// Communicators that ranks have closed, by communicator and rank.
+    pub closed: HashMap<(u64, u32), CommClosed>,
+    /// Communicators whose members all responded and agree.
     pub clear: HashSet<u64>,
 }
 
-/// To a rank, or from it.
+/// The direction of a link, seen from this rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Way {
-    /// To it.
-    Out,
-    /// From it.
-    In,
+pub enum LinkDirection {
+    /// To the peer.
+    Send,
+    /// From the peer.
+    Recv,
 }
 
-/// How much is kept of a rank's messages that nobody has asked for yet, before others come first.
-const KEEP: usize = 256 << 20;
+/// Bytes buffered in a peer's unexpected-message queue before other peers are read first.
+const UNEXPECTED_LIMIT: usize = 256 << 20;
 
 /// All connections.
 #[derive(Default)]
 pub struct Mesh {
     outgoing: BTreeMap<u32, Outgoing>,
     incoming: BTreeMap<u32, Incoming>,
-    /// Connections that broke, and how.
-    pub broken: BTreeMap<(u32, Way), String>,
-    pub channels: Channels,
-    pub news: News,
-    /// Carries messages instead of the connections, if ranks agreed on it.
-    pub fabric: Option<Carrier>,
-    sleeper: bool,
-    followers: usize,
-    tickets: u64,
-    keep: usize,
-    /// How often in a row ranks of which much is kept were not read, for others moved.
-    put_off: u32,
+    /// Broken links and the reason.
+    pub broken: BTreeMap<(u32, LinkDirection), String>,
+    pub comms: CommTable,
+    pub fault_state: FaultState,
+    /// Replaces the data connections if the ranks agreed on libfabric.
+    pub fabric: Option<FabricTransport>,
+    has_poller: bool,
+    waiters: usize,
+    last_request: u64,
+    unexpected_limit: usize,
+    /// Consecutive rounds in which peers over the limit were not read, because others progressed.
+    deferrals: u32,
 }
 
-/// A mesh for several threads.
-pub struct Shared {
+/// A mesh shared by several threads.
+pub struct SharedMesh {
     mesh: Mutex<Mesh>,
-    moved: Condvar,
+    changed: Condvar,
     wake: OwnedFd,
-    hooks: Mutex<Vec<Hook>>,
+    abort_callbacks: Mutex<Vec<AbortCallback>>,
 }
 
 impl Mesh {
-    /// One that keeps so much of a rank's messages that nobody has asked for, while there is
-    /// something else to do.
-    pub fn new(keep: usize) -> Self {
-        Self { keep, ..Self::default() }
+    /// A mesh that defers reading from a peer with `unexpected_limit` bytes of unexpected messages
+    /// while other peers make progress.
+    pub fn new(unexpected_limit: usize) -> Self {
+        Self { unexpected_limit, ..Self::default() }
     }
 
-    /// How many connections there are to a rank.
-    pub fn lanes_to(&self, rank: u32) -> usize {
-        self.outgoing.get(&rank).map_or(0, Outgoing::lanes)
+    /// The number of connections to a rank.
+    pub fn connections_to(&self, rank: u32) -> usize {
+        self.outgoing.get(&rank).map_or(0, Outgoing::connections)
     }
 
     pub fn add_outgoing(&mut self, rank: u32, stream: Arc<TcpStream>) {
         self.outgoing.entry(rank).or_default().add(stream);
     }
 
-    /// If the rank has made a connection, messages to it can go back over it: one that carries both
-    /// ways needs fewer packets, for what was received is told along with what is sent. Gives how
-    /// many connections there are to it.
-    pub fn adopt(&mut self, rank: u32) -> usize {
-        let theirs = self.incoming.get(&rank).and_then(Incoming::theirs);
-        if let Some(stream) = theirs.filter(|_| self.lanes_to(rank) == 0) {
+    /// Reuses a connection that the peer opened for messages to it. A bidirectional connection needs
+    /// fewer packets because acknowledgements piggyback on data. Returns the number of connections.
+    pub fn adopt_incoming(&mut self, rank: u32) -> usize {
+        let theirs = self.incoming.get(&rank).and_then(Incoming::peer_initiated);
+        if let Some(stream) = theirs.filter(|_| self.connections_to(rank) == 0) {
             self.add_outgoing(rank, stream);
         }
-        self.lanes_to(rank)
+        self.connections_to(rank)
     }
 
-    fn ticket(&mut self) -> Ticket {
-        self.tickets += 1;
-        Ticket(self.tickets)
+    fn next_request(&mut self) -> RequestId {
+        self.last_request += 1;
+        RequestId(self.last_request)
     }
 
-    /// Posts a message, and writes of it what goes at once.
-    pub fn send(&mut self, to: u32, head: Head, bytes: *const [u8]) -> Ticket {
-        let ticket = self.ticket();
+    /// Posts a send and writes as much of it as the socket accepts.
+    pub fn send(&mut self, to: u32, header: Header, bytes: *const [u8]) -> RequestId {
+        let request = self.next_request();
         if let Some(fabric) = &mut self.fabric {
-            fabric.send(to, head, ticket, bytes.cast(), &mut self.channels);
-            return ticket;
+            fabric.send(to, header, request, bytes.cast(), &mut self.comms);
+            return request;
         }
         let outgoing = self.outgoing.entry(to).or_default();
-        outgoing.push(head, ticket, bytes.cast(), bytes.len());
-        if let Err(error) = outgoing.write(&mut self.channels) {
-            self.broke(to, Way::Out, std::io::Error::from(error).to_string());
+        outgoing.push(header, request, bytes.cast(), bytes.len());
+        if let Err(error) = outgoing.write(&mut self.comms) {
+            self.mark_broken(to, LinkDirection::Send, std::io::Error::from(error).to_string());
         }
-        ticket
+        request
     }
 
-    /// Posts a receive; its ticket is made here.
-    pub fn receive(&mut self, from: u32, mut posted: Posted) -> Ticket {
-        posted.ticket = self.ticket();
+    /// Posts a receive and assigns its request ID.
+    pub fn receive(&mut self, from: u32, mut posted: PostedRecv) -> RequestId {
+        posted.request = self.next_request();
         if let Some(fabric) = &mut self.fabric {
-            fabric.receive(from, posted, &mut self.channels);
-            return posted.ticket;
+            fabric.receive(from, posted, &mut self.comms);
+            return posted.request;
         }
-        self.incoming.entry(from).or_default().post(posted, &mut self.channels);
-        posted.ticket
+        self.incoming.entry(from).or_default().post(posted, &mut self.comms);
+        posted.request
     }
 
-    /// What waits for it waits on; who waits sees that it is broken.
-    fn broke(&mut self, rank: u32, way: Way, why: String) {
-        self.channels.news = true;
-        self.broken.entry((rank, way)).or_insert(why);
-        match way {
-            Way::Out => drop(self.outgoing.remove(&rank)),
-            Way::In => {
+    /// Posted operations stay pending; `TcpTransport::progress` reports the broken link.
+    fn mark_broken(&mut self, rank: u32, direction: LinkDirection, why: String) {
+        self.comms.progressed = true;
+        self.broken.entry((rank, direction)).or_insert(why);
+        match direction {
+            LinkDirection::Send => drop(self.outgoing.remove(&rank)),
+            LinkDirection::Recv => {
                 if let Some(incoming) = self.incoming.get_mut(&rank) {
-                    incoming.hang_up();
+                    incoming.close_all();
                 }
             }
         }
     }
 
-    /// How long what was sent to a rank has not been acknowledged by its kernel, if that is so.
-    pub fn unheard(&self, rank: u32) -> Option<Duration> {
+    /// The time since the peer's kernel last acknowledged data, if data is outstanding.
+    pub fn unacked_for(&self, rank: u32) -> Option<Duration> {
         let out = self.outgoing.get(&rank).into_iter().flat_map(Outgoing::streams);
         let into = self.incoming.get(&rank).into_iter().flat_map(Incoming::streams);
-        out.chain(into).filter_map(|stream| unheard(stream)).max()
+        out.chain(into).filter_map(|stream| unacked_for(stream)).max()
     }
 
     /// Closes all connections.
-    pub fn hang_up(&mut self) {
+    pub fn close_all(&mut self) {
         self.outgoing.clear();
         self.incoming.clear();
     }
 
-    /// What is done since the last time.
-    pub fn take_done(&mut self, channel: u64, done: &mut Vec<Ticket>) {
-        done.append(&mut self.channels.get(channel).done);
+    /// Moves the completed requests of a communicator to `done`.
+    pub fn take_completed(&mut self, comm_id: u64, done: &mut Vec<RequestId>) {
+        done.append(&mut self.comms.get(comm_id).completed);
     }
 
-    /// The connections on which something is waited for.
-    fn waiting(&self) -> Vec<(Arc<TcpStream>, PollFlags)> {
-        let out = self.outgoing.values().flat_map(Outgoing::waiting);
-        let into = self.incoming.values().flat_map(Incoming::waiting);
+    /// The sockets to poll, with the events of interest.
+    fn poll_set(&self) -> Vec<(Arc<TcpStream>, PollFlags)> {
+        let out = self.outgoing.values().flat_map(Outgoing::blocked);
+        let into = self.incoming.values().flat_map(Incoming::awaited);
         let out = out.map(|stream| (stream.clone(), PollFlags::OUT));
         out.chain(into.map(|stream| (stream.clone(), PollFlags::IN))).collect()
     }
 
-    /// Gives all memory of a communicator back.
-    pub fn cancel(&mut self, channel: u64) {
+    /// Releases all user memory of a communicator.
+    pub fn cancel(&mut self, comm_id: u64) {
         if let Some(fabric) = &mut self.fabric {
             let lost = |(_, fault): &(_, Fault)| matches!(fault, Fault::Lost { .. });
-            let hopeless = self.news.faults.iter().any(lost);
-            let grace = if hopeless { SHORT_GRACE } else { GRACE };
-            fabric.cancel(channel, grace, &mut self.channels);
+            let rank_lost = self.fault_state.faults.iter().any(lost);
+            let timeout = if rank_lost { CANCEL_TIMEOUT_RANK_LOST } else { CANCEL_TIMEOUT };
+            fabric.cancel(comm_id, timeout, &mut self.comms);
         }
-        self.outgoing.values_mut().for_each(|outgoing| outgoing.cancel(channel));
-        self.incoming.values_mut().for_each(|incoming| incoming.cancel(channel));
-        self.channels.get(channel).done.clear();
+        self.outgoing.values_mut().for_each(|outgoing| outgoing.cancel(comm_id));
+        self.incoming.values_mut().for_each(|incoming| incoming.cancel(comm_id));
+        self.comms.get(comm_id).completed.clear();
     }
 
-    /// A communicator is no more: what still comes for it is thrown away.
-    pub fn close(&mut self, channel: u64) {
-        self.cancel(channel);
+    /// Closes a communicator. Messages that still arrive for it are discarded.
+    pub fn close(&mut self, comm_id: u64) {
+        self.cancel(comm_id);
         if let Some(fabric) = &mut self.fabric {
-            fabric.close(channel, &mut self.channels);
+            fabric.close(comm_id, &mut self.comms);
         }
-        self.incoming.values_mut().for_each(|incoming| incoming.close(channel));
-        self.channels.open.remove(&channel);
-        self.channels.closed.insert(channel);
+        self.incoming.values_mut().for_each(|incoming| incoming.close(comm_id));
+        self.comms.open.remove(&comm_id);
+        self.comms.closed.insert(comm_id);
     }
 }
 
-impl Shared {
+impl SharedMesh {
     pub fn new() -> std::io::Result<Self> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let mesh = Mutex::new(Mesh::new(KEEP));
-        Ok(Self { mesh, moved: Condvar::new(), wake, hooks: Mutex::default() })
+        let mesh = Mutex::new(Mesh::new(UNEXPECTED_LIMIT));
+        Ok(Self { mesh, changed: Condvar::new(), wake, abort_callbacks: Mutex::default() })
     }
 
     pub fn lock(&self) -> MutexGuard<'_, Mesh> {
         self.mesh.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A connection from a rank was made.
+    /// Adds a connection that a peer opened.
     pub fn add_incoming(&self, rank: u32, index: u8, stream: TcpStream) {
         let mut mesh = self.lock();
         mesh.incoming.entry(rank).or_default().add(index.into(), stream);
-        self.stir(&mesh);
+        self.wake_poller(&mesh);
     }
 
-    /// The first connection to a rank was made. If there is one from it, too, both sides should use
-    /// the same; `theirs` says that it is that one. They may differ, for messages of a rank all come
-    /// over the connection that it chose.
-    pub fn dialled(&self, rank: u32, stream: TcpStream, theirs: bool) {
+    /// Adds the first connection this rank opened to a peer. If the peer opened one as well, both
+    /// sides should use the same one; `use_theirs` selects the peer's. The choices may differ,
+    /// because all messages of a rank arrive on the connection that it chose.
+    pub fn add_dialled(&self, rank: u32, stream: TcpStream, use_theirs: bool) {
         let mut mesh = self.lock();
         let stream = Arc::new(stream);
-        mesh.incoming.entry(rank).or_default().add_own(stream.clone());
-        if !theirs || mesh.adopt(rank) == 0 {
+        mesh.incoming.entry(rank).or_default().add_local(stream.clone());
+        if !use_theirs || mesh.adopt_incoming(rank) == 0 {
             mesh.add_outgoing(rank, stream);
         }
-        self.stir(&mesh);
+        self.wake_poller(&mesh);
     }
 
-    /// Something was told: all who wait look at it.
-    pub fn tell(&self, change: impl FnOnce(&mut Mesh)) {
+    /// Applies a change and wakes all waiting threads.
+    pub fn publish(&self, change: impl FnOnce(&mut Mesh)) {
         let mut mesh = self.lock();
         change(&mut mesh);
-        self.stir(&mesh);
-        self.moved.notify_all();
+        self.wake_poller(&mesh);
+        self.changed.notify_all();
     }
 
-    /// The one who sleeps on the connections must look at them again.
-    pub fn stir(&self, mesh: &Mesh) {
-        if mesh.sleeper {
-            // It fails only if it is full, and then it is heard already.
+    /// Makes the polling thread rebuild its poll set.
+    pub fn wake_poller(&self, mesh: &Mesh) {
+        if mesh.has_poller {
+            // Fails only if the counter is saturated, in which case the poller wakes anyway.
             let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
         }
     }
 
-    /// What was done for others, they should see.
-    pub fn share(&self, mesh: &mut Mesh) {
-        if std::mem::take(&mut mesh.channels.news) && mesh.followers > 0 {
-            self.moved.notify_all();
+    /// Wakes waiting threads if operations of other communicators completed.
+    pub fn notify_waiters(&self, mesh: &mut Mesh) {
+        if std::mem::take(&mut mesh.comms.progressed) && mesh.waiters > 0 {
+            self.changed.notify_all();
         }
     }
 
-    /// Lets others have the mesh for a moment.
-    pub fn look_again<'a>(&'a self, mut mesh: MutexGuard<'a, Mesh>) -> MutexGuard<'a, Mesh> {
-        self.share(&mut mesh);
+    /// Releases the lock briefly while spinning.
+    pub fn yield_lock<'a>(&'a self, mut mesh: MutexGuard<'a, Mesh>) -> MutexGuard<'a, Mesh> {
+        self.notify_waiters(&mut mesh);
         drop(mesh);
         std::hint::spin_loop();
         self.lock()
     }
 
-    /// Sleeps until something may have changed, at most so long.
-    pub fn sleep<'a>(
+    /// Sleeps until something may have changed, at majority `limit`.
+    pub fn wait<'a>(
         &'a self,
         mut mesh: MutexGuard<'a, Mesh>,
-        most: Duration,
+        limit: Duration,
     ) -> MutexGuard<'a, Mesh> {
-        self.share(&mut mesh);
-        if mesh.sleeper {
-            mesh.followers += 1;
-            let slept = self.moved.wait_timeout(mesh, most);
+        self.notify_waiters(&mut mesh);
+        if mesh.has_poller {
+            mesh.waiters += 1;
+            let slept = self.changed.wait_timeout(mesh, limit);
             let mut mesh = slept.unwrap_or_else(PoisonError::into_inner).0;
-            mesh.followers -= 1;
+            mesh.waiters -= 1;
             return mesh;
         }
-        mesh.sleeper = true;
-        let streams = mesh.waiting();
-        let rest = mesh.fabric.as_mut().map(Carrier::rest);
+        mesh.has_poller = true;
+        let streams = mesh.poll_set();
+        let hint = mesh.fabric.as_mut().map(FabricTransport::sleep_hint);
         drop(mesh);
-        let most = rest.map_or(most, |rest| most.min(rest.most));
-        // SAFETY: its queue stays open while somebody waits for messages.
-        let fabric = rest.and_then(|rest| Some(unsafe { BorrowedFd::borrow_raw(rest.fd?) }));
+        let limit = hint.map_or(limit, |hint| limit.min(hint.limit));
+        // SAFETY: the completion queue stays open while a thread waits for messages.
+        let fabric = hint.and_then(|hint| Some(unsafe { BorrowedFd::borrow_raw(hint.fd?) }));
         let mut polled = vec![PollFd::new(&self.wake, PollFlags::IN)];
         polled.extend(streams.iter().map(|(stream, flags)| PollFd::new(stream, *flags)));
         polled.extend(fabric.as_ref().map(|fabric| PollFd::new(fabric, PollFlags::IN)));
         let timeout =
-            Timespec { tv_sec: most.as_secs() as i64, tv_nsec: i64::from(most.subsec_nanos()) };
-        if most.is_zero() {
+            Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: i64::from(limit.subsec_nanos()) };
+        if limit.is_zero() {
             std::thread::yield_now();
         }
-        // A signal or a timeout: the caller looks at the time anyway.
+        // The caller checks the clock, whether or not the poll was interrupted.
         let _ = poll(&mut polled, Some(&timeout));
         if !polled[0].revents().is_empty() {
             let _ = rustix::io::read(&self.wake, &mut [0u8; 8]);
         }
         let mut mesh = self.lock();
-        mesh.sleeper = false;
-        // One of the others may have to take over.
-        if mesh.followers > 0 {
-            self.moved.notify_all();
+        mesh.has_poller = false;
+        // Another waiting thread may have to take over polling.
+        if mesh.waiters > 0 {
+            self.changed.notify_all();
         }
         mesh
     }

@@ -1,31 +1,31 @@
-//! Ranks of different nodes, through TCP.
+//! Inter-node communication over TCP.
 //!
-//! Each rank has a thread beside its collectives (`keeper`) with a connection to rank 0: signs of
-//! life go over it, and what is wrong, which rank 0 decides for all (`judge`). Messages go from
-//! rank to rank directly (`mesh`): the sender opens the connections when it needs them, and
-//! whoever waits for a collective reads and writes them itself. All connections prove the job's
-//! secret first.
+//! Each rank runs a control-plane thread (`control_plane`) with a connection to rank 0. It carries
+//! heartbeats and faults; rank 0 decides on a fault for all ranks (`fault_coordinator`). Data
+//! messages travel directly between ranks (`mesh`): the sender opens the connections on first use,
+//! and the thread waiting in a collective reads and writes them. Every connection authenticates with
+//! the job's secret before anything else.
 
-mod channel;
-mod control;
+mod context;
+mod control_messages;
+mod control_plane;
 mod dial;
-mod endpoint;
 mod engine;
+mod fault_coordinator;
 mod frame;
-mod gathering;
-mod inquiry;
-mod judge;
-#[cfg(test)]
-mod judge_tests;
-mod keeper;
 mod mesh;
+mod rendezvous;
+mod status_query;
+mod transport;
 
-pub use channel::TcpTransport;
 pub use engine::TcpEngine;
+pub use transport::TcpTransport;
 
-pub(crate) use control::{Down, Hello, MOST_CONNECTIONS, Member, decode, encode, fingerprint};
-pub(crate) use dial::{Dial, Line, NoLine};
-pub(crate) use endpoint::Endpoint;
-pub(crate) use frame::{HEAD, Head, Key};
-pub(crate) use keeper::{Control, Hub, Keeper};
-pub(crate) use mesh::{Channels, Posted, Shared, Way, fits};
+pub(crate) use context::TcpContext;
+pub(crate) use control_messages::{
+    FromRoot, Hello, MAX_CONNECTIONS, RankInfo, decode, encode, fnv1a,
+};
+pub(crate) use control_plane::{ControlHandle, ControlPlane, RootState};
+pub(crate) use dial::{AuthConn, Dial, DialError};
+pub(crate) use frame::{HEADER_BYTES, Header, MessageKey};
+pub(crate) use mesh::{CommTable, LinkDirection, PostedRecv, SharedMesh, check_match};

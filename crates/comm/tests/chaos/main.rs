@@ -1,21 +1,22 @@
-//! Ranks that are processes, harmed while they work: every other rank is told what happened, in
-//! bounded time and all the same, nothing is left behind, and another communicator can be joined.
+//! Chaos tests: faults are injected into rank processes. Every other rank must report the fault in
+//! bounded time, all must report the same one, nothing may leak, and the survivors must be able to
+//! join again.
 //!
-//! What is done is chosen by a seed. `REGATTA_CHAOS_CASES` says how many cases are run, and
-//! `REGATTA_CHAOS_SEED` where they begin; `cargo xtask chaos --comm` sets them.
+//! Cases derive from a seed. `REGATTA_CHAOS_CASES` is the number of cases and `REGATTA_CHAOS_SEED` the
+//! first seed; `cargo xtask chaos --comm` sets both.
 
-#![allow(clippy::unwrap_used, reason = "a test's own functions may panic as it may")]
+#![allow(clippy::unwrap_used, reason = "test helpers may panic like the tests")]
 
 mod case;
 mod check;
-mod harm;
-#[path = "../tcp/meeting.rs"]
-mod meeting;
-mod play;
+mod inject;
+mod outcome;
+#[path = "../tcp/port_file.rs"]
+mod port_file;
 mod rank;
-#[path = "../tcp/seeded.rs"]
-mod seeded;
-mod words;
+mod runner;
+#[path = "../tcp/seeded_rng.rs"]
+mod seeded_rng;
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -23,17 +24,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use regatta_testbed::{Cluster, cluster_or_skip, or_skip};
 
-use case::{Case, Place};
+use case::{ChaosCase, Testbed};
 
-/// The number that a variable of the environment holds.
+/// The value of an environment variable.
 fn number(variable: &str, default: u64) -> u64 {
     let set = std::env::var(variable).ok();
     set.map_or(default, |text| text.parse().unwrap_or_else(|e| panic!("{variable}={text}: {e}")))
 }
 
-/// Plays cases, some at a time, and tells of all that did not end as they must.
-fn play_all(
-    place: Place,
+/// Runs cases, `at_once` in parallel, and reports all failures.
+fn run_all(
+    testbed: Testbed,
     cases: u64,
     at_once: usize,
     cluster: &(dyn Fn() -> Option<Cluster> + Sync),
@@ -48,8 +49,8 @@ fn play_all(
             if seed >= first + cases {
                 return;
             }
-            let case = Case::new(seed, place);
-            match play::play(&case, cluster.as_ref()) {
+            let case = ChaosCase::new(seed, testbed);
+            match runner::run(&case, cluster.as_ref()) {
                 Ok(took_ms) => {
                     let mut times = times.lock().unwrap();
                     let longest = times.entry(name(&case)).or_default();
@@ -68,24 +69,24 @@ fn play_all(
     let failures = failures.into_inner().unwrap();
     assert!(failures.is_empty(), "{} of {cases} cases failed: {failures:?}", failures.len());
     println!(
-        "{cases} cases from seed {first}, {place:?}: all ended as they must: {}\n\
-         milliseconds until the last had its error: {:?}",
-        tally(first, cases, place),
+        "{cases} cases from seed {first}, {testbed:?}: all passed: {}\n\
+         milliseconds until the last rank had its error: {:?}",
+        tally(first, cases, testbed),
         times.into_inner().unwrap()
     );
 }
 
-/// What befalls a case, without whom.
-fn name(case: &Case) -> String {
+/// The name of the fault of a case.
+fn name(case: &ChaosCase) -> String {
     let fault = format!("{:?}", case.fault);
     fault.split_whitespace().next().unwrap_or_default().to_owned()
 }
 
-/// How many cases there were of each way to connect and of each fault.
-fn tally(first: u64, cases: u64, place: Place) -> String {
+/// The number of cases by communicator and by fault.
+fn tally(first: u64, cases: u64, testbed: Testbed) -> String {
     let mut counts = BTreeMap::<String, u64>::new();
-    for case in (first..first + cases).map(|seed| Case::new(seed, place)) {
-        for what in [format!("{:?}", case.by), name(&case)] {
+    for case in (first..first + cases).map(|seed| ChaosCase::new(seed, testbed)) {
+        for what in [format!("{:?}", case.comm), name(&case)] {
             *counts.entry(what).or_default() += 1;
         }
     }
@@ -93,17 +94,17 @@ fn tally(first: u64, cases: u64, place: Place) -> String {
 }
 
 #[test]
-fn every_fault_on_one_machine() {
+fn process_faults_on_a_single_host_are_reported() {
     let cases = number("REGATTA_CHAOS_CASES", 24);
-    play_all(Place::Machine, cases, 4, &|| None);
+    run_all(Testbed::SingleHost, cases, 4, &|| None);
 }
 
 #[test]
-fn every_fault_of_a_network() {
+fn network_faults_on_a_cluster_are_reported() {
     let builder = Cluster::builder().nodes(4).cpus(2).slurm(false);
     if or_skip(&builder.missing()).is_none() {
         return;
     }
     let cases = number("REGATTA_CHAOS_CASES", 60).div_ceil(10);
-    play_all(Place::Network, cases, 2, &|| cluster_or_skip(&builder));
+    run_all(Testbed::Cluster, cases, 2, &|| cluster_or_skip(&builder));
 }

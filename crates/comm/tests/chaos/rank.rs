@@ -1,218 +1,223 @@
-//! What a rank does, in a process of its own: the test program once more.
+//! A rank process: the test program re-executes itself.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use regatta_comm::background::Background;
 use regatta_comm::error::Peer;
+use regatta_comm::worker::Communicator;
 use regatta_comm::{
-    Buffer, Call, Collectives, Comm, CommError, Counts, DType, Kind, OwnedCall, Pending, ReduceOp,
-    host, join, shm,
+    Buffer, Call, CallKind, Collectives, Comm, CommError, Counts, DType, OwnedCall, Pending,
+    ReduceOp, bootstrap, hierarchical, shm,
 };
 use regatta_wire::secret::Secret;
 use rustix::process::{Signal, getpid, kill_process};
 
-use crate::case::{By, Case, Fault, Place, Step};
-use crate::meeting;
-use crate::words::Said;
+use crate::case::{ChaosCase, ChaosStep, CommKind, Fault, Testbed};
+use crate::outcome::Outcome;
+use crate::port_file;
 
-/// What makes a process a rank: the case, which rank, where ranks meet, and where rank 0 is.
+/// The environment of a rank process.
 pub const SEED: &str = "REGATTA_TEST_SEED";
-pub const PLACE: &str = "REGATTA_TEST_PLACE";
+pub const TESTBED: &str = "REGATTA_TEST_TESTBED";
 pub const RANK: &str = "REGATTA_TEST_RANK";
-pub const FOLDER: &str = "REGATTA_TEST_FOLDER";
+pub const DIRECTORY: &str = "REGATTA_TEST_DIRECTORY";
 
-/// The arguments with which the program is a rank.
-pub const ARGUMENTS: [&str; 3] = ["--exact", "rank::as_a_rank", "--nocapture"];
+/// The arguments to run only [`rank_main`].
+pub const ARGUMENTS: [&str; 3] = ["--exact", "rank::rank_main", "--nocapture"];
 
-/// What a rank writes when it is time for harm to be done to it from outside.
-pub const HARM: &str = "now";
+/// Printed by a rank when its fault is to be injected.
+pub const INJECT: &str = "inject";
 
-/// Longer than anything takes.
+/// Longer than any call takes.
 const LONG: Duration = Duration::from_secs(20);
 
-/// Not a test of its own: what a rank does that another test has started.
+/// Not a test of its own: the main function of a rank process.
 #[test]
-fn as_a_rank() {
+fn rank_main() {
     let Ok(seed) = std::env::var(SEED) else { return };
     let variable = |name: &str| std::env::var(name).unwrap();
-    let place = if variable(PLACE) == "Network" { Place::Network } else { Place::Machine };
-    let case = Case::new(seed.parse().unwrap(), place);
+    let testbed =
+        if variable(TESTBED) == "Cluster" { Testbed::Cluster } else { Testbed::SingleHost };
+    let case = ChaosCase::new(seed.parse().unwrap(), testbed);
     let rank: usize = variable(RANK).parse().unwrap();
-    let folder = PathBuf::from(variable(FOLDER));
+    let dir = PathBuf::from(variable(DIRECTORY));
     let before = (count("/proc/self/task", ""), count("/proc/self/fd", "socket"));
-    let everybody: Vec<usize> = (0..case.ranks()).collect();
-    if case.fault == Fault::KilledEarly && rank == case.victim {
-        // The first has told the others its port before: without one they do not even try.
-        let told = folder.join("first-port");
-        let tells = rank == 0 && case.by != By::Memory;
+    let all_ranks: Vec<usize> = (0..case.ranks()).collect();
+    if case.fault == Fault::KilledInBootstrap && rank == case.victim {
+        // Rank 0 must have published its port; without it the other ranks do not even connect.
+        let port = dir.join("first-port");
+        let publishes = rank == 0 && case.comm != CommKind::Shm;
         later(Duration::from_micros(case.after_us * 20), move || {
-            while tells && !told.exists() {
+            while publishes && !port.exists() {
                 std::thread::sleep(Duration::from_millis(1));
             }
-            end_by(Signal::KILL);
+            raise(Signal::KILL);
         });
     }
-    let mut said = match joined(&case, rank, &everybody, &folder, "first") {
-        Ok(world) => Actor::new(&case, rank, world).act(),
-        Err(error) => Said::of(&error, &everybody, 0),
+    let mut outcome = match join(&case, rank, &all_ranks, &dir, "first") {
+        Ok(world) => RankDriver::new(&case, rank, world).drive(),
+        Err(error) => Outcome::of(&error, &all_ranks, 0),
     };
-    if said.kind.is_some() && case.survivors().contains(&rank) {
-        said.again = again(&case, rank, &folder);
+    if outcome.kind.is_some() && case.survivors().contains(&rank) {
+        outcome.rejoin = rejoin(&case, rank, &dir);
     }
-    said.left = left(before);
-    println!("{}", said.write());
+    outcome.leaks = leaks(before);
+    println!("{}", outcome.write());
 }
 
-/// Does something after some time, in another thread.
-fn later(after: Duration, what: impl FnOnce() + Send + 'static) {
+/// Runs a function after some time on another thread.
+fn later(after: Duration, work: impl FnOnce() + Send + 'static) {
     std::thread::spawn(move || {
         std::thread::sleep(after);
-        what();
+        work();
     });
 }
 
-fn end_by(signal: Signal) {
+fn raise(signal: Signal) {
     kill_process(getpid(), signal).unwrap();
 }
 
-/// How many things are in a folder that lead to such.
-fn count(folder: &str, like: &str) -> usize {
-    let leads = |entry: &std::fs::DirEntry| match like {
+/// The number of directory entries, or of links whose target starts with `prefix`.
+fn count(dir: &str, prefix: &str) -> usize {
+    let matches = |entry: &std::fs::DirEntry| match prefix {
         "" => true,
-        like => {
-            std::fs::read_link(entry.path()).is_ok_and(|to| to.to_string_lossy().starts_with(like))
-        }
+        prefix => std::fs::read_link(entry.path())
+            .is_ok_and(|to| to.to_string_lossy().starts_with(prefix)),
     };
-    std::fs::read_dir(folder).unwrap().flatten().filter(leads).count()
+    std::fs::read_dir(dir).unwrap().flatten().filter(matches).count()
 }
 
-/// What is left of the communicators: nothing, after a moment.
-fn left(before: (usize, usize)) -> String {
+/// The threads and sockets left by the communicators, after some time to clean up.
+fn leaks(before: (usize, usize)) -> String {
     let until = Instant::now() + Duration::from_secs(8);
     loop {
         let now = (count("/proc/self/task", ""), count("/proc/self/fd", "socket"));
         if now == before {
-            return "nothing".to_owned();
+            return "none".to_owned();
         }
         if Instant::now() > until {
-            return format!("{now:?} threads and sockets, there were {before:?}");
+            return format!("{now:?} threads and sockets, {before:?} before");
         }
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
-/// The ranks that can join again, and do a sum.
-fn again(case: &Case, rank: usize, folder: &Path) -> String {
-    let world = match joined(case, rank, &case.survivors(), folder, "again") {
+/// The surviving ranks join again and run an all-reduce.
+fn rejoin(case: &ChaosCase, rank: usize, dir: &Path) -> String {
+    let world = match join(case, rank, &case.survivors(), dir, "rejoin") {
         Ok(world) => world,
         Err(error) => return error.to_string(),
     };
     let mut sum = vec![1i64; 5000];
     match world.all_reduce(&mut sum, ReduceOp::Sum).and_then(|()| world.barrier()) {
-        Ok(()) if sum.iter().all(|v| *v == i64::from(world.size())) => "well".to_owned(),
+        Ok(()) if sum.iter().all(|v| *v == i64::from(world.size())) => "ok".to_owned(),
         Ok(()) => format!("the sum is {}", sum[0]),
         Err(error) => error.to_string(),
     }
 }
 
-/// How long ranks may be silent, and late, so that what is not to be seen does not count.
-pub fn patience(case: &Case) -> (Duration, Duration) {
+/// The heartbeat and collective timeouts. Only the one under test is short.
+pub fn timeouts(case: &ChaosCase) -> (Duration, Duration) {
     let (short, long) = (Duration::from_secs(4), LONG);
-    match (case.fault, case.by) {
-        (Fault::Stopped | Fault::Woken, By::Memory) => (long, short),
-        (Fault::Stopped | Fault::Woken, _) => (short, long),
-        (Fault::Calls(_) | Fault::Silent, _) => (long, short),
-        (Fault::Cut | Fault::CutBetween { .. }, _) => (short, long),
-        (Fault::Slow, _) => (short, short),
+    match (case.fault, case.comm) {
+        (Fault::Stopped | Fault::Resumed, CommKind::Shm) => (long, short),
+        (Fault::Stopped | Fault::Resumed, _) => (short, long),
+        (Fault::Mismatch(_) | Fault::Late, _) => (long, short),
+        (Fault::NodeCut | Fault::LinkCut { .. }, _) => (short, long),
+        (Fault::SlowNode, _) => (short, short),
         _ => (long, long),
     }
 }
 
-/// A communicator of these ranks of the case.
-fn joined(
-    case: &Case,
+/// Creates a communicator of these ranks.
+fn join(
+    case: &ChaosCase,
     rank: usize,
     members: &[usize],
-    folder: &Path,
+    dir: &Path,
     name: &str,
-) -> Result<Background, CommError> {
-    let (lost_after, desync_after) = patience(case);
-    let early = case.fault == Fault::KilledEarly && name == "first";
-    let join_within = if early { Duration::from_secs(5) } else { LONG };
-    let number = members.iter().position(|member| *member == rank).unwrap() as u32;
+) -> Result<Communicator, CommError> {
+    let (lost_after, desync_after) = timeouts(case);
+    let in_bootstrap = case.fault == Fault::KilledInBootstrap && name == "first";
+    let join_timeout = if in_bootstrap { Duration::from_secs(5) } else { LONG };
+    let comm_rank = members.iter().position(|member| *member == rank).unwrap() as u32;
     let debug = case.debug;
-    if case.by == By::Memory {
-        let peer = |(i, member): (u32, &usize)| Peer { rank: i, host: case.host(*member) };
-        let settings =
-            shm::Settings { desync_after, debug, join_within, ..shm::Settings::default() };
-        let name = format!("{}/{name}", folder.display());
-        let engine = shm::join(&name, number, (0..).zip(members).map(peer).collect(), settings)?;
-        return Ok(Background::new(Box::new(engine)));
+    if case.comm == CommKind::Shm {
+        let peer = |(i, member): (u32, &usize)| Peer::new(i, case.host(*member));
+        let config =
+            shm::ShmConfig { desync_after, debug, join_timeout, ..shm::ShmConfig::default() };
+        let name = format!("{}/{name}", dir.display());
+        let engine = shm::join(&name, comm_rank, (0..).zip(members).map(peer).collect(), config)?;
+        return Ok(Communicator::new(Box::new(engine)));
     }
-    let secret = std::fs::read_to_string(folder.join(format!("{name}-secret"))).unwrap();
-    let file = folder.join(format!("{name}-port"));
-    let listener = (number == 0).then(|| join::listen("0.0.0.0:0".parse().unwrap()).unwrap());
-    let master = match case.place {
-        Place::Machine => "127.0.0.1".to_owned(),
-        Place::Network => case.host(members[0]),
+    let secret = std::fs::read_to_string(dir.join(format!("{name}-secret"))).unwrap();
+    let file = dir.join(format!("{name}-port"));
+    let listener =
+        (comm_rank == 0).then(|| bootstrap::listen("0.0.0.0:0".parse().unwrap()).unwrap());
+    let master = match case.testbed {
+        Testbed::SingleHost => "127.0.0.1".to_owned(),
+        Testbed::Cluster => case.host(members[0]),
     };
-    let port = meeting::port(&file, listener.as_ref().map(|l| l.local_addr().unwrap().port()));
+    let own_port = listener.as_ref().map(|l| l.local_addr().unwrap().port());
+    let port = port_file::exchange_port(&file, own_port);
     let secret = Secret::from_hex(&secret).unwrap();
-    let settings = join::Settings {
+    let config = bootstrap::BootstrapConfig {
         listener,
         host: case.host(rank),
-        // Ranks of other cases are on other nodes.
-        node: format!("{} {}", folder.display(), case.host(rank)),
-        join_within,
+        // Isolates the shared memory of concurrent cases.
+        node: format!("{} {}", dir.display(), case.host(rank)),
+        join_timeout,
         lost_after,
         desync_after,
         debug,
-        ..join::Settings::new(number, members.len() as u32, &master, port, secret)
+        ..bootstrap::BootstrapConfig::new(comm_rank, members.len() as u32, &master, port, secret)
     };
-    if case.by == By::Host { host::join(settings) } else { join::join(settings) }
+    match case.comm {
+        CommKind::Hierarchical => hierarchical::join(config),
+        _ => bootstrap::join(config),
+    }
 }
 
-/// A rank at work.
-struct Actor<'a> {
-    case: &'a Case,
+/// Runs the script of a rank.
+struct RankDriver<'a> {
+    case: &'a ChaosCase,
     rank: usize,
-    world: std::sync::Arc<Background>,
-    part: Option<Box<dyn Comm>>,
-    /// What goes on in the background, and in which step it began.
+    world: std::sync::Arc<Communicator>,
+    split: Option<Box<dyn Comm>>,
+    /// Asynchronous calls and the step they were started in.
     pending: Vec<(Pending, usize)>,
-    began: Instant,
+    started: Instant,
 }
 
-impl<'a> Actor<'a> {
-    fn new(case: &'a Case, rank: usize, world: Background) -> Self {
-        let (world, pending, began) = (std::sync::Arc::new(world), Vec::new(), Instant::now());
-        Self { case, rank, world, part: None, pending, began }
+impl<'a> RankDriver<'a> {
+    fn new(case: &'a ChaosCase, rank: usize, world: Communicator) -> Self {
+        let (world, pending, started) = (std::sync::Arc::new(world), Vec::new(), Instant::now());
+        Self { case, rank, world, split: None, pending, started }
     }
 
-    /// Works until it is over, and says how it was.
-    fn act(&mut self) -> Said {
+    /// Runs steps until one fails or the case is over.
+    fn drive(&mut self) -> Outcome {
         let colour = Some(self.rank as u32 % self.case.colours);
-        let everybody: Vec<usize> = (0..self.case.ranks()).collect();
+        let all_ranks: Vec<usize> = (0..self.case.ranks()).collect();
         match self.world.split(colour, 0) {
-            Ok(part) => self.part = part,
-            Err(error) => return self.of_split(&error),
+            Ok(split) => self.split = split,
+            Err(error) => return self.split_outcome(&error),
         }
         let mut number = 0;
         loop {
             let start = Instant::now();
-            if let Err(said) = self.turn(number) {
+            if let Err(outcome) = self.run_step(number) {
                 let took_ms = start.elapsed().as_millis() as u64;
-                return self.give_up(Said { took_ms, ..*said });
+                return self.abort_all(Outcome { took_ms, ..*outcome });
             }
             if number % self.case.script.len() == 0 {
-                match self.goes_on(number) {
+                match self.should_continue(number) {
                     Ok(true) => {}
-                    Ok(false) => return Said::default(),
+                    Ok(false) => return Outcome::default(),
                     Err(error) => {
                         let took = start.elapsed().as_millis() as u64;
-                        let said = Said::of(&error, &everybody, took);
-                        return self.give_up(said);
+                        let outcome = Outcome::of(&error, &all_ranks, took);
+                        return self.abort_all(outcome);
                     }
                 }
             }
@@ -220,61 +225,61 @@ impl<'a> Actor<'a> {
         }
     }
 
-    /// An error of a split names ranks as those who split are numbered, or as they would be.
-    fn of_split(&mut self, error: &CommError) -> Said {
-        let everybody: Vec<usize> = (0..self.case.ranks()).collect();
-        let part = self.case.members(self.rank, Step { in_part: true, ..self.case.step(0) });
-        let real = |(rank, host): &(usize, String)| {
-            *rank < everybody.len() && self.case.host(*rank) == *host
+    /// An error of `split` names ranks of the parent or of the new communicator.
+    fn split_outcome(&mut self, error: &CommError) -> Outcome {
+        let all_ranks: Vec<usize> = (0..self.case.ranks()).collect();
+        let split = self.case.members(self.rank, ChaosStep { in_split: true, ..self.case.step(0) });
+        let exists = |(rank, host): &(usize, String)| {
+            *rank < all_ranks.len() && self.case.host(*rank) == *host
         };
-        let before = Said::of(error, &everybody, 0);
-        let said = match before.named.iter().all(real) {
-            true => before,
-            false => Said::of(error, &part, 0),
+        let in_parent = Outcome::of(error, &all_ranks, 0);
+        let outcome = match in_parent.named.iter().all(exists) {
+            true => in_parent,
+            false => Outcome::of(error, &split, 0),
         };
-        self.give_up(said)
+        self.abort_all(outcome)
     }
 
-    /// As a program should: what it waits for in one communicator, others must not in another.
-    fn give_up(&mut self, said: Said) -> Said {
-        let said = said.first();
-        let why = said.as_reason();
+    /// Aborts all communicators, as an application should, so no rank waits for this one.
+    fn abort_all(&mut self, outcome: Outcome) -> Outcome {
+        let outcome = outcome.root_cause();
+        let why = outcome.to_abort_reason();
         self.world.abort(&why);
-        if let Some(part) = &self.part {
-            part.abort(&why);
+        if let Some(split) = &self.split {
+            split.abort(&why);
         }
         for (pending, _) in self.pending.drain(..) {
-            // It ends, whichever way.
+            // The result does not matter.
             let _ = pending.wait();
         }
-        self.part = None;
-        said
+        self.split = None;
+        outcome
     }
 
-    /// Rank 0 says whether all go on.
-    fn goes_on(&self, number: usize) -> Result<bool, CommError> {
+    /// Whether to run more steps, decided by rank 0.
+    fn should_continue(&self, number: usize) -> Result<bool, CommError> {
         let enough = match self.case.fault {
             Fault::Paused => Duration::from_secs(2),
-            _ if self.case.may_end_well() => Duration::from_secs(12),
+            _ if self.case.may_succeed() => Duration::from_secs(12),
             _ => LONG,
         };
-        let more = number < self.case.at + 8 || self.began.elapsed() < enough;
-        // Rank 0 decides; but all wait for all, so that nobody is far ahead.
+        let more = number < self.case.at + 8 || self.started.elapsed() < enough;
+        // An all-reduce instead of a broadcast keeps the ranks in step.
         let mut flag = [u8::from(more || self.rank != 0)];
         self.world.all_reduce(&mut flag, ReduceOp::Min)?;
         Ok(flag[0] != 0)
     }
 
-    fn turn(&mut self, number: usize) -> Result<(), Box<Said>> {
+    fn run_step(&mut self, number: usize) -> Result<(), Box<Outcome>> {
         if number == self.case.at {
-            self.meet_fate();
+            self.trigger_fault();
         }
         let step = self.case.step_of(number, self.rank);
         let members = self.case.members(self.rank, step);
-        let failed = |error: CommError| Box::new(Said::of(&error, &members, 0));
+        let failed = |error: CommError| Box::new(Outcome::of(&error, &members, 0));
         if step.background {
             self.pending.push((self.comm(step).start(owned(step, self.comm(step))), number));
-            return if self.pending.len() < 3 { Ok(()) } else { self.settle() };
+            return if self.pending.len() < 3 { Ok(()) } else { self.wait_pending() };
         }
         let done = match step.kind {
             Some(_) => {
@@ -284,58 +289,58 @@ impl<'a> Actor<'a> {
             None => ring(self.comm(step), step.count),
         };
         done.map_err(failed)?;
-        self.settle()
+        self.wait_pending()
     }
 
-    /// Waits for what goes on in the background.
-    fn settle(&mut self) -> Result<(), Box<Said>> {
+    /// Waits for the asynchronous calls.
+    fn wait_pending(&mut self) -> Result<(), Box<Outcome>> {
         for (pending, number) in std::mem::take(&mut self.pending) {
             let step = self.case.step_of(number, self.rank);
             let members = self.case.members(self.rank, step);
-            pending.wait().map_err(|error| Box::new(Said::of(&error, &members, 0)))?;
+            pending.wait().map_err(|error| Box::new(Outcome::of(&error, &members, 0)))?;
         }
         Ok(())
     }
 
-    fn comm(&self, step: Step) -> &dyn Comm {
-        match &self.part {
-            Some(part) if step.in_part => part.as_ref(),
+    fn comm(&self, step: ChaosStep) -> &dyn Comm {
+        match &self.split {
+            Some(split) if step.in_split => split.as_ref(),
             _ => &*self.world,
         }
     }
 
-    /// What is to happen in this step begins, if it is to happen to this rank.
-    fn meet_fate(&self) {
+    /// Triggers the fault of this step, if this rank is the victim.
+    fn trigger_fault(&self) {
         let (case, after) = (self.case, Duration::from_micros(self.case.after_us));
-        let from_outside =
-            matches!(case.fault, Fault::Cut | Fault::CutBetween { .. } | Fault::Slow);
-        if from_outside && self.rank == 0 {
-            println!("\n{HARM}");
+        let external =
+            matches!(case.fault, Fault::NodeCut | Fault::LinkCut { .. } | Fault::SlowNode);
+        if external && self.rank == 0 {
+            println!("\n{INJECT}");
         }
         if self.rank != case.victim {
             return;
         }
         match case.fault {
-            Fault::Killed => later(after, || end_by(Signal::KILL)),
-            Fault::Exits => later(after, || std::process::exit(0)),
-            Fault::Stopped | Fault::Woken | Fault::Paused => later(after, || {
-                println!("\n{HARM}");
-                end_by(Signal::STOP);
+            Fault::Killed => later(after, || raise(Signal::KILL)),
+            Fault::Exited => later(after, || std::process::exit(0)),
+            Fault::Stopped | Fault::Resumed | Fault::Paused => later(after, || {
+                println!("\n{INJECT}");
+                raise(Signal::STOP);
             }),
-            Fault::Aborts => {
+            Fault::Aborted => {
                 let world = self.world.clone();
-                later(after, move || world.abort("it has had enough"));
+                later(after, move || world.abort("test abort"));
             }
-            Fault::Silent => std::thread::sleep(patience(case).1 + Duration::from_secs(3)),
+            Fault::Late => std::thread::sleep(timeouts(case).1 + Duration::from_secs(3)),
             _ => {}
         }
     }
 }
 
-/// A step as a call with buffers of its own.
-fn owned(step: Step, comm: &dyn Comm) -> OwnedCall {
-    let kind = step.kind.unwrap_or(Kind::Barrier);
-    let Step { dtype, op, root, count, .. } = step;
+/// The call of a step.
+fn owned(step: ChaosStep, comm: &dyn Comm) -> OwnedCall {
+    let kind = step.kind.unwrap_or(CallKind::Barrier);
+    let ChaosStep { dtype, op, root, count, .. } = step;
     let mut call = OwnedCall {
         kind,
         dtype,
@@ -347,7 +352,7 @@ fn owned(step: Step, comm: &dyn Comm) -> OwnedCall {
         output: Buffer::zeroed(0),
     };
     let (rank, ranks) = (comm.rank() as usize, comm.size() as usize);
-    if !matches!(kind, Kind::Broadcast | Kind::Barrier) {
+    if !matches!(kind, CallKind::Broadcast | CallKind::Barrier) {
         call.input = Some(Buffer::zeroed(0));
         let input = call.as_call().lengths(rank, ranks).0;
         call.input = Some(comm.buffer(input * dtype.size()));
@@ -357,7 +362,7 @@ fn owned(step: Step, comm: &dyn Comm) -> OwnedCall {
     call
 }
 
-/// To the right, and from the left, at once.
+/// A ring exchange: sends to the right and receives from the left.
 fn ring(comm: &dyn Comm, count: usize) -> Result<(), CommError> {
     let (rank, ranks) = (comm.rank(), comm.size());
     let data = vec![rank as u8; count];
@@ -372,9 +377,9 @@ fn ring(comm: &dyn Comm, count: usize) -> Result<(), CommError> {
         input: None,
         output: &mut [],
     };
-    let send = Call { input: Some(&data), ..message(Kind::Send, (rank + 1) % ranks) };
+    let send = Call { input: Some(&data), ..message(CallKind::Send, (rank + 1) % ranks) };
     let left = (rank + ranks - 1) % ranks;
-    comm.run_group(vec![send, Call { output: &mut got, ..message(Kind::Receive, left) }])?;
+    comm.run_group(vec![send, Call { output: &mut got, ..message(CallKind::Receive, left) }])?;
     assert!(got.iter().all(|byte| *byte == left as u8));
     Ok(())
 }

@@ -1,17 +1,17 @@
-//! Messages between ranks, drawn by chance.
+//! Random point-to-point messages.
 
 use proptest::prelude::*;
-use regatta_comm::{Buffer, Call, Comm, Counts, DType, Kind, OwnedCall, Pending, ReduceOp};
+use regatta_comm::{Buffer, Call, CallKind, Comm, Counts, DType, OwnedCall, Pending, ReduceOp};
 
-use super::case::mix;
-use super::on_all;
+use super::case::hash64;
+use super::on_all_ranks;
 
-/// So many messages are in a group.
+/// Messages per group.
 const GROUP: usize = 12;
 
 /// One message.
 #[derive(Debug, Clone)]
-pub struct Message {
+pub struct TestMessage {
     from: u32,
     to: u32,
     tag: u32,
@@ -20,26 +20,26 @@ pub struct Message {
     seed: u64,
 }
 
-/// Messages of so many ranks, in the order in which all of them send and receive.
+/// Messages in the order in which all ranks send and receive them.
 #[derive(Debug, Clone)]
-pub struct Mail {
+pub struct MessageSequence {
     pub ranks: u32,
-    messages: Vec<Message>,
+    messages: Vec<TestMessage>,
 }
 
-impl Message {
+impl TestMessage {
     fn bytes(&self) -> Vec<u8> {
-        let byte = |at: usize| mix(self.seed ^ at as u64) as u8;
+        let byte = |at: usize| hash64(self.seed ^ at as u64) as u8;
         (0..self.count * self.dtype.size()).map(byte).collect()
     }
 
-    /// One side of it, at once, or begun.
-    fn run(&self, comm: &dyn Comm, kind: Kind, open: &mut Vec<(Pending, Vec<u8>)>) {
-        let (sends, bytes) = (kind == Kind::Send, self.bytes());
+    /// Runs one side, either blocking or in the background.
+    fn run(&self, comm: &dyn Comm, kind: CallKind, open: &mut Vec<(Pending, Vec<u8>)>) {
+        let (sends, bytes) = (kind == CallKind::Send, self.bytes());
         let root = if sends { self.to } else { self.from };
         let (dtype, counts) = (self.dtype, Counts::Equal(self.count));
         let empty = vec![0; bytes.len()];
-        if mix(self.seed ^ u64::from(comm.rank())).is_multiple_of(3) {
+        if hash64(self.seed ^ u64::from(comm.rank())).is_multiple_of(3) {
             let buffer = Buffer::from_slice(if sends { &bytes } else { &empty });
             let call =
                 OwnedCall { tag: self.tag, root, ..OwnedCall::new(kind, dtype, counts, buffer) };
@@ -54,45 +54,45 @@ impl Message {
     }
 }
 
-impl Mail {
-    /// All that a rank sends and receives.
-    pub fn play(&self, comm: &dyn Comm) {
+impl MessageSequence {
+    /// Runs this rank's side of all messages.
+    pub fn run(&self, comm: &dyn Comm) {
         let mut open = Vec::new();
         for message in &self.messages {
             if message.from == comm.rank() {
-                message.run(comm, Kind::Send, &mut open);
+                message.run(comm, CallKind::Send, &mut open);
             }
             if message.to == comm.rank() {
-                message.run(comm, Kind::Receive, &mut open);
+                message.run(comm, CallKind::Receive, &mut open);
             }
         }
-        for (pending, right) in open {
-            assert!(pending.wait().unwrap().output.bytes() == right, "rank {}", comm.rank());
+        for (pending, expected) in open {
+            assert!(pending.wait().unwrap().output.bytes() == expected, "rank {}", comm.rank());
         }
     }
 
     pub fn check<C: Comm>(&self, world: Vec<C>) {
-        on_all(world, |comm| self.play(comm));
+        on_all_ranks(world, |comm| self.run(comm));
     }
 
-    /// The same, some at a time in a group, and then the other way round: what comes first is asked
-    /// for last, and only tags tell messages apart.
+    /// Runs the messages in groups, every second group in reverse order, so that only tags identify
+    /// messages.
     pub fn check_groups<C: Comm>(&self, world: Vec<C>) {
-        on_all(world, |comm| {
+        on_all_ranks(world, |comm| {
             for (at, messages) in self.messages.chunks(GROUP).enumerate() {
-                play_group(comm, messages, at % 2 == 1);
+                run_group_on_rank(comm, messages, at % 2 == 1);
             }
         });
     }
 }
 
-/// A rank's part in messages that are one group.
-fn play_group(comm: &dyn Comm, messages: &[Message], backwards: bool) {
-    let own = |message: &&Message| message.from == comm.rank() || message.to == comm.rank();
-    let bytes: Vec<Vec<u8>> = messages.iter().filter(own).map(Message::bytes).collect();
-    let mut outputs: Vec<Vec<u8>> = bytes.iter().map(|right| vec![0; right.len()]).collect();
+/// Runs this rank's side of a group.
+fn run_group_on_rank(comm: &dyn Comm, messages: &[TestMessage], reversed: bool) {
+    let own = |message: &&TestMessage| message.from == comm.rank() || message.to == comm.rank();
+    let bytes: Vec<Vec<u8>> = messages.iter().filter(own).map(TestMessage::bytes).collect();
+    let mut outputs: Vec<Vec<u8>> = bytes.iter().map(|expected| vec![0; expected.len()]).collect();
     let mut calls = Vec::new();
-    for ((message, right), output) in messages.iter().filter(own).zip(&bytes).zip(&mut outputs) {
+    for ((message, expected), output) in messages.iter().filter(own).zip(&bytes).zip(&mut outputs) {
         let counts = || Counts::Equal(message.count);
         let (dtype, op, tag) = (message.dtype, ReduceOp::Sum, message.tag);
         let call = |kind, root, input, output| {
@@ -100,33 +100,36 @@ fn play_group(comm: &dyn Comm, messages: &[Message], backwards: bool) {
             Call { kind, dtype, op, root, tag, counts, input, output }
         };
         if message.from == comm.rank() {
-            calls.push(call(Kind::Send, message.to, Some(&right[..]), &mut []));
+            calls.push(call(CallKind::Send, message.to, Some(&expected[..]), &mut []));
         }
         if message.to == comm.rank() {
-            calls.push(call(Kind::Receive, message.from, None, &mut output[..]));
+            calls.push(call(CallKind::Receive, message.from, None, &mut output[..]));
         }
     }
-    if backwards {
-        // Receives before sends; messages of one tag keep their order.
-        calls.sort_by_key(|call| (call.kind == Kind::Send, std::cmp::Reverse(call.tag)));
+    if reversed {
+        // Receives before sends; messages with the same tag keep their order.
+        calls.sort_by_key(|call| (call.kind == CallKind::Send, std::cmp::Reverse(call.tag)));
     }
     comm.run_group(calls).unwrap();
     let came = messages.iter().filter(own).zip(outputs.iter().zip(&bytes));
-    for (message, (output, right)) in came.filter(|(message, _)| message.to == comm.rank()) {
-        assert!(output == right, "rank {}: {message:?}", comm.rank());
+    for (message, (output, expected)) in came.filter(|(message, _)| message.to == comm.rank()) {
+        assert!(output == expected, "rank {}: {message:?}", comm.rank());
     }
 }
 
-/// Any messages of so many ranks; `to_self`: a rank may send to itself.
-pub fn mail(ranks: impl Strategy<Value = u32>, to_self: bool) -> impl Strategy<Value = Mail> {
+/// Any messages between the ranks; `to_self`: a rank may send to itself.
+pub fn sequence(
+    ranks: impl Strategy<Value = u32>,
+    to_self: bool,
+) -> impl Strategy<Value = MessageSequence> {
     let count = prop_oneof![3 => 0usize..100, 1 => 1000usize..100_000];
     let message = (0u32..17, 0u32..17, 0u32..4, 0..DType::ALL.len(), count, any::<u64>());
     (ranks, prop::collection::vec(message, 1..40)).prop_map(move |(ranks, messages)| {
         let messages = messages.into_iter().map(|(from, to, tag, dtype, count, seed)| {
             let (from, to, dtype) = (from % ranks, to % ranks, DType::ALL[dtype]);
-            Message { from, to, tag, dtype, count, seed }
+            TestMessage { from, to, tag, dtype, count, seed }
         });
         let messages = messages.filter(|message| to_self || message.from != message.to).collect();
-        Mail { ranks, messages }
+        MessageSequence { ranks, messages }
     })
 }

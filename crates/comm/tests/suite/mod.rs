@@ -1,28 +1,30 @@
-//! What every communicator must do right, whatever it is made of: held against the reference.
+//! Conformance suite for all communicators: results are compared with the reference.
 //!
-//! [`any_session`] draws many collectives of every kind, type, size and group, done at once or in
-//! the background; [`product`] takes some of all combinations there are, or all of them: how many
-//! is what the variable `REGATTA_TEST_CASES` says.
+//! [`random_sessions`] draws collectives of every kind, dtype, size and group, blocking or in the
+//! background. [`sampled_combinations`] samples all combinations of parameters.
+//! `REGATTA_TEST_CASES` sets the number of cases.
 
-#![allow(clippy::unwrap_used, reason = "a test's own functions may panic as it may")]
-#![allow(dead_code, reason = "each test uses a part of it")]
+#![allow(clippy::unwrap_used, reason = "test helpers may panic")]
+#![allow(dead_code, reason = "each test binary uses a part of it")]
 
-pub mod blame;
 mod case;
+mod case_template;
 mod messages;
-mod recipe;
 pub mod session;
+pub mod timeouts;
 
 use proptest::prelude::prop;
 use proptest::strategy::{Just, Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
-use regatta_comm::{Call, Collectives, Comm, CommError, Counts, DType, Kind, OwnedCall, ReduceOp};
+use regatta_comm::{
+    Call, CallKind, Collectives, Comm, CommError, Counts, DType, OwnedCall, ReduceOp,
+};
 
-pub use case::{Case, Memory, Sizes};
-use session::{Session, Step};
+pub use case::{BufferSource, Case, Sizes};
+use session::{Session, SessionStep};
 
 /// Runs a function on every rank, each on a thread of its own.
-pub fn on_all<C: Comm, R: Send>(world: Vec<C>, work: impl Fn(&C) -> R + Sync) -> Vec<R> {
+pub fn on_all_ranks<C: Comm, R: Send>(world: Vec<C>, work: impl Fn(&C) -> R + Sync) -> Vec<R> {
     std::thread::scope(|scope| {
         let work = &work;
         let threads: Vec<_> =
@@ -31,22 +33,22 @@ pub fn on_all<C: Comm, R: Send>(world: Vec<C>, work: impl Fn(&C) -> R + Sync) ->
     })
 }
 
-/// How many cases, unless the variable says otherwise.
-pub fn how_many(usual: u32) -> u32 {
-    std::env::var("REGATTA_TEST_CASES").map_or(usual, |cases| cases.parse().unwrap())
+/// The number of cases, from the environment or the default.
+pub fn case_count(default: u32) -> u32 {
+    std::env::var("REGATTA_TEST_CASES").map_or(default, |cases| cases.parse().unwrap())
 }
 
-/// Every collective, type and reduction, in place and not, on a world of each size.
-pub fn every_kind<C: Comm>(sizes: &[u32], counts: &[usize], world: impl Fn(u32) -> Vec<C>) {
+/// Every collective and dtype, in place and out of place, on a world of each size.
+pub fn all_collectives<C: Comm>(sizes: &[u32], counts: &[usize], world: impl Fn(u32) -> Vec<C>) {
     for &ranks in sizes {
-        one_after_the_other(world(ranks), &cases(ranks, counts));
+        run_in_sequence(world(ranks), &cases(ranks, counts));
     }
 }
 
-/// The same as cases, for a world that does them one after the other.
+/// The cases of [`all_collectives`], for a world that runs them in sequence.
 pub fn cases(ranks: u32, counts: &[usize]) -> Vec<Case> {
     let mut cases = Vec::new();
-    for (i, kind) in Kind::ALL.into_iter().enumerate() {
+    for (i, kind) in CallKind::ALL.into_iter().enumerate() {
         for (j, dtype) in DType::ALL.into_iter().enumerate() {
             let op = ReduceOp::ALL[(i + j) % ReduceOp::ALL.len()];
             let root = (i + j) as u32 % ranks;
@@ -58,123 +60,133 @@ pub fn cases(ranks: u32, counts: &[usize]) -> Vec<Case> {
     cases
 }
 
-fn one_after_the_other<C: Comm>(world: Vec<C>, all: &[Case]) {
-    let right: Vec<_> = all.iter().map(|case| case.right(world.len())).collect();
-    on_all(world, |comm| {
-        let right = right.iter().map(|right| &right[comm.rank() as usize]);
-        all.iter().zip(right).for_each(|(case, right)| case.run(comm, right));
+fn run_in_sequence<C: Comm>(world: Vec<C>, all: &[Case]) {
+    let expected: Vec<_> = all.iter().map(|case| case.expected(world.len())).collect();
+    on_all_ranks(world, |comm| {
+        let expected = expected.iter().map(|expected| &expected[comm.rank() as usize]);
+        all.iter().zip(expected).for_each(|(case, expected)| case.run(comm, expected));
     });
 }
 
-/// Some of all combinations of kind, type, reduction, root, size, place and counts, on 1 to 17
-/// ranks; all of them, if that many are asked for.
-pub fn product<C: Comm>(usual: u32, world: impl Fn(u32) -> Vec<C>) {
-    let all: usize = (1..=17).map(|ranks| recipe::product(ranks).len()).sum();
-    let chosen = f64::from(how_many(usual)) / all as f64;
+/// A sample of all combinations of kind, dtype, op, root, size, place and counts, on 1 to 17 ranks;
+/// all of them if the case count is large enough.
+pub fn sampled_combinations<C: Comm>(default: u32, world: impl Fn(u32) -> Vec<C>) {
+    let all: usize = (1..=17).map(|ranks| case_template::all_combinations(ranks).len()).sum();
+    let chosen = f64::from(case_count(default)) / all as f64;
     for ranks in 1..=17 {
         let chosen = |(number, _): &(u64, _)| (*number as f64 / u64::MAX as f64) < chosen;
-        let some = recipe::product(ranks).into_iter().filter(chosen);
-        let some: Vec<Case> = some.map(|(_, recipe)| recipe.case(ranks as usize)).collect();
-        // So many at a time, for all that is right is worked out before.
+        let some = case_template::all_combinations(ranks).into_iter().filter(chosen);
+        let some: Vec<Case> = some.map(|(_, template)| template.case(ranks as usize)).collect();
+        // In batches, because all expected results are computed in advance.
         for some in some.chunks(500) {
-            one_after_the_other(world(ranks), some);
+            run_in_sequence(world(ranks), some);
         }
     }
 }
 
-/// Sessions that chance draws from a seed.
-pub fn any_session<C: Comm>(
-    usual: u32,
+/// Random sessions.
+pub fn random_sessions<C: Comm>(
+    default: u32,
     ranks: std::ops::Range<u32>,
     world: impl Fn(u32) -> Vec<C>,
 ) {
-    tried(usual, &session::session(ranks), |session| session.check(world(session.ranks)));
+    run_proptest(default, &session::session(ranks), |session| session.check(world(session.ranks)));
 }
 
-/// Messages that chance draws from a seed.
-pub fn any_messages<C: Comm>(
-    usual: u32,
+/// Random messages.
+pub fn random_messages<C: Comm>(
+    default: u32,
     ranks: std::ops::Range<u32>,
     world: impl Fn(u32) -> Vec<C>,
 ) {
-    tried(usual, &messages::mail(ranks, true), |mail| mail.check(world(mail.ranks)));
+    run_proptest(default, &messages::sequence(ranks, true), |sequence| {
+        sequence.check(world(sequence.ranks))
+    });
 }
 
-/// Messages in groups, likewise.
-pub fn any_groups<C: Comm>(usual: u32, ranks: std::ops::Range<u32>, world: impl Fn(u32) -> Vec<C>) {
-    tried(usual, &messages::mail(ranks, true), |mail| mail.check_groups(world(mail.ranks)));
+/// Random groups of messages.
+pub fn random_message_groups<C: Comm>(
+    default: u32,
+    ranks: std::ops::Range<u32>,
+    world: impl Fn(u32) -> Vec<C>,
+) {
+    run_proptest(default, &messages::sequence(ranks, true), |sequence| {
+        sequence.check_groups(world(sequence.ranks))
+    });
 }
 
-/// Sessions and groups of messages, of ranks anywhere on some nodes: `world` is given the node of
-/// each rank.
-pub fn any_layout<C: Comm>(usual: u32, world: impl Fn(&[u32]) -> Vec<C>) {
-    let drawn = prop::collection::vec(0u32..4, 2..10).prop_flat_map(|nodes| {
+/// Random sessions and message groups on random node layouts: `world` gets the node of each rank.
+pub fn random_node_layouts<C: Comm>(default: u32, world: impl Fn(&[u32]) -> Vec<C>) {
+    let random = prop::collection::vec(0u32..4, 2..10).prop_flat_map(|nodes| {
         let ranks = nodes.len() as u32;
-        let (session, mail) =
-            (session::session(ranks..ranks + 1), messages::mail(ranks..ranks + 1, true));
-        (Just(nodes), session, mail)
+        let (session, sequence) =
+            (session::session(ranks..ranks + 1), messages::sequence(ranks..ranks + 1, true));
+        (Just(nodes), session, sequence)
     });
-    tried(usual, &drawn, |(nodes, session, mail)| {
+    run_proptest(default, &random, |(nodes, session, sequence)| {
         session.check(world(&nodes));
-        mail.check_groups(world(&nodes));
+        sequence.check_groups(world(&nodes));
     });
 }
 
-/// Tries what chance draws from a seed, and finds a simple one that fails if one does.
-fn tried<S: Strategy>(usual: u32, strategy: &S, check: impl Fn(S::Value)) {
-    let config = Config { cases: how_many(usual), failure_persistence: None, ..Config::default() };
+/// Runs a property test with a deterministic seed, and shrinks a failing case.
+fn run_proptest<S: Strategy>(default: u32, strategy: &S, check: impl Fn(S::Value)) {
+    let config =
+        Config { cases: case_count(default), failure_persistence: None, ..Config::default() };
     let seed = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
     let mut runner = TestRunner::new_with_rng(config, seed);
-    let tried = runner.run(strategy, |drawn| {
-        check(drawn);
+    let result = runner.run(strategy, |random| {
+        check(random);
         Ok(())
     });
-    if let Err(error) = tried {
+    if let Err(error) = result {
         panic!("{error}");
     }
 }
 
-/// The same sessions on each of the ranks that are processes of their own.
-pub fn own_sessions(comm: &dyn Comm, usual: u32, devices: bool) {
+/// [`random_sessions`] on one of several rank processes.
+pub fn random_sessions_on_rank(comm: &dyn Comm, default: u32, devices: bool) {
     let seed = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
     let mut runner = TestRunner::new_with_rng(Config::default(), seed);
     let strategy = session::session(comm.size()..comm.size() + 1);
-    for _ in 0..how_many(usual) {
+    for _ in 0..case_count(default) {
         let session: Session = strategy.new_tree(&mut runner).unwrap().current();
-        session.play(comm, &session.plan(), devices);
+        session.run(comm, &session.expected_results(), devices);
     }
 }
 
-/// Messages, likewise.
-pub fn own_messages(comm: &dyn Comm, usual: u32) {
+/// [`random_messages`] on one of several rank processes.
+pub fn random_messages_on_rank(comm: &dyn Comm, default: u32) {
     let seed = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
     let mut runner = TestRunner::new_with_rng(Config::default(), seed);
-    let strategy = messages::mail(comm.size()..comm.size() + 1, false);
-    (0..how_many(usual)).for_each(|_| strategy.new_tree(&mut runner).unwrap().current().play(comm));
+    let strategy = messages::sequence(comm.size()..comm.size() + 1, false);
+    (0..case_count(default))
+        .for_each(|_| strategy.new_tree(&mut runner).unwrap().current().run(comm));
 }
 
-/// The same of all combinations, done at once and, if there are devices, on these.
-pub fn own_product(comm: &dyn Comm, usual: u32, devices: bool) {
-    let all = recipe::product(comm.size());
-    let chosen = f64::from(how_many(usual)) / all.len() as f64;
+/// [`sampled_combinations`] on one of several rank processes, blocking and, with devices, on device
+/// buffers.
+pub fn sampled_combinations_on_rank(comm: &dyn Comm, default: u32, devices: bool) {
+    let all = case_template::all_combinations(comm.size());
+    let chosen = f64::from(case_count(default)) / all.len() as f64;
     let some = all.into_iter().filter(|(number, _)| (*number as f64 / u64::MAX as f64) < chosen);
-    for (_, recipe) in some {
-        let steps = [None, Some(Memory::Device)].into_iter().take(1 + usize::from(devices));
-        let step = |started| Step { group: 0, recipe: recipe.clone(), started };
+    for (_, template) in some {
+        let steps = [None, Some(BufferSource::Device)].into_iter().take(1 + usize::from(devices));
+        let step = |started| SessionStep { group: 0, template: template.clone(), started };
         let steps = steps.map(step).collect();
         let session = Session { ranks: comm.size(), splits: Vec::new(), steps, seed: 0 };
-        session.play(comm, &session.plan(), devices);
+        session.run(comm, &session.expected_results(), devices);
     }
 }
 
-/// 64 MiB and a little, of some kinds; of every kind if more cases are asked for.
-pub fn huge<C: Comm>(world: impl Fn(u32) -> Vec<C>) {
+/// Some kinds with slightly more than 64 MiB; every kind if a case count is set.
+pub fn large_buffers<C: Comm>(world: impl Fn(u32) -> Vec<C>) {
     let ranks = 2;
-    let some = [Kind::AllReduce, Kind::AllGather, Kind::AllToAll];
+    let some = [CallKind::AllReduce, CallKind::AllGather, CallKind::AllToAll];
     let all = std::env::var_os("REGATTA_TEST_CASES").is_some();
-    let kinds = if all { &Kind::ALL[..] } else { &some[..] };
+    let kinds = if all { &CallKind::ALL[..] } else { &some[..] };
     for (at, kind) in kinds.iter().copied().enumerate() {
-        let whole = kind.is_whole();
+        let whole = kind.has_uniform_count();
         let bytes = (64 << 20) + 24;
         let dtype = [DType::F32, DType::Bf16, DType::I64][at % 3];
         let count = bytes / dtype.size() / if whole { 1 } else { ranks as usize };
@@ -184,23 +196,23 @@ pub fn huge<C: Comm>(world: impl Fn(u32) -> Vec<C>) {
     }
 }
 
-/// Uneven parts, exchanges, messages, sub-groups and work in the background.
-pub fn special<C: Comm>(world: impl Fn(u32) -> Vec<C>) {
-    let kinds = [Kind::AllGather, Kind::ReduceScatter, Kind::Gather, Kind::Scatter];
+/// Uneven blocks, per-pair counts, messages, splits, background calls and invalid calls.
+pub fn edge_cases<C: Comm>(world: impl Fn(u32) -> Vec<C>) {
+    let kinds = [CallKind::AllGather, CallKind::ReduceScatter, CallKind::Gather, CallKind::Scatter];
     for kind in kinds {
         for in_place in [false, true] {
             let (dtype, op) = (DType::F32, ReduceOp::Sum);
-            let sizes = Sizes::Each(vec![3, 0, 5, 1, 64]);
+            let sizes = Sizes::PerRank(vec![3, 0, 5, 1, 64]);
             Case { kind, dtype, op, root: 2, sizes, in_place, seed: 1 }.check(world(5));
         }
     }
     exchange(world(4));
-    typed(world(3));
-    two_messages(world(3));
+    typed_calls(world(3));
+    same_tag_messages_keep_order(world(3));
     splits(world(6));
     background(world(3));
-    unmatched(world(3));
-    refused(world(2));
+    count_mismatch(world(3));
+    invalid_calls(world(2));
     for ranks in [1, 2, 5] {
         group(world(ranks));
     }
@@ -210,22 +222,22 @@ fn exchange<C: Comm>(world: Vec<C>) {
     let ranks = world.len();
     let send: Vec<Vec<usize>> =
         (0..ranks).map(|r| (0..ranks).map(|to| (r * 3 + to * 2) % 4).collect()).collect();
-    on_all(world, |comm| {
+    on_all_ranks(world, |comm| {
         let me = comm.rank() as usize;
         let receive: Vec<usize> = send.iter().map(|s| s[me]).collect();
         let to: Vec<i16> =
             (0..ranks).flat_map(|r| vec![(me * 10 + r) as i16; send[me][r]]).collect();
         let mut from = vec![0i16; receive.iter().sum()];
         comm.all_to_all_v(&to, &send[me], &mut from, &receive).unwrap();
-        let right: Vec<i16> =
+        let expected: Vec<i16> =
             (0..ranks).flat_map(|r| vec![(r * 10 + me) as i16; receive[r]]).collect();
-        assert_eq!(from, right);
+        assert_eq!(from, expected);
     });
 }
 
-/// What is called with slices, and not drawn elsewhere.
-fn typed<C: Comm>(world: Vec<C>) {
-    on_all(world, |comm| {
+/// Typed methods that no random test covers.
+fn typed_calls<C: Comm>(world: Vec<C>) {
+    on_all_ranks(world, |comm| {
         let me = comm.rank() as i32;
         let mut sum = [0; 2];
         let sum = if me == 1 { &mut sum[..] } else { &mut [] };
@@ -250,9 +262,9 @@ fn typed<C: Comm>(world: Vec<C>) {
     });
 }
 
-/// What a rank sends is not what another expects: all are told who.
-fn unmatched<C: Comm>(world: Vec<C>) {
-    let errors = on_all(world, |comm| {
+/// A count mismatch is reported on all ranks.
+fn count_mismatch<C: Comm>(world: Vec<C>) {
+    let errors = on_all_ranks(world, |comm| {
         let send = [[0, 1, 2], [3, 4, 5], [6, 7, 8]];
         let me = comm.rank() as usize;
         let mut receive: Vec<usize> = send.iter().map(|s| s[me]).collect();
@@ -262,9 +274,9 @@ fn unmatched<C: Comm>(world: Vec<C>) {
         let to = vec![0i64; send[me].iter().sum()];
         let mut from = vec![0i64; receive.iter().sum()];
         let done = comm.all_to_all_v(&to, &send[me], &mut from, &receive);
-        // One that has all it needs may hear of it in the next.
+        // A rank that needs nothing from the others may see the error only in its next call.
         let error = done.and_then(|()| comm.barrier()).unwrap_err();
-        let exact = matches!(&error, CommError::Unmatched { .. });
+        let exact = matches!(&error, CommError::CountMismatch { .. });
         assert!(exact || me != 1, "{error}");
         error.to_string()
     });
@@ -275,20 +287,20 @@ fn unmatched<C: Comm>(world: Vec<C>) {
     }
 }
 
-/// What makes no sense is refused before anything is sent, and does no harm.
-fn refused<C: Comm>(world: Vec<C>) {
-    on_all(world, |comm| {
+/// Invalid calls are rejected before anything is sent and leave the communicator usable.
+fn invalid_calls<C: Comm>(world: Vec<C>) {
+    on_all_ranks(world, |comm| {
         let (mut from, counts) = ([0u8; 3], [1, 2]);
         let wrong = comm.all_to_all_v(&[0u8; 3], &counts, &mut from, &[2, 1]).unwrap_err();
         assert!(wrong.to_string().contains("itself"), "{wrong}");
         let wrong = comm.all_gather_v(&[0u8], &mut from, &[3]).unwrap_err();
-        assert!(matches!(wrong, CommError::Shape { .. }), "{wrong}");
+        assert!(matches!(wrong, CommError::InvalidCall { .. }), "{wrong}");
         comm.barrier().unwrap();
     });
 }
 
-fn two_messages<C: Comm>(world: Vec<C>) {
-    on_all(world, |comm| match comm.rank() {
+fn same_tag_messages_keep_order<C: Comm>(world: Vec<C>) {
+    on_all_ranks(world, |comm| match comm.rank() {
         0 => {
             comm.send(&[1i32, 2], 1, 7).unwrap();
             comm.send(&[3i32], 1, 7).unwrap();
@@ -304,7 +316,7 @@ fn two_messages<C: Comm>(world: Vec<C>) {
 }
 
 fn splits<C: Comm>(world: Vec<C>) {
-    on_all(world, |comm| {
+    on_all_ranks(world, |comm| {
         for _ in 0..2 {
             let rank = comm.rank();
             let colour = (rank != 5).then_some(rank % 2);
@@ -322,7 +334,7 @@ fn splits<C: Comm>(world: Vec<C>) {
 }
 
 fn background<C: Comm>(world: Vec<C>) {
-    on_all(world, |comm| {
+    on_all_ranks(world, |comm| {
         let pending: Vec<_> = (0..4)
             .map(|i| {
                 let mut buffer = comm.buffer(8 * 100);
@@ -330,7 +342,7 @@ fn background<C: Comm>(world: Vec<C>) {
                 comm.start(OwnedCall::all_reduce(DType::F64, ReduceOp::Sum, buffer))
             })
             .collect();
-        // In its turn, after the four.
+        // Runs after the four pending calls.
         let mut one = [1.0f32];
         comm.all_reduce(&mut one, ReduceOp::Sum).unwrap();
         assert_eq!(one, [3.0]);
@@ -341,9 +353,9 @@ fn background<C: Comm>(world: Vec<C>) {
     });
 }
 
-/// A call of a group.
+/// One call of a group.
 fn part_of_group<'a>(
-    kind: Kind,
+    kind: CallKind,
     root: u32,
     tag: u32,
     input: Option<&'a [u8]>,
@@ -354,38 +366,38 @@ fn part_of_group<'a>(
     Call { kind, dtype, op, root, tag, counts, input, output }
 }
 
-/// A ring both ways, of messages that no way holds at once, a message to oneself, two small ones
-/// that are asked for in another order than they are sent in, and collectives.
+/// A bidirectional ring of messages larger than any buffer, a message to self, two small messages
+/// received out of order, and collectives.
 fn group<C: Comm>(world: Vec<C>) {
-    on_all(world, |comm| group_on(comm));
+    on_all_ranks(world, |comm| group_on_rank(comm));
 }
 
-/// One rank's part in that.
-pub fn group_on(comm: &dyn Comm) {
+/// One rank's part of the group.
+pub fn group_on_rank(comm: &dyn Comm) {
     const LARGE: usize = (1 << 20) + 7;
     let (me, ranks) = (comm.rank(), comm.size());
-    let (right, left) = ((me + 1) % ranks, (me + ranks - 1) % ranks);
+    let (expected, left) = ((me + 1) % ranks, (me + ranks - 1) % ranks);
     let large = vec![me as u8; LARGE];
     let (mut from_left, mut from_right) = (vec![99; LARGE], vec![99; LARGE]);
     let (mut one, mut two, mut own) = ([0], [0], [0; 3]);
     let (mut most, mut first) = ([me as u8; 5], [me as u8 + 1]);
     comm.run_group(vec![
-        part_of_group(Kind::AllReduce, 0, 0, None, &mut most),
-        part_of_group(Kind::Send, right, 1, Some(&large), &mut []),
-        part_of_group(Kind::Send, left, 2, Some(&large), &mut []),
-        part_of_group(Kind::Send, right, 3, Some(&[me as u8]), &mut []),
-        part_of_group(Kind::Send, right, 4, Some(&[me as u8 + 100]), &mut []),
-        part_of_group(Kind::Send, me, 5, Some(&[1, 2, 3]), &mut []),
-        part_of_group(Kind::Receive, left, 4, None, &mut two),
-        part_of_group(Kind::Receive, left, 3, None, &mut one),
-        part_of_group(Kind::Receive, right, 2, None, &mut from_right),
-        part_of_group(Kind::Receive, left, 1, None, &mut from_left),
-        part_of_group(Kind::Receive, me, 5, None, &mut own),
-        part_of_group(Kind::Broadcast, 0, 0, None, &mut first),
+        part_of_group(CallKind::AllReduce, 0, 0, None, &mut most),
+        part_of_group(CallKind::Send, expected, 1, Some(&large), &mut []),
+        part_of_group(CallKind::Send, left, 2, Some(&large), &mut []),
+        part_of_group(CallKind::Send, expected, 3, Some(&[me as u8]), &mut []),
+        part_of_group(CallKind::Send, expected, 4, Some(&[me as u8 + 100]), &mut []),
+        part_of_group(CallKind::Send, me, 5, Some(&[1, 2, 3]), &mut []),
+        part_of_group(CallKind::Receive, left, 4, None, &mut two),
+        part_of_group(CallKind::Receive, left, 3, None, &mut one),
+        part_of_group(CallKind::Receive, expected, 2, None, &mut from_right),
+        part_of_group(CallKind::Receive, left, 1, None, &mut from_left),
+        part_of_group(CallKind::Receive, me, 5, None, &mut own),
+        part_of_group(CallKind::Broadcast, 0, 0, None, &mut first),
     ])
     .unwrap();
     assert!(from_left.iter().all(|byte| *byte == left as u8));
-    assert!(from_right.iter().all(|byte| *byte == right as u8));
+    assert!(from_right.iter().all(|byte| *byte == expected as u8));
     assert_eq!((one[0], two[0], own), (left as u8, left as u8 + 100, [1, 2, 3]));
     assert_eq!((most, first), ([ranks as u8 - 1; 5], [1]));
     comm.run_group(Vec::new()).unwrap();

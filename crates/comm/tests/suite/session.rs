@@ -1,134 +1,137 @@
-//! Many collectives on one world: on all of it and on parts of parts, done at once or begun and
-//! waited for later, or never.
+//! Sequences of collectives on a world and on nested splits of it, blocking or in the background.
 
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use regatta_comm::Comm;
-use regatta_comm::comm::order;
+use regatta_comm::comm::split_order;
 
-use super::case::{Memory, Started, mix};
-use super::on_all;
-use super::recipe::{Recipe, recipe};
+use super::case::{BufferSource, StartedCase, hash64};
+use super::case_template::{CaseTemplate, template};
+use super::on_all_ranks;
 
-/// A colour and a key for each rank of the world.
-type Said = Vec<(Option<u32>, i64)>;
+/// Colour and key of each rank of the world.
+type SplitArgs = Vec<(Option<u32>, i64)>;
 
-/// What all ranks of a world do.
+/// The calls of all ranks of a world.
 #[derive(Debug, Clone)]
 pub struct Session {
     pub ranks: u32,
-    /// Splits of what an earlier one has left, or of the world: which, and what each rank says.
-    pub splits: Vec<(usize, Said)>,
-    pub steps: Vec<Step>,
-    /// When a rank waits for what, and whether it does.
+    /// Splits: the parent (0 is the world, n is split n - 1) and each rank's arguments.
+    pub splits: Vec<(usize, SplitArgs)>,
+    pub steps: Vec<SessionStep>,
+    /// Seed of the order in which a rank waits for background calls, if it does.
     pub seed: u64,
 }
 
 /// One collective.
 #[derive(Debug, Clone)]
-pub struct Step {
-    /// The world, or what the split before that number has left.
+pub struct SessionStep {
+    /// 0 for the world, n for split n - 1.
     pub group: usize,
-    pub recipe: Recipe,
-    /// Where its buffers are, if it is begun and not done at once.
-    pub started: Option<Memory>,
+    pub template: CaseTemplate,
+    /// Buffer source of a background call; `None` for a blocking call.
+    pub started: Option<BufferSource>,
 }
 
-/// The ranks of the world that are in one communicator after a split, in their order there.
+/// World ranks of a communicator, in its rank order.
 type Members = Vec<u32>;
 
-/// For every group, who is with whom, and for every step, what each of them must get.
-pub struct Plan {
+/// The communicators of every group, and the results of every step.
+pub struct ExpectedResults {
     groups: Vec<Vec<Members>>,
-    right: Vec<BTreeMap<Members, Vec<Vec<u8>>>>,
+    expected: Vec<BTreeMap<Members, Vec<Vec<u8>>>>,
 }
 
 impl Session {
-    /// Works out what must come of it.
-    pub fn plan(&self) -> Plan {
+    /// Computes the expected results.
+    pub fn expected_results(&self) -> ExpectedResults {
         let mut groups: Vec<Vec<Members>> = vec![vec![(0..self.ranks).collect()]];
-        for (of, said) in &self.splits {
+        for (of, args) in &self.splits {
             let mut parts = Vec::new();
             for members in &groups[*of] {
-                let says: Said = members.iter().map(|rank| said[*rank as usize]).collect();
-                let mut colours: Vec<u32> = says.iter().filter_map(|(colour, _)| *colour).collect();
+                let part_args: SplitArgs =
+                    members.iter().map(|rank| args[*rank as usize]).collect();
+                let mut colours: Vec<u32> =
+                    part_args.iter().filter_map(|(colour, _)| *colour).collect();
                 colours.sort_unstable();
                 colours.dedup();
                 let of_old = |rank: u32| members[rank as usize];
                 parts.extend(
-                    colours.into_iter().map(|c| order(&says, c).into_iter().map(of_old).collect()),
+                    colours
+                        .into_iter()
+                        .map(|c| split_order(&part_args, c).into_iter().map(of_old).collect()),
                 );
             }
             groups.push(parts);
         }
-        let right = |step: &Step| {
+        let expected = |step: &SessionStep| {
             let each = groups[step.group].iter();
-            let right = |members: &Members| {
-                let case = step.recipe.case(members.len());
-                (members.clone(), case.right(members.len()))
+            let expected = |members: &Members| {
+                let case = step.template.case(members.len());
+                (members.clone(), case.expected(members.len()))
             };
-            each.map(right).collect()
+            each.map(expected).collect()
         };
-        let right = self.steps.iter().map(right).collect();
-        Plan { groups, right }
+        let expected = self.steps.iter().map(expected).collect();
+        ExpectedResults { groups, expected }
     }
 
-    /// One rank's part in it.
-    pub fn play(&self, world: &dyn Comm, plan: &Plan, devices: bool) {
+    /// Runs this rank's calls.
+    pub fn run(&self, world: &dyn Comm, results: &ExpectedResults, devices: bool) {
         let rank = world.rank();
         let mut parts: Vec<Option<Box<dyn Comm>>> = Vec::new();
-        for (of, said) in &self.splits {
+        for (of, args) in &self.splits {
             let parent = if *of == 0 { Some(world) } else { parts[*of - 1].as_deref() };
-            let (colour, key) = said[rank as usize];
+            let (colour, key) = args[rank as usize];
             parts.push(parent.and_then(|parent| parent.split(colour, key).unwrap()));
         }
-        let within = |group: usize| plan.groups[group].iter().find(|m| m.contains(&rank));
+        let within = |group: usize| results.groups[group].iter().find(|m| m.contains(&rank));
         for (group, part) in parts.iter().enumerate() {
             let place = part.as_ref().map(|part| (part.rank() as usize, part.size() as usize));
             let at = |m: &Members| (m.iter().position(|r| *r == rank).unwrap(), m.len());
             assert_eq!(place, within(group + 1).map(at), "rank {rank} in split {group}");
         }
-        let mut open: Vec<(usize, Started)> = Vec::new();
-        let mut chance = Chance(mix(self.seed ^ mix(u64::from(rank))));
-        // Communicators of a device stand in one line: there, all ranks have one order.
-        let order = if devices { self.in_order() } else { self.order(&mut chance) };
+        let mut open: Vec<(usize, StartedCase)> = Vec::new();
+        let mut rng = Rng(hash64(self.seed ^ hash64(u64::from(rank))));
+        // Device communicators share a ticket queue, so all ranks must use the same order.
+        let order = if devices { self.in_order() } else { self.shuffled_order(&mut rng) };
         for (at, may_wait) in order {
             let step = &self.steps[at];
             let Some(members) = within(step.group) else { continue };
             let part = step.group.checked_sub(1).and_then(|group| parts[group].as_deref());
             let comm = part.unwrap_or(world);
-            let case = step.recipe.case(members.len());
+            let case = step.template.case(members.len());
             match step.started {
                 Some(memory) => {
-                    let plain = memory == Memory::Device && !devices;
-                    let memory = if plain { Memory::Communicator } else { memory };
+                    let plain = memory == BufferSource::Device && !devices;
+                    let memory = if plain { BufferSource::Communicator } else { memory };
                     open.push((at, case.start(comm, memory)));
                 }
-                None => case.run(comm, &plan.right[at][members][comm.rank() as usize]),
+                None => case.run(comm, &results.expected[at][members][comm.rank() as usize]),
             }
-            if may_wait && chance.below(2) == 0 {
-                self.wait_for_one(&mut open, &mut chance, rank, plan);
+            if may_wait && rng.below(2) == 0 {
+                self.wait_for_one(&mut open, &mut rng, rank, results);
             }
         }
-        // What is begun is done even if nobody has the communicator any more.
-        if chance.below(2) == 0 {
+        // Background calls complete even if their communicator is dropped.
+        if rng.below(2) == 0 {
             parts.clear();
         }
         while !open.is_empty() {
-            self.wait_for_one(&mut open, &mut chance, rank, plan);
+            self.wait_for_one(&mut open, &mut rng, rank, results);
         }
     }
 
-    /// The order in which a rank begins them, and whether it may wait for one after that. Two of
-    /// different communicators may be begun the other way round, if none is waited for in between.
-    fn order(&self, chance: &mut Chance) -> Vec<(usize, bool)> {
+    /// A rank's start order, and whether it may wait after each start. Adjacent background calls on
+    /// different communicators may be swapped if the rank does not wait in between.
+    fn shuffled_order(&self, rng: &mut Rng) -> Vec<(usize, bool)> {
         let mut order = self.in_order();
         let mut at = 0;
         while at + 1 < order.len() {
             let (one, two) = (&self.steps[at], &self.steps[at + 1]);
             let started = one.started.is_some() && two.started.is_some();
-            if started && one.group != two.group && chance.below(2) == 0 {
+            if started && one.group != two.group && rng.below(2) == 0 {
                 order.swap(at, at + 1);
                 order[at].1 = false;
                 at += 1;
@@ -142,49 +145,53 @@ impl Session {
         (0..self.steps.len()).map(|at| (at, true)).collect()
     }
 
-    /// Waits for any that is open, or forgets it.
+    /// Waits for a random pending call, or drops it.
     fn wait_for_one(
         &self,
-        open: &mut Vec<(usize, Started)>,
-        chance: &mut Chance,
+        open: &mut Vec<(usize, StartedCase)>,
+        rng: &mut Rng,
         rank: u32,
-        plan: &Plan,
+        results: &ExpectedResults,
     ) {
         if open.is_empty() {
             return;
         }
-        let (at, started) = open.remove(chance.below(open.len()));
-        if chance.below(5) == 0 {
+        let (at, started) = open.remove(rng.below(open.len()));
+        if rng.below(5) == 0 {
             return;
         }
-        let group = &plan.groups[self.steps[at].group];
+        let group = &results.groups[self.steps[at].group];
         let members = group.iter().find(|m| m.contains(&rank)).unwrap();
         let place = members.iter().position(|r| *r == rank).unwrap();
-        started.finish(&plan.right[at][members][place]);
+        started.finish(&results.expected[at][members][place]);
     }
 
-    /// Plays it in a world.
+    /// Runs the session on all ranks of a world.
     pub fn check<C: Comm>(&self, world: Vec<C>) {
-        let plan = self.plan();
-        on_all(world, |comm| self.play(comm, &plan, false));
+        let results = self.expected_results();
+        on_all_ranks(world, |comm| self.run(comm, &results, false));
     }
 }
 
-struct Chance(u64);
+struct Rng(u64);
 
-impl Chance {
+impl Rng {
     fn below(&mut self, limit: usize) -> usize {
-        self.0 = mix(self.0.wrapping_add(0x5eed));
+        self.0 = hash64(self.0.wrapping_add(0x5eed));
         (self.0 >> 16) as usize % limit
     }
 }
 
-/// Any session of so many ranks.
+/// Any session with this number of ranks.
 pub fn session(ranks: impl Strategy<Value = u32>) -> impl Strategy<Value = Session> {
-    let said = (prop::option::weighted(0.9, 0u32..3), -2i64..3);
-    let split = (any::<prop::sample::Index>(), prop::collection::vec(said, 17));
-    let memory = prop::sample::select(vec![Memory::Heap, Memory::Communicator, Memory::Device]);
-    let step = (any::<prop::sample::Index>(), recipe(), prop::option::of(memory));
+    let args = (prop::option::weighted(0.9, 0u32..3), -2i64..3);
+    let split = (any::<prop::sample::Index>(), prop::collection::vec(args, 17));
+    let memory = prop::sample::select(vec![
+        BufferSource::Heap,
+        BufferSource::Communicator,
+        BufferSource::Device,
+    ]);
+    let step = (any::<prop::sample::Index>(), template(), prop::option::of(memory));
     let parts = (
         ranks,
         prop::collection::vec(split, 0..3),
@@ -194,11 +201,9 @@ pub fn session(ranks: impl Strategy<Value = u32>) -> impl Strategy<Value = Sessi
     parts.prop_map(|(ranks, splits, steps, seed)| {
         let groups = splits.len() + 1;
         let splits = splits.into_iter().enumerate();
-        let splits = splits.map(|(at, (of, said))| (of.index(at + 1), said)).collect();
-        let step = |(group, recipe, started): (prop::sample::Index, Recipe, _)| Step {
-            group: group.index(groups),
-            recipe,
-            started,
+        let splits = splits.map(|(at, (of, args))| (of.index(at + 1), args)).collect();
+        let step = |(group, template, started): (prop::sample::Index, CaseTemplate, _)| {
+            SessionStep { group: group.index(groups), template, started }
         };
         let steps = steps.into_iter().map(step).collect();
         Session { ranks, splits, steps, seed }

@@ -1,27 +1,27 @@
-//! Every algorithm that there is, over real connections.
+//! All algorithms and the tuning, over TCP connections.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use regatta_comm::background::{Abort, Background, Engine};
+use regatta_comm::bootstrap::{BootstrapConfig, engine};
 use regatta_comm::error::Peer;
-use regatta_comm::join::{Settings, engine};
 use regatta_comm::schedule::Algorithm;
-use regatta_comm::schedule::choose::Table;
+use regatta_comm::schedule::selection::AlgorithmTable;
 use regatta_comm::tcp::TcpEngine;
-use regatta_comm::tune::{Effort, Tunable, tune};
-use regatta_comm::{Call, CommError, Counts, DType, Kind, ReduceOp};
+use regatta_comm::tune::{Tunable, TuneConfig, tune};
+use regatta_comm::worker::{AbortFn, Communicator, Engine};
+use regatta_comm::{Call, CallKind, CommError, Counts, DType, ReduceOp};
 use regatta_model::document::to_json;
 
-use crate::{settings, suite};
+use crate::{configs, suite};
 
-/// Does calls by one algorithm after the other.
-struct InTurn {
+/// Runs calls with a selected algorithm.
+struct FixedAlgorithm {
     engine: TcpEngine,
-    which: Arc<AtomicUsize>,
+    selected: Arc<AtomicUsize>,
 }
 
-impl Engine for InTurn {
+impl Engine for FixedAlgorithm {
     fn rank(&self) -> u32 {
         self.engine.rank()
     }
@@ -31,7 +31,7 @@ impl Engine for InTurn {
     }
 
     fn run(&mut self, call: Call<'_>) -> Result<(), CommError> {
-        self.engine.run_by(call, Algorithm::ALL[self.which.load(Ordering::SeqCst)])
+        self.engine.run_with(call, Algorithm::ALL[self.selected.load(Ordering::SeqCst)])
     }
 
     fn split(
@@ -42,31 +42,32 @@ impl Engine for InTurn {
         self.engine.split(colour, key)
     }
 
-    fn abort(&self) -> Abort {
-        self.engine.abort()
+    fn abort_fn(&self) -> AbortFn {
+        self.engine.abort_fn()
     }
 }
 
-/// The engines of a world.
-fn engines(all: Vec<Settings>) -> Vec<TcpEngine> {
+/// The engines of all ranks.
+fn engines(all: Vec<BootstrapConfig>) -> Vec<TcpEngine> {
     std::thread::scope(|scope| {
         let threads: Vec<_> = all.into_iter().map(|rank| scope.spawn(|| engine(rank))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap().unwrap()).collect()
     })
 }
 
-/// What is measured differs from rank to rank; the table must not.
+/// Measurements differ between ranks; the table must not.
 #[test]
-fn what_is_measured_becomes_one_table_for_all() {
-    let effort = Effort { bytes: vec![8, 1 << 12, 1 << 18], rounds: 1, round_bytes: 0, most: 1 };
-    let tables: Vec<Table> = std::thread::scope(|scope| {
+fn tuning_gives_all_ranks_the_same_table() {
+    let config =
+        TuneConfig { bytes: vec![8, 1 << 12, 1 << 18], rounds: 1, round_bytes: 0, max_repeats: 1 };
+    let tables: Vec<AlgorithmTable> = std::thread::scope(|scope| {
         let measure = |mut engine: TcpEngine| {
-            let effort = &effort;
+            let config = &config;
             scope.spawn(move || {
-                let table = tune(&mut engine, effort).unwrap();
+                let table = tune(&mut engine, config).unwrap();
                 let mut sum = 1f64.to_ne_bytes();
                 let counts = Counts::Equal(1);
-                let (kind, dtype, op) = (Kind::AllReduce, DType::F64, ReduceOp::Sum);
+                let (kind, dtype, op) = (CallKind::AllReduce, DType::F64, ReduceOp::Sum);
                 let output = &mut sum[..];
                 let call = Call { kind, dtype, op, root: 0, tag: 0, counts, input: None, output };
                 engine.run(call).unwrap();
@@ -74,54 +75,60 @@ fn what_is_measured_becomes_one_table_for_all() {
                 table
             })
         };
-        let threads: Vec<_> = engines(settings(3)).into_iter().map(measure).collect();
+        let threads: Vec<_> = engines(configs(3)).into_iter().map(measure).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
     assert!(tables.iter().all(|table| *table == tables[0]));
-    let measured = tables[0].rows.len() - Table::usual().rows.len();
+    let measured = tables[0].rows.len() - AlgorithmTable::default().rows.len();
     assert!((9..=25).contains(&measured), "{tables:?}");
 }
 
-/// Ranks whose files differ, or that have none, do as rank 0 does.
+/// Ranks with another tuning file, or none, use the table of rank 0.
 #[test]
-fn rank_0s_table_is_what_all_use() {
+fn all_ranks_use_the_table_of_rank_0() {
     let file = std::env::temp_dir().join(format!("regatta-table-{}", std::process::id()));
-    let mut row = Table::usual().rows.into_iter().find(|row| row.collective == Kind::AllReduce);
+    let mut row = AlgorithmTable::default()
+        .rows
+        .into_iter()
+        .find(|row| row.collective == CallKind::AllReduce);
     let row = row.as_mut().unwrap();
-    // By itself it is another one, whose messages would not fit.
+    // Different from the default, whose messages would not match.
     (row.algorithm, row.up_to_bytes, row.spread) = (Algorithm::BinomialTree, None, None);
-    std::fs::write(&file, to_json(&Table { rows: vec![row.clone()] }).unwrap()).unwrap();
-    let mut all = settings(5);
+    std::fs::write(&file, to_json(&AlgorithmTable { rows: vec![row.clone()] }).unwrap()).unwrap();
+    let mut all = configs(5);
     all[0].tuning = Some(file.clone());
-    all[3].tuning = Some("/there/is/none".into());
-    let world: Vec<Background> =
-        engines(all).into_iter().map(|engine| Background::new(Box::new(engine))).collect();
-    let (kind, dtype, op) = (Kind::AllReduce, DType::I64, ReduceOp::Max);
+    all[3].tuning = Some("/nonexistent".into());
+    let world: Vec<Communicator> =
+        engines(all).into_iter().map(|engine| Communicator::new(Box::new(engine))).collect();
+    let (kind, dtype, op) = (CallKind::AllReduce, DType::I64, ReduceOp::Max);
     let sizes = suite::Sizes::Equal(10_000);
     suite::Case { kind, dtype, op, root: 0, sizes, in_place: false, seed: 1 }.check(world);
     std::fs::remove_file(&file).unwrap();
 }
 
 #[test]
-fn every_algorithm_gives_what_the_reference_gives() {
-    let which = Arc::new(AtomicUsize::new(0));
-    // Two ranks on a node, and one alone.
-    let mut all = settings(5);
+fn all_algorithms_match_the_reference() {
+    let selected = Arc::new(AtomicUsize::new(0));
+    // Two nodes with two ranks and one with one.
+    let mut all = configs(5);
     all.iter_mut().for_each(|rank| rank.node = format!("node {}", rank.rank / 2));
-    let world: Vec<Background> = engines(all)
+    let world: Vec<Communicator> = engines(all)
         .into_iter()
-        .map(|engine| Background::new(Box::new(InTurn { engine, which: which.clone() })))
+        .map(|engine| {
+            Communicator::new(Box::new(FixedAlgorithm { engine, selected: selected.clone() }))
+        })
         .collect();
-    // The last is cut into segments.
+    // The last count is split into segments.
     for (turn, count) in [1, 1003, 150_003].into_iter().enumerate() {
-        for kind in Kind::ALL {
-            let whole = matches!(kind, Kind::AllReduce | Kind::Reduce | Kind::Broadcast);
-            let count = if whole { count } else { count / 5 + 1 };
+        for kind in CallKind::ALL {
+            let uniform =
+                matches!(kind, CallKind::AllReduce | CallKind::Reduce | CallKind::Broadcast);
+            let count = if uniform { count } else { count / 5 + 1 };
             for (at, algorithm) in Algorithm::ALL.into_iter().enumerate() {
                 if !algorithm.does(kind) {
                     continue;
                 }
-                which.store(at, Ordering::SeqCst);
+                selected.store(at, Ordering::SeqCst);
                 let (dtype, op, root) = (DType::F32, ReduceOp::Sum, at as u32 % 5);
                 let (sizes, in_place) = (suite::Sizes::Equal(count), (turn + at) % 2 == 0);
                 let case = suite::Case { kind, dtype, op, root, sizes, in_place, seed: 0 };

@@ -3,7 +3,7 @@
 //! Slow pairs are measured again at the end: a CPU that was briefly busy is not a slow link.
 
 use regatta_comm::{Collectives, Comm, CommError};
-use regatta_model::bench::{Matrix, PairEnd, Pairs};
+use regatta_model::bench::{PairMatrix, PairEndpoint, PairMatrices};
 
 use super::burst::BurstOptions;
 use super::diagnose::{Thresholds, suspects};
@@ -39,7 +39,7 @@ pub fn measure(
     comm: &dyn Comm,
     options: &PairsOptions,
     progress: &mut dyn FnMut(usize, usize),
-) -> Result<Option<Pairs>, CommError> {
+) -> Result<Option<PairMatrices>, CommError> {
     let hosts: Vec<String> = (0..comm.size()).map(|rank| comm.peer(rank).host).collect();
     let endpoints = select_ranks(&hosts, options.all_ranks);
     let nodes: Vec<&str> = endpoints.iter().map(|end| end.host.as_str()).collect();
@@ -74,7 +74,7 @@ pub fn measure(
 /// This rank's part in the measurement.
 struct PairsRank<'a> {
     comm: &'a dyn Comm,
-    endpoints: &'a [PairEnd],
+    endpoints: &'a [PairEndpoint],
     /// Its index among the endpoints, if it is one.
     own: Option<usize>,
     worker: PairWorker<'a>,
@@ -107,7 +107,7 @@ impl PairsRank<'_> {
     }
 
     /// Gathers the matrices on rank 0.
-    fn gather(&self, options: &PairsOptions) -> Result<Option<Pairs>, CommError> {
+    fn gather(&self, options: &PairsOptions) -> Result<Option<PairMatrices>, CommError> {
         let length = METRICS * self.endpoints.len();
         let mut counts = vec![0; self.comm.size() as usize];
         for end in self.endpoints {
@@ -171,25 +171,25 @@ impl PairRow {
 }
 
 /// Rows as matrices. Latencies are round-trip times, so they hold for both directions.
-fn result(endpoints: &[PairEnd], options: &PairsOptions, rows: &[&[f64]]) -> Pairs {
+fn result(endpoints: &[PairEndpoint], options: &PairsOptions, rows: &[&[f64]]) -> PairMatrices {
     let n = endpoints.len();
     let cell = |metric: usize, i: usize, j: usize| {
         rows.get(i)?.get(metric * n + j).copied().filter(|metric| metric.is_finite())
     };
-    let matrix = |metric: usize, both: bool| -> Matrix {
+    let matrix = |metric: usize, both: bool| -> PairMatrix {
         let either = |i: usize, j: usize| {
             cell(metric, i, j).or_else(|| if both { cell(metric, j, i) } else { None })
         };
         (0..n).map(|i| (0..n).map(|j| either(i, j)).collect()).collect()
     };
-    Pairs {
+    PairMatrices {
         bytes: options.burst.bytes,
         one_at_a_time: options.serialized,
         bandwidth: matrix(0, false),
         latency_us: matrix(1, true),
         latency_median_us: matrix(2, true),
         findings: Vec::new(),
-        ends: endpoints.to_vec(),
+        endpoints: endpoints.to_vec(),
     }
 }
 
@@ -199,7 +199,7 @@ mod tests {
     use regatta_comm::background::Background;
 
     /// The matrices measured by `ranks` in-process ranks.
-    fn measured(ranks: u32, options: &PairsOptions) -> Pairs {
+    fn measured(ranks: u32, options: &PairsOptions) -> PairMatrices {
         let world = regatta_comm::fake::world(ranks);
         std::thread::scope(|scope| {
             let rank = |comm| {
@@ -233,7 +233,7 @@ mod tests {
                 let options =
                     PairsOptions { serialized, burst: burst.clone(), ..PairsOptions::default() };
                 let pairs = measured(ranks, &options);
-                assert_eq!((pairs.ends.len(), pairs.fault()), (ranks as usize, None));
+                assert_eq!((pairs.endpoints.len(), pairs.inconsistency()), (ranks as usize, None));
                 for i in 0..ranks as usize {
                     for j in 0..ranks as usize {
                         let all = [&pairs.bandwidth, &pairs.latency_us, &pairs.latency_median_us];

@@ -1,6 +1,6 @@
 //! The matrices as a self-contained SVG heat map, for light and dark mode.
 
-use regatta_model::bench::{Matrix, Pairs};
+use regatta_model::bench::{PairMatrix, PairMatrices};
 
 use super::diagnose::messages::short;
 use super::text::{ColorScale, in_unit, names};
@@ -24,9 +24,9 @@ const SHADES: usize = 8;
 const DARK_SHADES: usize = 2;
 
 /// Both matrices and the findings. Cells have tooltips.
-pub fn draw(pairs: &Pairs, title: &str) -> String {
-    let sound = pairs.fault().is_none();
-    let names = if sound { names(&pairs.ends) } else { Vec::new() };
+pub fn draw(pairs: &PairMatrices, title: &str) -> String {
+    let sound = pairs.inconsistency().is_none();
+    let names = if sound { names(&pairs.endpoints) } else { Vec::new() };
     let (bandwidth, unit) = in_unit(&pairs.bandwidth);
     let label =
         names.iter().map(|name| name.chars().count()).max().unwrap_or(0) as f64 * CHAR_WIDTH;
@@ -69,7 +69,7 @@ impl SvgPage<'_> {
     }
 
     /// Draws a matrix; returns its bottom edge.
-    fn matrix(&mut self, top: f64, title: &str, values: &Matrix, scale: ColorScale) -> f64 {
+    fn matrix(&mut self, top: f64, title: &str, values: &PairMatrix, scale: ColorScale) -> f64 {
         self.text(MARGIN, top, "h2", title);
         let (names, left, cell) = (self.names, round(MARGIN + self.label + 8.0), self.cell);
         let above = top + 12.0 + if cell == LABELLED_CELL { LINE_HEIGHT } else { 0.0 };
@@ -165,19 +165,19 @@ fn style() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use regatta_model::bench::PairEnd;
+    use regatta_model::bench::PairEndpoint;
 
-    fn pairs(n: usize) -> Pairs {
-        let end = |at: usize| PairEnd { rank: at as u32, host: format!("<n{at}>") };
+    fn pairs(n: usize) -> PairMatrices {
+        let end = |at: usize| PairEndpoint { rank: at as u32, host: format!("<n{at}>") };
         let row = |i: usize| (0..n).map(|j| (i != j).then_some(((i + j) % 5) as f64)).collect();
-        let square: Matrix = (0..n).map(row).collect();
-        Pairs {
-            ends: (0..n).map(end).collect(),
+        let square: PairMatrix = (0..n).map(row).collect();
+        PairMatrices {
+            endpoints: (0..n).map(end).collect(),
             bandwidth: square.clone(),
             latency_us: square.clone(),
             latency_median_us: square,
             findings: vec!["<n1> & <n2>: slow\u{1b}".to_owned()],
-            ..Pairs::default()
+            ..PairMatrices::default()
         }
     }
 
@@ -206,6 +206,6 @@ mod tests {
         let mut odd = pairs(3);
         odd.bandwidth.pop();
         assert_eq!(draw(&odd, "").matches("<rect x=").count(), 0);
-        assert!(draw(&Pairs::default(), "").ends_with("</svg>\n"));
+        assert!(draw(&PairMatrices::default(), "").ends_with("</svg>\n"));
     }
 }

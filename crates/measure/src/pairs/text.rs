@@ -1,6 +1,6 @@
 //! The matrices as a text heat map: values where they fit, else one glyph per cell.
 
-use regatta_model::bench::{Matrix, PairEnd, Pairs};
+use regatta_model::bench::{PairMatrix, PairEndpoint, PairMatrices};
 
 use super::diagnose::messages::short;
 
@@ -14,15 +14,15 @@ const CELL: usize = 7;
 const MAX_NAME_CHARS: usize = 24;
 
 /// Both matrices in `columns` columns. Rows send, columns receive.
-pub fn draw(pairs: &Pairs, columns: usize) -> String {
-    if pairs.fault().is_some() || pairs.ends.is_empty() {
+pub fn draw(pairs: &PairMatrices, columns: usize) -> String {
+    if pairs.inconsistency().is_some() || pairs.endpoints.is_empty() {
         return String::new();
     }
     let (bandwidth, unit) = in_unit(&pairs.bandwidth);
     let title = format!("bandwidth from row to column, {unit}");
-    let first = matrix(&title, &pairs.ends, &bandwidth, columns, ColorScale::high(&bandwidth));
+    let first = matrix(&title, &pairs.endpoints, &bandwidth, columns, ColorScale::high(&bandwidth));
     let (title, latency) = ("latency of 8 bytes (half round-trip), us", &pairs.latency_us);
-    let second = matrix(title, &pairs.ends, latency, columns, ColorScale::low(latency));
+    let second = matrix(title, &pairs.endpoints, latency, columns, ColorScale::low(latency));
     format!("{first}\n{second}")
 }
 
@@ -35,12 +35,12 @@ pub(super) struct ColorScale {
 
 impl ColorScale {
     /// Higher is better.
-    pub fn high(matrix: &Matrix) -> Self {
+    pub fn high(matrix: &PairMatrix) -> Self {
         Self { best: values(matrix).fold(0.0, f64::max), high: true }
     }
 
     /// Lower is better.
-    pub fn low(matrix: &Matrix) -> Self {
+    pub fn low(matrix: &PairMatrix) -> Self {
         Self { best: values(matrix).fold(f64::INFINITY, f64::min), high: false }
     }
 
@@ -60,12 +60,12 @@ impl ColorScale {
     }
 }
 
-fn values(matrix: &Matrix) -> impl Iterator<Item = f64> {
+fn values(matrix: &PairMatrix) -> impl Iterator<Item = f64> {
     matrix.iter().flatten().flatten().copied().filter(|value| value.is_finite())
 }
 
 /// Bandwidths in GB/s, or in MB/s if all are below 1 GB/s.
-pub(super) fn in_unit(bandwidth: &Matrix) -> (Matrix, &'static str) {
+pub(super) fn in_unit(bandwidth: &PairMatrix) -> (PairMatrix, &'static str) {
     if values(bandwidth).any(|value| value >= 1.0) {
         return (bandwidth.clone(), "GB/s");
     }
@@ -74,8 +74,8 @@ pub(super) fn in_unit(bandwidth: &Matrix) -> (Matrix, &'static str) {
 }
 
 /// Row labels: host and rank, with non-printable characters replaced.
-pub(super) fn names(ends: &[PairEnd]) -> Vec<String> {
-    let name = |end: &PairEnd| {
+pub(super) fn names(ends: &[PairEndpoint]) -> Vec<String> {
+    let name = |end: &PairEndpoint| {
         let plain = |c: char| if c == ' ' || c.is_ascii_graphic() { c } else { '?' };
         let host: String = end.host.chars().take(MAX_NAME_CHARS).map(plain).collect();
         format!("{host} {}", end.rank)
@@ -85,8 +85,8 @@ pub(super) fn names(ends: &[PairEnd]) -> Vec<String> {
 
 fn matrix(
     title: &str,
-    ends: &[PairEnd],
-    values: &Matrix,
+    ends: &[PairEndpoint],
+    values: &PairMatrix,
     columns: usize,
     scale: ColorScale,
 ) -> String {
@@ -103,7 +103,7 @@ fn with_values(
     title: &str,
     names: &[String],
     label: usize,
-    values: &Matrix,
+    values: &PairMatrix,
     scale: ColorScale,
 ) -> String {
     let ranks = names.iter().map(|name| name.rsplit(' ').next().unwrap_or_default());
@@ -125,7 +125,7 @@ fn with_glyphs(
     title: &str,
     names: &[String],
     label: usize,
-    values: &Matrix,
+    values: &PairMatrix,
     width: usize,
     scale: ColorScale,
 ) -> String {
@@ -150,16 +150,16 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn pairs(n: usize, value: impl Fn(usize, usize) -> f64) -> Pairs {
-        let end = |at: usize| PairEnd { rank: at as u32, host: format!("node{at}") };
+    fn pairs(n: usize, value: impl Fn(usize, usize) -> f64) -> PairMatrices {
+        let end = |at: usize| PairEndpoint { rank: at as u32, host: format!("node{at}") };
         let row = |i: usize| (0..n).map(|j| (i != j).then(|| value(i, j))).collect();
-        let square: Matrix = (0..n).map(row).collect();
-        Pairs {
-            ends: (0..n).map(end).collect(),
+        let square: PairMatrix = (0..n).map(row).collect();
+        PairMatrices {
+            endpoints: (0..n).map(end).collect(),
             bandwidth: square.clone(),
             latency_us: square.clone(),
             latency_median_us: square,
-            ..Pairs::default()
+            ..PairMatrices::default()
         }
     }
 
@@ -190,7 +190,7 @@ node2 2    100█   100█      ·
     #[test]
     fn control_characters_in_host_names_are_replaced() {
         let mut pairs = pairs(2, |_, _| 1.0);
-        pairs.ends[0].host = "a\u{1b}[31m\nb".to_owned();
+        pairs.endpoints[0].host = "a\u{1b}[31m\nb".to_owned();
         assert!(draw(&pairs, 80).contains("\na?[31m?b 0"));
     }
 

@@ -1,6 +1,6 @@
 //! An HTML page with the plots and their values as tables.
 
-use regatta_model::units::bytes;
+use regatta_model::units::format_bytes;
 use regatta_model::{BenchResult, Operation};
 
 use super::{escape, svg};
@@ -67,7 +67,7 @@ fn run_list(results: &[BenchResult]) -> String {
     let mut text = String::from("<ul>\n");
     for result in results {
         let count =
-            |n: Option<u32>, noun: &str| n.map(|n| regatta_model::units::count(n as usize, noun));
+            |n: Option<u32>, noun: &str| n.map(|n| regatta_model::units::pluralize(n as usize, noun));
         let backend = result.backend.clone();
         let shape = [count(result.shape.ranks, "rank"), count(result.shape.nodes, "node"), backend];
         let mut details = vec![result.program.name().to_owned()];
@@ -94,7 +94,7 @@ fn table(comparison: &Comparison) -> String {
     }
     text.push_str("</tr></thead>\n<tbody>\n");
     for row in &comparison.rows {
-        text.push_str(&format!("<tr><th scope=\"row\">{}</th>", bytes(row.size_bytes)));
+        text.push_str(&format!("<tr><th scope=\"row\">{}</th>", format_bytes(row.size_bytes)));
         for (index, (value, ratio)) in row.values.iter().zip(&row.ratios).enumerate() {
             let value = value.map(|value| format!("{value:.2}")).unwrap_or_default();
             text.push_str(&format!("<td>{value}</td>"));

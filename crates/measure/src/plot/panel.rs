@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use regatta_model::units::bytes;
+use regatta_model::units::format_bytes;
 
 use super::axis::PlotAxis;
 use super::escape;
@@ -73,7 +73,7 @@ fn grid(frame: Frame, x: PlotAxis, y: PlotAxis, metric: Metric) -> String {
     }
     for tick in x.ticks() {
         let at = x_of(frame, x, tick);
-        let label = bytes(tick as u64);
+        let label = format_bytes(tick as u64);
         text.push_str(&format!(
             "<path class=\"grid\" d=\"M{at:.1} {top:.1}V{bottom:.1}\"/>\
              <text class=\"tick\" x=\"{at:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{label}</text>\n",
@@ -120,7 +120,7 @@ fn line(
         text.push_str(&format!(
             "<path class=\"mark c{colour}\" d=\"{}\"><title>{label}: {}, {} {unit}</title></path>\n",
             mark(index, x, y),
-            bytes(*size),
+            format_bytes(*size),
             plain(*value)
         ));
     }

@@ -250,10 +250,10 @@ impl MetricColumn {
             Self::Busbw => measured.busbw = value,
             Self::Wrong => measured.wrong = value.map(|value| value as u64),
             Self::Error => measured.error = value,
-            Self::Min => measured.spread.get_or_insert_default().min_us = value,
-            Self::Max => measured.spread.get_or_insert_default().max_us = value,
-            Self::P99 => measured.spread.get_or_insert_default().p99_us = value,
-            Self::Cv => measured.spread.get_or_insert_default().cv_percent = value,
+            Self::Min => measured.call_stats.get_or_insert_default().min_us = value,
+            Self::Max => measured.call_stats.get_or_insert_default().max_us = value,
+            Self::P99 => measured.call_stats.get_or_insert_default().p99_us = value,
+            Self::Cv => measured.call_stats.get_or_insert_default().cv_percent = value,
         }
         Ok(())
     }

@@ -28,7 +28,7 @@ pub(super) fn parameters(text: &str) -> Option<BenchParameters> {
         },
         warmup: number(&["warmup", "iters:"])?,
         iterations: words.get(warmup + 4)?.parse().ok()?,
-        aggregated: number(&["agg", "iters:"]),
+        agg_iters: number(&["agg", "iters:"]),
         check: number(&["validation:"])?,
         graph: number(&["graph:"]),
         unalign: number(&["unalign:"]),
@@ -78,7 +78,7 @@ pub(super) fn summarize(text: &str, summary: &mut Option<BenchSummary>) -> bool 
             let Ok(mean) = super::columns::parse_metric(value) else { return false };
             let summary = summary.get_or_insert_default();
             summary.average_busbw = mean;
-            summary.average_good = match status {
+            summary.average_ok = match status {
                 Some("OK") => Some(true),
                 Some("FAILED") => Some(false),
                 _ => None,
@@ -98,12 +98,12 @@ mod tests {
         let old = "nThread 1 nGpus 8 minBytes 9 maxBytes 64 step: 1048576(bytes) warmup iters: 5 \
                    iters: 20 validation: 1 ";
         let found = parameters(old).unwrap();
-        assert_eq!((found.devices, found.iterations, found.aggregated), (8, 20, None));
+        assert_eq!((found.devices, found.iterations, found.agg_iters), (8, 20, None));
         assert_eq!(found.step, SizeStep::Bytes(1_048_576));
         let new = "nThread 1 nGpus 1 minBytes 8 maxBytes 64 step: 2(factor) warmup iters: 1 \
                    iters: 30 agg iters: 4 validation: 1 graph: 0 unalign: 2";
         let found = parameters(new).unwrap();
-        assert_eq!((found.warmup, found.iterations, found.aggregated), (1, 30, Some(4)));
+        assert_eq!((found.warmup, found.iterations, found.agg_iters), (1, 30, Some(4)));
         assert_eq!((found.unalign, found.step), (Some(2), SizeStep::Factor(2)));
         assert_eq!(parameters("nThread 1"), None);
     }
@@ -127,6 +127,6 @@ mod tests {
         assert!(!summarize(" Testing 2 cycle.", &mut summary));
         let found = summary.unwrap();
         assert_eq!((found.out_of_bounds, found.average_busbw), (Some(0), Some(103.965)));
-        assert_eq!(found.average_good, None);
+        assert_eq!(found.average_ok, None);
     }
 }

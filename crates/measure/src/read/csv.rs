@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use regatta_model::bench::{Program, Spread};
+use regatta_model::bench::{BenchProgram, TimeStats};
 use regatta_model::{BenchResult, BenchRow, BenchTable, Measurement, Operation};
 
 use super::ReadError;
@@ -79,7 +79,7 @@ impl<'a> CsvRecord<'a> {
     }
 
     fn measurement(&self) -> Result<Measurement, ReadError> {
-        let spread = Spread {
+        let spread = TimeStats {
             min_us: self.metric("min_us")?,
             p50_us: self.metric("p50_us")?,
             p90_us: self.metric("p90_us")?,
@@ -95,7 +95,7 @@ impl<'a> CsvRecord<'a> {
             wrong: self.parse("wrong")?,
             error: self.metric("error")?,
             iterations: self.parse("iterations")?,
-            spread: (spread != Spread::default()).then_some(spread),
+            call_stats: (spread != TimeStats::default()).then_some(spread),
             ..Measurement::default()
         })
     }
@@ -135,7 +135,7 @@ impl<'a> CsvRecord<'a> {
         let at = known.unwrap_or(results.len());
         if known.is_none() {
             let mut result = BenchResult { label, complete: true, ..BenchResult::default() };
-            let programs = [Program::Regatta, Program::NcclTests, Program::RcclTests, Program::Osu];
+            let programs = [BenchProgram::Regatta, BenchProgram::NcclTests, BenchProgram::RcclTests, BenchProgram::Osu];
             let program = self.cells.get("program");
             let program = programs.into_iter().find(|p| Some(&p.name()) == program);
             result.program = program.unwrap_or_default();

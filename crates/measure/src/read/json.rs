@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use regatta_model::bench::{BenchDevice, BenchParameters, BenchSummary, Program, SizeStep, Spread};
+use regatta_model::bench::{BenchDevice, BenchParameters, BenchSummary, BenchProgram, SizeStep, TimeStats};
 use regatta_model::document::{Document, from_json};
 use regatta_model::{BenchResult, BenchRow, BenchTable, DocumentError, Measurement};
 use serde::Deserialize;
@@ -168,7 +168,7 @@ fn number(value: &Value) -> Option<f64> {
 impl NcclTestsReport {
     fn into_result(self, name: &str) -> BenchResult {
         let mut result = BenchResult {
-            program: Program::NcclTests,
+            program: BenchProgram::NcclTests,
             label: context::stem(name).to_owned(),
             command: (!self.args.is_empty()).then(|| self.args.join(" ")),
             complete: self.average_bus_bandwidth.is_some(),
@@ -191,7 +191,7 @@ impl NcclTestsReport {
             result.summary = Some(BenchSummary {
                 out_of_bounds: self.out_of_bounds.map(|bounds| bounds.count),
                 average_busbw: mean.and_then(|mean| number(&mean.bandwidth)),
-                average_good: mean.and_then(|mean| mean.okay.as_bool()),
+                average_ok: mean.and_then(|mean| mean.okay.as_bool()),
             });
         }
         set_shape_from_devices(&mut result);
@@ -218,7 +218,7 @@ impl RunOptions {
             step: self.step_factor.map(SizeStep::Factor).or(bytes).unwrap_or_default(),
             warmup: self.warmup_iters,
             iterations: self.iterations,
-            aggregated: self.aggregated_iterations,
+            agg_iters: self.aggregated_iterations,
             check: self.validation,
             graph: self.graph,
             unalign: None,
@@ -251,7 +251,7 @@ impl ResultRow {
                 busbw: number(&metrics.bus_bw),
                 wrong: number(&metrics.nwrong).map(|wrong| wrong as u64),
                 iterations,
-                spread: per_iteration.map(PerIteration::into_spread),
+                call_stats: per_iteration.map(PerIteration::into_spread),
                 ..Measurement::default()
             })
         };
@@ -275,8 +275,8 @@ impl ResultRow {
 }
 
 impl PerIteration {
-    fn into_spread(self) -> Spread {
-        Spread {
+    fn into_spread(self) -> TimeStats {
+        TimeStats {
             min_us: number(&self.min_us),
             p50_us: number(&self.p50_us),
             p90_us: None,

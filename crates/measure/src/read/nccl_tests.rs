@@ -1,6 +1,6 @@
 //! Output of nccl-tests and rccl-tests, in all versions, also as tables on slides.
 
-use regatta_model::bench::{BenchShape, Program};
+use regatta_model::bench::{BenchShape, BenchProgram};
 use regatta_model::{BenchResult, BenchTable, Operation};
 
 use super::columns::{ColumnLayout, ColumnMismatch, ParsedRow};
@@ -63,7 +63,7 @@ impl NcclTestsParser {
         let all = [Some(name), command.as_deref(), title.as_deref()];
         let rccl = all.into_iter().flatten().any(|text| text.to_lowercase().contains("rccl"));
         let result = BenchResult {
-            program: if rccl { Program::RcclTests } else { Program::NcclTests },
+            program: if rccl { BenchProgram::RcclTests } else { BenchProgram::NcclTests },
             label,
             settings: command.as_deref().map(context::settings).unwrap_or_default(),
             command,
@@ -116,7 +116,7 @@ impl NcclTestsParser {
         } else if let Some(rest) = text.strip_prefix("nccl-tests version ") {
             self.versions(rest);
         } else if let Some(version) = text.strip_prefix("regatta version ") {
-            self.result.program = Program::Regatta;
+            self.result.program = BenchProgram::Regatta;
             self.result.versions.insert("regatta".to_owned(), version.to_owned());
         } else {
             self.result.notes.push(line.text.to_owned());
@@ -142,7 +142,7 @@ impl NcclTestsParser {
         let own = text.strip_prefix("rccl-tests: Version ").map(|version| ("rccl-tests", version));
         let Some((name, version)) = found.or(own) else { return false };
         if name.starts_with("rccl") {
-            self.result.program = Program::RcclTests;
+            self.result.program = BenchProgram::RcclTests;
         }
         self.result.versions.insert(name.to_owned(), version.trim().to_owned());
         true
@@ -295,9 +295,9 @@ pub(super) fn set_shape_from_devices(result: &mut BenchResult) {
     let Some(ranks) = highest.and_then(|rank| rank.checked_add(1)) else { return };
     let amd = |name: &str| name.contains("AMD") || name.contains("gfx");
     // Programs that identify themselves may list CPUs as devices.
-    let unsure = result.program == Program::NcclTests;
+    let unsure = result.program == BenchProgram::NcclTests;
     if unsure && result.devices.iter().any(|device| amd(&device.name)) {
-        result.program = Program::RcclTests;
+        result.program = BenchProgram::RcclTests;
     }
     let nodes = hosts.len() as u32;
     let ranks_per_node = ranks.checked_div(nodes).filter(|each| each * nodes == ranks);

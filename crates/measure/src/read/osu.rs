@@ -1,6 +1,6 @@
 //! Output of the OSU micro-benchmarks: point-to-point, collective and one-sided.
 
-use regatta_model::bench::{BenchShape, Program};
+use regatta_model::bench::{BenchShape, BenchProgram};
 use regatta_model::{BenchResult, BenchRow, BenchTable, Measurement, Operation};
 
 use super::ReadError;
@@ -32,7 +32,7 @@ impl OsuParser {
         let operation = operation(title);
         let command = context.command_line();
         let mut result = BenchResult {
-            program: Program::Osu,
+            program: BenchProgram::Osu,
             label: context::stem(name).to_owned(),
             settings: command.as_deref().map(context::settings).unwrap_or_default(),
             shape: command.as_deref().map(context::shape_of_command).unwrap_or_default(),
@@ -207,15 +207,15 @@ fn set_metric(name: &str, word: &str, measured: &mut Measurement) -> Result<(), 
             measured.time_us = value;
         }
         "Min Latency(us)" | "Min Lat(us)" => {
-            measured.rank_spread.get_or_insert_default().min_us = value;
+            measured.rank_stats.get_or_insert_default().min_us = value;
         }
         "Max Latency(us)" | "Max Lat(us)" => {
-            measured.rank_spread.get_or_insert_default().max_us = value;
+            measured.rank_stats.get_or_insert_default().max_us = value;
         }
-        "P50 Tail Lat(us)" => measured.spread.get_or_insert_default().p50_us = value,
-        "P90 Tail Lat(us)" => measured.spread.get_or_insert_default().p90_us = value,
-        "P95 Tail Lat(us)" => measured.spread.get_or_insert_default().p95_us = value,
-        "P99 Tail Lat(us)" => measured.spread.get_or_insert_default().p99_us = value,
+        "P50 Tail Lat(us)" => measured.call_stats.get_or_insert_default().p50_us = value,
+        "P90 Tail Lat(us)" => measured.call_stats.get_or_insert_default().p90_us = value,
+        "P95 Tail Lat(us)" => measured.call_stats.get_or_insert_default().p95_us = value,
+        "P99 Tail Lat(us)" => measured.call_stats.get_or_insert_default().p99_us = value,
         "Iterations" => measured.iterations = value.map(|value| value as u64),
         // Scaled in decimal, so that the value is the nearest to what was printed.
         "Bandwidth (MB/s)" | "MB/s" => measured.algbw = mb_to_gb(word),

@@ -3,7 +3,7 @@
 //! A table with sizes and one column per run becomes those runs; any other table is kept cell by
 //! cell.
 
-use regatta_model::bench::{BenchShape, Sheet};
+use regatta_model::bench::{BenchShape, RawTable};
 use regatta_model::{BenchResult, BenchRow, BenchTable, Measurement, Operation};
 
 use super::columns::parse_metric;
@@ -64,8 +64,8 @@ impl<'a> TabularBlock<'a> {
         }
         let owned = |cells: Vec<&str>| cells.into_iter().map(str::to_owned).collect();
         let rows = self.lines.iter().map(|line| owned(cells(line.text, self.by_tabs))).collect();
-        let sheet = Sheet { title: title.clone(), rows };
-        let result = BenchResult { label: title, sheets: vec![sheet], ..BenchResult::default() };
+        let sheet = RawTable { title: title.clone(), rows };
+        let result = BenchResult { label: title, raw_tables: vec![sheet], ..BenchResult::default() };
         vec![BenchResult { complete: true, ..result }]
     }
 

@@ -1,16 +1,16 @@
 //! Gathers the rows of all ranks on rank 0.
 
 use regatta_comm::{Collectives, Comm, CommError};
-use regatta_model::Ceiling;
+use regatta_model::RankRoofline;
 
-use super::CeilingRow;
+use super::RooflineRow;
 
 /// Gathers the rows of all ranks on rank 0; the other ranks get an empty list. Collective: a rank
 /// whose measurement failed takes part without rows.
 pub fn gather(
     comm: &dyn Comm,
-    rows: &[CeilingRow],
-) -> Result<Vec<(u32, Vec<CeilingRow>)>, CommError> {
+    rows: &[RooflineRow],
+) -> Result<Vec<(u32, Vec<RooflineRow>)>, CommError> {
     let failed = |rank: u32, error: serde_json::Error| CommError::System {
         what: format!("roofline rows of {}", comm.peer(rank)),
         why: error.to_string(),
@@ -39,12 +39,12 @@ pub fn gather(
 
 /// Adds rank and host to gathered rows, as stored in a result.
 pub fn to_rooflines(
-    gathered: Vec<(u32, Vec<CeilingRow>)>,
+    gathered: Vec<(u32, Vec<RooflineRow>)>,
     host: impl Fn(u32) -> String,
-) -> Vec<Ceiling> {
-    let of_rank = |(rank, rows): (u32, Vec<CeilingRow>)| {
+) -> Vec<RankRoofline> {
+    let of_rank = |(rank, rows): (u32, Vec<RooflineRow>)| {
         let host = host(rank);
-        rows.into_iter().map(move |row| Ceiling { rank, host: host.clone(), row })
+        rows.into_iter().map(move |row| RankRoofline { rank, host: host.clone(), row })
     };
     gathered.into_iter().flat_map(of_rank).collect()
 }
@@ -54,12 +54,12 @@ mod tests {
     use super::*;
     use regatta_comm::fake;
 
-    fn rows(rank: u32) -> Vec<CeilingRow> {
-        let row = |at: u32| CeilingRow {
-            what: format!("row {at} of “{rank}”\n"),
+    fn rows(rank: u32) -> Vec<RooflineRow> {
+        let row = |at: u32| RooflineRow {
+            case: format!("row {at} of “{rank}”\n"),
             median: f64::from(rank) * 1.75,
             notes: vec!["odd".to_owned(); at as usize],
-            ..CeilingRow::default()
+            ..RooflineRow::default()
         };
         // One rank has no rows.
         (0..(rank + 2) % 3).map(row).collect()

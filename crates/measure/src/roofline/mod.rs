@@ -19,7 +19,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use gather::{gather, to_rooflines};
-pub use regatta_model::CeilingRow;
+pub use regatta_model::RooflineRow;
 pub use timing::TimingOptions;
 
 /// Progress of a measurement, reported when a case starts and, with its row, when it ends.
@@ -35,7 +35,7 @@ pub struct CaseProgress<'a> {
     /// The case that starts or ended.
     pub name: &'a str,
     /// Its row, if it ended.
-    pub row: Option<&'a CeilingRow>,
+    pub row: Option<&'a RooflineRow>,
 }
 
 /// Which GPU to measure.
@@ -105,7 +105,7 @@ fn thread_counts(threads: usize) -> Vec<usize> {
 
 /// `1 thread`, `2 threads`.
 fn threads_text(threads: usize) -> String {
-    regatta_model::units::count(threads, "thread")
+    regatta_model::units::pluralize(threads, "thread")
 }
 
 /// Runs the cases of a measurement, reports progress and collects the rows.
@@ -114,7 +114,7 @@ struct Cases<'a> {
     done: usize,
     stop: &'a AtomicBool,
     on_progress: &'a mut dyn FnMut(CaseProgress<'_>),
-    rows: Vec<CeilingRow>,
+    rows: Vec<RooflineRow>,
     notes: Vec<String>,
 }
 
@@ -127,7 +127,7 @@ impl<'a> Cases<'a> {
     fn case<E>(
         &mut self,
         name: &str,
-        measure: impl FnOnce(&AtomicBool) -> Result<Option<CeilingRow>, E>,
+        measure: impl FnOnce(&AtomicBool) -> Result<Option<RooflineRow>, E>,
     ) -> Result<(), E> {
         if self.stop.load(Ordering::Relaxed) {
             return Ok(());
@@ -146,7 +146,7 @@ impl<'a> Cases<'a> {
     }
 
     /// The rows. Notes on the whole measurement go to the first.
-    fn into_rows(mut self) -> Vec<CeilingRow> {
+    fn into_rows(mut self) -> Vec<RooflineRow> {
         if let Some(first) = self.rows.first_mut() {
             first.notes.append(&mut self.notes);
         }
@@ -170,9 +170,9 @@ mod tests {
         for name in ["a", "b", "c"] {
             let measured = cases.case(name, |stop| {
                 stop.store(name == "b", Ordering::Relaxed);
-                Ok::<_, RooflineError>(Some(CeilingRow {
-                    what: name.to_owned(),
-                    ..CeilingRow::default()
+                Ok::<_, RooflineError>(Some(RooflineRow {
+                    case: name.to_owned(),
+                    ..RooflineRow::default()
                 }))
             });
             measured.unwrap();

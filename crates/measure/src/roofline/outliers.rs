@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use regatta_model::{Ceiling, CeilingKind, RateUnit};
+use regatta_model::{RankRoofline, RooflineKind, RateUnit};
 
-use super::CeilingRow;
+use super::RooflineRow;
 
 /// Default fraction below the median at which a rank is slow.
 pub const DEFAULT_TOLERANCE: f64 = 0.1;
@@ -17,7 +17,7 @@ const OUTLIER_DEVIATIONS: f64 = 3.0 * 1.4826;
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct MetricKey {
     /// The benchmark.
-    pub kind: CeilingKind,
+    pub kind: RooflineKind,
     /// The case.
     pub what: String,
     /// The device; empty for disks, whose directories may differ between ranks.
@@ -28,12 +28,12 @@ pub struct MetricKey {
 
 impl MetricKey {
     /// The key of a row.
-    pub fn of(row: &CeilingRow) -> Self {
+    pub fn of(row: &RooflineRow) -> Self {
         let device = match row.kind {
-            CeilingKind::Disk => String::new(),
-            CeilingKind::Gemm | CeilingKind::Copy => row.device.clone(),
+            RooflineKind::Disk => String::new(),
+            RooflineKind::Gemm | RooflineKind::Copy => row.device.clone(),
         };
-        Self { kind: row.kind, what: row.what.clone(), device, unit: row.unit }
+        Self { kind: row.kind, what: row.case.clone(), device, unit: row.unit }
     }
 }
 
@@ -128,7 +128,7 @@ impl Outliers {
     }
 
     /// The statistics of a row's metric.
-    pub fn group(&self, row: &CeilingRow) -> Option<&GroupStats> {
+    pub fn group(&self, row: &RooflineRow) -> Option<&GroupStats> {
         let key = MetricKey::of(row);
         self.groups.iter().find(|group_stats| group_stats.key == key)
     }
@@ -139,7 +139,7 @@ impl Outliers {
 /// A rank is slow at a metric if its rate is below the median by more than the tolerance and by
 /// more than the usual variation between ranks. Noisy metrics, such as those of a shared file
 /// system, therefore need a larger deviation.
-pub fn find(ranks: &[(u32, String)], ceilings: &[Ceiling], tolerance: f64) -> Outliers {
+pub fn find(ranks: &[(u32, String)], ceilings: &[RankRoofline], tolerance: f64) -> Outliers {
     let by_key = by_key(ceilings);
     let mut outliers = Outliers { missing: find_missing(ranks, &by_key), ..Outliers::default() };
     for (key, members) in by_key {
@@ -157,9 +157,9 @@ pub fn find(ranks: &[(u32, String)], ceilings: &[Ceiling], tolerance: f64) -> Ou
 }
 
 /// Groups rows by metric, in measurement order.
-fn by_key(ceilings: &[Ceiling]) -> Vec<(MetricKey, Vec<&Ceiling>)> {
+fn by_key(ceilings: &[RankRoofline]) -> Vec<(MetricKey, Vec<&RankRoofline>)> {
     let mut indices: BTreeMap<MetricKey, usize> = BTreeMap::new();
-    let mut found: Vec<(MetricKey, Vec<&Ceiling>)> = Vec::new();
+    let mut found: Vec<(MetricKey, Vec<&RankRoofline>)> = Vec::new();
     for ceiling in ceilings.iter().filter(|ceiling| ceiling.row.median.is_finite()) {
         let key = MetricKey::of(&ceiling.row);
         let index = *indices.entry(key.clone()).or_insert(found.len());
@@ -192,7 +192,7 @@ fn group_stats(key: MetricKey, mut rates: Vec<f64>, tolerance: f64) -> Option<Gr
 /// Ranks without a metric that more than half of the ranks have.
 fn find_missing(
     ranks: &[(u32, String)],
-    by_key: &[(MetricKey, Vec<&Ceiling>)],
+    by_key: &[(MetricKey, Vec<&RankRoofline>)],
 ) -> Vec<MissingMetrics> {
     let mut found: Vec<MissingMetrics> = ranks
         .iter()

@@ -2,13 +2,13 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn row(what: &str, device: &str, median: f64) -> CeilingRow {
-    CeilingRow { what: what.to_owned(), device: device.to_owned(), median, ..CeilingRow::default() }
+fn row(what: &str, device: &str, median: f64) -> RooflineRow {
+    RooflineRow { case: what.to_owned(), device: device.to_owned(), median, ..RooflineRow::default() }
 }
 
 /// Two ranks per node, one row each.
-fn ceilings(rates: &[f64]) -> Vec<Ceiling> {
-    let ceiling = |(rank, rate): (u32, &f64)| Ceiling {
+fn ceilings(rates: &[f64]) -> Vec<RankRoofline> {
+    let ceiling = |(rank, rate): (u32, &f64)| RankRoofline {
         rank,
         host: format!("n{}", rank / 2),
         row: row("f32 1024, 1 thread", "cpu", *rate),
@@ -65,8 +65,8 @@ fn rates_within_the_tolerance_are_not_outliers() {
 
 #[test]
 fn rows_are_grouped_by_device_except_for_disks() {
-    let of = |rank, row| Ceiling { rank, host: "n".to_owned(), row };
-    let mixed: Vec<Ceiling> = (0..6)
+    let of = |rank, row| RankRoofline { rank, host: "n".to_owned(), row };
+    let mixed: Vec<RankRoofline> = (0..6)
         .map(|rank| {
             let (model, rate) = if rank < 3 { ("big", 100.0) } else { ("small", 30.0) };
             of(rank, row("f16 8192", model, rate))
@@ -74,8 +74,8 @@ fn rows_are_grouped_by_device_except_for_disks() {
         .collect();
     assert!(find(&hosts(6), &mixed, DEFAULT_TOLERANCE).is_empty());
     let disk =
-        |folder: &str, rate| CeilingRow { kind: CeilingKind::Disk, ..row("write", folder, rate) };
-    let disks: Vec<Ceiling> = [("/a", 1.0), ("/b", 1.0), ("/c", 0.2)]
+        |folder: &str, rate| RooflineRow { kind: RooflineKind::Disk, ..row("write", folder, rate) };
+    let disks: Vec<RankRoofline> = [("/a", 1.0), ("/b", 1.0), ("/c", 0.2)]
         .into_iter()
         .enumerate()
         .map(|(rank, (folder, rate))| of(rank as u32, disk(folder, rate)))
@@ -88,7 +88,7 @@ fn a_rank_without_a_common_metric_is_reported() {
     let mut rows = ceilings(&[100.0; 5]);
     rows.remove(3);
     // A metric of a single rank is not missing elsewhere.
-    rows.push(Ceiling { rank: 0, host: "n0".to_owned(), row: row("odd", "cpu", 1.0) });
+    rows.push(RankRoofline { rank: 0, host: "n0".to_owned(), row: row("odd", "cpu", 1.0) });
     let outliers = find(&hosts(5), &rows, DEFAULT_TOLERANCE);
     let [found] = outliers.missing.as_slice() else { panic!("{outliers:?}") };
     assert_eq!((found.rank, found.host.as_str(), found.keys.len()), (3, "n1", 1));

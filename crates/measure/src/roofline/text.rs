@@ -2,16 +2,16 @@
 
 use std::collections::BTreeMap;
 
-use regatta_model::{Ceiling, CeilingKind, CpuSet};
+use regatta_model::{RankRoofline, RooflineKind, CpuSet};
 
 use super::outliers::{MetricKey, Outliers};
 use crate::text_table;
 
 /// All rows with their ratio to the median; outliers are marked.
-pub fn table(ceilings: &[Ceiling], outliers: &Outliers) -> Vec<String> {
+pub fn table(ceilings: &[RankRoofline], outliers: &Outliers) -> Vec<String> {
     let header = ["rank", "host", "what", "on", "rate", "best", "unit", "of median", ""];
-    let row = |ceiling: &Ceiling| {
-        let Ceiling { rank, host, row } = ceiling;
+    let row = |ceiling: &RankRoofline| {
+        let RankRoofline { rank, host, row } = ceiling;
         let group = outliers.group(row);
         let ratio = group.map(|group| format!("{:.1} %", row.median / group.median * 100.0));
         let slow = group.is_some_and(|group| row.median < group.threshold);
@@ -56,10 +56,10 @@ pub fn findings(outliers: &Outliers) -> Vec<String> {
 }
 
 /// Notes of all rows, deduplicated per benchmark, with their ranks if not all have them.
-pub fn notes(ceilings: &[Ceiling]) -> Vec<String> {
-    let mut ranks: BTreeMap<CeilingKind, CpuSet> = BTreeMap::new();
-    let mut by_note: Vec<(CeilingKind, &str, CpuSet)> = Vec::new();
-    for Ceiling { rank, row, .. } in ceilings {
+pub fn notes(ceilings: &[RankRoofline]) -> Vec<String> {
+    let mut ranks: BTreeMap<RooflineKind, CpuSet> = BTreeMap::new();
+    let mut by_note: Vec<(RooflineKind, &str, CpuSet)> = Vec::new();
+    for RankRoofline { rank, row, .. } in ceilings {
         let rank = *rank as usize;
         ranks.entry(row.kind).or_default().insert(rank);
         for note in &row.notes {
@@ -70,7 +70,7 @@ pub fn notes(ceilings: &[Ceiling]) -> Vec<String> {
             }
         }
     }
-    let line = |(kind, note, some): (CeilingKind, &str, CpuSet)| {
+    let line = |(kind, note, some): (RooflineKind, &str, CpuSet)| {
         let noun = if some.len() == 1 { "rank" } else { "ranks" };
         match ranks.get(&kind) == Some(&some) {
             true => format!("{}: {note}", kind.name()),
@@ -102,23 +102,23 @@ fn align(header: &[&str], rows: impl Iterator<Item = Vec<String>>, left: &[usize
 mod tests {
     use super::super::outliers::{DEFAULT_TOLERANCE, find};
     use super::*;
-    use regatta_model::{CeilingRow, RateUnit};
+    use regatta_model::{RooflineRow, RateUnit};
 
-    fn ceilings() -> Vec<Ceiling> {
+    fn ceilings() -> Vec<RankRoofline> {
         let rates = [(0, 1234.5), (1, 1230.0), (12, 600.0)];
-        let row = |median, note: &str| CeilingRow {
-            what: "f32 2048, 2 threads".to_owned(),
+        let row = |median, note: &str| RooflineRow {
+            case: "f32 2048, 2 threads".to_owned(),
             device: "cpu".to_owned(),
             unit: RateUnit::Gflops,
             median,
             best: 1240.0,
             notes: vec!["once".to_owned(), note.to_owned()],
-            ..CeilingRow::default()
+            ..RooflineRow::default()
         };
         let host = |rank| format!("nid{rank:03}");
         let note = |rank| if rank == 1 { "fast" } else { "no GPU" };
         rates
-            .map(|(rank, rate)| Ceiling { rank, host: host(rank), row: row(rate, note(rank)) })
+            .map(|(rank, rate)| RankRoofline { rank, host: host(rank), row: row(rate, note(rank)) })
             .to_vec()
     }
 

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use regatta_model::{CeilingKind, CeilingRow, RateUnit};
+use regatta_model::{RooflineKind, RooflineRow, RateUnit};
 
 /// Minimum repetitions of long calls: a median of fewer is meaningless.
 const MIN_REPETITIONS: u32 = 3;
@@ -92,22 +92,22 @@ impl Samples {
     /// The row of calls that each process `amount` units.
     pub(super) fn row(
         &self,
-        kind: CeilingKind,
+        kind: RooflineKind,
         name: String,
         amount: f64,
         unit: RateUnit,
-    ) -> CeilingRow {
+    ) -> RooflineRow {
         let seconds = |at: usize| {
             let time = self.times.get(at).map_or(0.0, Duration::as_secs_f64);
             // The clock has a resolution of nanoseconds.
             time.max(1e-9) / self.calls as f64
         };
         let median = seconds(self.times.len() / 2);
-        CeilingRow {
+        RooflineRow {
             kind,
-            what: name,
+            case: name,
             device: "cpu".to_owned(),
-            device_number: None,
+            device_index: None,
             unit,
             best: amount / seconds(0),
             median: amount / median,
@@ -166,7 +166,7 @@ mod tests {
     fn rates_are_those_of_the_minimum_and_median_times() {
         let millis = Duration::from_millis;
         let found = Samples::new(2, vec![millis(40), millis(20), millis(30)]).unwrap();
-        let row = found.row(CeilingKind::Copy, "x".into(), 1.0, RateUnit::GigabytesPerSecond);
+        let row = found.row(RooflineKind::Copy, "x".into(), 1.0, RateUnit::GigabytesPerSecond);
         assert!((row.best - 100.0).abs() < 1e-9 && (row.median - 1e3 / 15.0).abs() < 1e-9);
         assert!((row.time_us - 15_000.0).abs() < 1e-6);
         assert_eq!(row.repetitions, 3);
@@ -179,7 +179,7 @@ mod tests {
         ) {
             let found = timed(one_ns, overhead);
             prop_assert!(found.calls >= 1);
-            let row = found.row(CeilingKind::Gemm, String::new(), 1.0, RateUnit::Gflops);
+            let row = found.row(RooflineKind::Gemm, String::new(), 1.0, RateUnit::Gflops);
             prop_assert!(row.best.is_finite() && row.median.is_finite() && row.best >= row.median);
         }
     }

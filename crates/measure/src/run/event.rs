@@ -1,6 +1,6 @@
 //! Events of a run, consumed by a terminal, a file or the parent process.
 
-use regatta_model::bench::{Ceiling, Pairs};
+use regatta_model::bench::{RankRoofline, PairMatrices};
 use regatta_model::{BenchResult, BenchRow, BenchTable};
 use serde::{Deserialize, Serialize};
 
@@ -15,9 +15,9 @@ pub enum BenchEvent {
     /// A row was measured.
     Row(Box<BenchRow>),
     /// The pairwise matrix was measured.
-    Pairs(Box<Pairs>),
+    Pairs(Box<PairMatrices>),
     /// The rooflines of all ranks were measured.
-    Rooflines(Vec<Ceiling>),
+    Rooflines(Vec<RankRoofline>),
     /// A tuning table for algorithm selection, as a document.
     TuningTable(String),
     /// Progress.

@@ -139,8 +139,8 @@ impl RankTimes {
             algbw: bandwidth.map(|b| b.algbw),
             busbw: bandwidth.map(|b| b.busbw),
             iterations: Some(u64::from(self.iterations)),
-            spread: spread(slowest),
-            rank_spread: spread(ranks.clone()),
+            call_stats: spread(slowest),
+            rank_stats: spread(ranks.clone()),
             rank_times_us: ranks,
             ..Measurement::default()
         })

@@ -1,9 +1,9 @@
 //! Distribution of times.
 
-use regatta_model::bench::Spread;
+use regatta_model::bench::TimeStats;
 
 /// Percentiles and coefficient of variation of times in µs; `None` without times.
-pub fn spread(mut times: Vec<f64>) -> Option<Spread> {
+pub fn spread(mut times: Vec<f64>) -> Option<TimeStats> {
     times.sort_by(f64::total_cmp);
     let (min, max) = (*times.first()?, *times.last()?);
     let count = times.len() as f64;
@@ -15,7 +15,7 @@ pub fn spread(mut times: Vec<f64>) -> Option<Spread> {
         let rank = (times.len() * percent).div_ceil(100).max(1);
         times.get(rank - 1).copied()
     };
-    Some(Spread {
+    Some(TimeStats {
         min_us: Some(min),
         p50_us: at(50),
         p90_us: at(90),

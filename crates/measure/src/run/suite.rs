@@ -201,7 +201,7 @@ mod tests {
     }
 
     fn all() -> Vec<Operation> {
-        let nccl_names = Operation::NAMED;
+        let nccl_names = Operation::KNOWN;
         nccl_names.into_iter().filter(|o| kind(o).is_some() || *o == Operation::SendRecv).collect()
     }
 

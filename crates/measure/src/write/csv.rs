@@ -63,7 +63,7 @@ fn cells(
     place: BufferMode,
     measured: &Measurement,
 ) -> [String; 25] {
-    let spread = measured.spread.clone().unwrap_or_default();
+    let spread = measured.call_stats.clone().unwrap_or_default();
     [
         result.label.clone(),
         result.program.name().to_owned(),

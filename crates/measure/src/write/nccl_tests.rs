@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use regatta_model::bench::{BenchDevice, BenchParameters, BenchSummary, SizeStep, Spread};
+use regatta_model::bench::{BenchDevice, BenchParameters, BenchSummary, SizeStep, TimeStats};
 use regatta_model::{BenchResult, BenchRow, BenchTable, Measurement, Operation};
 
 use super::format::{fixed_width, format_g};
@@ -24,12 +24,12 @@ impl TableLayout {
         let rows = result.tables.iter().flat_map(|table| &table.rows);
         let measured =
             rows.flat_map(|row| BufferMode::BOTH.map(|place| place.measurement(row))).flatten();
-        let mut shown = measured.filter(|m| m.spread.as_ref().is_some_and(has_columns));
+        let mut shown = measured.filter(|m| m.call_stats.as_ref().is_some_and(has_columns));
         if shown.next().is_some() { Self::Iterations } else { Self::Means }
     }
 }
 
-fn has_columns(spread: &Spread) -> bool {
+fn has_columns(spread: &TimeStats) -> bool {
     [spread.min_us, spread.max_us, spread.p99_us, spread.cv_percent].iter().any(Option::is_some)
 }
 
@@ -113,7 +113,7 @@ fn parameters_line(parameters: &BenchParameters) -> String {
             add(&mut text, format_args!(" {name}: {value}"));
         }
     };
-    option("agg iters", parameters.aggregated);
+    option("agg iters", parameters.agg_iters);
     option("validation", Some(*check));
     option("graph", parameters.graph);
     option("unalign", parameters.unalign);
@@ -201,7 +201,7 @@ fn body(layout: TableLayout, measured: &Measurement) -> String {
         None => text.push_str("    N/A"),
     }
     if layout == TableLayout::Iterations {
-        let spread = measured.spread.clone().unwrap_or_default();
+        let spread = measured.call_stats.clone().unwrap_or_default();
         for value in [spread.min_us, spread.max_us, spread.p99_us, spread.cv_percent] {
             add(&mut text, format_args!("  {}", fixed_width(value, 7)));
         }
@@ -215,7 +215,7 @@ pub fn footer(result: &BenchResult, operation: &Operation) -> String {
     let summary = own.unwrap_or_else(|| summarize(result, operation));
     let wrong = summary.out_of_bounds.unwrap_or_default();
     let mean = summary.average_busbw.map_or_else(|| "N/A".to_owned(), format_g);
-    let status = match summary.average_good {
+    let status = match summary.average_ok {
         Some(true) => "OK",
         Some(false) => "FAILED",
         None => "",
@@ -241,7 +241,7 @@ fn summarize<'a>(result: &'a BenchResult, operation: &Operation) -> BenchSummary
     BenchSummary {
         out_of_bounds: Some(wrong.fold(0, u64::saturating_add)),
         average_busbw: Some(busbw.iter().sum::<f64>() / busbw.len().max(1) as f64),
-        average_good: None,
+        average_ok: None,
     }
 }
 

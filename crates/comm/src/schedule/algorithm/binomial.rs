@@ -1,45 +1,44 @@
-//! A tree in which member *v*'s parent is *v* without its lowest bit; the root has ⌈log₂ *n*⌉
-//! children, and a subtree's members stand next to each other.
+//! Binomial tree: the parent of member *v* is *v* with its lowest bit cleared. The root has ⌈log₂
+//! *n*⌉ children, and the members of a subtree are contiguous.
 //!
-//! Rounds: ⌈log₂ *n*⌉ from the root to the last, or back. A parent reduces its children one after the
-//! other, the nearest first. In an all-reduce the root makes the value and all get copies of it:
-//! all ranks get the same bits.
+//! Rounds: ⌈log₂ *n*⌉ per direction. A parent reduces its children one by one, nearest first. In an
+//! all-reduce the root computes the result and broadcasts it, so all ranks get identical bits.
 
 use std::ops::Range;
 
-use super::build::{Group, around, copied, copy, receive, reduce as reduced, send};
-use super::{Program, Seat, parts, shares, whole};
-use crate::schedule::{Place, Round};
+use super::build::{RankGroup, copy, copy_round, receive, reduce as reduced, send, wrapped};
+use super::{Program, RankContext, equal_blocks, one_block, per_rank_blocks};
+use crate::schedule::{BufferKind, Round};
 
-pub(super) fn all_reduce(seat: &Seat) -> Option<Program> {
-    let tree = Group::all(seat.ranks, seat.rank);
-    let mut rounds = up(&tree, Place::Input, Place::Output, 0..1);
-    rounds.extend(down(&tree, 0..1));
-    whole(rounds)
+pub(super) fn all_reduce(ctx: &RankContext) -> Option<Program> {
+    let tree = RankGroup::all(ctx.ranks, ctx.rank);
+    let mut rounds = reduce_to_root(&tree, BufferKind::Input, BufferKind::Output, 0..1);
+    rounds.extend(broadcast_from_root(&tree, 0..1));
+    one_block(rounds)
 }
 
-pub(super) fn reduce(seat: &Seat) -> Option<Program> {
-    let tree = Group::from_root(seat.ranks, seat.rank, seat.root);
-    let work = if seat.is_root() { Place::Output } else { Place::Scratch };
-    whole(up(&tree, Place::Input, work, 0..1))
+pub(super) fn reduce(ctx: &RankContext) -> Option<Program> {
+    let tree = RankGroup::from_root(ctx.ranks, ctx.rank, ctx.root);
+    let work = if ctx.is_root() { BufferKind::Output } else { BufferKind::Scratch };
+    one_block(reduce_to_root(&tree, BufferKind::Input, work, 0..1))
 }
 
-pub(super) fn broadcast(seat: &Seat) -> Option<Program> {
-    whole(down(&Group::from_root(seat.ranks, seat.rank, seat.root), 0..1))
+pub(super) fn broadcast(ctx: &RankContext) -> Option<Program> {
+    one_block(broadcast_from_root(&RankGroup::from_root(ctx.ranks, ctx.rank, ctx.root), 0..1))
 }
 
-pub(super) fn barrier(seat: &Seat) -> Option<Program> {
-    let tree = Group::all(seat.ranks, seat.rank);
-    let mut rounds = up(&tree, Place::Input, Place::Output, 0..0);
-    rounds.extend(down(&tree, 0..0));
-    shares(0, rounds)
+pub(super) fn barrier(ctx: &RankContext) -> Option<Program> {
+    let tree = RankGroup::all(ctx.ranks, ctx.rank);
+    let mut rounds = reduce_to_root(&tree, BufferKind::Input, BufferKind::Output, 0..0);
+    rounds.extend(broadcast_from_root(&tree, 0..0));
+    equal_blocks(0, rounds)
 }
 
 fn parent(v: u32) -> Option<u32> {
     (v > 0).then(|| v & (v - 1))
 }
 
-/// The children, the nearest first.
+/// The children, nearest first.
 fn children(v: u32, n: u32) -> impl DoubleEndedIterator<Item = u32> {
     let bits = if v == 0 { u32::BITS - 1 } else { v.trailing_zeros() };
     let last = (0..bits).take_while(move |k| v + (1 << k) < n).count() as u32;
@@ -52,74 +51,80 @@ fn subtree(v: u32, n: u32) -> Range<u32> {
     v..(v + length).min(n)
 }
 
-/// The first member gets the reduction of all in `work`. All have theirs in `given`, and reduce in
-/// `work`.
-pub(super) fn up(tree: &Group, given: Place, work: Place, blocks: Range<u32>) -> Vec<Round> {
+/// Reduces to the first member, into its `work` buffer. Every member contributes its `source`
+/// buffer.
+pub(super) fn reduce_to_root(
+    tree: &RankGroup,
+    source: BufferKind,
+    work: BufferKind,
+    blocks: Range<u32>,
+) -> Vec<Round> {
     let (v, n) = (tree.me, tree.size());
     let leaf = children(v, n).next().is_none();
     let mut rounds = Vec::new();
     if !leaf || v == 0 {
-        rounds.extend(copied(given, work, blocks.clone()));
+        rounds.extend(copy_round(source, work, blocks.clone()));
     }
     let child = |c| vec![reduced(tree.rank(c), work, blocks.clone())];
     rounds.extend(children(v, n).map(child));
-    let from = if leaf { given } else { work };
+    let from = if leaf { source } else { work };
     rounds.extend(parent(v).map(|p| vec![send(tree.rank(p), from, blocks.clone())]));
     rounds
 }
 
-/// All get what the first member has in the output.
-pub(super) fn down(tree: &Group, blocks: Range<u32>) -> Vec<Round> {
+/// Broadcasts the first member's output.
+pub(super) fn broadcast_from_root(tree: &RankGroup, blocks: Range<u32>) -> Vec<Round> {
     let (v, n) = (tree.me, tree.size());
-    let got = parent(v).map(|p| vec![receive(tree.rank(p), Place::Output, blocks.clone())]);
-    // The child with the largest subtree first, for it has the longest way to go.
-    let child = |c| send(tree.rank(c), Place::Output, blocks.clone());
-    let passed = children(v, n).rev().map(child).collect();
-    got.into_iter().chain([passed]).collect()
+    let received =
+        parent(v).map(|p| vec![receive(tree.rank(p), BufferKind::Output, blocks.clone())]);
+    // Largest subtree first, because it has the longest path.
+    let child = |c| send(tree.rank(c), BufferKind::Output, blocks.clone());
+    let forwarded = children(v, n).rev().map(child).collect();
+    received.into_iter().chain([forwarded]).collect()
 }
 
-/// The parts of a rank's subtree, which may go around the end.
-fn parts_of(of: u32, root: u32, n: u32) -> impl Iterator<Item = Range<u32>> {
+/// The blocks of a subtree, which may wrap around the end.
+fn subtree_blocks(of: u32, root: u32, n: u32) -> impl Iterator<Item = Range<u32>> {
     let members = subtree(of, n);
-    around(root + members.start, members.len() as u32, n)
+    wrapped(root + members.start, members.len() as u32, n)
 }
 
-pub(super) fn gather(seat: &Seat) -> Option<Program> {
-    let Seat { ranks: n, rank, root, .. } = *seat;
-    let tree = Group::from_root(n, rank, root);
+pub(super) fn gather(ctx: &RankContext) -> Option<Program> {
+    let RankContext { ranks: n, rank, root, .. } = *ctx;
+    let tree = RankGroup::from_root(n, rank, root);
     let v = tree.me;
-    let runs = |of: u32| parts_of(of, root, n);
+    let runs = |of: u32| subtree_blocks(of, root, n);
     let own = rank..rank + 1;
     if children(v, n).next().is_none() {
         let to = tree.rank(parent(v)?);
-        return parts(vec![vec![send(to, Place::Input, own)]]);
+        return per_rank_blocks(vec![vec![send(to, BufferKind::Input, own)]]);
     }
-    let work = if v == 0 { Place::Output } else { Place::Scratch };
-    let got = children(v, n)
+    let work = if v == 0 { BufferKind::Output } else { BufferKind::Scratch };
+    let received = children(v, n)
         .flat_map(|c| runs(c).map(move |blocks| (c, blocks)))
         .map(|(c, blocks)| receive(tree.rank(c), work, blocks));
-    let first = std::iter::once(copy(Place::Input, work, own)).chain(got).collect();
+    let first = std::iter::once(copy(BufferKind::Input, work, own)).chain(received).collect();
     let to = parent(v).map(|p| tree.rank(p));
-    let passed = to.map(|to| runs(v).map(|blocks| send(to, work, blocks)).collect());
-    parts([first].into_iter().chain(passed).collect())
+    let forwarded = to.map(|to| runs(v).map(|blocks| send(to, work, blocks)).collect());
+    per_rank_blocks([first].into_iter().chain(forwarded).collect())
 }
 
-pub(super) fn scatter(seat: &Seat) -> Option<Program> {
-    let Seat { ranks: n, rank, root, .. } = *seat;
-    let tree = Group::from_root(n, rank, root);
+pub(super) fn scatter(ctx: &RankContext) -> Option<Program> {
+    let RankContext { ranks: n, rank, root, .. } = *ctx;
+    let tree = RankGroup::from_root(n, rank, root);
     let v = tree.me;
-    let runs = |of: u32| parts_of(of, root, n);
+    let runs = |of: u32| subtree_blocks(of, root, n);
     let own = rank..rank + 1;
     let from = parent(v).map(|p| tree.rank(p));
     if let Some(from) = from.filter(|_| children(v, n).next().is_none()) {
-        return parts(vec![vec![receive(from, Place::Output, own)]]);
+        return per_rank_blocks(vec![vec![receive(from, BufferKind::Output, own)]]);
     }
-    let work = if v == 0 { Place::Input } else { Place::Scratch };
-    let got = from.map(|from| runs(v).map(|blocks| receive(from, work, blocks)).collect());
-    let passed = children(v, n)
+    let work = if v == 0 { BufferKind::Input } else { BufferKind::Scratch };
+    let received = from.map(|from| runs(v).map(|blocks| receive(from, work, blocks)).collect());
+    let forwarded = children(v, n)
         .rev()
         .flat_map(|c| runs(c).map(move |blocks| (c, blocks)))
         .map(|(c, blocks)| send(tree.rank(c), work, blocks));
-    let last = passed.chain([copy(work, Place::Output, own)]).collect();
-    parts(got.into_iter().chain([last]).collect())
+    let last = forwarded.chain([copy(work, BufferKind::Output, own)]).collect();
+    per_rank_blocks(received.into_iter().chain([last]).collect())
 }

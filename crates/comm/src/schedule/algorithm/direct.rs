@@ -1,61 +1,66 @@
-//! Everybody sends straight to whom it is for: all at once, or one partner after the other. Nothing
-//! is reduced, and nothing is sent twice.
+//! Direct exchange with every peer, either concurrently or one peer at a time. Nothing is reduced
+//! or forwarded.
 
 use super::build::{copy, receive, send};
-use super::{Program, Seat, parts};
-use crate::schedule::{Place, Step};
+use super::{Program, RankContext, per_rank_blocks};
+use crate::schedule::{BufferKind, ProgramStep};
 
-/// In round *k* each sends to the rank *k* after it: one message comes and one goes at a time.
-pub(super) fn pairwise(seat: &Seat) -> Option<Program> {
-    let Seat { ranks, rank, .. } = *seat;
-    let mut rounds = vec![vec![copy(Place::Input, Place::Output, rank..rank + 1)]];
-    rounds.extend((1..ranks).map(|k| exchange(seat, k).to_vec()));
-    parts(rounds)
+/// In round *k* each rank sends to the rank *k* after it: one message per direction at a time.
+pub(super) fn pairwise(ctx: &RankContext) -> Option<Program> {
+    let RankContext { ranks, rank, .. } = *ctx;
+    let mut rounds = vec![vec![copy(BufferKind::Input, BufferKind::Output, rank..rank + 1)]];
+    rounds.extend((1..ranks).map(|k| exchange(ctx, k).to_vec()));
+    per_rank_blocks(rounds)
 }
 
-/// The same in one round. Everybody begins with another, so that none is overrun.
-pub(super) fn all_to_all(seat: &Seat) -> Option<Program> {
-    let Seat { ranks, rank, .. } = *seat;
-    let own = copy(Place::Input, Place::Output, rank..rank + 1);
-    parts(vec![std::iter::once(own).chain((1..ranks).flat_map(|k| exchange(seat, k))).collect()])
+/// All pairs in one round. Each rank starts with a different peer to avoid incast.
+pub(super) fn all_to_all(ctx: &RankContext) -> Option<Program> {
+    let RankContext { ranks, rank, .. } = *ctx;
+    let own = copy(BufferKind::Input, BufferKind::Output, rank..rank + 1);
+    per_rank_blocks(vec![
+        std::iter::once(own).chain((1..ranks).flat_map(|k| exchange(ctx, k))).collect(),
+    ])
 }
 
-fn exchange(seat: &Seat, k: u32) -> [Step; 2] {
-    let Seat { ranks, rank, .. } = *seat;
+fn exchange(ctx: &RankContext, k: u32) -> [ProgramStep; 2] {
+    let RankContext { ranks, rank, .. } = *ctx;
     let (to, from) = ((rank + k) % ranks, (rank + ranks - k) % ranks);
-    [send(to, Place::Input, to..to + 1), receive(from, Place::Output, from..from + 1)]
+    [send(to, BufferKind::Input, to..to + 1), receive(from, BufferKind::Output, from..from + 1)]
 }
 
-pub(super) fn all_gather(seat: &Seat) -> Option<Program> {
-    let Seat { ranks, rank, .. } = *seat;
+pub(super) fn all_gather(ctx: &RankContext) -> Option<Program> {
+    let RankContext { ranks, rank, .. } = *ctx;
     let peers = (1..ranks).flat_map(|k| {
         let (to, from) = ((rank + k) % ranks, (rank + ranks - k) % ranks);
-        [send(to, Place::Input, rank..rank + 1), receive(from, Place::Output, from..from + 1)]
+        [
+            send(to, BufferKind::Input, rank..rank + 1),
+            receive(from, BufferKind::Output, from..from + 1),
+        ]
     });
-    let own = copy(Place::Input, Place::Output, rank..rank + 1);
-    parts(vec![std::iter::once(own).chain(peers).collect()])
+    let own = copy(BufferKind::Input, BufferKind::Output, rank..rank + 1);
+    per_rank_blocks(vec![std::iter::once(own).chain(peers).collect()])
 }
 
-pub(super) fn gather(seat: &Seat) -> Option<Program> {
-    let Seat { ranks, rank, root, .. } = *seat;
+pub(super) fn gather(ctx: &RankContext) -> Option<Program> {
+    let RankContext { ranks, rank, root, .. } = *ctx;
     let own = rank..rank + 1;
-    if !seat.is_root() {
-        return parts(vec![vec![send(root, Place::Input, own)]]);
+    if !ctx.is_root() {
+        return per_rank_blocks(vec![vec![send(root, BufferKind::Input, own)]]);
     }
     let others = (0..ranks).filter(|&from| from != root);
-    let got = others.map(|from| receive(from, Place::Output, from..from + 1));
-    let own = copy(Place::Input, Place::Output, own);
-    parts(vec![std::iter::once(own).chain(got).collect()])
+    let received = others.map(|from| receive(from, BufferKind::Output, from..from + 1));
+    let own = copy(BufferKind::Input, BufferKind::Output, own);
+    per_rank_blocks(vec![std::iter::once(own).chain(received).collect()])
 }
 
-pub(super) fn scatter(seat: &Seat) -> Option<Program> {
-    let Seat { ranks, rank, root, .. } = *seat;
+pub(super) fn scatter(ctx: &RankContext) -> Option<Program> {
+    let RankContext { ranks, rank, root, .. } = *ctx;
     let own = rank..rank + 1;
-    if !seat.is_root() {
-        return parts(vec![vec![receive(root, Place::Output, own)]]);
+    if !ctx.is_root() {
+        return per_rank_blocks(vec![vec![receive(root, BufferKind::Output, own)]]);
     }
     let others = (0..ranks).filter(|&to| to != root);
-    let given = others.map(|to| send(to, Place::Input, to..to + 1));
-    let own = copy(Place::Input, Place::Output, own);
-    parts(vec![std::iter::once(own).chain(given).collect()])
+    let sends = others.map(|to| send(to, BufferKind::Input, to..to + 1));
+    let own = copy(BufferKind::Input, BufferKind::Output, own);
+    per_rank_blocks(vec![std::iter::once(own).chain(sends).collect()])
 }

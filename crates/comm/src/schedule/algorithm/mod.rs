@@ -1,56 +1,56 @@
-//! The algorithms, each a function from a rank's number to its program.
+//! Collective algorithms: each maps a rank to its program.
 //!
-//! All of them fix in the program in which order what is reduced: the result does not depend on
-//! timing, bit for bit. And all ranks get the same bits, as every algorithm's file explains.
+//! Every program fixes the order of its reductions, so results do not depend on timing. All ranks
+//! get bit-identical results; each file explains why.
 
 mod binomial;
 mod build;
 mod direct;
 mod dissemination;
-mod double_tree;
-mod doubling;
-mod fold;
-mod halving;
+mod double_binary_tree;
+mod halving_doubling;
+mod multi_leader;
+mod power_of_two;
+mod recursive_doubling;
 mod ring;
 #[cfg(test)]
 mod tests;
 mod two_level;
-mod wide;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Blocks, Place, Program, Round};
-use crate::Kind;
-use build::copied;
+use super::{Blocks, BufferKind, Program, Round};
+use crate::CallKind;
+use build::copy_round;
 
-/// A way to do a collective.
+/// A collective algorithm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Algorithm {
-    /// Each talks to its two neighbours only: the fewest bytes, the most rounds.
+    /// Neighbour exchange along a ring: minimal bytes, most rounds.
     Ring,
-    /// Partners twice as far away in each round swap all they have: the fewest rounds.
+    /// Pairwise exchange at doubling distances: fewest rounds.
     RecursiveDoubling,
-    /// Partners swap halves, then halves of these, and back: few rounds, few bytes.
+    /// Recursive halving, then recursive doubling (Rabenseifner): few rounds, few bytes.
     HalvingDoubling,
-    /// As halving and doubling, round a circle: any number of ranks alike.
+    /// Like halving-doubling, but around a ring, for any number of ranks.
     Dissemination,
-    /// A tree in which the root has the most children.
+    /// Binomial tree.
     BinomialTree,
-    /// Two trees, each for half of the data; who works in one is a leaf in the other.
+    /// Two trees, each for half of the data; inner nodes of one are leaves of the other.
     DoubleBinaryTree,
-    /// In the node, between the nodes' leaders, in the node again.
+    /// Intra-node, then between one leader per node, then intra-node.
     TwoLevel,
-    /// The same with as many leaders in a node as there can be, each for its share.
-    TwoLevelWide,
-    /// One partner after the other.
+    /// Two-level with several leaders per node, each for its share of the data.
+    MultiLeader,
+    /// One peer at a time.
     Pairwise,
-    /// All with all at once.
+    /// All peers at once.
     Direct,
 }
 
 impl Algorithm {
-    /// All of them.
+    /// All algorithms.
     pub const ALL: [Self; 10] = [
         Self::Ring,
         Self::RecursiveDoubling,
@@ -59,12 +59,12 @@ impl Algorithm {
         Self::BinomialTree,
         Self::DoubleBinaryTree,
         Self::TwoLevel,
-        Self::TwoLevelWide,
+        Self::MultiLeader,
         Self::Pairwise,
         Self::Direct,
     ];
 
-    /// Its name.
+    /// The name, as used in algorithm tables.
     pub fn name(self) -> &'static str {
         match self {
             Self::Ring => "ring",
@@ -74,15 +74,15 @@ impl Algorithm {
             Self::BinomialTree => "binomial-tree",
             Self::DoubleBinaryTree => "double-binary-tree",
             Self::TwoLevel => "two-level",
-            Self::TwoLevelWide => "two-level-wide",
+            Self::MultiLeader => "multi-leader",
             Self::Pairwise => "pairwise",
             Self::Direct => "direct",
         }
     }
 
-    /// Whether it does this collective.
-    pub fn does(self, kind: Kind) -> bool {
-        writer(kind, self).is_some()
+    /// Whether the algorithm implements this collective.
+    pub fn does(self, kind: CallKind) -> bool {
+        builder(kind, self).is_some()
     }
 }
 
@@ -92,49 +92,49 @@ impl std::fmt::Display for Algorithm {
     }
 }
 
-/// For whom a program is.
-struct Seat<'a> {
+/// The rank that a program is built for.
+struct RankContext<'a> {
     ranks: u32,
     rank: u32,
     root: u32,
-    /// The node of each rank; empty: one node.
+    /// The node of each rank; empty if all ranks share one node.
     nodes: &'a [u32],
 }
 
-impl Seat<'_> {
+impl RankContext<'_> {
     fn is_root(&self) -> bool {
         self.rank == self.root
     }
 }
 
-/// Writes a program for one rank of at least two.
-type Writer = fn(&Seat) -> Option<Program>;
+/// Builds the program of one of at least two ranks.
+type Builder = fn(&RankContext) -> Option<Program>;
 
-/// The program of one rank. `nodes` has the node of each rank; if it is empty, all are on one.
-/// `None` where the algorithm does not do this collective, or there is no such rank.
+/// The program of one rank. `nodes` has the node of each rank; empty means a single node. `None` if
+/// the algorithm does not implement the collective or the rank is out of range.
 pub fn program(
-    kind: Kind,
+    kind: CallKind,
     algorithm: Algorithm,
     ranks: u32,
     rank: u32,
     root: u32,
     nodes: &[u32],
 ) -> Option<Program> {
-    let write = writer(kind, algorithm)?;
+    let build = builder(kind, algorithm)?;
     if rank >= ranks || root >= ranks || !(nodes.is_empty() || nodes.len() == ranks as usize) {
         return None;
     }
     if ranks == 1 {
-        return Some(alone(kind));
+        return Some(single_rank_program(kind));
     }
-    let mut program = write(&Seat { ranks, rank, root, nodes })?;
+    let mut program = build(&RankContext { ranks, rank, root, nodes })?;
     program.rounds.retain(|round| !round.is_empty());
     Some(program)
 }
 
 /// The programs of all ranks.
 pub fn programs(
-    kind: Kind,
+    kind: CallKind,
     algorithm: Algorithm,
     ranks: u32,
     root: u32,
@@ -143,63 +143,63 @@ pub fn programs(
     (0..ranks).map(|rank| program(kind, algorithm, ranks, rank, root, nodes)).collect()
 }
 
-fn writer(kind: Kind, algorithm: Algorithm) -> Option<Writer> {
+fn builder(kind: CallKind, algorithm: Algorithm) -> Option<Builder> {
     Some(match (algorithm, kind) {
-        (Algorithm::Ring, Kind::AllReduce) => ring::all_reduce,
-        (Algorithm::Ring, Kind::ReduceScatter) => ring::reduce_scatter,
-        (Algorithm::Ring, Kind::AllGather) => ring::all_gather,
-        (Algorithm::RecursiveDoubling, Kind::AllReduce) => doubling::all_reduce,
-        (Algorithm::RecursiveDoubling, Kind::AllGather) => dissemination::all_gather,
-        (Algorithm::RecursiveDoubling, Kind::Barrier) => dissemination::barrier,
-        (Algorithm::HalvingDoubling, Kind::AllReduce) => halving::all_reduce,
-        (Algorithm::Dissemination, Kind::AllReduce) => dissemination::all_reduce,
-        (Algorithm::Dissemination, Kind::ReduceScatter) => dissemination::reduce_scatter,
-        (Algorithm::Dissemination, Kind::AllGather) => dissemination::all_gather,
-        (Algorithm::Dissemination, Kind::Barrier) => dissemination::barrier,
-        (Algorithm::BinomialTree, Kind::AllReduce) => binomial::all_reduce,
-        (Algorithm::BinomialTree, Kind::Reduce) => binomial::reduce,
-        (Algorithm::BinomialTree, Kind::Broadcast) => binomial::broadcast,
-        (Algorithm::BinomialTree, Kind::Gather) => binomial::gather,
-        (Algorithm::BinomialTree, Kind::Scatter) => binomial::scatter,
-        (Algorithm::BinomialTree, Kind::Barrier) => binomial::barrier,
-        (Algorithm::DoubleBinaryTree, Kind::AllReduce) => double_tree::all_reduce,
-        (Algorithm::DoubleBinaryTree, Kind::Reduce) => double_tree::reduce,
-        (Algorithm::DoubleBinaryTree, Kind::Broadcast) => double_tree::broadcast,
-        (Algorithm::TwoLevel, Kind::AllReduce) => two_level::all_reduce,
-        (Algorithm::TwoLevel, Kind::Reduce) => two_level::reduce,
-        (Algorithm::TwoLevel, Kind::Broadcast) => two_level::broadcast,
-        (Algorithm::TwoLevel, Kind::AllGather) => two_level::all_gather,
-        (Algorithm::TwoLevel, Kind::Barrier) => two_level::barrier,
-        (Algorithm::TwoLevelWide, Kind::AllReduce) => wide::all_reduce,
-        (Algorithm::Pairwise, Kind::AllToAll) => direct::pairwise,
-        (Algorithm::Direct, Kind::AllToAll) => direct::all_to_all,
-        (Algorithm::Direct, Kind::AllGather) => direct::all_gather,
-        (Algorithm::Direct, Kind::Gather) => direct::gather,
-        (Algorithm::Direct, Kind::Scatter) => direct::scatter,
+        (Algorithm::Ring, CallKind::AllReduce) => ring::all_reduce,
+        (Algorithm::Ring, CallKind::ReduceScatter) => ring::reduce_scatter,
+        (Algorithm::Ring, CallKind::AllGather) => ring::all_gather,
+        (Algorithm::RecursiveDoubling, CallKind::AllReduce) => recursive_doubling::all_reduce,
+        (Algorithm::RecursiveDoubling, CallKind::AllGather) => dissemination::all_gather,
+        (Algorithm::RecursiveDoubling, CallKind::Barrier) => dissemination::barrier,
+        (Algorithm::HalvingDoubling, CallKind::AllReduce) => halving_doubling::all_reduce,
+        (Algorithm::Dissemination, CallKind::AllReduce) => dissemination::all_reduce,
+        (Algorithm::Dissemination, CallKind::ReduceScatter) => dissemination::reduce_scatter,
+        (Algorithm::Dissemination, CallKind::AllGather) => dissemination::all_gather,
+        (Algorithm::Dissemination, CallKind::Barrier) => dissemination::barrier,
+        (Algorithm::BinomialTree, CallKind::AllReduce) => binomial::all_reduce,
+        (Algorithm::BinomialTree, CallKind::Reduce) => binomial::reduce,
+        (Algorithm::BinomialTree, CallKind::Broadcast) => binomial::broadcast,
+        (Algorithm::BinomialTree, CallKind::Gather) => binomial::gather,
+        (Algorithm::BinomialTree, CallKind::Scatter) => binomial::scatter,
+        (Algorithm::BinomialTree, CallKind::Barrier) => binomial::barrier,
+        (Algorithm::DoubleBinaryTree, CallKind::AllReduce) => double_binary_tree::all_reduce,
+        (Algorithm::DoubleBinaryTree, CallKind::Reduce) => double_binary_tree::reduce,
+        (Algorithm::DoubleBinaryTree, CallKind::Broadcast) => double_binary_tree::broadcast,
+        (Algorithm::TwoLevel, CallKind::AllReduce) => two_level::all_reduce,
+        (Algorithm::TwoLevel, CallKind::Reduce) => two_level::reduce,
+        (Algorithm::TwoLevel, CallKind::Broadcast) => two_level::broadcast,
+        (Algorithm::TwoLevel, CallKind::AllGather) => two_level::all_gather,
+        (Algorithm::TwoLevel, CallKind::Barrier) => two_level::barrier,
+        (Algorithm::MultiLeader, CallKind::AllReduce) => multi_leader::all_reduce,
+        (Algorithm::Pairwise, CallKind::AllToAll) => direct::pairwise,
+        (Algorithm::Direct, CallKind::AllToAll) => direct::all_to_all,
+        (Algorithm::Direct, CallKind::AllGather) => direct::all_gather,
+        (Algorithm::Direct, CallKind::Gather) => direct::gather,
+        (Algorithm::Direct, CallKind::Scatter) => direct::scatter,
         _ => return None,
     })
 }
 
-/// What a rank does that has no peers.
-fn alone(kind: Kind) -> Program {
+/// The program of a communicator with a single rank.
+fn single_rank_program(kind: CallKind) -> Program {
     let blocks = match kind {
-        Kind::Barrier => Blocks::Shares(0),
-        Kind::AllReduce | Kind::Reduce | Kind::Broadcast => Blocks::Shares(1),
-        _ => Blocks::Parts,
+        CallKind::Barrier => Blocks::Equal(0),
+        CallKind::AllReduce | CallKind::Reduce | CallKind::Broadcast => Blocks::Equal(1),
+        _ => Blocks::PerRank,
     };
-    let idle = matches!(kind, Kind::Barrier | Kind::Broadcast);
-    let copy = if idle { None } else { copied(Place::Input, Place::Output, 0..1) };
+    let idle = matches!(kind, CallKind::Barrier | CallKind::Broadcast);
+    let copy = if idle { None } else { copy_round(BufferKind::Input, BufferKind::Output, 0..1) };
     Program { blocks, rounds: copy.into_iter().collect() }
 }
 
-fn whole(rounds: Vec<Round>) -> Option<Program> {
-    Some(Program { blocks: Blocks::Shares(1), rounds })
+fn one_block(rounds: Vec<Round>) -> Option<Program> {
+    Some(Program { blocks: Blocks::Equal(1), rounds })
 }
 
-fn shares(shares: u32, rounds: Vec<Round>) -> Option<Program> {
-    Some(Program { blocks: Blocks::Shares(shares), rounds })
+fn equal_blocks(shares: u32, rounds: Vec<Round>) -> Option<Program> {
+    Some(Program { blocks: Blocks::Equal(shares), rounds })
 }
 
-fn parts(rounds: Vec<Round>) -> Option<Program> {
-    Some(Program { blocks: Blocks::Parts, rounds })
+fn per_rank_blocks(rounds: Vec<Round>) -> Option<Program> {
+    Some(Program { blocks: Blocks::PerRank, rounds })
 }

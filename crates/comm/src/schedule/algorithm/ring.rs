@@ -1,61 +1,73 @@
-//! Each rank sends to the next and receives from the one before: a part goes once round and is
-//! reduced on its way, then goes round again and is kept.
+//! Each rank sends to the next and receives from the previous one. A block is reduced on its first
+//! trip around the ring and distributed on its second.
 //!
-//! Rounds: *n*-1 for half of it, 2(*n*-1) for an all-reduce. Bytes sent: (*n*-1)/*n* of the buffer
-//! for each half, which is the least possible. A part's value is made once, in the order of the
-//! ring, and then copied: all ranks get the same bits.
+//! Rounds: *n*-1 per phase, 2(*n*-1) for an all-reduce. Bytes sent: (*n*-1)/*n* of the buffer per
+//! phase, which is optimal. Each block is reduced once, in ring order, and then copied, so all
+//! ranks get identical bits.
 
 use std::ops::Range;
 
-use super::build::{Group, copied, copy, receive, reduce, send};
-use super::{Program, Seat, parts, shares};
-use crate::schedule::{Place, Round};
+use super::build::{RankGroup, copy, copy_round, receive, reduce, send};
+use super::{Program, RankContext, equal_blocks, per_rank_blocks};
+use crate::schedule::{BufferKind, Round};
 
-pub(super) fn all_reduce(seat: &Seat) -> Option<Program> {
-    let ring = Group::all(seat.ranks, seat.rank);
-    let mut rounds = reduce_parts(&ring, own, Place::Input, Place::Output, Place::Output);
-    rounds.extend(gather_parts(&ring, own, Place::Output));
-    shares(seat.ranks, rounds)
+pub(super) fn all_reduce(ctx: &RankContext) -> Option<Program> {
+    let ring = RankGroup::all(ctx.ranks, ctx.rank);
+    let mut rounds = reduce_scatter_blocks(
+        &ring,
+        own,
+        BufferKind::Input,
+        BufferKind::Output,
+        BufferKind::Output,
+    );
+    rounds.extend(all_gather_blocks(&ring, own, BufferKind::Output));
+    equal_blocks(ctx.ranks, rounds)
 }
 
-pub(super) fn reduce_scatter(seat: &Seat) -> Option<Program> {
-    let ring = Group::all(seat.ranks, seat.rank);
-    parts(reduce_parts(&ring, own, Place::Input, Place::Scratch, Place::Output))
+pub(super) fn reduce_scatter(ctx: &RankContext) -> Option<Program> {
+    let ring = RankGroup::all(ctx.ranks, ctx.rank);
+    per_rank_blocks(reduce_scatter_blocks(
+        &ring,
+        own,
+        BufferKind::Input,
+        BufferKind::Scratch,
+        BufferKind::Output,
+    ))
 }
 
-pub(super) fn all_gather(seat: &Seat) -> Option<Program> {
-    let ring = Group::all(seat.ranks, seat.rank);
-    let mut rounds = gather_parts(&ring, own, Place::Input);
-    rounds.first_mut()?.push(copy(Place::Input, Place::Output, own(seat.rank)));
-    parts(rounds)
+pub(super) fn all_gather(ctx: &RankContext) -> Option<Program> {
+    let ring = RankGroup::all(ctx.ranks, ctx.rank);
+    let mut rounds = all_gather_blocks(&ring, own, BufferKind::Input);
+    rounds.first_mut()?.push(copy(BufferKind::Input, BufferKind::Output, own(ctx.rank)));
+    per_rank_blocks(rounds)
 }
 
-/// Block *i* is the part of rank *i*.
+/// Block *i* belongs to rank *i*.
 fn own(at: u32) -> Range<u32> {
     at..at + 1
 }
 
-/// Every member gets the reduction of its part in `last`. What it gives is in `given`; others'
-/// parts are reduced in `work`, copied there a round before they are needed.
-pub(super) fn reduce_parts(
-    ring: &Group,
+/// Reduce-scatters: every member gets its block in `last`. Contributions are in `source`; other
+/// blocks are reduced in `work`, where each is copied one round before its reduction.
+pub(super) fn reduce_scatter_blocks(
+    ring: &RankGroup,
     part: impl Fn(u32) -> Range<u32>,
-    given: Place,
-    work: Place,
-    last: Place,
+    source: BufferKind,
+    work: BufferKind,
+    last: BufferKind,
 ) -> Vec<Round> {
     let n = ring.size();
-    let place = |at: u32| if at == ring.me { last } else { work };
-    // What is reduced in round k; in round 0 there is only something to copy.
-    let reduced = |k: u32| ring.back(k + 1);
-    let prepared = |at: u32| copied(given, place(at), part(at)).into_iter().flatten();
+    let buffer = |at: u32| if at == ring.me { last } else { work };
+    // The block reduced in round k; round 0 only copies.
+    let reduced = |k: u32| ring.preceding(k + 1);
+    let prepared = |at: u32| copy_round(source, buffer(at), part(at)).into_iter().flatten();
     let mut rounds: Vec<Round> = vec![prepared(reduced(1.min(n - 1))).collect()];
     for k in 1..n {
-        let (out, into) = (ring.back(k), reduced(k));
-        let from = if k == 1 { given } else { work };
+        let (out, into) = (ring.preceding(k), reduced(k));
+        let from = if k == 1 { source } else { work };
         let mut round = vec![
             send(ring.rank(ring.me + 1), from, part(out)),
-            reduce(ring.rank(ring.back(1)), place(into), part(into)),
+            reduce(ring.rank(ring.preceding(1)), buffer(into), part(into)),
         ];
         if k + 1 < n {
             round.extend(prepared(reduced(k + 1)));
@@ -65,17 +77,17 @@ pub(super) fn reduce_parts(
     rounds
 }
 
-/// All members get all parts in the output. Each has its own in `given`.
-pub(super) fn gather_parts(
-    ring: &Group,
+/// All-gathers the blocks into the outputs. Each member has its own block in `source`.
+pub(super) fn all_gather_blocks(
+    ring: &RankGroup,
     part: impl Fn(u32) -> Range<u32>,
-    given: Place,
+    source: BufferKind,
 ) -> Vec<Round> {
     let round = |k: u32| {
-        let from = if k == 0 { given } else { Place::Output };
+        let from = if k == 0 { source } else { BufferKind::Output };
         vec![
-            send(ring.rank(ring.me + 1), from, part(ring.back(k))),
-            receive(ring.rank(ring.back(1)), Place::Output, part(ring.back(k + 1))),
+            send(ring.rank(ring.me + 1), from, part(ring.preceding(k))),
+            receive(ring.rank(ring.preceding(1)), BufferKind::Output, part(ring.preceding(k + 1))),
         ]
     };
     (0..ring.size() - 1).map(round).collect()

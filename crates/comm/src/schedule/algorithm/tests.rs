@@ -1,28 +1,28 @@
-//! Every algorithm, proved for many numbers of ranks.
+//! Checks every algorithm for many rank counts.
 
 use super::*;
 use crate::schedule::check::check;
 
-/// Proves one algorithm, if it does the collective.
-fn proves(kind: Kind, algorithm: Algorithm, ranks: u32, root: u32, nodes: &[u32]) {
+/// Checks the programs of an algorithm, if it implements the collective.
+fn check_programs(kind: CallKind, algorithm: Algorithm, ranks: u32, root: u32, nodes: &[u32]) {
     let Some(programs) = programs(kind, algorithm, ranks, root, nodes) else { return };
     if let Err(error) = check(kind, root, &programs) {
         panic!("{} by {algorithm}, {ranks} ranks, root {root}: {error}", kind.name());
     }
 }
 
-fn every(ranks: u32, roots: &[u32], nodes: &[u32]) {
-    for kind in Kind::ALL {
+fn check_all(ranks: u32, roots: &[u32], nodes: &[u32]) {
+    for kind in CallKind::ALL {
         let roots = if kind.has_root() { roots } else { &[0] };
         for algorithm in Algorithm::ALL {
-            roots.iter().for_each(|&root| proves(kind, algorithm, ranks, root, nodes));
+            roots.iter().for_each(|&root| check_programs(kind, algorithm, ranks, root, nodes));
         }
     }
 }
 
 #[test]
-fn every_collective_has_a_program() {
-    for kind in Kind::ALL {
+fn every_collective_has_an_algorithm() {
+    for kind in CallKind::ALL {
         for ranks in [1, 2, 3, 7, 1000] {
             let does = |algorithm: &Algorithm| {
                 program(kind, *algorithm, ranks, ranks - 1, ranks / 2, &[]).is_some()
@@ -31,29 +31,29 @@ fn every_collective_has_a_program() {
             assert!(Algorithm::ALL.iter().all(|a| does(a) == a.does(kind)));
         }
     }
-    assert_eq!(program(Kind::AllReduce, Algorithm::Ring, 4, 4, 0, &[]), None);
-    assert_eq!(program(Kind::Reduce, Algorithm::BinomialTree, 4, 0, 4, &[]), None);
-    assert_eq!(program(Kind::AllReduce, Algorithm::TwoLevel, 4, 0, 0, &[0]), None);
+    assert_eq!(program(CallKind::AllReduce, Algorithm::Ring, 4, 4, 0, &[]), None);
+    assert_eq!(program(CallKind::Reduce, Algorithm::BinomialTree, 4, 0, 4, &[]), None);
+    assert_eq!(program(CallKind::AllReduce, Algorithm::TwoLevel, 4, 0, 0, &[0]), None);
 }
 
 #[test]
-fn small_numbers_of_ranks() {
+fn programs_are_correct_for_up_to_33_ranks() {
     for ranks in 1..=33 {
         let all: Vec<u32> = (0..ranks).collect();
-        every(ranks, &all, &[]);
+        check_all(ranks, &all, &[]);
     }
 }
 
 #[test]
-fn ranks_on_nodes() {
+fn two_level_programs_are_correct_for_any_node_layout() {
     for ranks in 1..=20 {
         let layouts: [fn(u32) -> u32; 4] = [|r| r / 4, |r| r % 3, |r| r.ilog2(), |r| r];
         for layout in layouts {
             let nodes: Vec<u32> = (0..ranks).map(|r| layout(r + 1)).collect();
-            for kind in Kind::ALL {
+            for kind in CallKind::ALL {
                 for root in [0, ranks / 2, ranks - 1] {
-                    proves(kind, Algorithm::TwoLevel, ranks, root, &nodes);
-                    proves(kind, Algorithm::TwoLevelWide, ranks, root, &nodes);
+                    check_programs(kind, Algorithm::TwoLevel, ranks, root, &nodes);
+                    check_programs(kind, Algorithm::MultiLeader, ranks, root, &nodes);
                 }
             }
         }
@@ -61,51 +61,58 @@ fn ranks_on_nodes() {
 }
 
 #[test]
-fn more_ranks() {
+fn programs_are_correct_for_up_to_500_ranks() {
     for ranks in [64, 100, 127, 128] {
         let nodes: Vec<u32> = (0..ranks).map(|r| r / 8).collect();
-        every(ranks, &[0, ranks - 1], &nodes);
+        check_all(ranks, &[0, ranks - 1], &nodes);
     }
     let nodes: Vec<u32> = (0..255).map(|r| r / 8).collect();
-    every(255, &[85], &nodes);
-    // Those with as many rounds as ranks are tried with a thousand, which costs the most already.
+    check_all(255, &[85], &nodes);
+    // Algorithms with O(n) rounds are only checked with 1000 ranks below, because they are the
+    // slowest.
     let long = [Algorithm::Ring, Algorithm::Pairwise, Algorithm::Direct];
     let nodes: Vec<u32> = (0..500).map(|r| r % 50).collect();
-    for kind in Kind::ALL {
+    for kind in CallKind::ALL {
         for algorithm in Algorithm::ALL.into_iter().filter(|a| !long.contains(a)) {
-            proves(kind, algorithm, 500, 499, &nodes);
+            check_programs(kind, algorithm, 500, 499, &nodes);
         }
     }
 }
 
-/// In tests of their own, for they take the longest and can go on at the same time.
-fn a_thousand(kinds: &[Kind]) {
+/// Split into several tests because they take the longest and can run in parallel.
+fn check_1000_ranks(kinds: &[CallKind]) {
     let nodes: Vec<u32> = (0..1000).map(|r| r / 8).collect();
     for &kind in kinds {
-        // Where dissemination does the same, recursive doubling is dissemination.
-        let same = |a: &Algorithm| *a == Algorithm::RecursiveDoubling && kind == Kind::AllGather;
+        // The recursive-doubling all-gather is the dissemination all-gather.
+        let same =
+            |a: &Algorithm| *a == Algorithm::RecursiveDoubling && kind == CallKind::AllGather;
         for algorithm in Algorithm::ALL.into_iter().filter(|a| !same(a)) {
-            proves(kind, algorithm, 1000, 617, &nodes);
+            check_programs(kind, algorithm, 1000, 617, &nodes);
         }
     }
 }
 
 #[test]
-fn a_thousand_ranks_reduce() {
-    a_thousand(&[Kind::AllReduce, Kind::Reduce, Kind::Broadcast, Kind::Barrier]);
+fn reductions_are_correct_for_1000_ranks() {
+    check_1000_ranks(&[
+        CallKind::AllReduce,
+        CallKind::Reduce,
+        CallKind::Broadcast,
+        CallKind::Barrier,
+    ]);
 }
 
 #[test]
-fn a_thousand_ranks_gather() {
-    a_thousand(&[Kind::AllGather, Kind::Gather]);
+fn gathers_are_correct_for_1000_ranks() {
+    check_1000_ranks(&[CallKind::AllGather, CallKind::Gather]);
 }
 
 #[test]
-fn a_thousand_ranks_scatter() {
-    a_thousand(&[Kind::ReduceScatter, Kind::Scatter]);
+fn scatters_are_correct_for_1000_ranks() {
+    check_1000_ranks(&[CallKind::ReduceScatter, CallKind::Scatter]);
 }
 
 #[test]
-fn a_thousand_ranks_exchange() {
-    a_thousand(&[Kind::AllToAll]);
+fn all_to_all_is_correct_for_1000_ranks() {
+    check_1000_ranks(&[CallKind::AllToAll]);
 }

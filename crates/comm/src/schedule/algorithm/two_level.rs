@@ -1,122 +1,130 @@
-//! Inside the nodes first, then between one leader of each, then inside again: few messages cross
-//! the network, and each rank but the leaders talks to its own node only.
+//! Intra-node, then between one leader per node, then intra-node again. Few messages cross the
+//! network, and only leaders communicate with other nodes.
 //!
-//! Rounds: those of a binomial tree in the node, twice, and those of recursive doubling (all-reduce),
-//! a binomial tree, or a ring (all-gather) between the leaders. Leaders get the same bits by
-//! recursive doubling, and the others copies: all ranks get the same bits.
+//! Rounds: twice a binomial tree within the node, plus recursive doubling (all-reduce), a binomial
+//! tree, or a ring (all-gather) between the leaders. Leaders get identical bits by recursive
+//! doubling and the other ranks get copies, so all ranks get identical bits.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::build::{Group, copy, receive, send};
-use super::{Program, Seat, binomial, doubling, parts, shares, whole};
-use crate::schedule::{Place, Round};
+use super::build::{RankGroup, copy, receive, send};
+use super::{
+    Program, RankContext, binomial, equal_blocks, one_block, per_rank_blocks, recursive_doubling,
+};
+use crate::schedule::{BufferKind, Round};
 
-/// Who is where, as one rank sees it.
+/// The two levels from one rank's perspective.
 struct Levels {
-    /// This rank's node, its leader first.
-    node: Group,
-    /// The leaders, if this rank is one. In the order of `members`.
-    leaders: Option<Group>,
-    /// The ranks of each node, ascending; first that of the root.
+    /// The ranks of this node, leader first.
+    node: RankGroup,
+    /// The leaders in the order of `members`, if this rank is one.
+    leaders: Option<RankGroup>,
+    /// The ranks of each node, ascending; the root's node first.
     members: Vec<Vec<u32>>,
 }
 
-/// The ranks of each node, in the order of nodes.
-pub(super) fn by_node(seat: &Seat) -> Vec<Vec<u32>> {
+/// The ranks of each node, in node order.
+pub(super) fn by_node(ctx: &RankContext) -> Vec<Vec<u32>> {
     let mut nodes: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
-    for rank in 0..seat.ranks {
-        let node = seat.nodes.get(rank as usize).copied().unwrap_or(0);
+    for rank in 0..ctx.ranks {
+        let node = ctx.nodes.get(rank as usize).copied().unwrap_or(0);
         nodes.entry(node).or_default().push(rank);
     }
     nodes.into_values().collect()
 }
 
 impl Levels {
-    /// The root leads its node, the first rank every other.
-    fn new(seat: &Seat) -> Option<Self> {
-        let mut members = by_node(seat);
-        let of_root = members.iter().position(|node| node.contains(&seat.root))?;
+    /// The root leads its node; the first rank leads every other node.
+    fn new(ctx: &RankContext) -> Option<Self> {
+        let mut members = by_node(ctx);
+        let of_root = members.iter().position(|node| node.contains(&ctx.root))?;
         members.swap(0, of_root);
-        let leader = |node: &[u32]| if node.contains(&seat.root) { seat.root } else { node[0] };
+        let leader = |node: &[u32]| if node.contains(&ctx.root) { ctx.root } else { node[0] };
         let leaders = members.iter().map(|node| leader(node)).collect();
-        let mut node = members.iter().find(|node| node.contains(&seat.rank))?.clone();
+        let mut node = members.iter().find(|node| node.contains(&ctx.rank))?.clone();
         let first = node.iter().position(|rank| *rank == leader(&node))?;
         node.swap(0, first);
-        let node = Group::of(node, seat.rank)?;
-        Some(Self { node, leaders: Group::of(leaders, seat.rank), members })
+        let node = RankGroup::of(node, ctx.rank)?;
+        Some(Self { node, leaders: RankGroup::of(leaders, ctx.rank), members })
     }
 
-    /// The rounds of a leader between the nodes; none for others.
-    fn between(&self, rounds: impl Fn(&Group) -> Vec<Round>) -> Vec<Round> {
+    /// A leader's inter-node rounds; empty for other ranks.
+    fn between_leaders(&self, rounds: impl Fn(&RankGroup) -> Vec<Round>) -> Vec<Round> {
         self.leaders.as_ref().map(rounds).unwrap_or_default()
     }
 }
 
-pub(super) fn all_reduce(seat: &Seat) -> Option<Program> {
-    whole(meet(&Levels::new(seat)?, 0..1))
+pub(super) fn all_reduce(ctx: &RankContext) -> Option<Program> {
+    one_block(all_reduce_rounds(&Levels::new(ctx)?, 0..1))
 }
 
-pub(super) fn barrier(seat: &Seat) -> Option<Program> {
-    shares(0, meet(&Levels::new(seat)?, 0..0))
+pub(super) fn barrier(ctx: &RankContext) -> Option<Program> {
+    equal_blocks(0, all_reduce_rounds(&Levels::new(ctx)?, 0..0))
 }
 
-fn meet(levels: &Levels, blocks: Range<u32>) -> Vec<Round> {
-    let mut rounds = binomial::up(&levels.node, Place::Input, Place::Output, blocks.clone());
-    rounds.extend(
-        levels.between(|leaders| doubling::reduce_all(leaders, Place::Output, blocks.clone())),
+fn all_reduce_rounds(levels: &Levels, blocks: Range<u32>) -> Vec<Round> {
+    let mut rounds = binomial::reduce_to_root(
+        &levels.node,
+        BufferKind::Input,
+        BufferKind::Output,
+        blocks.clone(),
     );
-    rounds.extend(binomial::down(&levels.node, blocks));
+    rounds.extend(levels.between_leaders(|leaders| {
+        recursive_doubling::reduce_all(leaders, BufferKind::Output, blocks.clone())
+    }));
+    rounds.extend(binomial::broadcast_from_root(&levels.node, blocks));
     rounds
 }
 
-pub(super) fn reduce(seat: &Seat) -> Option<Program> {
-    let levels = Levels::new(seat)?;
-    let work = if seat.is_root() { Place::Output } else { Place::Scratch };
-    let mut rounds = binomial::up(&levels.node, Place::Input, work, 0..1);
-    rounds.extend(levels.between(|leaders| binomial::up(leaders, work, work, 0..1)));
-    whole(rounds)
+pub(super) fn reduce(ctx: &RankContext) -> Option<Program> {
+    let levels = Levels::new(ctx)?;
+    let work = if ctx.is_root() { BufferKind::Output } else { BufferKind::Scratch };
+    let mut rounds = binomial::reduce_to_root(&levels.node, BufferKind::Input, work, 0..1);
+    rounds.extend(
+        levels.between_leaders(|leaders| binomial::reduce_to_root(leaders, work, work, 0..1)),
+    );
+    one_block(rounds)
 }
 
-pub(super) fn broadcast(seat: &Seat) -> Option<Program> {
-    let levels = Levels::new(seat)?;
-    let mut rounds = levels.between(|leaders| binomial::down(leaders, 0..1));
-    rounds.extend(binomial::down(&levels.node, 0..1));
-    whole(rounds)
+pub(super) fn broadcast(ctx: &RankContext) -> Option<Program> {
+    let levels = Levels::new(ctx)?;
+    let mut rounds = levels.between_leaders(|leaders| binomial::broadcast_from_root(leaders, 0..1));
+    rounds.extend(binomial::broadcast_from_root(&levels.node, 0..1));
+    one_block(rounds)
 }
 
-/// The leader collects its node's parts, the leaders pass them round, and each gives all to its
-/// node.
-pub(super) fn all_gather(seat: &Seat) -> Option<Program> {
-    let levels = Levels::new(seat)?;
-    let own = seat.rank..seat.rank + 1;
+/// Leaders gather their node's blocks, all-gather along a ring and broadcast within their node.
+pub(super) fn all_gather(ctx: &RankContext) -> Option<Program> {
+    let levels = Levels::new(ctx)?;
+    let own = ctx.rank..ctx.rank + 1;
     let leader = levels.node.rank(0);
     let mut rounds = match levels.node.me {
         0 => {
             let others = (1..levels.node.size()).map(|at| levels.node.rank(at));
-            let got = others.map(|from| receive(from, Place::Output, from..from + 1));
-            vec![got.chain([copy(Place::Input, Place::Output, own)]).collect()]
+            let received = others.map(|from| receive(from, BufferKind::Output, from..from + 1));
+            vec![received.chain([copy(BufferKind::Input, BufferKind::Output, own)]).collect()]
         }
-        _ => vec![vec![send(leader, Place::Input, own)]],
+        _ => vec![vec![send(leader, BufferKind::Input, own)]],
     };
-    rounds.extend(levels.between(|leaders| pass_round(leaders, &levels.members)));
-    rounds.extend(binomial::down(&levels.node, 0..seat.ranks));
-    parts(rounds)
+    rounds.extend(levels.between_leaders(|leaders| leader_ring(leaders, &levels.members)));
+    rounds.extend(binomial::broadcast_from_root(&levels.node, 0..ctx.ranks));
+    per_rank_blocks(rounds)
 }
 
-/// A ring in which each member's part is the blocks of its node.
-fn pass_round(leaders: &Group, members: &[Vec<u32>]) -> Vec<Round> {
+/// A ring of leaders in which each leader's blocks are those of its node.
+fn leader_ring(leaders: &RankGroup, members: &[Vec<u32>]) -> Vec<Round> {
     let round = |k: u32| {
-        let (to, from) = (leaders.rank(leaders.me + 1), leaders.rank(leaders.back(1)));
-        let (out, into) = (leaders.back(k) as usize, leaders.back(k + 1) as usize);
-        let sent = runs(&members[out]).map(|blocks| send(to, Place::Output, blocks));
-        let got = runs(&members[into]).map(|blocks| receive(from, Place::Output, blocks));
-        sent.chain(got).collect()
+        let (to, from) = (leaders.rank(leaders.me + 1), leaders.rank(leaders.preceding(1)));
+        let (out, into) = (leaders.preceding(k) as usize, leaders.preceding(k + 1) as usize);
+        let sent = runs(&members[out]).map(|blocks| send(to, BufferKind::Output, blocks));
+        let received = runs(&members[into]).map(|blocks| receive(from, BufferKind::Output, blocks));
+        sent.chain(received).collect()
     };
     (0..leaders.size() - 1).map(round).collect()
 }
 
-/// Ascending numbers as runs.
+/// Ascending ranks as contiguous ranges.
 fn runs(ranks: &[u32]) -> impl Iterator<Item = Range<u32>> {
     ranks.chunk_by(|a, b| a + 1 == *b).map(|run| run[0]..run[0] + run.len() as u32)
 }

@@ -1,92 +1,101 @@
-//! Which send belongs to which receive: between two ranks, the first to the first.
+//! Matches sends with receives; messages between two ranks match in order.
 
 use std::vec::IntoIter;
 
-use super::{CheckError, Problem, wrong};
-use crate::schedule::{Program, Step};
+use super::{CheckError, ScheduleProblem, wrong};
+use crate::schedule::{Program, ProgramStep};
 
 /// A send or a receive.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::schedule) struct Message {
-    /// In which round of the rank's program.
+pub(in crate::schedule) struct ScheduledMessage {
+    /// Round in the rank's program.
     pub round: u32,
-    /// Which step of it.
+    /// ProgramStep in the round.
     pub step: u32,
     /// The other rank.
     pub peer: u32,
-    /// Which of the other rank's messages it is.
+    /// Index of the matching message of the peer.
     pub other: u32,
     /// Whether it is a send.
-    pub sends: bool,
+    pub is_send: bool,
 }
 
-/// The sends and receives of all ranks, in the order of their programs.
-pub(in crate::schedule) struct Messages {
-    of: Vec<Vec<Message>>,
-    /// Where the messages of each round begin; one more at the end.
+/// The sends and receives of all ranks, in program order.
+pub(in crate::schedule) struct ScheduledMessages {
+    of: Vec<Vec<ScheduledMessage>>,
+    /// Index of the first message of each round, plus the total.
     starts: Vec<Vec<u32>>,
 }
 
-impl Messages {
-    /// Finds the other side of each: a receiver's messages are looked through by sender, in the
-    /// order in which the senders come here.
+impl ScheduledMessages {
+    /// Matches all messages. Receives are sorted by sender, and senders are visited in rank order.
     pub fn match_all(programs: &[Program]) -> Result<Self, CheckError> {
         let mut all = Self { of: Vec::new(), starts: Vec::new() };
         programs.iter().for_each(|program| all.collect(program));
         let mut receives: Vec<_> = all.of.iter().map(|m| by_sender(m).into_iter()).collect();
         for rank in 0..programs.len() as u32 {
-            for number in 0..all.count(rank) as u32 {
-                let Message { peer, sends, round, .. } = all.get(rank, number);
+            for index in 0..all.count(rank) as u32 {
+                let ScheduledMessage { peer, is_send, round, .. } = all.get(rank, index);
                 let Some(theirs) = receives.get_mut(peer as usize).filter(|_| peer != rank) else {
-                    return wrong(rank, round as usize, Problem::NoSuchPeer { peer });
+                    return wrong(rank, round as usize, ScheduleProblem::InvalidPeer { peer });
                 };
-                if !sends {
+                if !is_send {
                     continue;
                 }
                 let next = theirs.next().map(|other| (other, all.get(peer, other)));
                 match next {
                     Some((other, message)) if message.peer == rank => {
-                        all.join(programs, (rank, number), (peer, other))?;
+                        all.link(programs, (rank, index), (peer, other))?;
                     }
                     Some((_, message)) if message.peer < rank => {
                         return not_sent(peer, message);
                     }
-                    _ => return wrong(rank, round as usize, Problem::NotReceived { to: peer }),
+                    _ => {
+                        return wrong(
+                            rank,
+                            round as usize,
+                            ScheduleProblem::NotReceived { to: peer },
+                        );
+                    }
                 }
             }
         }
-        all.nothing_left(receives)?;
+        all.all_matched(receives)?;
         Ok(all)
     }
 
-    fn nothing_left(&self, receives: Vec<IntoIter<u32>>) -> Result<(), CheckError> {
+    fn all_matched(&self, receives: Vec<IntoIter<u32>>) -> Result<(), CheckError> {
         for (rank, mut left) in receives.into_iter().enumerate() {
-            if let Some(number) = left.next() {
-                return not_sent(rank as u32, self.get(rank as u32, number));
+            if let Some(index) = left.next() {
+                return not_sent(rank as u32, self.get(rank as u32, index));
             }
         }
         Ok(())
     }
 
-    /// The messages of a round, each with its number.
-    pub fn of_round(&self, rank: u32, round: usize) -> impl Iterator<Item = (u32, Message)> {
+    /// The messages of a round with their indices.
+    pub fn of_round(
+        &self,
+        rank: u32,
+        round: usize,
+    ) -> impl Iterator<Item = (u32, ScheduledMessage)> {
         let starts = &self.starts[rank as usize];
-        let numbers = starts[round]..starts[round + 1];
-        numbers.map(move |number| (number, self.get(rank, number)))
+        let indices = starts[round]..starts[round + 1];
+        indices.map(move |index| (index, self.get(rank, index)))
     }
 
-    /// How many messages a round has.
+    /// Number of messages in a round.
     pub fn in_round(&self, rank: u32, round: usize) -> usize {
         let starts = &self.starts[rank as usize];
         (starts[round + 1] - starts[round]) as usize
     }
 
-    /// A rank's message of this number.
-    pub fn get(&self, rank: u32, number: u32) -> Message {
-        self.of[rank as usize][number as usize]
+    /// A rank's message by index.
+    pub fn get(&self, rank: u32, index: u32) -> ScheduledMessage {
+        self.of[rank as usize][index as usize]
     }
 
-    /// How many messages a rank sends and receives.
+    /// Number of messages of a rank.
     pub fn count(&self, rank: u32) -> usize {
         self.of[rank as usize].len()
     }
@@ -96,13 +105,13 @@ impl Messages {
         let mut starts = vec![0];
         for (round, steps) in program.rounds.iter().enumerate() {
             for (step, what) in steps.iter().enumerate() {
-                let (peer, sends) = match what {
-                    Step::Send { to, .. } => (*to, true),
-                    Step::Receive { from, .. } => (*from, false),
-                    Step::Copy { .. } => continue,
+                let (peer, is_send) = match what {
+                    ProgramStep::Send { to, .. } => (*to, true),
+                    ProgramStep::Receive { from, .. } => (*from, false),
+                    ProgramStep::Copy { .. } => continue,
                 };
                 let (round, step) = (round as u32, step as u32);
-                messages.push(Message { round, step, peer, other: 0, sends });
+                messages.push(ScheduledMessage { round, step, peer, other: 0, is_send });
             }
             starts.push(messages.len() as u32);
         }
@@ -110,8 +119,8 @@ impl Messages {
         self.starts.push(starts);
     }
 
-    /// Makes a send and a receive, each a rank and a number, one message.
-    fn join(
+    /// Links a send and a receive, each given as rank and index.
+    fn link(
         &mut self,
         programs: &[Program],
         send: (u32, u32),
@@ -122,30 +131,30 @@ impl Messages {
         self.same_length(programs, send.0, send.1)
     }
 
-    fn same_length(&self, programs: &[Program], rank: u32, number: u32) -> Result<(), CheckError> {
-        let send = self.get(rank, number);
+    fn same_length(&self, programs: &[Program], rank: u32, index: u32) -> Result<(), CheckError> {
+        let send = self.get(rank, index);
         let receive = self.get(send.peer, send.other);
-        let step = |rank: u32, m: Message| {
+        let step = |rank: u32, m: ScheduledMessage| {
             &programs[rank as usize].rounds[m.round as usize][m.step as usize]
         };
-        let sent = step(rank, send).reads().map_or(0, |piece| piece.blocks.len());
-        let wanted = step(send.peer, receive).writes().map_or(0, |piece| piece.blocks.len());
+        let sent = step(rank, send).reads().map_or(0, |range| range.blocks.len());
+        let wanted = step(send.peer, receive).writes().map_or(0, |range| range.blocks.len());
         if sent != wanted {
-            let problem = Problem::MessageLength { from: rank, sent, wanted };
+            let problem = ScheduleProblem::MessageLength { from: rank, sent, wanted };
             return wrong(send.peer, receive.round as usize, problem);
         }
         Ok(())
     }
 }
 
-/// The numbers of the receives, by sender; of one sender in their order.
-fn by_sender(messages: &[Message]) -> Vec<u32> {
-    let numbers = 0..messages.len() as u32;
-    let mut numbers: Vec<u32> = numbers.filter(|&n| !messages[n as usize].sends).collect();
-    numbers.sort_by_key(|&number| messages[number as usize].peer);
-    numbers
+/// Indices of the receives, sorted by sender; order per sender is kept.
+fn by_sender(messages: &[ScheduledMessage]) -> Vec<u32> {
+    let indices = 0..messages.len() as u32;
+    let mut indices: Vec<u32> = indices.filter(|&n| !messages[n as usize].is_send).collect();
+    indices.sort_by_key(|&index| messages[index as usize].peer);
+    indices
 }
 
-fn not_sent<T>(rank: u32, message: Message) -> Result<T, CheckError> {
-    wrong(rank, message.round as usize, Problem::NotSent { from: message.peer })
+fn not_sent<T>(rank: u32, message: ScheduledMessage) -> Result<T, CheckError> {
+    wrong(rank, message.round as usize, ScheduleProblem::NotSent { from: message.peer })
 }

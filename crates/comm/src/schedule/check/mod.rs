@@ -1,164 +1,163 @@
-//! Runs the programs of all ranks with names instead of numbers, and so proves them right, for any
-//! data and any sizes of blocks.
+//! Verifies programs by symbolic execution of all ranks, for any data and any block sizes.
 //!
 //! A block holds the contributions of a set of ranks to one block of the result. A message moves
-//! only while both sides are in its rounds, as if nothing were buffered: what does not wait in a
-//! circle here does not with buffers either.
+//! only while both ranks are in the rounds that name it, as if nothing were buffered: a program
+//! without a deadlock here has none with buffering either.
 
 mod matching;
-mod room;
+mod rank_buffers;
+mod rank_set;
 mod rounds;
-mod run;
-mod set;
+mod symbolic;
 #[cfg(test)]
 mod tests;
 
-pub(super) use matching::{Message, Messages};
+pub(super) use matching::{ScheduledMessage, ScheduledMessages};
 
-use super::{Place, Program};
-use crate::Kind;
+use super::{BufferKind, Program};
+use crate::CallKind;
 
-/// Where a program is wrong, and how.
+/// A defect in a program.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the program of rank {rank}, round {round}: {problem}")]
+#[error("program of rank {rank}, round {round}: {problem}")]
 pub struct CheckError {
-    /// Whose program.
+    /// The rank whose program is wrong.
     pub rank: u32,
-    /// In which round, from 0 on; the number of rounds if it is about the end.
+    /// The round, from 0; the number of rounds if the defect shows at the end.
     pub round: usize,
-    /// What is wrong.
-    pub problem: Problem,
+    /// The defect.
+    pub problem: ScheduleProblem,
 }
 
-/// What can be wrong with a program.
+/// A defect of a program.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Problem {
+pub enum ScheduleProblem {
     /// Ranks cut their buffers differently.
-    #[error("its blocks are not those of rank 0")]
-    OtherBlocks,
-    /// It names a rank that cannot be meant.
-    #[error("rank {peer} is not there, or not for this")]
-    NoSuchPeer {
+    #[error("block layout differs from rank 0")]
+    BlockCountMismatch,
+    /// A peer or root that does not exist or is the rank itself.
+    #[error("invalid peer: rank {peer}")]
+    InvalidPeer {
         /// The rank.
         peer: u32,
     },
-    /// A block is used that the rank has not got in this place, or may not change.
-    #[error("block {block} of the {place} is not there to be {used}")]
-    NoSuchBlock {
-        /// Where.
-        place: Place,
-        /// Which.
+    /// An access to a block that this buffer does not have, or a write to the input.
+    #[error("block {block} of the {buffer} cannot be {used}")]
+    InvalidBlock {
+        /// The buffer.
+        buffer: BufferKind,
+        /// The block.
         block: u32,
-        /// Read or written.
+        /// "read" or "written".
         used: &'static str,
     },
-    /// Copied are more or fewer blocks than there is room for.
-    #[error("{from} blocks are copied to {to}")]
+    /// Source and destination of a copy differ in length.
+    #[error("copy of {from} blocks to {to} blocks")]
     CopyLength {
-        /// So many.
+        /// Source blocks.
         from: usize,
-        /// To so many.
+        /// Destination blocks.
         to: usize,
     },
-    /// Two steps of a round write one block.
-    #[error("two steps write block {block} of the {place}")]
+    /// Two steps of a round write the same block.
+    #[error("two steps write block {block} of the {buffer}")]
     WrittenTwice {
-        /// Where.
-        place: Place,
-        /// Which.
+        /// The buffer.
+        buffer: BufferKind,
+        /// The block.
         block: u32,
     },
-    /// A step reads what another step of its round writes.
-    #[error("one step reads block {block} of the {place} while another one writes it")]
+    /// A step reads a block that another step of the round writes.
+    #[error("block {block} of the {buffer} is read and written in the same round")]
     ReadWhileWritten {
-        /// Where.
-        place: Place,
-        /// Which.
+        /// The buffer.
+        buffer: BufferKind,
+        /// The block.
         block: u32,
     },
-    /// Something is sent that nobody receives.
-    #[error("what is sent to rank {to} is never received")]
+    /// A send without a matching receive.
+    #[error("the send to rank {to} has no matching receive")]
     NotReceived {
-        /// By whom.
+        /// The destination rank.
         to: u32,
     },
-    /// Something is received that nobody sends.
-    #[error("what should come from rank {from} is never sent")]
+    /// A receive without a matching send.
+    #[error("the receive from rank {from} has no matching send")]
     NotSent {
-        /// By whom.
+        /// The source rank.
         from: u32,
     },
-    /// Sender and receiver disagree about a message.
-    #[error("{sent} blocks come from rank {from}, {wanted} are expected")]
+    /// Sender and receiver disagree about the length of a message.
+    #[error("rank {from} sends {sent} blocks, {wanted} are expected")]
     MessageLength {
-        /// From whom.
+        /// The source rank.
         from: u32,
-        /// So many are sent.
+        /// Blocks sent.
         sent: usize,
-        /// So many are wanted.
+        /// Blocks expected.
         wanted: usize,
     },
-    /// Ranks wait for each other in a circle.
-    #[error("it waits for rank {peer}, which waits in its round {there} for others")]
-    Stuck {
-        /// The other rank.
+    /// A circular wait.
+    #[error("deadlock: waits for rank {peer}, which waits in its round {peer_round}")]
+    Deadlock {
+        /// The peer.
         peer: u32,
-        /// Its round.
-        there: usize,
+        /// The peer's round.
+        peer_round: usize,
     },
-    /// A block is read in which nothing is yet.
-    #[error("block {block} of the {place} is read before anything is in it")]
-    Unset {
-        /// Where.
-        place: Place,
-        /// Which.
+    /// A read of a block that was never written.
+    #[error("block {block} of the {buffer} is read before it is written")]
+    Uninitialized {
+        /// The buffer.
+        buffer: BufferKind,
+        /// The block.
         block: u32,
     },
-    /// The input is read when, in place, it is no more.
-    #[error("block {block} of the input is read; in place it is overwritten by then")]
+    /// A read of an input block that is already overwritten in an in-place call.
+    #[error("block {block} of the input is read after it was overwritten in place")]
     Overwritten {
-        /// Which.
+        /// The block.
         block: u32,
     },
     /// A contribution is reduced into a block twice.
-    #[error("in block {block} of the {place} the contribution of rank {of} is counted twice")]
-    CountedTwice {
-        /// Where.
-        place: Place,
-        /// Which.
+    #[error("block {block} of the {buffer} counts the contribution of rank {of} twice")]
+    DuplicateContribution {
+        /// The buffer.
+        buffer: BufferKind,
+        /// The block.
         block: u32,
-        /// Whose contribution.
+        /// The contributing rank.
         of: u32,
     },
-    /// Data of one block comes to where another belongs.
-    #[error("block {block} of the {place} gets what belongs to block {given}")]
+    /// A block receives data of another block.
+    #[error("block {block} of the {buffer} receives data of block {from_block}")]
     WrongBlock {
-        /// Where.
-        place: Place,
-        /// Which.
+        /// The buffer.
+        buffer: BufferKind,
+        /// The destination block.
         block: u32,
-        /// What it gets.
-        given: u32,
+        /// The block that the data belongs to.
+        from_block: u32,
     },
-    /// At the end a block of the output is not what it should be.
-    #[error("at the end block {block} of the output holds {holds}, not {wanted}")]
+    /// A wrong result.
+    #[error("at the end block {block} of the output holds {holds} instead of {wanted}")]
     WrongResult {
-        /// Which.
+        /// The block.
         block: u32,
-        /// Whose contributions it has.
+        /// The contributions it holds.
         holds: String,
-        /// Whose it should have.
+        /// The contributions it should hold.
         wanted: String,
     },
-    /// A rank leaves a barrier before it can know that all have come.
-    #[error("it leaves the barrier having heard of {heard}")]
-    LeavesEarly {
-        /// Of whom it knows.
-        heard: String,
+    /// A rank leaves a barrier before all ranks have entered it.
+    #[error("leaves the barrier after only {seen} entered it")]
+    EarlyBarrierExit {
+        /// The ranks known to have entered.
+        seen: String,
     },
 }
 
-impl std::fmt::Display for Place {
+impl std::fmt::Display for BufferKind {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Input => "input",
@@ -168,17 +167,17 @@ impl std::fmt::Display for Place {
     }
 }
 
-/// Proves that the programs, one for each rank, do the collective: in place and not, whatever the
-/// timing, without hanging.
-pub fn check(kind: Kind, root: u32, programs: &[Program]) -> Result<(), CheckError> {
+/// Verifies that the programs, one per rank, implement the collective: in place and out of place,
+/// for any timing, without deadlock.
+pub fn check(kind: CallKind, root: u32, programs: &[Program]) -> Result<(), CheckError> {
     if kind.has_root() && root as usize >= programs.len() {
-        return wrong(0, 0, Problem::NoSuchPeer { peer: root });
+        return wrong(0, 0, ScheduleProblem::InvalidPeer { peer: root });
     }
     rounds::check(kind, root, programs)?;
-    let messages = Messages::match_all(programs)?;
-    run::Run::new(kind, root, programs, &messages).all()
+    let messages = ScheduledMessages::match_all(programs)?;
+    symbolic::SymbolicRun::new(kind, root, programs, &messages).all()
 }
 
-fn wrong<T>(rank: u32, round: usize, problem: Problem) -> Result<T, CheckError> {
+fn wrong<T>(rank: u32, round: usize, problem: ScheduleProblem) -> Result<T, CheckError> {
     Err(CheckError { rank, round, problem })
 }

@@ -1,122 +1,126 @@
-//! What can be said of each round by itself: whether its pieces are there, and whether its steps
-//! leave each other alone.
+//! Checks each round on its own: valid block ranges and no conflicting accesses.
 
-use super::room::Room;
-use super::{CheckError, Problem, wrong};
-use crate::Kind;
-use crate::schedule::{Piece, Place, Program, Round, Step};
+use super::rank_buffers::RankBuffers;
+use super::{CheckError, ScheduleProblem, wrong};
+use crate::CallKind;
+use crate::schedule::{BlockRange, BufferKind, Program, ProgramStep, Round};
 
-pub(super) fn check(kind: Kind, root: u32, programs: &[Program]) -> Result<(), CheckError> {
+pub(super) fn check(kind: CallKind, root: u32, programs: &[Program]) -> Result<(), CheckError> {
     let ranks = programs.len() as u32;
     let Some(first) = programs.first() else { return Ok(()) };
     let blocks = first.blocks.count(ranks);
-    let mut marks = Marks::new(blocks as usize);
+    let mut last_writes = LastWrites::new(blocks as usize);
     for (rank, program) in programs.iter().enumerate() {
         let rank = rank as u32;
         if program.blocks != first.blocks {
-            return wrong(rank, 0, Problem::OtherBlocks);
+            return wrong(rank, 0, ScheduleProblem::BlockCountMismatch);
         }
-        let room = Room { kind, ranks, rank, root, blocks };
+        let buffers = RankBuffers { kind, ranks, rank, root, blocks };
         for (at, round) in program.rounds.iter().enumerate() {
-            let one = round.iter().try_for_each(|step| step_fits(&room, step));
-            one.and_then(|()| marks.check(&room, round)).or_else(|p| wrong(rank, at, p))?;
+            let one = round.iter().try_for_each(|step| check_step(&buffers, step));
+            one.and_then(|()| last_writes.check(&buffers, round))
+                .or_else(|p| wrong(rank, at, p))?;
         }
     }
     Ok(())
 }
 
-/// Whether its peer and its pieces are there.
-fn step_fits(room: &Room, step: &Step) -> Result<(), Problem> {
-    if let Step::Send { to: peer, .. } | Step::Receive { from: peer, .. } = step
-        && (*peer >= room.ranks || *peer == room.rank)
+/// Checks the peer and the block ranges of a step.
+fn check_step(buffers: &RankBuffers, step: &ProgramStep) -> Result<(), ScheduleProblem> {
+    if let ProgramStep::Send { to: peer, .. } | ProgramStep::Receive { from: peer, .. } = step
+        && (*peer >= buffers.ranks || *peer == buffers.rank)
     {
-        return Err(Problem::NoSuchPeer { peer: *peer });
+        return Err(ScheduleProblem::InvalidPeer { peer: *peer });
     }
-    if let Step::Copy { from, to } = step
+    if let ProgramStep::Copy { from, to } = step
         && from.blocks.len() != to.blocks.len()
     {
-        return Err(Problem::CopyLength { from: from.blocks.len(), to: to.blocks.len() });
+        return Err(ScheduleProblem::CopyLength { from: from.blocks.len(), to: to.blocks.len() });
     }
-    if let Some(piece) = step.writes() {
-        if piece.place == Place::Input && !piece.blocks.is_empty() {
-            return Err(missing(piece.place, piece.blocks.start, "written"));
+    if let Some(range) = step.writes() {
+        if range.buffer == BufferKind::Input && !range.blocks.is_empty() {
+            return Err(missing(range.buffer, range.blocks.start, "written"));
         }
-        piece_fits(room, piece, "written")?;
+        check_range(buffers, range, "written")?;
     }
-    step.reads().map_or(Ok(()), |piece| piece_fits(room, piece, "read"))
+    step.reads().map_or(Ok(()), |range| check_range(buffers, range, "read"))
 }
 
-fn piece_fits(room: &Room, piece: &Piece, used: &'static str) -> Result<(), Problem> {
-    let (there, blocks) = (room.blocks(piece.place), &piece.blocks);
-    if blocks.is_empty() || (there.start <= blocks.start && blocks.end <= there.end) {
+fn check_range(
+    buffers: &RankBuffers,
+    range: &BlockRange,
+    used: &'static str,
+) -> Result<(), ScheduleProblem> {
+    let (available, blocks) = (buffers.blocks(range.buffer), &range.blocks);
+    if blocks.is_empty() || (available.start <= blocks.start && blocks.end <= available.end) {
         return Ok(());
     }
-    let block = if there.contains(&blocks.start) { there.end } else { blocks.start };
-    Err(missing(piece.place, block, used))
+    let block = if available.contains(&blocks.start) { available.end } else { blocks.start };
+    Err(missing(range.buffer, block, used))
 }
 
-fn missing(place: Place, block: u32, used: &'static str) -> Problem {
-    Problem::NoSuchBlock { place, block, used }
+fn missing(buffer: BufferKind, block: u32, used: &'static str) -> ScheduleProblem {
+    ScheduleProblem::InvalidBlock { buffer, block, used }
 }
 
-/// For each block of output and scratch room, in which round it was last written. Rounds of all
-/// ranks are numbered through, so that nothing needs to be wiped.
-struct Marks {
+/// The round in which each output and scratch block was last written. Rounds are numbered across
+/// all ranks, so that nothing needs to be reset.
+struct LastWrites {
     round: u64,
     output: Vec<u64>,
     scratch: Vec<u64>,
-    /// The same for blocks of the output that are only copied from the input, which is nothing to
-    /// do in place.
-    taken_over: Vec<u64>,
+    /// The same for output blocks that are only copied from the input, which is a no-op in place.
+    copied_input: Vec<u64>,
 }
 
-impl Marks {
+impl LastWrites {
     fn new(blocks: usize) -> Self {
         let none = || vec![0; blocks];
-        Self { round: 0, output: none(), scratch: none(), taken_over: none() }
+        Self { round: 0, output: none(), scratch: none(), copied_input: none() }
     }
 
-    fn check(&mut self, room: &Room, round: &Round) -> Result<(), Problem> {
+    fn check(&mut self, buffers: &RankBuffers, round: &Round) -> Result<(), ScheduleProblem> {
         self.round += 1;
         round.iter().try_for_each(|step| self.write(step))?;
-        // What is reduced into is read and written by the same step: its own affair.
-        let reads = round.iter().filter(|step| !matches!(step, Step::Receive { .. }));
-        reads.filter_map(Step::reads).try_for_each(|piece| self.read(room, piece))
+        // A reduction reads and writes its destination in one step.
+        let reads = round.iter().filter(|step| !matches!(step, ProgramStep::Receive { .. }));
+        reads.filter_map(ProgramStep::reads).try_for_each(|range| self.read(buffers, range))
     }
 
-    fn write(&mut self, step: &Step) -> Result<(), Problem> {
-        let Some(Piece { place, blocks }) = step.writes() else { return Ok(()) };
-        let marks = if *place == Place::Output { &mut self.output } else { &mut self.scratch };
+    fn write(&mut self, step: &ProgramStep) -> Result<(), ScheduleProblem> {
+        let Some(BlockRange { buffer, blocks }) = step.writes() else { return Ok(()) };
+        let last_writes =
+            if *buffer == BufferKind::Output { &mut self.output } else { &mut self.scratch };
         for block in blocks.clone() {
-            if std::mem::replace(&mut marks[block as usize], self.round) == self.round {
-                return Err(Problem::WrittenTwice { place: *place, block });
+            if std::mem::replace(&mut last_writes[block as usize], self.round) == self.round {
+                return Err(ScheduleProblem::WrittenTwice { buffer: *buffer, block });
             }
         }
-        if let Step::Copy { from, to } = step
-            && (from.place, to.place) == (Place::Input, Place::Output)
+        if let ProgramStep::Copy { from, to } = step
+            && (from.buffer, to.buffer) == (BufferKind::Input, BufferKind::Output)
             && from.blocks == to.blocks
         {
-            blocks.clone().for_each(|block| self.taken_over[block as usize] = self.round);
+            blocks.clone().for_each(|block| self.copied_input[block as usize] = self.round);
         }
         Ok(())
     }
 
-    fn read(&self, room: &Room, piece: &Piece) -> Result<(), Problem> {
-        let place = piece.place;
+    fn read(&self, buffers: &RankBuffers, range: &BlockRange) -> Result<(), ScheduleProblem> {
+        let buffer = range.buffer;
         let written = |block: &u32| {
             let at = *block as usize;
-            match place {
-                Place::Output => self.output[at] == self.round,
-                Place::Scratch => self.scratch[at] == self.round,
-                Place::Input => {
-                    room.aliased(*block)
+            match buffer {
+                BufferKind::Output => self.output[at] == self.round,
+                BufferKind::Scratch => self.scratch[at] == self.round,
+                BufferKind::Input => {
+                    buffers.aliased(*block)
                         && self.output[at] == self.round
-                        && self.taken_over[at] != self.round
+                        && self.copied_input[at] != self.round
                 }
             }
         };
-        match piece.blocks.clone().find(written) {
-            Some(block) => Err(Problem::ReadWhileWritten { place, block }),
+        match range.blocks.clone().find(written) {
+            Some(block) => Err(ScheduleProblem::ReadWhileWritten { buffer, block }),
             None => Ok(()),
         }
     }

@@ -1,313 +1,331 @@
-//! The connections from one rank: what comes is put where a receive was posted for it, or kept
-//! until one is.
+//! The connections from one rank. A message goes into the buffer of the matching posted receive, or
+//! into the unexpected-message queue until one is posted.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::TcpStream;
 use std::sync::Arc;
 
-use super::reader::{Reader, Turn};
-use super::target::{Posted, Target};
-use super::{Channels, Trouble};
-use crate::tcp::frame::{HEAD, Head, stripe};
+use super::reader::{ReadStatus, Reader};
+use super::recv_buffer::{PostedRecv, RecvBuffer};
+use super::{CommTable, ProtocolError};
+use crate::tcp::frame::{HEADER_BYTES, Header, stripe};
 
-/// How much of one rank's is read before the others have their turn.
-const SHARE: usize = 4 << 20;
+/// Bytes read from one peer before the others get a turn.
+const READ_QUANTUM: usize = 4 << 20;
 
-/// Where the connection is that this rank made and the other may send over, too; after it come those
-/// that carry stripes only.
-const OWN: usize = 1;
+/// Index of the connection that this rank opened and the peer may send over. Connections after it
+/// carry stripes only.
+const LOCAL_CONN: usize = 1;
 
 /// Connections from a rank.
 #[derive(Default)]
 pub struct Incoming {
-    /// The first one that it made, the one that this rank made, and its others.
-    lanes: Vec<Option<Reader>>,
-    /// Over which of the first two it sends, once that is known.
-    chosen: Option<usize>,
+    /// The peer's first connection, the one this rank opened, and the peer's further connections.
+    conns: Vec<Option<Reader>>,
+    /// Which of the first two carries the headers, once known.
+    header_conn: Option<usize>,
     messages: HashMap<u64, Message>,
-    /// Messages that nobody has asked for, in the order in which they came.
-    early: VecDeque<u64>,
-    kept: usize,
-    posted: VecDeque<Posted>,
+    /// The unexpected-message queue, in order of arrival.
+    unexpected: VecDeque<u64>,
+    unexpected_bytes: usize,
+    posted: VecDeque<PostedRecv>,
     next: u64,
 }
 
 struct Message {
-    head: Head,
-    target: Target,
-    /// Of how many stripes the rest consists.
-    parts: usize,
-    /// Who gets it, if it is not kept for nobody.
-    posted: Option<Posted>,
+    header: Header,
+    buffer: RecvBuffer,
+    /// Stripes still to arrive.
+    stripes_left: usize,
+    /// The matching receive, if it is posted.
+    posted: Option<PostedRecv>,
 }
 
 impl Incoming {
-    /// A connection that the rank made, and which of its connections it is.
+    /// Adds a connection that the peer opened, with its index.
     pub fn add(&mut self, index: usize, stream: TcpStream) {
-        self.put(lane_of(index, 0), Arc::new(stream));
+        self.insert(conn_index(index, 0), Arc::new(stream));
     }
 
-    /// A connection that this rank made.
-    pub fn add_own(&mut self, stream: Arc<TcpStream>) {
-        self.put(OWN, stream);
+    /// Adds the connection that this rank opened.
+    pub fn add_local(&mut self, stream: Arc<TcpStream>) {
+        self.insert(LOCAL_CONN, stream);
     }
 
-    fn put(&mut self, lane: usize, stream: Arc<TcpStream>) {
-        if self.lanes.len() <= lane {
-            self.lanes.resize_with(lane + 1, || None);
+    fn insert(&mut self, conn: usize, stream: Arc<TcpStream>) {
+        if self.conns.len() <= conn {
+            self.conns.resize_with(conn + 1, || None);
         }
-        self.lanes[lane] = Some(Reader::new(stream));
+        self.conns[conn] = Some(Reader::new(stream));
     }
 
-    /// The first connection that the rank made.
-    pub fn theirs(&self) -> Option<Arc<TcpStream>> {
-        self.lanes.first()?.as_ref().map(|reader| reader.stream.clone())
+    /// The first connection that the peer opened.
+    pub fn peer_initiated(&self) -> Option<Arc<TcpStream>> {
+        self.conns.first()?.as_ref().map(|reader| reader.stream.clone())
     }
 
-    /// Asks for a message.
-    pub fn post(&mut self, posted: Posted, channels: &mut Channels) {
-        let is_it = |id: &u64| self.messages.get(id).is_some_and(|m| m.head.key == posted.key);
-        let Some(at) = self.early.iter().position(is_it) else {
+    /// Posts a receive.
+    pub fn post(&mut self, posted: PostedRecv, comms: &mut CommTable) {
+        let matches = |id: &u64| self.messages.get(id).is_some_and(|m| m.header.key == posted.key);
+        let Some(at) = self.unexpected.iter().position(matches) else {
             self.posted.push_back(posted);
             return;
         };
-        let Some(id) = self.early.remove(at) else { return };
+        let Some(id) = self.unexpected.remove(at) else { return };
         if let Some(message) = self.messages.get_mut(&id) {
-            self.kept = self.kept.saturating_sub(message.head.length as usize);
-            if fits(&message.head, &posted, channels) {
+            let length = message.header.length as usize;
+            self.unexpected_bytes = self.unexpected_bytes.saturating_sub(length);
+            if check_match(&message.header, &posted, comms) {
                 message.posted = Some(posted);
             } else {
-                message.target = Target::Nowhere;
+                message.buffer = RecvBuffer::Discard;
             }
         }
-        self.finish(id, channels);
+        self.finish(id, comms);
     }
 
-    /// Whether so much is kept of what nobody has asked for that others come first.
-    pub fn is_full(&self, keep: usize) -> bool {
-        self.kept >= keep
+    /// Whether the unexpected-message queue has reached `limit` bytes.
+    pub fn is_full(&self, limit: usize) -> bool {
+        self.unexpected_bytes >= limit
     }
 
-    /// Reads what is there, until a message is complete or somebody else should have a turn. No
-    /// message is begun when so much is kept. True: something came.
-    pub fn read(&mut self, channels: &mut Channels, keep: usize) -> Result<bool, String> {
-        let mut share = SHARE;
-        for lane in 0..self.lanes.len() {
+    /// Reads until a message completes, the quantum is used up or the sockets are drained. Starts no
+    /// message while the unexpected-message queue is full. Returns whether anything was read.
+    pub fn read(&mut self, comms: &mut CommTable, limit: usize) -> Result<bool, String> {
+        let mut quantum = READ_QUANTUM;
+        for conn in 0..self.conns.len() {
             loop {
-                let turn = match self.step(lane, channels, keep) {
-                    Err(_) if self.can_do_without(lane) => {
-                        self.lanes[lane] = None;
-                        Turn::Empty
+                let status = match self.step(conn, comms, limit) {
+                    Err(_) if self.is_redundant(conn) => {
+                        self.conns[conn] = None;
+                        ReadStatus::WouldBlock
                     }
-                    turn => turn?,
+                    status => status?,
                 };
-                match turn {
-                    Turn::Empty => break,
-                    Turn::Got(count) => share = share.saturating_sub(count),
-                    Turn::Complete => return Ok(true),
+                match status {
+                    ReadStatus::WouldBlock => break,
+                    ReadStatus::Read(count) => quantum = quantum.saturating_sub(count),
+                    ReadStatus::MessageDone => return Ok(true),
                 }
-                if share == 0 {
+                if quantum == 0 {
                     return Ok(true);
                 }
             }
         }
-        Ok(share < SHARE)
+        Ok(quantum < READ_QUANTUM)
     }
 
-    /// One system call, or what can be done without one.
-    fn step(&mut self, lane: usize, channels: &mut Channels, keep: usize) -> Result<Turn, String> {
-        let wants_head = self.wants_head(lane) && !self.is_full(keep);
-        let Some(reader) = self.lanes.get_mut(lane).and_then(Option::as_mut) else {
-            return Ok(Turn::Empty);
+    /// One step with at most one system call.
+    fn step(
+        &mut self,
+        conn: usize,
+        comms: &mut CommTable,
+        limit: usize,
+    ) -> Result<ReadStatus, String> {
+        let wants_header = self.wants_header(conn) && !self.is_full(limit);
+        let Some(reader) = self.conns.get_mut(conn).and_then(Option::as_mut) else {
+            return Ok(ReadStatus::WouldBlock);
         };
-        let Some(part) = reader.parts.front_mut() else {
-            if !wants_head {
-                return Ok(Turn::Empty);
+        let Some(stripe) = reader.stripes.front_mut() else {
+            if !wants_header {
+                return Ok(ReadStatus::WouldBlock);
             }
-            if let Some(head) = reader.buffer.head() {
-                self.chosen = Some(lane);
-                return self.begin(lane, Head::decode(&head), channels);
+            if let Some(header) = reader.buffer.header() {
+                self.header_conn = Some(conn);
+                return self.begin(conn, Header::decode(&header), comms);
             }
             return match reader.buffer.fill(&reader.stream) {
-                Err(_) if self.may_send_elsewhere(lane) => {
-                    self.lanes[lane] = None;
-                    Ok(Turn::Empty)
+                Err(_) if self.other_conn_may_carry(conn) => {
+                    self.conns[conn] = None;
+                    Ok(ReadStatus::WouldBlock)
                 }
                 filled => filled,
             };
         };
-        let Some(message) = self.messages.get_mut(&part.message) else {
-            return Err("its messages are out of order".to_owned());
+        let Some(message) = self.messages.get_mut(&stripe.message) else {
+            return Err("protocol error: a stripe arrived without its message".to_owned());
         };
-        let (turn, landed) =
-            reader.buffer.land(&reader.stream, &mut message.target, part.at, part.left)?;
-        part.at += landed;
-        part.left -= landed;
-        channels.moved(message.head.key.channel, landed);
-        if part.left > 0 {
-            return Ok(turn);
+        let (status, count) =
+            reader.buffer.read_into(&reader.stream, &mut message.buffer, stripe.at, stripe.left)?;
+        stripe.at += count;
+        stripe.left -= count;
+        comms.add_bytes_moved(message.header.key.comm_id, count);
+        if stripe.left > 0 {
+            return Ok(status);
         }
-        let id = part.message;
-        reader.parts.pop_front();
-        message.parts -= 1;
-        Ok(self.finish(id, channels))
+        let id = stripe.message;
+        reader.stripes.pop_front();
+        message.stripes_left -= 1;
+        Ok(self.finish(id, comms))
     }
 
-    /// Whether what the rank still has to say may come over another connection than this one.
-    fn can_do_without(&self, lane: usize) -> bool {
-        let other = |other: usize| self.lanes.get(other).is_some_and(Option::is_some);
-        lane <= OWN && self.chosen != Some(lane) && other(OWN - lane)
+    /// Whether the peer's remaining messages may arrive on the other connection.
+    fn is_redundant(&self, conn: usize) -> bool {
+        let other = |other: usize| self.conns.get(other).is_some_and(Option::is_some);
+        conn <= LOCAL_CONN && self.header_conn != Some(conn) && other(LOCAL_CONN - conn)
     }
 
     /// All connections.
     pub fn streams(&self) -> impl Iterator<Item = &Arc<TcpStream>> {
-        self.lanes.iter().flatten().map(|reader| &reader.stream)
+        self.conns.iter().flatten().map(|reader| &reader.stream)
     }
 
-    /// Only the connection that the rank has chosen has heads. They are read if somebody waits for a
-    /// message.
-    fn wants_head(&self, lane: usize) -> bool {
-        let has_heads = lane <= OWN && self.chosen.is_none_or(|chosen| chosen == lane);
-        has_heads && !self.posted.is_empty()
+    /// Only the connection that the peer chose carries headers. They are read while a receive is
+    /// posted.
+    fn wants_header(&self, conn: usize) -> bool {
+        let carries_headers =
+            conn <= LOCAL_CONN && self.header_conn.is_none_or(|chosen| chosen == conn);
+        carries_headers && !self.posted.is_empty()
     }
 
-    /// Whether messages may come over the other connection when this one is closed: a rank that
-    /// leaves closes both, and what it sent may still be on its way.
-    fn may_send_elsewhere(&self, lane: usize) -> bool {
-        let other = self.lanes.get(OWN - lane.min(OWN)).is_some_and(Option::is_some);
-        self.chosen.is_none() && lane <= OWN && other
+    /// Whether messages may still arrive on the other connection when this one is closed. A rank
+    /// that exits closes both, with data possibly in flight.
+    fn other_conn_may_carry(&self, conn: usize) -> bool {
+        let other = self.conns.get(LOCAL_CONN - conn.min(LOCAL_CONN)).is_some_and(Option::is_some);
+        self.header_conn.is_none() && conn <= LOCAL_CONN && other
     }
 
-    /// A message begins.
-    fn begin(&mut self, first: usize, head: Head, channels: &mut Channels) -> Result<Turn, String> {
-        let length = head.length as usize;
-        let found = self.posted.iter().position(|posted| posted.key == head.key);
+    /// Starts a message.
+    fn begin(
+        &mut self,
+        first: usize,
+        header: Header,
+        comms: &mut CommTable,
+    ) -> Result<ReadStatus, String> {
+        let length = header.length as usize;
+        let found = self.posted.iter().position(|posted| posted.key == header.key);
         let posted = found.and_then(|at| self.posted.remove(at));
         self.next += 1;
         let id = self.next;
-        let (target, posted) = match posted {
-            Some(posted) if fits(&head, &posted, channels) => (posted.target(), Some(posted)),
-            Some(_) => (Target::Nowhere, None),
-            None if !channels.may_be_early(&head) => (Target::Nowhere, None),
+        let (buffer, posted) = match posted {
+            Some(posted) if check_match(&header, &posted, comms) => {
+                (posted.recv_buffer(), Some(posted))
+            }
+            Some(_) => (RecvBuffer::Discard, None),
+            None if !comms.accept_unexpected(&header) => (RecvBuffer::Discard, None),
             None => {
-                self.kept += length;
-                self.early.push_back(id);
-                (Target::Kept(room(length)?), None)
+                self.unexpected_bytes += length;
+                self.unexpected.push_back(id);
+                (RecvBuffer::Unexpected(alloc_unexpected(length)?), None)
             }
         };
-        let stripes = usize::from(head.stripes);
-        // A stripe may be empty, and then nothing comes.
+        let stripes = usize::from(header.stripes);
+        // Nothing is sent for an empty stripe.
         let ranges = (0..stripes).map(|i| stripe(length, i, stripes));
         let ranges: Vec<_> = ranges.enumerate().filter(|(_, range)| !range.is_empty()).collect();
-        self.messages.insert(id, Message { head, target, parts: ranges.len(), posted });
+        self.messages.insert(id, Message { header, buffer, stripes_left: ranges.len(), posted });
         for (index, range) in ranges {
-            // All connections are there before a message that needs them.
-            let reader = self.lanes.get_mut(lane_of(index, first)).and_then(Option::as_mut);
-            reader.ok_or("it sends over a connection that there is not")?.expect(id, range);
+            // All connections exist before the first message that uses them.
+            let reader = self.conns.get_mut(conn_index(index, first)).and_then(Option::as_mut);
+            let missing =
+                "protocol error: a stripe is announced on a connection that does not exist";
+            reader.ok_or(missing)?.expect(id, range);
         }
-        Ok(self.finish(id, channels))
+        Ok(self.finish(id, comms))
     }
 
-    /// Hands a message over if it is complete and wanted.
-    fn finish(&mut self, id: u64, channels: &mut Channels) -> Turn {
+    /// Completes a message if it has arrived and is matched or discarded.
+    fn finish(&mut self, id: u64, comms: &mut CommTable) -> ReadStatus {
         let complete = |m: &Message| {
-            m.parts == 0 && (m.posted.is_some() || matches!(m.target, Target::Nowhere))
+            m.stripes_left == 0 && (m.posted.is_some() || matches!(m.buffer, RecvBuffer::Discard))
         };
         if !self.messages.get(&id).is_some_and(complete) {
-            return Turn::Got(0);
+            return ReadStatus::Read(0);
         }
-        let Some(message) = self.messages.remove(&id) else { return Turn::Got(0) };
+        let Some(message) = self.messages.remove(&id) else { return ReadStatus::Read(0) };
         if let Some(posted) = message.posted {
-            if let Target::Kept(bytes) = &message.target {
-                posted.target().put(0, bytes);
+            if let RecvBuffer::Unexpected(bytes) = &message.buffer {
+                posted.recv_buffer().write(0, bytes);
             }
-            channels.done(posted.key.channel, posted.ticket);
+            comms.complete(posted.key.comm_id, posted.request);
         }
-        Turn::Complete
+        ReadStatus::MessageDone
     }
 
-    /// The connections that should tell when something comes.
-    pub fn waiting(&self) -> impl Iterator<Item = &Arc<TcpStream>> {
-        let wanted = |(i, lane): &(usize, &Option<Reader>)| {
-            lane.as_ref().is_some_and(|reader| !reader.parts.is_empty() || self.wants_head(*i))
+    /// The connections to poll for input.
+    pub fn awaited(&self) -> impl Iterator<Item = &Arc<TcpStream>> {
+        let wanted = |(i, conn): &(usize, &Option<Reader>)| {
+            conn.as_ref().is_some_and(|reader| !reader.stripes.is_empty() || self.wants_header(*i))
         };
-        self.lanes
+        self.conns
             .iter()
             .enumerate()
             .filter(wanted)
-            .filter_map(|(_, lane)| lane.as_ref())
+            .filter_map(|(_, conn)| conn.as_ref())
             .map(|reader| &reader.stream)
     }
 
-    /// Nothing more comes. What was asked for stays so.
-    pub fn hang_up(&mut self) {
-        self.lanes.clear();
-        self.chosen = None;
+    /// Closes all connections. Posted receives stay pending.
+    pub fn close_all(&mut self) {
+        self.conns.clear();
+        self.header_conn = None;
     }
 
-    /// Gives memory of a channel back. What was begun goes nowhere.
-    pub fn cancel(&mut self, channel: u64) {
-        self.posted.retain(|posted| posted.key.channel != channel);
-        for message in self.messages.values_mut().filter(|m| m.head.key.channel == channel) {
+    /// Releases the memory of a communicator. Messages in flight are discarded.
+    pub fn cancel(&mut self, comm_id: u64) {
+        self.posted.retain(|posted| posted.key.comm_id != comm_id);
+        for message in self.messages.values_mut().filter(|m| m.header.key.comm_id == comm_id) {
             if message.posted.take().is_some() {
-                message.target = Target::Nowhere;
+                message.buffer = RecvBuffer::Discard;
             }
         }
     }
 
-    /// Nobody will ask for messages of a channel any more.
-    pub fn close(&mut self, channel: u64) {
-        self.cancel(channel);
-        let (messages, kept) = (&mut self.messages, &mut self.kept);
-        self.early.retain(|id| {
+    /// Closes a communicator and discards its unexpected messages.
+    pub fn close(&mut self, comm_id: u64) {
+        self.cancel(comm_id);
+        let (messages, unexpected_bytes) = (&mut self.messages, &mut self.unexpected_bytes);
+        self.unexpected.retain(|id| {
             let Some(message) = messages.get_mut(id) else { return false };
-            if message.head.key.channel != channel {
+            if message.header.key.comm_id != comm_id {
                 return true;
             }
-            *kept = kept.saturating_sub(message.head.length as usize);
-            message.target = Target::Nowhere;
+            *unexpected_bytes = unexpected_bytes.saturating_sub(message.header.length as usize);
+            message.buffer = RecvBuffer::Discard;
             false
         });
-        self.messages.retain(|_, m| m.head.key.channel != channel || m.parts > 0);
+        self.messages.retain(|_, m| m.header.key.comm_id != comm_id || m.stripes_left > 0);
     }
 }
 
-/// The place of the connection with this index, where the first is at `first`.
-fn lane_of(index: usize, first: usize) -> usize {
-    if index == 0 { first } else { index + OWN }
+/// The position of the connection with this index if the first one is at `first`.
+fn conn_index(index: usize, first: usize) -> usize {
+    if index == 0 { first } else { index + LOCAL_CONN }
 }
 
-/// Memory for a message that nobody has asked for. Its length is what somebody else says.
-fn room(length: usize) -> Result<Vec<u8>, String> {
+/// Memory for an unexpected message. The length comes from the peer, so allocation may fail.
+fn alloc_unexpected(length: usize) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::new();
-    let none = |_| format!("there is no memory for a message of {length} bytes");
+    let none = |_| format!("out of memory for an unexpected message of {length} bytes");
     bytes.try_reserve_exact(length).map_err(none)?;
     bytes.resize(length, 0);
     Ok(bytes)
 }
 
-/// Whether a message is what was asked for. If not, its communicator is in trouble.
-pub fn fits(head: &Head, posted: &Posted, channels: &mut Channels) -> bool {
+/// Whether a message matches a posted receive. If not, records a protocol error.
+pub fn check_match(header: &Header, posted: &PostedRecv, comms: &mut CommTable) -> bool {
     let key = posted.key;
-    let trouble = if head.what != posted.what && !key.tagged {
-        Trouble::Mismatch { call: key.number }
-    } else if head.length as usize != posted.length {
-        Trouble::Size { of: posted.ticket, came: head.length, room: posted.length as u64 }
+    let error = if header.signature_hash != posted.signature_hash && !key.tagged {
+        ProtocolError::CallMismatch { call: key.number }
+    } else if header.length as usize != posted.length {
+        let (sent, expected) = (header.length, posted.length as u64);
+        ProtocolError::SizeMismatch { request: posted.request, sent, expected }
     } else {
         return true;
     };
-    channels.trouble(key.channel, trouble);
+    comms.set_protocol_error(key.comm_id, error);
     false
 }
 
 impl Reader {
     fn expect(&mut self, message: u64, range: std::ops::Range<usize>) {
-        self.parts.push_back(super::reader::Part { message, at: range.start, left: range.len() });
+        let (at, left) = (range.start, range.len());
+        self.stripes.push_back(super::reader::PendingStripe { message, at, left });
     }
 }
 
-/// The buffer holds at least a head.
-const _: () = assert!(HEAD <= super::reader::BUFFER);
+/// The read buffer holds at least a header.
+const _: () = assert!(HEADER_BYTES <= super::reader::BUFFER_BYTES);
 
 #[cfg(test)]
 mod tests {
@@ -315,8 +333,8 @@ mod tests {
     use std::net::TcpListener;
 
     use super::*;
-    use crate::tcp::frame::Key;
-    use crate::transport::{Landing, Lane, Ticket};
+    use crate::tcp::frame::MessageKey;
+    use crate::transport::{MatchKey, RecvAction, RequestId};
 
     /// Both ends of a connection.
     fn pair() -> (TcpStream, TcpStream) {
@@ -325,26 +343,34 @@ mod tests {
         (one, listener.accept().unwrap().0)
     }
 
-    /// A rank has sent over one of two connections, and left: what it sent is still read.
+    /// A rank that sends on one of two connections and exits loses no data.
     #[test]
-    fn what_was_sent_before_both_were_closed_comes() {
-        for over_own in [false, true] {
-            let ((theirs, mut far), (own, mut other)) = (pair(), pair());
+    fn data_sent_before_both_connections_close_is_delivered() {
+        for over_local in [false, true] {
+            let ((theirs, mut far), (local, mut other)) = (pair(), pair());
             let mut incoming = Incoming::default();
             incoming.add(0, theirs);
-            incoming.add_own(Arc::new(own));
-            let key = Key::new(1, Lane::Call, 1);
-            let head = Head { key, length: 3, what: 7, stripes: 1 };
-            let sender = if over_own { &mut other } else { &mut far };
-            sender.write_all(&[&head.encode()[..], b"abc"].concat()).unwrap();
+            incoming.add_local(Arc::new(local));
+            let key = MessageKey::new(1, MatchKey::Collective, 1);
+            let header = Header { key, length: 3, signature_hash: 7, stripes: 1 };
+            let sender = if over_local { &mut other } else { &mut far };
+            sender.write_all(&[&header.encode()[..], b"abc"].concat()).unwrap();
             drop((far, other));
-            let (mut channels, mut into) = (Channels::default(), [0u8; 3]);
-            let (start, landing) = (into.as_mut_ptr(), Landing::Replace);
-            let ticket = Ticket(1);
-            let posted = Posted { key, what: 7, ticket, start, length: 3, landing, with: None };
-            incoming.post(posted, &mut channels);
-            while channels.get(1).done.is_empty() {
-                incoming.read(&mut channels, usize::MAX).unwrap();
+            let (mut comms, mut into) = (CommTable::default(), [0u8; 3]);
+            let (start, action) = (into.as_mut_ptr(), RecvAction::Copy);
+            let request = RequestId(1);
+            let posted = PostedRecv {
+                key,
+                signature_hash: 7,
+                request,
+                start,
+                length: 3,
+                action,
+                operand: None,
+            };
+            incoming.post(posted, &mut comms);
+            while comms.get(1).completed.is_empty() {
+                incoming.read(&mut comms, usize::MAX).unwrap();
             }
             assert_eq!(&into, b"abc");
         }

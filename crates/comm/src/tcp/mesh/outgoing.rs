@@ -1,4 +1,4 @@
-//! The connections to one rank, and what waits to be written to them.
+//! The connections to one rank and their send queues.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::IoSlice;
@@ -8,114 +8,114 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 
-use super::Channels;
-use crate::tcp::frame::{HEAD, Head, stripe};
-use crate::transport::Ticket;
+use super::CommTable;
+use crate::tcp::frame::{HEADER_BYTES, Header, stripe};
+use crate::transport::RequestId;
 
-/// Connections to a rank. Messages go out in the order in which they were posted.
+/// Connections to a rank. Messages are sent in the order they were posted.
 #[derive(Default)]
 pub struct Outgoing {
-    lanes: Vec<Lane>,
-    /// Of how many stripes the rest of a message consists.
-    parts: HashMap<Ticket, usize>,
+    conns: Vec<Connection>,
+    /// Stripes still to be written, by message.
+    stripes_left: HashMap<RequestId, usize>,
 }
 
-struct Lane {
+struct Connection {
     stream: Arc<TcpStream>,
     queue: VecDeque<Chunk>,
 }
 
-/// A head and what follows it on one connection; a stripe has no head.
+/// A header and the payload after it on one connection. Stripes after the first have no header.
 struct Chunk {
-    channel: u64,
-    ticket: Ticket,
-    head: [u8; HEAD],
-    head_at: usize,
-    /// Whether a byte of it was written.
-    begun: bool,
-    bytes: Bytes,
+    comm_id: u64,
+    request: RequestId,
+    header: [u8; HEADER_BYTES],
+    header_at: usize,
+    /// Whether any byte was written.
+    started: bool,
+    payload: Payload,
     at: usize,
 }
 
-enum Bytes {
-    Lent(*const u8, usize),
-    /// What was lent is taken back, but what was begun must be ended.
+enum Payload {
+    User(*const u8, usize),
+    /// A copy made when the user's memory was released in the middle of a message.
     Owned(Vec<u8>),
 }
 
-// SAFETY: lent memory is only read, and by whoever holds the lock of the mesh; that it is valid is
-// promised where it was posted.
-unsafe impl Send for Bytes {}
+// SAFETY: user memory is only read, under the lock of the mesh; the caller of `post_send` guarantees
+// that it is valid.
+unsafe impl Send for Payload {}
 
 impl Chunk {
     fn rest(&self) -> &[u8] {
-        match &self.bytes {
-            // SAFETY: lent memory is valid until the chunk is done, or `cancel` made it an owned
-            // one; `at` is never beyond its length.
-            Bytes::Lent(start, length) => unsafe {
+        match &self.payload {
+            // SAFETY: user memory is valid until the chunk completes or `cancel` replaces it by a
+            // copy; `at` never exceeds the length.
+            Payload::User(start, length) => unsafe {
                 std::slice::from_raw_parts(start.add(self.at), length - self.at)
             },
-            Bytes::Owned(bytes) => &bytes[self.at..],
+            Payload::Owned(bytes) => &bytes[self.at..],
         }
     }
 
     fn is_done(&self) -> bool {
-        self.head_at == HEAD && self.rest().is_empty()
+        self.header_at == HEADER_BYTES && self.rest().is_empty()
     }
 
-    /// So many bytes were written.
+    /// Records `count` written bytes.
     fn advance(&mut self, count: usize) {
-        let of_head = count.min(HEAD - self.head_at);
-        self.head_at += of_head;
-        self.at += count - of_head;
-        self.begun |= count > 0;
+        let of_header = count.min(HEADER_BYTES - self.header_at);
+        self.header_at += of_header;
+        self.at += count - of_header;
+        self.started |= count > 0;
     }
 }
 
 impl Outgoing {
-    pub fn lanes(&self) -> usize {
-        self.lanes.len()
+    pub fn connections(&self) -> usize {
+        self.conns.len()
     }
 
     pub fn add(&mut self, stream: Arc<TcpStream>) {
-        self.lanes.push(Lane { stream, queue: VecDeque::new() });
+        self.conns.push(Connection { stream, queue: VecDeque::new() });
     }
 
     /// Queues a message, to be written by [`Self::write`].
-    pub fn push(&mut self, head: Head, ticket: Ticket, start: *const u8, length: usize) {
-        let stripes = usize::from(head.stripes);
+    pub fn push(&mut self, header: Header, request: RequestId, start: *const u8, length: usize) {
+        let stripes = usize::from(header.stripes);
         if stripes > 1 {
-            self.parts.insert(ticket, stripes);
+            self.stripes_left.insert(request, stripes);
         }
-        for (i, lane) in self.lanes.iter_mut().take(stripes).enumerate() {
+        for (i, conn) in self.conns.iter_mut().take(stripes).enumerate() {
             let range = stripe(length, i, stripes);
             // SAFETY: a stripe is within the message.
-            let bytes = Bytes::Lent(unsafe { start.add(range.start) }, range.len());
-            let head_at = if i == 0 { 0 } else { HEAD };
-            let channel = head.key.channel;
-            lane.queue.push_back(Chunk {
-                channel,
-                ticket,
-                head: head.encode(),
-                head_at,
-                begun: false,
-                bytes,
+            let payload = Payload::User(unsafe { start.add(range.start) }, range.len());
+            let header_at = if i == 0 { 0 } else { HEADER_BYTES };
+            let comm_id = header.key.comm_id;
+            conn.queue.push_back(Chunk {
+                comm_id,
+                request,
+                header: header.encode(),
+                header_at,
+                started: false,
+                payload,
                 at: 0,
             });
         }
     }
 
-    /// Writes what goes. True: something went.
-    pub fn write(&mut self, channels: &mut Channels) -> Result<bool, Errno> {
-        let mut went = false;
-        for lane in &mut self.lanes {
-            while let Some(chunk) = lane.queue.front_mut() {
+    /// Writes as much as the sockets accept. Returns whether anything was written.
+    pub fn write(&mut self, comms: &mut CommTable) -> Result<bool, Errno> {
+        let mut wrote = false;
+        for conn in &mut self.conns {
+            while let Some(chunk) = conn.queue.front_mut() {
                 if !chunk.is_done() {
-                    match send(&lane.stream, chunk) {
+                    match send(&conn.stream, chunk) {
                         Ok(count) => {
-                            went = true;
+                            wrote = true;
                             chunk.advance(count);
-                            channels.moved(chunk.channel, count);
+                            comms.add_bytes_moved(chunk.comm_id, count);
                         }
                         Err(Errno::AGAIN) => break,
                         Err(Errno::INTR) => continue,
@@ -123,61 +123,63 @@ impl Outgoing {
                     }
                 }
                 if chunk.is_done() {
-                    let (channel, ticket) = (chunk.channel, chunk.ticket);
-                    lane.queue.pop_front();
-                    if last_part(&mut self.parts, ticket) {
-                        channels.done(channel, ticket);
+                    let (comm_id, request) = (chunk.comm_id, chunk.request);
+                    conn.queue.pop_front();
+                    if last_stripe(&mut self.stripes_left, request) {
+                        comms.complete(comm_id, request);
                     }
                 }
             }
         }
-        Ok(went)
+        Ok(wrote)
     }
 
     /// All connections.
     pub fn streams(&self) -> impl Iterator<Item = &Arc<TcpStream>> {
-        self.lanes.iter().map(|lane| &lane.stream)
+        self.conns.iter().map(|conn| &conn.stream)
     }
 
-    /// The connections that should tell when they take more.
-    pub fn waiting(&self) -> impl Iterator<Item = &Arc<TcpStream>> {
-        self.lanes.iter().filter(|lane| !lane.queue.is_empty()).map(|lane| &lane.stream)
+    /// The connections to poll for writability.
+    pub fn blocked(&self) -> impl Iterator<Item = &Arc<TcpStream>> {
+        self.conns.iter().filter(|conn| !conn.queue.is_empty()).map(|conn| &conn.stream)
     }
 
-    /// Gives memory of a channel back. What was begun, the other side counts on: it is copied.
-    pub fn cancel(&mut self, channel: u64) {
-        let begun: Vec<Ticket> = self
-            .lanes
+    /// Releases the memory of a communicator. Messages in progress are copied, because the peer
+    /// expects the rest of them.
+    pub fn cancel(&mut self, comm_id: u64) {
+        let started: Vec<RequestId> = self
+            .conns
             .iter()
-            .flat_map(|lane| lane.queue.iter())
-            .filter(|chunk| chunk.channel == channel && chunk.begun)
-            .map(|chunk| chunk.ticket)
-            .chain(self.parts.keys().copied())
+            .flat_map(|conn| conn.queue.iter())
+            .filter(|chunk| chunk.comm_id == comm_id && chunk.started)
+            .map(|chunk| chunk.request)
+            .chain(self.stripes_left.keys().copied())
             .collect();
-        for lane in &mut self.lanes {
-            lane.queue.retain(|c| c.channel != channel || c.begun || begun.contains(&c.ticket));
-            for chunk in lane.queue.iter_mut().filter(|c| c.channel == channel) {
+        for conn in &mut self.conns {
+            conn.queue
+                .retain(|c| c.comm_id != comm_id || c.started || started.contains(&c.request));
+            for chunk in conn.queue.iter_mut().filter(|c| c.comm_id == comm_id) {
                 let rest = chunk.rest().to_vec();
-                chunk.bytes = Bytes::Owned(rest);
+                chunk.payload = Payload::Owned(rest);
                 chunk.at = 0;
             }
         }
     }
 }
 
-/// Whether no other part of the message is on its way.
-fn last_part(parts: &mut HashMap<Ticket, usize>, ticket: Ticket) -> bool {
-    let Some(left) = parts.get_mut(&ticket) else { return true };
+/// Records a completed stripe. Returns whether it was the last of its message.
+fn last_stripe(stripes_left: &mut HashMap<RequestId, usize>, request: RequestId) -> bool {
+    let Some(left) = stripes_left.get_mut(&request) else { return true };
     *left -= 1;
     if *left > 0 {
         return false;
     }
-    parts.remove(&ticket);
+    stripes_left.remove(&request);
     true
 }
 
 fn send(stream: &TcpStream, chunk: &Chunk) -> Result<usize, Errno> {
-    let slices = [IoSlice::new(&chunk.head[chunk.head_at..]), IoSlice::new(chunk.rest())];
+    let slices = [IoSlice::new(&chunk.header[chunk.header_at..]), IoSlice::new(chunk.rest())];
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
     sendmsg(stream, &slices, &mut SendAncillaryBuffer::default(), flags)
 }

@@ -1,5 +1,5 @@
-//! One connection that is read: heads and small messages through a buffer, so that one system call
-//! brings many; large ones straight to where they belong.
+//! The read side of one connection. Headers and small messages go through a buffer, so one system
+//! call reads many; large payloads are read directly into their destination.
 
 use std::collections::VecDeque;
 use std::net::TcpStream;
@@ -8,30 +8,30 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 
-use super::target::Target;
-use crate::tcp::frame::HEAD;
+use super::recv_buffer::RecvBuffer;
+use crate::tcp::frame::HEADER_BYTES;
 
-/// What is reduced should still be in a fast cache.
-pub const BUFFER: usize = 128 << 10;
+/// Small enough that data is still in the L2 cache when it is reduced.
+pub const BUFFER_BYTES: usize = 128 << 10;
 
-/// From here on a copy costs more than a system call.
-const STRAIGHT: usize = 16 << 10;
+/// From this size on, a copy costs more than a system call.
+const DIRECT_READ_MIN: usize = 16 << 10;
 
-/// Elements have at most so many bytes; stripes begin at multiples of it.
-const ELEMENT: usize = 8;
+/// The largest element size. Stripes start at multiples of it.
+const ELEMENT_BYTES: usize = 8;
 
-/// What came of a step.
-pub enum Turn {
-    /// There is no more for now.
-    Empty,
-    /// So many bytes were read.
-    Got(usize),
-    /// A message is complete.
-    Complete,
+/// The result of one read step.
+pub enum ReadStatus {
+    /// The socket has no more data.
+    WouldBlock,
+    /// This many bytes were read from the socket.
+    Read(usize),
+    /// A message completed.
+    MessageDone,
 }
 
-/// A part of a message that is to come.
-pub struct Part {
+/// A stripe that is still to arrive.
+pub struct PendingStripe {
     pub message: u64,
     pub at: usize,
     pub left: usize,
@@ -40,12 +40,12 @@ pub struct Part {
 pub struct Reader {
     pub stream: Arc<TcpStream>,
     pub buffer: ReadBuffer,
-    pub parts: VecDeque<Part>,
+    pub stripes: VecDeque<PendingStripe>,
 }
 
 impl Reader {
     pub fn new(stream: Arc<TcpStream>) -> Self {
-        Self { stream, buffer: ReadBuffer::default(), parts: VecDeque::new() }
+        Self { stream, buffer: ReadBuffer::default(), stripes: VecDeque::new() }
     }
 }
 
@@ -57,64 +57,64 @@ pub struct ReadBuffer {
 }
 
 impl ReadBuffer {
-    /// A head, if one is there.
-    pub fn head(&mut self) -> Option<[u8; HEAD]> {
-        let head = *self.bytes[self.start..self.end].first_chunk()?;
-        self.start += HEAD;
-        Some(head)
+    /// The next header, if it is buffered.
+    pub fn header(&mut self) -> Option<[u8; HEADER_BYTES]> {
+        let header = *self.bytes[self.start..self.end].first_chunk()?;
+        self.start += HEADER_BYTES;
+        Some(header)
     }
 
-    /// Reads more.
-    pub fn fill(&mut self, stream: &TcpStream) -> Result<Turn, String> {
-        self.bytes.resize(BUFFER, 0);
+    /// Reads more data into the buffer.
+    pub fn fill(&mut self, stream: &TcpStream) -> Result<ReadStatus, String> {
+        self.bytes.resize(BUFFER_BYTES, 0);
         if self.start > 0 {
             self.bytes.copy_within(self.start..self.end, 0);
             self.end -= self.start;
             self.start = 0;
         }
         let Some(count) = receive(stream, &mut self.bytes[self.end..])? else {
-            return Ok(Turn::Empty);
+            return Ok(ReadStatus::WouldBlock);
         };
         self.end += count;
-        Ok(Turn::Got(count))
+        Ok(ReadStatus::Read(count))
     }
 
-    /// Puts bytes of a message where they belong: what is in the buffer, or else what comes. Tells
-    /// how many.
-    pub fn land(
+    /// Moves payload bytes to their destination, from the buffer or the socket. Returns how many.
+    pub fn read_into(
         &mut self,
         stream: &TcpStream,
-        target: &mut Target,
+        buffer: &mut RecvBuffer,
         at: usize,
         left: usize,
-    ) -> Result<(Turn, usize), String> {
+    ) -> Result<(ReadStatus, usize), String> {
         let have = self.end - self.start;
         if have == 0
-            && left >= STRAIGHT
-            && let Some(memory) = target.straight(at, left)
+            && left >= DIRECT_READ_MIN
+            && let Some(memory) = buffer.direct(at, left)
         {
             let count = receive(stream, memory)?;
-            return Ok(count.map_or((Turn::Empty, 0), |count| (Turn::Got(count), count)));
+            let read = |count| (ReadStatus::Read(count), count);
+            return Ok(count.map_or((ReadStatus::WouldBlock, 0), read));
         }
-        // No element is taken apart.
-        let whole = if have >= left { left } else { have - have % ELEMENT };
-        if whole == 0 {
+        // Elements are not split.
+        let usable = if have >= left { left } else { have - have % ELEMENT_BYTES };
+        if usable == 0 {
             return Ok((self.fill(stream)?, 0));
         }
-        target.put(at, &self.bytes[self.start..self.start + whole]);
-        self.start += whole;
+        buffer.write(at, &self.bytes[self.start..self.start + usable]);
+        self.start += usable;
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
         }
-        Ok((Turn::Got(0), whole))
+        Ok((ReadStatus::Read(0), usable))
     }
 }
 
-/// `None`: there is nothing for now.
+/// Reads without blocking; `None` if there is no data.
 fn receive(stream: &TcpStream, into: &mut [u8]) -> Result<Option<usize>, String> {
     loop {
         return match recv(stream, &mut *into, RecvFlags::DONTWAIT) {
-            Ok((0, _)) => Err("it closed its connection".to_owned()),
+            Ok((0, _)) => Err("connection closed by the peer".to_owned()),
             Ok((count, _)) => Ok(Some(count)),
             Err(Errno::AGAIN) => Ok(None),
             Err(Errno::INTR) => continue,

@@ -5,7 +5,7 @@
 //! the largest first, so that cells explained by one are not counted again. A cell that is still
 //! slow relative to its row and column is a slow link.
 
-use regatta_model::bench::Matrix;
+use regatta_model::bench::PairMatrix;
 
 /// Fraction of slow cells that makes a row slow.
 const SLOW_FRACTION: f64 = 0.75;
@@ -81,12 +81,12 @@ pub(super) struct Faults {
 }
 
 /// Finds rows, columns and cells slower than `bound` times the expected speed.
-pub(super) fn find(speeds: &Matrix, bound: f64) -> Faults {
+pub(super) fn find(speeds: &PairMatrix, bound: f64) -> Faults {
     let Some(reference) = reference(speeds) else {
         return Faults { explained: vec![vec![1.0; speeds.len()]; speeds.len()], ..<_>::default() };
     };
     let ratio = |speed: &Option<f64>| speed.map(|speed| speed / reference);
-    let ratios: Matrix = speeds.iter().map(|row| row.iter().map(ratio).collect()).collect();
+    let ratios: PairMatrix = speeds.iter().map(|row| row.iter().map(ratio).collect()).collect();
     let sides = slow_sides(&ratios, bound);
     let mut explained = vec![vec![1.0_f64; ratios.len()]; ratios.len()];
     for (side, level) in &sides {
@@ -104,7 +104,7 @@ pub(super) fn find(speeds: &Matrix, bound: f64) -> Faults {
 }
 
 /// Cells below `bound` times the reference.
-pub(super) fn cells_below(speeds: &Matrix, bound: f64) -> Vec<(usize, usize)> {
+pub(super) fn cells_below(speeds: &PairMatrix, bound: f64) -> Vec<(usize, usize)> {
     let Some(reference) = reference(speeds) else { return Vec::new() };
     let n = speeds.len();
     let cells = (0..n).flat_map(|i| (0..n).map(move |j| (i, j)));
@@ -114,7 +114,7 @@ pub(super) fn cells_below(speeds: &Matrix, bound: f64) -> Vec<(usize, usize)> {
 /// Speed of healthy links: the median of the cells that remain if one endpoint and one other link
 /// are slow in both directions. For few endpoints this is an upper quantile of all cells, for many
 /// the median.
-fn reference(speeds: &Matrix) -> Option<f64> {
+fn reference(speeds: &PairMatrix) -> Option<f64> {
     let mut all: Vec<f64> = speeds.iter().flatten().flatten().copied().collect();
     all.retain(|speed| speed.is_finite() && *speed > 0.0);
     all.sort_by(f64::total_cmp);
@@ -147,7 +147,7 @@ struct Slowness {
 }
 
 /// Slow rows and columns with their levels.
-fn slow_sides(ratios: &Matrix, bound: f64) -> Vec<(MatrixSide, f64)> {
+fn slow_sides(ratios: &PairMatrix, bound: f64) -> Vec<(MatrixSide, f64)> {
     let n = ratios.len();
     let mut explained = vec![vec![false; n]; n];
     let mut found: Vec<(MatrixSide, f64)> = Vec::new();
@@ -170,7 +170,7 @@ fn slow_sides(ratios: &Matrix, bound: f64) -> Vec<(MatrixSide, f64)> {
 /// `Some` if a side is slow: of the unexplained cells, the median and nearly all. A single cell is
 /// a link.
 fn slowness(
-    ratios: &Matrix,
+    ratios: &PairMatrix,
     explained: &[Vec<bool>],
     side: MatrixSide,
     bound: f64,
@@ -204,7 +204,7 @@ fn slow_ends(sides: &[(MatrixSide, f64)]) -> Vec<SlowEndpoint> {
 }
 
 /// Cells slower than their endpoints allow; both directions of a link are one fault.
-fn slow_links(ratios: &Matrix, allowed: &[Vec<f64>], bound: f64) -> Vec<SlowLink> {
+fn slow_links(ratios: &PairMatrix, allowed: &[Vec<f64>], bound: f64) -> Vec<SlowLink> {
     let level = |i: usize, j: usize| {
         let level = ratios[i][j]? / allowed[i][j];
         (level < bound).then_some(level)

@@ -1,6 +1,6 @@
 //! Groups ranks for the diagnosis: by node, or one by one.
 
-use regatta_model::bench::{Matrix, PairEnd};
+use regatta_model::bench::{PairMatrix, PairEndpoint};
 
 use super::faults::upper_median;
 use super::{LinkScope, Location};
@@ -13,7 +13,7 @@ pub(super) struct Grouping {
 }
 
 /// The groupings diagnosed in a scope, one after the other.
-pub(super) fn groupings(ends: &[PairEnd], scope: LinkScope) -> Vec<Grouping> {
+pub(super) fn groupings(ends: &[PairEndpoint], scope: LinkScope) -> Vec<Grouping> {
     let nodes = nodes(ends);
     let single = nodes.locations.len() == ends.len();
     match scope {
@@ -26,7 +26,7 @@ pub(super) fn groupings(ends: &[PairEnd], scope: LinkScope) -> Vec<Grouping> {
 }
 
 /// The matrix restricted to a scope.
-pub(super) fn within(ends: &[PairEnd], speeds: &Matrix, scope: LinkScope) -> Matrix {
+pub(super) fn within(ends: &[PairEndpoint], speeds: &PairMatrix, scope: LinkScope) -> PairMatrix {
     let is_in = |i: usize, j: usize| {
         let inside = ends[i].host == ends[j].host;
         i != j && inside == (scope == LinkScope::IntraNode)
@@ -36,7 +36,7 @@ pub(super) fn within(ends: &[PairEnd], speeds: &Matrix, scope: LinkScope) -> Mat
     (0..n).map(|i| (0..n).map(|j| cell(i, j)).collect()).collect()
 }
 
-fn nodes(ends: &[PairEnd]) -> Grouping {
+fn nodes(ends: &[PairEndpoint]) -> Grouping {
     let mut hosts: Vec<&str> = Vec::new();
     let mut members: Vec<Vec<usize>> = Vec::new();
     for (at, end) in ends.iter().enumerate() {
@@ -55,8 +55,8 @@ fn nodes(ends: &[PairEnd]) -> Grouping {
     Grouping { locations: hosts.iter().zip(&members).map(location).collect(), members }
 }
 
-fn ranks(ends: &[PairEnd]) -> Grouping {
-    let location = |end: &PairEnd| Location::Rank { rank: end.rank, host: end.host.clone() };
+fn ranks(ends: &[PairEndpoint]) -> Grouping {
+    let location = |end: &PairEndpoint| Location::Rank { rank: end.rank, host: end.host.clone() };
     let members = (0..ends.len()).map(|at| vec![at]).collect();
     Grouping { locations: ends.iter().map(location).collect(), members }
 }
@@ -64,7 +64,7 @@ fn ranks(ends: &[PairEnd]) -> Grouping {
 impl Grouping {
     /// Matrix between locations: the median of their cells, so that one slow rank does not make its
     /// node slow.
-    pub fn median_matrix(&self, speeds: &Matrix) -> Matrix {
+    pub fn median_matrix(&self, speeds: &PairMatrix) -> PairMatrix {
         let between = |from: &Vec<usize>, to: &Vec<usize>| {
             let cells = from.iter().flat_map(|i| to.iter().map(move |j| (*i, *j)));
             upper_median(cells.filter_map(|(i, j)| speeds[i][j]).collect())
@@ -74,7 +74,7 @@ impl Grouping {
     }
 
     /// Number of cells behind each cell of [`Grouping::median_matrix`].
-    pub fn counts(&self, speeds: &Matrix) -> Vec<Vec<usize>> {
+    pub fn counts(&self, speeds: &PairMatrix) -> Vec<Vec<usize>> {
         let between = |from: &Vec<usize>, to: &Vec<usize>| {
             let row = |i: &usize| to.iter().filter(|j| speeds[*i][**j].is_some()).count();
             from.iter().map(row).sum()
@@ -85,7 +85,7 @@ impl Grouping {
 
     /// Divides the speeds by what faults explain, so that healthy ranks of a slow node look like
     /// all others.
-    pub fn divide_out(&self, explained: &[Vec<f64>], speeds: &mut Matrix) {
+    pub fn divide_out(&self, explained: &[Vec<f64>], speeds: &mut PairMatrix) {
         for (from, row) in self.members.iter().zip(explained) {
             for (to, fraction) in self.members.iter().zip(row) {
                 for (i, j) in from.iter().flat_map(|i| to.iter().map(move |j| (*i, *j))) {

@@ -14,7 +14,7 @@ pub use finding::{FaultSubject, LinkDirection, LinkScope, Location, Observed, Pa
 
 use faults::Faults;
 use grouping::Grouping;
-use regatta_model::bench::{Matrix, PairEnd, Pairs};
+use regatta_model::bench::{PairMatrix, PairEndpoint, PairMatrices};
 
 /// More slow links than this, and than half the endpoints, reflect the topology.
 const MAX_SINGLE_LINKS: usize = 3;
@@ -35,15 +35,15 @@ impl Default for Thresholds {
 }
 
 /// The findings, the worst first and topology effects last. Malformed matrices have none.
-pub fn diagnose(pairs: &Pairs, thresholds: &Thresholds) -> Vec<PairFinding> {
-    if pairs.fault().is_some() {
+pub fn diagnose(pairs: &PairMatrices, thresholds: &Thresholds) -> Vec<PairFinding> {
+    if pairs.inconsistency().is_some() {
         return Vec::new();
     }
     let of_latency = speeds(&pairs.latency_us);
     let mut findings = Vec::new();
     for scope in [LinkScope::InterNode, LinkScope::IntraNode] {
-        let bandwidth = slow(&pairs.ends, &pairs.bandwidth, scope, thresholds.bandwidth);
-        let latency = slow(&pairs.ends, &of_latency, scope, 1.0 / thresholds.latency);
+        let bandwidth = slow(&pairs.endpoints, &pairs.bandwidth, scope, thresholds.bandwidth);
+        let latency = slow(&pairs.endpoints, &of_latency, scope, 1.0 / thresholds.latency);
         findings.extend(merge_findings(bandwidth, latency.into_iter().map(as_latency).collect()));
     }
     let is_network =
@@ -56,8 +56,8 @@ pub fn diagnose(pairs: &Pairs, thresholds: &Thresholds) -> Vec<PairFinding> {
 
 /// Pairs to measure again before the diagnosis: those slower than a threshold. The lower endpoint
 /// comes first.
-pub fn suspects(pairs: &Pairs, thresholds: &Thresholds) -> Vec<(usize, usize)> {
-    if pairs.fault().is_some() {
+pub fn suspects(pairs: &PairMatrices, thresholds: &Thresholds) -> Vec<(usize, usize)> {
+    if pairs.inconsistency().is_some() {
         return Vec::new();
     }
     let mut found = std::collections::BTreeSet::new();
@@ -67,7 +67,7 @@ pub fn suspects(pairs: &Pairs, thresholds: &Thresholds) -> Vec<(usize, usize)> {
             (speeds(&pairs.latency_us), 1.0 / thresholds.latency),
         ];
         for (matrix, bound) in kinds {
-            let cells = faults::cells_below(&grouping::within(&pairs.ends, &matrix, scope), bound);
+            let cells = faults::cells_below(&grouping::within(&pairs.endpoints, &matrix, scope), bound);
             found.extend(cells.into_iter().map(|(i, j)| (i.min(j), i.max(j))));
         }
     }
@@ -75,13 +75,13 @@ pub fn suspects(pairs: &Pairs, thresholds: &Thresholds) -> Vec<(usize, usize)> {
 }
 
 /// Latencies as speeds.
-fn speeds(latency_us: &Matrix) -> Matrix {
+fn speeds(latency_us: &PairMatrix) -> PairMatrix {
     let speed = |latency: &Option<f64>| latency.filter(|us| *us > 0.0).map(|us| 1.0 / us);
     latency_us.iter().map(|row| row.iter().map(speed).collect()).collect()
 }
 
 /// Findings of one matrix of speeds in one scope, reported as bandwidths.
-fn slow(ends: &[PairEnd], matrix: &Matrix, scope: LinkScope, bound: f64) -> Vec<PairFinding> {
+fn slow(ends: &[PairEndpoint], matrix: &PairMatrix, scope: LinkScope, bound: f64) -> Vec<PairFinding> {
     let measured = grouping::within(ends, matrix, scope);
     let mut left = measured.clone();
     let mut findings = Vec::new();
@@ -103,8 +103,8 @@ type Cell = (usize, usize);
 
 /// Speeds at one grouping level.
 struct LevelSpeeds {
-    measured: Matrix,
-    left: Matrix,
+    measured: PairMatrix,
+    left: PairMatrix,
     /// Number of cells behind each cell.
     counts: Vec<Vec<usize>>,
 }

@@ -14,12 +14,12 @@ impl Noise {
 }
 
 /// Nodes with `per_node` ranks each, with noise and without faults.
-fn healthy(nodes: usize, per_node: usize, seed: u64) -> Pairs {
+fn healthy(nodes: usize, per_node: usize, seed: u64) -> PairMatrices {
     let n = nodes * per_node;
     let host = |at: usize| format!("n{}", at / per_node);
-    let ends: Vec<PairEnd> = (0..n).map(|at| PairEnd { rank: at as u32, host: host(at) }).collect();
+    let ends: Vec<PairEndpoint> = (0..n).map(|at| PairEndpoint { rank: at as u32, host: host(at) }).collect();
     let mut noise = Noise(seed);
-    let mut matrix = |between: f64, inside: f64| -> Matrix {
+    let mut matrix = |between: f64, inside: f64| -> PairMatrix {
         let mut cell = |i: usize, j: usize| {
             let base = if host(i) == host(j) { inside } else { between };
             (i != j).then(|| base * noise.next())
@@ -30,12 +30,12 @@ fn healthy(nodes: usize, per_node: usize, seed: u64) -> Pairs {
     let (latency, median) = (matrix(3.0, 0.4), matrix(3.3, 0.5));
     let both_ways = |i: usize| (0..n).map(|j| latency[i.min(j)][i.max(j)]).collect();
     let latency_us = (0..n).map(both_ways).collect();
-    Pairs { ends, bytes: 1, bandwidth, latency_us, latency_median_us: median, ..Pairs::default() }
+    PairMatrices { endpoints: ends, bytes: 1, bandwidth, latency_us, latency_median_us: median, ..PairMatrices::default() }
 }
 
 /// Scales the bandwidth of a rank's sends and receives.
-fn throttle(pairs: &mut Pairs, end: usize, sending: f64, receiving: f64) {
-    for other in (0..pairs.ends.len()).filter(|other| *other != end) {
+fn throttle(pairs: &mut PairMatrices, end: usize, sending: f64, receiving: f64) {
+    for other in (0..pairs.endpoints.len()).filter(|other| *other != end) {
         change(&mut pairs.bandwidth[end][other], sending);
         change(&mut pairs.bandwidth[other][end], receiving);
     }
@@ -46,7 +46,7 @@ fn change(cell: &mut Option<f64>, by: f64) {
 }
 
 /// Short names of the findings: `n3 Both`, `n1>n2 Send`.
-fn names(pairs: &Pairs) -> Vec<String> {
+fn names(pairs: &PairMatrices) -> Vec<String> {
     let mut names: Vec<String> = diagnose(pairs, &Thresholds::default()).iter().map(name).collect();
     names.sort();
     names
@@ -187,14 +187,14 @@ proptest! {
         values in prop::collection::vec(prop::option::of(prop::num::f64::ANY), 36), hosts in 1usize..7,
     ) {
         let ends =
-            (0..6).map(|at| PairEnd { rank: at as u32, host: format!("n{}", at % hosts) }).collect();
-        let matrix: Matrix = values.chunks(6).map(<[_]>::to_vec).collect();
-        let pairs = Pairs {
-            ends,
+            (0..6).map(|at| PairEndpoint { rank: at as u32, host: format!("n{}", at % hosts) }).collect();
+        let matrix: PairMatrix = values.chunks(6).map(<[_]>::to_vec).collect();
+        let pairs = PairMatrices {
+            endpoints: ends,
             bandwidth: matrix.clone(),
             latency_us: matrix.clone(),
             latency_median_us: matrix,
-            ..Pairs::default()
+            ..PairMatrices::default()
         };
         for finding in diagnose(&pairs, &Thresholds::default()) {
             prop_assert!(!finding.to_string().is_empty());
@@ -209,7 +209,7 @@ fn suspects_are_all_slow_pairs() {
     change(&mut pairs.bandwidth[3][1], 0.5);
     change(&mut pairs.latency_us[0][4], 3.0);
     assert_eq!(suspects(&pairs, &Thresholds::default()), [(0, 4), (1, 3)]);
-    pairs.ends.pop();
+    pairs.endpoints.pop();
     assert_eq!(suspects(&pairs, &Thresholds::default()), []);
 }
 

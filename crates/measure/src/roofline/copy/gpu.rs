@@ -2,7 +2,7 @@
 
 use super::super::gpu::{GpuBuffer, GpuDevice, GpuError};
 use super::super::timing::time;
-use super::super::{Cases, CeilingRow};
+use super::super::{Cases, RooflineRow};
 use super::{COUNTED_ONCE, CopySettings, case_name, row};
 
 /// Host to device, device to host, device to device.
@@ -31,9 +31,9 @@ pub(super) fn measure(
                 let timed = time(&settings.timing, stop, |calls| {
                     device.time(calls, || device.copy(&to, &from))
                 })?;
-                Ok::<_, GpuError>(timed.map(|timed| CeilingRow {
+                Ok::<_, GpuError>(timed.map(|timed| RooflineRow {
                     device: device.name().to_owned(),
-                    device_number: Some(device.index()),
+                    device_index: Some(device.index()),
                     notes: vec![COUNTED_ONCE.to_owned(), "host memory is pinned".to_owned()],
                     ..row(&timed, what.clone(), bytes)
                 }))
@@ -66,7 +66,7 @@ mod tests {
         let settings = CopySettings { gpu_sizes: vec![4096], timing, ..CopySettings::default() };
         measure(&device, &mut cases, &settings).unwrap();
         let rows = cases.into_rows();
-        let names: Vec<&str> = rows.iter().map(|row| row.what.as_str()).collect();
+        let names: Vec<&str> = rows.iter().map(|row| row.case.as_str()).collect();
         let directions = ["host to device 4 KiB", "device to host 4 KiB", "device to device 4 KiB"];
         assert_eq!(names, directions);
         assert!(rows.iter().all(|row| row.device == "Fake 3000" && row.median > 0.0));

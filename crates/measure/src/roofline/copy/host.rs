@@ -4,7 +4,7 @@ use std::hint::black_box;
 
 use super::super::threads::{ThreadKernel, time_threads};
 use super::super::{Cases, RooflineError, threads_text};
-use super::{COUNTED_ONCE, CeilingRow, CopySettings, case_name, row};
+use super::{COUNTED_ONCE, RooflineRow, CopySettings, case_name, row};
 
 /// Copy and triad.
 pub(super) const CASES: usize = 2;
@@ -54,7 +54,7 @@ fn measure_kernel<K: MemoryKernel>(
         let counted = K::COUNTED_ARRAYS * (bytes / ELEMENT * ELEMENT);
         let notes = notes_for(K::COUNTED, K::ARRAYS * bytes, last_level_cache());
         let samples = time_threads(&mut kernels, &settings.timing, stop)?;
-        Ok(samples.map(|samples| CeilingRow { notes, ..row(&samples, name.clone(), counted) }))
+        Ok(samples.map(|samples| RooflineRow { notes, ..row(&samples, name.clone(), counted) }))
     })
 }
 
@@ -62,7 +62,7 @@ fn measure_kernel<K: MemoryKernel>(
 fn notes_for(counted: &str, used: usize, cache: Option<usize>) -> Vec<String> {
     let within = cache.filter(|cache| used >= MEMORY_BOUND_BYTES && used / 2 < *cache);
     let note = within.map(|cache| {
-        let cache = regatta_model::units::bytes(cache as u64);
+        let cache = regatta_model::units::format_bytes(cache as u64);
         format!("the last-level cache holds {cache}, so this is not pure memory bandwidth")
     });
     std::iter::once(counted.to_owned()).chain(note).collect()

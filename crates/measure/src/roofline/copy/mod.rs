@@ -9,11 +9,11 @@ mod host;
 
 use std::sync::atomic::AtomicBool;
 
-use regatta_model::{CeilingKind, RateUnit, units};
+use regatta_model::{RooflineKind, RateUnit, units};
 
 use super::timing::Samples;
 use super::{
-    CaseProgress, Cases, CeilingRow, GpuChoice, RooflineError, TimingOptions, rank_threads,
+    CaseProgress, Cases, RooflineRow, GpuChoice, RooflineError, TimingOptions, rank_threads,
     thread_counts,
 };
 
@@ -68,7 +68,7 @@ pub fn measure(
     settings: &CopySettings,
     stop: &AtomicBool,
     report: &mut dyn FnMut(CaseProgress<'_>),
-) -> Result<Vec<CeilingRow>, RooflineError> {
+) -> Result<Vec<RooflineRow>, RooflineError> {
     settings.check()?;
     let mut cases = Cases::new(stop, report);
     if cfg!(debug_assertions) {
@@ -87,13 +87,13 @@ pub fn measure(
 }
 
 /// The row of calls that copy `bytes` bytes.
-fn row(timed: &Samples, what: String, bytes: usize) -> CeilingRow {
-    timed.row(CeilingKind::Copy, what, bytes as f64 / 1e9, RateUnit::GigabytesPerSecond)
+fn row(timed: &Samples, what: String, bytes: usize) -> RooflineRow {
+    timed.row(RooflineKind::Copy, what, bytes as f64 / 1e9, RateUnit::GigabytesPerSecond)
 }
 
 /// `copy 16 MiB`.
 fn case_name(what: &str, bytes: usize) -> String {
-    format!("{what} {}", units::bytes(bytes as u64))
+    format!("{what} {}", units::format_bytes(bytes as u64))
 }
 
 #[cfg(test)]
@@ -115,7 +115,7 @@ mod tests {
             ..CopySettings::default()
         };
         let rows = measure(&settings, &AtomicBool::new(false), &mut |_| ()).unwrap();
-        let names: Vec<&str> = rows.iter().map(|row| row.what.as_str()).collect();
+        let names: Vec<&str> = rows.iter().map(|row| row.case.as_str()).collect();
         let expected = [
             "copy 1 KiB, 1 thread",
             "triad 1 KiB, 1 thread",

@@ -14,10 +14,10 @@ use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use regatta_model::{CeilingKind, RateUnit, units};
+use regatta_model::{RooflineKind, RateUnit, units};
 
 use super::timing::Samples;
-use super::{CaseProgress, Cases, CeilingRow, RooflineError};
+use super::{CaseProgress, Cases, RooflineRow, RooflineError};
 
 /// What to measure.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -70,7 +70,7 @@ pub fn measure(
     settings: &DiskSettings,
     stop: &AtomicBool,
     report: &mut dyn FnMut(CaseProgress<'_>),
-) -> Result<Vec<CeilingRow>, RooflineError> {
+) -> Result<Vec<RooflineRow>, RooflineError> {
     let settings = &settings.checked()?;
     let mut cases = Cases::new(stop, report);
     cases.total = sequential::CASES + metadata::CASES;
@@ -81,25 +81,25 @@ pub fn measure(
 
 impl DiskSettings {
     /// The row of one pass over the large file.
-    fn bandwidth_row(&self, timed: &Samples, what: &str) -> CeilingRow {
+    fn bandwidth_row(&self, timed: &Samples, what: &str) -> RooflineRow {
         let gigabytes = self.bytes as f64 / 1e9;
         let unit = RateUnit::GigabytesPerSecond;
-        self.with_device(timed.row(CeilingKind::Disk, what.to_owned(), gigabytes, unit))
+        self.with_device(timed.row(RooflineKind::Disk, what.to_owned(), gigabytes, unit))
     }
 
     /// The row of an operation on `files` files.
-    fn files_row(&self, timed: &Samples, what: &str, files: u32) -> CeilingRow {
+    fn files_row(&self, timed: &Samples, what: &str, files: u32) -> RooflineRow {
         let unit = RateUnit::FilesPerSecond;
-        self.with_device(timed.row(CeilingKind::Disk, what.to_owned(), f64::from(files), unit))
+        self.with_device(timed.row(RooflineKind::Disk, what.to_owned(), f64::from(files), unit))
     }
 
-    fn with_device(&self, row: CeilingRow) -> CeilingRow {
-        CeilingRow { device: self.dir.display().to_string(), ..row }
+    fn with_device(&self, row: RooflineRow) -> RooflineRow {
+        RooflineRow { device: self.dir.display().to_string(), ..row }
     }
 
     /// `write 256 MiB`.
     fn case_name(&self, what: &str) -> String {
-        format!("{what} {}", units::bytes(self.bytes))
+        format!("{what} {}", units::format_bytes(self.bytes))
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use regatta_model::units;
 
-use super::super::{Cases, CeilingRow, RooflineError};
+use super::super::{Cases, RooflineRow, RooflineError};
 use super::page_cache;
 use super::scratch::{ScratchFile, io_error};
 use super::{DiskSettings, Samples};
@@ -30,7 +30,7 @@ pub(super) fn measure(cases: &mut Cases<'_>, settings: &DiskSettings) -> Result<
         let timed = repeat(settings, stop, || write(&mut scratch, settings, &block, stop))?;
         let notes = vec!["with fsync".to_owned()];
         Ok::<_, RooflineError>(
-            timed.map(|timed| CeilingRow { notes, ..settings.bandwidth_row(&timed, &what) }),
+            timed.map(|timed| RooflineRow { notes, ..settings.bandwidth_row(&timed, &what) }),
         )
     })?;
     let what = settings.case_name("read");
@@ -42,7 +42,7 @@ pub(super) fn measure(cases: &mut Cases<'_>, settings: &DiskSettings) -> Result<
         })?;
         let notes = page_cache::note(resident).into_iter().collect();
         Ok::<_, RooflineError>(
-            timed.map(|timed| CeilingRow { notes, ..settings.bandwidth_row(&timed, &what) }),
+            timed.map(|timed| RooflineRow { notes, ..settings.bandwidth_row(&timed, &what) }),
         )
     })
 }
@@ -72,7 +72,7 @@ fn check_free_space(file: &File, settings: &DiskSettings) -> Result<(), Roofline
     if found.f_blocks == 0 || settings.bytes <= left {
         return Ok(());
     }
-    let (left, wanted) = (units::bytes(left), units::bytes(settings.bytes));
+    let (left, wanted) = (units::format_bytes(left), units::format_bytes(settings.bytes));
     let why = format!("{left} available, {wanted} required");
     Err(RooflineError::DiskFull { dir: settings.dir.clone(), why })
 }

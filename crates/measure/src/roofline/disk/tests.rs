@@ -43,7 +43,7 @@ fn all_operations_are_measured_and_all_files_removed() {
     fs::write(dir.0.join("mine"), "precious").unwrap();
     let mut reported = 0;
     let rows = measure(&settings(&dir.0), &not_stopped(), &mut |_| reported += 1).unwrap();
-    let names: Vec<&str> = rows.iter().map(|row| row.what.as_str()).collect();
+    let names: Vec<&str> = rows.iter().map(|row| row.case.as_str()).collect();
     assert_eq!(names, ["write 5 MiB", "read 5 MiB", "create", "stat", "unlink"]);
     assert_eq!(reported, 10);
     for row in &rows {

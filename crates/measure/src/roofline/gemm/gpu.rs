@@ -4,7 +4,7 @@ use regatta_comm::dtype::bytes_of;
 
 use super::super::gpu::{Blas, GemmType, GpuDevice, GpuError};
 use super::super::timing::time;
-use super::super::{Cases, CeilingRow};
+use super::super::{Cases, RooflineRow};
 use super::cpu::pseudo_random;
 use super::{GemmSettings, row};
 
@@ -55,9 +55,9 @@ impl GpuGemm {
                             self.blas.gemm(&self.device, dtype, size, [&left, &right, &result])
                         })
                     })?;
-                    Ok::<_, GpuError>(timed.map(|timed| CeilingRow {
+                    Ok::<_, GpuError>(timed.map(|timed| RooflineRow {
                         device: self.device.name().to_owned(),
-                        device_number: Some(self.device.index()),
+                        device_index: Some(self.device.index()),
                         ..row(&timed, what.clone(), size)
                     }))
                 })?;

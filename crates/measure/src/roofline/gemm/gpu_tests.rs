@@ -15,7 +15,7 @@ fn settings(gpu_sizes: Vec<usize>) -> GemmSettings {
 }
 
 /// Rows and error of a device that fails after `gemm_calls` calls.
-fn measured(gemm_calls: i64) -> (Vec<CeilingRow>, Option<String>) {
+fn measured(gemm_calls: i64) -> (Vec<RooflineRow>, Option<String>) {
     let (device, blas) = fake::device(gemm_calls);
     let stop = AtomicBool::new(false);
     let mut report = |_: super::super::CaseProgress<'_>| ();
@@ -28,8 +28,8 @@ fn measured(gemm_calls: i64) -> (Vec<CeilingRow>, Option<String>) {
 fn every_type_and_size_has_a_row() {
     let (rows, note) = measured(i64::MAX);
     assert_eq!((rows.len(), note), (10, None));
-    assert_eq!((rows[0].what.as_str(), rows[9].what.as_str()), ("f64 4", "bf16 8"));
-    assert!(rows.iter().all(|row| row.device == "Fake 3000" && row.device_number == Some(1)));
+    assert_eq!((rows[0].case.as_str(), rows[9].case.as_str()), ("f64 4", "bf16 8"));
+    assert!(rows.iter().all(|row| row.device == "Fake 3000" && row.device_index == Some(1)));
     assert_eq!(fake::allocated(), 0);
 }
 

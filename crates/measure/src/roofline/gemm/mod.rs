@@ -8,11 +8,11 @@ mod gpu;
 
 use std::sync::atomic::AtomicBool;
 
-use regatta_model::{CeilingKind, RateUnit};
+use regatta_model::{RooflineKind, RateUnit};
 
 use super::timing::Samples;
 use super::{
-    CaseProgress, Cases, CeilingRow, GpuChoice, RooflineError, TimingOptions, rank_threads,
+    CaseProgress, Cases, RooflineRow, GpuChoice, RooflineError, TimingOptions, rank_threads,
     thread_counts,
 };
 
@@ -64,7 +64,7 @@ pub fn measure(
     settings: &GemmSettings,
     stop: &AtomicBool,
     report: &mut dyn FnMut(CaseProgress<'_>),
-) -> Result<Vec<CeilingRow>, RooflineError> {
+) -> Result<Vec<RooflineRow>, RooflineError> {
     settings.check()?;
     let mut cases = Cases::new(stop, report);
     let device = cases.device(super::gpu::open(settings.gpu));
@@ -82,9 +82,9 @@ pub fn measure(
 }
 
 /// The row of products of `size` × `size` matrices.
-fn row(timed: &Samples, what: String, size: usize) -> CeilingRow {
+fn row(timed: &Samples, what: String, size: usize) -> RooflineRow {
     let gflop = 2.0 * (size as f64).powi(3) / 1e9;
-    timed.row(CeilingKind::Gemm, what, gflop, RateUnit::Gflops)
+    timed.row(RooflineKind::Gemm, what, gflop, RateUnit::Gflops)
 }
 
 #[cfg(test)]
@@ -113,7 +113,7 @@ mod tests {
         let mut totals = Vec::new();
         let mut report = |progress: CaseProgress<'_>| totals.push((progress.done, progress.total));
         let rows = measure(&settings, &AtomicBool::new(false), &mut report).unwrap();
-        let names: Vec<&str> = rows.iter().map(|row| row.what.as_str()).collect();
+        let names: Vec<&str> = rows.iter().map(|row| row.case.as_str()).collect();
         let expected = [
             "f32 5, 1 thread",
             "f32 5, 3 threads",

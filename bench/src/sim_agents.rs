@@ -1,0 +1,182 @@
+//! Simulated agents: many real agent state machines in one process, without nodes and ranks. Agent
+//! *i* listens on the loopback address 127.1.x.y; its ranks exit successfully as soon as they are
+//! started.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::time::{Duration, Instant};
+
+use regatta_launch::crew::Event;
+use regatta_launch::fleet::boot::{REJOIN, Times};
+use regatta_launch::fleet::member::{Input, Member, Output, Patience};
+use regatta_launch::fleet::message::{Hello, decode, encode};
+use regatta_launch::fleet::tree::{Above, Tree};
+use regatta_launch::net::{ConnId, ListenerId, Net, NetEvent};
+use regatta_model::result::Ending;
+use regatta_wire::secret::Secret;
+
+/// Timer interval of the agents. Real agents tick at least as often.
+const TICK: Duration = Duration::from_millis(20);
+
+/// Configuration shared by all agents of a job.
+#[derive(Debug, Clone)]
+pub struct SimConfig {
+    /// The agent tree.
+    pub tree: Tree,
+    /// Address of the coordinator.
+    pub root: SocketAddr,
+    /// Port of the agents, each on its own address.
+    pub port: u16,
+    /// The job's secret.
+    pub secret: Secret,
+    /// Timeouts.
+    pub times: Times,
+    /// Description of the machine that each agent reports.
+    pub machine: String,
+}
+
+struct SimAgent {
+    member: Member<ConnId>,
+    connecting: Option<ConnId>,
+    left: bool,
+}
+
+/// The agents of a job.
+pub struct SimAgents {
+    config: SimConfig,
+    net: Net,
+    agents: Vec<SimAgent>,
+    /// The agent of each connection and listener.
+    conns: HashMap<ConnId, usize>,
+    listeners: HashMap<ListenerId, usize>,
+    events: Vec<NetEvent>,
+    next_tick: Instant,
+}
+
+/// The loopback address of an agent.
+fn address(node: u32) -> IpAddr {
+    IpAddr::V4(Ipv4Addr::from_bits(Ipv4Addr::new(127, 1, 0, 0).to_bits() + node))
+}
+
+/// A free port.
+pub fn free_port() -> io::Result<u16> {
+    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
+}
+
+impl SimAgents {
+    /// The agents of these nodes; those with children listen.
+    pub fn new(nodes: &[u32], config: SimConfig) -> io::Result<Self> {
+        let now = Instant::now();
+        let mut net = Net::new(config.secret.clone(), config.times.timing())?;
+        let Times { grace, join, .. } = config.times;
+        let patience = Patience { grace, join, rejoin: REJOIN };
+        let (mut agents, mut listeners) = (Vec::new(), HashMap::new());
+        for &node in nodes {
+            if config.tree.has_below(node) {
+                let (listener, _) = net.listen(SocketAddr::new(address(node), config.port))?;
+                listeners.insert(listener, agents.len());
+            }
+            let hello = Hello { node, machine: config.machine.clone(), port: None };
+            let member = Member::new(hello, config.tree, patience, now);
+            agents.push(SimAgent { member, connecting: None, left: false });
+        }
+        let (conns, events) = (HashMap::new(), Vec::new());
+        Ok(Self { config, net, agents, conns, listeners, events, next_tick: now })
+    }
+
+    /// Whether all agents have been dismissed.
+    pub fn has_left(&self) -> bool {
+        self.agents.iter().all(|agent| agent.left)
+    }
+
+    /// Flushes pending messages.
+    pub fn finish(mut self) -> io::Result<()> {
+        self.net.finish(self.config.times.timing().beat)
+    }
+
+    /// Processes network events and timers, waiting at most `timeout`.
+    pub fn poll(&mut self, timeout: Duration) -> io::Result<()> {
+        let mut events = std::mem::take(&mut self.events);
+        let until_tick = self.next_tick.saturating_duration_since(Instant::now());
+        self.net.poll(timeout.min(until_tick), &mut events)?;
+        events.drain(..).for_each(|event| self.on_net_event(event));
+        self.events = events;
+        let now = Instant::now();
+        if now >= self.next_tick {
+            self.next_tick = now + TICK;
+            (0..self.agents.len()).for_each(|agent| self.handle(agent, Input::Tick));
+        }
+        Ok(())
+    }
+
+    fn on_net_event(&mut self, event: NetEvent) {
+        match event {
+            NetEvent::Ready { conn, listener: Some(listener), .. } => {
+                self.conns.insert(conn, self.listeners[&listener]);
+            }
+            NetEvent::Ready { conn, listener: None, .. } => {
+                let agent = self.conns[&conn];
+                self.agents[agent].connecting = None;
+                self.handle(agent, Input::Joined(conn));
+            }
+            NetEvent::Frame { conn, payload } => self.frame(conn, &payload),
+            NetEvent::Closed { conn, why } => {
+                let Some(agent) = self.conns.remove(&conn) else { return };
+                let input = match self.agents[agent].connecting == Some(conn) {
+                    true => Input::CallFailed,
+                    false => Input::Closed(conn, why.to_string()),
+                };
+                self.handle(agent, input);
+            }
+        }
+    }
+
+    fn frame(&mut self, conn: ConnId, payload: &[u8]) {
+        let agent = self.conns[&conn];
+        let input = match self.agents[agent].member.above() == Some(conn) {
+            true => decode(payload).map(Input::Down),
+            false => decode(payload).map(|up| Input::Up(conn, up)),
+        };
+        if let Ok(input) = input {
+            self.handle(agent, input);
+        }
+    }
+
+    fn handle(&mut self, agent: usize, input: Input<ConnId>) {
+        if self.agents[agent].left {
+            return;
+        }
+        for output in self.agents[agent].member.handle(input, Instant::now()) {
+            self.apply(agent, output);
+        }
+    }
+
+    fn apply(&mut self, agent: usize, output: Output<ConnId>) {
+        match output {
+            Output::Call(above) => {
+                let conn = self.net.connect(match above {
+                    Above::Root => self.config.root,
+                    Above::Node(node) => SocketAddr::new(address(node), self.config.port),
+                });
+                self.conns.insert(conn, agent);
+                self.agents[agent].connecting = Some(conn);
+            }
+            Output::Up(conn, up) => {
+                self.net.send(conn, &encode(&up).unwrap_or_default());
+            }
+            Output::Down(conn, down) => {
+                self.net.send(conn, &encode(&down).unwrap_or_default());
+            }
+            Output::Start(work) => {
+                for rank in work.ranks.iter().map(|r| r.rank) {
+                    self.handle(agent, Input::Ranks(Event::Started { rank, pid: 1 }));
+                    self.handle(agent, Input::Ranks(Event::Ended(rank, Ending::Exit(0))));
+                }
+                self.handle(agent, Input::Ranks(Event::Over));
+            }
+            Output::Ranks(_) => {}
+            Output::Leave => self.agents[agent].left = true,
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! Bootstrap of a job over the network: rank 0 listens at a known address, the other ranks register
+//! with it, and all receive the addresses of all ranks.
+
+mod algorithm_table;
+mod config;
+mod listen;
+
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use regatta_wire::link::Timing;
+
+use crate::CommError;
+use crate::fabric;
+use crate::schedule::selection::AlgorithmTable;
+use crate::tcp::{
+    AuthConn, ControlHandle, ControlPlane, Dial, DialError, FromRoot, Hello, MAX_CONNECTIONS,
+    RankInfo, RootState, SharedMesh, TcpContext, TcpEngine, TcpTransport, decode, encode,
+};
+use crate::worker::Communicator;
+pub use config::BootstrapConfig;
+pub use listen::listen;
+
+/// Time for a peer to authenticate.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Rank 0 reports why the bootstrap failed; the other ranks wait a little longer for the report.
+const REPORT_SLACK: Duration = Duration::from_secs(5);
+
+/// Roughly the cost of putting a thread to sleep and waking it up.
+const SPIN: Duration = Duration::from_micros(50);
+
+/// The interval between attempts to connect to rank 0.
+const RETRY_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Connects this rank with all others over the network.
+pub fn join(config: BootstrapConfig) -> Result<Communicator, CommError> {
+    Ok(Communicator::new(Box::new(engine(config)?)))
+}
+
+/// The engine of [`join`].
+pub fn engine(config: BootstrapConfig) -> Result<TcpEngine, CommError> {
+    let (rank, world_size) = (config.rank, config.world_size);
+    if rank >= world_size {
+        let what = format!("rank {rank} is out of range: the world size is {world_size}");
+        return Err(bootstrap_error(what, "RANK must be between 0 and WORLD_SIZE - 1"));
+    }
+    let choice = config.fabric.clone();
+    let context = Arc::new(if rank == 0 { serve(config) } else { connect_root(config) }?);
+    let network = fabric::connect(&context, &choice)?;
+    context.transport_name.get_or_init(|| network);
+    let members = (0..world_size).collect();
+    Ok(TcpEngine::new(TcpTransport::new(context, 0, members, rank)))
+}
+
+/// Rank 0 accepts the registrations of all other ranks.
+fn serve(mut config: BootstrapConfig) -> Result<TcpContext, CommError> {
+    let listener = match config.listener.take() {
+        Some(listener) => listener,
+        None => {
+            let any = unspecified_address(master(&config)?, config.master_port);
+            listen(any).map_err(|error| {
+                let port = config.master_port;
+                let what = format!("rank 0 cannot listen on MASTER_PORT {port}: {error}");
+                bootstrap_error(what, "choose a free MASTER_PORT, one per job")
+            })?
+        }
+    };
+    let algorithms = algorithm_table::load(&config)?;
+    let port = listener.local_addr().map_err(|e| system("listening socket", &e))?.port();
+    let root_address = master(&config)?.ip();
+    let own = config.rank_info(config.bind.clone(), port);
+    let shared = Arc::new(SharedMesh::new().map_err(|e| system("eventfd", &e))?);
+    let (sender, result) = channel();
+    let table = algorithm_table::encode(&algorithms)?;
+    let root = RootState::new(config.world_size, own, config.join_timeout, table, sender);
+    let timing = timing(&config);
+    let parts = ControlPlane::root(listener, config.secret.clone(), timing, shared.clone(), root);
+    let (control_plane, control) = parts.map_err(|e| system("control plane of rank 0", &e))?;
+    spawn(control_plane)?;
+    let members = match result.recv() {
+        Ok(Ok(members)) => members,
+        Ok(Err(error)) => return Err(bootstrap_error(error.what, &error.hint)),
+        Err(_) => {
+            let what = "the control-plane thread of rank 0 ended".to_owned();
+            return Err(bootstrap_error(what, "please report this bug"));
+        }
+    };
+    Ok(context(config, with_root_address(root_address, members), algorithms, shared, control))
+}
+
+/// Any other rank registers with rank 0.
+fn connect_root(config: BootstrapConfig) -> Result<TcpContext, CommError> {
+    let until = Instant::now() + config.join_timeout;
+    let (mut conn, root) = connect_with_retry(&config, until)?;
+    let local = conn.stream.local_addr().map_err(|e| system("local address", &e))?;
+    let (ips, listener) = match config.bind.as_slice() {
+        [] => (vec![local.ip()], listen(unspecified_address(root, 0))),
+        [bind] => (vec![*bind], listen(SocketAddr::new(*bind, 0))),
+        [first, ..] => {
+            let any = unspecified_address(SocketAddr::new(*first, 0), 0);
+            (config.bind.clone(), listen(any))
+        }
+    };
+    let listener = listener.map_err(|e| system("listening socket", &e))?;
+    let port = listener.local_addr().map_err(|e| system("listening socket", &e))?.port();
+    let hello = Hello::Join { world_size: config.world_size, member: config.rank_info(ips, port) };
+    let dial = dial(&config, root, until + REPORT_SLACK);
+    let reply = dial.request(&mut conn, &encode(&hello)).map_err(|e| connect_error(root, e))?;
+    let (members, algorithms) = match decode::<FromRoot>(&reply) {
+        Some(FromRoot::Ready { members, algorithms }) => {
+            (members, algorithm_table::decode(&algorithms)?)
+        }
+        Some(FromRoot::Rejected { what, hint }) => return Err(bootstrap_error(what, &hint)),
+        _ => {
+            let what = format!("unrecognised reply from rank 0 at {root}");
+            return Err(bootstrap_error(what, "run the same version of Regatta on all nodes"));
+        }
+    };
+    let shared = Arc::new(SharedMesh::new().map_err(|e| system("eventfd", &e))?);
+    let timing = timing(&config);
+    let parts = ControlPlane::member(listener, config.secret.clone(), timing, shared.clone(), conn);
+    let (control_plane, control) = parts.map_err(|e| system("control plane", &e))?;
+    spawn(control_plane)?;
+    Ok(context(config, with_root_address(root.ip(), members), algorithms, shared, control))
+}
+
+/// Adds the address of an unbound rank 0, which differs between ranks.
+fn with_root_address(address: IpAddr, mut members: Vec<RankInfo>) -> Vec<RankInfo> {
+    if let Some(root) = members.first_mut().filter(|member| member.ips.is_empty()) {
+        root.ips.push(address);
+    }
+    members
+}
+
+/// Connects to rank 0, which may start listening later.
+fn connect_with_retry(
+    config: &BootstrapConfig,
+    until: Instant,
+) -> Result<(AuthConn, SocketAddr), CommError> {
+    loop {
+        let attempt = master(config).map(|at| (at, dial(config, at, until).open()));
+        let error = match attempt {
+            Ok((at, Ok(conn))) => return Ok((conn, at)),
+            Ok((at, Err(error @ DialError::Rejected(_)))) => return Err(connect_error(at, error)),
+            Ok((at, Err(error))) => connect_error(at, error),
+            Err(error) => error,
+        };
+        if Instant::now() + RETRY_INTERVAL >= until {
+            return Err(error);
+        }
+        std::thread::sleep(RETRY_INTERVAL);
+    }
+}
+
+fn dial(config: &BootstrapConfig, to: SocketAddr, until: Instant) -> Dial<'_> {
+    let (secret, timing) = (&config.secret, timing(config));
+    // Control traffic is light, and rank 0 may be on another network than the NICs.
+    Dial { to, from: None, secret, timing, until, cancelled: &|| false }
+}
+
+fn timing(config: &BootstrapConfig) -> Timing {
+    let beat = config.lost_after / 4;
+    Timing { handshake: HANDSHAKE_TIMEOUT, beat, lost_after: config.lost_after }
+}
+
+/// The address of rank 0.
+fn master(config: &BootstrapConfig) -> Result<SocketAddr, CommError> {
+    let (name, port) = (config.master_addr.as_str(), config.master_port);
+    let unresolved = |why: String| {
+        let what = format!("cannot resolve MASTER_ADDR {name}: {why}");
+        bootstrap_error(what, "set it to a name or address of rank 0's node that all nodes resolve")
+    };
+    let mut found =
+        (name, port).to_socket_addrs().map_err(|error| unresolved(error.to_string()))?;
+    found.next().ok_or_else(|| unresolved("the name has no address".to_owned()))
+}
+
+/// The unspecified address of the same family.
+fn unspecified_address(like: SocketAddr, port: u16) -> SocketAddr {
+    match like {
+        SocketAddr::V4(_) => (std::net::Ipv4Addr::UNSPECIFIED, port).into(),
+        SocketAddr::V6(_) => (std::net::Ipv6Addr::UNSPECIFIED, port).into(),
+    }
+}
+
+fn spawn(control_plane: ControlPlane) -> Result<(), CommError> {
+    let thread = std::thread::Builder::new().name("comm-control".to_owned());
+    let spawned = thread.spawn(|| control_plane.run());
+    spawned.map(drop).map_err(|e| system("control-plane thread", &e))
+}
+
+fn context(
+    config: BootstrapConfig,
+    members: Vec<RankInfo>,
+    algorithms: AlgorithmTable,
+    shared: Arc<SharedMesh>,
+    control: ControlHandle,
+) -> TcpContext {
+    let spin = spin(&config, &members);
+    TcpContext {
+        rank: config.rank,
+        members,
+        algorithms: Arc::new(algorithms),
+        spin,
+        shared,
+        dialling: std::sync::Mutex::default(),
+        control,
+        connections: config.connections.clamp(1, MAX_CONNECTIONS),
+        bind: config.bind.clone(),
+        lost_after: config.lost_after,
+        desync_after: config.desync_after,
+        debug: config.debug,
+        timing: timing(&config),
+        transport_name: std::sync::OnceLock::new(),
+        secret: config.secret,
+    }
+}
+
+/// Spins for about the cost of a wake-up if every rank of this node has a core. On an oversubscribed
+/// node, spinning would delay the awaited rank.
+fn spin(config: &BootstrapConfig, members: &[RankInfo]) -> Duration {
+    let node = config.node_id();
+    let local_size = members.iter().filter(|member| member.node == node).count();
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    if local_size <= cores { SPIN } else { Duration::ZERO }
+}
+
+fn connect_error(at: SocketAddr, error: DialError) -> CommError {
+    let (why, hint) = match error {
+        DialError::Unreachable(why) => {
+            (why, "check that rank 0 is running and reachable from this node")
+        }
+        DialError::Rejected(why) => {
+            (why, "give all ranks the same REGATTA_SECRET_FILE and each job its own MASTER_PORT")
+        }
+    };
+    bootstrap_error(format!("cannot connect to rank 0 at {at}: {why}"), hint)
+}
+
+fn bootstrap_error(what: String, hint: &str) -> CommError {
+    CommError::Bootstrap { what, hint: hint.to_owned() }
+}
+
+fn system(what: &str, why: &std::io::Error) -> CommError {
+    CommError::System { what: what.to_owned(), why: why.to_string() }
+}

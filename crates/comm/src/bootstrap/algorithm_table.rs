@@ -1,0 +1,64 @@
+//! The algorithm table. Rank 0 loads it and sends it to all ranks, so all run the same algorithms
+//! even if their nodes have different files.
+
+use regatta_model::document::{from_json, to_json_line};
+
+use super::{BootstrapConfig, bootstrap_error};
+use crate::CommError;
+use crate::schedule::selection::AlgorithmTable;
+
+/// The table of `REGATTA_TUNING`, or the default one.
+pub(super) fn load(config: &BootstrapConfig) -> Result<AlgorithmTable, CommError> {
+    let Some(file) = config.tuning.as_ref().filter(|_| !config.deterministic) else {
+        return Ok(AlgorithmTable::default());
+    };
+    let invalid = |why: String| {
+        let what = format!("cannot load REGATTA_TUNING {}: {why}", file.display());
+        bootstrap_error(what, "create it with `regatta bench --tune FILE`, or unset REGATTA_TUNING")
+    };
+    let text = std::fs::read_to_string(file).map_err(|error| invalid(error.to_string()))?;
+    from_json(&text).map_err(|error| invalid(error.to_string()))
+}
+
+/// The table as a JSON document.
+pub(super) fn encode(table: &AlgorithmTable) -> Result<String, CommError> {
+    to_json_line(table).map_err(|error| CommError::System {
+        what: "cannot encode the algorithm table".to_owned(),
+        why: error.to_string(),
+    })
+}
+
+/// The table received from rank 0.
+pub(super) fn decode(text: &str) -> Result<AlgorithmTable, CommError> {
+    from_json(text).map_err(|error| {
+        let what = format!("invalid algorithm table from rank 0: {error}");
+        bootstrap_error(what, "run the same version of Regatta on all nodes")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use regatta_wire::secret::Secret;
+
+    #[test]
+    fn the_tuning_file_is_loaded_unless_the_job_is_deterministic() {
+        let file = std::env::temp_dir().join(format!("regatta-tuning-{}", std::process::id()));
+        let tuned = AlgorithmTable { rows: AlgorithmTable::default().rows[..1].to_vec() };
+        std::fs::write(&file, encode(&tuned).unwrap()).unwrap();
+        let secret = Secret::generate().unwrap();
+        let config = |deterministic| BootstrapConfig {
+            tuning: Some(file.clone()),
+            deterministic,
+            ..BootstrapConfig::new(0, 1, "localhost", 1, secret.clone())
+        };
+        assert_eq!(load(&config(false)).unwrap(), tuned);
+        assert_eq!(load(&config(true)).unwrap(), AlgorithmTable::default());
+        std::fs::write(&file, "{}").unwrap();
+        let error = load(&config(false)).unwrap_err().to_string();
+        assert!(error.contains("REGATTA_TUNING") && error.contains("--tune FILE"), "{error}");
+        std::fs::remove_file(&file).unwrap();
+        assert!(load(&config(false)).is_err());
+        assert_eq!(decode(&encode(&tuned).unwrap()).unwrap(), tuned);
+    }
+}

@@ -1,0 +1,304 @@
+//! The configuration of a rank's bootstrap, from the launch environment or from the caller.
+
+use std::net::{IpAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use regatta_wire::secret::Secret;
+
+use crate::CommError;
+use crate::fabric::{ProviderChoice, has_fabric};
+use crate::tcp::{RankInfo, fnv1a};
+
+/// The configuration of a rank.
+#[derive(Debug)]
+pub struct BootstrapConfig {
+    /// This rank (`RANK`).
+    pub rank: u32,
+    /// The number of ranks (`WORLD_SIZE`).
+    pub world_size: u32,
+    /// The index of this rank on its node (`LOCAL_RANK`).
+    pub local_rank: u32,
+    /// The name or address of rank 0's node (`MASTER_ADDR`).
+    pub master_addr: String,
+    /// The port that rank 0 listens on (`MASTER_PORT`).
+    pub master_port: u16,
+    /// A listening socket for rank 0, instead of the port.
+    pub listener: Option<TcpListener>,
+    /// The job's secret.
+    pub secret: Secret,
+    /// The name of this host.
+    pub host: String,
+    /// An identifier of this node. Ranks with the same identifier share memory.
+    pub node: String,
+    /// The NIC addresses to bind connections to, which are spread over them. Empty for the routes
+    /// of the system. If there are several, all ranks list the same number, in the same order of
+    /// networks.
+    pub bind: Vec<IpAddr>,
+    /// The number of connections per peer that large messages are striped over, 1 to 16.
+    pub connections: u8,
+    /// The network for messages: libfabric or TCP.
+    pub fabric: ProviderChoice,
+    /// The timeout of the bootstrap.
+    pub join_timeout: Duration,
+    /// The heartbeat timeout, after which a rank counts as lost.
+    pub lost_after: Duration,
+    /// The timeout of a collective.
+    pub desync_after: Duration,
+    /// A file with measured algorithm choices. Rank 0 reads it for all ranks.
+    pub tuning: Option<PathBuf>,
+    /// Whether results are bitwise reproducible for the same number of ranks and nodes. The tuning
+    /// file is then ignored. The setting of rank 0 applies to all ranks.
+    pub deterministic: bool,
+    /// Whether ranks compare call signatures before any data moves. Must be the same on all ranks.
+    pub debug: bool,
+}
+
+impl BootstrapConfig {
+    /// A configuration with default options.
+    pub fn new(
+        rank: u32,
+        world_size: u32,
+        master_addr: &str,
+        master_port: u16,
+        secret: Secret,
+    ) -> Self {
+        Self {
+            rank,
+            world_size,
+            local_rank: 0,
+            master_addr: master_addr.to_owned(),
+            master_port,
+            listener: None,
+            secret,
+            host: host(),
+            node: node(),
+            bind: Vec::new(),
+            connections: 2,
+            fabric: ProviderChoice::default(),
+            join_timeout: Duration::from_secs(120),
+            lost_after: Duration::from_secs(15),
+            desync_after: Duration::from_secs(300),
+            tuning: None,
+            deterministic: false,
+            debug: false,
+        }
+    }
+
+    /// Reads the launch environment: `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `MASTER_ADDR`,
+    /// `MASTER_PORT` and `REGATTA_SECRET_FILE`, a file that only the user can read. Optional:
+    /// `REGATTA_BIND` (NIC addresses, comma-separated), `REGATTA_FABRIC` (`off`, `auto` or a
+    /// libfabric provider), `REGATTA_LOST_AFTER` and `REGATTA_DESYNC_AFTER` (seconds),
+    /// `REGATTA_COMM_DEBUG=1` (compare call signatures), `REGATTA_TUNING` (algorithm table) and
+    /// `REGATTA_DETERMINISTIC=1` (ignore it).
+    pub fn from_env() -> Result<Self, CommError> {
+        let get = |name: &str| std::env::var(name).ok();
+        Self::from_variables(&get, secret(&get)?)
+    }
+
+    fn from_variables(
+        get: &dyn Fn(&str) -> Option<String>,
+        secret: Secret,
+    ) -> Result<Self, CommError> {
+        let world_size = number(get, "WORLD_SIZE")?;
+        let rank = number(get, "RANK")?;
+        let port = number(get, "MASTER_PORT")?;
+        let reject = |_| invalid(format!("MASTER_PORT is {port}, which is not a port number"));
+        let port = u16::try_from(port).map_err(reject)?;
+        let mut config = Self::new(rank, world_size, &required(get, "MASTER_ADDR")?, port, secret);
+        if get("LOCAL_RANK").is_some() {
+            config.local_rank = number(get, "LOCAL_RANK")?;
+        }
+        if let Some(bind) = get("REGATTA_BIND") {
+            let reject =
+                |_| invalid(format!("REGATTA_BIND is {bind:?}, which is not an IP address"));
+            let addresses = bind.split(',').map(|address| address.trim().parse());
+            config.bind = addresses.collect::<Result<_, _>>().map_err(reject)?;
+        }
+        if let Some(after) = seconds(get, "REGATTA_LOST_AFTER")? {
+            config.lost_after = after;
+        }
+        if let Some(after) = seconds(get, "REGATTA_DESYNC_AFTER")? {
+            config.desync_after = after;
+        }
+        config.debug = flag(get, "REGATTA_COMM_DEBUG")?;
+        config.deterministic = flag(get, "REGATTA_DETERMINISTIC")?;
+        config.tuning = get("REGATTA_TUNING").filter(|file| !file.is_empty()).map(PathBuf::from);
+        config.fabric = ProviderChoice::parse(&get("REGATTA_FABRIC").unwrap_or_default());
+        Ok(config)
+    }
+
+    /// The description of this rank for its peers.
+    pub(super) fn rank_info(&self, ips: Vec<IpAddr>, port: u16) -> RankInfo {
+        let (rank, local_rank) = (self.rank, self.local_rank);
+        let (host, node) = (self.host.clone(), self.node_id());
+        let fabric = self.fabric.preference(has_fabric());
+        RankInfo { rank, local_rank, host, node, ips, port, debug: self.debug, fabric }
+    }
+
+    /// A hash of the node identifier.
+    pub(super) fn node_id(&self) -> u64 {
+        fnv1a(self.node.bytes())
+    }
+}
+
+fn invalid(what: String) -> CommError {
+    let hint = "start the ranks with `regatta launch`, or set the variables it sets".to_owned();
+    CommError::Bootstrap { what, hint }
+}
+
+/// Whether a variable is 1. The default is 0.
+fn flag(get: &dyn Fn(&str) -> Option<String>, name: &str) -> Result<bool, CommError> {
+    match get(name).as_deref().map(str::trim) {
+        None | Some("" | "0") => Ok(false),
+        Some("1") => Ok(true),
+        Some(text) => Err(invalid(format!("{name} is {text:?}; it must be 0 or 1"))),
+    }
+}
+
+fn required(get: &dyn Fn(&str) -> Option<String>, name: &str) -> Result<String, CommError> {
+    get(name).ok_or_else(|| invalid(format!("{name} is not set")))
+}
+
+fn number(get: &dyn Fn(&str) -> Option<String>, name: &str) -> Result<u32, CommError> {
+    let text = required(get, name)?;
+    let reject = |_| invalid(format!("{name} is {text:?}, which is not a non-negative integer"));
+    text.trim().parse().map_err(reject)
+}
+
+/// About thirty years. Larger values overflow the clock on some systems.
+const MAX_SECONDS: f64 = 1e9;
+
+/// A time in seconds, if the variable is set.
+fn seconds(
+    get: &dyn Fn(&str) -> Option<String>,
+    name: &str,
+) -> Result<Option<Duration>, CommError> {
+    let Some(text) = get(name) else { return Ok(None) };
+    let number: Option<f64> = text.trim().parse().ok();
+    let time = number
+        .filter(|n| *n > 0.0 && *n <= MAX_SECONDS)
+        .and_then(|n| Duration::try_from_secs_f64(n).ok());
+    let reject = || {
+        invalid(format!(
+            "{name} is {text:?}; it must be a number of seconds, over 0 and at most 1e9"
+        ))
+    };
+    time.map(Some).ok_or_else(reject)
+}
+
+/// The job's secret, from a file that only the user can read.
+fn secret(get: &dyn Fn(&str) -> Option<String>) -> Result<Secret, CommError> {
+    let file = required(get, "REGATTA_SECRET_FILE")?;
+    read_secret(Path::new(&file))
+}
+
+fn read_secret(file: &Path) -> Result<Secret, CommError> {
+    use std::os::unix::fs::MetadataExt;
+    let shown = file.display();
+    let unreadable =
+        |e: std::io::Error| invalid(format!("cannot read REGATTA_SECRET_FILE {shown}: {e}"));
+    let mode = std::fs::metadata(file).map_err(unreadable)?.mode();
+    if mode & 0o077 != 0 {
+        let what = format!("REGATTA_SECRET_FILE {shown} is accessible to other users");
+        return Err(CommError::Bootstrap { what, hint: format!("run `chmod 600 {shown}`") });
+    }
+    let text = std::fs::read_to_string(file).map_err(unreadable)?;
+    let malformed = |e| invalid(format!("REGATTA_SECRET_FILE {shown} is malformed: {e}"));
+    Secret::from_hex(text.trim()).map_err(malformed)
+}
+
+fn host() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// The host name, the boot ID and the device of `/dev/shm`, which differs between containers.
+fn node() -> String {
+    use std::os::unix::fs::MetadataExt;
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let shm = std::fs::metadata("/dev/shm").map_or(0, |meta| meta.dev());
+    format!("{} {} {shm}", host(), boot.trim())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    const VALID: [(&str, &str); 5] = [
+        ("RANK", "3"),
+        ("WORLD_SIZE", "8"),
+        ("LOCAL_RANK", "1"),
+        ("MASTER_ADDR", "node1"),
+        ("MASTER_PORT", "29500"),
+    ];
+
+    fn from(change: (&str, Option<&str>)) -> Result<BootstrapConfig, CommError> {
+        let get = |name: &str| match change {
+            (changed, value) if changed == name => value.map(str::to_owned),
+            _ => VALID.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned()),
+        };
+        BootstrapConfig::from_variables(&get, Secret::generate().unwrap())
+    }
+
+    #[test]
+    fn reads_the_launch_environment() {
+        let config = from(("REGATTA_BIND", Some("10.0.0.7"))).unwrap();
+        assert_eq!((config.rank, config.world_size, config.local_rank), (3, 8, 1));
+        assert_eq!((config.master_addr.as_str(), config.master_port), ("node1", 29500));
+        assert_eq!(config.bind, ["10.0.0.7".parse::<IpAddr>().unwrap()]);
+        let config = from(("REGATTA_BIND", Some("10.0.0.7, fd00::1"))).unwrap();
+        assert_eq!(config.bind[1], "fd00::1".parse::<IpAddr>().unwrap());
+    }
+
+    #[test]
+    fn reads_timeouts_and_options() {
+        let default = from(("RANK", Some("0"))).unwrap();
+        assert_eq!((default.desync_after.as_secs(), default.debug), (300, false));
+        let after = from(("REGATTA_DESYNC_AFTER", Some("1.5"))).unwrap().desync_after;
+        assert_eq!(after, Duration::from_millis(1500));
+        assert_eq!(from(("REGATTA_LOST_AFTER", Some("7"))).unwrap().lost_after.as_secs(), 7);
+        assert!(from(("REGATTA_COMM_DEBUG", Some("1"))).unwrap().debug);
+        assert!(!from(("REGATTA_COMM_DEBUG", Some("0"))).unwrap().debug);
+        assert!(from(("REGATTA_DETERMINISTIC", Some("1"))).unwrap().deterministic);
+        let tuning = from(("REGATTA_TUNING", Some("best.json"))).unwrap().tuning;
+        assert_eq!(tuning, Some(PathBuf::from("best.json")));
+    }
+
+    #[test]
+    fn missing_and_invalid_variables_are_named() {
+        let changes = [
+            ("RANK", None, "RANK is not set"),
+            ("WORLD_SIZE", Some("many"), "WORLD_SIZE is \"many\", which is not a"),
+            ("MASTER_PORT", Some("70000"), "MASTER_PORT is 70000, which is not a port number"),
+            ("MASTER_ADDR", None, "MASTER_ADDR is not set"),
+            ("REGATTA_BIND", Some("eth0"), "REGATTA_BIND is \"eth0\", which is not an IP address"),
+            (
+                "REGATTA_DESYNC_AFTER",
+                Some("0"),
+                "REGATTA_DESYNC_AFTER is \"0\"; it must be a number",
+            ),
+            ("REGATTA_LOST_AFTER", Some("1e99"), "REGATTA_LOST_AFTER is \"1e99\""),
+            ("REGATTA_COMM_DEBUG", Some("yes"), "REGATTA_COMM_DEBUG is \"yes\"; it must be 0 or 1"),
+        ];
+        for (name, value, message) in changes {
+            let error = from((name, value)).unwrap_err().to_string();
+            assert!(error.contains(message), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_secret_file_accessible_to_others_is_rejected() {
+        let path = std::env::temp_dir().join(format!("regatta-secret-{}", std::process::id()));
+        std::fs::write(&path, format!("{}\n", "a7".repeat(32))).unwrap();
+        let mode = |mode| std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
+        mode(0o640);
+        let error = read_secret(&path).unwrap_err().to_string();
+        assert!(error.contains("is accessible to other users; run `chmod 600"), "{error}");
+        mode(0o600);
+        assert_eq!(read_secret(&path).unwrap().to_hex(), "a7".repeat(32));
+        std::fs::write(&path, "short").unwrap();
+        assert!(read_secret(&path).unwrap_err().to_string().contains("64 hexadecimal digits"));
+        std::fs::remove_file(&path).unwrap();
+    }
+}

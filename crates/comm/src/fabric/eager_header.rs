@@ -1,0 +1,111 @@
+//! The header of a message between two ranks, followed by the message itself if it is small (eager).
+//! The chunks of a large message are sent separately (rendezvous).
+
+use crate::tcp::{HEADER_BYTES, Header};
+
+/// Size of an encoded header.
+pub const EAGER_HEADER_BYTES: usize = 40 + HEADER_BYTES;
+
+/// A message under the header tag.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EagerHeader {
+    /// The job key. Stray messages of other jobs are dropped.
+    pub job: u64,
+    /// The sender.
+    pub from: u32,
+    pub kind: HeaderKind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HeaderKind {
+    /// Announces a message.
+    Message(Message),
+    /// Grants credits: this many messages of the receiver have been consumed.
+    Credit(u64),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Message {
+    /// The sequence number between the two ranks.
+    pub sequence: u64,
+    pub header: Header,
+    /// The number of the first chunk of a large message.
+    pub first_chunk: u64,
+    /// The chunk size of a large message; 0 if it is eager.
+    pub chunk_bytes: u32,
+}
+
+impl EagerHeader {
+    pub fn encode(&self, into: &mut [u8]) {
+        let mut put = |at: usize, bytes: &[u8]| {
+            if let Some(into) = into.get_mut(at..at + bytes.len()) {
+                into.copy_from_slice(bytes);
+            }
+        };
+        put(0, &self.job.to_le_bytes());
+        put(8, &self.from.to_le_bytes());
+        match self.kind {
+            HeaderKind::Credit(count) => {
+                put(12, &0u32.to_le_bytes());
+                put(16, &count.to_le_bytes());
+            }
+            HeaderKind::Message(message) => {
+                put(12, &1u32.to_le_bytes());
+                put(16, &message.sequence.to_le_bytes());
+                put(24, &message.first_chunk.to_le_bytes());
+                put(32, &message.chunk_bytes.to_le_bytes());
+                put(36, &[0; 4]);
+                put(40, &message.header.encode());
+            }
+        }
+    }
+
+    /// Decodes untrusted bytes; `None` if they are malformed.
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let header: &[u8; EAGER_HEADER_BYTES] = bytes.first_chunk()?;
+        let word = |at: usize| {
+            let mut eight = [0; 8];
+            eight.copy_from_slice(&header[at..at + 8]);
+            u64::from_le_bytes(eight)
+        };
+        let (job, from, kind) = (word(0), word(8) as u32, word(8) >> 32);
+        let kind = match kind {
+            0 => HeaderKind::Credit(word(16)),
+            1 => {
+                let header = Header::decode(header.last_chunk()?);
+                let (sequence, first_chunk, chunk_bytes) = (word(16), word(24), word(32) as u32);
+                HeaderKind::Message(Message { sequence, header, first_chunk, chunk_bytes })
+            }
+            _ => return None,
+        };
+        Some(Self { job, from, kind })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tcp::MessageKey;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn headers_round_trip(job: u64, from: u32, sequence: u64, length: u64, chunk_bytes: u32) {
+            let key = MessageKey { comm_id: job ^ 1, tagged: true, number: 7 };
+            let header = Header { key, length, signature_hash: 9, stripes: 1 };
+            let message = Message { sequence, header, first_chunk: sequence / 3, chunk_bytes };
+            for kind in [HeaderKind::Message(message), HeaderKind::Credit(sequence)] {
+                let header = EagerHeader { job, from, kind };
+                let mut bytes = [0xaa; EAGER_HEADER_BYTES + 5];
+                header.encode(&mut bytes);
+                prop_assert_eq!(EagerHeader::decode(&bytes), Some(header));
+            }
+        }
+
+        #[test]
+        fn malformed_headers_are_rejected(bytes in proptest::collection::vec(any::<u8>(), 0..100)) {
+            let header = EagerHeader::decode(&bytes);
+            prop_assert!(bytes.len() >= EAGER_HEADER_BYTES || header.is_none());
+        }
+    }
+}

@@ -1,0 +1,376 @@
+//! A libfabric endpoint: addresses, tagged messages and completions. Never blocks.
+
+mod close;
+
+use std::ffi::{c_int, c_void};
+use std::os::fd::RawFd;
+use std::sync::{Mutex, PoisonError};
+
+use super::abi::{self, Av, AvAttr, Context, Cq, CqAttr, CqEntry, CqError, Domain, Ep, Fabric};
+use super::abi::{Fid, Mr};
+use super::library::{FabricInfo, Library};
+
+/// Upper limit of an address in bytes.
+pub const MAX_ADDRESS_BYTES: usize = 512;
+
+/// Providers that only make progress when polled. shm does as well, but leaks segments if it is not
+/// closed.
+const MANUAL_PROGRESS: [&str; 3] = ["tcp", "net", "udp"];
+
+const CLOSED: &str = "the endpoint is closed";
+
+/// The properties of an opened provider.
+#[derive(Debug, Clone)]
+pub struct ProviderInfo {
+    /// The name, with utility layers.
+    pub provider: String,
+    /// The domain, usually a NIC.
+    pub domain: String,
+    /// The largest message.
+    pub max_msg_size: usize,
+    /// The largest injected message, whose buffer may be reused at once.
+    pub inject: usize,
+    /// The number of usable tag bits.
+    pub tag_bits: u32,
+    /// The size of the receive queue.
+    pub rx_size: usize,
+    /// Whether local buffers must be registered.
+    pub needs_registration: bool,
+    /// Whether it only makes progress when polled, without threads or hardware of its own.
+    pub manual_progress: bool,
+}
+
+/// The result of polling the completion queue.
+pub enum Completion {
+    /// The queue is empty.
+    Empty,
+    /// This many requests completed.
+    Done(usize),
+    /// A request failed: its context and the reason; `None` if it was cancelled.
+    Failed(*mut c_void, Option<String>),
+    /// The queue failed.
+    Broken(String),
+}
+
+/// An endpoint and its objects, which are null until they are opened.
+pub struct Endpoint {
+    library: &'static Library,
+    fabric_info: FabricInfo,
+    info: ProviderInfo,
+    fabric: *mut Fabric,
+    domain: *mut Domain,
+    av: *mut Av,
+    cq: *mut Cq,
+    ep: *mut Ep,
+    /// Whether posting is disabled.
+    closing: bool,
+    /// Becomes readable on a completion, if the provider supports it.
+    fd: Option<RawFd>,
+    /// The provider's address handles, by rank.
+    addresses: Vec<u64>,
+    regions: Vec<*mut Mr>,
+    /// The endpoint's functions while a test simulates a busy endpoint.
+    #[cfg(test)]
+    real_ops: Option<*const abi::Ops>,
+}
+
+// SAFETY: libfabric objects may be used from any thread, one at a time as requested
+// (FI_THREAD_DOMAIN); mutating methods take `&mut self`.
+unsafe impl Send for Endpoint {}
+
+/// Calls a libfabric function and converts its error code.
+macro_rules! fi_call {
+    ($library:expr, $what:literal, $call:expr) => {
+        // SAFETY: the objects are open, and the arguments live long enough.
+        match unsafe { $call } {
+            0 => Ok(()),
+            code => Err(format!(concat!($what, ": {}"), $library.error_text(code))),
+        }
+    };
+}
+
+impl Endpoint {
+    /// Opens an endpoint.
+    pub fn open(fabric_info: FabricInfo) -> Result<Self, String> {
+        let info = provider_info(&fabric_info);
+        let mut endpoint = Self {
+            library: fabric_info.library(),
+            fabric_info,
+            info,
+            fabric: std::ptr::null_mut(),
+            domain: std::ptr::null_mut(),
+            av: std::ptr::null_mut(),
+            cq: std::ptr::null_mut(),
+            ep: std::ptr::null_mut(),
+            closing: false,
+            fd: None,
+            addresses: Vec::new(),
+            regions: Vec::new(),
+            #[cfg(test)]
+            real_ops: None,
+        };
+        let header_sent = serialized(|| endpoint.open_objects());
+        // After an error, dropping the endpoint closes the objects opened so far.
+        header_sent.map(|()| endpoint)
+    }
+
+    fn open_objects(&mut self) -> Result<(), String> {
+        let (library, info, none) = (self.library, self.fabric_info.raw(), std::ptr::null_mut());
+        // SAFETY: the attributes of an fi_info are never null.
+        self.fabric = unsafe { library.open_fabric((*info).fabric_attr) }
+            .map_err(|why| format!("fi_fabric: {why}"))?;
+        let fabric = self.fabric;
+        let domain = &raw mut self.domain;
+        fi_call!(library, "fi_domain", ((*(*fabric).ops).domain)(fabric, info, domain, none))?;
+        let domain = self.domain;
+        let (av, ep) = (&raw mut self.av, &raw mut self.ep);
+        // SAFETY: the attributes of an fi_info are never null.
+        let kind = match unsafe { (*(*info).domain_attr).av_type } {
+            abi::AV_UNSPEC => abi::AV_TABLE,
+            only => only,
+        };
+        let mut attributes = AvAttr { kind, rx_ctx_bits: 0, count: 0, rest: [0; 8] };
+        let a = &raw mut attributes;
+        fi_call!(library, "fi_av_open", ((*(*domain).ops).av_open)(domain, a, av, none))?;
+        self.open_queue()?;
+        fi_call!(library, "fi_endpoint", ((*(*domain).ops).endpoint)(domain, info, ep, none))?;
+        self.bind(self.av.cast(), 0)?;
+        self.bind(self.cq.cast(), abi::SEND | abi::RECV)?;
+        let ep: *mut Fid = self.ep.cast();
+        fi_call!(library, "fi_enable", ((*(*ep).ops).control)(ep, abi::ENABLE, none))
+    }
+
+    fn bind(&self, object: *mut Fid, flags: u64) -> Result<(), String> {
+        let ep: *mut Fid = self.ep.cast();
+        fi_call!(self.library, "fi_ep_bind", ((*(*ep).ops).bind)(ep, object, flags))
+    }
+
+    /// Opens the completion queue, with a wait descriptor if the provider supports one.
+    fn open_queue(&mut self) -> Result<(), String> {
+        let (library, info) = (self.library, self.fabric_info.raw());
+        let (domain, cq, none) = (self.domain, &raw mut self.cq, std::ptr::null_mut());
+        // SAFETY: the attributes of an fi_info are never null.
+        let size = unsafe { (*(*info).tx_attr).size + (*(*info).rx_attr).size };
+        let mut header_sent = Err(String::new());
+        for wait_obj in [abi::WAIT_FD, abi::WAIT_NONE] {
+            let format = abi::CQ_FORMAT_MSG;
+            let mut attributes = CqAttr { size, flags: 0, format, wait_obj, rest: [0; 8] };
+            let a = &raw mut attributes;
+            header_sent =
+                fi_call!(library, "fi_cq_open", ((*(*domain).ops).cq_open)(domain, a, cq, none));
+            if header_sent.is_ok() {
+                self.fd = (wait_obj == abi::WAIT_FD).then(|| self.get_wait_fd()).flatten();
+                break;
+            }
+        }
+        header_sent
+    }
+
+    fn get_wait_fd(&self) -> Option<RawFd> {
+        let (cq, mut fd): (*mut Fid, c_int) = (self.cq.cast(), -1);
+        let into: *mut c_void = (&raw mut fd).cast();
+        let got =
+            fi_call!(self.library, "fi_control", ((*(*cq).ops).control)(cq, abi::GETWAIT, into));
+        (got.is_ok() && fd >= 0).then_some(fd)
+    }
+
+    /// The properties of the provider.
+    pub fn info(&self) -> &ProviderInfo {
+        &self.info
+    }
+
+    /// Simulates a provider that requires memory registration.
+    #[cfg(test)]
+    pub fn require_registration(&mut self) {
+        self.info.needs_registration = true;
+    }
+
+    /// The address of this endpoint.
+    pub fn address(&self) -> Result<Vec<u8>, String> {
+        let (ep, mut address) = (self.ep, vec![0u8; MAX_ADDRESS_BYTES]);
+        let (into, mut length) = (address.as_mut_ptr().cast(), MAX_ADDRESS_BYTES);
+        let fid = ep.cast();
+        fi_call!(self.library, "fi_getname", ((*(*ep).cm).getname)(fid, into, &mut length))?;
+        address.truncate(length);
+        Ok(address)
+    }
+
+    /// Inserts the addresses of all ranks, in order.
+    pub fn insert_addresses(&mut self, addresses: &[Vec<u8>]) -> Result<(), String> {
+        let (av, none) = (self.av, std::ptr::null_mut());
+        for (rank, address) in addresses.iter().enumerate() {
+            // Some providers expect a NUL-terminated string, others read the maximum length.
+            let mut padded = [0u8; MAX_ADDRESS_BYTES + 1];
+            padded[..address.len()].copy_from_slice(address);
+            let mut handle = abi::ADDR_UNSPEC;
+            // SAFETY: the address vector is open, and the address was obtained from this provider.
+            let inserted = unsafe {
+                ((*(*av).ops).insert)(av, padded.as_ptr().cast(), 1, &mut handle, 0, none)
+            };
+            if inserted != 1 {
+                let why = self.library.error_text(inserted);
+                return Err(format!("fi_av_insert: address of rank {rank} rejected: {why}"));
+            }
+            self.addresses.push(handle);
+        }
+        Ok(())
+    }
+
+    /// Registers memory until the endpoint is closed, if the provider requires it.
+    pub fn register(&mut self, start: *mut u8, length: usize) -> Result<*mut c_void, String> {
+        if !self.info.needs_registration {
+            return Ok(std::ptr::null_mut());
+        }
+        let (domain, none) = (self.domain, std::ptr::null_mut());
+        let (access, key) = (abi::SEND | abi::RECV, self.regions.len() as u64 + 1);
+        let mut region: *mut Mr = std::ptr::null_mut();
+        let (fid, start) = (domain.cast(), start.cast_const().cast());
+        let into = &raw mut region;
+        fi_call!(
+            self.library,
+            "fi_mr_reg",
+            ((*(*domain).mr).reg)(fid, start, length, access, 0, key, 0, into, none)
+        )?;
+        self.regions.push(region);
+        // SAFETY: the attributes of an fi_info are never null.
+        if unsafe { (*(*self.fabric_info.raw()).domain_attr).mr_mode } & abi::MR_ENDPOINT != 0 {
+            let (mr, ep): (*mut Fid, *mut Fid) = (region.cast(), self.ep.cast());
+            fi_call!(self.library, "fi_mr_bind", ((*(*mr).ops).bind)(mr, ep, 0))?;
+            fi_call!(self.library, "fi_mr_enable", ((*(*mr).ops).control)(mr, abi::ENABLE, none))?;
+        }
+        // SAFETY: the region is open.
+        Ok(unsafe { (*region).mem_desc })
+    }
+
+    /// Posts a tagged send. Returns false if the caller must retry.
+    ///
+    /// # Safety
+    /// The bytes and the context must stay valid until the request completes or the endpoint is
+    /// closed.
+    pub unsafe fn send(
+        &mut self,
+        to: u32,
+        bytes: (*const u8, usize),
+        region: *mut c_void,
+        tag: u64,
+        context: *mut Context,
+    ) -> Result<bool, String> {
+        let (ep, (start, length)) = (self.ep, bytes);
+        if self.closing {
+            return Err(CLOSED.to_owned());
+        }
+        let address = self.addresses.get(to as usize).copied().unwrap_or(abi::ADDR_UNSPEC);
+        // SAFETY: guaranteed by the caller.
+        let code = unsafe {
+            let send = (*(*ep).tagged).send;
+            send(ep, start.cast(), length, region, address, tag, context.cast())
+        };
+        self.posted("fi_tsend", code)
+    }
+
+    /// Posts a tagged receive from any sender. Returns false if the caller must retry.
+    ///
+    /// # Safety
+    /// As for [`Self::send`].
+    pub unsafe fn receive(
+        &mut self,
+        bytes: (*mut u8, usize),
+        region: *mut c_void,
+        tag: u64,
+        context: *mut Context,
+    ) -> Result<bool, String> {
+        let (ep, (start, length)) = (self.ep, bytes);
+        if self.closing {
+            return Err(CLOSED.to_owned());
+        }
+        // SAFETY: guaranteed by the caller.
+        let code = unsafe {
+            let receive = (*(*ep).tagged).recv;
+            let any_source = abi::ADDR_UNSPEC;
+            receive(ep, start.cast(), length, region, any_source, tag, 0, context.cast())
+        };
+        self.posted("fi_trecv", code)
+    }
+
+    fn posted(&self, what: &str, code: isize) -> Result<bool, String> {
+        match code {
+            0 => Ok(true),
+            code if code == -abi::EAGAIN => Ok(false),
+            code => Err(format!("{what}: {}", self.library.error_text(code))),
+        }
+    }
+
+    /// Makes progress and reads completions.
+    pub fn poll_cq(&mut self, entries: &mut [CqEntry]) -> Completion {
+        let cq = self.cq;
+        // SAFETY: the queue is open, and `entries` has this many elements.
+        let code = unsafe { ((*(*cq).ops).read)(cq, entries.as_mut_ptr().cast(), entries.len()) };
+        match code {
+            code if code == -abi::EAVAIL => self.read_error(),
+            code if code > 0 => Completion::Done(code as usize),
+            code if code == 0 || code == -abi::EAGAIN => Completion::Empty,
+            code => Completion::Broken(format!("fi_cq_read: {}", self.library.error_text(code))),
+        }
+    }
+
+    fn read_error(&mut self) -> Completion {
+        let cq = self.cq;
+        // SAFETY: all fields are integers or pointers, for which zero is valid.
+        let mut error: CqError = unsafe { std::mem::zeroed() };
+        // SAFETY: the queue is open.
+        if unsafe { ((*(*cq).ops).readerr)(cq, &mut error, 0) } <= 0 {
+            return Completion::Empty;
+        }
+        let why = (error.err != abi::ECANCELED).then(|| self.library.error_text(error.err));
+        Completion::Failed(error.context, why)
+    }
+
+    /// Requests cancellation of a request, which then completes as cancelled.
+    pub fn cancel(&mut self, context: *mut Context) {
+        let ep = self.ep;
+        if !ep.is_null() {
+            // SAFETY: the endpoint is open, and unknown contexts are ignored. A request that cannot
+            // be cancelled completes.
+            unsafe { ((*(*ep).ops).cancel)(ep.cast(), context.cast()) };
+        }
+    }
+
+    /// The descriptor to poll. `Err` if completions are already pending.
+    pub fn wait_fd(&mut self) -> Result<Option<RawFd>, ()> {
+        let Some(fd) = self.fd else { return Ok(None) };
+        let (fabric, mut cq): (_, *mut Fid) = (self.fabric, self.cq.cast());
+        // SAFETY: both are open.
+        match unsafe { ((*(*fabric).ops).trywait)(fabric, &mut cq, 1) } {
+            0 => Ok(Some(fd)),
+            code if code as isize == -abi::EAGAIN => Err(()),
+            _ => Ok(None),
+        }
+    }
+}
+
+fn provider_info(fabric_info: &FabricInfo) -> ProviderInfo {
+    let (provider, domain) = fabric_info.name();
+    let info = fabric_info.raw();
+    // SAFETY: the attributes of an fi_info are never null.
+    unsafe {
+        let (ep, rx) = (&*(*info).ep_attr, &*(*info).rx_attr);
+        ProviderInfo {
+            manual_progress: MANUAL_PROGRESS
+                .contains(&provider.split(';').next().unwrap_or_default()),
+            provider,
+            domain,
+            max_msg_size: ep.max_msg_size,
+            inject: (*(*info).tx_attr).inject_size,
+            tag_bits: u64::BITS - ep.mem_tag_format.leading_zeros(),
+            rx_size: rx.size,
+            needs_registration: (*(*info).domain_attr).mr_mode & abi::MR_LOCAL != 0,
+        }
+    }
+}
+
+/// Opening and closing modifies state that providers share between endpoints, so it is serialised.
+fn serialized<R>(work: impl FnOnce() -> R) -> R {
+    static LOCK: Mutex<()> = Mutex::new(());
+    let _guard = LOCK.lock().unwrap_or_else(PoisonError::into_inner);
+    work()
+}

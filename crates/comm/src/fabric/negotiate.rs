@@ -1,0 +1,250 @@
+//! The ranks agree on a libfabric provider: each opens one, and all exchange addresses or errors.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::endpoint::{Endpoint, MAX_ADDRESS_BYTES};
+use super::library::{InfoQuery, library};
+use super::provider_choice::{NetworkPlan, Preference, ProviderChoice};
+use super::requests::RequestPool;
+use super::shm_cleanup::find_shared_process;
+use super::tag::FabricTags;
+use super::transport::FabricTransport;
+use crate::CommError;
+use crate::tcp::{RankInfo, TcpContext, TcpEngine, TcpTransport, decode, encode, fnv1a};
+use crate::worker::all_gather_bytes;
+
+/// The communicator for the negotiation.
+const NEGOTIATION_COMM: u64 = u64::MAX;
+
+/// Encoded size of an offer.
+const OFFER_BYTES: usize = 1024;
+
+/// Loading libfabric with all providers may take long.
+const NEGOTIATION_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Longer reasons are truncated, so that an offer fits.
+const MAX_REASON_BYTES: usize = 400;
+
+/// The result of opening an endpoint on a rank.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+enum RankOffer {
+    /// The provider and the address of the endpoint.
+    Available { provider: String, address: Vec<u8> },
+    /// Why no endpoint could be opened.
+    Unavailable(String),
+}
+
+/// Whether this node has a high-speed network.
+pub fn has_fabric() -> bool {
+    let any = |dir: &str| std::fs::read_dir(dir).is_ok_and(|mut entries| entries.next().is_some());
+    any("/sys/class/cxi") || any("/sys/class/infiniband")
+}
+
+/// Switches the data plane to libfabric if all ranks want and can. Returns the network in use and why.
+pub fn connect(context: &Arc<TcpContext>, choice: &ProviderChoice) -> Result<String, CommError> {
+    let peer = |rank: usize| match context.members.get(rank) {
+        Some(member) => format!("rank {rank} on {}", member.host),
+        None => format!("rank {rank}"),
+    };
+    let preferences: Vec<Preference> = context.members.iter().map(|info| info.fabric).collect();
+    match NetworkPlan::new(&preferences, peer) {
+        NetworkPlan::Tcp(why) => return Ok(format!("TCP: {why}")),
+        NetworkPlan::Conflict(one, other) => {
+            let what = format!("{} and {} select different networks", peer(one), peer(other));
+            let hint = "REGATTA_FABRIC must be the same on all ranks".to_owned();
+            return Err(CommError::Bootstrap { what, hint });
+        }
+        NetworkPlan::Negotiate => {}
+    }
+    match Negotiation::new(context).run(choice)? {
+        Ok(transport) => {
+            let name = format!("libfabric: {}", transport.name());
+            context.shared.lock().fabric = Some(transport);
+            Ok(name)
+        }
+        Err((rank, why)) if *choice == ProviderChoice::Auto => {
+            Ok(format!("TCP: {}: {why}", peer(rank)))
+        }
+        Err((rank, why)) => {
+            let what = format!("{} cannot use the selected libfabric provider: {why}", peer(rank));
+            let hint =
+                "set REGATTA_FABRIC to a provider that all nodes have, or to `off`".to_owned();
+            Err(CommError::Bootstrap { what, hint })
+        }
+    }
+}
+
+/// The rank that cannot use libfabric, and why.
+type Unavailable = (usize, String);
+
+/// The negotiation, over TCP.
+struct Negotiation {
+    context: Arc<TcpContext>,
+    engine: TcpEngine,
+}
+
+impl Negotiation {
+    fn new(context: &Arc<TcpContext>) -> Self {
+        let all = (0..context.members.len() as u32).collect();
+        let transport = TcpTransport::new(context.clone(), NEGOTIATION_COMM, all, context.rank);
+        let transport = transport.with_timeout(NEGOTIATION_TIMEOUT);
+        Self { context: context.clone(), engine: TcpEngine::new(transport) }
+    }
+
+    fn run(
+        &mut self,
+        choice: &ProviderChoice,
+    ) -> Result<Result<FabricTransport, Unavailable>, CommError> {
+        let (endpoint, own) = match self.open(choice) {
+            Ok((endpoint, offer)) => (Some(endpoint), offer),
+            Err(why) => (None, unavailable(why)),
+        };
+        let offers = self.all_gather(own)?;
+        let (Some(endpoint), Ok(addresses)) = (endpoint, agreed(&offers)) else {
+            return Ok(Err(agreed(&offers).err().unwrap_or_default()));
+        };
+        // A rank may still fail here, which all others must know.
+        let (transport, own) = match self.build_transport(endpoint, &addresses) {
+            Ok(transport) => (Some(transport), offers[self.context.rank as usize].clone()),
+            Err(why) => (None, unavailable(why)),
+        };
+        let offers = self.all_gather(own)?;
+        match (transport, agreed(&offers)) {
+            (Some(transport), Ok(_)) => Ok(Ok(transport)),
+            (transport, agreed) => {
+                transport.into_iter().for_each(FabricTransport::shutdown);
+                Ok(Err(agreed.err().unwrap_or_default()))
+            }
+        }
+    }
+
+    fn open(&self, choice: &ProviderChoice) -> Result<(Endpoint, RankOffer), String> {
+        let (context, own) = (&self.context, self.context.rank as usize);
+        let node = |rank: usize| context.members.get(rank).map(|member| member.node);
+        let same_node = |rank: &usize| node(*rank) == node(own);
+        let local_size = (0..context.members.len()).filter(same_node).count();
+        let local_rank = (0..own).filter(same_node).count();
+        let is_shm = matches!(choice, ProviderChoice::Named { provider, .. } if provider == "shm");
+        if is_shm && local_size < context.members.len() {
+            return Err("provider shm cannot reach ranks on other nodes".to_owned());
+        }
+        let address = |member: &RankInfo| member.ips.first().copied();
+        let own_address = context.members.get(own).and_then(address);
+        let source = choice.source(context.bind.first().copied(), own_address);
+        let endpoint = open(choice, source, local_rank, local_size)?;
+        let (provider, address) = (endpoint.info().provider.clone(), endpoint.address()?);
+        if address.len() > MAX_ADDRESS_BYTES {
+            let limit = MAX_ADDRESS_BYTES;
+            return Err(format!("the endpoint address has {} bytes, over {limit}", address.len()));
+        }
+        Ok((endpoint, RankOffer::Available { provider, address }))
+    }
+
+    fn build_transport(
+        &self,
+        mut endpoint: Endpoint,
+        addresses: &[Vec<u8>],
+    ) -> Result<FabricTransport, String> {
+        endpoint.insert_addresses(addresses)?;
+        let bits = endpoint.info().tag_bits;
+        let tags = FabricTags::new(bits, addresses.len() as u32);
+        let tags = tags.ok_or_else(|| format!("the provider has too few tag bits ({bits})"))?;
+        let job = fnv1a(self.context.secret.derive("libfabric").to_hex().bytes());
+        let pool = RequestPool::new(endpoint, tags, job, self.context.rank);
+        FabricTransport::new(pool, job, addresses)
+    }
+
+    /// The offers of all ranks.
+    fn all_gather(&mut self, own: RankOffer) -> Result<Vec<RankOffer>, CommError> {
+        let mut bytes = encode(&own);
+        bytes.resize(OFFER_BYTES, 0);
+        let all = all_gather_bytes(&mut self.engine, &bytes)?;
+        let malformed = || RankOffer::Unavailable("it sent a malformed offer".to_owned());
+        let offer = |bytes: &[u8]| decode(bytes).unwrap_or_else(malformed);
+        Ok(all.chunks_exact(OFFER_BYTES).map(offer).collect())
+    }
+}
+
+fn unavailable(mut why: String) -> RankOffer {
+    let end = why.char_indices().map(|(at, _)| at).find(|at| *at >= MAX_REASON_BYTES);
+    why.truncate(end.unwrap_or(why.len()));
+    RankOffer::Unavailable(why)
+}
+
+/// The addresses of all ranks, if all opened the same provider.
+fn agreed(offers: &[RankOffer]) -> Result<Vec<Vec<u8>>, Unavailable> {
+    let mut all = Vec::new();
+    let mut first: Option<&str> = None;
+    for (rank, offer) in offers.iter().enumerate() {
+        match offer {
+            RankOffer::Unavailable(why) => return Err((rank, why.clone())),
+            RankOffer::Available { provider, .. } if *first.get_or_insert(provider) != provider => {
+                let first = first.unwrap_or_default();
+                return Err((rank, format!("it opened {provider}, rank 0 opened {first}")));
+            }
+            RankOffer::Available { address, .. } => all.push(address.clone()),
+        }
+    }
+    if let Some(rank) = find_shared_process(&all) {
+        return Err((rank, "provider shm cannot connect ranks of the same process".to_owned()));
+    }
+    Ok(all)
+}
+
+/// Opens the selected provider, preferably without memory registration.
+pub fn open(
+    choice: &ProviderChoice,
+    source: Option<IpAddr>,
+    local_rank: usize,
+    local_size: usize,
+) -> Result<Endpoint, String> {
+    let library = library()?;
+    let provider = match choice {
+        ProviderChoice::Named { provider, .. } => Some(provider.as_str()),
+        _ => None,
+    };
+    for allow_registration in [false, true] {
+        let query = InfoQuery { provider, source, allow_registration };
+        // If nothing matches, the error below lists what is available.
+        let Ok(infos) = library.infos(query) else { continue };
+        let selected = choice.select(&infos.names(), local_rank, local_size);
+        if let Some(info) = selected.and_then(|index| infos.get(index)) {
+            let (provider, domain) = info.name();
+            return Endpoint::open(info).map_err(|why| format!("{provider} on {domain}: {why}"));
+        }
+    }
+    let names = super::available_providers()?.join(", ");
+    let wanted = provider.unwrap_or("high-speed provider");
+    Err(format!("libfabric has no {wanted} on this node; available: {names}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn available(provider: &str) -> RankOffer {
+        RankOffer::Available { provider: provider.to_owned(), address: vec![1] }
+    }
+
+    #[test]
+    fn the_rank_without_the_common_provider_is_named() {
+        assert_eq!(agreed(&[available("cxi"), available("cxi")]).unwrap().len(), 2);
+        let error = agreed(&[available("cxi"), unavailable("no library".to_owned())]).unwrap_err();
+        assert_eq!(error, (1, "no library".to_owned()));
+        let error = agreed(&[available("cxi"), available("cxi"), available("tcp")]).unwrap_err();
+        assert_eq!(error, (2, "it opened tcp, rank 0 opened cxi".to_owned()));
+    }
+
+    #[test]
+    fn the_longest_offers_fit() {
+        let long = encode(&unavailable("ü".repeat(2000)));
+        let address = vec![255; MAX_ADDRESS_BYTES];
+        let provider = "verbs;ofi_rxm;ofi_mrail".to_owned();
+        let available = encode(&RankOffer::Available { provider, address });
+        assert!(long.len() <= OFFER_BYTES && available.len() <= OFFER_BYTES);
+    }
+}

@@ -1,0 +1,371 @@
+//! Requests in flight on the endpoint, with the memory they need until they complete.
+
+use std::ffi::c_void;
+use std::ptr::NonNull;
+
+use super::abi::Context;
+use super::eager_header::{EAGER_HEADER_BYTES, EagerHeader, HeaderKind};
+use super::endpoint::{Endpoint, ProviderInfo};
+use super::tag::FabricTags;
+use crate::buffer::Buffer;
+
+/// Size of a header with an eager message, unless the provider prefers less. Most providers send
+/// this much without a rendezvous.
+const EAGER_BYTES: usize = 16 << 10;
+
+/// Chunk size, unless the provider allows less. Small enough that a chunk is still in the cache when
+/// it is reduced.
+const CHUNK_BYTES: usize = 256 << 10;
+
+/// Chunks start at multiples of this, so elements are not split.
+const CHUNK_ALIGN: usize = 64;
+
+/// Number of posted header receives.
+const HEADER_RECVS: usize = 64;
+
+/// A posted operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Op {
+    /// Receives a header.
+    RecvHeader,
+    /// Sends a header to a rank.
+    SendHeader(u32),
+    /// Sends a chunk of the message with this ID.
+    SendChunk(u64),
+    /// Receives a chunk of the message with this ID: its offset and size.
+    RecvChunk(u64, usize, usize),
+}
+
+/// A request in flight.
+pub struct InFlight {
+    pub op: Op,
+    /// The bounce buffer, unless user memory is used directly.
+    pub bounce: Option<BounceBuffer>,
+    /// The communicator whose user memory is in use.
+    pub user_comm: Option<u64>,
+}
+
+/// An internal buffer, registered with the provider if required.
+pub struct BounceBuffer {
+    buffer: Buffer,
+    region: *mut c_void,
+}
+
+impl BounceBuffer {
+    pub fn bytes(&self) -> &[u8] {
+        self.buffer.bytes()
+    }
+}
+
+/// User memory and the communicator it belongs to.
+#[derive(Clone, Copy)]
+pub struct UserMemory {
+    pub start: *mut u8,
+    pub comm_id: u64,
+}
+
+// SAFETY: the memory is only accessed under the lock of the mesh; the caller of the transport
+// guarantees that it is valid.
+unsafe impl Send for UserMemory {}
+
+/// The endpoint and its requests.
+pub struct RequestPool {
+    endpoint: Endpoint,
+    slots: Vec<Slot>,
+    free: Vec<usize>,
+    eager_buffers: Vec<BounceBuffer>,
+    chunk_buffers: Vec<BounceBuffer>,
+    tags: FabricTags,
+    job: u64,
+    rank: u32,
+    posted_headers: usize,
+    /// Size of a header with its eager message.
+    eager_bytes: usize,
+    /// Size of a chunk.
+    pub chunk_bytes: usize,
+    /// Whether posting failed with `FI_EAGAIN`.
+    pub needs_retry: bool,
+}
+
+struct Slot {
+    context: NonNull<Context>,
+    request: Option<InFlight>,
+}
+
+// SAFETY: all memory is owned or user memory; memory regions may be used from any thread.
+unsafe impl Send for RequestPool {}
+
+impl RequestPool {
+    pub fn new(endpoint: Endpoint, tags: FabricTags, job: u64, rank: u32) -> Self {
+        let info = endpoint.info();
+        // Injected data has left when the send completes. Data that the provider only references,
+        // as shm does from 4 KiB on, may be fetched after this rank has exited.
+        let eager = if info.inject >= 1024 { info.inject.min(EAGER_BYTES) } else { EAGER_BYTES };
+        let eager_bytes = eager.min(info.max_msg_size);
+        let chunk_bytes =
+            CHUNK_BYTES.min(info.max_msg_size / CHUNK_ALIGN * CHUNK_ALIGN).max(CHUNK_ALIGN);
+        Self {
+            endpoint,
+            slots: Vec::new(),
+            free: Vec::new(),
+            eager_buffers: Vec::new(),
+            chunk_buffers: Vec::new(),
+            tags,
+            job,
+            rank,
+            posted_headers: 0,
+            eager_bytes,
+            chunk_bytes,
+            needs_retry: false,
+        }
+    }
+
+    pub fn endpoint(&mut self) -> &mut Endpoint {
+        &mut self.endpoint
+    }
+
+    pub fn info(&self) -> &ProviderInfo {
+        self.endpoint.info()
+    }
+
+    /// The largest message that is sent eagerly with its header.
+    pub fn eager_limit(&self) -> usize {
+        self.eager_bytes.saturating_sub(EAGER_HEADER_BYTES)
+    }
+
+    /// Whether user memory can be used without registration.
+    fn is_direct(&self) -> bool {
+        !self.endpoint.info().needs_registration
+    }
+
+    /// Sends a header, with the eager message if there is one. Returns false if the caller must retry.
+    pub fn send_header(
+        &mut self,
+        to: u32,
+        kind: HeaderKind,
+        message: &[u8],
+    ) -> Result<bool, String> {
+        let mut bounce = self.bounce_buffer(false)?;
+        let header = EagerHeader { job: self.job, from: self.rank, kind };
+        let bytes = bounce.buffer.bytes_mut();
+        header.encode(bytes);
+        bytes[EAGER_HEADER_BYTES..EAGER_HEADER_BYTES + message.len()].copy_from_slice(message);
+        let length = EAGER_HEADER_BYTES + message.len();
+        let tag = self.tags.header();
+        self.post(Op::SendHeader(to), Some(bounce), None, |endpoint, start, region, context| {
+            // SAFETY: the bounce buffer and the context live until the request completes.
+            unsafe { endpoint.send(to, (start, length), region, tag, context) }
+        })
+    }
+
+    /// Sends a chunk of user memory; if it was reclaimed, arbitrary bytes. Returns false to retry.
+    pub fn send_chunk(
+        &mut self,
+        message: u64,
+        to: u32,
+        number: u64,
+        from: Option<UserMemory>,
+        size: usize,
+    ) -> Result<bool, String> {
+        let (bounce, user) = match from {
+            Some(user) if self.is_direct() => (None, Some(user)),
+            from => {
+                let mut bounce = self.bounce_buffer(true)?;
+                if let Some(from) = from {
+                    // SAFETY: user memory of this size, and a chunk fits into the bounce buffer.
+                    let bytes = unsafe { std::slice::from_raw_parts(from.start, size) };
+                    bounce.buffer.bytes_mut()[..size].copy_from_slice(bytes);
+                }
+                (Some(bounce), None)
+            }
+        };
+        let tag = self.tags.chunk(self.rank, number);
+        self.post(Op::SendChunk(message), bounce, user, |endpoint, start, region, context| {
+            // SAFETY: user memory is valid until the request completes, and the rest is owned by it.
+            unsafe { endpoint.send(to, (start, size), region, tag, context) }
+        })
+    }
+
+    /// Receives a chunk directly into user memory or into a bounce buffer. Returns false to retry.
+    pub fn receive_chunk(
+        &mut self,
+        op: Op,
+        from: u32,
+        number: u64,
+        into: Option<UserMemory>,
+        size: usize,
+    ) -> Result<bool, String> {
+        let user = into.filter(|_| self.is_direct());
+        let bounce = if user.is_some() { None } else { Some(self.bounce_buffer(true)?) };
+        let tag = self.tags.chunk(from, number);
+        self.post(op, bounce, user, |endpoint, start, region, context| {
+            // SAFETY: as in `send_chunk`.
+            unsafe { endpoint.receive((start, size), region, tag, context) }
+        })
+    }
+
+    /// Keeps enough header receives posted.
+    pub fn post_header_recvs(&mut self) -> Result<(), String> {
+        let target = HEADER_RECVS.min(self.info().rx_size / 2).max(1);
+        while self.posted_headers < target {
+            let (bounce, length, tag) =
+                (self.bounce_buffer(false)?, self.eager_bytes, self.tags.header());
+            let posted = self.post(
+                Op::RecvHeader,
+                Some(bounce),
+                None,
+                |endpoint, start, region, context| {
+                    // SAFETY: the bounce buffer and the context live until the request completes.
+                    unsafe { endpoint.receive((start, length), region, tag, context) }
+                },
+            )?;
+            if !posted {
+                break;
+            }
+            self.posted_headers += 1;
+        }
+        Ok(())
+    }
+
+    /// Posts an operation on a bounce buffer or on user memory.
+    fn post(
+        &mut self,
+        op: Op,
+        mut bounce: Option<BounceBuffer>,
+        user: Option<UserMemory>,
+        post: impl FnOnce(&mut Endpoint, *mut u8, *mut c_void, *mut Context) -> Result<bool, String>,
+    ) -> Result<bool, String> {
+        let (start, region) = match (&mut bounce, user) {
+            (Some(bounce), _) => (bounce.buffer.bytes_mut().as_mut_ptr(), bounce.region),
+            (None, Some(user)) => (user.start, std::ptr::null_mut()),
+            (None, None) => (std::ptr::null_mut(), std::ptr::null_mut()),
+        };
+        let number = self.slot();
+        let context = self.slots[number].context.as_ptr();
+        let posted = post(&mut self.endpoint, start, region, context);
+        if matches!(posted, Ok(true)) {
+            let user_comm = user.map(|user| user.comm_id);
+            self.slots[number].request = Some(InFlight { op, bounce, user_comm });
+        } else {
+            self.needs_retry = true;
+            self.free.push(number);
+            self.release(bounce);
+        }
+        posted
+    }
+
+    fn slot(&mut self) -> usize {
+        self.free.pop().unwrap_or_else(|| {
+            let number = self.slots.len();
+            let context = Context { internal: [std::ptr::null_mut(); 8], number };
+            // Not a Box, because the provider writes to it while it is owned here.
+            let context = NonNull::from(Box::leak(Box::new(context)));
+            self.slots.push(Slot { context, request: None });
+            number
+        })
+    }
+
+    /// Completes the request with this context.
+    pub fn complete(&mut self, context: *mut c_void) -> Option<InFlight> {
+        let context = NonNull::new(context.cast::<Context>())?;
+        // SAFETY: the provider returns the context it was given.
+        let number = unsafe { (*context.as_ptr()).number };
+        let request = self.slots.get_mut(number)?.request.take()?;
+        self.free.push(number);
+        if request.op == Op::RecvHeader {
+            self.posted_headers -= 1;
+        }
+        Some(request)
+    }
+
+    /// Returns a bounce buffer to the pool.
+    pub fn release(&mut self, bounce: Option<BounceBuffer>) {
+        if let Some(bounce) = bounce {
+            let is_chunk = bounce.buffer.bytes().len() > self.eager_bytes;
+            let pool = if is_chunk { &mut self.chunk_buffers } else { &mut self.eager_buffers };
+            pool.push(bounce);
+        }
+    }
+
+    fn bounce_buffer(&mut self, for_chunk: bool) -> Result<BounceBuffer, String> {
+        let pool = if for_chunk { &mut self.chunk_buffers } else { &mut self.eager_buffers };
+        if let Some(bounce) = pool.pop() {
+            return Ok(bounce);
+        }
+        let chunk_bytes = self.chunk_bytes.max(self.eager_bytes + 1);
+        let bytes = if for_chunk { chunk_bytes } else { self.eager_bytes };
+        let mut buffer = Buffer::zeroed(bytes);
+        let region = self.endpoint.register(buffer.bytes_mut().as_mut_ptr(), bytes)?;
+        Ok(BounceBuffer { buffer, region })
+    }
+
+    /// Requests cancellation of all operations on user memory of a communicator.
+    pub fn cancel(&mut self, comm_id: u64) {
+        let contexts: Vec<_> = self.using(comm_id).map(|slot| slot.context.as_ptr()).collect();
+        contexts.iter().for_each(|context| self.endpoint.cancel(*context));
+    }
+
+    /// Whether any request still uses user memory of a communicator.
+    pub fn is_using(&self, comm_id: u64) -> bool {
+        self.using(comm_id).next().is_some()
+    }
+
+    fn using(&self, comm_id: u64) -> impl Iterator<Item = &Slot> {
+        let uses = move |r: &InFlight| r.user_comm == Some(comm_id);
+        self.slots.iter().filter(move |slot| slot.request.as_ref().is_some_and(uses))
+    }
+
+    /// Whether any send is in flight.
+    pub fn is_sending(&self) -> bool {
+        let sends = |r: &InFlight| matches!(r.op, Op::SendHeader(_) | Op::SendChunk(_));
+        self.slots.iter().any(|slot| slot.request.as_ref().is_some_and(sends))
+    }
+
+    /// Closes the endpoint, after which no memory is accessed and nothing completes. A provider with
+    /// manual progress accesses memory only when polled, so it stays open. Returns false if closing
+    /// fails and requests in flight may still access memory.
+    pub fn close_ep(&mut self) -> bool {
+        if self.info().manual_progress {
+            return true;
+        }
+        if !self.endpoint.close_ep() {
+            return false;
+        }
+        let cancelled: Vec<InFlight> =
+            self.slots.iter_mut().filter_map(|slot| slot.request.take()).collect();
+        cancelled.into_iter().for_each(|request| self.release(request.bounce));
+        true
+    }
+
+    /// Whether a receive may still write to user memory of a communicator.
+    pub fn may_write(&self, comm_id: u64) -> bool {
+        let receives =
+            |slot: &Slot| slot.request.as_ref().is_some_and(|r| matches!(r.op, Op::RecvChunk(..)));
+        self.using(comm_id).any(receives)
+    }
+
+    /// Drops the pool at shutdown. Closing an endpoint during a transfer crashes some providers, so
+    /// one with manual progress is leaked in that case.
+    pub fn leave(self, unfinished: bool) {
+        let busy = |slot: &Slot| slot.request.as_ref().is_some_and(|r| r.op != Op::RecvHeader);
+        if self.info().manual_progress && (unfinished || self.slots.iter().any(busy)) {
+            std::mem::forget(self);
+        }
+    }
+}
+
+impl Drop for RequestPool {
+    fn drop(&mut self) {
+        if !self.endpoint.close() {
+            // An open endpoint may write to its buffers at any time, so they are leaked.
+            std::mem::forget(std::mem::take(&mut self.slots));
+            std::mem::forget(std::mem::take(&mut self.eager_buffers));
+            std::mem::forget(std::mem::take(&mut self.chunk_buffers));
+            return;
+        }
+        for slot in &self.slots {
+            // SAFETY: it was leaked from a Box, and the endpoint that used it is closed.
+            drop(unsafe { Box::from_raw(slot.context.as_ptr()) });
+        }
+    }
+}

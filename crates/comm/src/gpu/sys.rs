@@ -1,0 +1,213 @@
+//! Entry points of the CUDA and HIP runtimes.
+//!
+//! The two runtimes declare these functions identically but for their names, so one table serves
+//! both. NCCL and BLAS bindings load their libraries through [`open_library`] and [`symbol`], too.
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::path::PathBuf;
+
+use libloading::{Library, Symbol};
+
+use crate::CommError;
+
+/// `cudaStream_t` or `hipStream_t`.
+pub type Stream = *mut c_void;
+
+/// `cudaSuccess`; also the success code of NCCL and the BLAS libraries.
+pub const SUCCESS: c_int = 0;
+/// `cudaErrorNotReady`: queued work has not completed.
+pub const NOT_READY: c_int = 600;
+/// `cudaStreamNonBlocking`: no implicit synchronisation with the default stream.
+pub const STREAM_NON_BLOCKING: c_uint = 1;
+/// `cudaMemcpyDefault`: the addresses determine the direction.
+pub const MEMCPY_DEFAULT: c_int = 4;
+/// Larger than `cudaDeviceProp` in any version. The device name comes first.
+pub const DEVICE_PROPERTIES_BYTES: usize = 1 << 16;
+
+/// A GPU vendor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Vendor {
+    /// CUDA, NCCL, cuBLAS.
+    Nvidia,
+    /// HIP, RCCL, rocBLAS.
+    Amd,
+}
+
+/// A library or symbol that could not be loaded.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{what}: {why}; {hint}")]
+pub struct LibraryError {
+    /// The library or symbol.
+    pub what: String,
+    /// The cause.
+    pub why: String,
+    /// The fix.
+    pub hint: String,
+}
+
+impl From<LibraryError> for CommError {
+    fn from(LibraryError { what, why, hint }: LibraryError) -> Self {
+        Self::Bootstrap { what: format!("{what}: {why}"), hint }
+    }
+}
+
+/// `cudaMallocAsync` and `cudaFreeAsync`.
+#[derive(Debug, Clone, Copy)]
+pub struct StreamOrderedAllocator {
+    /// Allocates memory in stream order.
+    pub malloc: unsafe extern "C" fn(*mut *mut c_void, usize, Stream) -> c_int,
+    /// Frees memory in stream order.
+    pub free: unsafe extern "C" fn(*mut c_void, Stream) -> c_int,
+}
+
+/// Functions of the runtime, named after `cuda…` and `hip…`.
+#[derive(Debug)]
+#[allow(missing_docs, reason = "the vendors document their functions")]
+pub struct Runtime {
+    pub vendor: Vendor,
+    pub get_device_count: unsafe extern "C" fn(*mut c_int) -> c_int,
+    pub get_device: unsafe extern "C" fn(*mut c_int) -> c_int,
+    pub set_device: unsafe extern "C" fn(c_int) -> c_int,
+    pub get_device_properties: unsafe extern "C" fn(*mut c_void, c_int) -> c_int,
+    pub device_get_pci_bus_id: unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int,
+    pub mem_get_info: unsafe extern "C" fn(*mut usize, *mut usize) -> c_int,
+    pub malloc: unsafe extern "C" fn(*mut *mut c_void, usize) -> c_int,
+    pub free: unsafe extern "C" fn(*mut c_void) -> c_int,
+    /// `None` before CUDA 11.2 and ROCm 5.2.
+    pub stream_ordered: Option<StreamOrderedAllocator>,
+    pub host_alloc: unsafe extern "C" fn(*mut *mut c_void, usize, c_uint) -> c_int,
+    pub free_host: unsafe extern "C" fn(*mut c_void) -> c_int,
+    pub memcpy_async:
+        unsafe extern "C" fn(*mut c_void, *const c_void, usize, c_int, Stream) -> c_int,
+    pub stream_create_with_flags: unsafe extern "C" fn(*mut Stream, c_uint) -> c_int,
+    pub stream_destroy: unsafe extern "C" fn(Stream) -> c_int,
+    pub stream_synchronize: unsafe extern "C" fn(Stream) -> c_int,
+    pub stream_query: unsafe extern "C" fn(Stream) -> c_int,
+    pub get_error_string: unsafe extern "C" fn(c_int) -> *const c_char,
+    /// Keeps the library loaded; a fake has none.
+    pub library: Option<Library>,
+}
+
+impl Runtime {
+    /// Loads the runtime of a vendor.
+    pub fn open(vendor: Vendor) -> Result<Self, LibraryError> {
+        let (variable, names, prefix, [host_alloc, free_host]): (_, &[&str], _, _) = match vendor {
+            Vendor::Nvidia => (
+                "REGATTA_CUDART",
+                &["libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0", "libcudart.so"],
+                "cuda",
+                ["HostAlloc", "FreeHost"],
+            ),
+            Vendor::Amd => (
+                "REGATTA_HIP",
+                &["libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5"],
+                "hip",
+                ["HostMalloc", "HostFree"],
+            ),
+        };
+        let library = open_library(variable, names)?;
+        let library_ref = &library;
+        let hint = "use CUDA 11, ROCm 5 or newer";
+        let named = |name: &str| format!("{prefix}{name}");
+        macro_rules! load {
+            ($name:expr) => {
+                symbol(library_ref, &named($name), hint)
+            };
+        }
+        let stream_ordered = match (load!("MallocAsync"), load!("FreeAsync")) {
+            (Ok(malloc), Ok(free)) => Some(StreamOrderedAllocator { malloc, free }),
+            _ => None,
+        };
+        Ok(Self {
+            vendor,
+            get_device_count: load!("GetDeviceCount")?,
+            get_device: load!("GetDevice")?,
+            set_device: load!("SetDevice")?,
+            // Versions with several layouts of the properties have several symbols.
+            get_device_properties: load!("GetDeviceProperties")
+                .or_else(|_| load!("GetDeviceProperties_v2"))
+                .or_else(|_| load!("GetDevicePropertiesR0600"))?,
+            device_get_pci_bus_id: load!("DeviceGetPCIBusId")?,
+            mem_get_info: load!("MemGetInfo")?,
+            malloc: load!("Malloc")?,
+            free: load!("Free")?,
+            stream_ordered,
+            host_alloc: load!(host_alloc)?,
+            free_host: load!(free_host)?,
+            memcpy_async: load!("MemcpyAsync")?,
+            stream_create_with_flags: load!("StreamCreateWithFlags")?,
+            stream_destroy: load!("StreamDestroy")?,
+            stream_synchronize: load!("StreamSynchronize")?,
+            stream_query: load!("StreamQuery")?,
+            get_error_string: load!("GetErrorString")?,
+            library: Some(library),
+        })
+    }
+
+    /// The message of an error code.
+    pub fn error_string(&self, code: c_int) -> String {
+        // SAFETY: the function accepts any code and returns a static string.
+        unsafe { error_text((self.get_error_string)(code), code) }
+    }
+}
+
+/// The text of an error code, as a vendor library returned it.
+///
+/// # Safety
+/// `text` must be null or a valid C string.
+pub unsafe fn error_text(text: *const c_char, code: c_int) -> String {
+    if text.is_null() {
+        return format!("error {code}");
+    }
+    // SAFETY: as required of the caller.
+    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+}
+
+/// Loads a library: the one that the environment variable names, or the first of `names` that the
+/// dynamic linker finds.
+pub fn open_library(variable: &str, names: &[&str]) -> Result<Library, LibraryError> {
+    let overridden = std::env::var_os(variable).map(PathBuf::from);
+    let mut why = String::new();
+    for path in overridden.into_iter().chain(names.iter().map(PathBuf::from)) {
+        // SAFETY: initialising a vendor library that the user installed has no preconditions.
+        match unsafe { Library::new(&path) } {
+            Ok(library) => return Ok(library),
+            Err(error) => why = error.to_string(),
+        }
+    }
+    let hint = format!("set {variable} to its path, or add its folder to LD_LIBRARY_PATH");
+    Err(LibraryError { what: names.join(", "), why, hint })
+}
+
+/// Resolves a symbol; `F` must be the type of the function in the vendor's header.
+pub fn symbol<F: Copy>(library: &Library, name: &str, hint: &str) -> Result<F, LibraryError> {
+    // SAFETY: the caller passes the type from the vendor's header, which is stable across versions.
+    let found: Result<Symbol<'_, F>, _> = unsafe { library.get(name.as_bytes()) };
+    found.map(|f| *f).map_err(|error| LibraryError {
+        what: name.to_owned(),
+        why: error.to_string(),
+        hint: hint.to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn missing_library_names_the_variable_that_overrides_it() {
+        let error = open_library("REGATTA_TEST_NO_LIBRARY", &["libregatta-no-such-library.so"]);
+        let text = error.unwrap_err().to_string();
+        assert!(text.starts_with("libregatta-no-such-library.so: "), "{text}");
+        assert!(text.contains("set REGATTA_TEST_NO_LIBRARY to its path"), "{text}");
+    }
+
+    #[test]
+    fn missing_symbol_names_the_required_version() {
+        let library = open_library("REGATTA_TEST_NO_LIBRARY", &["libc.so.6"]).unwrap();
+        type NoArguments = unsafe extern "C" fn() -> c_int;
+        assert!(symbol::<NoArguments>(&library, "getpid", "").is_ok());
+        let error = symbol::<NoArguments>(&library, "cudaNone", "use CUDA 11").unwrap_err();
+        assert_eq!((error.what.as_str(), error.hint.as_str()), ("cudaNone", "use CUDA 11"));
+    }
+}

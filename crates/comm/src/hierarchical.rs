@@ -1,0 +1,273 @@
+//! Host-memory communicator for ranks on many nodes: shared memory within a node, the network
+//! between nodes.
+//!
+//! Large reductions are sharded: the ranks of a node reduce-scatter, each all-reduces its shard
+//! with the ranks that hold the same shard on the other nodes (its rail), and the node all-gathers.
+//! Small reductions, or nodes with different numbers of ranks, go through one leader per node.
+//! All-gather and reduce-scatter use rails if all nodes have the same number of ranks, as do small
+//! gathers, scatters and all-to-alls; otherwise small gathers and scatters go through the leaders.
+//! Everything else uses the network directly. Messages between ranks of a node stay within the
+//! node.
+
+mod all_to_all;
+mod gather_scatter;
+mod node_layout;
+mod p2p;
+mod rails;
+mod shm_naming;
+mod subgroup;
+mod two_level;
+
+use std::sync::Arc;
+
+use crate::error::Peer;
+use crate::fault_channel::FaultChannel;
+use crate::shm::ShmEngine;
+use crate::tcp::TcpEngine;
+use crate::wait_graph::WaitEdges;
+use crate::worker::{
+    AbortFn, Allocator, Communicator, Engine, HasFailedFn, all_gather_bytes, split_p2p,
+};
+use crate::{Call, CommError, bootstrap, shm};
+use node_layout::NodeLayout;
+use shm_naming::ShmNaming;
+use subgroup::Subgroup;
+
+/// One rank.
+struct Hierarchical {
+    /// All ranks, over the network.
+    world: TcpEngine,
+    /// The ranks of this node, if there are several.
+    local: Option<Subgroup<ShmEngine>>,
+    /// One rank per node: the ranks with this local rank, or the leaders.
+    rail: Option<Subgroup<TcpEngine>>,
+    /// Detects faults of a collective, of which each engine runs only a part.
+    fault_channel: Option<Box<dyn FaultChannel>>,
+    layout: NodeLayout,
+    shm_naming: ShmNaming,
+    /// Aborts every engine.
+    abort_engines: Vec<AbortFn>,
+    /// Number of collectives started.
+    calls: u64,
+    failed: Option<CommError>,
+}
+
+/// Connects this rank with all others, over the fastest transport to each.
+pub fn join(config: bootstrap::BootstrapConfig) -> Result<Communicator, CommError> {
+    let shm_naming = ShmNaming::new(&config);
+    let world = bootstrap::engine(config)?;
+    Ok(Communicator::new(Hierarchical::build(world, shm_naming)?))
+}
+
+impl Hierarchical {
+    /// Adds shared memory and rails to ranks that are connected over the network.
+    fn build(mut world: TcpEngine, shm_naming: ShmNaming) -> Result<Box<dyn Engine>, CommError> {
+        let fault_channel = world.fault_channel();
+        let ids = all_gather_words(&mut world, [shm_naming.node, shm_naming::fresh_comm_id()])?;
+        let nodes: Vec<u64> = ids.iter().map(|[node, _]| *node).collect();
+        let layout = NodeLayout::new(world.rank(), &nodes);
+        // All ranks use the communicator id of rank 0.
+        let name = shm_naming.name(ids[0][1], layout.node);
+        let cancelled = || fault_channel.as_ref().and_then(|channel| channel.abort_record());
+        let joined = Self::join_local(&world, &layout, &name, shm_naming.config, &cancelled)
+            .and_then(|local| Ok((local, Self::join_rail(&mut world, &layout)?)));
+        let (local, rail) = match (joined, &fault_channel) {
+            (Ok(engines), _) => engines,
+            // Other ranks may wait for this one in an engine that does not detect its failure.
+            (Err(error), Some(channel)) => {
+                channel.abort_fn()(&error.to_string());
+                return Err(channel.abort_record().unwrap_or(error));
+            }
+            (Err(error), None) => return Err(error),
+        };
+        let local_abort = local.as_ref().map(|local| local.engine.abort_fn());
+        let rail_abort = rail.as_ref().map(|rail| rail.engine.abort_fn());
+        let abort_engines: Vec<AbortFn> =
+            local_abort.into_iter().chain(rail_abort).chain([world.abort_fn()]).collect();
+        if let Some(channel) = &fault_channel {
+            let aborts = abort_engines.clone();
+            let abort_all = Arc::new(move |why: &str| aborts.iter().for_each(|abort| abort(why)));
+            let none: WaitEdges = Arc::new(Vec::new);
+            channel.on_abort(abort_all, local.as_ref().map_or(none, Subgroup::waits));
+        }
+        Ok(Box::new(Self {
+            world,
+            local,
+            rail,
+            fault_channel,
+            layout,
+            shm_naming,
+            abort_engines,
+            calls: 0,
+            failed: None,
+        }))
+    }
+
+    /// Connects the ranks of this node, if there are several.
+    fn join_local(
+        world: &TcpEngine,
+        layout: &NodeLayout,
+        name: &str,
+        config: shm::ShmConfig,
+        cancelled: &dyn Fn() -> Option<CommError>,
+    ) -> Result<Option<Subgroup<ShmEngine>>, CommError> {
+        if layout.local_ranks.len() == 1 {
+            return Ok(None);
+        }
+        let peers = world.peers();
+        let local = layout.local_ranks.iter().map(|&r| peers[r as usize].clone()).collect();
+        let rank = layout.local_rank;
+        let engine = shm::join_unless_cancelled(name, rank, local, config, cancelled)?;
+        Ok(Some(Subgroup { engine, members: layout.local_ranks.clone() }))
+    }
+
+    /// Connects one rank per node, if there are several nodes.
+    fn join_rail(
+        world: &mut TcpEngine,
+        layout: &NodeLayout,
+    ) -> Result<Option<Subgroup<TcpEngine>>, CommError> {
+        if layout.nodes == 1 {
+            return Ok(None);
+        }
+        let participates = layout.uniform || layout.local_rank == 0;
+        let colour = participates.then_some(layout.local_rank);
+        let engine = world.split_off(colour, i64::from(layout.node))?;
+        Ok(engine.map(|engine| Subgroup { engine, members: layout.own_rail() }))
+    }
+
+    /// Whether collectives run on several engines.
+    fn is_composite(&self) -> bool {
+        self.layout.nodes > 1 && !self.layout.is_one_rank_per_node()
+    }
+}
+
+impl Hierarchical {
+    /// Runs a group of messages.
+    fn run_p2p(&mut self, messages: Vec<Call<'_>>) -> Result<(), CommError> {
+        self.check_not_failed()?;
+        self.exchange(messages).map_err(|mut error| {
+            // The sequence numbers of the shared-memory engine count its parts of collectives.
+            if let CommError::CallMismatch { sequence, .. } = &mut error {
+                *sequence = self.calls;
+            }
+            self.fail(error, "send and receive")
+        })
+    }
+
+    /// Runs a collective on all ranks.
+    fn run_collective(&mut self, call: Call<'_>) -> Result<(), CommError> {
+        self.check_not_failed()?;
+        self.calls += 1;
+        let is_composite = self.is_composite();
+        let signature = call.signature(self.layout.ranks());
+        if let Some(channel) = self.fault_channel.as_mut().filter(|_| is_composite)
+            && let Err(error) = channel.begin(signature)
+        {
+            return Err(self.fail(error, &signature.to_string()));
+        }
+        if let Err(error) = self.two_level(call) {
+            return Err(self.fail(error, &signature.to_string()));
+        }
+        if let Some(channel) = self.fault_channel.as_mut().filter(|_| is_composite) {
+            channel.end();
+        }
+        Ok(())
+    }
+
+    /// Returns the error of an earlier call, if any.
+    fn check_not_failed(&self) -> Result<(), CommError> {
+        self.failed.clone().map_or(Ok(()), Err)
+    }
+
+    /// Aborts all engines, because ranks would otherwise wait for each other across nodes, and
+    /// returns the error that all ranks agree on.
+    fn fail(&mut self, error: CommError, operation: &str) -> CommError {
+        // A single engine diagnoses its own faults, but it may have been aborted by the fault
+        // channel, and a late rank may be waiting in another communicator.
+        let is_indirect = matches!(error, CommError::Aborted { .. } | CommError::Timeout { .. });
+        let needs_resolve = self.is_composite() || is_indirect;
+        let channel = self.fault_channel.as_mut().filter(|_| needs_resolve);
+        let resolved = channel.map(|channel| channel.resolve(error.clone()));
+        let mut error = match (error, resolved) {
+            // This rank compared the counts itself and knows best.
+            (known @ CommError::CountMismatch { .. }, _) => known,
+            (error, resolved) => resolved.unwrap_or(error),
+        };
+        match &mut error {
+            CommError::RankLost { call, .. } | CommError::LinkBroken { call, .. } => {
+                operation.clone_into(call);
+            }
+            CommError::Timeout { call, .. } if call.is_empty() => operation.clone_into(call),
+            _ => {}
+        }
+        if !matches!(error, CommError::InvalidCall { .. }) {
+            let why = error.to_string();
+            self.abort_engines.iter().for_each(|abort| abort(&why));
+            self.failed = Some(error.clone());
+        }
+        error
+    }
+}
+
+/// All-gathers two words per rank.
+fn all_gather_words(world: &mut dyn Engine, own: [u64; 2]) -> Result<Vec<[u64; 2]>, CommError> {
+    let bytes: Vec<u8> = own.into_iter().flat_map(u64::to_le_bytes).collect();
+    let all = all_gather_bytes(world, &bytes)?;
+    let (words, _) = all.as_chunks::<8>();
+    let (pairs, _) = words.as_chunks::<2>();
+    Ok(pairs.iter().map(|pair| pair.map(u64::from_le_bytes)).collect())
+}
+
+impl Engine for Hierarchical {
+    fn rank(&self) -> u32 {
+        self.world.rank()
+    }
+
+    fn peers(&self) -> Vec<Peer> {
+        self.world.peers()
+    }
+
+    fn run(&mut self, call: Call<'_>) -> Result<(), CommError> {
+        match call.kind.is_p2p() {
+            true => self.run_p2p(vec![call]),
+            false => self.run_collective(call),
+        }
+    }
+
+    fn run_group(&mut self, calls: Vec<Call<'_>>) -> Result<(), CommError> {
+        let (messages, collectives) = split_p2p(calls);
+        self.run_p2p(messages)?;
+        collectives.into_iter().try_for_each(|call| self.run(call))
+    }
+
+    fn split(
+        &mut self,
+        colour: Option<u32>,
+        key: i64,
+    ) -> Result<Option<Box<dyn Engine>>, CommError> {
+        self.check_not_failed()?;
+        let world = self.world.split_off(colour, key).map_err(|error| self.fail(error, "split"))?;
+        let Some(world) = world else { return Ok(None) };
+        Self::build(world, self.shm_naming.clone()).map(Some)
+    }
+
+    fn allocator(&self) -> Allocator {
+        self.local.as_ref().map_or_else(Allocator::default, |local| local.engine.allocator())
+    }
+
+    fn abort_fn(&self) -> AbortFn {
+        // The fault channel first, so that all ranks report the same reason.
+        let channel = self.fault_channel.as_ref().map(|channel| channel.abort_fn());
+        let all: Vec<AbortFn> =
+            channel.into_iter().chain(self.abort_engines.iter().cloned()).collect();
+        Arc::new(move |why| all.iter().for_each(|abort| abort(why)))
+    }
+
+    fn has_failed_fn(&self) -> HasFailedFn {
+        let channel = self.fault_channel.as_ref().map(|channel| channel.has_failed_fn());
+        let local = self.local.as_ref().map(|local| local.engine.has_failed_fn());
+        let world = self.world.has_failed_fn();
+        let all: Vec<HasFailedFn> = channel.into_iter().chain(local).chain([world]).collect();
+        Arc::new(move || all.iter().any(|has_failed| has_failed()))
+    }
+}

@@ -1,0 +1,27 @@
+//! An engine for a subset of the ranks.
+
+use std::sync::Arc;
+
+use crate::wait_graph::WaitEdges;
+use crate::worker::Engine;
+use crate::{Call, CommError};
+
+/// An engine and the global ranks of its members.
+pub struct Subgroup<E> {
+    pub engine: E,
+    pub members: Vec<u32>,
+}
+
+impl<E: Engine> Subgroup<E> {
+    /// Runs a call; errors name global ranks.
+    pub fn run(&mut self, call: Call<'_>) -> Result<(), CommError> {
+        self.engine.run(call).map_err(|error| error.translate_ranks(&self.members))
+    }
+
+    /// The engine's wait edges in global ranks.
+    pub fn waits(&self) -> WaitEdges {
+        let (own, members) = (self.engine.waits(), self.members.clone());
+        let translate = move |(rank, waited)| Some((*members.get(rank as usize)?, waited));
+        Arc::new(move || own().into_iter().filter_map(&translate).collect())
+    }
+}

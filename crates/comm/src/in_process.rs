@@ -1,0 +1,311 @@
+//! A communicator between threads of one process that computes every collective with the reference
+//! implementation. For tests of code that uses a communicator.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use crate::comm::split_order;
+use crate::error::Peer;
+use crate::reference::{all_to_all_v, expected_outputs};
+use crate::worker::{AbortFn, Communicator, Engine, HasFailedFn, split_p2p};
+use crate::{Call, CallKind, CommError, Counts, DType, Signature};
+
+/// The state shared by all ranks.
+struct World {
+    state: Mutex<WorldState>,
+    changed: Condvar,
+    size: usize,
+}
+
+#[derive(Default)]
+struct WorldState {
+    /// The contributions of the current collective, until it is complete.
+    calls: HashMap<usize, Contribution>,
+    /// Its results, until all ranks have taken theirs.
+    results: HashMap<usize, Result<Vec<u8>, CommError>>,
+    /// Messages in flight, by sender, receiver and tag.
+    messages: HashMap<(u32, u32, u32), Vec<Vec<u8>>>,
+    /// The rank that aborted, and why.
+    aborted: Option<(u32, String)>,
+    /// Ranks that dropped their communicator.
+    departed: HashSet<u32>,
+    sequence: u64,
+    /// The sub-communicators of a split, by its sequence word and colour.
+    children: HashMap<(u64, u32), Arc<World>>,
+}
+
+/// The arguments of one rank.
+struct Contribution {
+    signature: Signature,
+    input: Vec<u8>,
+    counts: Counts<'static>,
+}
+
+/// The engine of one rank.
+struct InProcessEngine {
+    rank: u32,
+    world: Arc<World>,
+}
+
+/// The communicators of `size` ranks, one for each thread.
+pub fn world(size: u32) -> Vec<Communicator> {
+    let world = Arc::new(World::new(size as usize));
+    let rank = |rank| Communicator::new(Box::new(InProcessEngine { rank, world: world.clone() }));
+    (0..size).map(rank).collect()
+}
+
+impl World {
+    fn new(size: usize) -> Self {
+        Self { state: Mutex::default(), changed: Condvar::new(), size }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, WorldState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn peer(rank: u32) -> Peer {
+        Peer::new(rank, "localhost")
+    }
+
+    /// Waits for a condition. Fails if an awaited rank has departed.
+    fn wait<'a>(
+        &self,
+        mut state: MutexGuard<'a, WorldState>,
+        awaited: impl Fn(u32) -> bool,
+        condition: impl Fn(&WorldState) -> bool,
+    ) -> Result<MutexGuard<'a, WorldState>, CommError> {
+        while !condition(&state) {
+            if let Some((rank, why)) = &state.aborted {
+                return Err(CommError::Aborted { by: Self::peer(*rank), why: why.clone() });
+            }
+            if let Some(&rank) = state.departed.iter().find(|rank| awaited(**rank)) {
+                let why = "it exited".to_owned();
+                return Err(CommError::Aborted { by: Self::peer(rank), why });
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        Ok(state)
+    }
+
+    fn abort(&self, rank: u32, why: &str) {
+        self.lock().aborted.get_or_insert((rank, why.to_owned()));
+        self.changed.notify_all();
+    }
+
+    fn leave(&self, rank: u32) {
+        self.lock().departed.insert(rank);
+        self.changed.notify_all();
+    }
+}
+
+impl WorldState {
+    /// Computes the results once all ranks have called.
+    fn complete_collective(&mut self, call: &Call<'_>, ranks: usize) {
+        let mut calls: Vec<Contribution> =
+            (0..ranks).filter_map(|r| self.calls.remove(&r)).collect();
+        self.sequence += 1;
+        let mismatch = calls.iter().position(|c| c.signature != calls[0].signature);
+        if let Some(mismatch) = mismatch {
+            let error = CommError::CallMismatch {
+                sequence: self.sequence,
+                ours_by: World::peer(0),
+                ours: Box::new(calls[0].signature),
+                theirs_by: World::peer(mismatch as u32),
+                theirs: Box::new(calls[mismatch].signature),
+            };
+            self.results = (0..ranks).map(|r| (r, Err(error.clone()))).collect();
+            return;
+        }
+        let inputs: Vec<Vec<u8>> = calls.iter_mut().map(|c| std::mem::take(&mut c.input)).collect();
+        let pair_counts = |c: &Contribution| match &c.counts {
+            Counts::PerPair { send, receive } => Some((send.to_vec(), receive.to_vec())),
+            _ => None,
+        };
+        let pair_counts: Option<Vec<(Vec<usize>, Vec<usize>)>> =
+            calls.iter().map(pair_counts).collect();
+        let all = match pair_counts {
+            Some(pair_counts) => {
+                if let Some(error) = count_mismatch(call.dtype, &pair_counts) {
+                    self.results = (0..ranks).map(|r| (r, Err(error.clone()))).collect();
+                    return;
+                }
+                let send: Vec<Vec<usize>> = pair_counts.into_iter().map(|(send, _)| send).collect();
+                all_to_all_v(call.dtype, &send, &inputs)
+            }
+            None => {
+                let root = call.root as usize;
+                expected_outputs(call.kind, call.dtype, call.op, root, &calls[0].counts, &inputs)
+            }
+        };
+        self.results = all.into_iter().map(Ok).enumerate().collect();
+    }
+}
+
+/// The first pair of ranks whose send and receive counts differ.
+fn count_mismatch(dtype: DType, pair_counts: &[(Vec<usize>, Vec<usize>)]) -> Option<CommError> {
+    let all = 0..pair_counts.len();
+    let mut each = all.clone().flat_map(|from| all.clone().map(move |to| (from, to)));
+    let (from, to) = each.find(|&(from, to)| pair_counts[from].0[to] != pair_counts[to].1[from])?;
+    Some(CommError::CountMismatch {
+        from: World::peer(from as u32),
+        to: World::peer(to as u32),
+        dtype,
+        sent: pair_counts[from].0[to] as u64,
+        expected: pair_counts[to].1[from] as u64,
+    })
+}
+
+impl InProcessEngine {
+    /// This rank's input, which may be in the output.
+    fn input(&self, call: &Call<'_>) -> Vec<u8> {
+        let own = call.counts.offset(self.rank as usize) * call.dtype.size();
+        let part = call.counts.of(self.rank as usize) * call.dtype.size();
+        match (call.input, call.kind) {
+            (Some(input), _) => input.to_vec(),
+            (None, CallKind::AllGather) => call.output[own..own + part].to_vec(),
+            (None, CallKind::Gather) if call.root == self.rank => {
+                call.output[own..own + part].to_vec()
+            }
+            (None, CallKind::Scatter) if call.root != self.rank => Vec::new(),
+            (None, _) => call.output.to_vec(),
+        }
+    }
+
+    /// Writes this rank's result to the output.
+    fn write_result(&self, call: &mut Call<'_>, result: &[u8]) {
+        let own = call.counts.offset(self.rank as usize) * call.dtype.size();
+        let parts = matches!(call.kind, CallKind::ReduceScatter | CallKind::Scatter);
+        match call.input {
+            None if parts && call.output.len() > result.len() => {
+                call.output[own..own + result.len()].copy_from_slice(result);
+            }
+            _ if result.is_empty() => {}
+            _ => call.output.copy_from_slice(result),
+        }
+    }
+
+    fn run_p2p(&self, call: Call<'_>) -> Result<(), CommError> {
+        let mut state = self.world.lock();
+        if call.kind == CallKind::Send {
+            let key = (self.rank, call.root, call.tag);
+            state.messages.entry(key).or_default().push(self.input(&call));
+            self.world.changed.notify_all();
+            return Ok(());
+        }
+        let key = (call.root, self.rank, call.tag);
+        let arrived =
+            |s: &WorldState| s.messages.get(&key).is_some_and(|messages| !messages.is_empty());
+        let mut state = self.world.wait(state, |rank| rank == call.root, arrived)?;
+        let bytes =
+            state.messages.get_mut(&key).map(|messages| messages.remove(0)).unwrap_or_default();
+        if bytes.len() != call.output.len() {
+            let what = format!("received {} bytes, expected {}", bytes.len(), call.output.len());
+            return Err(CommError::InvalidCall { call: call.kind.name(), what });
+        }
+        call.output.copy_from_slice(&bytes);
+        Ok(())
+    }
+}
+
+impl Engine for InProcessEngine {
+    fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    fn peers(&self) -> Vec<Peer> {
+        (0..self.world.size as u32).map(World::peer).collect()
+    }
+
+    fn run(&mut self, mut call: Call<'_>) -> Result<(), CommError> {
+        if matches!(call.kind, CallKind::Send | CallKind::Receive) {
+            return self.run_p2p(call);
+        }
+        let (rank, size) = (self.rank as usize, self.world.size);
+        // All ranks must have taken the results of the previous collective.
+        let any_rank = |_| true;
+        let empty = |s: &WorldState| s.results.is_empty();
+        let mut state = self.world.wait(self.world.lock(), any_rank, empty)?;
+        let contribution = Contribution {
+            signature: call.signature(size),
+            input: self.input(&call),
+            counts: call.counts.clone().into_owned(),
+        };
+        state.calls.insert(rank, contribution);
+        if state.calls.len() == size {
+            state.complete_collective(&call, size);
+            self.world.changed.notify_all();
+        }
+        let mut state = self.world.wait(state, any_rank, |s| s.results.contains_key(&rank))?;
+        let result = state.results.remove(&rank).unwrap_or_else(|| Ok(Vec::new()))?;
+        self.world.changed.notify_all();
+        drop(state);
+        self.write_result(&mut call, &result);
+        Ok(())
+    }
+
+    fn run_group(&mut self, calls: Vec<Call<'_>>) -> Result<(), CommError> {
+        let (messages, collectives) = split_p2p(calls);
+        // Sends do not block.
+        let (sends, receives): (Vec<_>, Vec<_>) =
+            messages.into_iter().partition(|call| call.kind == CallKind::Send);
+        let mut all = sends.into_iter().chain(receives).chain(collectives);
+        all.try_for_each(|call| self.run(call))
+    }
+
+    fn split(
+        &mut self,
+        colour: Option<u32>,
+        key: i64,
+    ) -> Result<Option<Box<dyn Engine>>, CommError> {
+        let size = self.world.size;
+        let mut all = vec![0u8; size * 16];
+        let at = self.rank as usize * 16;
+        let code = colour.map_or(-1, i64::from);
+        all[at..at + 8].copy_from_slice(&code.to_le_bytes());
+        all[at + 8..at + 16].copy_from_slice(&key.to_le_bytes());
+        self.run(Call {
+            kind: CallKind::AllGather,
+            dtype: DType::U8,
+            op: crate::ReduceOp::Sum,
+            root: 0,
+            tag: 0,
+            counts: Counts::Equal(16),
+            input: None,
+            output: &mut all,
+        })?;
+        let word = |at: usize| {
+            let mut bytes = [0; 8];
+            bytes.copy_from_slice(&all[at..at + 8]);
+            i64::from_le_bytes(bytes)
+        };
+        let of = |rank| (u32::try_from(word(rank * 16)).ok(), word(rank * 16 + 8));
+        let colours: Vec<_> = (0..size).map(of).collect();
+        let Some(colour) = colour else { return Ok(None) };
+        let ranks = split_order(&colours, colour);
+        let mut state = self.world.lock();
+        // No rank can complete another collective before this one calls it.
+        let now = state.sequence;
+        state.children.retain(|(call, _), _| *call == now);
+        let fresh = || Arc::new(World::new(ranks.len()));
+        let world = state.children.entry((now, colour)).or_insert_with(fresh).clone();
+        let rank = ranks.iter().position(|&r| r == self.rank).unwrap_or(0) as u32;
+        Ok(Some(Box::new(InProcessEngine { rank, world })))
+    }
+
+    fn abort_fn(&self) -> AbortFn {
+        let (world, rank) = (self.world.clone(), self.rank);
+        Arc::new(move |why| world.abort(rank, why))
+    }
+
+    fn has_failed_fn(&self) -> HasFailedFn {
+        let world = self.world.clone();
+        Arc::new(move || world.lock().aborted.is_some())
+    }
+}
+
+/// Other ranks must not wait for a departed one.
+impl Drop for InProcessEngine {
+    fn drop(&mut self) {
+        self.world.leave(self.rank);
+    }
+}

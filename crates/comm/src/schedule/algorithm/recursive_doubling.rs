@@ -1,0 +1,43 @@
+//! In round *k* partners at distance 2^*k* exchange their partial results. If *n* is not a power of
+//! two, some ranks first fold their data into a neighbour.
+//!
+//! Rounds: log₂ *n*, plus two with folding. Bytes sent: the whole buffer per round. Partners
+//! compute a∘b and b∘a, which are bit-identical for every supported reduction except for the
+//! payload of NaNs: all ranks get identical bits.
+
+use std::ops::Range;
+
+use super::build::{RankGroup, copy_round, receive, reduce, send};
+use super::power_of_two::{FoldRole, PowerOfTwoFold};
+use super::{Program, RankContext, one_block};
+use crate::schedule::{BufferKind, Round};
+
+pub(super) fn all_reduce(ctx: &RankContext) -> Option<Program> {
+    one_block(reduce_all(&RankGroup::all(ctx.ranks, ctx.rank), BufferKind::Input, 0..1))
+}
+
+/// All-reduces the members' `source` buffers into their outputs.
+pub(super) fn reduce_all(group: &RankGroup, source: BufferKind, blocks: Range<u32>) -> Vec<Round> {
+    let fold = PowerOfTwoFold::new(group);
+    let (index, folded_rank) = match fold.role() {
+        FoldRole::Active { index, folded_rank } => (index, folded_rank),
+        FoldRole::Folded(worker) => {
+            let fold = vec![send(worker, source, blocks.clone())];
+            return vec![fold, vec![receive(worker, BufferKind::Output, blocks)]];
+        }
+    };
+    let mut rounds: Vec<Round> = Vec::new();
+    rounds.extend(copy_round(source, BufferKind::Output, blocks.clone()));
+    rounds.extend(folded_rank.map(|rank| vec![reduce(rank, BufferKind::Output, blocks.clone())]));
+    for k in 0..fold.workers().ilog2() {
+        let partner = fold.worker(index ^ (1 << k));
+        // The send buffer must stay unchanged while the partner's data is reduced into the output.
+        rounds.extend(copy_round(BufferKind::Output, BufferKind::Scratch, blocks.clone()));
+        rounds.push(vec![
+            send(partner, BufferKind::Scratch, blocks.clone()),
+            reduce(partner, BufferKind::Output, blocks.clone()),
+        ]);
+    }
+    rounds.extend(folded_rank.map(|rank| vec![send(rank, BufferKind::Output, blocks)]));
+    rounds
+}

@@ -1,0 +1,84 @@
+//! Which blocks a rank's buffers have, what they hold initially and what the output must hold at
+//! the end, following the table at [`crate::schedule`].
+
+use std::ops::Range;
+
+use super::rank_set::RankSet;
+use crate::CallKind;
+use crate::schedule::BufferKind;
+
+/// Symbolic content of a block: contributions of a set of ranks to one block of the result.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct SymbolicValue {
+    pub block: u32,
+    pub of: RankSet,
+}
+
+/// The buffers of one rank in a collective.
+#[derive(Clone, Copy)]
+pub(super) struct RankBuffers {
+    pub kind: CallKind,
+    pub ranks: u32,
+    pub rank: u32,
+    pub root: u32,
+    /// Number of blocks of a full buffer.
+    pub blocks: u32,
+}
+
+impl RankBuffers {
+    /// The blocks that the rank has in a buffer.
+    pub fn blocks(&self, buffer: BufferKind) -> Range<u32> {
+        let (all, own, none) = (0..self.blocks, self.rank..self.rank + 1, 0..0);
+        let root = self.rank == self.root;
+        match (buffer, self.kind) {
+            (_, CallKind::Barrier | CallKind::Send | CallKind::Receive) => none,
+            (BufferKind::Scratch, _) => all,
+            (BufferKind::Input, CallKind::Broadcast) => none,
+            (BufferKind::Input, CallKind::AllGather | CallKind::Gather) => own,
+            (BufferKind::Input, CallKind::Scatter) if !root => none,
+            (BufferKind::Input, _) => all,
+            (BufferKind::Output, CallKind::ReduceScatter | CallKind::Scatter) => own,
+            (BufferKind::Output, CallKind::Reduce | CallKind::Gather) if !root => none,
+            (BufferKind::Output, _) => all,
+        }
+    }
+
+    /// Whether an in-place call aliases this input block with the output block.
+    pub fn aliased(&self, block: u32) -> bool {
+        self.kind != CallKind::AllToAll && self.blocks(BufferKind::Output).contains(&block)
+    }
+
+    /// Whether the output is initialized.
+    pub fn starts_filled(&self) -> bool {
+        self.kind == CallKind::Broadcast && self.rank == self.root
+    }
+
+    /// The rank's contribution.
+    pub fn own(&self, block: u32) -> SymbolicValue {
+        SymbolicValue { block, of: RankSet::range(self.rank..self.rank + 1) }
+    }
+
+    /// What an output block must hold at the end.
+    pub fn result(&self, block: u32) -> SymbolicValue {
+        let one =
+            |block: u32, rank: u32| SymbolicValue { block, of: RankSet::range(rank..rank + 1) };
+        match self.kind {
+            CallKind::Broadcast | CallKind::Scatter => one(block, self.root),
+            CallKind::AllGather | CallKind::Gather => one(block, block),
+            CallKind::AllToAll => one(self.rank, block),
+            _ => SymbolicValue { block, of: RankSet::range(0..self.ranks) },
+        }
+    }
+
+    /// Whether a value has the length of the block it is written to. All-to-all scratch blocks are
+    /// assumed to be of equal length.
+    pub fn fits(&self, value: &SymbolicValue, buffer: BufferKind, block: u32) -> bool {
+        match (self.kind, buffer) {
+            (CallKind::AllToAll, BufferKind::Output) => {
+                value.block == self.rank && value.of.is_only(block)
+            }
+            (CallKind::AllToAll, _) => true,
+            _ => value.block == block,
+        }
+    }
+}

@@ -1,0 +1,282 @@
+//! Algorithm selection by a table: measured on the machine, or by default what [`super::simulate`]
+//! finds best on a typical machine.
+
+use regatta_model::Document;
+use serde::{Deserialize, Serialize};
+
+use super::Algorithm;
+use crate::CallKind;
+
+/// Distribution of ranks over nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RankDistribution {
+    /// All ranks on one node.
+    OneNode,
+    /// One rank per node.
+    OnePerNode,
+    /// Several ranks on some of several nodes.
+    Mixed,
+}
+
+impl RankDistribution {
+    /// The distribution of `ranks` ranks over `nodes` nodes.
+    pub fn of(ranks: u32, nodes: u32) -> Self {
+        match nodes {
+            0 | 1 => Self::OneNode,
+            _ if nodes >= ranks => Self::OnePerNode,
+            _ => Self::Mixed,
+        }
+    }
+}
+
+/// A rule: the algorithm to use if all conditions hold. Absent conditions always hold.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AlgorithmRow {
+    /// The collective.
+    #[serde(with = "name")]
+    pub collective: CallKind,
+    /// Maximum size of a rank's largest buffer; for per-rank blocks, of all blocks together.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub up_to_bytes: Option<u64>,
+    /// Maximum number of ranks.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub up_to_ranks: Option<u32>,
+    /// Required distribution of ranks.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub spread: Option<RankDistribution>,
+    /// The algorithm.
+    pub algorithm: Algorithm,
+}
+
+impl AlgorithmRow {
+    fn matches(&self, kind: CallKind, bytes: u64, ranks: u32, spread: RankDistribution) -> bool {
+        self.collective == kind
+            && self.up_to_bytes.is_none_or(|most| bytes <= most)
+            && self.up_to_ranks.is_none_or(|most| ranks <= most)
+            && self.spread.is_none_or(|wanted| wanted == spread)
+    }
+
+    fn bytes(self, max: u64) -> Self {
+        Self { up_to_bytes: Some(max), ..self }
+    }
+
+    fn ranks(self, max: u32) -> Self {
+        Self { up_to_ranks: Some(max), ..self }
+    }
+
+    fn spread(self, spread: RankDistribution) -> Self {
+        Self { spread: Some(spread), ..self }
+    }
+}
+
+/// Selects algorithms: the first matching row applies.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AlgorithmTable {
+    /// The rows, in order of precedence.
+    pub rows: Vec<AlgorithmRow>,
+}
+
+impl Document for AlgorithmTable {
+    const KIND: &'static str = "algorithms";
+    const VERSION: u32 = 1;
+
+    fn fault(&self) -> Option<String> {
+        let wrong = self.rows.iter().position(|row| !row.algorithm.does(row.collective))?;
+        let AlgorithmRow { collective, algorithm, .. } = &self.rows[wrong];
+        Some(format!("row {wrong}: {algorithm} does not implement {}", collective.name()))
+    }
+}
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+
+/// An unconditional row.
+fn row(collective: CallKind, algorithm: Algorithm) -> AlgorithmRow {
+    AlgorithmRow { collective, up_to_bytes: None, up_to_ranks: None, spread: None, algorithm }
+}
+
+impl AlgorithmTable {
+    /// The algorithm for a collective; a safe fallback if no row matches.
+    pub fn select(&self, kind: CallKind, bytes: u64, ranks: u32, nodes: u32) -> Algorithm {
+        let spread = RankDistribution::of(ranks, nodes);
+        let fits = |row: &&AlgorithmRow| row.matches(kind, bytes, ranks, spread);
+        match self.rows.iter().find(fits) {
+            Some(row) => row.algorithm,
+            None => fallback(kind),
+        }
+    }
+}
+
+/// The default table, used unless one was measured.
+impl Default for AlgorithmTable {
+    fn default() -> Self {
+        let groups = [whole_buffers(), all_rank_collectives(), rooted_collectives()];
+        Self { rows: groups.into_iter().flatten().collect() }
+    }
+}
+
+/// An algorithm that is never far from the best.
+fn fallback(kind: CallKind) -> Algorithm {
+    match kind {
+        CallKind::AllReduce | CallKind::AllGather | CallKind::ReduceScatter | CallKind::Barrier => {
+            Algorithm::Dissemination
+        }
+        CallKind::AllToAll => Algorithm::Pairwise,
+        _ => Algorithm::BinomialTree,
+    }
+}
+
+fn whole_buffers() -> Vec<AlgorithmRow> {
+    let all_reduce = |algorithm| row(CallKind::AllReduce, algorithm);
+    let reduce = |algorithm| row(CallKind::Reduce, algorithm);
+    let broadcast = |algorithm| row(CallKind::Broadcast, algorithm);
+    vec![
+        all_reduce(Algorithm::TwoLevel).bytes(32 * KIB).spread(RankDistribution::Mixed),
+        all_reduce(Algorithm::MultiLeader).spread(RankDistribution::Mixed),
+        // With two ranks every round is one message; a ring copies least.
+        all_reduce(Algorithm::RecursiveDoubling).bytes(16 * KIB).ranks(2),
+        all_reduce(Algorithm::Ring).ranks(2),
+        all_reduce(Algorithm::RecursiveDoubling).bytes(8 * KIB),
+        // Both send the same bytes. A ring has more rounds, but works on one block at a time.
+        all_reduce(Algorithm::Dissemination).bytes(MIB),
+        all_reduce(Algorithm::Ring).ranks(8),
+        all_reduce(Algorithm::Dissemination).bytes(64 * MIB),
+        all_reduce(Algorithm::Ring).ranks(64),
+        all_reduce(Algorithm::Dissemination),
+        reduce(Algorithm::TwoLevel).bytes(64 * KIB).spread(RankDistribution::Mixed),
+        reduce(Algorithm::BinomialTree).ranks(2),
+        reduce(Algorithm::BinomialTree).bytes(64 * KIB),
+        reduce(Algorithm::DoubleBinaryTree),
+        broadcast(Algorithm::TwoLevel).bytes(64 * KIB).spread(RankDistribution::Mixed),
+        broadcast(Algorithm::BinomialTree).ranks(2),
+        broadcast(Algorithm::BinomialTree).bytes(64 * KIB),
+        broadcast(Algorithm::DoubleBinaryTree),
+    ]
+}
+
+fn all_rank_collectives() -> Vec<AlgorithmRow> {
+    let all_gather = |algorithm| row(CallKind::AllGather, algorithm);
+    let reduce_scatter = |algorithm| row(CallKind::ReduceScatter, algorithm);
+    vec![
+        all_gather(Algorithm::Direct).bytes(16 * KIB).ranks(16),
+        all_gather(Algorithm::Dissemination).bytes(256 * KIB),
+        all_gather(Algorithm::Ring).spread(RankDistribution::Mixed),
+        all_gather(Algorithm::Dissemination),
+        reduce_scatter(Algorithm::Ring).ranks(2),
+        reduce_scatter(Algorithm::Dissemination).bytes(256 * KIB),
+        reduce_scatter(Algorithm::Ring).spread(RankDistribution::Mixed),
+        reduce_scatter(Algorithm::Ring).ranks(8),
+        reduce_scatter(Algorithm::Dissemination).bytes(64 * MIB),
+        reduce_scatter(Algorithm::Ring).ranks(64),
+        reduce_scatter(Algorithm::Dissemination),
+        row(CallKind::AllToAll, Algorithm::Direct).bytes(256 * KIB).ranks(64),
+        row(CallKind::AllToAll, Algorithm::Direct)
+            .bytes(MIB)
+            .ranks(64)
+            .spread(RankDistribution::OnePerNode),
+        row(CallKind::AllToAll, Algorithm::Pairwise),
+        row(CallKind::Barrier, Algorithm::TwoLevel).spread(RankDistribution::Mixed),
+        row(CallKind::Barrier, Algorithm::Dissemination),
+    ]
+}
+
+fn rooted_collectives() -> Vec<AlgorithmRow> {
+    let pair = |kind| {
+        [
+            row(kind, Algorithm::Direct).ranks(32),
+            row(kind, Algorithm::BinomialTree).bytes(256 * KIB),
+            // A tree would forward most bytes several times.
+            row(kind, Algorithm::Direct),
+        ]
+    };
+    [pair(CallKind::Gather), pair(CallKind::Scatter)].into_iter().flatten().collect()
+}
+
+/// Serializes a collective by name.
+mod name {
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    use crate::CallKind;
+
+    #[allow(clippy::trivially_copy_pass_by_ref, reason = "required by serde")]
+    pub fn serialize<S: Serializer>(kind: &CallKind, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(kind.name())
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<CallKind, D::Error> {
+        let name = String::deserialize(deserializer)?;
+        let known = CallKind::ALL.into_iter().find(|kind| kind.name() == name);
+        known.ok_or_else(|| D::Error::custom(format!("unknown collective {name:?}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use regatta_model::document::{from_json, to_json};
+
+    use super::*;
+    use crate::schedule::algorithm::programs;
+    use crate::schedule::simulate::{MachineModel, block_sizes, simulate};
+
+    fn seconds(kind: CallKind, by: Algorithm, bytes: usize, nodes: &[u32]) -> Option<f64> {
+        let ranks = nodes.len() as u32;
+        let programs = programs(kind, by, ranks, 0, nodes)?;
+        let sizes = block_sizes(programs[0].blocks, ranks, bytes);
+        Some(simulate(&programs, &sizes, &MachineModel::typical(nodes.to_vec())).unwrap().seconds)
+    }
+
+    #[test]
+    fn default_selection_is_within_half_of_the_simulated_best() {
+        let table = AlgorithmTable::default();
+        let mut far: Vec<String> = Vec::new();
+        for (ranks, a_node) in [(2, 2), (2, 1), (5, 5), (8, 1), (16, 4), (24, 1), (32, 8)] {
+            let nodes: Vec<u32> = (0..ranks).map(|rank| rank / a_node).collect();
+            for kind in CallKind::ALL {
+                for bytes in [8, 4 << 10, 64 << 10, 1 << 20, 64 << 20] {
+                    let by = table.select(kind, bytes as u64, ranks, ranks.div_ceil(a_node));
+                    let chosen = seconds(kind, by, bytes, &nodes).unwrap();
+                    let all = Algorithm::ALL.into_iter();
+                    let times = all.filter_map(|by| Some((seconds(kind, by, bytes, &nodes)?, by)));
+                    let best = times.min_by(|a, b| a.0.total_cmp(&b.0)).unwrap();
+                    let (name, factor) = (kind.name(), chosen / best.0);
+                    let case = format!("{name} of {bytes} B, {ranks} ranks, {a_node} a node");
+                    if factor > 1.5 {
+                        far.push(format!("{case}: {by} takes {factor:.2} times {}", best.1));
+                    }
+                }
+            }
+        }
+        assert!(far.is_empty(), "{far:#?}");
+    }
+
+    #[test]
+    fn every_call_has_an_algorithm() {
+        let empty = AlgorithmTable { rows: Vec::new() };
+        for kind in CallKind::ALL {
+            for (ranks, nodes) in [(1, 1), (3, 1), (1000, 125), (1000, 1000)] {
+                for bytes in [0, 1 << 16, u64::MAX] {
+                    assert!(empty.select(kind, bytes, ranks, nodes).does(kind));
+                    assert!(AlgorithmTable::default().select(kind, bytes, ranks, nodes).does(kind));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn table_round_trips_through_json() {
+        let text = to_json(&AlgorithmTable::default()).unwrap();
+        assert!(text.contains("\"regatta-algorithms/1\"") && text.contains("\"multi-leader\""));
+        assert_eq!(from_json::<AlgorithmTable>(&text).unwrap(), AlgorithmTable::default());
+        let rows = |row: &str| format!(r#"{{"format": "regatta-algorithms/1", "rows": [{row}]}}"#);
+        let wrong = [
+            (r#"{"collective": "gather", "algorithm": "ring"}"#, "ring does not implement gather"),
+            (r#"{"collective": "shuffle", "algorithm": "ring"}"#, "unknown collective \"shuffle\""),
+        ];
+        for (row, why) in wrong {
+            let error = from_json::<AlgorithmTable>(&rows(row)).unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        }
+    }
+}

@@ -1,0 +1,261 @@
+//! Distributes the shared memory. Rank 0 creates it and listens on an abstract socket; it passes
+//! the file descriptor to ranks of the same job and user.
+
+mod socket;
+
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use super::arena::{self, Arena};
+use super::layout::{CPU_WORDS, RegionLayout};
+use super::region::{Activity, Region};
+use super::segment::Segment;
+use super::split::{FIRST_PAGE, allocate};
+use super::wait::{CallContext, ShmState};
+use super::wait_table::{WaitRecord, WaitTable};
+use super::{ShmConfig, ShmEngine};
+use crate::error::Peer;
+use crate::{CallKind, CommError, DType, ReduceOp, Signature};
+use socket::{JoinRequest, receive_segment, serve_segment};
+
+/// Minimum slot size.
+const MIN_CHUNK_BYTES: usize = 16 << 10;
+
+/// Everything a rank needs to join a communicator.
+#[derive(Clone)]
+pub struct JoinContext {
+    pub segment: Arc<Segment>,
+    pub start: u64,
+    pub layout: RegionLayout,
+    pub rank: usize,
+    pub peers: Vec<Peer>,
+    pub root_ranks: Vec<u32>,
+    /// The table of the root communicator; `None` for the root itself.
+    pub wait_table: Option<Arc<WaitTable>>,
+    pub arena: Option<Arc<Arena>>,
+    pub config: ShmConfig,
+}
+
+/// Joins the ranks of this node: `peers` are all of them, this one is `rank`. The `name` must be
+/// equal on all ranks and unique to the communicator, for example a job id and a digest of its
+/// secret.
+///
+/// Either each rank is a process, or all are threads of one process.
+pub fn join(
+    name: &str,
+    rank: u32,
+    peers: Vec<Peer>,
+    config: ShmConfig,
+) -> Result<ShmEngine, CommError> {
+    join_unless_cancelled(name, rank, peers, config, &|| None)
+}
+
+/// [`join`], until `cancelled` returns an error.
+pub fn join_unless_cancelled(
+    name: &str,
+    rank: u32,
+    peers: Vec<Peer>,
+    config: ShmConfig,
+    cancelled: &dyn Fn() -> Option<CommError>,
+) -> Result<ShmEngine, CommError> {
+    let config = normalized(config);
+    // Errors identify ranks by their index.
+    let indexed = peers.into_iter().zip(0..).map(|(peer, rank)| Peer { rank, ..peer });
+    let peers: Vec<Peer> = indexed.collect();
+    if rank as usize >= peers.len() {
+        let what = format!("rank {rank} of {}", peers.len());
+        return Err(join_error(what, "ranks of a node are indexed from 0"));
+    }
+    let deadline = Instant::now() + config.join_timeout;
+    let layout = RegionLayout { ranks: peers.len(), chunk_bytes: config.chunk_bytes };
+    let request =
+        JoinRequest { rank, ranks: peers.len() as u32, shared_settings: shared_settings(&config) };
+    let segment = Arc::new(match rank {
+        0 => create_segment(layout)?,
+        _ => Segment::from_fd(receive_segment(name, request, deadline, cancelled)?),
+    });
+    segment.lock_liveness(rank)?;
+    let context = root_context(segment, layout, rank as usize, peers, config);
+    if rank == 0 {
+        // Rank 0 has joined, even if others have not.
+        map_region(context.clone(), Vec::new())?.mark_joined();
+        serve_segment(name, &context.segment, request, &context.peers, deadline, cancelled)?;
+    }
+    let rest = deadline.saturating_duration_since(Instant::now());
+    // Ranks hold no liveness lock before they join: only the timeout applies.
+    let skip_liveness = vec![true; context.peers.len()];
+    let engine = attach(context, skip_liveness, rest, false, cancelled);
+    engine.map_err(|error| match error {
+        CommError::Timeout { missing, .. } => {
+            let missing: Vec<String> = missing.iter().map(ToString::to_string).collect();
+            let what = format!("timed out waiting for {}", missing.join(", "));
+            join_error(what, "check why they exited, or increase the timeout")
+        }
+        other => other,
+    })
+}
+
+/// Engines for ranks that are threads of this process.
+pub fn join_threads(ranks: u32, config: ShmConfig) -> Result<Vec<ShmEngine>, CommError> {
+    let config = normalized(config);
+    let layout = RegionLayout { ranks: ranks as usize, chunk_bytes: config.chunk_bytes };
+    let segment = Arc::new(create_segment(layout)?);
+    let host = || "this node".to_owned();
+    let peers: Vec<Peer> = (0..ranks).map(|rank| Peer::new(rank, host())).collect();
+    let region = |rank: usize| -> Result<ShmState, CommError> {
+        let context = root_context(segment.clone(), layout, rank, peers.clone(), config);
+        let shared = map_region(context, vec![true; ranks as usize])?;
+        shared.mark_joined();
+        Ok(shared)
+    };
+    let all: Result<Vec<ShmState>, CommError> = (0..ranks as usize).map(region).collect();
+    Ok(all?.into_iter().map(|shared| ShmEngine::new(complete_bootstrap(shared), None)).collect())
+}
+
+fn normalized(config: ShmConfig) -> ShmConfig {
+    let chunk_bytes = config.chunk_bytes.max(MIN_CHUNK_BYTES).next_multiple_of(FIRST_PAGE);
+    ShmConfig { chunk_bytes, ..config }
+}
+
+/// The settings that must be equal on all ranks.
+fn shared_settings(config: &ShmConfig) -> u64 {
+    (config.chunk_bytes as u64) << 1 | u64::from(config.debug)
+}
+
+fn create_segment(layout: RegionLayout) -> Result<Segment, CommError> {
+    let segment = Segment::create()?;
+    segment.grow(FIRST_PAGE as u64)?;
+    allocate(&segment, layout.bytes().next_multiple_of(FIRST_PAGE) as u64)?;
+    if arena::bytes(layout.ranks) > 0 {
+        allocate(&segment, arena::bytes(layout.ranks) as u64)?;
+    }
+    Ok(segment)
+}
+
+/// Start of the arena in the file.
+fn arena_start(layout: RegionLayout) -> u64 {
+    (FIRST_PAGE + layout.bytes().next_multiple_of(FIRST_PAGE)) as u64
+}
+
+fn root_context(
+    segment: Arc<Segment>,
+    layout: RegionLayout,
+    rank: usize,
+    peers: Vec<Peer>,
+    config: ShmConfig,
+) -> JoinContext {
+    let root_ranks = (0..peers.len() as u32).collect();
+    let arena = Arena::open(&segment, arena_start(layout), layout.ranks, rank);
+    let (start, wait_table) = (FIRST_PAGE as u64, None);
+    JoinContext { segment, start, layout, rank, peers, root_ranks, wait_table, arena, config }
+}
+
+fn map_region(context: JoinContext, same_process: Vec<bool>) -> Result<ShmState, CommError> {
+    let wait_table = context.wait_table.clone().map_or_else(|| wait_table(&context), Ok)?;
+    let JoinContext { segment, start, layout, rank, peers, root_ranks, arena, config, .. } =
+        context;
+    let map = segment.map(start, layout.bytes())?;
+    let region = Region::new(map, layout, rank);
+    let wait_record = WaitRecord::new(wait_table, root_ranks.clone());
+    Ok(ShmState {
+        region,
+        segment,
+        peers,
+        arena,
+        root_ranks,
+        same_process,
+        oversubscribed: true,
+        wait_record,
+        config,
+    })
+}
+
+/// The wait table of a root communicator.
+fn wait_table(context: &JoinContext) -> Result<Arc<WaitTable>, CommError> {
+    let map = context.segment.map(context.start, context.layout.rank_blocks_end())?;
+    let (region, peers) = (Region::new(map, context.layout, context.rank), context.peers.clone());
+    Ok(Arc::new(WaitTable { region, peers, registered: AtomicUsize::new(0) }))
+}
+
+/// Joins a communicator and waits for all ranks. `skip_liveness`: ranks whose liveness is not
+/// checked. `own`: whether to free the memory when all ranks have closed it.
+pub fn attach(
+    context: JoinContext,
+    skip_liveness: Vec<bool>,
+    within: Duration,
+    own: bool,
+    cancelled: &dyn Fn() -> Option<CommError>,
+) -> Result<ShmEngine, CommError> {
+    let owned_range = own.then_some((context.start, context.layout.bytes() as u64));
+    let config = context.config;
+    let mut shared = map_region(context, skip_liveness)?;
+    shared.config.desync_after = within;
+    shared.mark_joined();
+    let (kind, dtype, op) = (CallKind::Barrier, DType::U8, ReduceOp::Sum);
+    let signature = Signature { kind, dtype, op, root: 0, count: 0, shape: 0 };
+    let ctx = CallContext { activity: Activity::P2p(0), signature, digest: 0 };
+    for other in 0..shared.peers.len() {
+        let has_joined = || shared.region.process_id(other).is_some();
+        shared
+            .wait(other, &ctx, || has_joined() || cancelled().is_some())
+            .map_err(|e| with_missing_ranks(e, &shared))?;
+        if let Some(error) = cancelled().filter(|_| !has_joined()) {
+            return Err(error);
+        }
+    }
+    shared.config = config;
+    Ok(ShmEngine::new(complete_bootstrap(shared), owned_range))
+}
+
+impl ShmState {
+    /// Publishes that this rank has joined.
+    fn mark_joined(&self) {
+        self.region.mark_joined(process_token(), affinity_mask(), self.arena.is_some());
+    }
+}
+
+/// Names all ranks that have not joined in a timeout.
+fn with_missing_ranks(error: CommError, shared: &ShmState) -> CommError {
+    let away = |peer: &&Peer| shared.region.process_id(peer.rank as usize).is_none();
+    let away: Vec<Peer> = shared.peers.iter().filter(away).cloned().collect();
+    match error {
+        CommError::Timeout { call, seconds, missing } => {
+            let missing = if away.is_empty() { missing } else { away };
+            CommError::Timeout { call, seconds, missing }
+        }
+        other => other,
+    }
+}
+
+/// Evaluates what the ranks published, once all have joined.
+fn complete_bootstrap(mut shared: ShmState) -> ShmState {
+    let own = process_token();
+    let of = |rank: usize| shared.region.process_id(rank) == Some(own);
+    shared.same_process = (0..shared.peers.len()).map(of).collect();
+    shared.region.asymmetric_fence = shared.region.all_support_membarrier();
+    shared.arena = shared.arena.filter(|_| shared.region.all_map_arena());
+    shared.oversubscribed = shared.region.usable_cpus() < shared.peers.len() as u32;
+    shared
+}
+
+/// A token that is unique among the node's processes, across PID namespaces.
+fn process_token() -> u64 {
+    static TOKEN: OnceLock<u64> = OnceLock::new();
+    *TOKEN.get_or_init(|| {
+        use std::hash::{BuildHasher, RandomState};
+        // `RandomState` has random keys per process.
+        RandomState::new().hash_one(std::process::id()) | 1
+    })
+}
+
+/// CPUs this rank may run on; all if unknown.
+fn affinity_mask() -> [u64; CPU_WORDS] {
+    let Ok(set) = rustix::thread::sched_getaffinity(None) else { return [u64::MAX; CPU_WORDS] };
+    let bit = |word: usize, bit: usize| u64::from(set.is_set(word * 64 + bit)) << bit;
+    std::array::from_fn(|word| (0..64).map(|b| bit(word, b)).fold(0, |all, one| all | one))
+}
+
+fn join_error(what: impl Into<String>, hint: &str) -> CommError {
+    CommError::Bootstrap { what: what.into(), hint: hint.to_owned() }
+}

@@ -1,0 +1,150 @@
+//! Collectives that only copy, and reduce-scatter.
+
+use super::ShmEngine;
+use super::buffers::Buffers;
+use super::reduce::SlotKind;
+use super::round_plan::RoundPlan;
+use super::wait::CallContext;
+use crate::kernel::{finalize, reduce_many};
+use crate::{Call, CommError, Counts, DType, ReduceOp};
+
+impl ShmEngine {
+    /// The longest block of an all-to-all with per-pair counts, over all ranks. The ranks exchange
+    /// and check their counts.
+    pub(super) fn max_block_bytes(
+        &mut self,
+        call: &Call<'_>,
+        ctx: &CallContext,
+    ) -> Result<usize, CommError> {
+        let Counts::PerPair { send, receive } = &call.counts else { return Ok(0) };
+        let own_counts: Vec<u8> =
+            send.iter().flat_map(|count| (*count as u64).to_le_bytes()).collect();
+        let slot = SlotKind::Slot(own_counts.len());
+        let seq = self.next_post(slot, ctx)?;
+        self.write_payload(slot, seq, 0..own_counts.len(), &own_counts);
+        self.post(seq, ctx);
+        let mut most = send.iter().max().copied().unwrap_or(0);
+        for other in self.others() {
+            self.shared.await_post(other, seq, ctx)?;
+            let (counts, _) = self.payload(slot, other, seq, 0..own_counts.len()).as_chunks::<8>();
+            let count = |of: &[u8; 8]| u64::from_le_bytes(*of);
+            let sent = count(&counts[self.rank()]);
+            if sent != receive[other] as u64 {
+                return Err(self.shared.publish_error(CommError::CountMismatch {
+                    from: self.shared.peers[other].clone(),
+                    to: self.shared.peers[self.rank()].clone(),
+                    dtype: call.dtype,
+                    sent,
+                    expected: receive[other] as u64,
+                }));
+            }
+            most = most.max(counts.iter().map(count).max().unwrap_or(0) as usize);
+        }
+        Ok(most * call.dtype.size())
+    }
+
+    /// Runs a copy-only collective, posting one round ahead of what is read.
+    pub(super) fn run_copies(
+        &mut self,
+        ctx: &CallContext,
+        plan: &RoundPlan,
+        buffers: &Buffers<'_>,
+    ) -> Result<(), CommError> {
+        let first = self.next;
+        for round in 0..=plan.rounds {
+            if round < plan.rounds {
+                self.post_round(ctx, plan, round, buffers)?;
+                copy_own_block(plan, round, buffers);
+            }
+            let Some(before) = round.checked_sub(1) else { continue };
+            let seq = first + before as u64;
+            for other in self.others() {
+                let chunk = plan.recv(before, other);
+                if chunk.is_some() || plan.wait_for_all {
+                    self.shared.await_post(other, seq, ctx)?;
+                }
+                if let Some(chunk) = chunk {
+                    self.read_payload(seq, chunk.bytes, |part| {
+                        let chunk = chunk.part(part);
+                        let from = self.payload(plan.slot, other, seq, chunk.in_slot());
+                        // SAFETY: received blocks are written where no unsent input is left.
+                        unsafe { buffers.write(chunk.in_buffer(), from) };
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Reduce-scatter, posting one round ahead of what is read.
+    pub(super) fn reduce_scatter(
+        &mut self,
+        ctx: &CallContext,
+        plan: &RoundPlan,
+        (dtype, op): (DType, ReduceOp),
+        buffers: &Buffers<'_>,
+    ) -> Result<(), CommError> {
+        let first = self.next;
+        for round in 0..=plan.rounds {
+            if round < plan.rounds {
+                self.post_round(ctx, plan, round, buffers)?;
+            }
+            let Some(before) = round.checked_sub(1) else { continue };
+            let Some((own, chunk)) = plan.own_copy(before) else { continue };
+            let seq = first + before as u64;
+            self.others().try_for_each(|other| self.shared.await_post(other, seq, ctx))?;
+            let received = self.others().find_map(|other| plan.recv(before, other));
+            let slot = received.map_or(0, |chunk| chunk.slot_offset);
+            self.read_payload(seq, chunk.bytes, |part| {
+                let in_slot = slot + part.start..slot + part.end;
+                let input = |rank: usize| match rank == self.rank() {
+                    // SAFETY: it is not written before it is read.
+                    true => unsafe { buffers.input(own + part.start..own + part.end) },
+                    false => self.payload(plan.slot, rank, seq, in_slot.clone()),
+                };
+                let reduced = buffers.is_aliased(own, chunk.offset).then(|| {
+                    let mut reduced = vec![0; part.len()];
+                    reduce_many(dtype, op, &mut reduced, self.ranks(), input);
+                    reduced
+                });
+                // SAFETY: in place, the own input is the output, but it has been read by now.
+                let out = unsafe { buffers.output(chunk.part(part.clone()).in_buffer()) };
+                match reduced {
+                    Some(reduced) => out.copy_from_slice(&reduced),
+                    None => reduce_many(dtype, op, out, self.ranks(), input),
+                }
+                finalize(dtype, op, self.ranks() as u32, out);
+            });
+        }
+        Ok(())
+    }
+
+    fn post_round(
+        &mut self,
+        ctx: &CallContext,
+        plan: &RoundPlan,
+        round: usize,
+        buffers: &Buffers<'_>,
+    ) -> Result<(), CommError> {
+        let seq = self.next_post(plan.slot, ctx)?;
+        for chunk in plan.sends(round) {
+            // SAFETY: the input is not written concurrently.
+            let input = unsafe { buffers.input(chunk.in_buffer()) };
+            self.write_payload(plan.slot, seq, chunk.in_slot(), input);
+        }
+        self.post(seq, ctx);
+        Ok(())
+    }
+}
+
+/// Copies this rank's own block.
+fn copy_own_block(plan: &RoundPlan, round: usize, buffers: &Buffers<'_>) {
+    let Some((own, chunk)) = plan.own_copy(round) else { return };
+    if !buffers.is_aliased(own, chunk.offset) {
+        // SAFETY: out of place, input and output are disjoint.
+        unsafe {
+            let input = buffers.input(own..own + chunk.bytes);
+            buffers.write(chunk.in_buffer(), input);
+        }
+    }
+}

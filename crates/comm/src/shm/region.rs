@@ -1,0 +1,290 @@
+//! Accessors for the shared memory of a communicator.
+//!
+//! A post is a cache line with an increasing sequence number, written with release semantics: a
+//! rank that sees the number sees everything written before it. Posting makes a system call only if
+//! a rank sleeps.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence, fence};
+use std::time::Duration;
+
+use rustix::thread::futex;
+
+use super::layout::{
+    CPU_WORDS, INLINE_BYTES, LINE_BYTES, P2P_CHUNK_BYTES, P2P_SLOTS, RegionLayout,
+};
+use super::membarrier;
+use super::segment::Mapping;
+use super::signature_codec::{self, SIGNATURE_WORDS};
+use super::store_policy::{SIZE_CLASSES, StoreCosts};
+use crate::Signature;
+
+/// What a rank is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activity {
+    /// Not in a call; after this many collectives.
+    Idle(u64),
+    /// In the collective with this sequence number.
+    Collective(u64),
+    /// Sending or receiving; after this many collectives.
+    P2p(u64),
+}
+
+impl Activity {
+    /// The sequence number of the current or last collective.
+    pub fn sequence(self) -> u64 {
+        let (Self::Idle(seq) | Self::Collective(seq) | Self::P2p(seq)) = self;
+        seq
+    }
+}
+
+/// The shared memory, from one rank's perspective.
+#[derive(Debug)]
+pub struct Region {
+    map: Mapping,
+    pub layout: RegionLayout,
+    pub rank: usize,
+    /// Whether sleeping ranks issue the fence (membarrier), so that posting needs none.
+    pub asymmetric_fence: bool,
+}
+
+impl Region {
+    pub fn new(map: Mapping, layout: RegionLayout, rank: usize) -> Self {
+        Self { map, layout, rank, asymmetric_fence: false }
+    }
+
+    #[inline]
+    pub fn word(&self, offset: usize) -> &AtomicU64 {
+        let word = self.map.at(offset, 8);
+        debug_assert!(word.cast::<AtomicU64>().is_aligned());
+        // SAFETY: it is inside the mapping, aligned, and only accessed atomically.
+        unsafe { &*word.cast() }
+    }
+
+    #[inline]
+    fn word32(&self, offset: usize) -> &AtomicU32 {
+        let word = self.map.at(offset, 4);
+        debug_assert!(word.cast::<AtomicU32>().is_aligned());
+        // SAFETY: it is inside the mapping, aligned, and only accessed atomically.
+        unsafe { &*word.cast() }
+    }
+
+    /// Whether a rank has posted `seq`.
+    #[inline]
+    pub fn has_posted(&self, rank: usize, seq: u64) -> bool {
+        self.word(self.layout.post(rank, seq)).load(Ordering::Acquire) >= seq
+    }
+
+    /// Signature digest of a rank's post.
+    #[inline]
+    pub fn digest(&self, rank: usize, seq: u64) -> u64 {
+        self.word(self.layout.post(rank, seq) + 8).load(Ordering::Relaxed)
+    }
+
+    /// Posts and wakes waiting ranks.
+    #[inline]
+    pub fn post(&self, seq: u64, digest: u64) {
+        let line = self.layout.post(self.rank, seq);
+        // Release: a reader of the new digest also sees that the previous post was replaced.
+        self.word(line + 8).store(digest, Ordering::Release);
+        self.word(line).store(seq, Ordering::Release);
+        self.ring_doorbell();
+    }
+
+    /// The inline payload of a post.
+    #[inline]
+    pub fn inline_payload(&self, rank: usize, seq: u64) -> *mut u8 {
+        self.map.at(self.layout.post(rank, seq) + LINE_BYTES - INLINE_BYTES, INLINE_BYTES)
+    }
+
+    /// The payload slot of a post.
+    #[inline]
+    pub fn slot(&self, rank: usize, seq: u64) -> *mut u8 {
+        self.map.at(self.layout.slot(rank, seq), self.layout.slot_bytes())
+    }
+
+    /// The header line of a message chunk.
+    pub fn p2p_header(&self, from: usize, to: usize, seq: u64) -> *mut u8 {
+        self.map.at(self.layout.p2p_header(from, to, seq), LINE_BYTES)
+    }
+
+    /// The slot of a message chunk.
+    pub fn p2p_slot(&self, from: usize, to: usize, seq: u64) -> *mut u8 {
+        self.map.at(self.layout.p2p_slot(from, to, seq), P2P_CHUNK_BYTES)
+    }
+
+    /// Number of chunks sent and not yet consumed.
+    pub fn chunks_in_flight(&self, from: usize, to: usize) -> u64 {
+        let seq = |n: u64| self.word(self.layout.p2p_header(from, to, n)).load(Ordering::Acquire);
+        let sent = (0..P2P_SLOTS).map(seq).max().unwrap_or(0);
+        sent.saturating_sub(self.word(self.layout.consumed(from, to)).load(Ordering::Acquire))
+    }
+
+    /// Publishes this rank's call. Its signature stays readable for some further calls.
+    #[inline]
+    pub fn publish_call(&self, activity: Activity, words: [u64; SIGNATURE_WORDS]) {
+        let seq = match activity {
+            Activity::Collective(seq) => Some(seq),
+            _ => None,
+        };
+        let line = self.layout.call(self.rank, seq);
+        self.word(line).store(0, Ordering::Release);
+        for (i, word) in words.into_iter().enumerate() {
+            self.word(line + 8 + i * 8).store(word, Ordering::Release);
+        }
+        self.word(line).store(seq.unwrap_or(0) + 1, Ordering::Release);
+        self.set_activity(activity);
+    }
+
+    /// Publishes this rank's activity.
+    #[inline]
+    pub fn set_activity(&self, activity: Activity) {
+        let word = match activity {
+            Activity::Idle(seq) => seq << 2,
+            Activity::Collective(seq) => seq << 2 | 1,
+            Activity::P2p(seq) => seq << 2 | 2,
+        };
+        self.word(self.layout.state(self.rank) + 8).store(word, Ordering::Release);
+    }
+
+    /// A rank's activity.
+    pub fn activity(&self, rank: usize) -> Activity {
+        let word = self.word(self.layout.state(rank) + 8).load(Ordering::Acquire);
+        match word & 3 {
+            1 => Activity::Collective(word >> 2),
+            2 => Activity::P2p(word >> 2),
+            _ => Activity::Idle(word >> 2),
+        }
+    }
+
+    /// The signature that a rank published for an activity; `None` if it is overwritten or being
+    /// written.
+    pub fn published_call(&self, rank: usize, activity: Activity) -> Option<Signature> {
+        let seq = match activity {
+            Activity::Collective(seq) => Some(seq),
+            Activity::P2p(_) => None,
+            Activity::Idle(_) => return None,
+        };
+        let line = self.layout.call(rank, seq);
+        let stands = || self.word(line).load(Ordering::Acquire) == seq.unwrap_or(0) + 1;
+        let before = stands();
+        let words = std::array::from_fn(|i| self.word(line + 8 + i * 8).load(Ordering::Acquire));
+        if before && stands() { signature_codec::decode(words) } else { None }
+    }
+
+    /// Publishes that this rank has joined: its process, CPU affinity and whether it maps the
+    /// arena.
+    pub fn mark_joined(&self, process: u64, cpus: [u64; CPU_WORDS], maps_arena: bool) {
+        for (i, word) in cpus.into_iter().enumerate() {
+            self.word(self.layout.cpus(self.rank) + i * 8).store(word, Ordering::Relaxed);
+        }
+        let state = self.layout.state(self.rank);
+        self.word(state + 24).store(membarrier::is_supported().into(), Ordering::Relaxed);
+        self.word(state + 32).store(maps_arena.into(), Ordering::Relaxed);
+        self.word(state).store(process, Ordering::Release);
+        self.ring_doorbell();
+    }
+
+    /// Whether every rank supports asymmetric fences.
+    pub fn all_support_membarrier(&self) -> bool {
+        self.all_flags_set(24)
+    }
+
+    /// Whether every rank maps the arena.
+    pub fn all_map_arena(&self) -> bool {
+        self.all_flags_set(32)
+    }
+
+    fn all_flags_set(&self, offset: usize) -> bool {
+        let is_set =
+            |rank| self.word(self.layout.state(rank) + offset).load(Ordering::Relaxed) != 0;
+        (0..self.layout.ranks).all(is_set)
+    }
+
+    /// Process token of a rank; `None` if it has not joined.
+    pub fn process_id(&self, rank: usize) -> Option<u64> {
+        Some(self.word(self.layout.state(rank)).load(Ordering::Acquire)).filter(|p| *p != 0)
+    }
+
+    /// Number of CPUs in the union of all ranks' affinities.
+    pub fn usable_cpus(&self) -> u32 {
+        let all = |i: usize| {
+            let word = |rank| self.word(self.layout.cpus(rank) + i * 8).load(Ordering::Relaxed);
+            (0..self.layout.ranks).map(word).fold(0, |all, word| all | word)
+        };
+        (0..CPU_WORDS).map(|i| all(i).count_ones()).sum()
+    }
+
+    /// Publishes this rank's measured read costs.
+    pub fn publish_read_cost(&self, class: usize, costs: StoreCosts) {
+        self.word(self.read_cost_offset(self.rank, class))
+            .store(costs.to_word(), Ordering::Relaxed);
+    }
+
+    /// A rank's published read costs.
+    pub fn read_cost(&self, rank: usize, class: usize) -> StoreCosts {
+        StoreCosts::from_word(self.word(self.read_cost_offset(rank, class)).load(Ordering::Relaxed))
+    }
+
+    fn read_cost_offset(&self, rank: usize, class: usize) -> usize {
+        const { assert!(40 + SIZE_CLASSES * 8 <= LINE_BYTES) };
+        self.layout.state(rank) + 40 + class * 8
+    }
+
+    /// Publishes that this rank will not post again.
+    pub fn mark_closed(&self) {
+        self.word(self.layout.state(self.rank) + 16).store(1, Ordering::Release);
+        self.ring_doorbell();
+    }
+
+    /// Whether a rank has closed the communicator.
+    pub fn has_closed(&self, rank: usize) -> bool {
+        self.word(self.layout.state(rank) + 16).load(Ordering::Acquire) != 0
+    }
+
+    /// Wakes ranks that sleep on this rank's doorbell.
+    #[inline]
+    pub fn ring_doorbell(&self) {
+        self.ring_doorbell_of(self.rank);
+    }
+
+    #[inline]
+    pub fn ring_doorbell_of(&self, rank: usize) {
+        // Either the sleeper sees the preceding stores, or this rank sees the sleeper. A hardware
+        // fence would stall until the line is owned, which dominates the cost of a post.
+        match self.asymmetric_fence {
+            true => compiler_fence(Ordering::SeqCst),
+            false => fence(Ordering::SeqCst),
+        }
+        let doorbell = self.layout.doorbell(rank);
+        if self.word32(doorbell + 4).load(Ordering::Relaxed) != 0 {
+            self.word32(doorbell).fetch_add(1, Ordering::SeqCst);
+            let _ = futex::wake(self.word32(doorbell), futex::Flags::empty(), i32::MAX as u32);
+        }
+    }
+
+    /// Sleeps on a rank's doorbell, at most for `limit`.
+    pub fn wait_doorbell(&self, rank: usize, limit: Duration, ready: impl Fn() -> bool) {
+        let doorbell = self.layout.doorbell(rank);
+        let (rings, sleepers) = (self.word32(doorbell), self.word32(doorbell + 4));
+        sleepers.fetch_add(1, Ordering::SeqCst);
+        match self.asymmetric_fence {
+            true => membarrier::membarrier_global(),
+            false => fence(Ordering::SeqCst),
+        }
+        let seen = rings.load(Ordering::SeqCst);
+        if !ready() {
+            let limit = futex::Timespec {
+                tv_sec: limit.as_secs() as i64,
+                tv_nsec: i64::from(limit.subsec_nanos()),
+            };
+            // The caller re-checks its condition, so the result does not matter.
+            let _ = futex::wait(rings, futex::Flags::empty(), seen, Some(&limit));
+        }
+        sleepers.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// The text of the abort record.
+    pub fn abort_text(&self, bytes: usize) -> *mut u8 {
+        self.map.at(self.layout.abort() + super::abort_record::TEXT, bytes)
+    }
+}

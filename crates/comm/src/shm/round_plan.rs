@@ -1,0 +1,329 @@
+//! Which bytes go through which slot in which round. Pure: all ranks derive the same rounds.
+//!
+//! A rank posts once per round: either one payload for all readers, or one chunk per rank.
+//! Reductions of whole buffers use [`ReduceShards`].
+
+use std::ops::Range;
+
+use super::layout::{INLINE_BYTES, LINE_BYTES};
+use super::reduce::SlotKind;
+use crate::{Call, CallKind, Counts};
+
+/// Bytes that move between a buffer and a slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SlotChunk {
+    /// Offset in the buffer.
+    pub offset: usize,
+    /// Offset in the slot.
+    pub slot_offset: usize,
+    pub bytes: usize,
+}
+
+impl SlotChunk {
+    pub fn in_buffer(&self) -> Range<usize> {
+        self.offset..self.offset + self.bytes
+    }
+
+    /// A subrange.
+    pub fn part(&self, part: Range<usize>) -> Self {
+        let (offset, slot_offset) = (self.offset + part.start, self.slot_offset + part.start);
+        Self { offset, slot_offset, bytes: part.len() }
+    }
+
+    /// Splits into blocks of `bytes` bytes.
+    pub fn blocks(self, bytes: usize) -> impl Iterator<Item = Self> {
+        let start = (0..self.bytes).step_by(bytes);
+        start.map(move |start| self.part(start..self.bytes.min(start + bytes)))
+    }
+
+    pub fn in_slot(&self) -> Range<usize> {
+        self.slot_offset..self.slot_offset + self.bytes
+    }
+}
+
+/// A contiguous part of a buffer.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Extent {
+    offset: usize,
+    bytes: usize,
+}
+
+impl Extent {
+    /// The part that moves in a round.
+    fn chunk(self, round: usize, chunk_bytes: usize, slot_offset: usize) -> Option<SlotChunk> {
+        let start = round * chunk_bytes;
+        let bytes = self.bytes.saturating_sub(start).min(chunk_bytes);
+        (bytes > 0).then_some(SlotChunk { offset: self.offset + start, slot_offset, bytes })
+    }
+}
+
+/// A part of a buffer per rank.
+#[derive(Debug)]
+enum Extents {
+    /// For one rank only.
+    One(usize, Extent),
+    /// The same for all ranks.
+    Same(Extent),
+    /// Consecutive parts of this length.
+    Even(usize),
+    /// Individual parts.
+    Listed(Vec<Extent>),
+}
+
+impl Extents {
+    const NONE: Self = Self::Same(Extent { offset: 0, bytes: 0 });
+
+    fn of(&self, rank: usize) -> Extent {
+        match self {
+            Self::One(one, part) => {
+                if *one == rank {
+                    *part
+                } else {
+                    Extent::default()
+                }
+            }
+            Self::Same(part) => *part,
+            Self::Even(bytes) => Extent { offset: rank * bytes, bytes: *bytes },
+            Self::Listed(parts) => parts.get(rank).copied().unwrap_or_default(),
+        }
+    }
+}
+
+/// The rounds of a collective.
+#[derive(Debug)]
+pub struct RoundPlan {
+    /// What this rank sends to each rank; only its own entry is used if all get the same.
+    send: Extents,
+    /// What this rank receives from each rank.
+    recv: Extents,
+    /// This rank's own block: offset in the input, and destination.
+    own: (usize, Extent),
+    rank: usize,
+    ranks: usize,
+    per_rank: bool,
+    chunk: usize,
+    /// Number of rounds; at least one, because every collective synchronises.
+    pub rounds: usize,
+    /// Location of a post's payload.
+    pub slot: SlotKind,
+    /// Whether to wait for all ranks even if nothing is received from them.
+    pub wait_for_all: bool,
+}
+
+impl RoundPlan {
+    /// The plan of a collective. `max_block_bytes`: the longest block of any rank, where this rank
+    /// cannot derive it.
+    pub fn new(
+        call: &Call<'_>,
+        rank: usize,
+        ranks: usize,
+        slot_bytes: usize,
+        max_block_bytes: usize,
+    ) -> Self {
+        let size = call.dtype.size();
+        let root = call.root as usize;
+        let part = |r: usize| Extent {
+            offset: call.counts.offset(r) * size,
+            bytes: block_count(call, r) * size,
+        };
+        let start = |r: usize| Extent { offset: 0, ..part(r) };
+        let own_block = || Extents::One(rank, start(rank));
+        let root_block = || Extents::One(root, start(rank));
+        let each = || match call.counts {
+            Counts::Equal(count) => Extents::Even(count * size),
+            _ => Extents::Listed((0..ranks).map(part).collect()),
+        };
+        let (send, recv) = match call.kind {
+            CallKind::Broadcast if rank == root => (own_block(), Extents::NONE),
+            CallKind::Broadcast => (Extents::NONE, root_block()),
+            CallKind::AllGather => (own_block(), each()),
+            CallKind::Gather if rank == root => (Extents::NONE, each()),
+            CallKind::Gather => (own_block(), Extents::NONE),
+            CallKind::Scatter if rank == root => (each(), Extents::NONE),
+            CallKind::Scatter => (Extents::NONE, root_block()),
+            CallKind::ReduceScatter => (each(), Extents::Same(start(rank))),
+            CallKind::AllToAll => all_to_all_extents(call, each),
+            _ => (Extents::NONE, Extents::NONE),
+        };
+        let own = match call.kind {
+            CallKind::AllGather => (0, part(rank)),
+            CallKind::Gather if rank == root => (0, part(rank)),
+            CallKind::Scatter if rank == root => (part(rank).offset, start(rank)),
+            CallKind::ReduceScatter => (part(rank).offset, start(rank)),
+            CallKind::AllToAll => (send.of(rank).offset, recv.of(rank)),
+            _ => (0, Extent::default()),
+        };
+        let per_rank =
+            matches!(call.kind, CallKind::Scatter | CallKind::ReduceScatter | CallKind::AllToAll);
+        let max_block_bytes = match call.counts {
+            Counts::PerPair { .. } => max_block_bytes,
+            Counts::Equal(_) => block_count(call, 0) * size,
+            Counts::PerRank(_) => {
+                (0..ranks).map(|r| block_count(call, r) * size).max().unwrap_or(0)
+            }
+        };
+        let payload = if per_rank { max_block_bytes * ranks } else { max_block_bytes };
+        let inline = payload <= INLINE_BYTES && !matches!(call.counts, Counts::PerPair { .. });
+        let capacity = if per_rank { slot_bytes / ranks } else { slot_bytes };
+        let capacity = (capacity & !(LINE_BYTES - 1)).max(LINE_BYTES);
+        let chunk = match inline {
+            true => max_block_bytes,
+            false => capacity.min(max_block_bytes.next_multiple_of(LINE_BYTES)),
+        };
+        let rounds = max_block_bytes.div_ceil(chunk.max(1)).max(1);
+        let wait_for_all = call.kind == CallKind::Barrier;
+        let slot = match inline {
+            true => SlotKind::Inline,
+            false => SlotKind::Slot(if per_rank { chunk * ranks } else { chunk }),
+        };
+        Self { send, recv, own, rank, ranks, per_rank, chunk, rounds, slot, wait_for_all }
+    }
+
+    /// What this rank posts in a round, from its input.
+    pub fn sends(&self, round: usize) -> impl Iterator<Item = SlotChunk> + '_ {
+        let shared = if self.per_rank { self.rank..self.rank } else { self.rank..self.rank + 1 };
+        let per_rank = if self.per_rank { 0..self.ranks } else { 0..0 };
+        let of = move |to: usize, slot| self.send.of(to).chunk(round, self.chunk, slot);
+        let each = per_rank.filter(|to| *to != self.rank);
+        shared
+            .filter_map(move |own| of(own, 0))
+            .chain(each.filter_map(move |to| of(to, to * self.chunk)))
+    }
+
+    /// What this rank receives from another in a round, into its output.
+    pub fn recv(&self, round: usize, from: usize) -> Option<SlotChunk> {
+        let slot = if self.per_rank { self.rank * self.chunk } else { 0 };
+        if from == self.rank { None } else { self.recv.of(from).chunk(round, self.chunk, slot) }
+    }
+
+    /// The part of this rank's own block in a round: offset in the input, and destination.
+    pub fn own_copy(&self, round: usize) -> Option<(usize, SlotChunk)> {
+        let (from, part) = self.own;
+        let chunk = part.chunk(round, self.chunk, 0)?;
+        Some((from + chunk.offset - part.offset, chunk))
+    }
+}
+
+/// Element count of a rank's block.
+fn block_count(call: &Call<'_>, rank: usize) -> usize {
+    if call.kind == CallKind::Barrier { 0 } else { call.counts.of(rank) }
+}
+
+/// What an all-to-all sends to and receives from each rank.
+fn all_to_all_extents(call: &Call<'_>, each: impl Fn() -> Extents) -> (Extents, Extents) {
+    let Counts::PerPair { send, receive } = &call.counts else { return (each(), each()) };
+    let parts = |counts: &[usize]| {
+        let mut offset = 0;
+        let part = |count: &usize| {
+            let part = Extent { offset, bytes: count * call.dtype.size() };
+            offset += part.bytes;
+            part
+        };
+        Extents::Listed(counts.iter().map(part).collect())
+    };
+    (parts(send), parts(receive))
+}
+
+/// A reduction of whole buffers in chunks; of each chunk every rank reduces one shard.
+#[derive(Debug, Clone, Copy)]
+pub struct ReduceShards {
+    bytes: usize,
+    chunk: usize,
+    ranks: usize,
+    pub rounds: usize,
+}
+
+impl ReduceShards {
+    pub fn new(bytes: usize, chunk: usize, ranks: usize) -> Self {
+        Self { bytes, chunk, ranks, rounds: bytes.div_ceil(chunk) }
+    }
+
+    /// Location of a post's payload: the chunk, followed by the reduced shard of the previous
+    /// chunk.
+    pub fn slot(&self) -> SlotKind {
+        SlotKind::Slot(2 * self.padded_chunk())
+    }
+
+    /// Location of a reduced shard in the slot.
+    pub fn result(&self, chunk: &SlotChunk) -> Range<usize> {
+        let start = self.padded_chunk() + chunk.slot_offset;
+        start..start + chunk.bytes
+    }
+
+    /// Slot bytes per chunk.
+    fn padded_chunk(&self) -> usize {
+        self.bytes.min(self.chunk).next_multiple_of(LINE_BYTES)
+    }
+
+    /// A rank's shard in a round. A chunk has the same layout in slot and buffer.
+    pub fn shard(&self, round: usize, rank: usize) -> SlotChunk {
+        let start = round * self.chunk;
+        let length = self.bytes.saturating_sub(start).min(self.chunk);
+        // Whole cache lines per shard, so that no two ranks write the same line.
+        let lines = length.div_ceil(LINE_BYTES);
+        let cut = |rank: usize| (lines * rank / self.ranks * LINE_BYTES).min(length);
+        let (from, to) = (cut(rank), cut(rank + 1));
+        SlotChunk { offset: start + from, slot_offset: from, bytes: to - from }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{DType, ReduceOp};
+
+    #[test]
+    fn shards_cover_the_buffer_once() {
+        for (bytes, chunk, ranks) in [(1000, 256, 3), (64, 64, 5), (4096, 1024, 1), (1, 64, 2)] {
+            let shards = ReduceShards::new(bytes, chunk, ranks);
+            let mut next = 0;
+            for round in 0..shards.rounds {
+                for rank in 0..ranks {
+                    let shard = shards.shard(round, rank);
+                    assert_eq!(shard.offset, next);
+                    assert!(shard.slot_offset + shard.bytes <= chunk);
+                    next += shard.bytes;
+                }
+            }
+            assert_eq!(next, bytes);
+        }
+    }
+
+    fn call(kind: CallKind, counts: Counts<'static>) -> Call<'static> {
+        let (dtype, op) = (DType::U8, ReduceOp::Sum);
+        Call { kind, dtype, op, root: 1, tag: 0, counts, input: None, output: &mut [] }
+    }
+
+    #[test]
+    fn sends_match_receives() {
+        let counts = Counts::PerRank(vec![300, 0, 1000].into());
+        for kind in
+            [CallKind::AllGather, CallKind::Gather, CallKind::Scatter, CallKind::ReduceScatter]
+        {
+            let plans: Vec<RoundPlan> =
+                (0..3).map(|r| RoundPlan::new(&call(kind, counts.clone()), r, 3, 256, 0)).collect();
+            assert!(plans.iter().all(|p| p.rounds == plans[0].rounds));
+            for round in 0..plans[0].rounds {
+                for (to, from) in [(0, 1), (1, 2), (2, 0), (0, 2), (1, 0), (2, 1)] {
+                    let posted: Vec<SlotChunk> = plans[from].sends(round).collect();
+                    let Some(received) = plans[to].recv(round, from) else { continue };
+                    let found = posted.iter().find(|p| p.in_slot() == received.in_slot());
+                    assert!(found.is_some(), "{kind:?} {from} to {to}: {received:?} of {posted:?}");
+                    assert!(received.in_slot().end <= 256);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn small_payloads_are_inline() {
+        let plan = |kind, count| RoundPlan::new(&call(kind, Counts::Equal(count)), 0, 3, 4096, 0);
+        let inline = |kind, count| matches!(plan(kind, count).slot, SlotKind::Inline);
+        assert!(inline(CallKind::AllGather, 48) && !inline(CallKind::AllGather, 49));
+        assert!(inline(CallKind::AllToAll, 16) && !inline(CallKind::AllToAll, 17));
+        assert_eq!(
+            (plan(CallKind::Barrier, 0).rounds, plan(CallKind::AllGather, 5000).rounds),
+            (1, 2)
+        );
+    }
+}

@@ -1,0 +1,335 @@
+//! Messages of the control plane between rank 0 and the other ranks: addresses, faults and status.
+
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::fabric::Preference;
+use crate::{CallKind, DType, ReduceOp, Signature};
+
+/// A rank and its address.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RankInfo {
+    /// The global rank.
+    pub rank: u32,
+    /// The local rank.
+    pub local_rank: u32,
+    /// The host name.
+    pub host: String,
+    /// An ID of the node that does not depend on the host name.
+    pub node: u64,
+    /// The addresses it listens on. Empty for an unbound rank 0: peers use the address they reach
+    /// it by.
+    pub ips: Vec<IpAddr>,
+    /// The port it listens on.
+    pub port: u16,
+    /// Whether it compares call signatures before data moves.
+    pub debug: bool,
+    /// Its network preference.
+    pub fabric: Preference,
+}
+
+/// The first message on a connection.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Hello {
+    /// Registers a rank with rank 0.
+    Join {
+        /// The number of ranks it expects.
+        world_size: u32,
+        /// The rank.
+        member: RankInfo,
+    },
+    /// Opens a data connection.
+    Data {
+        /// The rank that opened it.
+        rank: u32,
+        /// The index among that rank's connections.
+        index: u8,
+    },
+}
+
+/// Upper limit of connections to one peer.
+pub const MAX_CONNECTIONS: u8 = 16;
+
+/// Sent before the first message: the connection is accepted.
+pub const ACCEPTED: &[u8] = b"accepted";
+
+/// Accepted, but the acceptor already sends on another connection, which both sides should use.
+pub const ACCEPTED_REUSE: &[u8] = b"accepted, reuse";
+
+/// Why a communicator failed, in global ranks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Fault {
+    /// A rank was lost.
+    Lost {
+        /// The rank.
+        rank: u32,
+        /// How it was detected.
+        why: String,
+    },
+    /// Ranks made different calls.
+    CallMismatch {
+        /// The sequence number of the call.
+        sequence: u64,
+        /// A rank of the majority and its call.
+        majority: (u32, WireSignature),
+        /// A rank that made another call.
+        minority: (u32, WireSignature),
+    },
+    /// Ranks did not enter a call in time.
+    Timeout {
+        /// The sequence number of the call.
+        sequence: u64,
+        /// The time waited.
+        seconds: u64,
+        /// The late ranks.
+        missing: Vec<u32>,
+    },
+    /// Both ranks are alive, but messages from one do not reach the other.
+    LinkBroken {
+        /// The sender.
+        from: u32,
+        /// The receiver.
+        to: u32,
+        /// How it was detected.
+        why: String,
+    },
+    /// A rank aborted.
+    Aborted {
+        /// The rank.
+        rank: u32,
+        /// Its reason.
+        why: String,
+    },
+}
+
+impl Fault {
+    /// Whether the fault affects a communicator of these ranks, unless it names one.
+    pub fn concerns(&self, members: &[u32]) -> bool {
+        match self {
+            // Without rank 0 there is no fault coordinator.
+            Self::Lost { rank, .. } => *rank == 0 || members.contains(rank),
+            Self::LinkBroken { from, to, .. } => members.contains(from) && members.contains(to),
+            _ => true,
+        }
+    }
+}
+
+impl std::fmt::Display for Fault {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Lost { rank, why } => write!(f, "global rank {rank} was lost: {why}"),
+            Self::CallMismatch { sequence, majority, minority } => {
+                let (ours, theirs) = (Signature::from(majority.1), Signature::from(minority.1));
+                write!(f, "collective mismatch in call {sequence}: ")?;
+                write!(f, "global rank {} called {ours}, ", majority.0)?;
+                write!(f, "global rank {} called {theirs}", minority.0)
+            }
+            Self::Timeout { seconds, missing, .. } => {
+                write!(f, "timed out after {seconds} s waiting for global ranks {missing:?}")
+            }
+            Self::LinkBroken { from, to, why } => {
+                write!(f, "the link from global rank {from} to global rank {to} failed: {why}")
+            }
+            Self::Aborted { rank, why } => write!(f, "global rank {rank} aborted: {why}"),
+        }
+    }
+}
+
+/// The message counts of a rank in its current collective.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MessageCounts {
+    /// Messages sent, by receiver.
+    pub sent: Vec<(u32, u64)>,
+    /// Messages received, by sender.
+    pub received: Vec<(u32, u64)>,
+    /// The sender of every pending receive.
+    pub awaited: Vec<u32>,
+}
+
+/// Announces that a rank closed a communicator.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CommClosed {
+    /// The communicator.
+    pub comm_id: u64,
+    /// The number of collectives it completed.
+    pub calls: u64,
+    /// The number of messages it sent, by receiver.
+    pub p2p_sent: Vec<(u32, u64)>,
+}
+
+/// Messages from a rank to rank 0.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ToRoot {
+    /// A connection to a peer failed.
+    ConnFailed {
+        /// The communicator in use.
+        comm_id: u64,
+        /// The peer.
+        rank: u32,
+        /// Whether the reporting rank was the sender.
+        sending: bool,
+        /// The error.
+        why: String,
+    },
+    /// Asks whether a stalled call can still complete.
+    Query {
+        /// The communicator.
+        comm_id: u64,
+        /// The sequence number of the collective; `None` for a message.
+        call: Option<u64>,
+        /// The ranks it waits for.
+        awaited: Vec<u32>,
+        /// All members, if a collective timed out.
+        members: Vec<u32>,
+        /// The seconds waited, if the call timed out: the status of all ranks is then queried.
+        timeout_s: Option<u64>,
+    },
+    /// Answers [`FromRoot::QueryStatus`].
+    Status {
+        /// The query.
+        query: u64,
+        /// The number of collectives started.
+        calls: u64,
+        /// The recent collectives with their sequence numbers.
+        recent_calls: Vec<(u64, WireSignature)>,
+        /// The message counts of the current one.
+        message_counts: MessageCounts,
+        /// The ranks it waits for in any communicator, and for how many milliseconds.
+        waits: Vec<(u32, u64)>,
+    },
+    /// Aborts a communicator.
+    Abort {
+        /// The communicator.
+        comm_id: u64,
+        /// The cause.
+        fault: Fault,
+    },
+    /// Announces that the rank closed a communicator.
+    Closed(CommClosed),
+    /// Announces a regular exit.
+    Shutdown,
+}
+
+/// Messages from rank 0 to a rank.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FromRoot {
+    /// All ranks are registered.
+    Ready {
+        /// The ranks.
+        members: Vec<RankInfo>,
+        /// The algorithm table, as a JSON document.
+        algorithms: String,
+    },
+    /// The bootstrap failed.
+    Rejected {
+        /// The cause.
+        what: String,
+        /// The fix.
+        hint: String,
+    },
+    /// Asks for the rank's [`ToRoot::Status`] in a communicator.
+    QueryStatus {
+        /// The query.
+        query: u64,
+        /// The communicator.
+        comm_id: u64,
+    },
+    /// Aborts a communicator, or every communicator that the fault concerns.
+    Abort {
+        /// The communicator; `None` for all that the fault concerns.
+        comm_id: Option<u64>,
+        /// The cause.
+        fault: Fault,
+    },
+    /// All queried ranks responded and agree.
+    Clear {
+        /// The communicator.
+        comm_id: u64,
+    },
+    /// A rank closed a communicator.
+    Closed {
+        /// The rank.
+        rank: u32,
+        /// Its announcement.
+        closed: CommClosed,
+    },
+    /// Rank 0 exits regularly.
+    Shutdown,
+}
+
+/// A [`Signature`] in serialisable form.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WireSignature {
+    kind: u8,
+    dtype: u8,
+    op: u8,
+    root: u32,
+    count: u64,
+    shape: u64,
+}
+
+/// The kinds of a signature in addition to [`CallKind::ALL`].
+const P2P: [CallKind; 2] = [CallKind::Send, CallKind::Receive];
+
+impl From<Signature> for WireSignature {
+    fn from(signature: Signature) -> Self {
+        let index = |position: Option<usize>| position.unwrap_or(0) as u8;
+        let mut kinds = CallKind::ALL.iter().chain(&P2P);
+        Self {
+            kind: index(kinds.position(|kind| *kind == signature.kind)),
+            dtype: index(DType::ALL.iter().position(|dtype| *dtype == signature.dtype)),
+            op: index(ReduceOp::ALL.iter().position(|op| *op == signature.op)),
+            root: signature.root,
+            count: signature.count,
+            shape: signature.shape,
+        }
+    }
+}
+
+impl From<WireSignature> for Signature {
+    fn from(wire: WireSignature) -> Self {
+        let mut kinds = CallKind::ALL.iter().chain(&P2P);
+        Self {
+            kind: kinds.nth(wire.kind as usize).copied().unwrap_or(CallKind::Barrier),
+            dtype: DType::ALL.get(wire.dtype as usize).copied().unwrap_or(DType::U8),
+            op: ReduceOp::ALL.get(wire.op as usize).copied().unwrap_or(ReduceOp::Sum),
+            root: wire.root,
+            count: wire.count,
+            shape: wire.shape,
+        }
+    }
+}
+
+impl WireSignature {
+    /// Whether it is one side of a point-to-point message.
+    pub fn is_p2p(&self) -> bool {
+        usize::from(self.kind) >= CallKind::ALL.len()
+    }
+
+    /// A hash of all fields.
+    pub fn hash32(&self) -> u32 {
+        let small = [self.kind, self.dtype, self.op];
+        let words = [self.root.into(), self.count, self.shape];
+        let bytes = small.into_iter().chain(words.into_iter().flat_map(u64::to_le_bytes));
+        let hash = fnv1a(bytes);
+        (hash ^ (hash >> 32)) as u32
+    }
+}
+
+/// The 64-bit FNV-1a hash.
+pub fn fnv1a(bytes: impl Iterator<Item = u8>) -> u64 {
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+/// Serialises a message. Serialising these types is infallible.
+pub fn encode<T: Serialize>(message: &T) -> Vec<u8> {
+    postcard::to_stdvec(message).unwrap_or_default()
+}
+
+/// Deserialises a message; `None` if it is malformed.
+pub fn decode<T: for<'a> Deserialize<'a>>(bytes: &[u8]) -> Option<T> {
+    postcard::from_bytes(bytes).ok()
+}

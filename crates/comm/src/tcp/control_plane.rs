@@ -1,0 +1,333 @@
+//! The control-plane thread of a rank. It sends heartbeats, accepts connections and exchanges control
+//! messages with rank 0, even while the rank computes.
+
+mod conn;
+mod dispatch;
+mod root;
+
+use std::collections::HashMap;
+use std::net::TcpListener;
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use mio::{Events, Interest, Poll, Token, Waker};
+use regatta_wire::link::{Link, Role, Timing};
+use regatta_wire::secret::{Secret, random};
+use rustix::process::{Resource, getrlimit};
+
+use super::control_messages::{ToRoot, encode};
+use super::dial::AuthConn;
+use super::mesh::SharedMesh;
+use conn::{Conn, ConnPeer};
+pub use root::RootState;
+
+const LISTENER: Token = Token(0);
+const WAKER: Token = Token(1);
+const FIRST: usize = 2;
+/// Interval of timeouts and heartbeats checks.
+const TICK: Duration = Duration::from_millis(50);
+/// Time to deliver the last messages. After a failed rendezvous, rank 0 reports the error to late
+/// ranks for this long.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
+/// Upper limit of connections that have not authenticated yet. Lower if the process may only open
+/// few files.
+const MAX_UNAUTHENTICATED: u64 = 4096;
+
+fn max_unauthenticated() -> usize {
+    let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    MAX_UNAUTHENTICATED.min(files / 4) as usize
+}
+
+/// A handle to the control-plane thread.
+#[derive(Clone)]
+pub struct ControlHandle {
+    outbox: Sender<ToRoot>,
+    waker: Arc<Waker>,
+    flushed: Arc<Mutex<Receiver<()>>>,
+}
+
+impl ControlHandle {
+    /// Sends a message to rank 0. Ignored if the thread has ended.
+    pub fn send(&self, message: ToRoot) {
+        let _ = self.outbox.send(message);
+        let _ = self.waker.wake();
+    }
+
+    /// Announces a regular exit and waits until it is sent.
+    pub fn shutdown(&self) {
+        self.send(ToRoot::Shutdown);
+        let flushed = self.flushed.lock().unwrap_or_else(PoisonError::into_inner);
+        let _ = flushed.recv_timeout(SHUTDOWN_TIMEOUT);
+    }
+}
+
+/// The role of this rank in the control plane.
+pub enum ControlRole {
+    /// Rank 0.
+    Root(Box<RootState>),
+    /// Any other rank.
+    Member {
+        /// The ID of the connection to rank 0.
+        root: usize,
+        /// Whether rank 0 exited regularly.
+        root_shut_down: bool,
+    },
+}
+
+/// The state of the control-plane thread.
+pub struct ControlPlane {
+    poll: Poll,
+    listener: mio::net::TcpListener,
+    conns: HashMap<usize, Conn>,
+    next: usize,
+    outbox: Receiver<ToRoot>,
+    shared: Arc<SharedMesh>,
+    secret: Secret,
+    timing: Timing,
+    role: ControlRole,
+    /// When this rank announced its exit.
+    closing: Option<Instant>,
+    /// Signalled when all messages are sent.
+    flushed: Sender<()>,
+}
+
+impl ControlPlane {
+    /// The control plane of rank 0.
+    pub fn root(
+        listener: TcpListener,
+        secret: Secret,
+        timing: Timing,
+        shared: Arc<SharedMesh>,
+        root: RootState,
+    ) -> std::io::Result<(Self, ControlHandle)> {
+        Self::new(listener, secret, timing, shared, ControlRole::Root(Box::new(root)))
+    }
+
+    /// The control plane of any other rank, with its connection to rank 0.
+    pub fn member(
+        listener: TcpListener,
+        secret: Secret,
+        timing: Timing,
+        shared: Arc<SharedMesh>,
+        conn: AuthConn,
+    ) -> std::io::Result<(Self, ControlHandle)> {
+        let role = ControlRole::Member { root: FIRST, root_shut_down: false };
+        let (mut plane, control) = Self::new(listener, secret, timing, shared, role)?;
+        plane.add(mio::net::TcpStream::from_std(conn.stream), conn.link, ConnPeer::Root)?;
+        Ok((plane, control))
+    }
+
+    fn new(
+        listener: TcpListener,
+        secret: Secret,
+        timing: Timing,
+        shared: Arc<SharedMesh>,
+        role: ControlRole,
+    ) -> std::io::Result<(Self, ControlHandle)> {
+        listener.set_nonblocking(true)?;
+        let poll = Poll::new()?;
+        let mut listener = mio::net::TcpListener::from_std(listener);
+        poll.registry().register(&mut listener, LISTENER, Interest::READABLE)?;
+        let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
+        let (sender, outbox) = channel();
+        let (flushed, is_flushed) = channel();
+        let conns = HashMap::new();
+        let plane = Self {
+            poll,
+            listener,
+            conns,
+            next: FIRST,
+            outbox,
+            shared,
+            secret,
+            timing,
+            role,
+            closing: None,
+            flushed,
+        };
+        let is_flushed = Arc::new(Mutex::new(is_flushed));
+        Ok((plane, ControlHandle { outbox: sender, waker, flushed: is_flushed }))
+    }
+
+    /// Runs until this rank has exited; on rank 0, until all ranks have.
+    pub fn run(mut self) {
+        let mut events = Events::with_capacity(256);
+        let mut ticked = Instant::now();
+        while !self.is_finished() {
+            // Errors are ignored: a signal or a transient failure only shortens the wait.
+            let _ = self.poll.poll(&mut events, Some(TICK));
+            for event in &events {
+                match event.token() {
+                    LISTENER => self.accept(),
+                    WAKER => {}
+                    Token(id) => self.serve(id),
+                }
+            }
+            self.drain_local();
+            if ticked.elapsed() >= TICK {
+                ticked = Instant::now();
+                self.tick(ticked);
+            }
+            self.dispatch_outgoing();
+            self.flush();
+            if self.closing.is_some() && self.is_flushed() {
+                let _ = self.flushed.send(());
+            }
+        }
+    }
+
+    fn is_finished(&self) -> bool {
+        let Some(since) = self.closing else { return false };
+        let done = self.is_flushed() || since.elapsed() > SHUTDOWN_TIMEOUT;
+        match &self.role {
+            ControlRole::Member { .. } => done,
+            ControlRole::Root(root) if root.has_failed() => since.elapsed() > SHUTDOWN_TIMEOUT,
+            ControlRole::Root(root) => root.has_no_members() && done,
+        }
+    }
+
+    /// Whether all messages are sent.
+    fn is_flushed(&self) -> bool {
+        self.conns.values().all(|conn| conn.link.pending().is_empty())
+    }
+
+    fn add(
+        &mut self,
+        mut stream: mio::net::TcpStream,
+        link: Link,
+        peer: ConnPeer,
+    ) -> std::io::Result<()> {
+        let id = self.next;
+        self.next += 1;
+        let interest = Interest::READABLE | Interest::WRITABLE;
+        self.poll.registry().register(&mut stream, Token(id), interest)?;
+        self.conns.insert(id, Conn::new(stream, link, peer));
+        Ok(())
+    }
+
+    fn accept(&mut self) {
+        loop {
+            match self.listener.accept() {
+                Ok((stream, from)) => {
+                    let Ok(nonce) = random() else { continue };
+                    if self.conns.len() > max_unauthenticated() + self.authenticated() {
+                        continue;
+                    }
+                    let (role, now) = (Role::Listener, Instant::now());
+                    let link = Link::new(role, &self.secret, nonce, self.timing, now);
+                    // A connection that cannot be polled is dropped; the peer retries.
+                    let _ = self.add(stream, link, ConnPeer::Unauthenticated(from.ip()));
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(_) => return,
+            }
+        }
+    }
+
+    fn authenticated(&self) -> usize {
+        match &self.role {
+            ControlRole::Root(root) => root.authenticated(),
+            ControlRole::Member { .. } => 1,
+        }
+    }
+
+    /// Handles input or the end of a connection.
+    fn serve(&mut self, id: usize) {
+        let Some(mut conn) = self.conns.remove(&id) else { return };
+        let mut frames = Vec::new();
+        let end = conn.read(&mut frames, Instant::now());
+        let mut keep = true;
+        for frame in frames {
+            keep = keep && self.handle_frame(id, &mut conn, &frame);
+        }
+        match end {
+            Some(why) if keep => self.connection_ended(conn.peer, &why),
+            None if keep => {
+                self.conns.insert(id, conn);
+            }
+            _ => {}
+        }
+    }
+
+    /// Handles the messages of this rank's own communicators.
+    fn drain_local(&mut self) {
+        loop {
+            let message = match self.outbox.try_recv() {
+                Ok(message) => message,
+                Err(TryRecvError::Empty) => return,
+                // All handles are dropped: the process panics or never had a communicator.
+                Err(TryRecvError::Disconnected) if self.closing.is_some() => return,
+                Err(TryRecvError::Disconnected) => ToRoot::Shutdown,
+            };
+            if message == ToRoot::Shutdown {
+                self.closing.get_or_insert_with(Instant::now);
+            }
+            match &mut self.role {
+                ControlRole::Root(root) => root.coordinator.handle(0, message, Instant::now()),
+                ControlRole::Member { root, .. } => {
+                    if let Some(conn) = self.conns.get_mut(root) {
+                        conn.link.send(&encode(&message));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Sends the messages of rank 0. Other ranks come first, because this process may exit when it
+    /// handles its own.
+    fn dispatch_outgoing(&mut self) {
+        while let ControlRole::Root(root) = &mut self.role {
+            let outgoing = root.take_outgoing();
+            if outgoing.is_empty() {
+                return;
+            }
+            for (conn, message) in outgoing.iter().filter_map(|(to, m)| Some(((*to)?, m))) {
+                if let Some(conn) = self.conns.get_mut(&conn) {
+                    conn.link.send(&encode(message));
+                }
+            }
+            self.flush();
+            for (_, message) in outgoing.into_iter().filter(|(to, _)| to.is_none()) {
+                let answer = self.apply(message);
+                if let (ControlRole::Root(root), Some(answer)) = (&mut self.role, answer) {
+                    root.coordinator.handle(0, answer, Instant::now());
+                }
+            }
+        }
+    }
+
+    fn flush(&mut self) {
+        let failed = |(id, conn): (&usize, &mut Conn)| match conn.write() {
+            Ok(()) => None,
+            Err(error) => Some((*id, error.to_string())),
+        };
+        let broken: Vec<(usize, String)> = self.conns.iter_mut().filter_map(failed).collect();
+        self.drop_all(broken);
+    }
+
+    fn tick(&mut self, now: Instant) {
+        let dead = |(id, conn): (&usize, &mut Conn)| match conn.link.tick(now) {
+            Ok(()) => None,
+            Err(error) => Some((*id, error.to_string())),
+        };
+        let dead: Vec<(usize, String)> = self.conns.iter_mut().filter_map(dead).collect();
+        self.drop_all(dead);
+        // Accepting may have failed for lack of file descriptors.
+        self.accept();
+        if let ControlRole::Root(root) = &mut self.role {
+            root.tick(now);
+            if root.has_failed() {
+                self.closing.get_or_insert(now);
+            }
+        }
+    }
+
+    fn drop_all(&mut self, which: Vec<(usize, String)>) {
+        for (id, why) in which {
+            if let Some(conn) = self.conns.remove(&id) {
+                self.connection_ended(conn.peer, &why);
+            }
+        }
+    }
+}

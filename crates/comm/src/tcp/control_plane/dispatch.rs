@@ -1,0 +1,134 @@
+//! Handling of control-plane messages.
+
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use super::conn::{Conn, ConnPeer};
+use super::{ControlPlane, ControlRole};
+use crate::tcp::control_messages::{
+    ACCEPTED, ACCEPTED_REUSE, Fault, FromRoot, Hello, MAX_CONNECTIONS, ToRoot, decode, encode,
+};
+use crate::tcp::dial::set_socket_options;
+
+impl ControlPlane {
+    /// Handles a frame. Returns whether the connection stays with the control plane.
+    pub(super) fn handle_frame(&mut self, id: usize, conn: &mut Conn, frame: &[u8]) -> bool {
+        let now = Instant::now();
+        match conn.peer {
+            ConnPeer::Unauthenticated(_) => return self.hello(id, conn, frame),
+            ConnPeer::Rank(rank) => {
+                let message = decode::<ToRoot>(frame);
+                if let (ControlRole::Root(root), Some(message)) = (&mut self.role, message) {
+                    root.coordinator.handle(rank, message, now);
+                }
+            }
+            ConnPeer::Root => {
+                if let Some(message) = decode::<FromRoot>(frame)
+                    && let Some(answer) = self.apply(message)
+                {
+                    conn.link.send(&encode(&answer));
+                }
+            }
+        }
+        true
+    }
+
+    /// Handles the first frame of an authenticated peer.
+    fn hello(&mut self, id: usize, conn: &mut Conn, frame: &[u8]) -> bool {
+        match (decode::<Hello>(frame), &mut self.role) {
+            (Some(Hello::Data { rank, index }), _) if index < MAX_CONNECTIONS => {
+                let sending = index == 0 && self.shared.lock().connections_to(rank) > 0;
+                conn.link.send(if sending { ACCEPTED_REUSE } else { ACCEPTED });
+                // The first connection may be written to as soon as the mesh has it. The others must
+                // be in the mesh before data arrives, that is, before the reply is sent.
+                let first = index == 0;
+                if !first {
+                    self.hand_to_mesh(conn, rank, index);
+                }
+                // The reply fits into the empty send buffer. Otherwise the peer gives up.
+                let _ = conn.write();
+                if first {
+                    self.hand_to_mesh(conn, rank, index);
+                }
+                false
+            }
+            (Some(Hello::Join { world_size, member }), ControlRole::Root(root)) => {
+                conn.peer = ConnPeer::Rank(member.rank);
+                match root.register(id, world_size, member) {
+                    Ok(()) => true,
+                    Err(rejected) => {
+                        conn.link.send(&encode(&rejected));
+                        let unknown = std::net::Ipv4Addr::UNSPECIFIED.into();
+                        conn.peer = ConnPeer::Unauthenticated(unknown);
+                        true
+                    }
+                }
+            }
+            _ => false,
+        }
+    }
+
+    /// Hands a data connection to the mesh.
+    fn hand_to_mesh(&mut self, conn: &mut Conn, rank: u32, index: u8) {
+        use std::os::fd::AsFd;
+        let _ = self.poll.registry().deregister(&mut conn.stream);
+        if let Ok(fd) = conn.stream.as_fd().try_clone_to_owned() {
+            let stream = TcpStream::from(fd);
+            set_socket_options(&stream, self.timing.lost_after);
+            self.shared.add_incoming(rank, index, stream);
+        }
+    }
+
+    /// Applies a message from rank 0 and returns the answer, if it asks for one.
+    pub(super) fn apply(&mut self, message: FromRoot) -> Option<ToRoot> {
+        match message {
+            FromRoot::QueryStatus { query, comm_id } => {
+                let mesh = self.shared.lock();
+                let state = mesh.comms.peek(comm_id);
+                let state = state
+                    .map(|comm| (comm.calls, comm.recent_calls(), comm.message_counts.clone()));
+                let (calls, recent_calls, message_counts) = state.unwrap_or_default();
+                drop(mesh);
+                let millis = |(rank, waited): (u32, Duration)| (rank, waited.as_millis() as u64);
+                let waits = self.shared.waits().into_iter().map(millis).collect();
+                return Some(ToRoot::Status { query, calls, recent_calls, message_counts, waits });
+            }
+            FromRoot::Abort { comm_id, fault } => {
+                self.shared.abort(comm_id, fault);
+            }
+            FromRoot::Clear { comm_id } => {
+                self.shared.publish(|mesh| {
+                    mesh.fault_state.clear.insert(comm_id);
+                });
+            }
+            FromRoot::Closed { rank, closed } => {
+                let key = (closed.comm_id, rank);
+                self.shared.publish(|mesh| {
+                    mesh.fault_state.closed.insert(key, closed);
+                });
+            }
+            FromRoot::Shutdown => {
+                if let ControlRole::Member { root_shut_down, .. } = &mut self.role {
+                    *root_shut_down = true;
+                }
+            }
+            FromRoot::Ready { .. } | FromRoot::Rejected { .. } => {}
+        }
+        None
+    }
+
+    /// Handles the end of a connection.
+    pub(super) fn connection_ended(&mut self, peer: ConnPeer, why: &str) {
+        match (&mut self.role, peer) {
+            (ControlRole::Root(root), ConnPeer::Rank(rank)) => root.connection_closed(rank, why),
+            (ControlRole::Root(root), ConnPeer::Unauthenticated(from)) => {
+                root.record_unauthenticated(from, why);
+            }
+            (ControlRole::Member { root_shut_down: false, .. }, ConnPeer::Root) => {
+                let fault = Fault::Lost { rank: 0, why: why.to_owned() };
+                self.shared.abort(None, fault);
+            }
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,359 @@
+//! A communicator that counts calls and the bytes that this rank sends.
+//!
+//! The byte counts are independent of the algorithm: they assume that every element is sent directly
+//! to the ranks that need it. Rings, trees and shared memory move different amounts for the same
+//! collective. [`elements_sent`] defines the rules.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::buffer::Buffer;
+use crate::error::Peer;
+use crate::{Call, CallKind, Comm, CommError, Counts, DType, OwnedCall, Pending};
+
+/// The number of elements that a rank sends in a call. The root is that of [`Call`].
+///
+/// | kind | elements sent; S is the total, P the rank's part, n the number of ranks |
+/// |---|---|
+/// | reduce-scatter | S - P: the other ranks' parts |
+/// | all-gather | (n-1)·P: its own part to every other rank |
+/// | all-reduce | reduce-scatter plus all-gather: 2(n-1)/n·S if n divides S |
+/// | broadcast | (n-1)·S at the root |
+/// | reduce | S except at the root |
+/// | gather | P except at the root |
+/// | scatter | S - P at the root |
+/// | all-to-all | everything for other ranks |
+/// | send | S |
+/// | barrier, receive | nothing |
+///
+/// The parts of an all-reduce are those of [`shard_len`]. The sum over all ranks is exact even if the
+/// parts differ.
+pub fn elements_sent(kind: CallKind, counts: &Counts<'_>, root: u32, rank: u32, ranks: u32) -> u64 {
+    let (own, n) = (rank as usize, ranks as usize);
+    let (mine, all) = (counts.of(own) as u64, counts.total(n) as u64);
+    let (others, is_root) = (u64::from(ranks) - 1, rank == root);
+    match kind {
+        CallKind::AllReduce => {
+            let part = shard_len(mine, rank, ranks);
+            mine - part + others * part
+        }
+        CallKind::ReduceScatter => all - mine,
+        CallKind::AllGather => others * mine,
+        CallKind::Broadcast if is_root => others * mine,
+        CallKind::Reduce | CallKind::Gather if !is_root => mine,
+        CallKind::Scatter if is_root => all - mine,
+        CallKind::AllToAll => {
+            (0..n).filter(|to| *to != own).map(|to| counts.send_block(to).1 as u64).sum()
+        }
+        CallKind::Send if !is_root => mine,
+        _ => 0,
+    }
+}
+
+/// The size of a rank's shard of `elements`. The first ranks have one more if it does not divide.
+pub fn shard_len(elements: u64, rank: u32, ranks: u32) -> u64 {
+    let (each, remainder) = (elements / u64::from(ranks), elements % u64::from(ranks));
+    each + u64::from(u64::from(rank) < remainder)
+}
+
+/// The live counters of a communicator.
+#[derive(Debug, Default)]
+pub struct TrafficCounters {
+    calls: [AtomicU64; KINDS],
+    bytes: [AtomicU64; KINDS],
+    /// The counters of sub-communicators.
+    splits: Mutex<Vec<Arc<TrafficCounters>>>,
+}
+
+/// The number of call kinds.
+const KINDS: usize = CallKind::Receive as usize + 1;
+
+impl TrafficCounters {
+    /// Counts calls that each send `bytes` bytes. Relaxed ordering suffices, because no other memory
+    /// is published with the counters.
+    fn add(&self, kind: CallKind, calls: u64, bytes: u64) {
+        self.calls[kind as usize].fetch_add(calls, Ordering::Relaxed);
+        self.bytes[kind as usize].fetch_add(calls * bytes, Ordering::Relaxed);
+    }
+
+    /// The current counts. A call counts from its start on.
+    pub fn snapshot(&self) -> TrafficSnapshot {
+        let read = |all: &[AtomicU64; KINDS]| all.each_ref().map(|n| n.load(Ordering::Relaxed));
+        TrafficSnapshot { calls: read(&self.calls), bytes: read(&self.bytes) }
+    }
+
+    /// The current counts including all sub-communicators, recursively.
+    pub fn snapshot_with_splits(&self) -> TrafficSnapshot {
+        let splits = self.splits.lock().unwrap_or_else(PoisonError::into_inner);
+        splits.iter().fold(self.snapshot(), |sum, split| sum.plus(&split.snapshot_with_splits()))
+    }
+}
+
+/// Counts at a point in time, or the difference of two.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct TrafficSnapshot {
+    calls: [u64; KINDS],
+    bytes: [u64; KINDS],
+}
+
+impl TrafficSnapshot {
+    /// The number of calls of a kind.
+    pub fn calls(&self, kind: CallKind) -> u64 {
+        self.calls[kind as usize]
+    }
+
+    /// The bytes that this rank sent in calls of a kind.
+    pub fn bytes(&self, kind: CallKind) -> u64 {
+        self.bytes[kind as usize]
+    }
+
+    /// The number of calls of all kinds.
+    pub fn total_calls(&self) -> u64 {
+        self.calls.iter().sum()
+    }
+
+    /// The bytes sent in calls of all kinds.
+    pub fn total_bytes(&self) -> u64 {
+        self.bytes.iter().sum()
+    }
+
+    /// The difference to an earlier snapshot.
+    pub fn since(&self, before: &Self) -> Self {
+        let mut now = *self;
+        let subtract = |now: &mut [u64], before: &[u64]| {
+            now.iter_mut().zip(before).for_each(|(now, before)| *now = now.wrapping_sub(*before));
+        };
+        subtract(&mut now.calls, &before.calls);
+        subtract(&mut now.bytes, &before.bytes);
+        now
+    }
+
+    /// The sum of two snapshots.
+    pub fn plus(&self, other: &Self) -> Self {
+        let mut sum = *self;
+        let add = |sum: &mut [u64], other: &[u64]| {
+            sum.iter_mut().zip(other).for_each(|(sum, other)| *sum = sum.wrapping_add(*other));
+        };
+        add(&mut sum.calls, &other.calls);
+        add(&mut sum.bytes, &other.bytes);
+        sum
+    }
+}
+
+/// A communicator that counts its traffic. Communication of `split` itself is not counted.
+pub struct CountingComm {
+    inner: Arc<dyn Comm>,
+    counters: Arc<TrafficCounters>,
+}
+
+impl CountingComm {
+    /// Counts the traffic of a communicator from now on.
+    pub fn new(inner: Arc<dyn Comm>) -> Self {
+        Self { inner, counters: Arc::default() }
+    }
+
+    /// The counters, which outlive the communicator.
+    pub fn counters(&self) -> Arc<TrafficCounters> {
+        self.counters.clone()
+    }
+
+    /// [`Comm::split`] that returns the concrete type.
+    pub fn split_counting(&self, colour: Option<u32>, key: i64) -> Result<Option<Self>, CommError> {
+        let Some(split) = self.inner.split(colour, key)? else { return Ok(None) };
+        let split = Self::new(Arc::from(split));
+        let mut splits = self.counters.splits.lock().unwrap_or_else(PoisonError::into_inner);
+        splits.push(split.counters());
+        Ok(Some(split))
+    }
+
+    fn count(&self, call: &Call<'_>) {
+        let Call { kind, dtype, root, counts, .. } = call;
+        let elements = elements_sent(*kind, counts, *root, self.rank(), self.size());
+        self.add(*kind, elements, *dtype, 1);
+    }
+
+    fn count_owned(&self, call: &OwnedCall, times: u32) {
+        let OwnedCall { kind, dtype, root, counts, .. } = call;
+        let elements = elements_sent(*kind, counts, *root, self.rank(), self.size());
+        self.add(*kind, elements, *dtype, times);
+    }
+
+    fn add(&self, kind: CallKind, elements: u64, dtype: DType, times: u32) {
+        self.counters.add(kind, u64::from(times), elements * dtype.size() as u64);
+    }
+}
+
+impl Comm for CountingComm {
+    fn rank(&self) -> u32 {
+        self.inner.rank()
+    }
+
+    fn size(&self) -> u32 {
+        self.inner.size()
+    }
+
+    fn peer(&self, rank: u32) -> Peer {
+        self.inner.peer(rank)
+    }
+
+    fn run(&self, call: Call<'_>) -> Result<(), CommError> {
+        self.count(&call);
+        self.inner.run(call)
+    }
+
+    fn run_group(&self, calls: Vec<Call<'_>>) -> Result<(), CommError> {
+        calls.iter().for_each(|call| self.count(call));
+        self.inner.run_group(calls)
+    }
+
+    fn run_owned(&self, call: &mut OwnedCall, times: u32) -> Result<(), CommError> {
+        self.count_owned(call, times);
+        self.inner.run_owned(call, times)
+    }
+
+    fn run_p2p(&self, messages: &mut [OwnedCall], times: u32) -> Result<(), CommError> {
+        messages.iter().for_each(|call| self.count_owned(call, times));
+        self.inner.run_p2p(messages, times)
+    }
+
+    fn start(&self, call: OwnedCall) -> Pending {
+        self.count_owned(&call, 1);
+        self.inner.start(call)
+    }
+
+    fn split(&self, colour: Option<u32>, key: i64) -> Result<Option<Box<dyn Comm>>, CommError> {
+        let split = self.split_counting(colour, key)?;
+        Ok(split.map(|split| Box::new(split) as Box<dyn Comm>))
+    }
+
+    fn buffer(&self, bytes: usize) -> Buffer {
+        self.inner.buffer(bytes)
+    }
+
+    fn device_buffer(&self, bytes: usize) -> Result<Buffer, CommError> {
+        self.inner.device_buffer(bytes)
+    }
+
+    fn abort(&self, why: &str) {
+        self.inner.abort(why);
+    }
+
+    fn has_failed(&self) -> bool {
+        self.inner.has_failed()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{Collectives, ReduceOp, in_process};
+
+    /// The traffic of each rank while all run `work`.
+    fn counted(ranks: u32, work: impl Fn(&CountingComm) + Sync) -> Vec<TrafficSnapshot> {
+        std::thread::scope(|scope| {
+            let one = |comm| {
+                let work = &work;
+                scope.spawn(move || {
+                    let comm = CountingComm::new(Arc::new(comm));
+                    work(&comm);
+                    comm.counters().snapshot()
+                })
+            };
+            let all: Vec<_> = in_process::world(ranks).into_iter().map(one).collect();
+            all.into_iter().map(|rank| rank.join().unwrap()).collect()
+        })
+    }
+
+    fn bytes(all: &[TrafficSnapshot], kind: CallKind) -> Vec<u64> {
+        all.iter().map(|sent| sent.bytes(kind)).collect()
+    }
+
+    #[test]
+    fn counts_bytes_by_the_rules() {
+        let all = counted(4, |comm| {
+            comm.all_reduce(&mut [0f32; 8], ReduceOp::Sum).unwrap();
+            comm.reduce_scatter(&[0f64; 8], &mut [0.0; 2], ReduceOp::Sum).unwrap();
+            comm.all_gather(&[0u8; 3], &mut [0; 12]).unwrap();
+            comm.broadcast(&mut [0i32; 5], 2).unwrap();
+            comm.all_to_all(&[0f32; 12], &mut [0.0; 12]).unwrap();
+            comm.reduce(&mut [0f32; 2], ReduceOp::Max, 1).unwrap();
+            comm.barrier().unwrap();
+        });
+        // 2 * 3/4 of 32 bytes; 3/4 of 64; 3/4 of 12; three copies; three of four parts.
+        assert_eq!(bytes(&all, CallKind::AllReduce), [48; 4]);
+        assert_eq!(bytes(&all, CallKind::ReduceScatter), [48; 4]);
+        assert_eq!(bytes(&all, CallKind::AllGather), [9; 4]);
+        assert_eq!(bytes(&all, CallKind::Broadcast), [0, 0, 60, 0]);
+        assert_eq!(bytes(&all, CallKind::AllToAll), [36; 4]);
+        assert_eq!(bytes(&all, CallKind::Reduce), [8, 0, 8, 8]);
+        assert!(
+            all.iter().all(|sent| sent.total_calls() == 7 && sent.calls(CallKind::Barrier) == 1)
+        );
+    }
+
+    #[test]
+    fn counts_uneven_parts_exactly() {
+        let all = counted(3, |comm| {
+            comm.all_reduce(&mut [0f32; 5], ReduceOp::Sum).unwrap();
+            let (own, counts) = ([4, 0, 1][comm.rank() as usize], [4, 0, 1]);
+            comm.all_gather_v(&vec![0u8; own], &mut [0; 5], &counts).unwrap();
+        });
+        // Parts of 2, 2 and 1: 5 - P + 2 P elements of 4 bytes.
+        assert_eq!(bytes(&all, CallKind::AllReduce), [28, 28, 24]);
+        assert_eq!(bytes(&all, CallKind::AllGather), [8, 0, 2]);
+    }
+
+    #[test]
+    fn counts_messages_owned_and_asynchronous_calls() {
+        let all = counted(2, |comm| {
+            let message = |kind| {
+                let (counts, buffer) = (Counts::Equal(3), Buffer::zeroed(12));
+                let root = 1 - comm.rank();
+                OwnedCall { root, ..OwnedCall::new(kind, DType::F32, counts, buffer) }
+            };
+            let mut both = [message(CallKind::Send), message(CallKind::Receive)];
+            comm.run_p2p(&mut both, 2).unwrap();
+            let sum = || OwnedCall::all_reduce(DType::F32, ReduceOp::Sum, Buffer::zeroed(8));
+            comm.start(sum()).wait().unwrap();
+            comm.run_owned(&mut sum(), 3).unwrap();
+        });
+        for sent in all {
+            assert_eq!((sent.calls(CallKind::Send), sent.bytes(CallKind::Send)), (2, 24));
+            assert_eq!((sent.calls(CallKind::Receive), sent.bytes(CallKind::Receive)), (2, 0));
+            assert_eq!((sent.calls(CallKind::AllReduce), sent.bytes(CallKind::AllReduce)), (4, 32));
+        }
+    }
+
+    #[test]
+    fn a_sub_communicator_has_its_own_counters() {
+        let all = counted(4, |comm| {
+            let before = comm.counters().snapshot();
+            let pair = comm.split_counting(Some(comm.rank() % 2), 0).unwrap().unwrap();
+            pair.all_reduce(&mut [0f32; 2], ReduceOp::Sum).unwrap();
+            assert_eq!(pair.counters().snapshot().total_bytes(), 8);
+            assert_eq!(comm.counters().snapshot().since(&before), TrafficSnapshot::default());
+            assert_eq!(comm.counters().snapshot_with_splits().total_bytes(), 8);
+        });
+        assert!(all.iter().all(|sent| *sent == TrafficSnapshot::default()));
+    }
+
+    proptest! {
+        #[test]
+        fn totals_over_all_ranks_match_the_formulas(elements in 0usize..1000, ranks in 1u32..20) {
+            let sum = |kind, counts: Counts<'_>| -> u64 {
+                (0..ranks).map(|rank| elements_sent(kind, &counts, 0, rank, ranks)).sum()
+            };
+            let (s, others) = (elements as u64, u64::from(ranks) - 1);
+            prop_assert_eq!(sum(CallKind::AllReduce, Counts::Equal(elements)), 2 * others * s);
+            let total = s * u64::from(ranks);
+            prop_assert_eq!(sum(CallKind::ReduceScatter, Counts::Equal(elements)), others * total);
+            prop_assert_eq!(sum(CallKind::AllGather, Counts::Equal(elements)), others * total);
+            prop_assert_eq!(sum(CallKind::Broadcast, Counts::Equal(elements)), others * s);
+            prop_assert_eq!(sum(CallKind::Scatter, Counts::Equal(elements)), others * s);
+            prop_assert_eq!(sum(CallKind::Gather, Counts::Equal(elements)), others * s);
+            prop_assert_eq!(sum(CallKind::AllToAll, Counts::Equal(elements)), others * total);
+        }
+    }
+}

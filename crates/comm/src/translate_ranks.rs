@@ -1,0 +1,132 @@
+//! A sub-communicator whose errors name ranks by their global rank, which is the one users know.
+
+use std::sync::Arc;
+
+use crate::buffer::Buffer;
+use crate::call::Call;
+use crate::collectives::Collectives;
+use crate::comm::{Comm, Pending};
+use crate::error::{CommError, Peer};
+use crate::owned::OwnedCall;
+
+/// A communicator whose errors use the ranks of another one.
+pub struct TranslatedComm {
+    inner: Arc<dyn Comm>,
+    /// The translated rank of each member.
+    ranks: Arc<[u32]>,
+}
+
+impl TranslatedComm {
+    /// Exchanges the translated rank of every member. Collective.
+    pub fn new(inner: Arc<dyn Comm>, rank: u32) -> Result<Self, CommError> {
+        let own = rank.to_le_bytes();
+        let mut all = vec![0u8; own.len() * inner.size() as usize];
+        inner.all_gather(&own, &mut all)?;
+        let ranks = all.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
+        Ok(Self { inner, ranks })
+    }
+
+    fn translate<T>(&self, result: Result<T, CommError>) -> Result<T, CommError> {
+        result.map_err(|error| error.translate_ranks(&self.ranks))
+    }
+}
+
+impl Comm for TranslatedComm {
+    fn rank(&self) -> u32 {
+        self.inner.rank()
+    }
+
+    fn size(&self) -> u32 {
+        self.inner.size()
+    }
+
+    fn peer(&self, rank: u32) -> Peer {
+        self.inner.peer(rank)
+    }
+
+    fn run(&self, call: Call<'_>) -> Result<(), CommError> {
+        self.translate(self.inner.run(call))
+    }
+
+    fn run_group(&self, calls: Vec<Call<'_>>) -> Result<(), CommError> {
+        self.translate(self.inner.run_group(calls))
+    }
+
+    fn run_owned(&self, call: &mut OwnedCall, times: u32) -> Result<(), CommError> {
+        self.translate(self.inner.run_owned(call, times))
+    }
+
+    fn run_p2p(&self, messages: &mut [OwnedCall], times: u32) -> Result<(), CommError> {
+        self.translate(self.inner.run_p2p(messages, times))
+    }
+
+    fn start(&self, call: OwnedCall) -> Pending {
+        self.inner.start(call).translate_ranks(self.ranks.clone())
+    }
+
+    fn split(&self, colour: Option<u32>, key: i64) -> Result<Option<Box<dyn Comm>>, CommError> {
+        let Some(split) = self.translate(self.inner.split(colour, key))? else { return Ok(None) };
+        let own = self.ranks.get(self.rank() as usize).copied().unwrap_or_default();
+        Ok(Some(Box::new(Self::new(Arc::from(split), own)?)))
+    }
+
+    fn buffer(&self, bytes: usize) -> Buffer {
+        self.inner.buffer(bytes)
+    }
+
+    fn device_buffer(&self, bytes: usize) -> Result<Buffer, CommError> {
+        self.inner.device_buffer(bytes)
+    }
+
+    fn abort(&self, why: &str) {
+        self.inner.abort(why);
+    }
+
+    fn has_failed(&self) -> bool {
+        self.inner.has_failed()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ReduceOp, in_process};
+
+    #[test]
+    fn errors_name_global_ranks() {
+        std::thread::scope(|scope| {
+            for world in in_process::world(4) {
+                scope.spawn(move || {
+                    let colour = world.rank() % 2;
+                    let split = world.split(Some(colour), 0).unwrap().unwrap();
+                    let split = TranslatedComm::new(Arc::from(split), world.rank()).unwrap();
+                    world.barrier().unwrap();
+                    match world.rank() {
+                        1 => {
+                            let error = split.all_reduce(&mut [1f32], ReduceOp::Sum).unwrap_err();
+                            assert!(error.to_string().starts_with("rank 3 on "), "{error}");
+                        }
+                        3 => split.abort("no more"),
+                        _ => {}
+                    }
+                    world.barrier().unwrap();
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn a_global_rank_is_not_translated() {
+        let lost = |peer| {
+            let (why, call) = ("reset".to_owned(), "barrier".to_owned());
+            CommError::RankLost { peer, why, call }
+        };
+        let member = Peer::new(1, "node1");
+        let text = |peer| lost(peer).translate_ranks(&[4, 6]).to_string();
+        assert_eq!(text(member), "rank 6 on node1 was lost during barrier: reset");
+        assert_eq!(
+            text(Peer::global(1, "node1")),
+            "rank 1 on node1 was lost during barrier: reset"
+        );
+    }
+}

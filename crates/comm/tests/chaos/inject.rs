@@ -1,0 +1,46 @@
+//! Faults injected from outside the rank processes.
+
+use std::process::Child;
+use std::time::Duration;
+
+use regatta_testbed::Cluster;
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::case::{ChaosCase, Fault};
+
+/// The duration of a short pause.
+const PAUSE: Duration = Duration::from_millis(300);
+
+/// Longer than the other ranks wait for a stopped one.
+const STOP: Duration = Duration::from_secs(8);
+
+/// Resumes a stopped rank after some time.
+fn resume(rank: &Child, after: Duration) {
+    let id = Pid::from_child(rank);
+    std::thread::spawn(move || {
+        std::thread::sleep(after);
+        let _ = kill_process(id, Signal::CONT);
+    });
+}
+
+/// Injects the fault of a case.
+pub fn inject(case: &ChaosCase, cluster: Option<&Cluster>, victim: &Child) {
+    let host = case.host(case.victim);
+    match (case.fault, cluster) {
+        (Fault::Paused, _) => resume(victim, PAUSE),
+        (Fault::Resumed, _) => resume(victim, STOP),
+        (Fault::NodeCut, Some(cluster)) => cluster.cut(&host).unwrap(),
+        (Fault::LinkCut { other }, Some(cluster)) => {
+            cluster.cut_between(&host, &format!("node{}", other + 1)).unwrap();
+        }
+        (Fault::SlowNode, Some(cluster)) => cluster.slow(&host, "8kbit").unwrap(),
+        _ => {}
+    }
+}
+
+/// Restores the network.
+pub fn repair(cluster: &Cluster) {
+    for host in cluster.nodes() {
+        cluster.mend(host).unwrap();
+    }
+}

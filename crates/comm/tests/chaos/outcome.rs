@@ -1,0 +1,108 @@
+//! The outcome of a rank, as it reports it to the test.
+
+use regatta_comm::CommError;
+
+/// The outcome of a rank.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Outcome {
+    /// The error variant; `None` on success.
+    pub kind: Option<String>,
+    /// The global ranks named in the error, with their hosts.
+    pub named: Vec<(usize, String)>,
+    /// The duration of the failed call.
+    pub took_ms: u64,
+    /// The error message.
+    pub text: String,
+    /// The result of joining again.
+    pub rejoin: String,
+    /// Threads and sockets leaked in the process.
+    pub leaks: String,
+}
+
+const MARK: &str = "outcome\t";
+const REASON: &str = "because of <";
+
+fn names(text: &str) -> Vec<(usize, String)> {
+    let named = text.split(',').filter_map(|one| one.split_once('@'));
+    named.map(|(rank, host)| (rank.parse().unwrap(), host.to_owned())).collect()
+}
+
+impl Outcome {
+    /// The outcome of an error in a communicator of these global ranks.
+    pub fn of(error: &CommError, members: &[usize], took_ms: u64) -> Self {
+        let name = |peer: &regatta_comm::error::Peer| {
+            let rank = peer.rank as usize;
+            let global = || members.get(rank).copied().unwrap_or(usize::MAX);
+            (if peer.global { rank } else { global() }, peer.host.clone())
+        };
+        let (kind, named) = match error {
+            CommError::RankLost { peer, .. } => ("RankLost", vec![name(peer)]),
+            CommError::CallMismatch { ours_by, theirs_by, .. } => {
+                ("CallMismatch", vec![name(theirs_by), name(ours_by)])
+            }
+            CommError::CountMismatch { from, to, .. } => {
+                ("CountMismatch", vec![name(from), name(to)])
+            }
+            CommError::Timeout { missing, .. } => ("Timeout", missing.iter().map(name).collect()),
+            CommError::LinkBroken { from, to, .. } => ("LinkBroken", vec![name(from), name(to)]),
+            CommError::Aborted { by, .. } => ("Aborted", vec![name(by)]),
+            CommError::InvalidCall { .. } => ("InvalidCall", Vec::new()),
+            CommError::Bootstrap { .. } => ("Bootstrap", Vec::new()),
+            CommError::System { .. } => ("System", Vec::new()),
+        };
+        let text = error.to_string().replace(['\n', '\t'], " ");
+        Self { kind: Some(kind.to_owned()), named, took_ms, text, ..Self::default() }
+    }
+
+    /// The global ranks named in the error.
+    pub fn ranks(&self) -> Vec<usize> {
+        self.named.iter().map(|(rank, _)| *rank).collect()
+    }
+
+    /// The abort reason for the rank's other communicators.
+    pub fn to_abort_reason(&self) -> String {
+        format!("{REASON}{} {}>", self.kind.as_deref().unwrap_or("none"), self.names())
+    }
+
+    /// The root cause, if the error is an abort because of another rank's outcome.
+    pub fn root_cause(self) -> Self {
+        let reason = self.text.split_once(REASON).and_then(|(_, rest)| rest.split_once('>'));
+        let Some((kind, named)) = reason.and_then(|(reason, _)| reason.split_once(' ')) else {
+            return self;
+        };
+        let kind = Some(kind.to_owned()).filter(|kind| kind != "none");
+        Self { kind, named: names(named), ..self }
+    }
+
+    fn names(&self) -> String {
+        let named = self.named.iter().map(|(rank, host)| format!("{rank}@{host}"));
+        named.collect::<Vec<_>>().join(",")
+    }
+
+    pub fn write(&self) -> String {
+        let named = self.names();
+        format!(
+            "\n{MARK}{}\t{}\t{}\t{}\t{}\t{}",
+            self.kind.as_deref().unwrap_or("ok"),
+            named,
+            self.took_ms,
+            self.text,
+            self.rejoin,
+            self.leaks
+        )
+    }
+
+    /// Parses the outcome in a rank's output.
+    pub fn read(output: &str) -> Option<Self> {
+        let line = output.lines().find_map(|line| line.strip_prefix(MARK))?;
+        let fields: Vec<&str> = line.split('\t').collect();
+        Some(Self {
+            kind: Some(fields[0].to_owned()).filter(|kind| kind != "ok"),
+            named: names(fields[1]),
+            took_ms: fields[2].parse().unwrap(),
+            text: fields[3].to_owned(),
+            rejoin: fields[4].to_owned(),
+            leaks: fields[5].to_owned(),
+        })
+    }
+}

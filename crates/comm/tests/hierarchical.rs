@@ -1,0 +1,248 @@
+//! Conformance and fault tests of the hierarchical communicator on simulated nodes.
+
+#![allow(clippy::unwrap_used, reason = "test helpers may panic")]
+
+mod suite;
+
+use std::time::Duration;
+
+use regatta_comm::bootstrap::{BootstrapConfig, listen};
+use regatta_comm::worker::Communicator;
+use regatta_comm::{
+    Call, CallKind, Collectives, Comm, CommError, Counts, DType, ReduceOp, hierarchical,
+};
+use regatta_wire::secret::Secret;
+
+/// A world of ranks on simulated nodes.
+fn world(size: u32, node: impl Fn(u32) -> u32) -> Vec<Communicator> {
+    world_with_timeout(size, node, Duration::from_secs(300))
+}
+
+fn short_timeout(size: u32, node: impl Fn(u32) -> u32) -> Vec<Communicator> {
+    world_with_timeout(size, node, Duration::from_secs(1))
+}
+
+fn world_with_timeout(
+    size: u32,
+    node: impl Fn(u32) -> u32,
+    desync_after: Duration,
+) -> Vec<Communicator> {
+    let secret = Secret::generate().unwrap();
+    let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let rank = |rank| BootstrapConfig {
+        node: format!("node{}", node(rank)),
+        host: format!("node{}", node(rank)),
+        join_timeout: Duration::from_secs(30),
+        desync_after,
+        ..BootstrapConfig::new(rank, size, "127.0.0.1", port, secret.clone())
+    };
+    let mut all: Vec<BootstrapConfig> = (0..size).map(rank).collect();
+    all[0].listener = Some(listener);
+    std::thread::scope(|scope| {
+        let threads: Vec<_> =
+            all.into_iter().map(|s| scope.spawn(|| hierarchical::join(s))).collect();
+        threads.into_iter().map(|t| t.join().unwrap().unwrap()).collect()
+    })
+}
+
+#[test]
+fn two_ranks_per_node_match_the_reference() {
+    suite::all_collectives(&[1, 2, 4, 6], &[0, 1, 7, 20_000], |size| world(size, |rank| rank / 2));
+    suite::edge_cases(|size| world(size, |rank| rank / 2));
+}
+
+#[test]
+fn cyclic_and_non_uniform_layouts_match_the_reference() {
+    suite::all_collectives(&[4, 5, 6], &[1, 7, 20_000], |size| world(size, |rank| rank % 2));
+    suite::all_collectives(&[4], &[3, 100], |size| world(size, |rank| u32::from(rank == 3)));
+}
+
+#[test]
+fn single_node_and_one_rank_per_node_match_the_reference() {
+    suite::all_collectives(&[3], &[0, 7, 20_000], |size| world(size, |_| 0));
+    suite::all_collectives(&[3], &[0, 7, 1000], |size| world(size, |rank| rank));
+}
+
+#[test]
+fn sampled_combinations_match_the_reference() {
+    suite::sampled_combinations(300, |size| world(size, |rank| rank / 4));
+}
+
+#[test]
+fn random_messages_are_delivered() {
+    suite::random_messages(16, 1..9, |size| world(size, |rank| rank / 3));
+}
+
+#[test]
+fn random_sessions_match_the_reference() {
+    // Non-uniform nodes with scattered ranks.
+    suite::random_sessions(24, 1..18, |size| world(size, |rank| (rank * 7 + size) % 5 % 3));
+}
+
+#[test]
+fn random_node_layouts_match_the_reference() {
+    suite::random_node_layouts(24, |nodes| world(nodes.len() as u32, |rank| nodes[rank as usize]));
+}
+
+#[test]
+fn large_buffers_match_the_reference() {
+    suite::large_buffers(|size| world(size, |rank| rank / 2));
+}
+
+/// Without a call; closing a split communicator is not a failure.
+#[test]
+fn abort_is_detected_without_a_call() {
+    for nodes in [1, 3] {
+        suite::on_all_ranks(world(6, |rank| rank % nodes), |comm| {
+            let part = comm.split(Some(0), 0).unwrap().unwrap();
+            drop(part);
+            assert!(!comm.has_failed());
+            comm.barrier().unwrap();
+            match comm.rank() {
+                3 => comm.abort("out of data"),
+                _ => {
+                    while !comm.has_failed() {
+                        std::thread::yield_now();
+                    }
+                }
+            }
+        });
+    }
+}
+
+/// Ranks 0 and 1 are on one node, 2 and 3 on another. Rank 1 waits for another node but must still
+/// drain messages from its own node, because rank 0 can only then send what rank 1 waits for.
+#[test]
+fn rank_waiting_for_another_node_drains_local_messages() {
+    const MANY: u32 = 50;
+    let world = world_with_timeout(4, |rank| rank / 2, Duration::from_secs(20));
+    suite::on_all_ranks(world, |comm| match comm.rank() {
+        0 => {
+            (0..MANY).for_each(|tag| comm.send(&[tag as i32], 1, tag).unwrap());
+            comm.send(&[7i32], 2, 0).unwrap();
+        }
+        1 => {
+            let mut got = [0i32];
+            comm.receive(&mut got, 2, 0).unwrap();
+            assert_eq!(got, [7]);
+            for tag in (0..MANY).rev() {
+                comm.receive(&mut got, 0, tag).unwrap();
+                assert_eq!(got, [tag as i32]);
+            }
+        }
+        2 => {
+            let mut got = [0i32];
+            comm.receive(&mut got, 0, 0).unwrap();
+            comm.send(&got, 1, 0).unwrap();
+        }
+        _ => {}
+    });
+}
+
+/// Both transports are polled: a missing message is reported even if the other transport is idle.
+#[test]
+fn missing_sender_is_reported_on_either_transport() {
+    // On the node of rank 0, and on another node.
+    for silent in [1, 2] {
+        let ended = suite::on_all_ranks(short_timeout(4, |rank| rank / 2), |comm| {
+            comm.barrier().unwrap();
+            let (mut one, mut two) = ([0u8; 9], [0u8; 9]);
+            let done = match comm.rank() {
+                0 => comm.run_group(vec![receive(1, &mut one), receive(2, &mut two)]),
+                3 => comm.barrier(),
+                rank if rank == silent => {
+                    std::thread::sleep(Duration::from_secs(3));
+                    comm.barrier()
+                }
+                _ => comm.send(&[1u8; 9], 0, 5).and_then(|()| comm.barrier()),
+            };
+            (comm.rank() != silent).then(|| done.unwrap_err())
+        });
+        for error in ended.into_iter().flatten() {
+            let CommError::Timeout { missing, .. } = &error else { panic!("{silent}: {error}") };
+            assert!(missing.iter().any(|peer| peer.rank == silent), "{silent}: {error}");
+        }
+    }
+}
+
+/// A mismatch between two ranks of a node is reported on all nodes.
+#[test]
+fn message_mismatch_within_a_node_is_reported_on_every_node() {
+    let ended = suite::on_all_ranks(short_timeout(4, |rank| rank / 2), |comm| {
+        // The error may reach other ranks while they are still in the barrier.
+        let done = comm.barrier().and_then(|()| match comm.rank() {
+            3 => comm.send(&[1.5f32; 3], 2, 5),
+            2 => comm.receive(&mut [0i32; 3], 3, 5),
+            _ => Ok(()),
+        });
+        done.and_then(|()| comm.barrier()).unwrap_err()
+    });
+    for (rank, error) in ended.iter().enumerate() {
+        let CommError::CallMismatch { sequence, ours, theirs, .. } = error else {
+            panic!("rank {rank}: {error}")
+        };
+        let mut calls = [ours.to_string(), theirs.to_string()];
+        // The two ranks report their own call first; the others report either order.
+        let sender_first = ours.to_string().starts_with("send");
+        if rank == 3 || (rank < 2 && sender_first) {
+            calls.reverse();
+        }
+        assert_eq!(calls, ["receive of 3 i32", "send of 3 f32"], "rank {rank}");
+        assert_eq!(*sequence, 1, "rank {rank}");
+    }
+}
+
+/// A message to be received, with tag 5.
+fn receive(from: u32, output: &mut [u8]) -> Call<'_> {
+    let (kind, dtype, op) = (CallKind::Receive, DType::U8, ReduceOp::Sum);
+    let counts = Counts::Equal(output.len());
+    Call { kind, dtype, op, root: from, tag: 5, counts, input: None, output }
+}
+
+#[test]
+fn call_mismatch_reports_both_calls_whatever_other_ranks_do() {
+    let ends = suite::on_all_ranks(world(4, |rank| rank / 2), |comm| {
+        // The engines of a hierarchical communicator count calls differently.
+        (0..3).try_for_each(|_| comm.barrier())?;
+        let mut all = vec![0u8; if comm.rank() == 1 { 12 } else { 0 }];
+        match comm.rank() {
+            // Not even in a collective.
+            0 => comm.receive(&mut [0u8], 2, 7),
+            3 => comm.gather(&[1i8; 3], &mut [], 1),
+            _ => comm.gather(&[1u8; 3], &mut all, 1),
+        }?;
+        comm.barrier()
+    });
+    for end in ends {
+        let error = end.unwrap_err().to_string();
+        let both = error.contains("gather of 12 u8") && error.contains("gather of 12 i8");
+        assert!(both && error.contains("rank 3 on node1"), "{error}");
+    }
+}
+
+#[test]
+fn rank_waiting_in_another_communicator_is_not_reported() {
+    let of: [fn(u32) -> u32; 3] = [|_| 0, |rank| rank / 2, |rank| u32::from(rank > 0)];
+    for node in of {
+        let world = world_with_timeout(3, node, Duration::from_secs(2));
+        suite::timeouts::rank_waiting_in_another_communicator_is_not_reported(world);
+    }
+}
+
+#[test]
+fn abort_reaches_ranks_on_every_node() {
+    let ended = suite::on_all_ranks(world(6, |rank| rank / 2), |comm| {
+        // Others may still be in the barrier when rank 3 aborts.
+        let together = comm.barrier();
+        if comm.rank() == 3 {
+            comm.abort("out of data");
+        }
+        let mut data = vec![1.0f32; 100_000];
+        let mut sum = || (0..1000).try_for_each(|_| comm.all_reduce(&mut data, ReduceOp::Sum));
+        (together.and_then(|()| sum()), comm.has_failed())
+    });
+    for (end, over) in ended {
+        assert!(end.unwrap_err().to_string().contains("out of data") && over);
+    }
+}

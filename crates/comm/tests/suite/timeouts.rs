@@ -1,0 +1,27 @@
+//! Which ranks a timeout reports.
+
+use regatta_comm::{Collectives, Comm, CommError};
+
+use super::on_all_ranks;
+
+/// Rank 0 waits for rank 1, which waits in another communicator for rank 2, which makes no call.
+/// The timeout must be long enough that the start order does not matter.
+pub fn rank_waiting_in_another_communicator_is_not_reported<C: Comm>(world: Vec<C>) {
+    let over = std::sync::Barrier::new(world.len());
+    let ends = on_all_ranks(world, |comm| {
+        let part = comm.split(Some(u32::from(comm.rank() > 0)), 0).unwrap().unwrap();
+        let end = match comm.rank() {
+            0 => comm.barrier(),
+            1 => part.barrier(),
+            _ => Ok(()),
+        };
+        // Keep all ranks alive while others wait.
+        over.wait();
+        end
+    });
+    // Rank 2 has rank 1 in the split communicator.
+    for (end, last) in ends.iter().zip([2, 1]) {
+        let Err(CommError::Timeout { missing, .. }) = end else { panic!("{end:?}") };
+        assert_eq!(missing.iter().map(|peer| peer.rank).collect::<Vec<_>>(), [last], "{end:?}");
+    }
+}

@@ -1,0 +1,114 @@
+//! Random call mismatches: no rank hangs, and all name the mismatching one.
+
+use std::time::{Duration, Instant};
+
+use regatta_comm::worker::Communicator;
+use regatta_comm::{Call, CallKind, Comm, CommError, Counts, DType, ReduceOp};
+
+use crate::seeded_rng::{SeededRng, cases};
+use crate::{configs, join_all};
+
+/// The action of a rank.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Action {
+    Call { kind: CallKind, dtype: DType, op: ReduceOp, root: u32, count: usize },
+    Sleep,
+    Close,
+}
+
+fn call(seeded: &mut SeededRng, ranks: u32) -> Action {
+    Action::Call {
+        kind: seeded.choose(&CallKind::ALL),
+        dtype: seeded.choose(&[DType::F32, DType::I64]),
+        op: seeded.choose(&[ReduceOp::Sum, ReduceOp::Max]),
+        root: seeded.below(ranks.into()) as u32,
+        count: seeded.choose(&[1, 2, 1000, 200_000]),
+    }
+}
+
+fn run(comm: &Communicator, act: Action) -> Result<(), CommError> {
+    let Action::Call { kind, dtype, op, root, count } = act else { return Ok(()) };
+    let (rank, ranks) = (comm.rank() as usize, comm.size() as usize);
+    let counts = Counts::Equal(count);
+    let mut call = Call { kind, dtype, op, root, tag: 0, counts, input: None, output: &mut [] };
+    let size = dtype.size();
+    let input = vec![0; call.lengths(rank, ranks).0 * size];
+    if !matches!(kind, CallKind::Broadcast | CallKind::Barrier) {
+        call.input = Some(&input);
+    }
+    let mut output = vec![0; call.lengths(rank, ranks).1 * size];
+    call.output = &mut output;
+    comm.run(call)
+}
+
+/// The signature of the action's call.
+fn signature(act: Action, ranks: u32) -> Option<String> {
+    let Action::Call { kind, dtype, op, root, count } = act else { return None };
+    let counts = Counts::Equal(count);
+    let call = Call { kind, dtype, op, root, tag: 0, counts, input: None, output: &mut [] };
+    Some(call.signature(ranks as usize).to_string())
+}
+
+/// Runs the action, then regular calls until one fails. A rank that closes has no error.
+fn until_error(comm: Communicator, act: Action) -> Option<CommError> {
+    let regular = Action::Call {
+        kind: CallKind::AllReduce,
+        dtype: DType::F32,
+        op: ReduceOp::Sum,
+        root: 0,
+        count: 10,
+    };
+    match act {
+        Action::Close => return None,
+        // Longer than the timeout.
+        Action::Sleep => std::thread::sleep(Duration::from_secs(2)),
+        Action::Call { .. } => {}
+    }
+    let first = run(&comm, act);
+    Some(first.and_then(|()| (0..50).try_for_each(|_| run(&comm, regular))).unwrap_err())
+}
+
+#[test]
+fn the_mismatching_rank_is_named_by_all() {
+    for seed in 0..cases(12) {
+        let mut seeded = SeededRng(seed + 1000);
+        let ranks = 2 + seeded.below(4) as u32;
+        let victim = seeded.below(ranks.into()) as u32;
+        let majority = call(&mut seeded, ranks);
+        let minority = match seeded.below(4) {
+            0 => Action::Sleep,
+            1 => Action::Close,
+            _ => call(&mut seeded, ranks),
+        };
+        if signature(majority, ranks) == signature(minority, ranks) {
+            continue;
+        }
+        let what =
+            format!("seed {seed}: rank {victim} of {ranks}: {minority:?}, others {majority:?}");
+        let start = Instant::now();
+        let mut all = configs(ranks);
+        all.iter_mut().for_each(|s| s.desync_after = Duration::from_millis(500));
+        let errors: Vec<Option<CommError>> = std::thread::scope(|scope| {
+            let rank = |comm: Communicator| {
+                let act = if comm.rank() == victim { minority } else { majority };
+                scope.spawn(move || until_error(comm, act))
+            };
+            let threads: Vec<_> = join_all(all).into_iter().map(rank).collect();
+            threads.into_iter().map(|t| t.join().unwrap()).collect()
+        });
+        assert!(start.elapsed() < Duration::from_secs(15), "{what}");
+        let others = errors.iter().enumerate().filter(|(rank, _)| *rank as u32 != victim);
+        for (rank, error) in others {
+            let error = error.as_ref().unwrap();
+            let named = match error {
+                CommError::CallMismatch { theirs_by, .. } => theirs_by.rank == victim,
+                CommError::Timeout { missing, .. } => {
+                    missing.iter().any(|peer| peer.rank == victim)
+                }
+                CommError::Aborted { by, .. } => by.rank == victim,
+                _ => false,
+            };
+            assert!(named, "{what}: rank {rank}: {error}");
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! A rank is killed or stopped during a collective: all other ranks report it as lost.
+
+use std::process::Child;
+use std::time::{Duration, Instant};
+
+use regatta_comm::CallKind;
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::rank_process::{RankScript, error_of, start};
+use crate::seeded_rng::{SeededRng, cases};
+
+#[test]
+fn a_rank_killed_in_any_collective_is_reported_by_all_others() {
+    for seed in 0..cases(12) {
+        let mut seeded = SeededRng(seed);
+        let ranks = 2 + seeded.below(4) as u32;
+        let script = RankScript {
+            kind: CallKind::ALL[(seed % 9) as usize],
+            count: seeded.choose(&[0, 1, 1000, 300_000, 2_000_000]),
+            victim: seeded.below(ranks.into()) as u32,
+            call: 1 + seeded.below(20),
+            after_us: seeded.below(3000),
+            lost_after_s: 20,
+            desync_after_s: 20,
+        };
+        let start_at = Instant::now();
+        let (children, _secret) = start(ranks, script, &format!("killed-{seed}"));
+        let errors: Vec<_> = children.into_iter().map(error_of).collect();
+        for (rank, error) in errors.iter().enumerate() {
+            if rank as u32 == script.victim {
+                assert_eq!(*error, None, "seed {seed}: {script:?}");
+                continue;
+            }
+            let error = error.as_deref().unwrap_or("no error");
+            let named = format!("rank {} on ", script.victim);
+            assert!(
+                error.contains(&named) && error.contains(" was lost "),
+                "seed {seed}: {script:?}: {error}"
+            );
+        }
+        assert!(start_at.elapsed() < Duration::from_secs(15), "seed {seed}: {script:?}");
+    }
+}
+
+/// Waits until a rank has completed some calls.
+fn wait_until_working(child: &mut Child) {
+    use std::io::Read;
+    let output = child.stdout.as_mut().unwrap();
+    let (mut text, mut byte) = (Vec::new(), [0]);
+    while !text.ends_with(b"called: 101") {
+        output.read_exact(&mut byte).unwrap();
+        text.push(byte[0]);
+    }
+}
+
+fn stopped_rank_is_lost(victim: u32) {
+    let script = RankScript {
+        kind: CallKind::AllReduce,
+        count: 1000,
+        victim: u32::MAX,
+        call: 0,
+        after_us: 0,
+        lost_after_s: 2,
+        desync_after_s: 60,
+    };
+    let (mut children, _secret) = start(3, script, &format!("stopped-{victim}"));
+    wait_until_working(&mut children[0]);
+    let id = Pid::from_child(&children[victim as usize]);
+    kill_process(id, Signal::STOP).unwrap();
+    let start_at = Instant::now();
+    let mut rest = Vec::new();
+    for (rank, child) in children.into_iter().enumerate() {
+        if rank as u32 == victim {
+            rest.push(child);
+            continue;
+        }
+        let error = error_of(child).unwrap();
+        assert!(error.contains(&format!("rank {victim} on ")), "{error}");
+        assert!(error.contains("the node or the network to it"), "{error}");
+        assert!(start_at.elapsed() < Duration::from_secs(10), "{error}");
+    }
+    for mut child in rest {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+}
+
+#[test]
+fn a_stopped_rank_is_lost() {
+    stopped_rank_is_lost(2);
+}
+
+#[test]
+fn a_stopped_rank_0_is_lost() {
+    stopped_rank_is_lost(0);
+}

@@ -1,0 +1,195 @@
+//! A rank as a separate process that can be killed: the test program re-executes itself.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use regatta_comm::bootstrap::{BootstrapConfig, join, listen};
+use regatta_comm::{Call, CallKind, Comm, CommError, Counts, DType, ReduceOp};
+use regatta_wire::secret::Secret;
+
+use crate::port_file;
+
+/// Set for a rank process: its script.
+const SCRIPT: &str = "REGATTA_TEST_ORDERS";
+
+/// The script of a rank: it repeats one collective until it fails or is killed.
+#[derive(Debug, Clone, Copy)]
+pub struct RankScript {
+    pub kind: CallKind,
+    pub count: usize,
+    /// The rank to kill, in which call, and after how many microseconds.
+    pub victim: u32,
+    pub call: u64,
+    pub after_us: u64,
+    pub lost_after_s: u64,
+    pub desync_after_s: u64,
+}
+
+impl RankScript {
+    fn write(self) -> String {
+        let kind = CallKind::ALL.iter().position(|k| *k == self.kind).unwrap();
+        format!(
+            "{kind} {} {} {} {} {} {}",
+            self.count,
+            self.victim,
+            self.call,
+            self.after_us,
+            self.lost_after_s,
+            self.desync_after_s
+        )
+    }
+
+    fn read(text: &str) -> Self {
+        let fields: Vec<u64> = text.split(' ').map(|n| n.parse().unwrap()).collect();
+        Self {
+            kind: CallKind::ALL[fields[0] as usize],
+            count: fields[1] as usize,
+            victim: fields[2] as u32,
+            call: fields[3],
+            after_us: fields[4],
+            lost_after_s: fields[5],
+            desync_after_s: fields[6],
+        }
+    }
+}
+
+/// The environment of a rank.
+pub fn environment(rank: u32, ranks: u32, master: &str, secret: &Path) -> Vec<(String, String)> {
+    let pairs = [
+        ("RANK", rank.to_string()),
+        ("WORLD_SIZE", ranks.to_string()),
+        ("MASTER_ADDR", master.to_owned()),
+        // Exchanged once rank 0 listens.
+        ("MASTER_PORT", "0".to_owned()),
+        ("REGATTA_SECRET_FILE", secret.display().to_string()),
+    ];
+    pairs.map(|(name, value)| (name.to_owned(), value)).to_vec()
+}
+
+/// A secret file, removed on drop.
+pub struct SecretFile(pub PathBuf);
+
+impl Drop for SecretFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+        let _ = std::fs::remove_file(port_file(&self.0));
+    }
+}
+
+/// The file with the port of rank 0.
+fn port_file(secret: &Path) -> PathBuf {
+    secret.with_extension("port")
+}
+
+/// Creates a file with a new secret.
+pub fn secret_file(folder: &Path, name: &str) -> SecretFile {
+    use std::os::unix::fs::OpenOptionsExt;
+    let path = folder.join(format!("{name}-{}", std::process::id()));
+    let _ = std::fs::remove_file(&path);
+    let mut options = std::fs::OpenOptions::new();
+    let mut file = options.create_new(true).write(true).mode(0o600).open(&path).unwrap();
+    file.write_all(Secret::generate().unwrap().to_hex().as_bytes()).unwrap();
+    SecretFile(path)
+}
+
+/// Configures a command to run this program as a rank.
+pub fn as_rank(command: &mut Command, script: RankScript, environment: &[(String, String)]) {
+    command.env(SCRIPT, script.write());
+    command.envs(environment.iter().map(|(name, value)| (name, value)));
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+}
+
+/// The arguments to run only [`rank_main`].
+pub const ARGUMENTS: [&str; 3] = ["--exact", "rank_process::rank_main", "--nocapture"];
+
+/// Starts ranks on this machine. Returns them and their secret file.
+pub fn start(ranks: u32, script: RankScript, name: &str) -> (Vec<Child>, SecretFile) {
+    let secret = secret_file(&std::env::temp_dir(), name);
+    let rank = |rank| {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(ARGUMENTS);
+        as_rank(&mut command, script, &environment(rank, ranks, "127.0.0.1", &secret.0));
+        command.spawn().unwrap()
+    };
+    ((0..ranks).map(rank).collect(), secret)
+}
+
+/// The error a rank ended with; none if it was killed.
+pub fn error_of(child: Child) -> Option<String> {
+    error_in(&child.wait_with_output().unwrap().stdout)
+}
+
+/// The error in a rank's output.
+pub fn error_in(output: &[u8]) -> Option<String> {
+    let text = String::from_utf8_lossy(output);
+    let at = text.find("error: ")?;
+    text[at + 7..].lines().next().map(str::to_owned)
+}
+
+/// The configuration of this rank, from its environment and the port of rank 0.
+pub fn own_config() -> BootstrapConfig {
+    let mut config = BootstrapConfig::from_env().unwrap();
+    let listener = (config.rank == 0).then(|| listen("0.0.0.0:0".parse().unwrap()).unwrap());
+    let secret = PathBuf::from(std::env::var("REGATTA_SECRET_FILE").unwrap());
+    let own = listener.as_ref().map(|listener| listener.local_addr().unwrap().port());
+    config.master_port = port_file::exchange_port(&port_file(&secret), own);
+    config.listener = listener;
+    config
+}
+
+/// The rank process: runs its script until a call fails, and prints the error and how long it took.
+#[test]
+fn rank_main() {
+    let Ok(script) = std::env::var(SCRIPT) else { return };
+    let script = RankScript::read(&script);
+    let mut config = own_config();
+    config.lost_after = Duration::from_secs(script.lost_after_s);
+    config.desync_after = Duration::from_secs(script.desync_after_s);
+    config.join_timeout = Duration::from_secs(30);
+    let comm = join(config).unwrap();
+    let mut call = 0;
+    let mut last = Instant::now();
+    let error = loop {
+        call += 1;
+        if comm.rank() == script.victim && call == script.call {
+            std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_micros(script.after_us));
+                let own = rustix::process::getpid();
+                rustix::process::kill_process(own, rustix::process::Signal::KILL).unwrap();
+            });
+        }
+        if let Err(error) = run_collective(&comm, script.kind, script.count) {
+            break error;
+        }
+        if call % 100 == 1 {
+            println!("\ncalled: {call}");
+        }
+        last = Instant::now();
+    };
+    println!("\nerror: {} ms: {error}", last.elapsed().as_millis());
+}
+
+/// Runs one collective of `count` elements per part.
+fn run_collective(comm: &dyn Comm, kind: CallKind, count: usize) -> Result<(), CommError> {
+    let (rank, ranks) = (comm.rank() as usize, comm.size() as usize);
+    let mut call = Call {
+        kind,
+        dtype: DType::F32,
+        op: ReduceOp::Sum,
+        root: 1,
+        tag: 0,
+        counts: Counts::Equal(count),
+        input: None,
+        output: &mut [],
+    };
+    let (input, output) = call.lengths(rank, ranks);
+    let (input, mut output) = (vec![0; input * 4], vec![0; output * 4]);
+    if !matches!(kind, CallKind::Broadcast | CallKind::Barrier) {
+        call.input = Some(&input);
+        output.resize(call.lengths(rank, ranks).1 * 4, 0);
+    }
+    call.output = &mut output;
+    comm.run(call)
+}
