@@ -163,7 +163,7 @@ fn dial(config: &BootstrapConfig, to: SocketAddr, until: Instant) -> Dial<'_> {
 
 fn timing(config: &BootstrapConfig) -> Timing {
     let beat = config.lost_after / 4;
-    Timing { handshake: HANDSHAKE_TIMEOUT, beat, lost_after: config.lost_after }
+    Timing { handshake: HANDSHAKE_TIMEOUT, heartbeat: beat, lost_after: config.lost_after }
 }
 
 /// The address of rank 0.

@@ -81,7 +81,7 @@ impl Document for AlgorithmTable {
     const KIND: &'static str = "algorithms";
     const VERSION: u32 = 1;
 
-    fn fault(&self) -> Option<String> {
+    fn inconsistency(&self) -> Option<String> {
         let wrong = self.rows.iter().position(|row| !row.algorithm.does(row.collective))?;
         let AlgorithmRow { collective, algorithm, .. } = &self.rows[wrong];
         Some(format!("row {wrong}: {algorithm} does not implement {}", collective.name()))

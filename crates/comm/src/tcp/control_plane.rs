@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use mio::{Events, Interest, Poll, Token, Waker};
 use regatta_wire::link::{Link, Role, Timing};
-use regatta_wire::secret::{Secret, random};
+use regatta_wire::secret::{Secret, random_bytes};
 use rustix::process::{Resource, getrlimit};
 
 use super::control_messages::{ToRoot, encode};
@@ -210,11 +210,11 @@ impl ControlPlane {
         loop {
             match self.listener.accept() {
                 Ok((stream, from)) => {
-                    let Ok(nonce) = random() else { continue };
+                    let Ok(nonce) = random_bytes() else { continue };
                     if self.conns.len() > max_unauthenticated() + self.authenticated() {
                         continue;
                     }
-                    let (role, now) = (Role::Listener, Instant::now());
+                    let (role, now) = (Role::Responder, Instant::now());
                     let link = Link::new(role, &self.secret, nonce, self.timing, now);
                     // A connection that cannot be polled is dropped; the peer retries.
                     let _ = self.add(stream, link, ConnPeer::Unauthenticated(from.ip()));

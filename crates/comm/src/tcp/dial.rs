@@ -4,8 +4,8 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use regatta_wire::link::{Link, Role, Step, Timing};
-use regatta_wire::secret::{Secret, random};
+use regatta_wire::link::{Link, Role, LinkEvent, Timing};
+use regatta_wire::secret::{Secret, random_bytes};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt;
@@ -52,10 +52,10 @@ impl Dial<'_> {
     pub fn open(&self) -> Result<AuthConn, DialError> {
         let unreachable = |error: std::io::Error| DialError::Unreachable(error.to_string());
         let stream = self.connect().map_err(unreachable)?;
-        let nonce = random().map_err(unreachable)?;
-        let link = Link::new(Role::Caller, self.secret, nonce, self.timing, Instant::now());
+        let nonce = random_bytes().map_err(unreachable)?;
+        let link = Link::new(Role::Initiator, self.secret, nonce, self.timing, Instant::now());
         let mut conn = AuthConn { stream, link };
-        let ready = |steps: &[Step]| steps.contains(&Step::Ready).then_some(());
+        let ready = |steps: &[LinkEvent]| steps.contains(&LinkEvent::Ready).then_some(());
         self.exchange(&mut conn, &mut [0; 4 << 10], true, ready)?;
         Ok(conn)
     }
@@ -116,7 +116,7 @@ impl Dial<'_> {
         conn: &mut AuthConn,
         buffer: &mut [u8],
         heartbeats: bool,
-        found: impl Fn(&[Step]) -> Option<T>,
+        found: impl Fn(&[LinkEvent]) -> Option<T>,
     ) -> Result<T, DialError> {
         let unreachable = |error: std::io::Error| DialError::Unreachable(error.to_string());
         let mut steps = Vec::new();
@@ -137,7 +137,7 @@ impl Dial<'_> {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     self.wait(&conn.stream, PollFlags::IN).map_err(unreachable)?;
                     if heartbeats {
-                        conn.link.beat(Instant::now());
+                        conn.link.heartbeat(Instant::now());
                     }
                 }
                 Err(error) => return Err(unreachable(error)),
@@ -163,10 +163,10 @@ impl Dial<'_> {
 }
 
 /// The first frame among the steps.
-fn first_frame(steps: &[Step]) -> Option<Vec<u8>> {
-    let frame = |step: &Step| match step {
-        Step::Frame(frame) => Some(frame.clone()),
-        Step::Ready => None,
+fn first_frame(steps: &[LinkEvent]) -> Option<Vec<u8>> {
+    let frame = |step: &LinkEvent| match step {
+        LinkEvent::Frame(frame) => Some(frame.clone()),
+        LinkEvent::Ready => None,
     };
     steps.iter().find_map(frame)
 }
@@ -174,7 +174,7 @@ fn first_frame(steps: &[Step]) -> Option<Vec<u8>> {
 fn write(conn: &mut AuthConn) -> std::io::Result<()> {
     while !conn.link.pending().is_empty() {
         match conn.stream.write(conn.link.pending()) {
-            Ok(count) => conn.link.sent(count),
+            Ok(count) => conn.link.advance(count),
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             // The rest is written in the next round.
             Err(error) if error.kind() == ErrorKind::WouldBlock => break,
@@ -206,11 +206,11 @@ mod tests {
     fn accept_slowly(listener: std::net::TcpListener, secret: Secret, timing: Timing) -> Vec<u8> {
         let (mut stream, _) = listener.accept().unwrap();
         let now = Instant::now();
-        let mut link = Link::new(Role::Listener, &secret, random().unwrap(), timing, now);
+        let mut link = Link::new(Role::Responder, &secret, random_bytes().unwrap(), timing, now);
         let (mut steps, mut buffer) = (Vec::new(), [0; 4096]);
         let flush = |link: &mut Link, stream: &mut TcpStream| {
             stream.write_all(link.pending()).unwrap();
-            link.sent(link.pending().len());
+            link.advance(link.pending().len());
         };
         while first_frame(&steps).is_none() {
             flush(&mut link, &mut stream);
@@ -231,7 +231,7 @@ mod tests {
         let to = listener.local_addr().unwrap();
         let (secret, limit) = (Secret::generate().unwrap(), Duration::from_secs(10));
         let beat = Duration::from_millis(20);
-        let timing = Timing { handshake: limit, beat, lost_after: limit };
+        let timing = Timing { handshake: limit, heartbeat: beat, lost_after: limit };
         let theirs = secret.clone();
         let other = std::thread::spawn(move || accept_slowly(listener, theirs, timing));
         let until = Instant::now() + limit;

@@ -29,11 +29,11 @@ pub fn inject(case: &ChaosCase, cluster: Option<&Cluster>, victim: &Child) {
     match (case.fault, cluster) {
         (Fault::Paused, _) => resume(victim, PAUSE),
         (Fault::Resumed, _) => resume(victim, STOP),
-        (Fault::NodeCut, Some(cluster)) => cluster.cut(&host).unwrap(),
+        (Fault::NodeCut, Some(cluster)) => cluster.disconnect(&host).unwrap(),
         (Fault::LinkCut { other }, Some(cluster)) => {
-            cluster.cut_between(&host, &format!("node{}", other + 1)).unwrap();
+            cluster.disconnect_pair(&host, &format!("node{}", other + 1)).unwrap();
         }
-        (Fault::SlowNode, Some(cluster)) => cluster.slow(&host, "8kbit").unwrap(),
+        (Fault::SlowNode, Some(cluster)) => cluster.throttle(&host, "8kbit").unwrap(),
         _ => {}
     }
 }
@@ -41,6 +41,6 @@ pub fn inject(case: &ChaosCase, cluster: Option<&Cluster>, victim: &Child) {
 /// Restores the network.
 pub fn repair(cluster: &Cluster) {
     for host in cluster.nodes() {
-        cluster.mend(host).unwrap();
+        cluster.heal(host).unwrap();
     }
 }

@@ -13,7 +13,7 @@ fn ranks_on_a_disconnected_node_are_lost() {
     let Some(cluster) = cluster_or_skip(&builder) else { return };
     for victim in [2, 0] {
         let named = format!("rank {victim} on {} was lost", cluster.nodes()[victim]);
-        let cut = || cluster.cut(&cluster.nodes()[victim]).unwrap();
+        let cut = || cluster.disconnect(&cluster.nodes()[victim]).unwrap();
         for (rank, outcome) in (0..).zip(outcomes(&cluster, &format!("cut-{victim}"), &cut)) {
             assert!(rank == victim || outcome.contains(&named), "rank {rank}: {outcome}");
         }
@@ -24,7 +24,7 @@ fn ranks_on_a_disconnected_node_are_lost() {
 fn a_cut_link_between_two_nodes_is_reported() {
     let builder = Cluster::builder().nodes(4).cpus(2).slurm(false);
     let Some(cluster) = cluster_or_skip(&builder) else { return };
-    let all = outcomes(&cluster, "between", &|| cluster.cut_between("node2", "node3").unwrap());
+    let all = outcomes(&cluster, "between", &|| cluster.disconnect_pair("node2", "node3").unwrap());
     // Both directions are cut. All ranks must report the same one.
     let links = [("rank 1 on node2", "rank 2 on node3"), ("rank 2 on node3", "rank 1 on node2")];
     let links = links.map(|(from, to)| format!("the link from {from} to {to} failed"));
@@ -36,7 +36,7 @@ fn a_cut_link_between_two_nodes_is_reported() {
 fn a_link_below_the_minimum_rate_is_reported() {
     let builder = Cluster::builder().nodes(4).cpus(2).slurm(false);
     let Some(cluster) = cluster_or_skip(&builder) else { return };
-    let all = outcomes(&cluster, "slow", &|| cluster.slow("node3", "8kbit").unwrap());
+    let all = outcomes(&cluster, "slow", &|| cluster.throttle("node3", "8kbit").unwrap());
     for (rank, outcome) in all.iter().enumerate() {
         assert!(rank == 2 || outcome.contains("rank 2 on node3"), "rank {rank}: {outcome}");
     }
@@ -69,6 +69,6 @@ fn outcomes(cluster: &Cluster, name: &str, inject: &dyn Fn()) -> Vec<String> {
     let errors: Vec<String> =
         children.into_iter().map(|child| error_of(child).unwrap_or_default()).collect();
     assert!(start.elapsed() < Duration::from_secs(15), "{errors:?}");
-    nodes.iter().for_each(|node| cluster.mend(node).unwrap());
+    nodes.iter().for_each(|node| cluster.heal(node).unwrap());
     errors
 }

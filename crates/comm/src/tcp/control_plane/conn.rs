@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::time::Instant;
 
 use mio::net::TcpStream;
-use regatta_wire::link::{Link, Step};
+use regatta_wire::link::{Link, LinkEvent};
 
 /// The remote end of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,8 +51,8 @@ impl Conn {
             }
         };
         frames.extend(steps.into_iter().filter_map(|step| match step {
-            Step::Frame(frame) => Some(frame),
-            Step::Ready => None,
+            LinkEvent::Frame(frame) => Some(frame),
+            LinkEvent::Ready => None,
         }));
         end
     }
@@ -61,7 +61,7 @@ impl Conn {
     pub fn write(&mut self) -> std::io::Result<()> {
         while !self.link.pending().is_empty() {
             match self.stream.write(self.link.pending()) {
-                Ok(count) => self.link.sent(count),
+                Ok(count) => self.link.advance(count),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
                 Err(error) => return Err(error),
