@@ -61,7 +61,7 @@ impl Cluster {
 
 /// One rank per node.
 fn launches(attempt: u32) -> Vec<(u32, NodeLaunch)> {
-    let binding = Binding::new(&Default::default(), &MemoryPolicy::System);
+    let binding = Binding::new(&Default::default(), &MemoryPolicy::Default);
     let launch = |rank: u32| NodeLaunch {
         attempt,
         command: vec!["true".into()],
@@ -87,7 +87,7 @@ fn hundreds_of_agents_join_run_two_attempts_and_exit() {
             while let Some(event) = coordinator.next(Duration::ZERO, false) {
                 match event {
                     JobEvent::Started { rank, .. } => started.push(rank),
-                    JobEvent::Exited(rank, ending) if ending.is_good() => exited.push(rank),
+                    JobEvent::Exited(rank, ending) if ending.is_success() => exited.push(rank),
                     JobEvent::Finished => return true,
                     other => panic!("unexpected event: {other:?}"),
                 }
