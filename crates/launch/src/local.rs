@@ -10,7 +10,7 @@ use regatta_model::result::RankExit;
 use crate::event_queue::{EventQueue, Notify};
 use crate::lines::MergedLine;
 use crate::proc_stat::{OomCounter, cpu_ticks, describe_state};
-use crate::process::{self, RankSpec, StartError};
+use crate::process::{self, RankSpec, SpawnedRank, StartError};
 use crate::run_folder::{LogFolder, RunFolderError};
 use crate::signals::is_termination_signal;
 use crate::stdio::{self, ControlEvent, Log, Output, StreamId};
@@ -124,16 +124,20 @@ impl LocalWorkers {
             None => Ok(Log::Forward),
         };
         let (stdout_log, stderr_log) = (log(false)?, log(true)?);
-        let mut child = spec.spawn()?;
+        let SpawnedRank { mut child, channel } = spec.spawn()?;
         let pid = child.id();
         let streams = (child.stdout.take(), child.stderr.take());
         self.running.insert(rank, child);
         if let (Some(out), Some(err)) = streams {
-            self.open_streams.insert(rank, 2);
+            self.open_streams.insert(rank, 2 + u32::from(channel.is_some()));
             let queue = || self.queue.clone();
             let id = |stderr| StreamId { rank, stderr };
             stdio::forward_stream(out, stdout_log, queue(), id(false))
                 .and_then(|()| stdio::forward_stream(err, stderr_log, queue(), id(true)))
+                .and_then(|()| match channel {
+                    Some(channel) => stdio::forward_frames(channel, queue(), rank),
+                    None => Ok(()),
+                })
                 .and_then(|()| stdio::watch_exit(pid, queue(), rank))
                 .map_err(LocalStartError::Thread)?;
         }
@@ -164,7 +168,7 @@ impl LocalWorkers {
             ControlEvent::StreamClosed(rank) => {
                 self.open_streams.entry(rank).and_modify(|n| *n = n.saturating_sub(1));
             }
-            ControlEvent::LogTruncated(warning) => {
+            ControlEvent::OutputLost(warning) => {
                 self.events.push_back(JobEvent::Warning(warning));
             }
         }
@@ -182,6 +186,9 @@ impl LocalWorkers {
             }
             Output::Bytes { rank, stderr, bytes } => {
                 self.events.push_back(JobEvent::Output { rank, stderr, bytes });
+            }
+            Output::Frame { rank, bytes } => {
+                self.events.push_back(JobEvent::Frame { rank, bytes });
             }
         }
     }

@@ -328,6 +328,11 @@ impl<C: Copy + Eq + Hash> AgentState<C> {
             JobEvent::Output { rank, stderr, bytes } => {
                 return self.send(Upstream::Output { rank, stderr, bytes }, out);
             }
+            JobEvent::Frame { rank, bytes } => {
+                self.on_progress(now, out);
+                let attempt = self.ranks.attempt.unwrap_or_default();
+                return self.send(Upstream::Frame { attempt, rank, bytes }, out);
+            }
             JobEvent::Progress => return self.on_progress(now, out),
             JobEvent::Warning(text) => return self.send(Upstream::Warning(text), out),
             JobEvent::Started { rank, pid } => RankEvent::Started { rank, pid },
@@ -409,8 +414,8 @@ impl<C: Copy + Eq + Hash> AgentState<C> {
         self.send(Upstream::RankEvent { node: self.registration.node, attempt, event }, out);
     }
 
-    /// Sends a message to the parent, or queues it until there is one. Output and progress are
-    /// dropped without a parent.
+    /// Sends a message to the parent, or queues it until there is one. Output, frames and progress
+    /// are dropped without a parent: the attempt has failed.
     fn send(&mut self, message: Upstream, out: &mut Outputs<C>) {
         match self.parent {
             ParentLink::Connected(conn) => {

@@ -197,6 +197,8 @@ impl<C: Copy + Eq + Hash> NodeTable<C> {
                 return out.extend(lines.into_iter().map(event));
             }
             Upstream::Output { rank, stderr, bytes } => JobEvent::Output { rank, stderr, bytes },
+            Upstream::Frame { attempt, .. } if attempt != self.attempt => return,
+            Upstream::Frame { rank, bytes, .. } => JobEvent::Frame { rank, bytes },
             Upstream::Progress => JobEvent::Progress,
             Upstream::Signal(signal) => JobEvent::Signal(signal),
             Upstream::Warning(text) => JobEvent::Warning(text),
