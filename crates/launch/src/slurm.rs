@@ -45,7 +45,8 @@ pub fn full_node_gres(scontrol: &str, hosts: &[String]) -> Gres {
         }
         None => Gres::Inherited,
         Some(_) => {
-            let gres = |host: &String| by_node.get(hostlist::short_hostname(host)).cloned().flatten();
+            let gres =
+                |host: &String| by_node.get(hostlist::short_hostname(host)).cloned().flatten();
             Gres::PerNode(hosts.iter().map(gres).collect())
         }
     }
