@@ -219,8 +219,11 @@ impl BaselineCheck {
     /// The check as a sentence, with both values and the ratio.
     pub fn message(&self, tolerance: Tolerance) -> String {
         let Self { operation, place, metric, expected, wrong, .. } = self;
-        let what =
-            format!("{operation} of {} ({} B), {place}", format_bytes(self.size_bytes), self.size_bytes);
+        let what = format!(
+            "{operation} of {} ({} B), {place}",
+            format_bytes(self.size_bytes),
+            self.size_bytes
+        );
         let unit = metric.unit();
         let Some(measured) = self.measured else {
             return format!("{what}: not measured (baseline: {expected:.2} {unit})");

@@ -22,7 +22,8 @@ fn talk() -> Vec<BenchResult> {
 
 /// The two-node runs: no plug-in, plug-in, plug-in with RDMA.
 fn on_two_nodes() -> Vec<BenchResult> {
-    let two = |run: &BenchResult| run.program == BenchProgram::RcclTests && run.shape.nodes == Some(2);
+    let two =
+        |run: &BenchResult| run.program == BenchProgram::RcclTests && run.shape.nodes == Some(2);
     talk().into_iter().filter(two).collect()
 }
 

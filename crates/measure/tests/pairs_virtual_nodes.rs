@@ -4,28 +4,29 @@
 
 use std::time::Duration;
 
-use regatta_comm::background::Background;
-use regatta_comm::join::{Settings, listen};
-use regatta_comm::{Comm, host};
+use regatta_comm::bootstrap::{BootstrapConfig, listen};
+use regatta_comm::worker::Communicator;
+use regatta_comm::{Comm, hierarchical};
 use regatta_measure::pairs::{BurstOptions, PairsOptions, measure};
 use regatta_model::bench::PairMatrices;
 use regatta_wire::secret::Secret;
 
 /// One rank per entry, on the given virtual node.
-fn world(nodes: &[&str]) -> Vec<Background> {
+fn world(nodes: &[&str]) -> Vec<Communicator> {
     let secret = Secret::generate().unwrap();
     let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
     let (port, size) = (listener.local_addr().unwrap().port(), nodes.len() as u32);
-    let rank = |(rank, node): (u32, &&str)| Settings {
+    let rank = |(rank, node): (u32, &&str)| BootstrapConfig {
         node: (*node).to_owned(),
         host: (*node).to_owned(),
-        join_within: Duration::from_secs(60),
-        ..Settings::new(rank, size, "127.0.0.1", port, secret.clone())
+        join_timeout: Duration::from_secs(60),
+        ..BootstrapConfig::new(rank, size, "127.0.0.1", port, secret.clone())
     };
-    let mut all: Vec<Settings> = (0..).zip(nodes).map(rank).collect();
+    let mut all: Vec<BootstrapConfig> = (0..).zip(nodes).map(rank).collect();
     all[0].listener = Some(listener);
     std::thread::scope(|scope| {
-        let threads: Vec<_> = all.into_iter().map(|s| scope.spawn(|| host::join(s))).collect();
+        let threads: Vec<_> =
+            all.into_iter().map(|s| scope.spawn(|| hierarchical::join(s))).collect();
         threads.into_iter().map(|t| t.join().unwrap().unwrap()).collect()
     })
 }

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use regatta_measure::read::read;
 use regatta_measure::write::{CSV_COLUMNS, csv, nccl_tests};
 use regatta_model::bench::{
-    BenchDevice, BenchParameters, BenchSummary, Operation, BenchProgram, SizeStep, TimeStats,
+    BenchDevice, BenchParameters, BenchProgram, BenchSummary, Operation, SizeStep, TimeStats,
 };
 use regatta_model::document::{from_json, to_json};
 use regatta_model::{BenchResult, BenchRow, BenchTable, Measurement};
@@ -89,8 +89,14 @@ fn measurement(value: ValueStrategy, all_columns: bool) -> impl Strategy<Value =
     let iterations = if all_columns { of(any::<u64>()).boxed() } else { Just(None).boxed() };
     (value(999_999), value(99_999), value(99_999), of(0u64..999_999), spread, rest(), iterations)
         .prop_map(|(time_us, algbw, busbw, wrong, spread, error, iterations)| {
-            let values =
-                Measurement { time_us, algbw, busbw, wrong, call_stats: spread, ..Measurement::default() };
+            let values = Measurement {
+                time_us,
+                algbw,
+                busbw,
+                wrong,
+                call_stats: spread,
+                ..Measurement::default()
+            };
             Measurement { error, iterations, ..values }
         })
 }

@@ -4,7 +4,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use regatta_wire::link::{Link, Role, LinkEvent, Timing};
+use regatta_wire::link::{Link, LinkEvent, Role, Timing};
 use regatta_wire::secret::{Secret, random_bytes};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;

@@ -3,7 +3,7 @@
 //! Slow pairs are measured again at the end: a CPU that was briefly busy is not a slow link.
 
 use regatta_comm::{Collectives, Comm, CommError};
-use regatta_model::bench::{PairMatrix, PairEndpoint, PairMatrices};
+use regatta_model::bench::{PairEndpoint, PairMatrices, PairMatrix};
 
 use super::burst::BurstOptions;
 use super::diagnose::{Thresholds, suspects};
@@ -196,11 +196,11 @@ fn result(endpoints: &[PairEndpoint], options: &PairsOptions, rows: &[&[f64]]) -
 #[cfg(test)]
 mod tests {
     use super::*;
-    use regatta_comm::background::Background;
+    use regatta_comm::worker::Communicator;
 
     /// The matrices measured by `ranks` in-process ranks.
     fn measured(ranks: u32, options: &PairsOptions) -> PairMatrices {
-        let world = regatta_comm::fake::world(ranks);
+        let world = regatta_comm::in_process::world(ranks);
         std::thread::scope(|scope| {
             let rank = |comm| {
                 scope.spawn(move || {
@@ -248,9 +248,9 @@ mod tests {
 
     #[test]
     fn different_options_are_reported() {
-        let world = regatta_comm::fake::world(2);
+        let world = regatta_comm::in_process::world(2);
         let errors: Vec<String> = std::thread::scope(|scope| {
-            let rank = |(comm, bytes): (Background, u64)| {
+            let rank = |(comm, bytes): (Communicator, u64)| {
                 scope.spawn(move || {
                     let burst = BurstOptions { bytes, ..BurstOptions::default() };
                     let options = PairsOptions { burst, ..PairsOptions::default() };

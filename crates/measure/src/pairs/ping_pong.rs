@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use regatta_comm::{Call, Collectives, Comm, CommError, Counts, DType, Kind, ReduceOp};
+use regatta_comm::{Call, CallKind, Collectives, Comm, CommError, Counts, DType, ReduceOp};
 
 use super::burst::{self, Burst, BurstOptions, SentBurst};
 
@@ -94,7 +94,7 @@ impl<'a> PairWorker<'a> {
         while let Some(burst) = self.options.next_burst(&sent, start.elapsed()) {
             self.comm.send(&[burst.bytes as i64, i64::from(burst.window)], peer, 0)?;
             let start_of_burst = Instant::now();
-            self.burst(Kind::Send, burst, peer)?;
+            self.burst(CallKind::Send, burst, peer)?;
             self.comm.receive(&mut [0u8], peer, 0)?;
             let elapsed = start_of_burst.elapsed();
             let took = elapsed.saturating_sub(back).max(elapsed / 2);
@@ -113,7 +113,7 @@ impl<'a> PairWorker<'a> {
                 [_, 0] => return Ok(()),
                 [bytes, window] => self.checked_burst(bytes, window, peer)?,
             };
-            self.burst(Kind::Receive, burst, peer)?;
+            self.burst(CallKind::Receive, burst, peer)?;
             self.comm.send(&[0u8], peer, 0)?;
         }
     }
@@ -136,7 +136,7 @@ impl<'a> PairWorker<'a> {
     }
 
     /// Posts all messages of a burst as one group.
-    fn burst(&mut self, kind: Kind, burst: Burst, peer: u32) -> Result<(), CommError> {
+    fn burst(&mut self, kind: CallKind, burst: Burst, peer: u32) -> Result<(), CommError> {
         let bytes = burst.bytes as usize;
         let total = bytes * burst.window as usize;
         if self.memory.len() < total {
@@ -148,10 +148,10 @@ impl<'a> PairWorker<'a> {
     }
 }
 
-fn message(kind: Kind, buffer: &mut [u8], peer: u32, tag: u32) -> Call<'_> {
+fn message(kind: CallKind, buffer: &mut [u8], peer: u32, tag: u32) -> Call<'_> {
     let (dtype, op, counts) = (DType::U8, ReduceOp::Sum, Counts::Equal(buffer.len()));
     let (input, output): (Option<&[u8]>, &mut [u8]) = match kind {
-        Kind::Send => (Some(buffer), &mut []),
+        CallKind::Send => (Some(buffer), &mut []),
         _ => (None, buffer),
     };
     Call { kind, dtype, op, root: peer, tag, counts, input, output }

@@ -5,7 +5,8 @@ use regatta_model::bench::PairEndpoint;
 /// The ranks to measure, given the hosts of all ranks: with several nodes the first of each unless
 /// `all_ranks`, else all.
 pub fn select_ranks(hosts: &[String], all_ranks: bool) -> Vec<PairEndpoint> {
-    let end = |(rank, host): (usize, &String)| PairEndpoint { rank: rank as u32, host: host.clone() };
+    let end =
+        |(rank, host): (usize, &String)| PairEndpoint { rank: rank as u32, host: host.clone() };
     let all: Vec<PairEndpoint> = hosts.iter().enumerate().map(end).collect();
     if all_ranks || hosts.windows(2).all(|two| two[0] == two[1]) {
         return all;

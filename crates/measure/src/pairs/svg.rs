@@ -1,6 +1,6 @@
 //! The matrices as a self-contained SVG heat map, for light and dark mode.
 
-use regatta_model::bench::{PairMatrix, PairMatrices};
+use regatta_model::bench::{PairMatrices, PairMatrix};
 
 use super::diagnose::messages::short;
 use super::text::{ColorScale, in_unit, names};

@@ -1,6 +1,6 @@
 //! The matrices as a text heat map: values where they fit, else one glyph per cell.
 
-use regatta_model::bench::{PairMatrix, PairEndpoint, PairMatrices};
+use regatta_model::bench::{PairEndpoint, PairMatrices, PairMatrix};
 
 use super::diagnose::messages::short;
 

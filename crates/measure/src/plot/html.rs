@@ -66,8 +66,9 @@ fn comparisons_of(results: &[BenchResult], operation: &Operation) -> Vec<Compari
 fn run_list(results: &[BenchResult]) -> String {
     let mut text = String::from("<ul>\n");
     for result in results {
-        let count =
-            |n: Option<u32>, noun: &str| n.map(|n| regatta_model::units::pluralize(n as usize, noun));
+        let count = |n: Option<u32>, noun: &str| {
+            n.map(|n| regatta_model::units::pluralize(n as usize, noun))
+        };
         let backend = result.backend.clone();
         let shape = [count(result.shape.ranks, "rank"), count(result.shape.nodes, "node"), backend];
         let mut details = vec![result.program.name().to_owned()];

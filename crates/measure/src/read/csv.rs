@@ -135,7 +135,12 @@ impl<'a> CsvRecord<'a> {
         let at = known.unwrap_or(results.len());
         if known.is_none() {
             let mut result = BenchResult { label, complete: true, ..BenchResult::default() };
-            let programs = [BenchProgram::Regatta, BenchProgram::NcclTests, BenchProgram::RcclTests, BenchProgram::Osu];
+            let programs = [
+                BenchProgram::Regatta,
+                BenchProgram::NcclTests,
+                BenchProgram::RcclTests,
+                BenchProgram::Osu,
+            ];
             let program = self.cells.get("program");
             let program = programs.into_iter().find(|p| Some(&p.name()) == program);
             result.program = program.unwrap_or_default();

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use regatta_model::bench::{BenchDevice, BenchParameters, BenchSummary, BenchProgram, SizeStep, TimeStats};
+use regatta_model::bench::{
+    BenchDevice, BenchParameters, BenchProgram, BenchSummary, SizeStep, TimeStats,
+};
 use regatta_model::document::{Document, from_json};
 use regatta_model::{BenchResult, BenchRow, BenchTable, DocumentError, Measurement};
 use serde::Deserialize;

@@ -1,6 +1,6 @@
 //! Output of nccl-tests and rccl-tests, in all versions, also as tables on slides.
 
-use regatta_model::bench::{BenchShape, BenchProgram};
+use regatta_model::bench::{BenchProgram, BenchShape};
 use regatta_model::{BenchResult, BenchTable, Operation};
 
 use super::columns::{ColumnLayout, ColumnMismatch, ParsedRow};

@@ -1,6 +1,6 @@
 //! Output of the OSU micro-benchmarks: point-to-point, collective and one-sided.
 
-use regatta_model::bench::{BenchShape, BenchProgram};
+use regatta_model::bench::{BenchProgram, BenchShape};
 use regatta_model::{BenchResult, BenchRow, BenchTable, Measurement, Operation};
 
 use super::ReadError;

@@ -65,7 +65,8 @@ impl<'a> TabularBlock<'a> {
         let owned = |cells: Vec<&str>| cells.into_iter().map(str::to_owned).collect();
         let rows = self.lines.iter().map(|line| owned(cells(line.text, self.by_tabs))).collect();
         let sheet = RawTable { title: title.clone(), rows };
-        let result = BenchResult { label: title, raw_tables: vec![sheet], ..BenchResult::default() };
+        let result =
+            BenchResult { label: title, raw_tables: vec![sheet], ..BenchResult::default() };
         vec![BenchResult { complete: true, ..result }]
     }
 

@@ -52,7 +52,7 @@ pub fn to_rooflines(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use regatta_comm::fake;
+    use regatta_comm::in_process;
 
     fn rows(rank: u32) -> Vec<RooflineRow> {
         let row = |at: u32| RooflineRow {
@@ -67,7 +67,7 @@ mod tests {
 
     #[test]
     fn rank_0_receives_all_rows_unchanged() {
-        let ranks: Vec<_> = fake::world(4)
+        let ranks: Vec<_> = in_process::world(4)
             .into_iter()
             .map(|comm| std::thread::spawn(move || gather(&comm, &rows(comm.rank())).unwrap()))
             .collect();

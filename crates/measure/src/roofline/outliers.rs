@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use regatta_model::{RankRoofline, RooflineKind, RateUnit};
+use regatta_model::{RankRoofline, RateUnit, RooflineKind};
 
 use super::RooflineRow;
 

@@ -3,7 +3,12 @@ use proptest::prelude::*;
 use super::*;
 
 fn row(what: &str, device: &str, median: f64) -> RooflineRow {
-    RooflineRow { case: what.to_owned(), device: device.to_owned(), median, ..RooflineRow::default() }
+    RooflineRow {
+        case: what.to_owned(),
+        device: device.to_owned(),
+        median,
+        ..RooflineRow::default()
+    }
 }
 
 /// Two ranks per node, one row each.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use regatta_model::{RankRoofline, RooflineKind, CpuSet};
+use regatta_model::{CpuSet, RankRoofline, RooflineKind};
 
 use super::outliers::{MetricKey, Outliers};
 use crate::text_table;
@@ -102,7 +102,7 @@ fn align(header: &[&str], rows: impl Iterator<Item = Vec<String>>, left: &[usize
 mod tests {
     use super::super::outliers::{DEFAULT_TOLERANCE, find};
     use super::*;
-    use regatta_model::{RooflineRow, RateUnit};
+    use regatta_model::{RateUnit, RooflineRow};
 
     fn ceilings() -> Vec<RankRoofline> {
         let rates = [(0, 1234.5), (1, 1230.0), (12, 600.0)];

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use regatta_model::{RooflineKind, RooflineRow, RateUnit};
+use regatta_model::{RateUnit, RooflineKind, RooflineRow};
 
 /// Minimum repetitions of long calls: a median of fewer is meaningless.
 const MIN_REPETITIONS: u32 = 3;

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use regatta_comm::{
-    Buffer, Call, Comm, CommError, Counts, DType, Kind, OwnedCall, ReduceOp, Space,
+    Buffer, Call, CallKind, Comm, CommError, Counts, DType, MemorySpace, OwnedCall, ReduceOp,
 };
 use regatta_model::Operation;
 
@@ -34,16 +34,16 @@ pub struct CallSpec {
 }
 
 /// The collective of an operation; `None` for point-to-point operations.
-pub fn kind(operation: &Operation) -> Option<Kind> {
+pub fn kind(operation: &Operation) -> Option<CallKind> {
     Some(match operation {
-        Operation::AllReduce => Kind::AllReduce,
-        Operation::AllGather => Kind::AllGather,
-        Operation::ReduceScatter => Kind::ReduceScatter,
-        Operation::Broadcast => Kind::Broadcast,
-        Operation::Reduce => Kind::Reduce,
-        Operation::AllToAll => Kind::AllToAll,
-        Operation::Gather => Kind::Gather,
-        Operation::Scatter => Kind::Scatter,
+        Operation::AllReduce => CallKind::AllReduce,
+        Operation::AllGather => CallKind::AllGather,
+        Operation::ReduceScatter => CallKind::ReduceScatter,
+        Operation::Broadcast => CallKind::Broadcast,
+        Operation::Reduce => CallKind::Reduce,
+        Operation::AllToAll => CallKind::AllToAll,
+        Operation::Gather => CallKind::Gather,
+        Operation::Scatter => CallKind::Scatter,
         _ => return None,
     })
 }
@@ -85,11 +85,11 @@ impl<'c> CollectiveCase<'c> {
     pub fn run(&mut self, times: u32) -> Result<(), CommError> {
         let comm = self.comm;
         match self.calls.as_mut_slice() {
-            [call] if call.output.space() == Space::Host => {
+            [call] if call.output.space() == MemorySpace::Host => {
                 (0..times).try_for_each(|_| comm.run(call.as_call()))
             }
             [call] => comm.run_owned(call, times),
-            messages => comm.run_messages(messages, times),
+            messages => comm.run_p2p(messages, times),
         }
     }
 
@@ -112,10 +112,10 @@ impl<'c> CollectiveCase<'c> {
         let Some(call) = self.calls.last() else { return Ok(0) };
         let mut fetched = Vec::new();
         let received = match call.output.space() {
-            Space::Host => call.output.bytes(),
-            Space::Device(_) => {
+            MemorySpace::Host => call.output.bytes(),
+            MemorySpace::Device(_) => {
                 fetched.resize(call.output.len(), 0u8);
-                call.output.fetch(&mut fetched)?;
+                call.output.copy_to_host(&mut fetched)?;
                 &fetched
             }
         };
@@ -183,16 +183,16 @@ const UNSENT: u8 = 0xa5;
 /// copy.
 fn rewrite(buffer: &mut Buffer, fill: impl FnOnce(&mut [u8])) -> Result<(), CommError> {
     match buffer.space() {
-        Space::Host => {
+        MemorySpace::Host => {
             let bytes = buffer.bytes_mut();
             bytes.fill(UNSENT);
             fill(bytes);
             Ok(())
         }
-        Space::Device(_) => {
+        MemorySpace::Device(_) => {
             let mut bytes = vec![UNSENT; buffer.len()];
             fill(&mut bytes);
-            buffer.put(&bytes)
+            buffer.copy_from_host(&bytes)
         }
     }
 }
@@ -202,19 +202,19 @@ fn previous_rank(rank: u32, ranks: u32) -> u32 {
 }
 
 fn pattern(comm: &dyn Comm, spec: &CallSpec) -> Pattern {
-    let reduces = kind(&spec.operation).is_some_and(Kind::reduces);
+    let reduces = kind(&spec.operation).is_some_and(CallKind::reduces);
     Pattern { dtype: spec.dtype, op: reduces.then_some(spec.op), ranks: comm.size() }
 }
 
 fn collective(
     comm: &dyn Comm,
     spec: &CallSpec,
-    kind: Kind,
+    kind: CallKind,
     buffer: &dyn Fn(usize) -> Result<Buffer, CommError>,
 ) -> Result<OwnedCall, CommError> {
     let counts = Counts::Equal(spec.count);
     // A broadcast has a single buffer in either mode.
-    let one_buffer = spec.in_place || kind == Kind::Broadcast;
+    let one_buffer = spec.in_place || kind == CallKind::Broadcast;
     let call = Call {
         kind,
         dtype: spec.dtype,
@@ -245,7 +245,7 @@ fn send_recv(
         Ok(OwnedCall { root: other, ..call })
     };
     Ok([
-        message(Kind::Send, (rank + 1) % ranks)?,
-        message(Kind::Receive, previous_rank(rank, ranks))?,
+        message(CallKind::Send, (rank + 1) % ranks)?,
+        message(CallKind::Receive, previous_rank(rank, ranks))?,
     ])
 }

@@ -1,6 +1,6 @@
 //! Events of a run, consumed by a terminal, a file or the parent process.
 
-use regatta_model::bench::{RankRoofline, PairMatrices};
+use regatta_model::bench::{PairMatrices, RankRoofline};
 use regatta_model::{BenchResult, BenchRow, BenchTable};
 use serde::{Deserialize, Serialize};
 

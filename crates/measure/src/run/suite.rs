@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use regatta_comm::{Comm, CommError, DType, Kind, ReduceOp};
+use regatta_comm::{CallKind, Comm, CommError, DType, ReduceOp};
 use regatta_model::{BenchRow, BenchTable, Measurement, Operation};
 
 use super::case::{CallSpec, CollectiveCase, MemoryKind, kind};
@@ -83,7 +83,7 @@ impl RunConfig {
     fn table_specs(&self) -> Vec<TableSpec> {
         let mut table_specs = Vec::new();
         for operation in &self.operations {
-            let reduces = kind(operation).is_some_and(Kind::reduces);
+            let reduces = kind(operation).is_some_and(CallKind::reduces);
             let ops = if reduces { self.ops.as_slice() } else { &[ReduceOp::Sum] };
             for &dtype in &self.dtypes {
                 let spec = |&op| TableSpec { operation: operation.clone(), dtype, op };
@@ -129,8 +129,8 @@ pub fn run(
 /// An empty table.
 fn table(config: &RunConfig, spec: &TableSpec) -> BenchTable {
     let kind = kind(&spec.operation);
-    let reduces = kind.is_some_and(Kind::reduces);
-    let rooted = kind.is_some_and(Kind::has_root);
+    let reduces = kind.is_some_and(CallKind::reduces);
+    let rooted = kind.is_some_and(CallKind::has_root);
     BenchTable {
         operation: spec.operation.clone(),
         dtype: Some(nccl_names::dtype_name(spec.dtype).to_owned()),
@@ -166,7 +166,7 @@ fn row(
         let mut case = CollectiveCase::new(comm, call, config.memory)?;
         let queued = config.memory == MemoryKind::Device;
         let timed = measure(comm, &mut case, &config.iterations, queued)?;
-        let rooted = kind(&spec.operation).is_some_and(Kind::has_root);
+        let rooted = kind(&spec.operation).is_some_and(CallKind::has_root);
         let default = if rooted && !queued { RankAverage::Max } else { RankAverage::Avg };
         let average = config.average.unwrap_or(default);
         let measured = timed.reduce_over_ranks(comm, &spec.operation, size_bytes, average)?;
@@ -185,7 +185,7 @@ fn row(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use regatta_comm::fake;
+    use regatta_comm::in_process;
 
     fn config(operations: &[Operation]) -> RunConfig {
         RunConfig {
@@ -207,13 +207,13 @@ mod tests {
 
     /// Events of rank 0.
     fn events_of(ranks: u32, config: &RunConfig) -> Vec<BenchEvent> {
-        let run = |comm: regatta_comm::background::Background| {
+        let run = |comm: regatta_comm::worker::Communicator| {
             let mut events = Vec::new();
             run(&comm, config, &mut |event| events.push(event)).unwrap();
             events
         };
         std::thread::scope(|scope| {
-            let world = fake::world(ranks);
+            let world = in_process::world(ranks);
             let threads: Vec<_> = world.into_iter().map(|c| scope.spawn(|| run(c))).collect();
             let mut all: Vec<_> = threads.into_iter().map(|t| t.join().unwrap()).collect();
             all.swap_remove(0)

@@ -1,6 +1,6 @@
 //! Groups ranks for the diagnosis: by node, or one by one.
 
-use regatta_model::bench::{PairMatrix, PairEndpoint};
+use regatta_model::bench::{PairEndpoint, PairMatrix};
 
 use super::faults::upper_median;
 use super::{LinkScope, Location};

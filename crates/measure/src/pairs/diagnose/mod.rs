@@ -14,7 +14,7 @@ pub use finding::{FaultSubject, LinkDirection, LinkScope, Location, Observed, Pa
 
 use faults::Faults;
 use grouping::Grouping;
-use regatta_model::bench::{PairMatrix, PairEndpoint, PairMatrices};
+use regatta_model::bench::{PairEndpoint, PairMatrices, PairMatrix};
 
 /// More slow links than this, and than half the endpoints, reflect the topology.
 const MAX_SINGLE_LINKS: usize = 3;
@@ -67,7 +67,8 @@ pub fn suspects(pairs: &PairMatrices, thresholds: &Thresholds) -> Vec<(usize, us
             (speeds(&pairs.latency_us), 1.0 / thresholds.latency),
         ];
         for (matrix, bound) in kinds {
-            let cells = faults::cells_below(&grouping::within(&pairs.endpoints, &matrix, scope), bound);
+            let cells =
+                faults::cells_below(&grouping::within(&pairs.endpoints, &matrix, scope), bound);
             found.extend(cells.into_iter().map(|(i, j)| (i.min(j), i.max(j))));
         }
     }
@@ -81,7 +82,12 @@ fn speeds(latency_us: &PairMatrix) -> PairMatrix {
 }
 
 /// Findings of one matrix of speeds in one scope, reported as bandwidths.
-fn slow(ends: &[PairEndpoint], matrix: &PairMatrix, scope: LinkScope, bound: f64) -> Vec<PairFinding> {
+fn slow(
+    ends: &[PairEndpoint],
+    matrix: &PairMatrix,
+    scope: LinkScope,
+    bound: f64,
+) -> Vec<PairFinding> {
     let measured = grouping::within(ends, matrix, scope);
     let mut left = measured.clone();
     let mut findings = Vec::new();

@@ -17,7 +17,8 @@ impl Noise {
 fn healthy(nodes: usize, per_node: usize, seed: u64) -> PairMatrices {
     let n = nodes * per_node;
     let host = |at: usize| format!("n{}", at / per_node);
-    let ends: Vec<PairEndpoint> = (0..n).map(|at| PairEndpoint { rank: at as u32, host: host(at) }).collect();
+    let ends: Vec<PairEndpoint> =
+        (0..n).map(|at| PairEndpoint { rank: at as u32, host: host(at) }).collect();
     let mut noise = Noise(seed);
     let mut matrix = |between: f64, inside: f64| -> PairMatrix {
         let mut cell = |i: usize, j: usize| {
@@ -30,7 +31,14 @@ fn healthy(nodes: usize, per_node: usize, seed: u64) -> PairMatrices {
     let (latency, median) = (matrix(3.0, 0.4), matrix(3.3, 0.5));
     let both_ways = |i: usize| (0..n).map(|j| latency[i.min(j)][i.max(j)]).collect();
     let latency_us = (0..n).map(both_ways).collect();
-    PairMatrices { endpoints: ends, bytes: 1, bandwidth, latency_us, latency_median_us: median, ..PairMatrices::default() }
+    PairMatrices {
+        endpoints: ends,
+        bytes: 1,
+        bandwidth,
+        latency_us,
+        latency_median_us: median,
+        ..PairMatrices::default()
+    }
 }
 
 /// Scales the bandwidth of a rank's sends and receives.

@@ -4,7 +4,7 @@ use std::hint::black_box;
 
 use super::super::threads::{ThreadKernel, time_threads};
 use super::super::{Cases, RooflineError, threads_text};
-use super::{COUNTED_ONCE, RooflineRow, CopySettings, case_name, row};
+use super::{COUNTED_ONCE, CopySettings, RooflineRow, case_name, row};
 
 /// Copy and triad.
 pub(super) const CASES: usize = 2;

@@ -9,11 +9,11 @@ mod host;
 
 use std::sync::atomic::AtomicBool;
 
-use regatta_model::{RooflineKind, RateUnit, units};
+use regatta_model::{RateUnit, RooflineKind, units};
 
 use super::timing::Samples;
 use super::{
-    CaseProgress, Cases, RooflineRow, GpuChoice, RooflineError, TimingOptions, rank_threads,
+    CaseProgress, Cases, GpuChoice, RooflineError, RooflineRow, TimingOptions, rank_threads,
     thread_counts,
 };
 

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::super::{Cases, RooflineRow, RooflineError};
+use super::super::{Cases, RooflineError, RooflineRow};
 use super::scratch::{ScratchDir, io_error};
 use super::{DiskSettings, Samples};
 
@@ -39,7 +39,8 @@ pub(super) fn measure(cases: &mut Cases<'_>, settings: &DiskSettings) -> Result<
             let timed = Samples::new(1, times.iter().map(|round| round[at]).collect());
             let notes = vec![format!("{files} empty files in one directory")];
             Ok::<_, RooflineError>(
-                timed.map(|timed| RooflineRow { notes, ..settings.files_row(&timed, what, *files) }),
+                timed
+                    .map(|timed| RooflineRow { notes, ..settings.files_row(&timed, what, *files) }),
             )
         })?;
     }

@@ -14,10 +14,10 @@ use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use regatta_model::{RooflineKind, RateUnit, units};
+use regatta_model::{RateUnit, RooflineKind, units};
 
 use super::timing::Samples;
-use super::{CaseProgress, Cases, RooflineRow, RooflineError};
+use super::{CaseProgress, Cases, RooflineError, RooflineRow};
 
 /// What to measure.
 #[derive(Debug, Clone, PartialEq, Eq)]

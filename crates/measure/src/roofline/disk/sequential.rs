@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use regatta_model::units;
 
-use super::super::{Cases, RooflineRow, RooflineError};
+use super::super::{Cases, RooflineError, RooflineRow};
 use super::page_cache;
 use super::scratch::{ScratchFile, io_error};
 use super::{DiskSettings, Samples};

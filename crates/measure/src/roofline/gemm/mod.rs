@@ -8,11 +8,11 @@ mod gpu;
 
 use std::sync::atomic::AtomicBool;
 
-use regatta_model::{RooflineKind, RateUnit};
+use regatta_model::{RateUnit, RooflineKind};
 
 use super::timing::Samples;
 use super::{
-    CaseProgress, Cases, RooflineRow, GpuChoice, RooflineError, TimingOptions, rank_threads,
+    CaseProgress, Cases, GpuChoice, RooflineError, RooflineRow, TimingOptions, rank_threads,
     thread_counts,
 };
 
