@@ -2,11 +2,12 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use anstyle::{AnsiColor, Style};
 use clap::builder::Styles;
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use regatta_launch::starter::Starter;
+use regatta_launch::agent_launcher::command::AgentLauncher;
 use regatta_model::CpuSet;
 use regatta_place::binding::Launcher;
 
@@ -76,6 +77,9 @@ pub enum Command {
     /// Run this node's ranks on behalf of `regatta launch`, which starts it
     #[command(hide = true)]
     Agent(AgentArgs),
+    /// Run as a rank of `regatta bench`, which starts it
+    #[command(hide = true)]
+    RankWorker,
     /// Print a shell completion script
     Completions(CompletionArgs),
     /// Print the manual page of regatta or of one of its commands
@@ -251,6 +255,9 @@ pub struct LaunchArgs {
     /// Command of every rank, executed without a shell
     #[arg(last = true, required = true, value_name = "COMMAND", help_heading = "Launch")]
     pub command: Vec<OsString>,
+    /// Input of the ranks' channels, for commands that launch their own ranks
+    #[arg(skip)]
+    pub rank_input: Option<Arc<[u8]>>,
 }
 
 impl LaunchArgs {
@@ -289,15 +296,15 @@ pub enum AgentLauncherName {
     Ssh,
 }
 
-impl From<AgentLauncherName> for Starter {
+impl From<AgentLauncherName> for AgentLauncher {
     fn from(name: AgentLauncherName) -> Self {
         match name {
-            AgentLauncherName::Srun => Starter::Srun,
-            AgentLauncherName::Pals => Starter::Pals,
-            AgentLauncherName::Hydra => Starter::Hydra,
-            AgentLauncherName::Openmpi => Starter::OpenMpi,
-            AgentLauncherName::Flux => Starter::Flux,
-            AgentLauncherName::Ssh => Starter::Ssh,
+            AgentLauncherName::Srun => AgentLauncher::Srun,
+            AgentLauncherName::Pals => AgentLauncher::Pals,
+            AgentLauncherName::Hydra => AgentLauncher::Hydra,
+            AgentLauncherName::Openmpi => AgentLauncher::OpenMpi,
+            AgentLauncherName::Flux => AgentLauncher::Flux,
+            AgentLauncherName::Ssh => AgentLauncher::Ssh,
         }
     }
 }

@@ -3,10 +3,12 @@
 //! the frames that the rank sends.
 
 mod frame;
+mod json;
 mod launcher_end;
 mod rank_end;
 
 pub use frame::{FrameDecoder, FrameError, MAX_FRAME_LEN};
+pub use json::Json;
 pub(crate) use launcher_end::RankChannel;
 pub use rank_end::RankEnd;
 

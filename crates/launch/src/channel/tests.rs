@@ -63,6 +63,20 @@ proptest! {
 }
 
 #[test]
+fn documents_in_frames_keep_omitted_fields() {
+    #[derive(Debug, PartialEq, Serialize, serde::Deserialize)]
+    struct Document {
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        first: Option<u32>,
+        second: String,
+    }
+    let document = || Document { first: None, second: "x".to_owned() };
+    let bytes = encode(&(Json(document()), 7u8)).unwrap();
+    assert_eq!(decode::<(Json<Document>, u8)>(&bytes).unwrap(), (Json(document()), 7));
+    assert!(decode::<Json<Document>>(&encode(&"{}").unwrap()).is_err());
+}
+
+#[test]
 fn frames_before_an_oversized_one_arrive() {
     let (channel, fd) = RankChannel::new(Arc::from([])).unwrap();
     let mut rank_end = std::os::unix::net::UnixStream::from(fd);

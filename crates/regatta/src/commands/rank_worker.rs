@@ -1,0 +1,65 @@
+//! `regatta rank-worker`: a rank of a command that launches its own ranks. The command sends it the
+//! request through the rank's channel, and receives its messages.
+
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use regatta_launch::channel::{Json, RankEnd};
+use regatta_model::Machine;
+use serde::{Deserialize, Serialize};
+
+use super::bench::{self, args::BenchCommand};
+
+/// What a rank is to do.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct RankRequest {
+    /// The work.
+    pub task: RankTask,
+    /// Command line of the parent process.
+    pub command_line: Vec<String>,
+    /// The node, if the ranks run on the parent's.
+    pub machine: Option<Json<Machine>>,
+}
+
+/// The work of a rank.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum RankTask {
+    /// `regatta bench`.
+    Bench(BenchCommand),
+}
+
+/// What a rank knows from the process that launched it.
+#[derive(Debug)]
+pub struct RankContext {
+    /// Command line of the user.
+    pub command_line: Vec<String>,
+    /// The node; `None` if the rank has to discover it.
+    pub machine: Option<Machine>,
+    /// The channel; `None` if the rank itself reports to the user.
+    pub channel: Option<RankEnd>,
+}
+
+impl RankContext {
+    /// The context of a rank that another launcher started.
+    pub fn without_parent() -> Self {
+        Self { command_line: command_line(), machine: None, channel: None }
+    }
+}
+
+/// The command line of this process.
+pub fn command_line() -> Vec<String> {
+    std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect()
+}
+
+/// Runs the command.
+pub fn run() -> Result<ExitCode> {
+    // SAFETY: the first action of this process, which has no other thread.
+    let channel = unsafe { RankEnd::take_from_env() }?;
+    let mut channel = channel.context("this command is for the ranks of `regatta bench`")?;
+    let RankRequest { task, command_line, machine } = channel.recv_input()?;
+    let machine = machine.map(|Json(machine)| machine);
+    let context = RankContext { command_line, machine, channel: Some(channel) };
+    match task {
+        RankTask::Bench(command) => bench::run_rank(&command, context),
+    }
+}
