@@ -10,7 +10,7 @@ use regatta_model::result::RankExit;
 use crate::event_queue::{EventQueue, Notify};
 use crate::lines::MergedLine;
 use crate::proc_stat::{OomCounter, cpu_ticks, describe_state};
-use crate::process::{self, RankSpec, SpawnedRank, StartError};
+use crate::process::{self, OpenFilesLimit, RankSpec, SpawnedRank, StartError};
 use crate::run_folder::{LogFolder, RunFolderError};
 use crate::signals::is_termination_signal;
 use crate::stdio::{self, ControlEvent, Log, Output, StreamId};
@@ -70,6 +70,7 @@ pub struct LocalWorkers {
     /// Number of open streams per rank.
     open_streams: BTreeMap<u32, u32>,
     oom: OomCounter,
+    open_files: OpenFilesLimit,
     report_progress: bool,
     /// CPU time of all descendants at the last progress check, and the time of the check.
     last_cpu: (u64, Instant),
@@ -96,6 +97,7 @@ impl LocalWorkers {
             failed: BTreeSet::new(),
             open_streams: BTreeMap::new(),
             oom: OomCounter::start(),
+            open_files: OpenFilesLimit::raise(),
             report_progress: options.report_progress,
             last_cpu: (0, Instant::now()),
             killed_at: None,
@@ -124,7 +126,7 @@ impl LocalWorkers {
             None => Ok(Log::Forward),
         };
         let (stdout_log, stderr_log) = (log(false)?, log(true)?);
-        let SpawnedRank { mut child, channel } = spec.spawn()?;
+        let SpawnedRank { mut child, channel } = spec.spawn(&self.open_files)?;
         let pid = child.id();
         let streams = (child.stdout.take(), child.stderr.take());
         self.running.insert(rank, child);

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use regatta_model::result::RankExit;
 use rustix::io::{FdFlags, fcntl_setfd};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::bind::{Binding, start_session};
 use crate::channel::{self, RankChannel};
@@ -44,6 +45,28 @@ pub struct RankSpec {
 pub(crate) struct SpawnedRank {
     pub child: Child,
     pub channel: Option<RankChannel>,
+}
+
+/// Raises the soft limit on open files to the hard limit while ranks run: this process needs three
+/// descriptors per rank. Ranks start with the previous limit, because programs that use `select`
+/// fail with a higher one.
+pub(crate) struct OpenFilesLimit {
+    previous: Rlimit,
+}
+
+impl OpenFilesLimit {
+    /// Raises the limit.
+    pub fn raise() -> Self {
+        let previous = getrlimit(Resource::Nofile);
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: previous.maximum, ..previous });
+        Self { previous }
+    }
+}
+
+impl Drop for OpenFilesLimit {
+    fn drop(&mut self) {
+        let _ = setrlimit(Resource::Nofile, self.previous);
+    }
 }
 
 /// Why a rank could not be started.
@@ -128,7 +151,7 @@ impl RankSpec {
 
     /// Spawns the rank in its own session, with its output piped to this process, and with a
     /// channel if it has an input.
-    pub(crate) fn spawn(&self) -> Result<SpawnedRank, StartError> {
+    pub(crate) fn spawn(&self, open_files: &OpenFilesLimit) -> Result<SpawnedRank, StartError> {
         let mut command = self.prepare()?;
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let pair = self.input.clone().map(RankChannel::new).transpose();
@@ -137,11 +160,13 @@ impl RankSpec {
             command.env(channel::VARIABLE, fd.as_raw_fd().to_string());
         }
         let binding = self.binding.clone();
+        let open_files = open_files.previous;
         let parent = std::process::id();
         // SAFETY: only system calls are made between fork and exec, on memory allocated before.
         unsafe {
             command.pre_exec(move || {
                 start_session(parent)?;
+                setrlimit(Resource::Nofile, open_files)?;
                 // Of the copy in the child only: no other rank inherits the descriptor.
                 rank_end.as_ref().map_or(Ok(()), |fd| fcntl_setfd(fd, FdFlags::empty()))?;
                 binding.apply()

@@ -1,5 +1,7 @@
 //! Channels of real rank processes. This test program is also the program of the ranks.
 
+#![allow(clippy::unwrap_used)]
+
 use std::ffi::OsString;
 use std::io::Write;
 use std::os::fd::FromRawFd;
@@ -14,6 +16,7 @@ use regatta_launch::local::{LocalOptions, LocalWorkers};
 use regatta_launch::process::RankSpec;
 use regatta_launch::worker_group::{JobEvent, WorkerGroup};
 use regatta_model::result::RankExit;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::{Deserialize, Serialize};
 
 const FRAMES: u32 = 1_000;
@@ -194,6 +197,22 @@ fn programs_that_ignore_their_channel_finish() {
         assert_eq!(exit_of(rank, &events), Some(RankExit::Exit(0)));
     }
     assert_eq!(warnings(&events), [""; 0]);
+}
+
+#[test]
+fn ranks_may_need_more_descriptors_than_the_soft_limit_and_inherit_it() {
+    let serial = SERIAL.lock().unwrap_or_else(PoisonError::into_inner);
+    let previous = getrlimit(Resource::Nofile);
+    let low = Rlimit { current: Some(64), ..previous };
+    setrlimit(Resource::Nofile, low).unwrap();
+    drop(serial);
+    let program = ["sh", "-c", "ulimit -n"];
+    let specs: Vec<_> = (0..40).map(|rank| spec(rank, &program, Some(Vec::new()))).collect();
+    let events = run(&specs);
+    let is_limit = |event: &&JobEvent| matches!(event, JobEvent::Line(l) if l.text == "64");
+    assert_eq!(events.iter().filter(is_limit).count(), 40);
+    assert_eq!(getrlimit(Resource::Nofile), low);
+    setrlimit(Resource::Nofile, previous).unwrap();
 }
 
 #[test]

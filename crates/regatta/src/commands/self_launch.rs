@@ -114,7 +114,7 @@ fn parse_user_options(launch: Option<&str>) -> Result<Box<LaunchArgs>> {
     let options = shlex::split(launch.unwrap_or_default()).context("--launch: unclosed quote")?;
     let words = ["regatta", "launch"].map(str::to_owned).into_iter().chain(options);
     match Cli::try_parse_from(words.chain(["--", "regatta"].map(str::to_owned))) {
-        Ok(Cli { command: Command::Launch(args) }) => Ok(args),
+        Ok(Cli { command: Command::Launch(args) }) if args.command.len() == 1 => Ok(args),
         Ok(_) => bail!("--launch accepts only options of `regatta launch`"),
         Err(error) => {
             let error = error.to_string();
@@ -138,6 +138,27 @@ pub fn has_rank_count(LaunchArgs { source, job, .. }: &LaunchArgs) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn user_options_complete_the_request_and_must_not_repeat_it() {
+        let request = |user_options| LaunchRequest {
+            nodes: Some(2),
+            run_dir: "run".into(),
+            user_options,
+            ..LaunchRequest::default()
+        };
+        let args = request(Some("--grace 1 --hostfile 'a b'")).options().unwrap();
+        assert_eq!((args.source.nodes, args.grace), (Some(2), 1));
+        assert_eq!(args.source.hostfile.as_deref(), Some(Path::new("a b")));
+        assert!(args.job.no_gpus && args.job.oversubscribe);
+        for twice in ["-N 2", "--run-dir other"] {
+            let error = request(Some(twice)).options().unwrap_err().to_string();
+            assert!(error.contains("already set"), "{error}");
+        }
+        for invalid in ["--bogus", "'", "-- other"] {
+            assert!(request(Some(invalid)).options().is_err(), "{invalid}");
+        }
+    }
 
     #[test]
     fn options_for_ranks_or_nodes_set_the_rank_count() {

@@ -325,7 +325,7 @@ pub struct BenchRankArgs {
     /// See -t
     #[arg(short = 'g', long = "ngpus", value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
     pub gpus: Option<u32>,
-    /// Additional options for `regatta launch`, e.g. '--starter ssh --start-within 60'
+    /// Additional options for `regatta launch`, e.g. '--launcher ssh --start-timeout 60'
     #[arg(long, value_name = "OPTIONS", allow_hyphen_values = true)]
     pub launch: Option<String>,
     /// Run folder [default: a new one in runs/]
