@@ -1,5 +1,7 @@
 //! A collective or message as data. The part that ranks must agree on is its [`Signature`].
 
+use regatta_model::hash::fnv1a;
+
 use crate::counts::Counts;
 use crate::{CommError, DType, ReduceOp};
 
@@ -250,12 +252,8 @@ impl Call<'_> {
     }
 }
 
-/// FNV-1a over the counts.
 fn hash_counts(counts: &[usize]) -> u64 {
-    let bytes = counts.iter().flat_map(|c| (*c as u64).to_le_bytes());
-    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    })
+    fnv1a(counts.iter().flat_map(|c| (*c as u64).to_le_bytes()))
 }
 
 #[cfg(test)]

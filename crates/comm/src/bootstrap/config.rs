@@ -4,11 +4,12 @@ use std::net::{IpAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use regatta_model::hash::fnv1a;
 use regatta_wire::secret::Secret;
 
 use crate::CommError;
 use crate::fabric::{ProviderChoice, has_fabric};
-use crate::tcp::{RankInfo, fnv1a};
+use crate::tcp::RankInfo;
 
 /// The configuration of a rank.
 #[derive(Debug)]

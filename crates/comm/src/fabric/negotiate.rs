@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use regatta_model::hash::fnv1a;
 use serde::{Deserialize, Serialize};
 
 use super::endpoint::{Endpoint, MAX_ADDRESS_BYTES};
@@ -14,7 +15,7 @@ use super::shm_cleanup::find_shared_process;
 use super::tag::FabricTags;
 use super::transport::FabricTransport;
 use crate::CommError;
-use crate::tcp::{RankInfo, TcpContext, TcpEngine, TcpTransport, decode, encode, fnv1a};
+use crate::tcp::{RankInfo, TcpContext, TcpEngine, TcpTransport, decode, encode};
 use crate::worker::all_gather_bytes;
 
 /// The communicator for the negotiation.

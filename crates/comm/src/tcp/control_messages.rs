@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use regatta_model::hash::fnv1a;
 use serde::{Deserialize, Serialize};
 
 use crate::fabric::Preference;
@@ -315,13 +316,6 @@ impl WireSignature {
         let hash = fnv1a(bytes);
         (hash ^ (hash >> 32)) as u32
     }
-}
-
-/// The 64-bit FNV-1a hash.
-pub fn fnv1a(bytes: impl Iterator<Item = u8>) -> u64 {
-    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    })
 }
 
 /// Serialises a message. Serialising these types is infallible.

@@ -1,10 +1,10 @@
 //! The matrices as a self-contained SVG heat map, for light and dark mode.
 
 use regatta_model::bench::{PairMatrices, PairMatrix};
+use regatta_model::text::escape_xml;
 
 use super::diagnose::messages::short;
 use super::text::{ColorScale, in_unit, names};
-use crate::plot::escape;
 
 const MARGIN: f64 = 24.0;
 /// Cell sizes with and without values.
@@ -47,7 +47,7 @@ pub fn draw(pairs: &PairMatrices, title: &str) -> String {
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" \
          width=\"{width}\" height=\"{height}\" role=\"img\">\n<title>{}</title>\n<style>\n{}</style>\n\
          <rect width=\"{width}\" height=\"{height}\" class=\"page\"/>\n{}</svg>\n",
-        escape(title),
+        escape_xml(title),
         style(),
         page.out,
     )
@@ -64,7 +64,7 @@ struct SvgPage<'a> {
 
 impl SvgPage<'_> {
     fn text(&mut self, x: f64, y: f64, class: &str, text: &str) {
-        let text = escape(text);
+        let text = escape_xml(text);
         self.out.push_str(&format!("<text x=\"{x}\" y=\"{y}\" class=\"{class}\">{text}</text>\n"));
     }
 
@@ -101,7 +101,7 @@ impl SvgPage<'_> {
     }
 
     fn tile(&mut self, x: f64, y: f64, height: f64, shade: usize, tip: &str) {
-        let (w, h, tip) = (self.cell - 1.0, height - 1.0, escape(tip));
+        let (w, h, tip) = (self.cell - 1.0, height - 1.0, escape_xml(tip));
         self.out.push_str(&format!(
             "<rect x=\"{x}\" y=\"{y}\" width=\"{w}\" height=\"{h}\" class=\"s{shade}\">\
              <title>{tip}</title></rect>\n"

@@ -3,7 +3,7 @@
 use regatta_model::{Gpu, Layout, LinkState, MemoryPolicy, Nic, NicKind, PlacedRank, units};
 
 use super::scene::{Devices, GpuView, NicView, RankView};
-use super::text::{format_ranges, plural, sanitize, short_gpu_name, short_pci};
+use super::text::{format_ranges, sanitize, short_gpu_name, short_pci};
 
 /// Maximum number of unused NICs shown in full per NUMA node.
 const UNUSED_NICS_SHOWN: usize = 4;
@@ -69,7 +69,7 @@ pub fn rank(rank: &PlacedRank) -> RankView {
         resources.push(format!("CPUs {}", rank.cpus));
     }
     resources.extend(rank.nic.as_deref().map(sanitize));
-    resources.push(plural(rank.omp_num_threads as usize, "thread"));
+    resources.push(units::pluralize(rank.omp_num_threads as usize, "thread"));
     match &rank.memory {
         MemoryPolicy::Prefer(nodes) => {
             resources.push(format!("memory NUMA {}", format_ranges(nodes)))

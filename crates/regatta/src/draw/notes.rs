@@ -4,8 +4,6 @@ use std::collections::BTreeSet;
 
 use regatta_model::{GpuLink, Layout, LinkKind, Machine, NicKind, NumaNode, units};
 
-use super::text::plural;
-
 /// Maximum number of links listed individually.
 const MAX_PAIRS: usize = 24;
 
@@ -16,15 +14,15 @@ pub fn counts(machine: &Machine, layout: &Layout) -> Vec<String> {
         1 => String::new(),
         n => format!(" with {n} threads"),
     };
-    counts.push(format!("{}{threads}", plural(machine.cores.len(), "core")));
+    counts.push(format!("{}{threads}", units::pluralize(machine.cores.len(), "core")));
     if !machine.gpus.is_empty() {
-        counts.push(plural(machine.gpus.len(), "GPU"));
+        counts.push(units::pluralize(machine.gpus.len(), "GPU"));
     }
     let nics = machine.nics.iter().filter(|n| n.kind != NicKind::Virtual).count();
     if nics > 0 {
-        counts.push(plural(nics, "NIC"));
+        counts.push(units::pluralize(nics, "NIC"));
     }
-    counts.push(plural(layout.ranks.len(), "rank"));
+    counts.push(units::pluralize(layout.ranks.len(), "rank"));
     counts
 }
 
