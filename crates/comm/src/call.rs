@@ -163,6 +163,13 @@ impl std::fmt::Display for Signature {
     }
 }
 
+impl<'a> Call<'a> {
+    /// An in-place call with reduction sum, root 0 and tag 0.
+    pub fn new(kind: CallKind, dtype: DType, counts: Counts<'a>, output: &'a mut [u8]) -> Self {
+        Self { kind, dtype, op: ReduceOp::Sum, root: 0, tag: 0, counts, input: None, output }
+    }
+}
+
 impl Call<'_> {
     /// The signature, which must be the same on all ranks.
     pub fn signature(&self, ranks: usize) -> Signature {
@@ -261,8 +268,7 @@ mod tests {
     use super::*;
 
     fn call(kind: CallKind, counts: Counts<'static>) -> Call<'static> {
-        let (dtype, op) = (DType::F32, ReduceOp::Sum);
-        Call { kind, dtype, op, root: 1, tag: 0, counts, input: Some(&[]), output: &mut [] }
+        Call { root: 1, input: Some(&[]), ..Call::new(kind, DType::F32, counts, &mut []) }
     }
 
     #[test]

@@ -160,16 +160,8 @@ fn run_until_error(comm: &Communicator, operation: usize, count: usize) -> CommE
 }
 
 fn run_once(comm: &Communicator, kind: CallKind, count: usize) -> Result<(), CommError> {
-    let mut call = Call {
-        kind,
-        dtype: DType::F32,
-        op: ReduceOp::Sum,
-        root: 1,
-        tag: 0,
-        counts: Counts::Equal(count),
-        input: None,
-        output: &mut [],
-    };
+    let call = Call::new(kind, DType::F32, Counts::Equal(count), &mut []);
+    let mut call = Call { root: 1, ..call };
     let length = call.lengths(comm.rank() as usize, comm.size() as usize).1;
     let mut output = vec![0; length * 4];
     call.output = &mut output;

@@ -362,8 +362,8 @@ fn part_of_group<'a>(
     output: &'a mut [u8],
 ) -> Call<'a> {
     let counts = Counts::Equal(input.map_or(output.len(), <[u8]>::len));
-    let (dtype, op) = (DType::U8, ReduceOp::Max);
-    Call { kind, dtype, op, root, tag, counts, input, output }
+    let call = Call::new(kind, DType::U8, counts, output);
+    Call { op: ReduceOp::Max, root, tag, input, ..call }
 }
 
 /// A bidirectional ring of messages larger than any buffer, a message to self, two small messages
