@@ -402,3 +402,48 @@ pub fn group_on_rank(comm: &dyn Comm) {
     assert_eq!((most, first), ([ranks as u8 - 1; 5], [1]));
     comm.run_group(Vec::new()).unwrap();
 }
+
+/// A small message is received before a large one that was sent first with another tag.
+pub fn messages_with_other_tags_overtake_large_ones<C: Comm>(world: Vec<C>) {
+    let (large, small) = (vec![7u8; 3 << 20], [1u8]);
+    on_all_ranks(world, |comm| match comm.rank() {
+        0 => {
+            comm.send(&large, 1, 1).unwrap();
+            comm.send(&small, 1, 2).unwrap();
+            comm.barrier().unwrap();
+        }
+        _ => {
+            let (mut a, mut b) = (vec![0; large.len()], [0]);
+            comm.receive(&mut b, 0, 2).unwrap();
+            comm.receive(&mut a, 0, 1).unwrap();
+            assert!(a == large && b == small);
+            comm.barrier().unwrap();
+        }
+    });
+}
+
+/// Runs `calls` calls with `count(i)` elements on the communicator of four ranks, and more calls on
+/// one of two ranks at the same time.
+pub fn communicators_of_one_rank_run_concurrently<C: Comm>(
+    world: Vec<C>,
+    calls: usize,
+    count: impl Fn(usize) -> usize + Sync,
+) {
+    on_all_ranks(world, |comm| {
+        let pair = comm.split(Some(comm.rank() / 2), 0).unwrap().unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for i in 0..calls {
+                    let mut data = vec![i as f32; count(i)];
+                    comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+                    assert!(data.iter().all(|v| *v == 4.0 * i as f32));
+                }
+            });
+            for i in 0..calls * 8 / 5 {
+                let mut data = vec![i as i64; 1 + i * 31 % 3000];
+                pair.all_reduce(&mut data, ReduceOp::Max).unwrap();
+                assert!(data.iter().all(|v| *v == i as i64));
+            }
+        });
+    });
+}

@@ -165,20 +165,13 @@ fn style() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use regatta_model::bench::PairEndpoint;
+    use crate::pairs::text;
 
     fn pairs(n: usize) -> PairMatrices {
-        let end = |at: usize| PairEndpoint { rank: at as u32, host: format!("<n{at}>") };
-        let row = |i: usize| (0..n).map(|j| (i != j).then_some(((i + j) % 5) as f64)).collect();
-        let square: PairMatrix = (0..n).map(row).collect();
-        PairMatrices {
-            endpoints: (0..n).map(end).collect(),
-            bandwidth: square.clone(),
-            latency_us: square.clone(),
-            latency_median_us: square,
-            findings: vec!["<n1> & <n2>: slow\u{1b}".to_owned()],
-            ..PairMatrices::default()
-        }
+        let mut pairs = text::tests::pairs(n, |i, j| ((i + j) % 5) as f64);
+        pairs.endpoints.iter_mut().for_each(|end| end.host = format!("<n{}>", end.rank));
+        pairs.findings = vec!["<n1> & <n2>: slow\u{1b}".to_owned()];
+        pairs
     }
 
     #[test]
