@@ -74,13 +74,13 @@ impl Gpu {
     }
 }
 
-/// MemoryOwner of the memory.
+/// What keeps the memory valid.
 enum MemoryOwner {
     Owned { _memory: DeviceMemory },
     External { _owner: Box<dyn Any + Send + Sync> },
 }
 
-/// GpuDevice memory of a buffer.
+/// Device memory of a buffer.
 struct GpuMemory {
     device: Arc<GpuDevice>,
     _owner: MemoryOwner,
