@@ -64,7 +64,6 @@ pub struct TrafficCounters {
     splits: Mutex<Vec<Arc<TrafficCounters>>>,
 }
 
-/// The number of call kinds.
 const KINDS: usize = CallKind::Receive as usize + 1;
 
 impl TrafficCounters {

@@ -30,7 +30,6 @@ pub enum Output {
 
 /// Where the complete output of a stream goes.
 pub enum Log {
-    /// A file.
     File(File),
     /// The queue, as [`Output::Bytes`].
     Forward,

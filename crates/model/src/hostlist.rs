@@ -65,7 +65,6 @@ pub enum HostlistError {
     },
 }
 
-/// A segment of a name.
 enum Segment {
     Literal(String),
     Group(Vec<NumberRange>),

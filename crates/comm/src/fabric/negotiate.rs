@@ -159,7 +159,6 @@ impl Negotiation {
         FabricTransport::new(pool, job, addresses)
     }
 
-    /// The offers of all ranks.
     fn all_gather(&mut self, own: RankOffer) -> Result<Vec<RankOffer>, CommError> {
         let mut bytes = encode(&own);
         bytes.resize(OFFER_BYTES, 0);

@@ -14,7 +14,6 @@ use crate::{Call, CallKind, Counts};
 pub struct SlotChunk {
     /// Offset in the buffer.
     pub offset: usize,
-    /// Offset in the slot.
     pub slot_offset: usize,
     pub bytes: usize,
 }

@@ -13,9 +13,7 @@ use crate::{CallKind, DType, ReduceOp, Signature};
 pub struct RankInfo {
     /// The global rank.
     pub rank: u32,
-    /// The local rank.
     pub local_rank: u32,
-    /// The host name.
     pub host: String,
     /// An ID of the node that does not depend on the host name.
     pub node: u64,
@@ -37,7 +35,6 @@ pub enum Hello {
     Join {
         /// The number of ranks it expects.
         world_size: u32,
-        /// The rank.
         member: RankInfo,
     },
     /// Opens a data connection.
@@ -63,7 +60,6 @@ pub const ACCEPTED_REUSE: &[u8] = b"accepted, reuse";
 pub enum Fault {
     /// A rank was lost.
     Lost {
-        /// The rank.
         rank: u32,
         /// How it was detected.
         why: String,
@@ -97,7 +93,6 @@ pub enum Fault {
     },
     /// A rank aborted.
     Aborted {
-        /// The rank.
         rank: u32,
         /// Its reason.
         why: String,
@@ -188,7 +183,6 @@ pub enum ToRoot {
     },
     /// Answers [`FromRoot::QueryStatus`].
     Status {
-        /// The query.
         query: u64,
         /// The number of collectives started.
         calls: u64,
@@ -217,7 +211,6 @@ pub enum ToRoot {
 pub enum FromRoot {
     /// All ranks are registered.
     Ready {
-        /// The ranks.
         members: Vec<RankInfo>,
         /// The algorithm table, as a JSON document.
         algorithms: String,
@@ -231,7 +224,6 @@ pub enum FromRoot {
     },
     /// Asks for the rank's [`ToRoot::Status`] in a communicator.
     QueryStatus {
-        /// The query.
         query: u64,
         /// The communicator.
         comm_id: u64,
@@ -250,7 +242,6 @@ pub enum FromRoot {
     },
     /// A rank closed a communicator.
     Closed {
-        /// The rank.
         rank: u32,
         /// Its announcement.
         closed: CommClosed,

@@ -28,7 +28,6 @@ struct RankOutcome {
     text: Option<String>,
 }
 
-/// Runs a scenario.
 fn run_scenario(scenario: &str, ranks: u32) -> Vec<RankOutcome> {
     static COUNTER: AtomicU32 = AtomicU32::new(0);
     let number = COUNTER.fetch_add(1, Ordering::Relaxed);

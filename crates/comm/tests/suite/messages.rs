@@ -9,7 +9,6 @@ use super::on_all_ranks;
 /// Messages per group.
 const GROUP: usize = 12;
 
-/// One message.
 #[derive(Debug, Clone)]
 pub struct TestMessage {
     from: u32,

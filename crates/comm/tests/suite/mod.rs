@@ -84,7 +84,6 @@ pub fn sampled_combinations<C: Comm>(default: u32, world: impl Fn(u32) -> Vec<C>
     }
 }
 
-/// Random sessions.
 pub fn random_sessions<C: Comm>(
     default: u32,
     ranks: std::ops::Range<u32>,
@@ -93,7 +92,6 @@ pub fn random_sessions<C: Comm>(
     run_proptest(default, &session::session(ranks), |session| session.check(world(session.ranks)));
 }
 
-/// Random messages.
 pub fn random_messages<C: Comm>(
     default: u32,
     ranks: std::ops::Range<u32>,

@@ -55,7 +55,6 @@ impl RankScript {
     }
 }
 
-/// The environment of a rank.
 pub fn environment(rank: u32, ranks: u32, master: &str, secret: &Path) -> Vec<(String, String)> {
     let pairs = [
         ("RANK", rank.to_string()),
@@ -83,7 +82,6 @@ fn port_file(secret: &Path) -> PathBuf {
     secret.with_extension("port")
 }
 
-/// Creates a file with a new secret.
 pub fn secret_file(folder: &Path, name: &str) -> SecretFile {
     use std::os::unix::fs::OpenOptionsExt;
     let path = folder.join(format!("{name}-{}", std::process::id()));

@@ -14,7 +14,6 @@ const CELL: f64 = 14.0;
 const MAX_LABELLED: usize = 16;
 /// Mean character width.
 const CHAR_WIDTH: f64 = 6.4;
-/// Line height.
 const LINE_HEIGHT: f64 = 18.0;
 /// Minimum line width of a finding in characters.
 const MIN_LINE_CHARS: usize = 60;

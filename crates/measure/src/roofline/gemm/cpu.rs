@@ -14,7 +14,6 @@ pub(super) trait GemmElement: Copy + Send + Sync + 'static {
 
     fn from_f64(value: f64) -> Self;
 
-    /// The GEMM function of this type.
     fn gemm() -> GemmKernel<Self>;
 }
 

@@ -73,7 +73,6 @@ impl GpuDevice {
         &self.name
     }
 
-    /// Vendor.
     pub fn vendor(&self) -> Vendor {
         self.runtime.vendor
     }
