@@ -36,22 +36,14 @@ pub struct RankSpec {
 
 /// Why a rank could not be started.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages explain the fields")]
 pub enum StartError {
     /// The command is empty.
     #[error("no command given: write it after --")]
     NoCommand,
     /// The program cannot be executed.
     #[error("rank {rank}: cannot execute {program}: {source}; {hint}")]
-    Spawn {
-        /// The rank.
-        rank: u32,
-        /// The program.
-        program: String,
-        /// Cause.
-        source: io::Error,
-        /// How to fix it.
-        hint: &'static str,
-    },
+    Spawn { rank: u32, program: String, source: io::Error, hint: &'static str },
 }
 
 impl RankSpec {
