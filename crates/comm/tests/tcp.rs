@@ -28,7 +28,7 @@ use std::time::Duration;
 
 use regatta_comm::bootstrap::{BootstrapConfig, join, listen};
 use regatta_comm::worker::Communicator;
-use regatta_comm::{CallKind, Collectives, Comm, DType, ReduceOp};
+use regatta_comm::{CallKind, DType, ReduceOp};
 use regatta_wire::secret::Secret;
 
 /// The configurations of all ranks on this machine.

@@ -40,7 +40,7 @@ use crate::worker::{
 };
 use crate::{Call, CallKind, Collectives, Comm, CommError, OwnedCall, Signature};
 use device::{DeviceMemory, GpuDevice};
-use sys::{IN_PROGRESS, NcclApi, OK, RawComm, RawConfig, UniqueId};
+use sys::{IN_PROGRESS, NcclApi, RawComm, RawConfig, UniqueId};
 
 pub use crate::gpu::sys::Vendor;
 pub use gpu::Gpu;
@@ -269,7 +269,7 @@ fn all_ranks_have_devices<T>(
 /// Converts an NCCL result.
 fn check(api: &NcclApi, what: &str, code: c_int) -> Result<(), CommError> {
     match code {
-        OK | IN_PROGRESS => Ok(()),
+        SUCCESS | IN_PROGRESS => Ok(()),
         code => {
             let why = format!("{}; set NCCL_DEBUG=WARN for details", api.error_string(code));
             Err(CommError::System { what: what.to_owned(), why })
